@@ -42,7 +42,7 @@ lint: install
 
 docs: install ## the pages that are made from the schema
 	$(BIN)/python tools/pages.py --write docs
-	$(BIN)/python tools/seeds.py --write docs/seeds.md
+	$(BIN)/python tools/seeds.py --write docs/coming_from.md
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .ruff_cache

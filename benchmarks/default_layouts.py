@@ -39,10 +39,11 @@ RUNS = {
     "tp2": [sys.executable, "-m", "forge.train", "parallel=tp2", "run.num_threads=1"],
 }
 ABOUT = """Training loss less that of the first line, by step, and the validation loss at the end.
-Two ranks that shard (fsdp) or replicate (torchrun, where parallel=auto chooses ddp) add up the same
-gradients as one, and get the same bits. tp2 adds up parts of each matrix product in another order:
-equal to rounding at first (benchmarks/results/parity.md), which training at this learning rate then
-amplifies, as it does any other difference in the last bit."""
+Two ranks that shard (fsdp) or replicate (torchrun, where parallel=auto chooses ddp) get the same
+bits as each other. One rank with two threads differs from them by rounding, since the products of
+Muon are divided over its threads, and tp2 adds up parts of each product in another order: equal to
+rounding at first (benchmarks/results/parity.md), which training then amplifies, as it does any
+other difference in the last bit."""
 STEPS = (10, 40, 100, 400, 1600)
 
 

@@ -84,6 +84,10 @@ class Example:
         """A point that was added, and whose run nobody has made yet."""
         return self._added(overrides, seed, arm)
 
+    def prepared(self, overrides: Sequence[str], *, seed: int) -> Point:
+        """A point whose run directory is made, and that nobody has started yet."""
+        return self._made(overrides, seed, None)
+
     def log(self, point: Point, *, seed: int, gain: float, until: int) -> dict[str, float]:
         """Write the rows up to a step; the last value of each metric. A seed moves all arms by much
         the same, as it does in truth.

@@ -55,7 +55,12 @@ def main() -> None:
             for seed in SEEDS:
                 run = Path(place, f"{apart}_{seed}")
                 command = [sys.executable, "-m", "forge.train", f"data.pack_sequences={apart}"]
-                command += [f"seed={seed}", f"train.max_steps={steps}", "eval=off"]
+                command += [
+                    f"seed={seed}",
+                    f"train.max_steps={steps}",
+                    "eval=off",
+                    "optimizer=adamw",
+                ]
                 subprocess.run([*command, f"run.dir={run}"], check=True, stdout=sys.stderr)
                 found.append(losses(run))
                 one, other = found[-1]

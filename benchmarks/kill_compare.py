@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from forge.rundir.checkpoints import META, WEIGHTS, listed
-from forge.rundir.progress import METRICS, SAMPLES
+from forge.rundir.history import METRICS
+from forge.rundir.progress import SAMPLES
 from forge.training import tensor_storage
 
 SPEED = {"tokens_per_second"}

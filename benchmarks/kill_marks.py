@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -56,9 +57,7 @@ class Marks(Callback):
         self._count(loop.state.step)
         for other in loop.callbacks:
             if isinstance(other, Saving):
-                other.checkpointer.before_commit.append(
-                    lambda _: self._hold(self._late("commit", "last save"))
-                )
+                other.checkpointer.before_commit.append(self._at_commit)
             if isinstance(other, Evaluation):
                 other.run = self._between_batches(other.run)
         if self.order["place"] == "tensors":
@@ -77,6 +76,10 @@ class Marks(Callback):
 
     def close(self) -> None:
         self._hold("close")
+
+    def _at_commit(self, path: Path) -> None:
+        saved = int(re.findall(r"\d+", path.name)[0])  # the loop may be steps further
+        self._hold(self._late("commit", "last save"), saved=saved)
 
     def _late(self, name: str, at_the_end: str) -> str:
         assert self.loop is not None
@@ -113,10 +116,10 @@ class Marks(Callback):
 
         return held
 
-    def _hold(self, place: str) -> None:
+    def _hold(self, place: str, *, saved: int | None = None) -> None:
         assert self.loop is not None
         step = self.loop.state.step
-        if self.order["place"] != place or step < self.order["step"]:
+        if self.order["place"] != place or (saved or step) < self.order["step"]:
             return
         self.order["skip"] -= 1
         if self.order["skip"] >= 0:

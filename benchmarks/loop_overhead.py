@@ -42,7 +42,7 @@ SMALL = (
     " train.batch_size=1 train.seq_len=64"
 )
 LARGE = "model.dim=384 model.n_layers=7 model.n_heads=6 train.batch_size=8 train.seq_len=256"
-COMMON = "eval=off checkpoint.interval=1000000 metrics.enable_console=false"
+COMMON = "optimizer=adamw eval=off checkpoint.interval=1000000 metrics.enable_console=false"
 SIZES = ((SMALL, 3000, "1 x 64"), (LARGE, 150, "8 x 256"))
 BLOCK = 25
 CPU_TIME = "--cpu-time"

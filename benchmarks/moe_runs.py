@@ -25,7 +25,7 @@ from cross_entropy import cpu_name
 
 import forge
 from forge.config.model import Decoder
-from forge.rundir.progress import METRICS, PERFORMANCE
+from forge.rundir.history import METRICS, PERFORMANCE
 
 DENSE, BIASED = "dense", "selection bias"
 BY_LOSS = ["model=moe_tiny"]
@@ -110,9 +110,11 @@ def command(name: str, rate: float, seed: int, steps: int, shared: Sequence[str]
     """What is typed behind `python` for a run, but for its directory."""
     model = [word.format(rate=rate) for word in RUNS[name]]
     recipe = [
+        "optimizer=adamw",
         f"seed={seed}",
         f"train.max_steps={steps}",
         f"eval.interval={max(steps // 4, 1)}",
+        "eval.steps=0",
         "run.num_threads=1",
     ]
     return ["-m", "forge.train", *model, *recipe, *shared]

@@ -39,7 +39,7 @@ FIXED = [
     "eval.steps=0",
 ]
 BASE = (
-    "train.batch_size=4 train.seq_len=256 optimizer.lr=3e-3 scheduler=linear"
+    "train.batch_size=4 train.seq_len=256 optimizer=adamw optimizer.lr=3e-3 scheduler=linear"
     " scheduler.min_lr_ratio=0.0 scheduler.warmup_steps=40 model.qk_norm=true"
 )
 SHAPES = {

@@ -8,12 +8,13 @@ import dataclasses
 import importlib
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from forge.config import packages
 from forge.config.field import Section, thaw_value
+from forge.config.own import ARGS, PARTIAL, SECTION, TARGET, Own
 from forge.config.problems import ConfigError, Problem, closest, did_you_mean
 from forge.config.target import (
     OF_TORCH,
@@ -28,18 +29,26 @@ from forge.config.target import (
 Target = Callable[..., Any]
 
 
-def build(section: Any, *, path: str, trust: Sequence[str] = (), **runtime: Any) -> Any:
+def build(
+    section: Any,
+    *,
+    path: str,
+    trust: Sequence[str] = (),
+    offered: Mapping[str, Any] | None = None,
+    **runtime: Any,
+) -> Any:
     """Build the component that `section._target_` names.
 
     A target whose first parameter is annotated with a section class gets the section; any other,
     such as torch.optim.SGD, gets its fields as keywords, and so does that of a mapping, an entry of
-    a free dict such as `callbacks`. `runtime` arguments are passed on either way. `path`: the place
-    in the config, which says what may be built, and is named in errors.
+    a free dict such as `callbacks`. `runtime` arguments are passed on either way, and of those that
+    are `offered` the ones that it names as parameters. `path`: the place in the config, which says
+    what may be built, and is named in errors.
 
     Raises ConfigError when the target may not be built there, does not exist, or does not take the
     arguments.
     """
-    return bind(section, path=path, trust=trust, **runtime)()
+    return bind(section, path=path, trust=trust, offered=offered, **runtime)()
 
 
 def bind(
@@ -49,37 +58,36 @@ def bind(
     trust: Sequence[str] = (),
     offered: Mapping[str, Any] | None = None,
     **runtime: Any,
-) -> Callable[[], Any]:
+) -> Callable[..., Any]:
     """All of `build` but the last call, which is left to the caller; raises what `build` raises.
 
     offered: further arguments, of which a target gets those that it names as parameters.
     """
-    is_entry = isinstance(section, Mapping)
-    fields = (
-        dict(section)
-        if is_entry
-        else {
-            field.name: getattr(section, field.name)
-            for field in dataclasses.fields(section)
-            if field.name not in section.forges_own
-        }
-    )
+    by_key = isinstance(section, Mapping | Own)
+    name = section[TARGET] if isinstance(section, Mapping) else section._target_
+    target, key = locate(name, path=path, trust=trust), f"{path}.{TARGET}={name}"
+    named = parameters_of(target)
+    fields = _keywords(section, named)
     for inner, value in fields.items():
-        if isinstance(value, Section) and (name := getattr(value, "_target_", "")):
-            locate(name, path=f"{path}.{inner}", trust=trust)  # which `make` builds
-    name = fields.pop("_target_")
-    target, key = locate(name, path=path, trust=trust), f"{path}._target_={name}"
-    named = _parameters(target) or {}
-    runtime |= {name: value for name, value in (offered or {}).items() if name in named}
-    if is_entry:
-        fields = {option: thaw_value(value) for option, value in fields.items()}
-        problems = _entry_problems(target, key, path, fields, runtime)
-        inner = inner_faults(fields, path, trust)
-        problems = [*(Problem(*fault, rule="target") for fault in inner), *problems]
-    elif takes_section(target):
-        if problems := _refused(target, key, runtime):
+        if isinstance(value, Section) and (part := getattr(value, TARGET, "")):
+            locate(part, path=f"{path}.{inner}", trust=trust)  # which `make` builds
+    given = dict(offered or {}) | ({SECTION: section} if isinstance(section, Own) else {})
+    stated = fields if isinstance(section, Own) else {}  # an entry that states one is refused
+    runtime |= {name: value for name, value in given.items() if name in named.keys() - stated}
+    if not isinstance(section, Mapping) and (takes := section_taken(target)):
+        problems = _refused(target, key, runtime)
+        if isinstance(section, Own) and not isinstance(section, takes):
+            what = f"{_label(target)} takes the section {takes.__name__}, and the file names none."
+            begin = f"defaults: [/schema/{path}@_here_: {takes.schema_name}, _self_]"
+            problems = [Problem(key, what, f"begin the file with '{begin}'", rule="target")]
+        if problems:
             raise ConfigError(problems)
-        return partial(target, section, **runtime)
+        return partial(target, section, **{n: v for n, v in runtime.items() if n != SECTION})
+    if by_key:
+        found = inner_faults(fields, path, trust)
+        problems = [Problem(*fault, rule="target") for fault in found]
+        problems += _entry_problems(target, key, path, fields, runtime)
+        problems = problems or list(_inner_problems(fields, path, given))
     elif fault := signature_fault(target, {*fields, *runtime}):
         fix = "give the section the options that its target takes"
         problems = [Problem(key, fault, fix, rule="target")]
@@ -87,7 +95,77 @@ def bind(
         problems = []
     if problems:
         raise ConfigError(problems)
-    return partial(target, **fields, **runtime)
+
+    def call(**late: Any) -> Any:
+        return _made({TARGET: target, **fields, PARTIAL: False}, given, **(runtime | late))
+
+    return call
+
+
+def _keywords(section: Any, parameters: Collection[str]) -> dict[str, Any]:
+    """What a section, or an entry of a dict, has for its target, which has these parameters."""
+    if isinstance(section, Mapping):
+        found = {option: thaw_value(value) for option, value in section.items()}
+    elif isinstance(section, Own):
+        found = section.keywords(parameters)
+    else:
+        names = [field.name for field in dataclasses.fields(section)]
+        found = {name: getattr(section, name) for name in names if name not in section.forges_own}
+    del found[TARGET]
+    return found
+
+
+def _made(value: Any, given: Mapping[str, Any], **more: Any) -> Any:
+    """A value with what every `_target_` in it builds, innermost first; each gets of the `given`
+    arguments those that it names as parameters, and the outermost gets `more`.
+    """
+    if isinstance(value, list):
+        return [_made(each, given) for each in value]
+    if not isinstance(value, dict):
+        return value
+    made = {name: _made(each, given) for name, each in value.items()} | more
+    if TARGET not in made:
+        return made
+    target, args = made.pop(TARGET), made.pop(ARGS, [])
+    call = _imported(target)[0] if isinstance(target, str) else target
+    if isinstance(target, str):
+        taken = {*made, *_by_place(call, args)}
+        own = {name for name in parameters_of(call) if name not in taken}
+        made |= {name: each for name, each in given.items() if name in own}
+    if made.pop(PARTIAL, False):
+        return partial(call, *args, **made)
+    return call(*args, **made)
+
+
+def _by_place(target: Target, args: Sequence[Any]) -> list[str]:
+    """The parameters that arguments without names are for."""
+    found = parameters_of(target).values()
+    places = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return places[: len(args)]
+
+
+def _inner_problems(value: Any, path: str, given: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is wrong with each `_target_` inside the keywords of another, all of which may be
+    built.
+    """
+    items = enumerate(value) if isinstance(value, list) else value.items()
+    for name, each in items:
+        if not isinstance(each, list | dict):
+            continue
+        at = f"{path}.{name}"
+        if isinstance(each, dict) and TARGET in each:
+            inner, key = each[TARGET], f"{at}.{TARGET}={each[TARGET]}"
+            target, fault = _imported(inner)
+            place = place_of(path.partition(".")[0])
+            if fault is None and of_torch(inner, place):
+                fault = _kind_fault(target, inner, place, ours=True)
+            if fault is not None:
+                yield Problem(key, *fault, rule="target")
+                continue
+            own = {option: one for option, one in each.items() if option != TARGET}
+            offered = {n: one for n, one in given.items() if n in parameters_of(target)}
+            yield from _entry_problems(target, key, at, own, offered, inner=True)
+        yield from _inner_problems(each, at, given)
 
 
 def make(part: Section, section: Section) -> Any:
@@ -98,24 +176,51 @@ def make(part: Section, section: Section) -> Any:
 
 
 def _entry_problems(
-    target: Target, key: str, path: str, keywords: Mapping[str, Any], runtime: Mapping[str, Any]
+    target: Target,
+    key: str,
+    path: str,
+    keywords: Mapping[str, Any],
+    runtime: Mapping[str, Any],
+    *,
+    inner: bool = False,
 ) -> list[Problem]:
+    """inner: whether it is inside of the keywords of another, which may give it otherwise what
+    forge would.
+    """
     label, problems = _label(target), []
-    takes = [name for name in _parameters(target) or {} if name not in runtime]
+    args, is_partial = keywords.get(ARGS, []), keywords.get(PARTIAL, False)
+    keywords = {name: value for name, value in keywords.items() if name not in (ARGS, PARTIAL)}
+    if fault := _args_fault(target, args, {*keywords, *runtime}):
+        return [Problem(f"{path}.{ARGS}", f"{label} {fault}.", "give them by name", rule="target")]
+    by_place = _by_place(target, args)
+    takes = [name for name in parameters_of(target) if name not in {*runtime, *by_place}]
     for name in sorted(keywords):
         at = f"{path}.{name}"
-        if name in runtime:
+        if name in runtime and not inner:
             problems.append(Problem(at, f"{name} is given by forge.", f"~{at}", rule="target"))
         elif not _takes(target, name):
             meant = did_you_mean([f"{path}.{parameter}" for parameter in closest(name, takes)])
             fix = meant or f"it takes {', '.join(takes) or 'no keywords'}"
             problems.append(Problem(at, f"{label} does not take {name}.", fix, rule="target"))
     problems += _refused(target, key, runtime)
-    if not problems and (missing := _missing(target, {*keywords, *runtime})):
+    given = {*keywords, *runtime, *by_place}
+    if not problems and not (inner and is_partial) and (missing := _missing(target, given)):
         fix = " ".join(f"+{path}.{parameter}=..." for parameter in missing)
         what = f"{label} also needs {', '.join(missing)}."
         problems.append(Problem(key, what, fix, rule="target"))
     return problems
+
+
+def _args_fault(target: Target, args: Any, keywords: Collection[str]) -> str:
+    """What is wrong with arguments without names."""
+    if not isinstance(args, list):
+        return f"has a list of arguments in {ARGS}, and this is {args}"
+    parameters, by_place = _signature(target), _by_place(target, args)
+    more = parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+    if len(by_place) < len(args) and not more:
+        return f"takes {len(by_place)} arguments without a name, not {len(args)}"
+    twice = ", ".join(name for name in by_place if name in keywords)
+    return f"is given {twice} twice" if twice else ""
 
 
 def _refused(target: Target, key: str, runtime: Mapping[str, Any]) -> list[Problem]:
@@ -172,16 +277,16 @@ def _kind_fault(found: Any, name: str, place: str, *, ours: bool) -> tuple[str, 
     return None
 
 
-def takes_section(target: Target) -> bool:
-    """Whether the first parameter of a target is annotated with a section class."""
+def section_taken(target: Target) -> type[Section] | None:
+    """The section class that the first parameter of a target is annotated with, if it is."""
     try:
         hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
     except (ValueError, TypeError, NameError):
-        return False
-    parameters = (_parameters(target) or {}).values()
+        return None
+    parameters = parameters_of(target).values()
     first = next((p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD), "")
     hint = hints.get(first)
-    return isinstance(hint, type) and issubclass(hint, Section)
+    return hint if isinstance(hint, type) and issubclass(hint, Section) else None
 
 
 def signature_fault(target: Target, names: set[str]) -> str | None:
@@ -193,7 +298,12 @@ def signature_fault(target: Target, names: set[str]) -> str | None:
     return f"{_label(target)} also needs {', '.join(missing)}." if missing else None
 
 
-def _parameters(target: Target) -> Mapping[str, inspect.Parameter] | None:
+def parameters_of(target: Target) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a target; none where it does not tell."""
+    return _signature(target) or {}
+
+
+def _signature(target: Target) -> Mapping[str, inspect.Parameter] | None:
     """The parameters of a target; None where it does not tell, as some written in C do not."""
     try:
         return inspect.signature(target).parameters
@@ -202,7 +312,7 @@ def _parameters(target: Target) -> Mapping[str, inspect.Parameter] | None:
 
 
 def _takes(target: Target, name: str) -> bool:
-    parameters = _parameters(target)
+    parameters = _signature(target)
     if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return True
     found = parameters.get(name)
@@ -212,7 +322,7 @@ def _takes(target: Target, name: str) -> bool:
 def _missing(target: Target, names: set[str]) -> list[str]:
     return sorted(
         name
-        for name, p in (_parameters(target) or {}).items()
+        for name, p in parameters_of(target).items()
         if p.default is p.empty
         and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         and name not in names

@@ -1,5 +1,9 @@
 """`python -m forge.cancel SWEEP [NUMBER ...]`: end points of a sweep, or a run: here, or in Slurm's
 queue. What runs is saved.
+
+Examples:
+    python -m forge.cancel sweeps/tiny
+    python -m forge.cancel sweeps/tiny 3 4
 """
 
 from __future__ import annotations

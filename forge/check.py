@@ -1,4 +1,8 @@
-"""`python -m forge.check [overrides]`: what would run, or everything that is wrong with it."""
+"""`python -m forge.check [overrides]`: what would run, or everything that is wrong with it.
+
+Examples:
+    python -m forge.check model=llama7b parallel=tp4
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forge import cli
-from forge.compose import help
 from forge.compose.composition import Composition
 from forge.config import param_groups
 from forge.config.batch_sizes import BatchSizes
@@ -34,9 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = cli.parser("forge.check", DESCRIPTION)
     options = cli.parse(arguments, argv)
     if options.help:
-        return cli.show(help.page("forge.check", arguments, options.overrides))
+        return cli.help("forge.check", arguments, options)
 
     def verb() -> int:
+        cli.enter(options)
         print(report(*cli.resolved(options.overrides, options.config_dir)))
         return 0
 
@@ -58,6 +62,7 @@ def report(composition: Composition, resolution: Resolution) -> str:
         *_resumed(config),
     ]
     tables = {
+        "hparams": [(name, str(value)) for name, value in config.hparams.items()],
         "model": _model(config),
         "optimizer": _optimizer(config),
         "training": _training(config),

@@ -1,15 +1,18 @@
-"""`python -m forge.checkpoints RUN`: the checkpoints of a run, and which of them can be used."""
+"""`python -m forge.checkpoints RUN`: the checkpoints of a run, and which of them can be used.
+
+Examples:
+    python -m forge.checkpoints runs/mine
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forge.cli import printable
+from forge.cli import Parser, printable
 from forge.config.numbers import aligned, byte_size
 from forge.rundir import directory, saved_config
 from forge.rundir.checkpoints import CheckpointError, Saved, best_of, listed, saved_folder
@@ -17,9 +20,7 @@ from forge.rundir.checkpoints import CheckpointError, Saved, best_of, listed, sa
 
 def main(argv: Sequence[str] | None = None) -> int:
     """List them, oldest first; exit 2 for what is no run directory."""
-    parser = argparse.ArgumentParser(
-        prog="python -m forge.checkpoints", description="List the checkpoints of a run."
-    )
+    parser = Parser("forge.checkpoints", "List the checkpoints of a run.")
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args(argv)

@@ -8,11 +8,14 @@ import argparse
 import io
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge.compose.composition import Composition, compose
+from forge.compose.trust import in_project, where_trusted
+from forge.config.numbers import aligned
 from forge.config.problems import (
     COMMAND_LINE,
     REFUSED,
@@ -30,17 +33,37 @@ INTERRUPTED = 130
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def parser(prog: str, description: str, *, takes: str = "OVERRIDE") -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser of the flags of a verb, whose help ends with examples of its use."""
+
+    def __init__(self, prog: str, description: str, **options: Any) -> None:
+        options = {"allow_abbrev": False, **options}
+        super().__init__(prog=f"python -m {prog}", description=description, **options)
+        self.verb = prog.split()[0].removeprefix("forge.")
+
+    def format_help(self) -> str:
+        return f"{super().format_help()}\n{self.examples()}\n"
+
+    def examples(self) -> str:
+        """The examples in the docstring of the verb."""
+        from forge import verbs  # which only a help text needs
+
+        verb = verbs.find(self.verb)
+        return "\n".join(["examples:", *(f"  {line}" for line in (verb.examples if verb else ()))])
+
+
+def parser(prog: str, description: str, *, takes: str = "OVERRIDE") -> Parser:
     """A parser of overrides and the search path; verbs add their own flags. takes: what the help
     calls the words it is given.
     """
-    result = argparse.ArgumentParser(
-        prog=f"python -m {prog}", description=description, add_help=False, allow_abbrev=False
-    )
+    result = Parser(prog, description, add_help=False)
     add = result.add_argument
     add("overrides", nargs="*", metavar=takes, help="group=option, or key=value")
     folders = "also take groups and options from DIR"
-    add("-cd", "--config-dir", action="append", default=[], metavar="DIR", help=folders)
+    path = {"action": "append", "default": [], "metavar": "DIR", "help": folders}
+    add("-cd", "--config-dir", "-cp", "--config-path", **path)
+    name = "a config of DIR in place of conf/config.yaml, which stands in its defaults as `config`"
+    add("-cn", "--config-name", metavar="NAME", help=name)
     this = "this text; `--help GROUP` shows the options of one group"
     add("-h", "--help", action="store_true", help=this)
     return result
@@ -72,6 +95,8 @@ def parse(arguments: argparse.ArgumentParser, argv: Sequence[str] | None) -> arg
             arguments.error(f"unrecognized arguments: {word}{hint}")
     if others:
         options.overrides = sorted([*options.overrides, *others], key=words.index)
+    if getattr(options, "config_name", None):
+        options.overrides = [f"hydra.job.config_name={options.config_name}", *options.overrides]
     return options
 
 
@@ -94,6 +119,13 @@ def resolved(
     except ConfigError as error:
         raise ConfigError(as_typed(error.problems, composition.overrides)) from None
     return composition, resolution
+
+
+def enter(options: argparse.Namespace) -> None:
+    """Put the overrides of the project that this is typed in before those typed. Raises
+    ConfigError, also where the project is not trusted.
+    """
+    options.overrides = in_project(options.overrides)
 
 
 def as_typed(problems: Sequence[Problem], overrides: Sequence[str]) -> list[Problem]:
@@ -139,8 +171,28 @@ def _check_directory() -> None:
         raise refusal(".", what, "cd to one that is there", COMMAND_LINE) from None
 
 
+def help(command: str, arguments: Parser, options: argparse.Namespace) -> int:
+    """Print the help of a verb that composes, or of the groups among its words."""
+    from forge.compose.help import page
+
+    words, folders = where_trusted(options.overrides), options.config_dir
+    return refuse(lambda: print(page(command, arguments, words, folders)) or 0)
+
+
 def show(text: str) -> int:
     return refuse(lambda: print(text) or 0)
+
+
+def lines_of(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of cells below one another, cut with an ellipsis where the terminal ends; empty columns
+    are left out.
+    """
+    kept = [i for i in range(len(cells[0])) if i == 0 or any(line[i] for line in cells[1:])]
+    lines = aligned([[line[i] for i in kept] for line in cells])
+    if not sys.stdout.isatty():
+        return lines
+    width = shutil.get_terminal_size((160, 24)).columns
+    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
 def printable(text: str) -> str:

@@ -1,19 +1,26 @@
-"""`python -m forge.explain KEY... [overrides]`: the value of an option and where it comes from."""
+"""`python -m forge.explain KEY... [overrides]`: the value of an option and where it comes from.
+
+Examples:
+    python -m forge.explain scheduler.decay_steps
+    python -m forge.explain optimizer.lr model=small
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from omegaconf import OmegaConf
 
 from forge import cli
-from forge.compose import help
 from forge.compose.composition import Composition, compose
+from forge.compose.tree import declared
+from forge.compose.trust import in_project
 from forge.compose.unknown import Keys
 from forge.config.bounds import describe_bounds
 from forge.config.field import Section
-from forge.config.problems import ConfigError, Problem
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem
 from forge.config.rule import get
 from forge.config.schemas import walk_options
 from forge.resolve.resolve import Resolution
@@ -28,13 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = cli.parser("forge.explain", DESCRIPTION)
     options = cli.parse(arguments, argv)
-    overrides = [text for text in options.overrides if "=" in text or text.startswith("~")]
-    keys = [text.lstrip("-") for text in options.overrides if text not in overrides]
+    typed = [text for text in options.overrides if "=" in text or text.startswith("~")]
+    keys = [text.lstrip("-") for text in options.overrides if text not in typed]
     if options.help or not keys:
-        code = cli.show(help.page("forge.explain KEY", arguments, []))
+        options.overrides = typed if keys else []
+        code = cli.help("forge.explain KEY", arguments, options)
         return code if options.help else cli.REFUSED
 
     def verb() -> int:
+        overrides = in_project(typed)
         try:
             composition, resolution = cli.resolved(overrides, options.config_dir)
         except ConfigError as error:
@@ -67,14 +76,24 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
         lines.append(f"  because       {written} is written at {origin}")
     else:
         typed = composition.applied.get(key)
-        lines.append(f"  from          {f'the command line: {typed}' if typed else origin}")
-    if field := next((field for name, _, _, field in walk_options() if name == key), None):
-        meaning = field.metadata.get("help", "what is built for this section")
+        said = "the command line" if origin == COMMAND_LINE else origin
+        lines.append(f"  from          {f'{said}: {typed}' if typed else origin}")
+    if (metadata := _metadata(key, composition)) is not None:
+        meaning = metadata.get("help", "what is built for this section")
         lines.append(f"  meaning       {meaning}")
-        admitted = describe_bounds(field.metadata)
+        admitted = describe_bounds(metadata)
         lines += [f"  admits        {admitted}"] if admitted else []
     lines += [f"  rule          {rule.id}: {rule.sentence}" for rule in RULES if key in rule.reads]
     return "\n".join(lines)
+
+
+def _metadata(key: str, composition: Composition) -> Mapping[str, Any] | None:
+    """What is known of an option: of a section without a schema, of the parameter of its target."""
+    found = declared(composition.tree, key)
+    if found is not None and not found.metadata and not key.endswith("_target_"):
+        target = OmegaConf.select(composition.tree, f"{key.partition('.')[0]}._target_")
+        return {"help": f"a parameter of {target}"}
+    return next((field.metadata for name, _, _, field in walk_options() if name == key), None)
 
 
 def _unknown(keys: Sequence[str], composition: Composition) -> list[Problem]:

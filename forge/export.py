@@ -1,4 +1,8 @@
-"""`python -m forge.export RUN FILE`: the weights of a run as safetensors."""
+"""`python -m forge.export RUN FILE`: the weights of a run as safetensors.
+
+Examples:
+    python -m forge.export runs/mine mine.safetensors --dtype bfloat16
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from forge.compose.trust import for_run
 from forge.generate import checkpoint_path, reader
 from forge.rundir.files import replacing
 
@@ -38,7 +43,7 @@ def _export(options: argparse.Namespace) -> str:
 
     from forge.training.restore import load_run
 
-    trained = load_run(path, trust=options.trust, fp32=True)
+    trained = load_run(path, trust=for_run(path, options.trust), fp32=True)
     name = options.dtype or trained.config.checkpoint.export_dtype
     dtype = getattr(torch, name)
     tensors = {

@@ -1,4 +1,8 @@
-"""`python -m forge.generate RUN --prompt TEXT`: let a trained model continue a text."""
+"""`python -m forge.generate RUN --prompt TEXT`: let a trained model continue a text.
+
+Examples:
+    python -m forge.generate runs/mine --prompt 'def ' --tokens 100 --temperature 0.8
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from forge import cli
+from forge.compose.trust import for_run
 from forge.rundir import checkpoints
 
 
@@ -30,9 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def reader(prog: str, description: str) -> argparse.ArgumentParser:
+def reader(prog: str, description: str) -> cli.Parser:
     """The arguments of a verb that loads the weights of a run."""
-    parser = argparse.ArgumentParser(prog=f"python -m {prog}", description=description)
+    parser = cli.Parser(prog, description)
     parser.add_argument("run", type=Path, help="a run directory, or one of its step_N checkpoints")
     best = "the best checkpoint by the run's eval.metric, instead of the newest"
     parser.add_argument("--best", action="store_true", help=best)
@@ -55,7 +61,7 @@ def _generate(options: argparse.Namespace) -> None:
     from forge.training.restore import load_run
     from forge.training.samples import continue_text
 
-    trained = load_run(path, trust=options.trust)
+    trained = load_run(path, trust=for_run(path, options.trust))
     sampling = {name: getattr(options, name) for name in ("tokens", "temperature", "top_k")}
     sampling |= {"top_p": options.top_p, "seed": options.seed}
     for prompt in options.prompt or [""]:

@@ -1,4 +1,8 @@
-"""`python -m forge.prepare OUT data=text data.path=...`: text to token shards for data=shards."""
+"""`python -m forge.prepare OUT [overrides]`: text to token shards for data=shards.
+
+Examples:
+    python -m forge.prepare shards data=text data.path=my.txt
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forge import cli
-from forge.compose import help
+from forge.compose.trust import in_project
 from forge.config.numbers import counted, duration, time_span
 from forge.config.problems import COMMAND_LINE, refusal
 
@@ -36,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--validate", action="store_true", help="read all of OUT and say what is wrong with it")
     options = cli.parse(arguments, argv)
     if options.help:
-        return cli.show(help.page("forge.prepare OUT", arguments, options.overrides))
+        return cli.help("forge.prepare OUT", arguments, options)
     return cli.refuse(lambda: _verb(options))
 
 
@@ -65,7 +69,7 @@ def _verb(options: argparse.Namespace) -> int:
 
 
 def _prepare(out: Path, overrides: Sequence[str], options: argparse.Namespace) -> int:
-    config = cli.resolved(overrides, options.config_dir)[1].config
+    config = cli.resolved(in_project(overrides), options.config_dir)[1].config
     from forge.build import build
     from forge.data.preparation import prepare_shards
 

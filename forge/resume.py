@@ -1,10 +1,16 @@
-"""`python -m forge.resume RUN [overrides]`: let a run go on from the overrides it was made with."""
+"""`python -m forge.resume RUN [overrides]`: let a run go on from the overrides it was made with.
+
+Examples:
+    python -m forge.resume runs/mine
+    python -m forge.resume runs/mine train.max_steps=3200
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,21 +18,31 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from forge import cli
-from forge.compose.portable import unsaid
+from forge.compose.options import Options, texts
+from forge.compose.portable import searched, unsaid
+from forge.compose.project import allowing
+from forge.compose.trust import use
 from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
 from forge.config.root import Config
 from forge.rundir import directory, files, saved_config
+from forge.rundir.directory import Place, path_of
 from forge.rundir.saved_config import to_plain
 from forge.rundir.untrusted import (
+    SEARCH,
+    TRUST,
     code_overrides,
     environment_options,
+    key_of,
     other_overrides,
     overrides_behind,
     reaching_out,
 )
 
 if TYPE_CHECKING:
+    from forge.launch.local.background import Background
     from forge.parallel.rendezvous import Rendezvous
+    from forge.resolve.resolve import Resolution
+    from forge.rundir.outcome import Result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,14 +67,21 @@ def _main(options, rendezvous: Rendezvous | None) -> int:
         fix = "python -m forge.resume runs/<run>"
         raise refusal("RUN", "which run is to go on?", fix, COMMAND_LINE)
     place, *typed = options.overrides
+    resolution, overrides = _resolved(Path(place), typed, options.config_dir)
+    return launch(resolution, overrides, options.config_dir, rendezvous=rendezvous).code
+
+
+def _resolved(
+    place: Path, typed: Sequence[str], config_dirs: Sequence[str]
+) -> tuple[Resolution, tuple[str, ...]]:
+    """The run, with all of its overrides. Raises ConfigError."""
     for text in typed:
         if text.lstrip("+").startswith("run.dir="):
             what = f"it is the run in {place} that goes on, in its own directory."
             raise refusal(text, what, "leave it out", COMMAND_LINE)
-    overrides = overrides_of(Path(place), typed)
-    composition, resolution = cli.resolved(overrides, options.config_dir)
-    _check_reach(Path(place), typed, options.config_dir, composition.tree, resolution.config)
-    return launch(resolution, composition.overrides, options.config_dir, rendezvous=rendezvous).code
+    composition, resolution = cli.resolved(overrides_of(place, typed), config_dirs)
+    _check_reach(place, typed, config_dirs, composition.tree, resolution.config)
+    return resolution, composition.overrides
 
 
 def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
@@ -70,18 +93,33 @@ def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
         what, fix = f"{run_dir} is no run directory: {why}.", "give the directory of a run"
         raise refusal(str(run_dir), what, fix, COMMAND_LINE)
     own = _own(run_dir)
-    missing = [text for text in code_overrides(own) if text not in code_overrides(typed)]
-    if missing and not code_overrides(typed):
+    allowed = _of_project(run_dir, own)
+    said = code_overrides(typed) or code_overrides(allowed)
+    if (missing := code_overrides(own)) and not said:
         raise _asks(
             run_dir,
             missing,
             "was made with code outside of forge, which is only used by who asks for it.",
         )
     return [
+        *(said if not code_overrides(typed) else ()),
         *_without_replaced(other_overrides(own), typed),
         *typed,
         f"run.dir={quoted(str(run_dir.resolve()))}",
     ]
+
+
+def _of_project(run_dir: Path, own: Sequence[str]) -> list[str]:
+    """The search path and trust among a run's own overrides, where a project that the user trusts
+    has them: that of the run's directory, of its search path, or that this is typed in.
+    """
+    words = [text for text in own if key_of(text) in (SEARCH, TRUST)]
+    folders = [Path(entry) for text in words for entry in searched(text) if "://" not in entry]
+    found = allowing(words, (run_dir, *folders, Path.cwd())) if words else None
+    if found is None:
+        return []
+    use(found)
+    return words
 
 
 def _own(run_dir: Path) -> list[str]:
@@ -108,7 +146,7 @@ def _check_reach(
     found = [*reaching_out(to_plain(config)), *environment_options({str(k): raw[k] for k in raw})]
     options = list(dict.fromkeys(found))
     own = overrides_behind(options, other_overrides(_own(run_dir)))
-    missing = unsaid(own, typed, config_dirs)
+    missing = unsaid(own, [*typed, *_of_project(run_dir, _own(run_dir))], config_dirs)
     if missing:
         reach = "reaches beyond its directory and is only used by who asks for it."
         what = f"has {', '.join(options)}, which {reach}"
@@ -134,6 +172,30 @@ def _without_replaced(own: Sequence[str], typed: Sequence[str]) -> list[str]:
     kept = [text for text in own if key(text).partition(".")[0] not in chosen]
     return [text for text in kept if key(text) != "run.allow_change"]
 
+
+class _Callable(types.ModuleType):
+    """The package's `forge.resume` is this module; calling it lets a run go on."""
+
+    def __call__(
+        self,
+        run: Place,
+        overrides: Options = (),
+        *,
+        config_dirs: Sequence[str] = (),
+        background: bool = False,
+    ) -> Result | Background:
+        """Let a run go on with the overrides it was made with, then these; raises as
+        forge.run.train.
+        """
+        from forge.run import ended
+
+        place, typed = path_of(run), texts(overrides)
+        return ended(
+            lambda: _resolved(place, typed, config_dirs), config_dirs, background=background
+        )
+
+
+sys.modules[__name__].__class__ = _Callable
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,10 @@ from forge.config.launch import Submitit
 from forge.config.problems import REFUSED, ConfigError, refusal, shown
 from forge.config.root import Config
 from forge.launch.local import processes
+from forge.launch.local.background import Background
+from forge.launch.local.notebook import in_notebook
+from forge.launch.local.processes import Ranks
+from forge.launch.sweep.messages import OUTPUT
 from forge.plan.launcher_environment import (
     LauncherEnvironment,
     launcher_environment,
@@ -22,7 +27,8 @@ from forge.plan.launcher_environment import (
 from forge.resolve.resolve import Resolution, resolve
 from forge.resolve.rules.devices import HOST_MEMORY
 from forge.rundir import directory, outcome
-from forge.rundir.checkpoints import newest_usable
+from forge.rundir.checkpoints import newest_usable, saved_folder
+from forge.rundir.directory import Before
 from forge.rundir.outcome import FAILED, Result
 from forge.rundir.saved_config import newest
 
@@ -30,44 +36,118 @@ if TYPE_CHECKING:
     from forge.parallel.rendezvous import Rendezvous
 
 
-def train(config: Config) -> Result:
+def train(config: Config, *, background: bool = False) -> Result | Background:
     """Train a composed config and return how it ended; a run that a signal stopped has the status
     "stopped".
 
-    With the run.dir of a run, that one goes on. Raises ConfigError (a ValueError) when it is
-    refused, RuntimeError when the run fails, KeyboardInterrupt when SIGINT came before it had
-    begun.
+    With the run.dir of a run, that one goes on. background: return at once, while it trains in
+    processes of its own. Raises ConfigError (a ValueError) when it is refused, RuntimeError when
+    the run fails, KeyboardInterrupt when SIGINT came before it had begun.
     """
     if not isinstance(config, Config):
         given = type(config).__name__
         raise TypeError(f"forge.train takes a config, as forge.compose([...]) gives, not {given}")
+    return ended(lambda: (resolve(config), config.overrides), background=background)
+
+
+def ended(
+    resolved: Callable[[], tuple[Resolution, Sequence[str]]],
+    config_dirs: Sequence[str] = (),
+    *,
+    background: bool = False,
+) -> Result | Background:
+    """How a run ended, or the run in the background. resolved: gives it with its overrides; of the
+    ranks that torchrun or srun has started only the main one asks. Raises as `train`.
+    """
     found = launcher_environment()
     if found is not None and found.size > 1:
-        ended = _train_together(found, config)
-    else:
-        if is_job(config) and not (isinstance(config.launch, Submitit) and config.launch.wait):
-            what = "forge.train gives back how the run has ended, so it waits for its job."
+        if background:
+            raise _not_behind("its ranks have been started already.", "leave background=True out")
+        return _result(_together(found, resolved, config_dirs))
+    resolution, overrides = resolved()
+    config = resolution.config
+    if is_job(config):
+        if background:
+            raise _not_behind("it becomes a job, which is in the background.", "launch=local")
+        if not (isinstance(config.launch, Submitit) and config.launch.wait):
+            what = "from Python the run is waited for, to give back how it has ended."
             raise refusal("launch.wait=false", what, "launch.wait=true")
-        ended = launch(resolve(config), config.overrides)
+    elif background and config.run.inline:
+        raise _not_behind("run.inline=true keeps the run in this process.", "run.inline=false")
+    elif background or (in_notebook() and not config.run.inline):
+        check(resolution)
+        run = _behind(make(resolution, overrides, config_dirs))
+        return run if background else run.to_the_end()
+    return _result(launch(resolution, overrides, config_dirs))
+
+
+def _not_behind(what: str, fix: str) -> ConfigError:
+    return refusal("background=True", what, fix)
+
+
+def _behind(made: Made) -> Background:
+    """A run whose ranks are started apart from the signals to this process and its terminal."""
+    config, run_dir = made.resolution.config, made.run_dir
+    words: list[str] = []
+
+    def start() -> Ranks:
+        return Ranks(
+            run_dir,
+            made.resolution.world.size,
+            output=run_dir / OUTPUT,
+            trust=config.run.trust,
+            say=words.append,
+            apart=True,
+        )
+
+    def end(code: int, asked: bool) -> Result:
+        return _result(made.end(code), asked_to_stop=asked)
+
+    return Background(run_dir, run_dir / OUTPUT, start, end)
+
+
+def _result(ended: Ended, *, asked_to_stop: bool = False) -> Result:
+    """Raises RuntimeError when the run has failed, KeyboardInterrupt as `train`. asked_to_stop: by
+    Background.stop, whose signal may come before the run takes it.
+    """
     if ended.refused is not None:
         raise RuntimeError(f"the run failed: {ended.refused}")
     result = outcome.read_result(ended.run_dir)
+    unread = asked_to_stop and (result is None or result.status != "stopped")
+    if unread and ended.code == 128 + signal.SIGTERM:
+        result = Result(
+            run_dir=ended.run_dir,
+            status="stopped",
+            reason="SIGTERM",
+            step=outcome.last_saved_step(ended.run_dir),
+            metrics={},
+            objective=None,
+        )
     if ended.code == cli.INTERRUPTED and (result is None or result.status != "stopped"):
         raise KeyboardInterrupt
     if result is None or result.status == "failed" or ended.code in (FAILED, REFUSED):
         known = outcome.failure(ended.run_dir) or {}
         said = known.get("message") or f"its worker ended with exit code {ended.code}"
         raise RuntimeError(f"the run in {ended.run_dir} failed: {said}")
+    if result.status == "stopped" and outcome.rank() == 0:
+        saved = newest_usable(saved_folder(ended.run_dir), to_go_on=True)[0]
+        call = f"forge.resume({directory.short(ended.run_dir)!r})"
+        said = "saved; it goes on with" if saved else "and nothing is saved; it begins again with"
+        print(f"stopped after {result.step:,} steps, {said}: {call}")
     return result
 
 
-def _train_together(found: LauncherEnvironment, config: Config) -> Ended:
+def _together(
+    found: LauncherEnvironment,
+    resolved: Callable[[], tuple[Resolution, Sequence[str]]],
+    config_dirs: Sequence[str],
+) -> Ended:
     from forge import worker
 
     rendezvous, own = worker.Rendezvous(), list[Ended]()
 
     def lead(rendezvous: Rendezvous) -> int:
-        own.append(launch(resolve(config), config.overrides, rendezvous=rendezvous))
+        own.append(launch(*resolved(), config_dirs, rendezvous=rendezvous))
         return own[0].code
 
     code = worker.together(found, lead, rendezvous)
@@ -87,6 +167,28 @@ class Ended:
     refused: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A run directory that its ranks may be started in. before: what was there before."""
+
+    run_dir: Path
+    resolution: Resolution
+    before: Before
+
+    def end(self, code: int, rendezvous: Rendezvous | None = None) -> Ended:
+        """What has come of it. A fresh directory is removed when the run was refused before its
+        first step, as for data that cannot be read. code: of the ranks.
+        """
+        refused = outcome.refused_for(self.run_dir) if code == REFUSED else None
+        if refused is not None and rendezvous is not None:
+            rendezvous.wait_until_left()
+        if refused is None or not self.before.fresh:
+            return Ended(run_dir=self.run_dir, code=code)
+        self.before.restore(self.run_dir)
+        print("(nothing was trained, and the run directory is removed again)", file=sys.stderr)
+        return Ended(run_dir=self.run_dir, code=code, refused=refused)
+
+
 def launch(
     resolution: Resolution,
     overrides: Sequence[str],
@@ -96,20 +198,51 @@ def launch(
 ) -> Ended:
     """Make the run directory, or take up the one there is, and train in it.
 
-    A fresh one is removed when the run is refused before its first step, as for data that cannot be
-    read. rendezvous: of the ranks that another launcher has started, of which this is the main one.
+    rendezvous: of the ranks that another launcher has started, of which this is the main one.
     """
-    config, warnings = resolution.config, resolution.warnings
-    if hopeless := [replace(w, warning=False) for w in warnings if w.rule == HOST_MEMORY]:
-        raise ConfigError(hopeless)
-    for warning in warnings:
-        print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
+    config = resolution.config
+    check(resolution)
     job = rendezvous is None and is_job(config)
     if job:
         from forge.launch import jobs
 
         if (printed := jobs.check_run(resolution)) is not None:
             return Ended(run_dir=Path(), code=cli.show(printed))
+    made = make(resolution, overrides, config_dirs, job=job)
+    run_dir = made.run_dir
+    if job:
+        from forge.launch import jobs
+
+        return Ended(run_dir=run_dir, code=jobs.start_run(run_dir, resolution))
+    if config.run.inline or rendezvous is not None:
+        from forge import worker
+
+        code = worker.main([str(run_dir), *config.run.trust], rendezvous)
+    else:
+        code = processes.start(run_dir, resolution.world.size, trust=config.run.trust)
+    return made.end(code, rendezvous)
+
+
+def check(resolution: Resolution) -> None:
+    """Print the warnings. Raises ConfigError for one that makes the run hopeless."""
+    warnings = resolution.warnings
+    if hopeless := [replace(w, warning=False) for w in warnings if w.rule == HOST_MEMORY]:
+        raise ConfigError(hopeless)
+    for warning in warnings:
+        print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
+
+
+def make(
+    resolution: Resolution,
+    overrides: Sequence[str],
+    config_dirs: Sequence[str] = (),
+    *,
+    job: bool = False,
+) -> Made:
+    """Make the run directory, or take up the one there is; print where it is, and what was changed.
+    Raises ConfigError.
+    """
+    config = resolution.config
     before = directory.before(config)
     kept = portable(overrides, config_dirs, config)
     run_dir, changes = directory.prepare(resolution, overrides=kept)
@@ -121,24 +254,7 @@ def launch(
         was = f"   (was {shown(change.before)}; kept in {newest(run_dir).name})"
         print(cli.printable(f"  changed: {change.key}={shown(change.after)}{was}"))
     sys.stdout.flush()
-    if job:
-        from forge.launch import jobs
-
-        return Ended(run_dir=run_dir, code=jobs.start_run(run_dir, resolution))
-    if config.run.inline or rendezvous is not None:
-        from forge import worker
-
-        code = worker.main([str(run_dir), *config.run.trust], rendezvous)
-    else:
-        code = processes.start(run_dir, resolution.world.size, trust=config.run.trust)
-    refused = outcome.refused_for(run_dir) if code == REFUSED else None
-    if refused is not None and rendezvous is not None:
-        rendezvous.wait_until_left()
-    if refused is None or not before.fresh:
-        return Ended(run_dir=run_dir, code=code)
-    before.restore(run_dir)
-    print("(nothing was trained, and the run directory is removed again)", file=sys.stderr)
-    return Ended(run_dir=run_dir, code=code, refused=refused)
+    return Made(run_dir=run_dir, resolution=resolution, before=before)
 
 
 def _can_go_on(run_dir: Path, config: Config) -> bool:

@@ -1,5 +1,9 @@
 """`python -m forge.status SWEEP`: how far each point has come; of one point, or a single run, its
 logs too.
+
+Examples:
+    python -m forge.status sweeps/tiny --watch
+    python -m forge.status sweeps/tiny 3
 """
 
 from __future__ import annotations
@@ -7,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forge import cli
-from forge.config.numbers import aligned, time_span
+from forge.config.numbers import time_span
 from forge.config.problems import COMMAND_LINE, refusal, short_keys
 from forge.launch.local.processes import log_file
 from forge.launch.slurm import jobs as slurm
@@ -67,14 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.refuse(lambda: _show(look, options.watch))
 
 
-def parser(prog: str, description: str, numbers: str) -> argparse.ArgumentParser:
+def parser(prog: str, description: str, numbers: str) -> cli.Parser:
     """A parser of a sweep and numbers of its points. numbers: what they are for."""
-    result = argparse.ArgumentParser(
-        prog=f"python -m {prog}",
-        usage=f"python -m {prog} [OPTION ...] SWEEP [NUMBER ...]",
-        description=description,
-        allow_abbrev=False,
-    )
+    usage = f"python -m {prog} [OPTION ...] SWEEP [NUMBER ...]"
+    result = cli.Parser(prog, description, usage=usage)
     place = "the directory of a sweep, or of a run"
     result.add_argument("place", nargs="?", metavar="SWEEP", help=place)
     result.add_argument("numbers", nargs="*", metavar="NUMBER", help=numbers)
@@ -142,7 +141,7 @@ def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
         last = [one["state"], _steps(one, "/"), *numbers, _job(one), one["why"]]
         cells.append([f"{one['number']:03d}", one["arm"] or "", *own, *last])
     states = [found.states[point.number] for point in points]
-    lines = [f"{short(sweep.path)}   ({messages.counted(states)})", "", *_aligned(cells)]
+    lines = [f"{short(sweep.path)}   ({messages.counted(states)})", "", *cli.lines_of(cells)]
     after = []
     done = [point for point, state in zip(points, states, strict=True) if state == DONE]
     if known := best(sweep.path, done):
@@ -182,7 +181,7 @@ def details(point: Point, found: Survey) -> str:
         evaluation = _number(step.evaluation and step.evaluation[1])
         cells.append([f"{step.step:,}", _number(step.loss), evaluation, speed, left])
     if len(cells) > 1:
-        lines += ["", "its last steps:", *(f"  {line}" for line in _aligned(cells))]
+        lines += ["", "its last steps:", *(f"  {line}" for line in cli.lines_of(cells))]
     if logs and (said := last_lines(logs[0], LINES)):
         lines += ["", f"the end of {short(logs[0])}:", *(f"  {text}" for text in said)]
     return "\n".join(lines)
@@ -197,18 +196,6 @@ def logs_of(point: Point) -> list[Path]:
     ranks = sorted(ranks, key=lambda file: int(file.stem.removeprefix("rank_") or 0))
     found = [file for file in (*printed, *ranks) if file.is_file() and file.stat().st_size]
     return found or [file for file in [log_file(point.path, 0)] if file.is_file()]
-
-
-def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells below one another, cut with an ellipsis where the terminal ends; empty columns
-    are left out.
-    """
-    kept = [i for i in range(len(cells[0])) if i == 0 or any(line[i] for line in cells[1:])]
-    lines = aligned([[line[i] for i in kept] for line in cells])
-    if not sys.stdout.isatty():
-        return lines
-    width = shutil.get_terminal_size((160, 24)).columns
-    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
 
 
 def _show(look: Callable[[], tuple[str, bool]], every: float | None) -> int:

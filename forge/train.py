@@ -1,9 +1,13 @@
-"""`python -m forge.train [overrides]`: compose, check, make the run directory, start the ranks."""
+"""`python -m forge.train [overrides]`: compose, check, make the run directory, start the ranks.
+
+Examples:
+    python -m forge.train model=small train.max_steps=200
+    python -m forge.train parallel=fsdp run.num_processes=2
+    python -m forge.train -m optimizer.lr=3e-3,1e-2 seed=1,2,3 launch.jobs=2
+"""
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
 import signal
 import sys
@@ -12,7 +16,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from forge import cli
-from forge.compose import help
 from forge.compose.composition import compose
 from forge.compose.engine import CONF
 from forge.config.problems import COMMAND_LINE, ConfigError, refusal
@@ -20,6 +23,7 @@ from forge.config.root import Config
 from forge.plan.launcher_environment import launcher_environment
 
 if TYPE_CHECKING:
+    from forge.launch.local.background import Background
     from forge.parallel.rendezvous import Rendezvous
     from forge.rundir.outcome import Result
 
@@ -28,14 +32,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train, and exit with the worker's code; 2 when the configuration is refused."""
     arguments = cli.parser("forge.train", "Train what the groups and values name, on this machine.")
     add = arguments.add_argument
-    add("-c", "--cfg", choices=("job",), help="print the composed config instead of running it")
+    shown = "print the composed config instead of running it; all: with what forge has of hydra.*"
+    add("-c", "--cfg", choices=("job", "hydra", "all"), help=shown)
     add("-p", "--package", default="", help="with --cfg: only this section")
+    add("--resolve", action="store_true", help="with --cfg: with the values that ${...} refer to")
     sweep = "a sweep: every combination of what is given several values, as seed=1,2,3"
     add("-m", "--multirun", action="store_true", help=sweep)
     info = "what Hydra says of the composition: defaults, searchpath, ..."
     add("-i", "--info", nargs="?", const="all", help=info)
-    completion = "completion of forge-train: -sc install=bash (fish, zsh)"
+    completion = "completion of the command forge: -sc install=bash (fish, zsh)"
     add("-sc", "--shell-completion", action="store_true", help=completion)
+    add("--hydra-help", action="store_true", help="which words of Hydra's applications work here")
     add("--version", action="store_true", help="the version of forge")
     words = list(sys.argv[1:] if argv is None else argv)
     return on_ranks(lambda rendezvous: _answer(arguments, words, rendezvous))
@@ -59,24 +66,27 @@ def on_ranks(verb: Callable[[Rendezvous | None], int]) -> int:
     return cli.refuse(do)
 
 
-def _answer(
-    arguments: argparse.ArgumentParser, argv: list[str], rendezvous: Rendezvous | None
-) -> int:
+def _answer(arguments: cli.Parser, argv: list[str], rendezvous: Rendezvous | None) -> int:
     options = cli.parse(arguments, argv)
     if options.version:
         from importlib import metadata
 
         return cli.show(f"forge {metadata.version('forge-lm')}")
     if options.help:
-        return cli.show(help.page("forge.train", arguments, options.overrides))
+        return cli.help("forge.train", arguments, options)
     if options.shell_completion:
         return cli.refuse(lambda: _completion(options.overrides))
+    if options.hydra_help:
+        from forge.compose.hydra_help import TEXT
+
+        return cli.show(TEXT)
     if options.info:
         return _hydra(argv)
     return cli.refuse(lambda: _main(options, rendezvous))
 
 
 def _main(options, rendezvous: Rendezvous | None) -> int:
+    cli.enter(options)
     if options.cfg:
         return _show(options)
     if options.multirun:
@@ -119,25 +129,32 @@ def _yaml(overrides: Sequence[str], options) -> str:
     composition = compose(overrides, config_dirs=options.config_dir)
     if composition.problems:
         raise ConfigError(composition.problems)
-    node, package = composition.tree, options.package
+    tree, package = composition.tree, options.package
+    if options.resolve:
+        OmegaConf.resolve(tree)
+    of_hydra = OmegaConf.create({"hydra": composition.facts})
+    node = of_hydra if options.cfg == "hydra" else tree
     if package:
+        of_this = of_hydra if package.split(".")[0] == "hydra" else tree
         named = re.fullmatch(r"\w+(\.\w+)*", package)
-        node = OmegaConf.select(node, package) if named else None
+        node = OmegaConf.select(of_this, package) if named else None
     if not OmegaConf.is_config(node):
         what, fix = "there is no such section.", "a group, such as --package model"
         raise refusal(f"--package {package}", what, fix)
-    return OmegaConf.to_yaml(node)
+    before = OmegaConf.to_yaml(of_hydra) if options.cfg == "all" and not package else ""
+    return before + OmegaConf.to_yaml(node)
 
 
 def _completion(words: Sequence[str]) -> int:
-    """Answer a shell; Hydra knows console scripts, so `python -m forge.train` is forge-train."""
-    if len(words) != 1 or not re.fullmatch("(install|uninstall|query)=(bash|fish|zsh)", words[0]):
+    """Print what makes a shell complete, as Hydra's flag of the same name does."""
+    from forge.completion import SHELLS
+
+    shell = words[0].removeprefix("install=") if len(words) == 1 else ""
+    if shell not in SHELLS:
         what, fix = "it takes what to do, and for which shell.", "-sc install=bash (or fish, zsh)"
         raise refusal("-sc", what, fix)
-    line = os.environ.get("COMP_LINE", "")
-    os.environ["COMP_LINE"] = re.sub(r"^.*\s-m\s+forge\.train\b", "forge-train", line)
-    sys.argv[0] = "forge-train"
-    return _hydra(["-sc", words[0]])
+    print(SHELLS[shell])
+    return 0
 
 
 def _hydra(argv: list[str]) -> int:
@@ -154,11 +171,11 @@ def _hydra(argv: list[str]) -> int:
 class _Callable(types.ModuleType):
     """The package's `forge.train` is this module; calling it trains."""
 
-    def __call__(self, config: Config) -> Result:
+    def __call__(self, config: Config, *, background: bool = False) -> Result | Background:
         """Train a composed config and return how it ended; see forge.run.train."""
         from forge.run import train
 
-        return train(config)
+        return train(config, background=background)
 
 
 sys.modules[__name__].__class__ = _Callable

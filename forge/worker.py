@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from forge.config.problems import REFUSED, ConfigError
 from forge.launch.local import threads
 from forge.launch.local.child import die_with_parent, end_on_interrupt, leave
+from forge.launch.local.processes import search_path
 from forge.parallel.rendezvous import Command, Rendezvous
 from forge.plan.launcher_environment import LauncherEnvironment
 from forge.rundir import outcome
@@ -112,6 +113,7 @@ def _follow(rendezvous: Rendezvous | None) -> int:
         who = f"rank {outcome.rank()} on {platform.node()}"
         print(f"{who} does not see {run_dir}; all hosts need one file system", file=sys.stderr)
         return FAILED
+    sys.path[:0] = [folder for folder in command.imports if folder not in sys.path]
     with log_file(run_dir):
         return _guarded(run_dir, command.trust, rendezvous)
 
@@ -123,7 +125,8 @@ def _guarded(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None)
         if is_main():
             (run_dir / ERROR).unlink(missing_ok=True)  # of an earlier start
             if rendezvous is not None:
-                rendezvous.send(Command(run_dir=str(run_dir), trust=list(trust)))
+                imports = search_path().split(os.pathsep)
+                rendezvous.send(Command(run_dir=str(run_dir), trust=list(trust), imports=imports))
         return _train(run_dir, trust, rendezvous, report)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

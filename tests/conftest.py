@@ -30,6 +30,12 @@ def no_slurm(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["SLURM_CONF"] = str(empty)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_trust(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No project is trusted but those of a test."""
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
+
+
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing has started these processes as ranks."""

@@ -43,6 +43,7 @@ def resolved(
     memory: int | None = None,
     world_size: int | None = None,
     torch: tuple[int, int] | None = (2, 13),
+    apple: bool = False,
     config_dirs: Sequence[str] = (),
     as_point: bool = False,
 ) -> Resolution:
@@ -52,7 +53,7 @@ def resolved(
     as_point: as a sweep does for its points, which is as good (test_compose_many.py) and takes a
     tenth of the time.
     """
-    devices = Devices(gpus=gpus, source="the test", memory=memory, torch=torch)
+    devices = Devices(gpus=gpus, source="the test", memory=memory, torch=torch, apple=apple)
     with (
         patch.object(resolving, "find_devices", lambda: devices),
         patch.object(device_rules, "device_memory", lambda _: 16 << 30),

@@ -19,4 +19,4 @@ def test_a_value_goes_through_at_most_twelve_files() -> None:
     road = PAGE.partition("## The road of a value")[2].partition("\n## ")[0]
     steps = re.findall(r"^\d+\. `([\w/]+\.py)`", road, re.MULTILINE)
     assert len(steps) == len(set(steps)) <= 12
-    assert (steps[0], steps[-1]) == ("forge/train.py", "forge/optim/adamw.py")
+    assert (steps[0], steps[-1]) == ("forge/train.py", "forge/optim/muon.py")

@@ -12,8 +12,9 @@ HEAVY = {"torch", "numpy", "datasets", "transformers", "tokenizers", "wandb"}
 RUN = """
 import json
 from pathlib import Path
-from forge import cancel, check, checkpoints, cli, explain, export, generate, prepare, resume
-from forge import status, train
+from forge import cancel, check, checkpoints, clean, cli, compare, explain, export, generate
+from forge import prepare, resume, runs, status, train
+from forge.new import __main__ as new
 from forge.parity import __main__ as parity
 from forge.rundir import directory
 import forge, forge.worker, forge.compose.help
@@ -32,11 +33,17 @@ COMMANDS = (
     ("resume", "run seed=7", 2),
     ("checkpoints", "run", 0),
     ("status", "run", 0),
+    ("runs", "run", 0),
+    ("runs", "tag run paper", 0),
+    ("clean", "run --failed", 0),
+    ("compare", "run", 2),
     ("cancel", "run", 0),
     ("parity", "a=seed=1 b=", 2),
     ("generate", "nope", 2),
     ("export", "nope file", 2),
     ("prepare", "out data=nope", 2),
+    ("new", "mine", 0),
+    ("new", "conf", 2),
 )
 FINISHED = """
 result = {"status": "finished", "reason": "end", "step": 1, "metrics": {},

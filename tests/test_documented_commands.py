@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,10 +45,12 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the commands name, and a login to W&B."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    for name in ("books", "RUN"):
+    apple = SimpleNamespace(system=lambda: "Darwin", machine=lambda: "arm64")
+    monkeypatch.setattr("forge.plan.world.platform", apple)  # for run.device=mps
+    for name in ("books", "docs", "RUN"):
         (tmp_path / name).mkdir()
     (tmp_path / "my" / "conf").mkdir(parents=True)
-    for name in ("my.txt", "books/one.txt"):
+    for name in ("my.txt", "books/one.txt", "docs/one.md"):
         (tmp_path / name).write_text("text\n")
     (tmp_path / "my.jsonl").write_text('{"prompt": "2+2=", "response": "4"}\n')
     (tmp_path / "corpus.jsonl").write_text('{"body": "text"}\n')

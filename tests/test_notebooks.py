@@ -1,10 +1,13 @@
 """The notebooks run from top to bottom."""
 
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+from forge.launch.local.notebook import STEP
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
@@ -19,6 +22,14 @@ PRINTED = {
         "difference to lr=0.001",
         "over 3 seeds.",
     ),
+    "03_from_python": (
+        "step 60/60 | loss ",
+        "finished after 60 steps: ",
+        "it goes on with: forge.resume('runs/mine')\nstopped",
+        "Decoder of step 60 on cpu, from runs/",
+        "sweep: sweeps/rates   (6 points: 6 done)",
+        "page: sweeps/rates/report/index.html",
+    ),
 }
 
 
@@ -32,10 +43,16 @@ def test_notebook_runs(path: Path, tmp_path: Path) -> None:
         kernel_name="python3",
         resources={"metadata": {"path": str(tmp_path)}},
     ).execute()
-    printed = "".join(
-        output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])
-    )
+    outputs = [cell.get("outputs", []) for cell in notebook.cells]
+    printed = "".join(_text(output) for of_cell in outputs for output in of_cell)
     assert [words for words in PRINTED[path.stem] if words not in printed] == []
+    for of_cell in outputs:
+        progress = [output for output in of_cell if STEP.match(_text(output))]
+        assert len(progress) <= 1, "progress is one line that is rewritten"
+
+
+def _text(output: Any) -> str:
+    return output.get("text") or output.get("data", {}).get("text/plain", "")
 
 
 def test_every_notebook_is_known() -> None:

@@ -24,7 +24,7 @@ USE = [
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
 
 pytestmark = pytest.mark.nightly
-KINDS = (".py", ".tsv", ".css", ".js")
+KINDS = (".py", ".tsv", ".css", ".js", ".typed")
 
 
 def run(*command: object, cwd: Path, **env: str) -> str:
@@ -79,7 +79,7 @@ def wanted() -> set[str]:
         found |= {
             f"{prefix}/{p.relative_to(base)}"
             for p in base.rglob("*")
-            if p.suffix in KINDS and not p.is_symlink()
+            if (p.suffix in KINDS or "template" in p.parts) and p.is_file() and not p.is_symlink()
         }
     return {name for name in found if "__pycache__" not in name}
 
@@ -116,7 +116,7 @@ def test_it_composes_checks_and_trains_elsewhere(python: Path, tmp_path: Path) -
     assert all(Path(file).is_relative_to(python.parents[1]) for file in where.split())
     assert "model=tiny" in run(python, "-m", "forge.check", cwd=tmp_path)
     assert "_target_: forge.models.decoder.Decoder" in run(
-        python.with_name("forge-train"), "--cfg", "job", cwd=tmp_path
+        python.with_name("forge"), "train", "--cfg", "job", cwd=tmp_path
     )
     assert "all steps done" in run(
         python, "-m", "forge.train", "debug=fast", "run.dir=fast", cwd=tmp_path
@@ -127,7 +127,7 @@ def test_it_composes_checks_and_trains_elsewhere(python: Path, tmp_path: Path) -
 def test_the_example_trains_elsewhere(python: Path, tmp_path: Path) -> None:
     assert "model=gated_conv" in run(python, "-m", "forge.check", *USE, cwd=tmp_path)
     assert "all steps done" in run(
-        python.with_name("forge-train"), *USE, "debug=fast", "run.dir=run", cwd=tmp_path
+        python.with_name("forge"), "train", *USE, "debug=fast", "run.dir=run", cwd=tmp_path
     )
     assert (tmp_path / "run" / "ema.safetensors").is_file()
     assert (tmp_path / "run" / "metrics.csv").read_text().startswith("step,name,value\n")

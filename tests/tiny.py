@@ -23,6 +23,7 @@ TWO_LAYERS = [
     *TINY,
     "scheduler=cosine",
     "model.qk_norm=false",
+    "optimizer=adamw",
     "optimizer.betas=[0.9,0.95]",
     "model.n_layers=2",
 ]

@@ -80,20 +80,22 @@ def _as_values(group: str, name: str) -> list[str]:
     return [f"{group}={option} {group}.path={name}" for option in taking[:1]]
 
 
-def merge(library: Library, chosen: Sequence[Override]) -> tuple[Merged, list[Problem]]:
-    """Compose the choices; one that does not compose is left out and reported. Raises ConfigError
-    when nothing composes at all.
+def merge(
+    library: Library, chosen: Sequence[Override], primary: str
+) -> tuple[Merged, list[Problem]]:
+    """Compose the choices over the config `primary`; one that does not compose is left out and
+    reported. Raises ConfigError when nothing composes at all.
     """
     chosen = _effective(chosen, library)
     problems: list[Problem] = []
-    merged = _compose(library, chosen)
+    merged = _compose(library, chosen, primary)
     if isinstance(merged, Problem):
         kept: list[Override] = []
-        merged = _compose(library, kept)
+        merged = _compose(library, kept, primary)
         if isinstance(merged, Problem):
             raise ConfigError([merged])
         for override in chosen:
-            attempt = _compose(library, [*kept, override])
+            attempt = _compose(library, [*kept, override], primary)
             if isinstance(attempt, Problem):
                 problems.append(attempt)
             else:
@@ -120,14 +122,14 @@ def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
     return list(result.values())
 
 
-def _compose(library: Library, chosen: Sequence[Override]) -> Merged | Problem:
+def _compose(library: Library, chosen: Sequence[Override], primary: str) -> Merged | Problem:
     """What the choices compose to; a problem is blamed on the last, or on conf/local."""
     last = chosen[-1] if chosen else parse("local=default")
     text = last.input_line or ""
     name = last.value() if not last.is_delete() else None
     config_path = f"{last.key_or_group}/{name[0] if isinstance(name, list) and name else name}"
     try:
-        defaults = library.defaults(list(chosen))
+        defaults = library.defaults(list(chosen), primary)
         tree, misfits = library.merge(defaults.defaults)
     except Exception as error:  # Hydra meets malformed files with whatever they make it raise
         return file_fault(text, config_path, error, library)

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from forge.compose import choices as groups
 from forge.compose import overrides as values
-from forge.compose.engine import Composed, Library
+from forge.compose import resolvers
+from forge.compose.engine import PRIMARY, Composed, Library
 from forge.compose.grammar import read
 from forge.compose.origin import default_origin, lines_of
+from forge.compose.project import Default
 from forge.compose.unknown import Keys
 from forge.config import packages
 from forge.config.hydra_names import translate
-from forge.config.problems import COMMAND_LINE, ConfigError, Problem, quoted, refusal
+from forge.config.problems import (
+    COMMAND_LINE,
+    ConfigError,
+    Problem,
+    closest,
+    did_you_mean,
+    quoted,
+)
 
 OF_HYDRA = (
     "of hydra.*, forge reads hydra.searchpath, and of a sweep hydra/launcher, hydra.launcher.*, "
     "hydra/sweeper and hydra.sweeper.*"
 )
+CONFIG_NAME = "hydra.job.config_name"
 OWN_DIRECTORIES = {
     "hydra.run.dir": "run.dir",
     "hydra.job.name": "run.name",
@@ -41,9 +52,15 @@ class Composition:
     overrides: tuple[str, ...]
     choices: dict[str, str | None]
     files: list[tuple[str, str]]
+    facts: dict[str, Any]
     config_dirs: tuple[str, ...] = ()
     applied: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+
+    @cached_property
+    def said_in(self) -> dict[str, str]:
+        """File and line of every override that the project file has."""
+        return {str(one): one.where for one in self.overrides if isinstance(one, Default)}
 
     @cached_property
     def lines(self) -> dict[str, str]:
@@ -52,10 +69,9 @@ class Composition:
 
     def written_at(self, key: str) -> str:
         """'command line', or the file and line that set a key or the first below it; else ''."""
-        if any(
-            f"{key}.".startswith(f"{done}.") or done.startswith(f"{key}.") for done in self.applied
-        ):
-            return COMMAND_LINE
+        for done, text in self.applied.items():
+            if f"{key}.".startswith(f"{done}.") or done.startswith(f"{key}."):
+                return self.said_in.get(text, COMMAND_LINE)
         below = (line for name, line in self.lines.items() if name.startswith(f"{key}."))
         return self.lines.get(key) or next(below, "")
 
@@ -105,6 +121,10 @@ def apply(composition: Composition, assigned: Sequence[Override]) -> None:
     composition.problems += [
         values.apply(tree, override, library) or problem for override, problem in wrong
     ]
+    composition.problems = [
+        replace(one, where=composition.said_in.get(one.key, one.where))
+        for one in composition.problems
+    ]
 
 
 def chosen(
@@ -116,24 +136,25 @@ def chosen(
     """What the group choices among these overrides compose to, and the overrides that are values,
     not yet applied. read_from: gives the groups of a search path.
     """
-    if isinstance(overrides, str):
-        what = "overrides come as a list of texts."
-        raise refusal(overrides, what, f"compose([{overrides!r}])")
     with_dashes = [text for text in overrides if text.startswith("-")]
     readings = [read(translate(text)) for text in overrides if text not in with_dashes]
     problems = [reading for reading in readings if isinstance(reading, Problem)]
     parsed = [reading for reading in readings if isinstance(reading, Override)]
     library = read_from(_search_path(config_dirs, parsed, problems))
+    primary = _primary(parsed, library, problems)
     parsed = [override for override in parsed if not override.is_hydra_override()]
     choices = [override for override in parsed if library.is_group(override.key_or_group)]
     refused = {id(o): problem for o in choices if (problem := groups.illegal(o, library))}
-    merged, faults = groups.merge(library, [o for o in choices if id(o) not in refused])
+    merged, faults = groups.merge(library, [o for o in choices if id(o) not in refused], primary)
+    facts = resolvers.facts([str(one) for one in overrides], merged.choices, primary)
+    resolvers.attach(merged.tree, facts)
     composition = Composition(
         tree=merged.tree,
         library=library,
         overrides=tuple(overrides),
         choices=merged.choices,
         files=merged.files,
+        facts=facts,
         config_dirs=tuple(config_dirs),
         problems=[*problems, *refused.values(), *faults],
     )
@@ -145,6 +166,22 @@ def chosen(
     composition.problems += map(Keys(merged.tree, library).dashed, with_dashes)
     composition.problems += values.lists_as_values(merged.tree, composition.written_at)
     return composition, [override for override in parsed if override not in choices]
+
+
+def _primary(overrides: Sequence[Override], library: Library, problems: list[Problem]) -> str:
+    """The config that hydra.job.config_name, or --config-name, chooses in place of
+    conf/config.yaml; that there is none is added to the problems.
+    """
+    for override in overrides:
+        if override.key_or_group == CONFIG_NAME:
+            name = str(override.value()).removesuffix(".yaml")
+            if name in (known := library.primaries()):
+                return name
+            meant = [f"--config-name {near}" for near in closest(name, known)]
+            fix = did_you_mean(meant) or "--config-dir FOLDER, where it is"
+            what = f"there is no config named '{name}'."
+            problems.append(Problem(f"--config-name {name}", what, fix, where=COMMAND_LINE))
+    return PRIMARY
 
 
 def _search_path(
@@ -159,7 +196,7 @@ def _search_path(
         is_search = override.key_or_group == "hydra.searchpath" and override.package is None
         if is_search and isinstance(value, list):
             entries += [(str(entry), "hydra.searchpath") for entry in value]
-        else:
+        elif override.key_or_group != CONFIG_NAME:
             fault = _hydra_fault(override.key_or_group)
             problems.append(Problem(override.input_line or "", *fault, where=COMMAND_LINE))
     sources = []

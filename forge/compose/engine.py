@@ -26,9 +26,11 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
+from forge.compose import resolvers
 from forge.compose.tree import node_at
-from forge.config import hydra_names, schemas
+from forge.config import hydra_names, own, schemas
 from forge.config.root import Config
+from forge.config.target import PATH
 
 if TYPE_CHECKING:
     from forge.resolve.resolve import Resolution
@@ -113,6 +115,7 @@ class Library:
         version.setbase("1.3")
         Plugins.instance()
         schemas.register(Composed)
+        resolvers.register()
         path = ConfigSearchPathImpl()
         path.append("main", f"file://{CONF}")
         for entry in search_path:
@@ -151,11 +154,15 @@ class Library:
         first = name.partition("/")[0]
         return first not in ("", "schema", "hydra") and self.repository.group_exists(name)
 
-    def defaults(self, overrides: list[Override]) -> DefaultsList:
+    def primaries(self) -> list[str]:
+        """The configs that may stand in the place of conf/config.yaml, which is one."""
+        return self.repository.get_group_options("", ObjectType.CONFIG)
+
+    def defaults(self, overrides: list[Override], primary: str = PRIMARY) -> DefaultsList:
         """The files and schemas that make up the config, in merge order."""
         return create_defaults_list(
             repo=self.repository,
-            config_name=PRIMARY,
+            config_name=primary,
             overrides_list=overrides,
             prepend_hydra=False,
             skip_missing=False,
@@ -171,6 +178,7 @@ class Library:
                 loaded = self._loader._load_single_config(default, self.repository).config
                 if _is_inner_schema(default) and (node := node_at(tree, default.package or "")):
                     node._set_value("???")  # what is there is of another schema
+                _begin_own(tree, loaded)
                 try:
                     tree.merge_with(loaded)
                 except OmegaConfBaseException:
@@ -192,6 +200,20 @@ class Library:
                 root = Path(source.path if is_file else str(resources.files(source.path)))
                 return (root / config_path).with_suffix(".yaml")
         return None
+
+
+def _begin_own(tree: DictConfig, loaded: Any) -> None:
+    """Give a section that a file begins, with a `_target_` and without a schema, the one of that
+    target.
+    """
+    for group in own.GIVEN:
+        node, content = tree._get_node(group), loaded._get_node(group)
+        is_open = isinstance(node, DictConfig) and node._is_missing()
+        if is_open and isinstance(content, DictConfig) and OmegaConf.get_type(content) is dict:
+            values: Any = OmegaConf.to_container(content, resolve=False)
+            named = PATH.fullmatch(str(values.get(own.TARGET)))
+            if named and (kind := own.kind_of(group, values)):
+                tree[group] = OmegaConf.structured(kind)
 
 
 def _is_inner_schema(default: ResultDefault) -> bool:

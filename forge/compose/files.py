@@ -19,7 +19,7 @@ from forge.compose.engine import Library, Misfit
 from forge.compose.origin import display, line_of, nodes_of, value_of
 from forge.compose.tree import in_force
 from forge.compose.unknown import Fault, Keys
-from forge.config import hydra_names, schemas
+from forge.config import hydra_names, own, schemas
 from forge.config.problems import Problem, closest, did_you_mean, literal
 
 CORRECT = "correct the file"
@@ -156,8 +156,11 @@ def _entry(name: str, value: Any) -> str:
 def _no_schema(group: str) -> Fault:
     variants = list(schemas.SCHEMAS[group])
     what = f"the file of {group} does not say which of these it is: {', '.join(variants)}."
-    defaults = f"[/schema/{group}@_here_: {variants[0]}, _self_]"
-    return what, f"start the file with 'defaults: {defaults}'"
+    defaults = f"start the file with 'defaults: [/schema/{group}@_here_: {variants[0]}, _self_]'"
+    if group not in own.GIVEN:
+        return what, defaults
+    target = {"optimizer": "torch.optim.SGD"}.get(group, "mypkg.Mine")
+    return what, f"name what is built, '_target_: {target}', or {defaults}"
 
 
 def _place(file: Path | None) -> str:

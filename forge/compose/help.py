@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
+from omegaconf import Container, DictConfig, OmegaConf
+
+from forge.compose.composition import Composition, compose
 from forge.compose.engine import Library
+from forge.compose.tree import node_at
+from forge.compose.unknown import Keys
 from forge.config import schemas
 from forge.config.bounds import describe_bounds
 from forge.config.field import Section, default_of
-from forge.config.problems import shown
+from forge.config.own import Own
+from forge.config.problems import ConfigError, Problem, closest, did_you_mean, shown
+
+if TYPE_CHECKING:
+    from forge.cli import Parser
 
 
-def page(command: str, arguments: argparse.ArgumentParser, topics: Sequence[str]) -> str:
-    """The help of a verb; with the names of groups, what these offer."""
-    library = Library()
-    groups = library.groups()
-    if known := [topic for topic in topics if topic in groups]:
-        return "\n\n".join(group_page(library, topic) for topic in known)
-    listed = [f"  {group:<12} {', '.join(library.options(group))}" for group in groups]
+def page(
+    command: str, arguments: Parser, words: Sequence[str], config_dirs: Sequence[str] = ()
+) -> str:
+    """The help of a verb; with names of groups, what these offer, with the values that the choices
+    and values among the words give them. Raises ConfigError for what is no group.
+    """
+    topics = [word for word in words if not word.startswith(("+", "~")) and "=" not in word]
+    composition = compose([word for word in words if word not in topics], config_dirs=config_dirs)
+    groups = composition.library.groups()
+    if unknown := [_unknown(topic, composition) for topic in topics if topic not in groups]:
+        raise ConfigError([*composition.problems, *unknown])
+    if topics:
+        if composition.problems:
+            raise ConfigError(composition.problems)
+        return "\n\n".join(group_page(composition, topic) for topic in topics)
+    listed = [f"  {group:<12} {', '.join(composition.library.options(group))}" for group in groups]
     root = [f"  {field.name:<12} {describe(field)}" for field in schemas.root_options()]
     more = f"  python -m {command.split()[0]} --help GROUP shows what one of them offers"
     flags = [
@@ -30,21 +48,59 @@ def page(command: str, arguments: argparse.ArgumentParser, topics: Sequence[str]
     ]
     head = [f"python -m {command} [group=option] [key=value] ...", "", arguments.description or ""]
     lines = [*head, "", "groups", *listed, "", "at the root", *root, "", more, "", "flags", *flags]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", arguments.examples()])
 
 
-def group_page(library: Library, group: str) -> str:
-    """The options of a group with the first line of each file, then the keys of its section."""
-    lines = [group]
+def _unknown(topic: str, composition: Composition) -> Problem:
+    """What is said of a word behind --help that names no group."""
+    groups = composition.library.groups()
+    if Keys(composition.tree, composition.library).unknown(topic) is None:
+        fix = f"python -m forge.explain {topic}, or --help {topic.partition('.')[0]}"
+        return Problem(f"--help {topic}", f"{topic} is an option, and no group.", fix)
+    meant = [f"--help {group}" for group in closest(topic, groups)]
+    fix = did_you_mean(meant) or f"its groups: {', '.join(groups)}"
+    return Problem(f"--help {topic}", f"there is no group '{topic}'.", fix)
+
+
+def group_page(composition: Composition, group: str) -> str:
+    """The options of a group with the first line of each file, the values of its section with where
+    they are from, and what the other variants have.
+    """
+    library, chosen = composition.library, composition.choices.get(group)
+    lines = [f"{group}   (now {group}={chosen})" if chosen else group]
     for option in library.options(group):
         lines.append(f"  {group}={option:<14} {summary(library, group, option)}")
-    sections = list(titles(group))
-    if sections:
-        lines += ["", "  Below, the defaults of the schema; the files above state other values."]
-    for choice, schema, first_line in sections:
-        lines += ["", f"  {schema.__name__}{f' ({choice})' if choice else ''}: {first_line}"]
-        lines += [f"    {group}.{key:<28} {describe(f)}" for key, f in options_below(schema)]
+    section = node_at(composition.tree, group)
+    now = OmegaConf.get_type(section) if isinstance(section, DictConfig) else None
+    variants = sorted(titles(group), key=lambda title: title[1] is not now)
+    if isinstance(now, type) and issubclass(now, Own):
+        about = (inspect.getdoc(now) or "").splitlines()[0]
+        variants.insert(0, (f"{group}={chosen}", now, about))
+    shared = {key for _, schema, _ in variants[:1] for key, _ in options_below(schema)}
+    for choice, schema, first_line in variants:
+        head = f"  {schema.__name__}{f' ({choice})' if choice else ''}: {first_line}"
+        if schema is now:
+            values = [
+                _in_force(composition, f"{group}.{key}", f) for key, f in options_below(schema)
+            ]
+            lines += ["", f"{head} Now, and from where:", *values]
+        else:
+            others = [(key, f) for key, f in options_below(schema) if key not in shared]
+            lines += ["", f"{head} Its own, with their defaults:"] if others else ["", head]
+            lines += [f"    {group}.{key:<28} {describe(f)}" for key, f in others]
     return "\n".join(lines)
+
+
+def _in_force(composition: Composition, key: str, field: dataclasses.Field) -> str:
+    """The value of an option, its meaning, and where the value is from."""
+    node = node_at(composition.tree, key)
+    if node is None:
+        return f"    {key:<34} {describe(field)}"
+    value = OmegaConf.to_container(node) if isinstance(node, Container) else node._value()
+    meaning, admitted = field.metadata.get("help", ""), describe_bounds(field.metadata)
+    bounds = f" [{admitted}]" if admitted else ""
+    origin = composition.written_at(key)
+    return f"    {key:<34} {show(value)}   {meaning}{bounds}{f'   ({origin})' if origin else ''}"
 
 
 def titles(group: str) -> Iterator[tuple[str, type[Section], str]]:

@@ -13,7 +13,9 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from forge.compose.engine import CONF, Library
+from forge.compose.roots import file_above
 from forge.config.hydra_names import translate_key
+from forge.config.own import Own
 
 
 def lines_of(library: Library, files: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -51,8 +53,12 @@ def value_of(node: yaml.Node) -> Any:
 
 
 def display(file: Path) -> str:
-    """A short path: relative to the working directory, or to the folder that holds conf/."""
+    """A short path: relative to the project that a file is in, which is named, else to the working
+    directory, or to the folder that holds forge's conf/.
+    """
     file = file.resolve()
+    if not file.is_relative_to(CONF.parent) and (root := file_above(file.parent)):
+        return f"{root.parent.name}: {file.relative_to(root.parent)}"
     for base in (Path.cwd(), CONF.parent):
         if file.is_relative_to(base):
             return str(file.relative_to(base))
@@ -69,6 +75,8 @@ def default_origin(tree: DictConfig, key: str) -> str:
 @functools.cache
 def _declared_at(schema: type | None, name: str) -> str:
     for owner in getattr(schema, "__mro__", ()):
+        if issubclass(owner, Own) and name in inspect.get_annotations(owner):
+            return f"the default of {owner.__name__}"
         if name in inspect.get_annotations(owner):
             source, start = inspect.getsourcelines(owner)
             for number, line in enumerate(source, start):

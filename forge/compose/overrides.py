@@ -14,6 +14,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import (
+    MISSING,
     BooleanNode,
     DictConfig,
     IntegerNode,
@@ -42,6 +43,7 @@ from forge.config.problems import (
 )
 
 PARAMS = "sweeper.params"
+FIELDS = "__dataclass_fields__"
 
 
 def apply(tree: DictConfig, override: Override, library: Library) -> Problem | None:
@@ -242,7 +244,9 @@ def open_ends(tree: DictConfig, written_at: Callable[[str], str]) -> list[Proble
         problems.append(Problem(key, *fault, where=written_at(key)))
         schema: Any = OmegaConf.get_type(section)
         if dataclasses.is_dataclass(schema):
-            section[name] = default_of(schema.__dataclass_fields__[name])  # type: ignore[index]
+            declared_in = [one for one in schema.__mro__ if name in vars(one).get(FIELDS, {})]  # type: ignore[union-attr]
+            defaults = [default_of(vars(one)[FIELDS][name]) for one in declared_in]
+            section[name] = next((one for one in defaults if one != MISSING), None)
         else:
             with open_dict(section):
                 del section[name]

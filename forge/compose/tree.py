@@ -22,9 +22,14 @@ def node_at(tree: DictConfig, key: str | Sequence[Any]) -> Any:
     """What OmegaConf holds at a dotted key, or at its parts; None where there is nothing."""
     node: Any = tree
     for part in key.split(".") if isinstance(key, str) else key:
-        known = isinstance(node, DictConfig) and isinstance(part, str) and part in node
+        known = isinstance(node, DictConfig) and isinstance(part, str) and has(node, part)
         node = node._get_node(part) if known else None
     return node
+
+
+def has(node: DictConfig, name: str) -> bool:
+    """Whether there is something of this name, be its value missing."""
+    return name in node or OmegaConf.is_missing(node, name)
 
 
 def declared(tree: DictConfig, key: str) -> Declared | None:

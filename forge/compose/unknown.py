@@ -12,7 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from forge.compose.aliases import ALIASES, HINTS
 from forge.compose.engine import Library
 from forge.compose.grammar import read
-from forge.compose.tree import declared, in_force, node_at, option_keys
+from forge.compose.tree import declared, has, in_force, node_at, option_keys
 from forge.config import schemas
 from forge.config.bounds import element_faults, fits
 from forge.config.problems import COMMAND_LINE, Problem, closest, did_you_mean, literal
@@ -45,7 +45,7 @@ class Keys:
             if not isinstance(node, DictConfig):
                 fix = did_you_mean(self.advised(above, value))
                 return f"{above} is a value and has nothing below it.", fix
-            if part not in node:
+            if not has(node, part):
                 return self._missing(node, above, part, key, value)
             node = node._get_node(part)
             above = f"{above}.{part}" if above else part

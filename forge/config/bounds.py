@@ -61,6 +61,8 @@ def _of_options(section: Section, prefix: str) -> Iterator[Problem]:
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value has a declared type, of a tuple apart from its length."""
+    if hint is Any:
+        return True
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, option) for option in inner)

@@ -56,13 +56,14 @@ def assignments(before: Section, after: Section) -> list[str]:
 
 
 def _walk(before: Section, after: Section, prefix: str = "") -> Iterator[Change]:
-    for field in dataclasses.fields(after):
+    fields = {field.name: field for one in (after, before) for field in dataclasses.fields(one)}
+    for field in fields.values():
         key, free = f"{prefix}{field.name}", after.all_free or field.metadata.get("free", False)
         old, new = (freeze_value(getattr(one, field.name, ABSENT)) for one in (before, after))
         if not (isinstance(old, Section) and isinstance(new, Section)):
             if old != new:
                 yield Change(key=key, before=old, after=new, free=free)
-        elif type(old) is type(new):
+        elif old.variant == new.variant:
             yield from _walk(old, new, f"{key}.")
         else:
             free = old.all_free and new.all_free

@@ -29,7 +29,7 @@ def in_blocks(config: Config, device: str) -> bool:
 def why_not(model: Decoder, parallel: Parallel, train: Train, device: str) -> str:
     """Why flex_attention does not run, if so."""
     if device != "cuda":
-        return f"it has no backward pass on a {device}"
+        return f"it has no backward pass with run.device={device}"
     if parallel.cp > 1:
         return f"parallel.cp={parallel.cp} cuts masks over ranks, and not blocks"
     if not train.compile_model or train.compile_backend != "inductor":

@@ -142,6 +142,16 @@ class Section:
         copied.__dict__.update({name: _cloned(value) for name, value in self.__dict__.items()})
         return copied
 
+    @property
+    def variant(self) -> Any:
+        """What it is among the variants of its group."""
+        return type(self)
+
+    @classmethod
+    def type_name(cls) -> str:
+        """What a config file calls the class."""
+        return f"{cls.__module__}.{cls.__qualname__}"
+
     def faults(self, prefix: str) -> Iterator[Problem]:
         """What is wrong with values that more than their own options must admit, such as those of a
         dict; each option admits its own by now. prefix: of the keys of this section.

@@ -24,7 +24,7 @@ class Local(Launch):
         None,
         "GPUs of each point of a sweep; null = an equal share",
         gt=0,
-        acts_when=Condition(lambda config, ranks: config.run.device == "cuda", "on a CPU"),
+        acts_when=Condition(lambda config, ranks: config.run.device == "cuda", "without CUDA"),
     )
 
 

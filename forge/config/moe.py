@@ -219,13 +219,17 @@ def bias(model: Decoder) -> Findings:
 def kernel(
     model: Decoder, parallel: Parallel, precision: Precision, run: Run, train: Train
 ) -> Findings:
-    """model.moe.kernel=grouped needs rows of whole 16 bytes, and bf16 on a GPU or when compiled."""
+    """model.moe.kernel=grouped needs rows of whole 16 bytes, and bf16 on a GPU or when compiled;
+    mps has no such kernel.
+    """
     if not model.moe.num_experts or model.moe.kernel != "grouped":
         return
     mixed, what = precision.mixed_precision, ""
     gpu, compiled = run.device == "cuda", train.compile_model and parallel.ep == 1
     step, width = 4 if mixed == "fp32" else 8, model.expert_hidden_dim // parallel.tp
-    if mixed != "bf16" and (gpu or compiled):
+    if run.device == "mps":
+        what = "there is none with run.device=mps."
+    elif mixed != "bf16" and (gpu or compiled):
         where = "on a GPU" if gpu else "with train.compile_model"
         what = f"{where} it multiplies bf16 only, and precision.mixed_precision is {mixed}."
     elif model.dim % step or width % step:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 GIB, MIB = 2**30, 2**20
 NOTHING = "–"
+SPANS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}  # seconds
+SIZES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": MIB, "gib": GIB}
 
 
 def byte_size(count: float) -> str:
@@ -60,6 +63,14 @@ def time_span(seconds: float) -> str:
     parts = [(days, "d"), (hours, "h"), (minutes, "min"), (left, "s")]
     first = next((index for index, (count, _) in enumerate(parts) if count), 3)
     return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count) or "0 s"
+
+
+def read_amount(text: str, units: Mapping[str, float]) -> float:
+    """A number with a unit: 7d, 1.5 GB. Raises ValueError that names the units."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text, re.ASCII)
+    if found is None or found[2].lower() not in units:
+        raise ValueError(f"a number and one of {', '.join(units)}")
+    return float(found[1]) * units[found[2].lower()]
 
 
 def aligned(cells: Sequence[Sequence[str]]) -> list[str]:

@@ -15,7 +15,7 @@ class Precision(Section):
 
     mixed_precision: str = opt(
         "bf16",
-        "auto = bf16 on a GPU, fp32 on a CPU; fp16 scales the loss",
+        "auto = bf16 with CUDA, else fp32; fp16 scales the loss",
         choices=("auto", "bf16", "fp16", "fp32"),
     )
     residual_dtype: str = opt(

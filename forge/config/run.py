@@ -19,7 +19,9 @@ class Run(Section):
     root: str = opt("runs", "where new run directories are made")
     name: str | None = opt(None, "name in the directory's name; null = the model's preset")
     device: str = opt(
-        "auto", "auto = cuda where torch has a GPU, else cpu", choices=("auto", "cpu", "cuda")
+        "auto",
+        "auto = cuda where torch has a GPU, else cpu; mps = the GPU of Apple silicon, in fp32",
+        choices=("auto", "cpu", "cuda", "mps"),
     )
     num_processes: int | None = opt(
         None, "ranks on this machine; null = by the launcher, layout and devices", gt=0

@@ -130,8 +130,9 @@ def root_options() -> list[dataclasses.Field]:
 
 @functools.cache
 def free_dicts() -> list[str]:
-    """The root options that a user adds entries to."""
-    return [field.name for field in root_options() if isinstance(default_of(field), dict)]
+    """The root options that a user adds components to."""
+    dicts = (field for field in root_options() if isinstance(default_of(field), dict))
+    return [field.name for field in dicts if field.metadata.get("free")]
 
 
 def variants(group: str) -> dict[str, type[Section]]:

@@ -10,7 +10,11 @@ from forge.config.problems import closest, did_you_mean
 from forge.config.schemas import INNER, SCHEMAS
 
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-OF_TORCH = {"model": "torch.nn.Module", "optimizer": "torch.optim.Optimizer"}
+OF_TORCH = {
+    "model": "torch.nn.Module",
+    "optimizer": "torch.optim.Optimizer",
+    "scheduler": "torch.optim.lr_scheduler.LRScheduler",
+}
 """Places that take subclasses of these, defined in their package."""
 OF_FORGE = {"callbacks": "forge.training."}
 """Prefixes under which places take forge's own subclasses of what is below, without trust."""
@@ -68,13 +72,15 @@ def target_fault(
 
 
 def inner_faults(value: Any, path: str, trust: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """(key, what is wrong, what to do) of each `_target_` inside a value that is under no trusted
-    prefix: the class that is given the value may build it.
+    """(key, what is wrong, what to do) of each `_target_` inside a value that is neither of the
+    package of torch that its place takes classes of, nor under a trusted prefix.
     """
     if isinstance(value, list | tuple):
         value = dict(enumerate(value))
+    place = path.partition(".")[0]
     for name, item in value.items() if isinstance(value, dict) else ():
-        if name == "_target_" and not (isinstance(item, str) and trusted(item, trust)):
+        may_be = isinstance(item, str) and (of_torch(item, place) or trusted(item, trust))
+        if name == "_target_" and not may_be:
             what = f"{item} is under no trusted prefix."
             yield f"{path}._target_={item}", what, _to_trust(str(item))
         yield from inner_faults(item, f"{path}.{name}", trust)

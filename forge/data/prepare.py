@@ -53,6 +53,19 @@ class Prepared:
     manifest: dict[str, Any]
     sets: dict[str, TokenStore] = field(default_factory=dict)
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """Fingerprints of what is read, which a run that goes on compares."""
+        return {
+            "tokenizer": self.manifest["tokenizer"]["fingerprint"],
+            "train": self.manifest["splits"]["train"]["sha256"],
+        }
+
+    @property
+    def evaluated(self) -> dict[str, TokenStore]:
+        """What is held out, under no name, and the sets; without those that are empty."""
+        return {name: one for name, one in {"": self.val, **self.sets}.items() if len(one)}
+
 
 def prepare(
     data: Data,

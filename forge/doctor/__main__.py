@@ -1,5 +1,9 @@
 """`python -m forge.doctor [overrides]`: what this machine has, lacks or has set up badly, each with
 what to do.
+
+Examples:
+    python -m forge.doctor
+    python -m forge.doctor launch=slurm
 """
 
 from __future__ import annotations
@@ -47,7 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         from forge import cli
-        from forge.compose import help
     except Exception as error:  # without Hydra and OmegaConf the rest can still be looked at
         what = f"no config can be composed: {type(error).__name__}: {error}"
         fix = "install the packages that are missing; pip install -e . in a checkout installs all"
@@ -58,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("--json", action="store_true", help="the same as JSON")
     options = cli.parse(arguments, argv)
     if options.help:
-        return cli.show(help.page("forge.doctor", arguments, options.overrides))
+        return cli.help("forge.doctor", arguments, options)
     return cli.refuse(lambda: _show(examine(plan(_composed(options))), as_json=options.json))
 
 
@@ -106,10 +109,12 @@ def examine(plan: Plan) -> list[Finding]:
 
 def _composed(options: argparse.Namespace) -> Config:
     from forge.compose import composition as compose
+    from forge.compose.trust import in_project
     from forge.config.bounds import check_bounds
     from forge.config.problems import ConfigError
 
-    composition = compose.compose(options.overrides, config_dirs=options.config_dir)
+    overrides = in_project(options.overrides)
+    composition = compose.compose(overrides, config_dirs=options.config_dir)
     config = composition.typed()
     problems = [*composition.problems, *check_bounds(config)]
     if problems:

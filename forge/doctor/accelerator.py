@@ -38,7 +38,7 @@ def probe(seconds: float = 60.0) -> dict[str, Any]:
 
 
 def findings(report: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[Finding]:
-    return [torch(report), cuda(report, environ), *backends(report)]
+    return [torch(report), cuda(report, environ), *mps(report), *backends(report)]
 
 
 def torch(report: Mapping[str, Any]) -> Finding:
@@ -103,6 +103,17 @@ def cuda(report: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> 
         what = f"{found}; more than half of the memory of {busy} is taken"
         return warn("CUDA", what, "run nvidia-smi to see by whom")
     return ok("CUDA", f"{found}; bf16")
+
+
+def mps(report: Mapping[str, Any]) -> list[Finding]:
+    """Whether the GPU of Apple silicon can be used, where torch is built for one."""
+    there = report.get("torch", {}).get("mps")
+    if there is None:
+        return []
+    if there:
+        return [ok("MPS", "torch can use the Apple GPU with run.device=mps, in fp32")]
+    what = "torch is built for an Apple GPU and finds none that it can use"
+    return [warn("MPS", what, "a newer macOS on Apple silicon; only needed for run.device=mps")]
 
 
 def backends(report: Mapping[str, Any]) -> list[Finding]:

@@ -55,6 +55,7 @@ def _torch() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "mps": torch.backends.mps.is_available() if torch.backends.mps.is_built() else None,
         "threads": torch.get_num_threads(),
     }
 

@@ -13,6 +13,7 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.models.contract import StepReport
 from forge.models.moe import MoE
 from forge.models.routing_record import SUMS
+from forge.wide import widest
 
 
 class Balanced:
@@ -90,15 +91,16 @@ class Balance:
         )
 
     def _records(self, n_layers: int, experts: int, device: torch.device) -> Tensor:
-        """[layers, experts + len(SUMS) + 2] fp64: counts, sums, range of the bias, and 1; 0 for
-        layers of other stages.
+        """[layers, experts + len(SUMS) + 2], in the widest format: counts, sums, range of the
+        bias, and 1; 0 for layers of other stages.
         """
-        records = torch.zeros(n_layers, experts + len(SUMS) + 2, dtype=torch.float64, device=device)
+        wide, width = widest(device), experts + len(SUMS) + 2
+        records = torch.zeros(n_layers, width, dtype=wide, device=device)
         if self.layers:
             found = [
                 (of.record.counts, of.record.sums, of.router.selection_bias) for of in self.layers
             ]
-            counts, sums, bias = (torch.stack(each).double() for each in zip(*found, strict=True))
+            counts, sums, bias = (torch.stack(each).to(wide) for each in zip(*found, strict=True))
             ranges = bias.amax(1, keepdim=True) - bias.amin(1, keepdim=True)
             rows = torch.cat([counts, sums, ranges, torch.ones_like(ranges)], dim=1)
             self.numbers = self.numbers.to(device)

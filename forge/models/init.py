@@ -35,9 +35,17 @@ def init_weights(
 
     Matrices are normal with standard deviation `model.init_std(name)`; vectors have the value
     `model.init_value(name)`, or without such a method 0 (biases) and 1 (norm weights). A tied
-    weight is drawn once, under its first name. held: what this process has of a parameter, and its
+    weight is drawn once, under its first name. A model that has `initial_values(seed)`, whole
+    tensors by name, gets these. held: what this process has of a parameter, and its
     indices along each dimension. num_threads: null = torch's own.
     """
+    if given := getattr(model, "initial_values", None):
+        values = given(seed)
+        for name, parameter in model.named_parameters():
+            local, indices = held(parameter.detach())
+            local.copy_(select(values[name], indices))
+        model.reset_buffers()
+        return
     of_vector = getattr(model, "init_value", lambda name: 0.0 if name.endswith("bias") else 1.0)
     with ThreadPoolExecutor(num_threads or torch.get_num_threads()) as pool:
         filling = []

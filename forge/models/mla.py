@@ -11,7 +11,7 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.models.cache import LayerCache
 from forge.models.norm import make_rms_norm
 from forge.models.rope import Rotation, rotate, softmax_scale
-from forge.models.sdpa import causal_attention
+from forge.models.sdpa import WRITTEN_OUT, causal_attention, written_out
 
 
 class MLA(nn.Module):
@@ -116,5 +116,6 @@ class MLA(nn.Module):
         q = torch.cat((torch.einsum("bshn,hnr->bshr", q_own, to_keys), q_shared), -1)
         k = held[:, None, -self.window :]  # all of them where the window is 0
         v = k[..., : section.kv_lora_rank]
-        summed = F.scaled_dot_product_attention(q, k, v, scale=self.scale)  # heads are queries
+        attend = written_out if q.device.type in WRITTEN_OUT else F.scaled_dot_product_attention
+        summed = attend(q, k, v, scale=self.scale)  # heads are queries
         return torch.einsum("bshr,hvr->bhsv", summed, to_values)

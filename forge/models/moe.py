@@ -25,6 +25,7 @@ from forge.models.feed_forward import FeedForward
 from forge.models.router import Routed, Router
 from forge.models.routing_losses import balance_loss, entropy, router_z_loss
 from forge.models.routing_record import RoutingRecord
+from forge.wide import widest
 
 
 class MoE(nn.Module):
@@ -140,7 +141,8 @@ class MoE(nn.Module):
             flat, index = counts.flatten(), found.scope * counts.shape[1] + found.expert
             kept = torch.zeros_like(flat).scatter_add(0, index, rows.kept.long())
             counts = kept.view_as(counts)
-        counts = self.scope_counts(counts, per_sequence=self._per_sequence).double()
+        counts = self.scope_counts(counts, per_sequence=self._per_sequence)
+        counts = counts.to(widest(counts.device))
         factor = counts.sum(1, keepdim=True) / (counts.clamp(min=1) * counts.shape[1])
         return factor[found.scope, found.expert]
 

@@ -25,6 +25,11 @@ BEHIND = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend
 2.11).
 """
 CPU_BACKENDS = ("flash", "math")
+WRITTEN_OUT = ("mps",)
+"""Devices whose kernels do not give what they should: of tensors that are not contiguous
+(https://github.com/pytorch/pytorch/issues/181133), and in 16 bits of causal masks
+(https://github.com/pytorch/pytorch/issues/195910).
+"""
 HALF_ONLY_ON_GPU = ("flash", "cudnn")
 HALF = (torch.float16, torch.bfloat16)
 
@@ -51,6 +56,11 @@ def causal_attention(
     """
     if isinstance(seen, BlockMask):
         return attend_in_blocks(q, k, v, seen, scale)
+    if q.device.type in WRITTEN_OUT:
+        if backend != "auto":
+            check_backend(backend, q.device.type, q.dtype)
+        seen = _band(q, k.shape[2], window) if seen is None else seen
+        return written_out(q, k, v, seen=seen, scale=scale)
     seq, keys = q.shape[2], k.shape[2]
     more: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1], "scale": scale}
     masked = seen is not None or 0 < window < keys
@@ -78,6 +88,22 @@ def causal_attention(
             return flash(q, k, v, is_causal=True, scale=scale)[0]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=_band(q, keys), **more)
     return _by_backend(q, k, v, backend, is_causal=seq == keys, **more)
+
+
+def written_out(
+    q: Tensor, k: Tensor, v: Tensor, *, seen: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """The same by matrix products and a softmax; without `seen` every query sees all keys. seen:
+    where a query sees a key, or what is added to scores.
+    """
+    if q.shape[1] != k.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if seen is not None and seen.dtype == torch.bool:
+        scores = scores.masked_fill(~seen, -torch.inf)
+    elif seen is not None:
+        scores = scores + seen
+    return scores.softmax(-1) @ v
 
 
 def _by_backend(q: Tensor, k: Tensor, v: Tensor, backend: str, **more: Any) -> Tensor:
@@ -128,6 +154,8 @@ def check_backend(backend: str, device_type: str, dtype: torch.dtype) -> None:
     """Raises ValueError where torch has no such kernel, instead of its 'No viable backend'."""
     if device_type == "cpu" and backend not in CPU_BACKENDS:
         what = "torch has no such kernel on a CPU; use auto, flash or math"
+    elif device_type == "mps" and backend != "math":
+        what = "on an Apple GPU attention is written out; use auto or math"
     elif device_type == "cuda" and backend in HALF_ONLY_ON_GPU and dtype not in HALF:
         what = f"this kernel takes bf16 or fp16, not {dtype}; use auto, efficient or math"
     else:

@@ -17,6 +17,7 @@ from forge.data.samples import Sample, Samples
 from forge.models.contract import LanguageModel
 from forge.models.head import head_of
 from forge.objectives.objective import Objective, read
+from forge.wide import widest
 
 LOGITS_AT_ONCE = 1 << 24
 
@@ -62,16 +63,17 @@ class NextToken(Objective):
         hidden, head = read(model, batch).flatten(0, 1), head_of(model)
         sizes_of = self.token_bytes.to(hidden.device)
         rows = max(LOGITS_AT_ONCE // head.vocab_size, 1)
-        sums = torch.zeros(5, dtype=torch.float64, device=hidden.device)
+        wide = widest(hidden.device)
+        sums = torch.zeros(5, dtype=wide, device=hidden.device)
         for states, wanted in zip(
             hidden.split(rows), batch["targets"].flatten().split(rows), strict=True
         ):
             logits, kept = head.logits(states).float(), wanted != IGNORE_INDEX
             nats = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="none")
-            nats = nats.double()
-            sizes = torch.where(kept, sizes_of[wanted.clamp(min=0)], 0).double()
+            nats = nats.to(wide)
+            sizes = torch.where(kept, sizes_of[wanted.clamp(min=0)], 0).to(wide)
             values = (nats, kept, logits.argmax(-1) == wanted, nats * (sizes > 0), sizes)
-            sums += torch.stack([value.double().sum() for value in values])
+            sums += torch.stack([value.to(wide).sum() for value in values])
         return dict(zip(NextToken.sums, sums, strict=True))
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import torch
 from torch import nn
 
 from forge.build import build
-from forge.config.model import Decoder
 from forge.config.param_groups import KIND, OWN, ROLES, SCHEDULER, Group, groups, members
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
 from forge.optim.groups import Schedule, roles_of, torch_groups
 from forge.optim.learning_rate import scaled
+from forge.optim.own_schedule import build_schedule, steps_of, width
 from forge.optim.together import Together
 
 
@@ -33,11 +36,14 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
         params = torch_groups(
             group,
             mine,
-            dim=_dim(config),
+            dim=width(config),
             horizon=config.train.max_steps,
             schedule=_own_schedule(config, group),
         )
-        made.append(build(group.section, path="optimizer", trust=trust, params=params))
+        offered = {"model": model} | steps_of(config)
+        one = build(group.section, path="optimizer", trust=trust, offered=offered, params=params)
+        _check_step(one, group)
+        made.append(one)
     if not made:
         what = "no parameter of the model is trained."
         raise ConfigError([Problem("optimizer", what, "freeze less", rule="optimizer.nothing")])
@@ -50,22 +56,33 @@ def rates(config: Config, schedule: Schedule) -> dict[str, Schedule]:
     """
 
     def of(group: Group) -> Schedule:
-        peak, factor = group.section.peak(_dim(config)), _own_schedule(config, group) or schedule
+        peak, factor = group.section.peak(width(config)), _own_schedule(config, group) or schedule
         return lambda step: peak * factor(step)
 
     return {name: of(group) for name, group in groups(config).items()}
-
-
-def _dim(config: Config) -> int | None:
-    """Width of the model, where it is known."""
-    return config.model.dim if isinstance(config.model, Decoder) else None
 
 
 def _own_schedule(config: Config, group: Group) -> Schedule | None:
     """Factor of the learning rate of a group, if it is not that of the run."""
     if SCHEDULER not in config.optimizer.groups.get(group.name, {}):
         return None
-    return scaled(build(group.scheduler, path="scheduler", trust=config.run.trust), config.data)
+    return scaled(build_schedule(group.scheduler, config), config.data)
+
+
+def _check_step(optimizer: Any, group: Group) -> None:
+    """Raises ConfigError for what is no optimizer, or one that computes gradients by itself."""
+    key, what = f"optimizer._target_={group.section._target_}", ""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        what = f"it gives a {type(optimizer).__name__}, which is no torch.optim.Optimizer."
+    elif _needs_closure(optimizer):
+        what = "its step computes the loss again, by a closure, and forge gives it gradients."
+    if what:
+        raise ConfigError([Problem(key, what, "another optimizer", rule="target")])
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
 
 
 def _check_roles(group: Group, key: str, roles: list[str]) -> None:

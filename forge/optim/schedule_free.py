@@ -11,6 +11,7 @@ from torch import Tensor
 from forge.config.optimizers import ScheduleFreeAdamW as ScheduleFreeAdamWConfig
 from forge.optim.elementwise import Elementwise, Part, correction, count_of, foreach
 from forge.owned import local
+from forge.wide import widest
 
 
 def schedule_free_adamw(
@@ -54,12 +55,18 @@ class ScheduleFreeAdamW(Elementwise):
         super().__init__(groups, lr=lr, weight_decay=weight_decay, **options)
 
     def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        device = parameter.device
         return {
             "step": count_of(parameter),
-            "weight_sum": torch.zeros((), dtype=torch.float64, device=parameter.device),
+            "weight_sum": torch.zeros((), dtype=widest(device), device=device),
             "z": parameter.detach().clone(),
             "exp_avg_sq": torch.zeros_like(parameter),
         }
+
+    def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The sum in the format of this device, which may be another than that of before."""
+        total = found["weight_sum"].to(widest(parameter.device))
+        return super().loaded(parameter, found | {"weight_sum": total})
 
     def update(self, group: dict[str, Any], part: Part) -> None:
         (beta1, beta2), counts = group["betas"], part.count()
@@ -68,7 +75,8 @@ class ScheduleFreeAdamW(Elementwise):
             rates = rates * (counts / group["warmup_steps"]).clamp(max=1)
         sums = part.state("weight_sum")
         foreach._foreach_add_(sums, [*rates.square().unbind()])
-        total = torch.stack(sums).clamp(min=torch.finfo(torch.float64).tiny)  # 0 while lr is 0
+        total = torch.stack(sums)
+        total = total.clamp(min=torch.finfo(total.dtype).tiny)  # 0 while lr is 0
         shares = (rates.square() / total).to(rates.dtype)
         z, second = part.state("z"), part.state("exp_avg_sq")
         squares = part.unless_skipped(foreach._foreach_mul(part.gradients, part.gradients), second)

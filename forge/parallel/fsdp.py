@@ -52,7 +52,7 @@ def shard(
     if isinstance(model, Decoder) and not model.section.tie_embeddings:  # else with the root
         embedding, head = model.embedding, model.output
     groups = []
-    for block in blocks_of(model):
+    for block in blocks_of(model) if hasattr(model, "blocks") else ():
         groups.append([block])
         if mesh.parallel.ep > 1:
             for layer in [module for module in block.modules() if isinstance(module, Experts)]:

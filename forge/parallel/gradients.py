@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from forge.owned import local
+from forge.wide import widest
 
 
 def clip(
@@ -29,7 +30,8 @@ def clip(
     """
     found = [(name, p.grad) for name, p in named if p.grad is not None]
     like = local(found[0][1]) if found else torch.zeros(())
-    sums = torch.full((2,), also, dtype=torch.float64, device=like.device)  # of squares, and `also`
+    wide = widest(like.device)
+    sums = torch.full((2,), also, dtype=wide, device=like.device)  # of squares, and `also`
     sums[0] = squares(found, counted=counted, spread=spread, device=like.device)
     if spread:
         dist.all_reduce(sums)
@@ -59,7 +61,8 @@ def squares(
 ) -> Tensor:
     """The sum of squares of what this rank has of tensors as the first of its copies, see `clip`.
 
-    In fp64: sums in fp32 depend on how a tensor is cut, by 1e-4 on a CPU (torch 2.13).
+    In fp64 where there is one: sums in fp32 depend on how a tensor is cut, by 1e-4 on a CPU (torch
+    2.13).
     """
     own = [
         local(values)
@@ -67,8 +70,8 @@ def squares(
         if not spread or (counted(name) and _is_first_copy(values))
     ]
     if not own:
-        return torch.zeros((), dtype=torch.float64, device=device)
-    norms = torch._foreach_norm(own, 2, torch.float64)  # type: ignore[arg-type]
+        return torch.zeros((), dtype=widest(device), device=device)
+    norms = torch._foreach_norm(own, 2, widest(own[0].device))  # type: ignore[arg-type]
     return torch.stack(norms).square().sum()
 
 

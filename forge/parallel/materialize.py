@@ -23,9 +23,13 @@ def materialize(
     buffers: their device, if not that of the parameters. Raises ValueError for a buffer that the
     model gives no value.
     """
-    allocate(model, device, buffers=buffers)
+    # Several threads draw, and an Apple GPU is not for several threads.
+    first = torch.device("cpu") if device.type == "mps" else device
+    allocate(model, first, buffers=buffers if first == device else None)
     init_weights(model, seed, held=lambda values: (local(values), owned(values)))
     check_buffers(model)
+    if first != device:
+        model.to(device)
 
 
 def allocate(

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from forge.models.mixin import mix_in
 from forge.models.moe import MoE
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = HALF | {"fp32": torch.float32}
 """Number formats by their names in `precision`."""
-
-
-def mix_in(module: nn.Module, mixin: type, **attributes: Any) -> None:
-    """Put the class `mixin` before that of a module, in place. Names of parameters stay."""
-    module.__class__ = _mixed(mixin, type(module))
-    for name, value in attributes.items():
-        assert not hasattr(module, name), f"{type(module).__name__} has its own {name}"
-        setattr(module, name, value)
 
 
 def mix_in_each(model: nn.Module, mixins: dict[type, type], **attributes: Any) -> None:
@@ -30,11 +22,6 @@ def mix_in_each(model: nn.Module, mixins: dict[type, type], **attributes: Any) -
         found = [mixin for kind, mixin in mixins.items() if isinstance(module, kind)]
         if found:
             mix_in(module, found[0], **attributes)
-
-
-@functools.cache
-def _mixed(mixin: type, original: type) -> type:
-    return type(f"{mixin.__name__}{original.__name__}", (mixin, original), {})
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

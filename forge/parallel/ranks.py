@@ -56,7 +56,9 @@ class Ranks:
         self, batch: dict[str, Tensor], along_sequence: Collection[str], device: torch.device
     ) -> dict[str, Tensor]:
         """This rank's batch on its device, and of the fields along the sequence its own part."""
-        wait = device.type == "cpu"
+        # To an Apple GPU such a copy reads memory that is given away by then:
+        # https://github.com/pytorch/pytorch/issues/189690
+        wait = device.type != "cuda"
         moved = {name: each.to(device, non_blocking=not wait) for name, each in batch.items()}
         cut = {name: self.own_part(moved[name]) for name in along_sequence if name in moved}
         return moved | cut

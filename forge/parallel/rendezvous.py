@@ -28,11 +28,12 @@ COMMAND, RECEIVED, ALL, ALIVE, TURN, LEFT = (
 class Command:
     """What the other ranks do: work on the run of a directory, or end with an exit code.
 
-    trust: prefixes of what may be built.
+    trust: prefixes of what may be built. imports: the directories to import it from.
     """
 
     run_dir: str = ""
     trust: list[str] = field(default_factory=list)
+    imports: list[str] = field(default_factory=list)
     code: int | None = None
 
 

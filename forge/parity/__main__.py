@@ -1,4 +1,8 @@
-"""`python -m forge.parity a="..." b="..." [overrides]`: do two layouts compute the same numbers?"""
+"""`python -m forge.parity a="..." b="..." [overrides]`: do two layouts compute the same numbers?
+
+Examples:
+    python -m forge.parity a="parallel=single" b="parallel=tp2"
+"""
 
 from __future__ import annotations
 
@@ -72,6 +76,7 @@ def _main(options: argparse.Namespace) -> int:
             return cli.REFUSED  # rank 0 says why
         what, fix = "forge.parity starts the ranks of both sides itself.", "no torchrun or srun"
         raise refusal(f"{found.source}={found.size}", what, fix, ENVIRONMENT)
+    cli.enter(options)
     words = read(options.overrides)
     sides = resolved(words, options.config_dir)
     for name, side in sides.items():

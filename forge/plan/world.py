@@ -5,6 +5,7 @@ for it.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,12 +25,15 @@ DEGREES = "the parallel degrees"
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """The GPUs of a machine, where the count comes from, bytes of the smallest; torch's version."""
+    """The GPUs of a machine, where the count comes from, bytes of the smallest; torch's version;
+    whether it is Apple silicon.
+    """
 
     gpus: int
     source: str
     memory: int | None = None
     torch: tuple[int, int] | None = None
+    apple: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,11 @@ class World:
 
 def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
     """GPUs by CUDA_VISIBLE_DEVICES, else by NVML; none under a CPU build of torch."""
+    apple = (platform.system(), platform.machine()) == ("Darwin", "arm64")
+    return replace(_find_gpus(environ), apple=apple)
+
+
+def _find_gpus(environ: Mapping[str, str]) -> Devices:
     installed = _installed_torch()
     numbers = (installed or "").split(".")[:2]
     known = len(numbers) == 2 and all(map(str.isdecimal, numbers))
@@ -96,7 +105,7 @@ def find_world(
     elif parallel.product_without_dp_shard > 1:
         size, source = parallel.product_without_dp_shard, DEGREES
     else:
-        size, source = 1, "a CPU"
+        size, source = 1, "a CPU" if device == "cpu" else f"run.device={device}"
     return World(size=size, source=source, device=device, devices=devices)
 
 

@@ -1,5 +1,6 @@
 """Reading sweeps: statistics over seeds as tables, as a page, and as data frames.
 
+forge.report("sweeps/mine")           # all of these, and the page
 forge.report.frame("sweeps/mine")     # a row a run
 forge.report.arms("sweeps/mine")      # a row an arm: mean, interval, difference to the baseline
 forge.report.curves("sweeps/mine")    # a row a log
@@ -7,10 +8,13 @@ forge.report.curves("sweeps/mine")    # a row a log
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forge.report.frames import arms, curves, frame
+    from forge.report.framed import Framed
+    from forge.report.frames import Places, arms, curves, frame
 
 __all__ = ["arms", "curves", "frame"]
 
@@ -21,3 +25,29 @@ def __getattr__(name: str) -> Any:
     from forge.report import frames  # on first use: it is slow to import
 
     return getattr(frames, name)
+
+
+class ReportModule(types.ModuleType):
+    """`forge.report` is this package, and the function of that name to who calls it."""
+
+    if TYPE_CHECKING:
+        arms, curves, frame = staticmethod(arms), staticmethod(curves), staticmethod(frame)
+
+    def __call__(
+        self,
+        sweep: Places,
+        *,
+        metric: str | None = None,
+        baseline: str | None = None,
+        reach: float | None = None,
+    ) -> Framed:
+        """What python -m forge.report says of a sweep, or of runs given as a list, as data frames;
+        of a sweep, or of one run, its page is written too. metric, baseline, reach: as its options.
+        Raises ConfigError.
+        """
+        from forge.report.framed import framed
+
+        return framed(sweep, metric=metric, baseline=baseline, reach=reach)
+
+
+sys.modules[__name__].__class__ = ReportModule

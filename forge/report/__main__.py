@@ -1,5 +1,10 @@
 """`python -m forge.report SWEEP`: what each arm of a sweep reached, how it differs from the
-baseline, and what failed.
+baseline, and what failed; `forge.report RUN`: a page of one run.
+
+Examples:
+    python -m forge.report sweeps/rates --baseline lr=0.002
+    python -m forge.report runs/mine
+    python -m forge.report runs/a runs/b --metric eval/loss
 """
 
 from __future__ import annotations
@@ -11,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge import cli
-from forge.config.problems import refusal
+from forge.config.problems import COMMAND_LINE, refusal
 from forge.launch.sweep.directory import POINTS
 from forge.rundir import untrusted
 from forge.rundir.directory import short
+from forge.rundir.saved_config import is_run
 
 if TYPE_CHECKING:
     from forge.report.comparison import Report
@@ -22,7 +28,8 @@ if TYPE_CHECKING:
 ABOUT = """What each arm of a sweep reached, over its seeds: mean, deviation, 95 % interval,
 difference to the baseline with its interval and p-value, how soon it reached a value, and what
 failed. Prints tables; of a sweep it also writes SWEEP/report/ (index.html, report.md, arms.csv,
-runs.csv), unless the files are named here. Several RUNs are compared with the first."""
+runs.csv), unless the files are named here. Several RUNs are compared with the first. Of one RUN it
+writes RUN/report/index.html: curves, samples, config and provenance."""
 FILES = {  # name below SWEEP/report, help
     "html": ("index.html", "write a page with learning curves that needs no network; - prints it"),
     "markdown": ("report.md", "write the tables as Markdown; - prints it"),
@@ -33,9 +40,7 @@ STDOUT = Path("-")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m forge.report", description=ABOUT, allow_abbrev=False
-    )
+    parser = cli.Parser("forge.report", ABOUT)
     add = parser.add_argument
     places = "the directory of a sweep, or those of one or more runs"
     add("places", nargs="+", type=Path, metavar="SWEEP | RUN", help=places)
@@ -56,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(options: argparse.Namespace) -> int:
+    if len(options.places) == 1 and is_run(options.places[0]):
+        return _of_run(options)
     from forge.report.comparison import compare
     from forge.report.rendering import show
     from forge.report.runs import read
@@ -74,6 +81,30 @@ def _main(options: argparse.Namespace) -> int:
         _write(_text(kind, path, report, most), kind, path)
     if written := [short(path) for path in files.values() if path != STDOUT]:
         print(f"written: {', '.join(written)}", file=sys.stderr if prints else sys.stdout)
+    return 0
+
+
+def _of_run(options: argparse.Namespace) -> int:
+    from forge.report import run_page
+    from forge.report.inventory import entries
+
+    run = options.places[0]
+    for name in ("metric", "baseline", "reach", "top", *FILES):
+        if name != "html" and getattr(options, name) is not None:
+            what = "it is of a sweep, or of several runs: the page of one run has all of it."
+            fix = f"python -m forge.report {short(run)}, or --html FILE"
+            raise refusal(_flag(name), what, fix, COMMAND_LINE)
+    (entry,), _ = entries([run])
+    path = options.html or run / "report" / "index.html"
+    if options.html is None:
+        untrusted.check_links(run)
+    text = run_page.page(entry)
+    if path != STDOUT:
+        for line in [entry.name, *run_page.summary(entry)]:
+            print(cli.printable(line))
+    _write(text, "html", path)
+    if path != STDOUT:
+        print(f"written: {short(path)}")
     return 0
 
 

@@ -23,7 +23,7 @@ def frame(sweep: Places) -> pandas.DataFrame:
     """
     import pandas
 
-    return pandas.DataFrame(run_rows(_report(sweep)))
+    return pandas.DataFrame(run_rows(read_report(sweep)))
 
 
 def arms(
@@ -38,7 +38,7 @@ def arms(
     """
     import pandas
 
-    report = _report(sweep, metric=metric, baseline=baseline, reach=reach)
+    report = read_report(sweep, metric=metric, baseline=baseline, reach=reach)
     return pandas.DataFrame(arm_rows(report))
 
 
@@ -46,9 +46,14 @@ def curves(sweep: Places, metric: str = "train/loss") -> pandas.DataFrame:
     """A row a log of a metric: arm, seed, run, step, tokens, seconds of training, and the metric.
     Raises ConfigError.
     """
+    return curves_of(read_report(sweep), metric)
+
+
+def curves_of(report: Report, metric: str) -> pandas.DataFrame:
+    """The same of a report."""
     import pandas
 
-    report, parts = _report(sweep), []
+    parts = []
     for run in report.runs:
         curve = run.log.curve(metric)
         columns = {
@@ -111,6 +116,7 @@ def _cell(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else shown(value)
 
 
-def _report(sweep: Places, **choices: Any) -> Report:
+def read_report(sweep: Places, **choices: Any) -> Report:
+    """choices: of `compare`. Raises ConfigError."""
     paths = [sweep] if isinstance(sweep, str | Path) else sweep
     return compare(read([Path(path) for path in paths]), **choices)

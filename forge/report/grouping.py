@@ -48,7 +48,7 @@ def arms_of(runs: Sequence[Run], default: str) -> list[Arm]:
     varied = [key for key in keys if key != SEED]
     free = [key for key in varied if is_free(key)]
     known = [run for run in runs if run.texts]
-    prepared = {run: (_identity(run), *(_value(run, key) for key in free)) for run in known}
+    prepared = {run: (_identity(run), *(value_of(run, key) for key in free)) for run in known}
     by_overrides = {_overrides(run): identity for run, identity in prepared.items()}
     groups: dict[object, list[Run]] = {}
     for run in runs:
@@ -58,7 +58,7 @@ def arms_of(runs: Sequence[Run], default: str) -> list[Arm]:
     words = short_keys(varied)
     names = []
     for run in firsts:
-        values = {words[key]: value for key in varied if (value := _value(run, key)) is not None}
+        values = {words[key]: value for key in varied if (value := value_of(run, key)) is not None}
         names.append(run.point.arm or _joined(values) or default)
     named = zip(_distinct(names, firsts), groups.values(), strict=True)
     return [Arm(name=name, runs=tuple(group)) for name, group in named]
@@ -101,7 +101,7 @@ def _typed(run: Run) -> dict[str, str]:
     return {key: text_of(value) for key, _, value in words}
 
 
-def _value(run: Run, key: str) -> str | None:
+def value_of(run: Run, key: str) -> str | None:
     if key in run.point.varied:
         return text_of(run.point.varied[key])
     return _typed(run).get(key, run.texts.get(key))

@@ -12,6 +12,7 @@ import numpy as np
 from forge.rundir.files import read_rows
 
 FILES = ("metrics.jsonl", "performance.jsonl")
+COUNTS = {"step", "time", "tokens"}
 Column = tuple[np.ndarray, np.ndarray]
 
 
@@ -47,11 +48,23 @@ class Log:
         """Seconds of training by the last log, without evaluation, checkpoints and waiting."""
         return _last(self._seconds)
 
+    @property
+    def metrics(self) -> list[str]:
+        """What was logged, but what counts steps, tokens and time."""
+        return [name for name in self._columns if name not in COUNTS]
+
+    def track(self) -> Curve:
+        """Tokens and seconds at every step that has a log; its values are the steps."""
+        steps = np.unique(np.r_[self._column("tokens")[0], self._seconds[0]])
+        return self._at(steps, steps)
+
     def curve(self, metric: str) -> Curve:
         """The curve of a metric, empty when it was never logged. The last value of a step counts;
         tokens and seconds are interpolated between their own logs.
         """
-        steps, values = self._column(metric)
+        return self._at(*self._column(metric))
+
+    def _at(self, steps: np.ndarray, values: np.ndarray) -> Curve:
         tokens, seconds = (
             np.interp(steps, np.r_[0, known], np.r_[0, count]) if len(known) else steps * np.nan
             for known, count in (self._column("tokens"), self._seconds)

@@ -9,15 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, shown
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import SWEEP, Point, SweepDirectory, examples, find_sweep
-from forge.launch.sweep.state import DONE, FAILED, survey
-from forge.report.logs import Log
+from forge.launch.sweep.state import DONE, FAILED, Survey, survey
 from forge.rundir import outcome
 from forge.rundir.saved_config import is_run, read_plain
+
+if TYPE_CHECKING:
+    from forge.report.logs import Log
 
 SEED = "seed"
 
@@ -67,6 +69,8 @@ class Run:
 
     @cached_property
     def log(self) -> Log:
+        from forge.report.logs import Log  # with numpy, which a list of runs does without
+
         return Log(self.path)
 
 
@@ -94,6 +98,11 @@ def read(paths: Sequence[Path]) -> Source:
     if problems:
         raise ConfigError(problems)
     return _of_sweep(find_sweep(paths[0])) if sweeps else _of_runs(paths)
+
+
+def runs_of(points: Sequence[Point], found: Survey) -> list[Run]:
+    known: dict[str, Any] = {}
+    return [_run(point, found.states[point.number], known) for point in points]
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -126,7 +135,7 @@ def text_of(value: object) -> str:
 def _of_sweep(sweep: SweepDirectory) -> Source:
     points = sweep.points()
     found = survey(points)
-    runs = [_run(point, found.states[point.number]) for point in points]
+    runs = runs_of(points, found)
     declared = [run.config.get("sweep", {}).get("ablation", {}).get("baseline") for run in runs]
     return Source(
         name=sweep.name,
@@ -151,17 +160,16 @@ def _of_runs(paths: Sequence[Path]) -> Source:
         Point(number=i, hash="", slug=arm, path=path, overrides=(), arm=arm)
         for i, (path, arm) in enumerate(zip(places, arms, strict=True))
     ]
-    states = survey(points).states
     name = " against ".join(arms) if len(arms) < 3 else f"{len(arms)} runs"
-    return Source(name=name, runs=[_run(point, states[point.number]) for point in points])
+    return Source(name=name, runs=runs_of(points, survey(points)))
 
 
-def _run(point: Point, state: str) -> Run:
+def _run(point: Point, state: str, known: dict[str, Any]) -> Run:
     why = messages.cause(point.path, point.code) if state == FAILED else ""
     if not is_run(point.path):
         return Run(point=point, state=state, why=why)
     try:
-        config = read_plain(point.path)
+        config = read_plain(point.path, known)
         result = outcome.read_result(point.path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Run(point=point, state=FAILED, why=str(error))

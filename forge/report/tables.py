@@ -85,27 +85,33 @@ def headline(report: Report) -> list[str]:
     tested = [row for row in report.others if row.p_holm is not None]
     if tested:
         level = "at 5 % after Holm" if len(tested) > 1 else "at 5 %"
-        verdicts = _verdicts(tested, report.higher)
+        verdicts = "; ".join(filter(None, (_verdicts(tested, report.higher), _untested(report))))
         lines.append(f"Against {report.baseline.name}, {level}: {verdicts}.")
-    return lines
+    return [*lines, *_lengths(report)]
 
 
 def results(report: Report, most: int | None = None) -> Table:
     write, lines = decimals(report), []
     seeds = any(row.summary.n > 1 for row in report.rows)
+    lengths = [name for name in ("steps", "tokens") if len(_ended(report.rows, name)) > 1]
     for row in report.shown(most):
         own = row.summary
-        cells = [write.number(own.mean)]
+        cells = [_span(_ended([row], name), name) for name in lengths] + [write.number(own.mean)]
         if seeds:
             cells += [write.number(own.deviation), write.interval(own.low, own.high)]
-        lines.append((_name(row, report), f"{own.n} of {len(row.arm.runs)}", *cells))
+        lines.append((arm_name(row, report), f"{own.n} of {len(row.arm.runs)}", *cells))
     return Table(
         name="arms",
         title=f"{report.metric} at the end",
-        heads=("arm", "done", *(("mean", "deviation", "95 % interval") if seeds else ("value",))),
+        heads=(
+            "arm",
+            "done",
+            *lengths,
+            *(("mean", "deviation", "95 % interval") if seeds else ("value",)),
+        ),
         lines=lines,
         notes=_notes_of_results(report, seeds),
-        align="<>>>>",
+        align="<>>>>>>",
     )
 
 
@@ -149,7 +155,7 @@ def times_to_target(report: Report, most: int | None = None) -> Table:
         own = row.to_target
         if own.n is not None:
             cells = (compact(own.step), compact(own.tokens), duration(own.seconds))
-            lines.append((_name(row, report), f"{own.n} of {own.of}", *cells))
+            lines.append((arm_name(row, report), f"{own.n} of {own.of}", *cells))
     bound = "at least" if report.higher else "at most"
     note = TO_TARGET.format(report.metric, bound, target, report.target_from)
     return Table(
@@ -246,17 +252,53 @@ def _verdicts(tested: Sequence[Row], higher: bool) -> str:
     return "; ".join(words)
 
 
+def _untested(report: Report) -> str:
+    """The arms that no test tells from the baseline, with the reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in report.others:
+        if row.p_holm is None:
+            why = row.difference.why or "no run with a value"
+            reasons.setdefault(why, []).append(row.name)
+    return "; ".join(
+        f"{_listed(names) if len(names) < 4 else f'{len(names)} arms'} "
+        f"{'is' if len(names) == 1 else 'are'} not tested ({why})"
+        for why, names in reasons.items()
+    )
+
+
+def _lengths(report: Report) -> list[str]:
+    """That runs of different length stand in one ranking, where they do."""
+    found = {name: _ended(report.rows, name) for name in ("steps", "tokens")}
+    if all(len(lengths) < 2 for lengths in found.values()):
+        return []
+    reasons = (run.ended[1] for run in report.runs if run.ended)
+    early = Counter(reason for reason in reasons if reason != "end")
+    why = ", ".join(f"{n} ended by {reason}" for reason, n in early.items())
+    length = ", ".join(
+        f"{_span(lengths, name)} {name}" for name, lengths in found.items() if lengths
+    )
+    length += f" ({why})" if why else ""
+    return [f"The runs did not all train as long, and stand in one ranking: {length}."]
+
+
+def _ended(rows: Sequence[Row], name: str) -> set[int]:
+    """The steps, or tokens, after which the runs of arms have ended that count."""
+    runs = [run for row in rows for run in row.arm.done if run.ended]
+    if name == "steps":
+        return {run.ended[0] for run in runs if run.ended}
+    return {run.log.tokens for run in runs if run.log.tokens is not None}
+
+
+def _span(lengths: set[int], name: str) -> str:
+    write = compact if name == "tokens" else "{:,}".format
+    ends = dict.fromkeys(write(n) for n in (min(lengths), max(lengths))) if lengths else [NOTHING]
+    return " to ".join(ends)
+
+
 def _notes_of_results(report: Report, seeds: bool) -> list[str]:
     better = f"{'Higher' if report.higher else 'Lower'} is better."
     interval = " The interval is Student's t over the runs that are done." if seeds else ""
     notes = [better + interval]
-    ended = [run.ended for run in report.runs if run.ended]
-    steps = [step for step, _ in ended]
-    if len(set(steps)) > 1:
-        early = Counter(reason for _, reason in ended if reason != "end")
-        why = ", ".join(f"{n} ended by {reason}" for reason, n in early.items())
-        length = f"{min(steps):,} to {max(steps):,} steps{f' ({why})' if why else ''}"
-        notes.append(f"The runs did not all train as long: {length}.")
     paired = any(row.difference.method == PAIRED for row in report.rows)
     if paired and len({frozenset(row.values) for row in report.rows if row.values}) > 1:
         notes.append(UNPAIRED)
@@ -284,7 +326,7 @@ def _test(found: Difference) -> str:
     return f"{found.n} pairs" if found.method == PAIRED else found.why or WELCH
 
 
-def _name(row: Row, report: Report) -> str:
+def arm_name(row: Row, report: Report) -> str:
     is_baseline = row is report.baseline and report.others and report.compared
     return f"{row.name} (baseline)" if is_baseline else row.name
 

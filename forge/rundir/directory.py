@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from forge.config.changes import Change, changes
 from forge.config.problems import refusal
 from forge.config.root import Config
 from forge.rundir import provenance, saved_config
+from forge.rundir.annotations import annotate
 from forge.rundir.files import read_json, read_object, write_json
 from forge.rundir.lock import InUse, Lock
 from forge.rundir.provenance import Provenance
@@ -41,6 +42,17 @@ if TYPE_CHECKING:
     from forge.resolve.resolve import Resolution
 
 MADE_WITH = "provenance.json"
+
+
+class OfRun(Protocol):
+    """What says which run it is of, as a result does."""
+
+    @property
+    def run_dir(self) -> Path: ...
+
+
+Place = str | os.PathLike[str] | OfRun
+"""A run, or a checkpoint, as it is named from Python."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +120,8 @@ def create(
             write_json(path / MADE_WITH, {"run_id": secrets.token_hex(8), **made.facts})
             if made.diff and config.run.record_diff:
                 (path / "git.diff").write_text(made.diff, encoding="utf-8")
+            if config.tags:
+                annotate(path, tags=config.tags, note="")
             _write_version(path, 1, config, resolution, overrides)
     return path, config
 
@@ -197,6 +211,11 @@ def readable(label: str) -> str:
     """A label as it stands in the name of a directory, where 255 bytes are the most."""
     clean = "".join(c if c.isalnum() or c in "-_." else "-" for c in label)
     return clean.encode()[:100].decode(errors="ignore")
+
+
+def path_of(run: Place) -> Path:
+    """The directory that is meant."""
+    return Path(run if isinstance(run, str | os.PathLike) else run.run_dir)
 
 
 def short(path: Path) -> str:

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEPEST = 100
 TOO_DEEP = f"it is nested more than {DEEPEST} deep"
+SECTION = re.compile(r"(?m)^(?=[A-Za-z_])")  # where a key of the root begins
 TAIL = 16_384  # bytes that are read from the end of a long file
 
 
@@ -88,12 +90,32 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> Any:
-    """Raises OSError and ValueError.
+    """Raises OSError and ValueError."""
+    return parse_yaml(path.read_text(encoding="utf-8"))
+
+
+def read_sections(path: Path, known: dict[str, Any]) -> Any:
+    """A YAML file like those read before, of whose sections many are the same: only a new one is
+    parsed. known: sections by their text, which it adds to. Raises OSError and ValueError.
+    """
+    text = path.read_text(encoding="utf-8")
+    sections = [section for section in SECTION.split(text) if section]
+    try:
+        for section in sections:
+            if section not in known:
+                known[section] = parse_yaml(section)
+        return {key: value for section in sections for key, value in known[section].items()}
+    except (Damaged, AttributeError):
+        return parse_yaml(text)  # it says where it is damaged
+
+
+def parse_yaml(text: str) -> Any:
+    """Raises ValueError.
 
     Its depth is found first: the loader in C ends the process at one that is too great. An alias,
     which forge does not write, may make it endless.
     """
-    text, depth = path.read_text(encoding="utf-8"), 0
+    depth = 0
     try:
         for event in yaml.parse(text, Loader=LOADER):
             depth += isinstance(event, yaml.CollectionStartEvent)
@@ -152,9 +174,9 @@ def cut_rows(paths: Iterable[Path], sizes: Mapping[str, int]) -> None:
             os.truncate(path, kept)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All lines of JSON but damaged ones, oldest first; none where there is no file. Raises
-    ConfigError when it cannot be read.
+def read_rows(path: Path, having: str = "") -> list[dict[str, Any]]:
+    """All lines of JSON but damaged ones, oldest first; none where there is no file. having: a text
+    that is in a line. Raises ConfigError when it cannot be read.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").strip("\n").split("\n")
@@ -163,6 +185,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         what = f"it cannot be read: {error.strerror}."
         raise refusal(str(path), what, "move it away") from None
+    lines = [line for line in lines if having in line] if having else lines
     try:
         rows = json.loads(f"[{','.join(lines)}]")  # several times as fast as line by line
     except (ValueError, RecursionError):

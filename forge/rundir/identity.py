@@ -52,5 +52,5 @@ def _walk(section: Section, prefix: str) -> Iterator[tuple[str, Any]]:
         elif not value.all_free:
             kind = type(value)
             if kind is not declared[field.name]:
-                yield f"{key}._type_", f"{kind.__module__}.{kind.__qualname__}"
+                yield f"{key}._type_", kind.type_name()
             yield from _walk(value, f"{key}.")

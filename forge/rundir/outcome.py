@@ -15,13 +15,18 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.config.problems import REFUSED
+from forge.rundir import history
 from forge.rundir.directory import changed, resume_command
 from forge.rundir.files import append_row, read_object, read_rows, write_first
+from forge.rundir.history import Rows
 from forge.rundir.provenance import OURS, now, revision, versions
 from forge.rundir.saved_config import ATTEMPTS, newest
+
+if TYPE_CHECKING:
+    import pandas
 
 ERROR, RESULT = "error.json", "result.json"
 FAILED = 1  # exit code: something went wrong; a user's mistake is REFUSED
@@ -65,6 +70,14 @@ class Result:
     metrics: dict[str, float]
     objective: float | None
     higher_is_better: tuple[str, ...] = ()
+
+    def history(self, *metrics: str) -> Rows:
+        """What was logged, a dict a step, or these metrics alone; see forge.rundir.history."""
+        return history.history(self.run_dir, *metrics)
+
+    def frame(self, *metrics: str) -> pandas.DataFrame:
+        """The same as a data frame."""
+        return history.frame(self.run_dir, *metrics)
 
 
 def read_result(run_dir: Path) -> Result | None:

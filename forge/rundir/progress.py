@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge.rundir.files import last_rows, read_json
+from forge.rundir.files import last_rows, read_json, read_rows
+from forge.rundir.history import METRICS, PERFORMANCE, Rows
 from forge.rundir.outcome import last_saved_step, read_result
 from forge.rundir.saved_config import read_plain
 
-METRICS, PERFORMANCE, DERIVED = "metrics.jsonl", "performance.jsonl", "derived.json"
-SAMPLES = "samples.jsonl"
-Rows = list[dict[str, Any]]
+DERIVED, SAMPLES = "derived.json", "samples.jsonl"
 
 
 def row_files(run_dir: Path) -> list[Path]:
@@ -37,13 +37,16 @@ class Progress:
     left: float | None = None
 
 
-def progress(run_dir: Path, now: float | None = None) -> Progress:
+def progress(
+    run_dir: Path, now: float | None = None, *, config: Mapping[str, Any] | None = None
+) -> Progress:
+    """config: that in force, as plain data, where it has been read."""
     rows, clock = last_rows(run_dir / METRICS), last_rows(run_dir / PERFORMANCE)
     losses = [loss for row in rows if (loss := _number(row, "train/loss")) is not None]
     steps = [row["step"] for row in rows if isinstance(row.get("step"), int)]
     result = read_result(run_dir)
     logged = steps[-1] if steps else last_saved_step(run_dir)
-    step, of = max(logged, result.step if result else 0), last_step(run_dir)
+    step, of = max(logged, result.step if result else 0), last_step(run_dir, config)
     return Progress(
         step=step,
         of=of,
@@ -72,14 +75,26 @@ def last_logged(run_dir: Path, count: int) -> list[Progress]:
     ]
 
 
-def last_step(run_dir: Path) -> int | None:
+def best_logged(run_dir: Path, metric: str, *, higher: bool) -> tuple[float, int] | None:
+    """The best value of a metric so far, and the first step that has it."""
+    key = json.dumps(metric)
+    rows = (row for file in (METRICS, PERFORMANCE) for row in read_rows(run_dir / file, key))
+    found = [
+        (value, row["step"])
+        for row in rows
+        if (value := _number(row, metric)) is not None and isinstance(row.get("step"), int)
+    ]
+    return min(found, key=lambda one: (-one[0] if higher else one[0], one[1]), default=None)
+
+
+def last_step(run_dir: Path, config: Mapping[str, Any] | None = None) -> int | None:
     """The step at which a run ends, unless a time limit or an evaluation ends it before."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         for derived in read_json(run_dir / DERIVED):
             if derived["key"] == "train.max_steps":
                 return int(derived["value"])
     with suppress(ValueError, KeyError, TypeError):
-        return int(read_plain(run_dir)["train"]["max_steps"])
+        return int((config or read_plain(run_dir))["train"]["max_steps"])
     return None
 
 

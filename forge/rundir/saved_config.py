@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 import yaml
 
-from forge.config import packages
+from forge.config import own, packages
 from forge.config.field import Section, thaw_value, types_of
 from forge.config.root import Config
 from forge.config.target import trusted
-from forge.rundir.files import read_rows, read_yaml, write_text
+from forge.rundir.files import read_rows, read_sections, read_yaml, write_text
 
 CONFIG, OVERRIDES, ATTEMPTS = "config.yaml", "overrides.json", "attempts.jsonl"
 BEFORE_CONFIG = "run.lock overrides.json derived.json warnings.json provenance.json git.diff"
@@ -58,11 +58,14 @@ def newest(run_dir: Path) -> Path:
     return run_dir / numbered(CONFIG, max(versions, default=1))
 
 
-def read_plain(run_dir: Path) -> dict[str, Any]:
-    """The config in force as plain data. Raises ValueError that names the file."""
+def read_plain(run_dir: Path, known: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The config in force as plain data, not to be changed. Raises ValueError that names the file.
+
+    known: where the configs of many runs are read, of whose sections most are the same.
+    """
     file = newest(run_dir)
     try:
-        plain = read_yaml(file)
+        plain = read_yaml(file) if known is None else read_sections(file, known)
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from None
     if not isinstance(plain, dict):
@@ -89,8 +92,8 @@ def to_plain(section: Section) -> dict[str, Any]:
         value = getattr(section, field.name)
         if isinstance(value, Section):
             kind = type(value)
-            own = {TYPE: f"{kind.__module__}.{kind.__qualname__}"}
-            plain[field.name] = (own if kind is not hints[field.name] else {}) | to_plain(value)
+            named = {TYPE: kind.type_name()}
+            plain[field.name] = (named if kind is not hints[field.name] else {}) | to_plain(value)
         else:
             plain[field.name] = thaw_value(value)
     return plain
@@ -107,8 +110,8 @@ def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...]
             continue
         value, hint = plain[field.name], hints[field.name]
         if isinstance(value, dict) and isinstance(hint, type) and issubclass(hint, Section):
-            name = value.get(TYPE)
-            value = from_plain(_schema(name, hint, trust) if name else hint, value, trust=trust)
+            kind = _kind(value, hint, trust)
+            value = from_plain(kind, value, trust=trust)
         values[field.name] = value
     return schema(**values)
 
@@ -142,6 +145,17 @@ def stored_trust(file: Path) -> tuple[str, ...]:
     return tuple(read_yaml(file)["run"]["trust"])
 
 
+def _kind(plain: dict[str, Any], base: type[Section], trust: tuple[str, ...]) -> type[Section]:
+    """The class of the section that a file has where `base` is declared."""
+    name = plain.get(TYPE)
+    if name != own.TYPE:
+        return _schema(name, base, trust) if name else base
+    group = own.group_of(base)
+    if not group or not isinstance(plain.get(own.TARGET), str):
+        raise ValueError(f"no {base.__qualname__} is named by {own.TARGET} alone")
+    return own.schema(group, {key: value for key, value in plain.items() if key != TYPE})
+
+
 def _schema(name: str, base: type[Section], trust: tuple[str, ...]) -> type[Section]:
     """The class that a file names for a section: one of forge's own, or one under a trusted
     prefix.
@@ -158,7 +172,8 @@ def _schema(name: str, base: type[Section], trust: tuple[str, ...]) -> type[Sect
         schema = getattr(ours, attribute, None)
     else:
         package = name.partition(".")[0]
-        how = f"run.trust=[{package}.], or --trust {package}. where a run is only read"
+        how = f"run.trust=[{package}.]; where a run is only read --trust {package}., in Python "
+        how += f"trust=['{package}.']"
         raise ValueError(f"its schema {name} is not under a trusted prefix; if you trust it: {how}")
     if not (isinstance(schema, type) and issubclass(schema, base)):
         raise ValueError(f"the schema {name} is no {base.__module__}.{base.__qualname__}")

@@ -82,6 +82,7 @@ class Checkpointer:
         tensors = prefixed("model", model.state_dict())
         if not weights_only:
             tensors |= {**prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
+        tensors = {name: _readable_by_threads(tensor) for name, tensor in tensors.items()}
         about = {
             "format": FORMAT,
             "step": step,
@@ -259,6 +260,11 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ten
         for p, state in optimizer.state.items()
         for key, value in state.items()
     }
+
+
+def _readable_by_threads(tensor: Tensor) -> Tensor:
+    """Itself, or of an Apple GPU, from which several threads may not copy at once, a copy."""
+    return tensor.detach().cpu() if tensor.device.type == "mps" else tensor
 
 
 def prefixed(prefix: str, tensors: Tensors) -> Tensors:

@@ -24,8 +24,7 @@ class Clock:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Time spent in here does not count."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        torch.get_device_module(self.device).synchronize()
         begin = time.perf_counter()
         outer, self._paused_at = self._paused_at, self._paused_at or begin
         try:

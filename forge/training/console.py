@@ -1,10 +1,10 @@
-"""Metrics on the terminal: a live bar, or plain lines where there is no terminal."""
+"""Metrics on the terminal: a live bar, or plain lines; in a notebook one line that is rewritten."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 from rich.console import Console
 from rich.progress import (
@@ -20,6 +20,7 @@ from rich.text import Text
 
 from forge.config import numbers
 from forge.config.numbers import compact, percent
+from forge.launch.local.notebook import OneLine, in_notebook
 
 if TYPE_CHECKING:
     from forge.training.trackers import Tracker
@@ -45,10 +46,13 @@ EVALUATION: Formats = {
 def console_tracker(
     total_steps: int, *, console: Console | None = None, clock: Clock = time.monotonic
 ) -> Tracker:
-    """A live bar where `console` (default: stdout) is a terminal, plain lines elsewhere.
+    """A live bar where `console` (default: stdout) is a terminal, plain lines elsewhere; in a
+    notebook one line that is rewritten.
 
     rich alone would take a file for a terminal where FORCE_COLOR is set, as CI and notebooks do.
     """
+    if console is None and in_notebook():
+        return PlainConsole(total_steps, Console(file=cast(IO[str], OneLine())), clock)
     console = console or Console()
     live = console.file.isatty() and console.is_terminal and not console.is_dumb_terminal
     return (LiveConsole if live else PlainConsole)(total_steps, console, clock)

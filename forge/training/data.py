@@ -35,13 +35,18 @@ from forge.training.samples import opening
 def prepare_data(config: Config, ranks: Ranks) -> Prepared:
     """The text as tokens; the main rank prepares what is not kept from before."""
     announce = cache(lambda stage: say(f"data: {stage}"))  # each stage once
+    with ranks.main_first():
+        found = prepared_text(config, announce)
+        return replace(found, train=planned(config, found.train, found.tokenizer, announce))
+
+
+def prepared_text(config: Config, announce: Callable[[str], object]) -> Prepared:
+    """The same without plans of sequences, in this process alone. announce: told of each stage."""
     making: Any = {"build": partial(build, trust=config.run.trust)}
     making["progress"] = lambda stage, share: announce(stage)
-    with ranks.main_first():
-        prepared = prepare(config.data, config.tokenizer, **making)
-        names = config.eval.sets if config.eval.enabled else ()
-        found = with_sets(prepared, {name: data_of(config, name) for name in names}, **making)
-        return replace(found, train=planned(config, found.train, found.tokenizer, announce))
+    prepared = prepare(config.data, config.tokenizer, **making)
+    names = config.eval.sets if config.eval.enabled else ()
+    return with_sets(prepared, {name: data_of(config, name) for name in names}, **making)
 
 
 def check_vocabulary(config: Config, prepared: Prepared) -> None:

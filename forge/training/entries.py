@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from forge.build import bind, locate
+from forge.config.own import GIVEN, NEEDED, Own
 from forge.config.root import Config
 from forge.training.callback import Callback, failure
 
@@ -17,6 +18,12 @@ def check_entries(config: Config) -> None:
     """Raises ConfigError for what cannot be built, before there is a session to build it with."""
     for name in config.callbacks:
         _bound(config, name, None)
+    for group, given in GIVEN.items():
+        section = getattr(config, group)
+        if isinstance(section, Own):
+            more = {name: None for name in given if name in NEEDED}
+            offered = {name: None for name in given if name not in NEEDED}
+            bind(section, path=group, trust=config.run.trust, offered=offered, **more)
 
 
 def build_entries(session: Session) -> list[Callback]:

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from forge.config.eval import Eval
+from forge.config.root import Config
 from forge.config.train import Train
 from forge.data.loader import Batch, eval_batches
+from forge.data.store import TokenStore
 from forge.models.modes import evaluating
 from forge.objectives.objective import Objective
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
 from forge.training.data import end_of_text
+from forge.wide import widest
 
 if TYPE_CHECKING:
     from forge.training.loop import Loop
@@ -41,7 +44,7 @@ def evaluate(
     Raises ValueError where they are not those that its section names.
     """
     ranks, names = ranks or Ranks(), (*objective.sums, *objective.maxima)
-    totals = torch.zeros(len(names), dtype=torch.float64, device=device)
+    totals = torch.zeros(len(names), dtype=widest(device), device=device)
     sums, maxima = totals.split([len(objective.sums), len(objective.maxima)])
     maxima.fill_(-math.inf)
     with evaluating(model):
@@ -51,7 +54,7 @@ def evaluate(
             if read is None:
                 continue
             found = objective.evaluate(read, own)
-            values = torch.stack([found[name].double() for name in names])
+            values = torch.stack([found[name].to(totals.dtype) for name in names])
             sums += values[: len(sums)]
             torch.maximum(maxima, values[len(sums) :], out=maxima)
     ranks.total(sums)
@@ -63,6 +66,38 @@ def evaluate(
         what = f"metrics() gives {found}, and its section names {named}"
         raise ValueError(f"objective._target_={objective.section._target_}: {what}")
     return metrics
+
+
+def evaluate_sets(
+    config: Config,
+    stores: Mapping[str, TokenStore],
+    model: nn.Module,
+    objective: Objective,
+    *,
+    sequences: int,
+    device: torch.device,
+    ranks: Ranks | None = None,
+    watched: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda batches: batches,
+) -> dict[str, float]:
+    """The metrics of each text, as NAME/METRIC, or METRIC alone where the name is empty.
+
+    sequences: of each text at most, 0 = all, the same ones on every layout. watched: is between the
+    batches and who evaluates them.
+    """
+    ranks, found = ranks or Ranks(), {}
+    for name, store in stores.items():
+        batches = eval_batches(
+            store,
+            objective,
+            seq_len=config.train.seq_len,
+            batch_size=config.eval.batch_size or config.train.batch_size,
+            sequences=sequences,
+            part=ranks.batch,
+            end_of_text=end_of_text(config, objective),
+        )
+        metrics = evaluate(model, objective, watched(batches), device=device, ranks=ranks)
+        found |= {f"{name}/{one}".lstrip("/"): value for one, value in metrics.items()}
+    return found
 
 
 def most_sequences(section: Eval, train: Train) -> int:
@@ -119,29 +154,18 @@ class Evaluation(Callback):
 
     def run(self, interrupted: Callable[[], bool]) -> dict[str, float]:
         """interrupted: asked between batches; raises Interrupted where it is true."""
-        session, train, section = self.session, self.session.config.train, self.session.config.eval
-        every, found = 1 if session.ranks.size == 1 else BATCHES_PER_VOTE, {}
-        for name, store in {"": session.prepared.val, **session.prepared.sets}.items():
-            if not len(store):
-                continue
-            batches = eval_batches(
-                store,
-                session.objective,
-                seq_len=train.seq_len,
-                batch_size=section.batch_size or train.batch_size,
-                sequences=most_sequences(section, train),  # the same on every layout
-                part=session.ranks.batch,
-                end_of_text=end_of_text(session.config, session.objective),
-            )
-            metrics = evaluate(
-                session.model,
-                session.objective,
-                unless(interrupted, batches, every=every),
-                device=session.device,
-                ranks=session.ranks,
-            )
-            found |= {f"{name}/{one}".lstrip("/"): value for one, value in metrics.items()}
-        return found
+        session = self.session
+        config, every = session.config, 1 if session.ranks.size == 1 else BATCHES_PER_VOTE
+        return evaluate_sets(
+            config,
+            session.prepared.evaluated,
+            session.model,
+            session.objective,
+            sequences=most_sequences(config.eval, config.train),
+            device=session.device,
+            ranks=session.ranks,
+            watched=lambda batches: unless(interrupted, batches, every=every),
+        )
 
     def results(self) -> dict[str, float]:
         if self.at is None:

@@ -186,16 +186,20 @@ def of_sources(loop: Loop, losses: dict[int, float]) -> dict[str, float]:
 def peak_rate(session: Session) -> float | None:
     """Tokens a second that the peak FLOP/s of all devices would do; None where it is not known."""
     config, device = session.config, session.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     peak = config.metrics.peak_tflops * 1e12 or peak_flops(name)
     flops = config.model.flops_per_token(config.train.seq_len)
     return session.ranks.size * peak / flops if peak and flops else None
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes allocated on the GPU, or resident in the process."""
+    """Most bytes allocated on the GPU, or resident in the process; of an Apple GPU, which counts no
+    most, what torch has of it now, its cache with it.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

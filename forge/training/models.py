@@ -11,7 +11,7 @@ from torch import nn
 from forge.build import build
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
-from forge.models.contract import check_model
+from forge.models.plain import make_model
 from forge.objectives.objective import Objective
 from forge.optim.groups import freeze
 from forge.parallel.apply import apply
@@ -27,8 +27,7 @@ def build_model(
     """The model with its initial weights, laid out over the ranks."""
 
     def make() -> nn.Module:
-        model = build(config.model, path="model", trust=config.run.trust)
-        check_model(model, config.model._target_)
+        model = make_model(config.model, config.run.trust)
         freeze(model, config.optimizer)
         return model.to(dtype)
 

@@ -27,6 +27,11 @@ def set_up(config: Config) -> torch.device:
     # In 16 bits only those products are fp32 that are meant to be: of routers.
     fp32 = precision.mixed_precision == "fp32"
     torch.set_float32_matmul_precision(precision.matmul_precision if fp32 else "highest")
+    if run.device == "mps":
+        if not torch.backends.mps.is_available():
+            what = "this build of torch finds no usable Apple GPU; run.device=cpu trains on the CPU"
+            raise ValueError(f"run.device=mps: {what}")
+        return torch.device("mps", 0)
     if run.device != "cuda":
         return torch.device(run.device)
     if not torch.cuda.is_available():

@@ -15,10 +15,10 @@ import yaml
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from forge.build import build
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.models.decoder import Decoder
+from forge.models.plain import make_model
 from forge.owned import copy_owned, cut_dim
 from forge.parallel.materialize import allocate, check_buffers
 from forge.parallel.modules import FORMATS, HALF
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 Shapes = dict[str, tuple[int, ...]]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Trained:
     """A model with its weights on its device, and the checkpoint they are from."""
 
@@ -45,22 +45,34 @@ class Trained:
     step: int
 
 
-def load_run(run: Path, *, trust: Sequence[str] = (), fp32: bool = False) -> Trained:
+def load_run(
+    run: Path,
+    *,
+    trust: Sequence[str] = (),
+    fp32: bool = False,
+    device: torch.device | None = None,
+) -> Trained:
     """Load the model of a run directory (its newest usable checkpoint) or of a step_N directory.
 
     Its weights are in the format that they were multiplied in, or in the fp32 that is stored; on a
-    machine without a GPU in fp32. trust: prefixes of modules outside of forge that it may be built
-    from. Raises ValueError when there is no checkpoint, it does not fit, or needs untrusted code.
+    CPU and on mps in fp32. trust: prefixes of modules outside of forge that it may be built from.
+    device: None = as in the run, or the CPU where there is no GPU. Raises ValueError when there is
+    no checkpoint, it does not fit, or needs untrusted code.
     """
     found, skipped = checkpoints.find(run)
     warn_of(skipped)
     config = config_of(found.path, trust=trust)
-    if config.run.device == "cuda" and not torch.cuda.is_available():
+    kind = device.type if device is not None else config.run.device
+    if device is None and kind != "cpu" and not torch.get_device_module(kind).is_available():
+        kind = "cpu"
+    if kind == "mps" or (kind, config.run.device) == ("cpu", "cuda"):
         precision = replace(config.precision, mixed_precision="fp32", residual_dtype="fp32")
-        config = replace(config, run=replace(config.run, device="cpu"), precision=precision)
-    device = set_up(config)
+        config = replace(config, precision=precision)
+    config = replace(config, run=replace(config.run, device=kind))
+    own = set_up(config)
+    device = device if device is not None and device.index is not None else own
     with torch.device("meta"):
-        model = build(config.model, path="model", trust=trust)
+        model = make_model(config.model, trust)
     allocate(model, device)
     model.reset_buffers()
     load(found.path, model=model)

@@ -46,7 +46,8 @@ def summary(loop: Loop, reason: str, metrics: dict[str, float]) -> str:
     if not loop.interrupted and newest_usable(folder)[0]:
         prompts = [prompt for prompt in config.eval.sample_prompts if prompt]
         prompt = ["--prompt", prompts[0]] if prompts else []
-        rows["next"] = shlex.join(["python", "-m", "forge.generate", place, *prompt])
+        trust = [word for prefix in config.run.trust for word in ("--trust", prefix)]
+        rows["next"] = shlex.join(["python", "-m", "forge.generate", place, *prompt, *trust])
     if newest_usable(folder, to_go_on=True)[0]:
         more = [] if loop.interrupted else [prolonging_override(run_dir, reason, state.step)]
         rows["goes on with"] = " ".join([resume_command(run_dir), *more])

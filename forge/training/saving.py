@@ -82,7 +82,7 @@ class Saving(Callback):
                 "train": loop.state.state_dict(),
                 "loader": self._place(loop),
                 "seconds": loop.clock.total(),
-                "data": self.session.data_identity,
+                "data": self.session.prepared.identity,
                 "scaler": self.session.scaler.state_dict(),
                 "rows": row_sizes(row_files(loop.run_dir)),
                 "callbacks": plain,

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from forge.build import build
 from forge.config.root import Config
 from forge.data.prepare import Prepared
 from forge.data.tokenizer import Tokenizer
 from forge.objectives.objective import Objective
 from forge.optim.build import build_optimizer
 from forge.optim.learning_rate import scaled
+from forge.optim.own_schedule import build_schedule
 from forge.parallel.ranks import Ranks
 from forge.parallel.ranks import join as join_ranks
 from forge.parallel.rendezvous import Rendezvous
@@ -54,15 +54,6 @@ class Session:
     def tokenizer(self) -> Tokenizer:
         return self.prepared.tokenizer
 
-    @property
-    def data_identity(self) -> dict[str, str]:
-        """Fingerprints of what is read, which a run that goes on compares."""
-        manifest = self.prepared.manifest
-        return {
-            "tokenizer": manifest["tokenizer"]["fingerprint"],
-            "train": manifest["splits"]["train"]["sha256"],
-        }
-
 
 def join(
     run_dir: Path, rendezvous: Rendezvous | None = None, *, trust: Sequence[str] | None = None
@@ -84,7 +75,6 @@ def join(
     prepared = prepare_data(config, ranks)
     check_vocabulary(config, prepared)
     config, derived = fit(config, run_dir, prepared)
-    own_code = {"trust": config.run.trust}
     model = build_model(config, device, ranks)
     check_dtypes(model)
     return Session(
@@ -97,7 +87,7 @@ def join(
         model=model,
         objective=build_objective(config, device, ranks, tokenizer=prepared.tokenizer),
         optimizer=build_optimizer(config, model),
-        schedule=scaled(build(config.scheduler, path="scheduler", **own_code), config.data),
+        schedule=scaled(build_schedule(config.scheduler, config), config.data),
         scaler=loss_scaler(config.precision, device),
         signals=Signals(config.train.shutdown_timeout_sec, ranks, saves=config.checkpoint.enabled),
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from forge.training.callback import Callback
+from forge.wide import widest
 
 if TYPE_CHECKING:
     from forge.training.session import Session
@@ -59,8 +60,8 @@ class Spikes(Callback):
 
     def judge(self, loss: Tensor, grad_norm: Tensor) -> Judged:
         """Both are of one step, and enter the window."""
-        values = torch.stack([loss.double(), grad_norm.double()])
-        window = self.window.to(values.device)
+        values = torch.stack([x.to(widest(x.device)) for x in (loss, grad_norm)])
+        window = self.window.to(values.dtype).to(values.device)
         known = window.isfinite()
         count = known.sum(1)
         means = window.where(known, 0.0).sum(1) / count.clamp(min=1)
@@ -77,5 +78,5 @@ class Spikes(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Of another interval the last ones are kept."""
         before = state["window"][:, -self.interval :]
-        self.window = torch.full((2, self.interval), torch.nan, dtype=torch.float64)
+        self.window = torch.full((2, self.interval), torch.nan, dtype=before.dtype)
         self.window[:, self.interval - before.shape[1] :] = before

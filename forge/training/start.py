@@ -116,7 +116,7 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
             before = restore.config_of(path, trust=config.run.trust)
             changed = any(change.key.startswith("model") for change in changes(before, config))
             old, new = before.optimizer, config.optimizer
-            same_optimizer = (type(old), old._target_) == (type(new), new._target_)
+            same_optimizer = (old.variant, old._target_) == (new.variant, new._target_)
             tensors = restore.load(
                 path,
                 model=model,
@@ -196,7 +196,7 @@ def _check_data(start: Start, path: Path, session: Session) -> bool:
     """Whether the text is the same. Raises CheckpointError when it or the tokenizer is another one
     and run.allow_change does not permit it.
     """
-    before, data = start.meta["data"], session.data_identity
+    before, data = start.meta["data"], session.prepared.identity
     allowed, run_dir = session.config.run.allow_change, session.run_dir
     same_text = before["train"] == data["train"]
     retokenized = before["tokenizer"] != data["tokenizer"]

@@ -99,8 +99,11 @@ def load(
 
     Raises OSError, and ValueError in one line, also where a checksum does not match.
     """
+    # An Apple GPU is not for several threads.
+    threads = 1 if any(one.device.type == "mps" for one in tensors.values()) else THREADS
+    reader = _TensorReader(folder, threads)
     with _cause():
-        state_dict_loader.load(tensors, storage_reader=_TensorReader(folder), process_group=group)
+        state_dict_loader.load(tensors, storage_reader=reader, process_group=group)
 
 
 def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
@@ -194,9 +197,9 @@ class _TensorReader(_Folder, StorageReader):
     DCP logs with a traceback and turns into an AssertionError.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, threads: int) -> None:
         super().__init__(folder)
-        self._index = Metadata({})
+        self._threads, self._index = threads, Metadata({})
         self._fault: Exception | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -231,7 +234,7 @@ class _TensorReader(_Folder, StorageReader):
             target.copy_(content)
             planner.commit_tensor(item, target)
 
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(self._threads) as pool:
             list(pool.map(read, plan.items))
         return _done(None)
 

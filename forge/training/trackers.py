@@ -14,7 +14,7 @@ from forge.build import bind
 from forge.config.metrics import Metrics
 from forge.config.wandb_login import sends
 from forge.rundir.files import append_row
-from forge.rundir.progress import METRICS, PERFORMANCE
+from forge.rundir.history import METRICS, PERFORMANCE
 from forge.rundir.saved_config import to_plain
 
 if TYPE_CHECKING:
@@ -209,6 +209,7 @@ class WandB:
             mode=None if section.wandb_mode == "online" else "offline",
             dir=str(run_dir),
             config=config,
+            tags=config.get("tags") or None,
             settings=settings,
         )
         kept.write_text(f"{self._run.id}\n", encoding="utf-8")

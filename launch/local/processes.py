@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -75,10 +76,12 @@ class Ranks:
         at_a_time: int = 1,
         trust: Sequence[str] = (),
         say: Callable[[str], None] = lambda said: print(said, file=sys.stderr, flush=True),
+        apart: bool = False,
     ) -> None:
         """module: what a rank runs, with the run directory and `trust` as arguments. environ: more
         variables. at_a_time: runs like this one that share the cores. say: takes why the run
-        failed, unless the main rank has printed it.
+        failed, unless the main rank has printed it. apart: what interrupts this process, as Ctrl-C
+        does all that its terminal has started, does not reach the ranks.
         """
         self.run_dir, self.say = run_dir, say
         self.passed_on: set[int] = set()
@@ -91,7 +94,7 @@ class Ranks:
             for rank, own in enumerate(_environments(ranks, environ or {}, at_a_time)):
                 command = [sys.executable, "-m", module, str(run_dir), *trust]
                 log = log_file(run_dir, rank) if rank else output
-                self._workers.append(_started(command, own, log))
+                self._workers.append(_started(command, own, log, apart))
         except BaseException:
             self.kill()
             raise
@@ -174,17 +177,19 @@ def _environments(ranks: int, added: Mapping[str, str], at_a_time: int) -> list[
 
 
 def _started(
-    command: Sequence[str], environ: dict[str, str], file: Path | None
+    command: Sequence[str], environ: dict[str, str], file: Path | None, apart: bool
 ) -> subprocess.Popen[bytes]:
+    group = 0 if apart else None
+    start = partial(subprocess.Popen[bytes], command, env=environ, process_group=group)
     if file is None:
-        return subprocess.Popen(command, env=environ)
+        return start()
     nothing = subprocess.DEVNULL
     try:
         file.parent.mkdir(exist_ok=True)
         with file.open("ab") as log:
-            return subprocess.Popen(command, env=environ, stdin=nothing, stdout=log, stderr=log)
+            return start(stdin=nothing, stdout=log, stderr=log)
     except OSError:  # the rank itself warns of it
-        return subprocess.Popen(command, env=environ, stdin=nothing, stdout=nothing, stderr=nothing)
+        return start(stdin=nothing, stdout=nothing, stderr=nothing)
 
 
 def log_file(run_dir: Path, rank: int) -> Path:

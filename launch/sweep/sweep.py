@@ -15,7 +15,7 @@ from forge.config.problems import refusal
 from forge.config.sweeper import Optuna
 from forge.launch import jobs
 from forge.launch.sweep import local, messages
-from forge.launch.sweep.command import Command
+from forge.launch.sweep.command import Command, keys_of, own_place
 from forge.launch.sweep.preflight import Preflight
 from forge.plan.world import Devices, find_devices
 
@@ -26,7 +26,11 @@ NEEDS = {"cmaes": ("cmaes",), "gp": ("torch", "scipy")}
 def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
     """Run what is not done of a sweep; the exit code. Raises ConfigError before it writes."""
     here = find_devices()
-    flight = Preflight(overrides, config_dirs, here)
+    return fly(Preflight(overrides, config_dirs, here), here)
+
+
+def fly(flight: Preflight, here: Devices) -> int:
+    """The same of a sweep whose first point has been composed."""
     if search := _search(flight):
         return search.run(flight, lambda sweep: execute(sweep, here))
     planned = flight.points()
@@ -34,6 +38,8 @@ def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
         said = "nothing varies, so this is a sweep of one point; without -m it is a run"
         print(f"warning: {said}", file=sys.stderr)
     messages.warn(one.resolution for one in planned)
+    varied = {key for p in planned for key in keys_of(p.combination.varied, p.combination.arm)}
+    flight.place = own_place(flight, varied, planned[0].combination.overrides)
     return execute(Command(flight, planned), here)
 
 

@@ -19,7 +19,7 @@ PINNED = """
     tokenizer.vocab_size=300 train.batch_size=4 train.seq_len=16 train.max_steps=100
     train.grad_accum_steps=2 scheduler.warmup_steps=10 run.device=cpu parallel=single"""
 PINNED_SAID = """\
-model=tiny tokenizer=bpe data=python objective=pretrain optimizer=adamw scheduler=linear \
+model=tiny tokenizer=bpe data=python objective=pretrain optimizer=muon scheduler=linear \
 precision=auto parallel=single train=quick eval=default checkpoint=default metrics=default \
 profiling=off run=default
 
@@ -32,6 +32,11 @@ model
     output head                  9,600
   FLOPs a token                  1.805e+05 (forward and backward, 16 tokens of context)
   FLOPs in all                   2.31e+09
+
+optimizer
+  muon                           18,432 weights of 14 parameters (matrix), lr 0.01, decay 0.1
+  rest: adamw                    19,360 weights of 7 parameters (embedding, norm, head), \
+lr 0.01, decay 0.1
 
 training
   global batch                   8 sequences = 128 tokens
@@ -90,7 +95,7 @@ def test_the_numbers_of_a_small_run(plan: Plan):
 
 def test_the_numbers_of_llama3_70b(plan: Plan):
     train = ["train.seq_len=8192", "train.batch_size=1", "tokenizer.vocab_size=128256"]
-    text = plan("model=llama3_70b", *train, "run.device=cpu")
+    text = plan("model=llama3_70b", "optimizer=adamw", *train, "run.device=cpu")
     found = rows(text)
     parts = {
         "embedding": 1_050_673_152,

@@ -85,7 +85,9 @@ def test_fifty_random_points() -> None:
 
 def test_one_point_leaves_nothing_behind_for_the_next() -> None:
     composer = Composer()
-    first = composer(["optimizer.betas=[0.5,0.6]", "model.n_kv_heads=2", "train.max_steps=x"])[1]
+    first = composer(
+        ["optimizer=adamw", "optimizer.betas=[0.5,0.6]", "model.n_kv_heads=2", "train.max_steps=x"]
+    )[1]
     second = composer([])[1]
     assert to_plain(second) == to_plain(compose([]).typed())
     assert first.optimizer.betas == [0.5, 0.6]  # type: ignore[attr-defined]

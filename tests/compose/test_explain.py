@@ -100,7 +100,17 @@ def test_sections_and_groups(say: Say) -> None:
 def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     keys = ["optimizr.lr", "model/dim", "seed.x", "optimizer.betas.0", ""]
     assert (
-        explain.main([*keys, "train.max_steps", "optimizer.lrr=1", "~seed", "train.seq_len=0"]) == 2
+        explain.main(
+            [
+                *keys,
+                "optimizer=adamw",
+                "train.max_steps",
+                "optimizer.lrr=1",
+                "~seed",
+                "train.seq_len=0",
+            ]
+        )
+        == 2
     )
     assert (
         capsys.readouterr().err

@@ -23,6 +23,7 @@ VALUES = """\
 defaults:
   - override /scheduler: wsd
   - override /launch: slurm
+  - override /optimizer: adamw
   - override /tokenizer: file
   - override /model: tinyy
   - override /objective: pretrain,sft

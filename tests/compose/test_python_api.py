@@ -19,7 +19,7 @@ from forge import resume
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
 from forge.launch.local import processes
-from forge.rundir import files
+from forge.rundir import files, saved_config
 
 
 @pytest.fixture
@@ -118,6 +118,25 @@ def test_what_is_set_in_python_is_an_override_of_the_run(started: list[Path], wr
     assert resume.overrides_of(started[-1])[:-1] == again[:-1]
 
 
+def test_a_run_goes_on(started: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With its own overrides and others, from its result, its path or a text, from anywhere."""
+    result = forge.train(forge.compose([*SMALL, "seed=9"]))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = forge.resume(result, {"train.max_steps": 200})
+    assert again == result
+    assert forge.resume(str(result.run_dir)).run_dir == started[-1] == started[0]
+    config = saved_config.load_own(started[0])
+    assert (config.seed, config.train.max_steps) == (9, 200)
+    assert len(started) == 3
+    with pytest.raises(ConfigError, match="has seed=9; here it is 1"):
+        forge.resume(result.run_dir, ["seed=1"])
+    with pytest.raises(ConfigError, match="goes on, in its own directory"):
+        forge.resume(result.run_dir, {"run.dir": "x"})
+    with pytest.raises(ConfigError, match="is no run directory"):
+        forge.resume(tmp_path)
+
+
 def test_a_run_that_fails(started: list[Path], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(processes, "start", lambda run_dir, ranks, **_: 1)
     with pytest.raises(
@@ -160,7 +179,10 @@ assert forge.train.main(['--help']) == 0
 
 def test_the_package_says_what_it_has():
     assert forge.train is importlib.import_module("forge.train")
-    assert set(forge.__all__) == {"ConfigError", "compose", "train"}
+    assert forge.resume is importlib.import_module("forge.resume") is resume
+    names = {"ConfigError", "compose", "load", "report", "resume", "sweep", "train"}
+    assert set(forge.__all__) == names
+    assert all(callable(getattr(forge, name)) for name in names)
     with pytest.raises(AttributeError, match="module 'forge' has no attribute 'trian'"):
         forge.trian  # noqa: B018  # type: ignore[attr-defined]
 
@@ -175,4 +197,4 @@ def test_a_refusal_survives_another_process():
 def test_train_takes_a_config_and_dir_lists_what_there_is() -> None:
     with pytest.raises(TypeError, match=r"^forge\.train takes a config, .* gives, not list$"):
         forge.train(["model=tiny"])  # type: ignore[arg-type]
-    assert {"compose", "train", "ConfigError"} <= set(dir(forge))
+    assert set(forge.__all__) <= set(dir(forge))

@@ -23,6 +23,7 @@ SLURM = ["launch=slurm", "run.device=cpu"]
 EMA = ["run.trust=[mypkg.]", "+callbacks.ema._target_=mypkg.EMA", "+callbacks.ema.decay=0.9"]
 LINES = {
     "grammar": [
+        "optimizer=adamw",
         "foo", "model/tiny", "", "~", "=1", "a b=1", "größe=1", "train..max_steps=5",
         "optimizer.betas[0]=0.5", "optimizer.betas=[1", "run.name=ü", 'run.name=a"b',
         "train.max_steps==5", "optimizer.lr=1e-3,", "optimizer.lr=loguniform(1e-4,1e-2)",
@@ -37,6 +38,7 @@ LINES = {
         "experiment=../data/text", "hydra/launcher=submitit_slrum",
     ],
     "keys": [
+        "optimizer=adamw",
         "optimizer.lrr=1", "modl.dim=3", "sead=3", "wramup=3", "train.warmup_steps=3", "seed.x=1",
         "optimizer.betas.0=0.5", "optimizer/lr=1", "seed@foo=3", "data.path=x",
         "+optimizer.foo=1", "+optimizer.lr=1", "~optimizer.lr", "sweep.arms.b=[]",
@@ -44,12 +46,14 @@ LINES = {
         "name=x",
     ],
     "other frameworks": [
+        "optimizer=adamw",
         "trainer.learning_rate=1", "train.compile=true", "scheduler.warmup_fraction=0.1",
         "min_lr=3e-5", "optimizer.beta1=0.8", "dropout=0.1", "bf16=false", "device=gpu",
         "steps=many", "optim=adam", "--optimizer.lr=3e-3", "--callbacks.ema._target_=x.EMA",
         "--model=smal", "--lr=3e-3", "--bf16", "--learning-rate", "3e-3",
     ],
     "values": [
+        "optimizer=adamw",
         "seed=abc", "seed=1.5", "eval.enabled=100", "seed=true", "seed=null", "optimizer.lr=fast",
         "run.inline=maybe",
         "run.trust=os.", "eval.sample_prompts=a b", "optimizer.betas=0.9", "run.name=[a]",
@@ -59,6 +63,7 @@ LINES = {
         "optimizer.weight_decay=${optimizer.weight_decay}", "run.device=gpu",
     ],
     "bounds": [
+        "optimizer=adamw",
         "optimizer.lr=1e400", "seed=-1", "run.device=gpu", "eval.sample_prompts=[[a]]",
         "train.batch_size=0", "train.seq_len=99999", "optimizer.betas=[0.9]",
         "train.max_steps=10000000000000000000",
@@ -102,7 +107,7 @@ def test_what_is_advised_can_be_typed() -> None:
     typed = [words for fix in fixes for words in alternatives(fix)]
     assert len(typed) > 50
     for words in typed:
-        found = problems(words, as_point=True)
+        found = problems(["optimizer=adamw", *words], as_point=True)
         left = [p.what for p in found if not p.rule and "several values" not in p.what]
         assert left == [] or words[0].lstrip("+~").startswith(("callbacks", "launch", "setup")), (
             words

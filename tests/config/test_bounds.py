@@ -92,7 +92,7 @@ def test_every_choice_and_no_other():
         ("train.max_steps", True, "train.max_steps must be an integer."),
         ("train.max_steps", 2.0, "train.max_steps must be an integer."),
         ("model.n_kv_heads", "4", "model.n_kv_heads must be an integer or null."),
-        ("optimizer.betas", ("a", 0.9), "optimizer.betas must be a list of numbers."),
+        ("parallel.pp_layers", ("a", 9), "parallel.pp_layers must be a list of integers."),
         ("run.inline", 1, "run.inline must be true or false."),
         ("model", "llama7b", "model must be a Model section."),
     ],

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib
 import inspect
-import pkgutil
 import sys
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-import forge
-from forge.build import build, locate, signature_fault, takes_section
-from forge.config import schemas
+from forge.build import bind, build, locate, section_taken, signature_fault
+from forge.config import own, schemas
 from forge.config.field import Section, freeze_value, opt
 from forge.config.model import Decoder
 from forge.config.packages import IMPORTABLE
@@ -163,92 +158,6 @@ def test_what_is_under_a_trusted_prefix(path: str, trust: list[str], legal: bool
     assert trusted(path, trust) is legal
 
 
-FORGE = {
-    "model": {"forge.models.decoder.Decoder"},
-    "tokenizer": {
-        *(f"forge.data.tokenizer.{name}" for name in ("train_bpe", "load_file", "byte_ids")),
-        "forge.data.sentencepiece.sentencepiece",
-        "forge.data.tiktoken.tiktoken",
-    },
-    "data": {
-        "forge.data.corpus.python_docs",
-        "forge.data.corpus.python_source",
-        "forge.data.corpus.text_files",
-        "forge.data.mixed.mixed",
-        "forge.data.pairs.pairs",
-        "forge.data.hub.dataset",
-        "forge.data.tokens.shards",
-        "forge.data.tokens.synthetic",
-    },
-    "objective": {"forge.objectives.pretrain.Pretrain"},
-    "optimizer": set(OPTIMIZERS),
-    "scheduler": {
-        f"forge.optim.schedules.{name}"
-        for name in ("none", "constant", "cosine", "linear", "wsd", "rex")
-    },
-    "callbacks": {
-        f"forge.training.{file}.{name}"
-        for file, names in {
-            "callback": "Callback",
-            "evaluation": "Evaluation",
-            "metrics": "Logger",
-            "norms": "Norms",
-            "profiling": "Profiler",
-            "samples": "Samples",
-            "saving": "Saving",
-            "signals": "Signals",
-            "spikes": "Spikes",
-            "stopping": "Agreement BadSteps EarlyStopping HealthCheck StopVote TimeLimit",
-        }.items()
-        for name in names.split()
-    },
-    "techniques": set(),
-    "trackers": set(),
-    "launch": set(),
-}
-TORCH = {
-    "model": ("torch.nn.", torch.nn.Module),
-    "optimizer": ("torch.optim.", torch.optim.Optimizer),
-}
-
-
-def callables(*packages: types.ModuleType) -> Iterator[str]:
-    """The path of everything that can be called in the modules of these packages, whoever defined
-    it.
-    """
-    for package in packages:
-        prefix = f"{package.__name__}."
-        found = pkgutil.walk_packages(package.__path__, prefix, lambda _: None)
-        for name in [package.__name__, *(module.name for module in found)]:
-            with contextlib.suppress(Exception):  # some of torch need what is not installed
-                members = vars(importlib.import_module(name)).items()
-                yield from (f"{name}.{key}" for key, value in members if callable(value))
-
-
-def may_be_built(path: str, place: str) -> bool:
-    with contextlib.suppress(ConfigError):
-        locate(path, path=place)
-        return True
-    return False
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_of_all_that_can_be_called_in_forge_and_torch_only_components_are_built():
-    paths = list(callables(forge, torch.optim, torch.nn))
-    assert len(paths) > 5000
-    for place, components in FORGE.items():
-        package, base = TORCH.get(place, ("-", type(None)))
-        built = {path for path in paths if may_be_built(path, place)}
-        theirs = {path for path in built if path.startswith(package)}
-        assert built - theirs == components
-        for path in theirs:
-            found = locate(path, path=place)
-            assert issubclass(found, base)  # type: ignore[arg-type]
-            assert found.__module__.startswith(package.rstrip("."))
-    assert may_be_built("torch.optim.SGD", "optimizer")
-    assert may_be_built("torch.nn.Linear", "model")
-
-
 def test_the_target_of_every_schema_takes_it():
     for group, variants in schemas.SCHEMAS.items():
         if group in ("launch", "sweeper"):  # nothing is built of those
@@ -257,7 +166,7 @@ def test_the_target_of_every_schema_takes_it():
             path = schema()._target_  # type: ignore[attr-defined]
             assert target_fault(path, group) is None
             target = locate(path, path=group)
-            if takes_section(target):
+            if section_taken(target):
                 call = target.__init__ if inspect.isclass(target) else target
                 first = next(iter(inspect.signature(target).parameters))
                 given = Decoder if group in schemas.INNER else schema  # the layer's section
@@ -277,6 +186,63 @@ def test_an_entry_gives_its_values_as_keywords_in_plain_lists():
     built = build(entry, path="trackers.t", trust=["mypkg."], run_dir="d")
     assert built.given == ("d", "x", 3, ["a"])
     assert type(built.given[3]) is list
+
+
+TAKES_NONE = "mypkg.parts.takes_no_section"
+
+
+def test_targets_inside_of_keywords_are_built_first():
+    """With what is offered, where they name it; a partial is left to who gets it."""
+    called = {"_target_": TAKES_NONE, "_args_": [1.0], "momentum": 2.0, "scale": 3}
+    later = {"_target_": TAKES_NONE, "_partial_": True, "lr": 5.0}
+    entry = of_entry({"path": {"a": [called]}, "names": later, "_args_": ["here"]})
+    call = bind(entry, path="trackers.t", trust=["mypkg."], offered={"scale": 7})
+    run_dir, path, _, names = call().given
+    assert (run_dir, path) == ("here", {"a": [(1.0, 2.0, 3)]})
+    assert names(momentum=6.0) == (5.0, 6.0, 7)
+
+
+INSIDE = {
+    "Tracking does not take nme.": {"_target_": "mypkg.parts.Tracking", "nme": 1},
+    "takes_no_section also needs momentum, scale.": {"_target_": TAKES_NONE, "lr": 1},
+    "takes_no_section is given lr twice.": {"_target_": TAKES_NONE, "_args_": [1], "lr": 1},
+    "takes_no_section takes 2 arguments without a name, not 3.": {
+        "_target_": TAKES_NONE,
+        "_args_": [1, 2, 3],
+    },
+    "takes_no_section has a list of arguments in _args_, and this is 3.": {
+        "_target_": TAKES_NONE,
+        "_args_": 3,
+    },
+    "importing mypkg.absent fails": {"_target_": "mypkg.absent.Thing"},
+}
+
+
+@pytest.mark.parametrize("what", INSIDE)
+def test_what_is_wrong_inside_of_keywords_is_found_before_anything_is_called(what: str):
+    entry = of_entry({"path": [INSIDE[what]]})
+    said = refusals(entry, path="trackers.t", trust=["mypkg."], run_dir="d")
+    assert said[0].startswith("trackers.t.path.0")
+    assert what.removeprefix("importing mypkg.absent fails") in said[0]
+
+
+def test_classes_of_torch_inside_of_a_model_need_no_trust():
+    outer = {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.Linear"}]}
+    schema = own.schema("model", outer)
+    inner = [{"_target_": "torch.nn.Linear", "_args_": [2, 3]}, {"_target_": "torch.nn.GELU"}]
+    built = build(schema(_args_=inner), path="model")  # type: ignore[call-arg]
+    assert [type(one).__name__ for one in built] == ["Linear", "GELU"]
+    inner = [{"_target_": "torch.nn.functional.gelu"}]
+    (said,) = refusals(schema(_args_=inner), path="model")  # type: ignore[call-arg]
+    assert "torch.nn.functional.gelu is no subclass of torch.nn.Module." in said
+
+
+def test_a_target_that_takes_another_section_says_which():
+    section = own.schema("optimizer", {"_target_": "forge.optim.lion.lion"})()
+    (said,) = refusals(section, params=[])
+    what = "lion takes the section Lion, and the file names none."
+    fix = "begin the file with 'defaults: [/schema/optimizer@_here_: lion, _self_]'"
+    assert said == f"optimizer._target_=forge.optim.lion.lion | {what} | {fix}"
 
 
 TRACKING, TAKES = "trackers.t._target_=mypkg.parts.Tracking", "it takes path, size, names"

@@ -54,6 +54,8 @@ def accelerators(*_: object) -> list[Finding]:
         cuda(cuda={"devices": [H200]}),
         cuda(cuda={"devices": [V100, V100]}),
         cuda(cuda={"devices": [H200, H200 | {"free": 3}]}),
+        *accelerator.mps(report(torch=TORCH | {"mps": True})),
+        *accelerator.mps(report(torch=TORCH | {"mps": False})),
         *accelerator.backends(report(distributed=NONE)),
         *accelerator.backends(report(**gone)),
         *accelerator.backends(report(gloo={"error": "no address"})),

@@ -48,12 +48,14 @@ def rows(run: Path) -> list[list[str]]:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("layout", ["parallel=single", "parallel=fsdp run.num_processes=2"])
 def test_a_killed_run_ends_with_the_average_and_the_rows_of_an_undisturbed_one(
-    verb: Verb, desk: Path
+    layout: str, verb: Verb, desk: Path
 ) -> None:
     (desk / "killer.py").write_text(KILLER)
     options = [
         *SMOOTH,
+        *layout.split(),
         "run.trust=[forge_example.,killer.]",
         "+callbacks.killer._target_=killer.Killer",
     ]

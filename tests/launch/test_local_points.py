@@ -261,3 +261,26 @@ def test_points_of_several_ranks(capfd: Capture) -> None:
     out = capfd.readouterr().out
     assert "#000 done" in out
     assert "     | RuntimeError: it cannot go on\n" in out
+
+
+def test_another_question_does_not_come_into_the_same_directory(capfd: Capture) -> None:
+    unnamed = [text for text in SMALL if not text.startswith("sweep.name")]
+    root = Path("sweeps")
+
+    def ran(*overrides: str) -> dict[str, int]:
+        assert sweep.run([*unnamed, *overrides]) == 0
+        return {path.name: len(SweepDirectory(path).points()) for path in sorted(root.iterdir())}
+
+    rates = "optimizer.lr=1e-3,2e-3"
+    assert ran(rates) == {"tiny": 2}
+    assert ran(rates, "seed=1,2") == {"tiny": 6}, "more seeds of the same"
+    assert ran("optimizer.lr=3e-3", "seed=1,2") == {"tiny": 8}, "another value of the same"
+    capfd.readouterr()
+    decays = "optimizer.weight_decay=0,0.1"
+    assert ran(decays) == {"tiny": 8, "tiny_weight_decay": 2}
+    said = "sweeps/tiny has a sweep over optimizer.lr; this one gets a directory of its own"
+    assert said in capfd.readouterr().out
+    assert ran(decays) == {"tiny": 8, "tiny_weight_decay": 2}, "and goes on there"
+    assert ran("seed=1,2")["tiny_seed"] == 2
+    assert ran(decays, rates)["tiny_lr_weight_decay"] == 4
+    assert ran(decays, "sweep.name=tiny")["tiny"] == 10, "a name that was given is kept"

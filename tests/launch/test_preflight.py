@@ -52,7 +52,7 @@ def labels(found: list[Planned]) -> list[str]:
         (["seed=range(3)"], ["seed=0", "seed=1", "seed=2"]),
         (["seed=choice(4)"], ["seed=4"]),
         (
-            ["optimizer.betas=[0.9,0.95],[0.8,0.9]"],
+            ["optimizer=adamw", "optimizer.betas=[0.9,0.95],[0.8,0.9]"],
             ["optimizer.betas=[0.9,0.95]", "optimizer.betas=[0.8,0.9]"],
         ),
         (["scheduler=glob(c*)"], ["scheduler=constant", "scheduler=cosine"]),
@@ -189,7 +189,7 @@ EVERY_POINT = """\
      -> did you mean model=tiny,small?
      in every point
   2. optimizer.lrr=1   [command line]
-     AdamW has no option 'lrr'.
+     Muon has no option 'lrr'.
      -> did you mean optimizer.lr=1?
      in every point"""
 CANNOT_VARY = """\

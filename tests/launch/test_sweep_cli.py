@@ -57,12 +57,12 @@ def test_what_all_points_would_be(capsys: Capture) -> None:
     fix = "optimizer.lr has several values, and this is not a sweep.\n     -> one value, or -m for"
     assert fix in capsys.readouterr().err
     rate = "optimizer.lr=interval(1e-5,1e-2)"
-    space = [rate, "optimizer.eps=1e-8,1e-6", "optimizer.weight_decay=0.2"]
+    space = [rate, "optimizer.ns_steps=3,5", "optimizer.weight_decay=0.2"]
     assert forge.train.main([*shown, "-m", "sweeper=optuna", *space]) == 0
     (document,) = yaml.safe_load_all(out := capsys.readouterr().out)
-    searched = "optimizer.lr=interval(1e-05, 0.01) optimizer.eps=choice(1e-08, 1e-06)"
+    searched = "optimizer.lr=interval(1e-05, 0.01) optimizer.ns_steps=choice(3, 5)"
     assert out.startswith(f"---\n# every trial of the search, but for {searched}\n")
-    assert (document["lr"], document["weight_decay"]) == (0.003, 0.2)
+    assert (document["lr"], document["weight_decay"]) == (0.01, 0.2)
     assert forge.train.main([*shown, "-m", rate]) == 2
     assert "only sweeper=optuna takes one." in capsys.readouterr().err
 
@@ -205,7 +205,7 @@ def test_one_run_as_a_job(
     assert folder == Path("mine/jobs").resolve()
     verbs = "(python -m forge.status mine; python -m forge.cancel mine)"
     assert capsys.readouterr().out.splitlines()[1] == f"submitted: job 1_0   {verbs}"
-    with pytest.raises(ConfigError, match=r"launch\.wait=false\n     forge\.train gives back how"):
+    with pytest.raises(ConfigError, match=r"launch\.wait=false\n     from Python the run is"):
         forge.train(forge.compose(JOBS))
     # Within a job, launch=slurm of a machine's own file submits no other.
     begun = []

@@ -24,7 +24,7 @@ REST = "optimizer.groups.rest"
 
 
 def config_of(*overrides: str) -> Config:
-    return forge.compose([*SMALL, *overrides]).validate().config
+    return forge.compose([*SMALL, "optimizer=adamw", *overrides]).validate().config
 
 
 def by_group(config: Config) -> dict[str | None, set[str]]:
@@ -202,5 +202,5 @@ def test_what_follows_from_the_length_of_a_run_follows_the_length_it_has() -> No
     ],
 )
 def test_what_is_wrong_with_a_group_is_said(overrides: str, said: str) -> None:
-    found: Any = problems([*SMALL, overrides], gpus=0)
+    found: Any = problems([*SMALL, "optimizer=adamw", overrides], gpus=0)
     assert [p for p in found if p.rule == "optimizer.groups" and p.what.startswith(said)], found

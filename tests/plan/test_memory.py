@@ -69,7 +69,7 @@ def config() -> Callable[..., Config]:
         sizes = [f"model.{key}={value}" for key, value in (SIZES | model).items()]
         sizes += ["+mixer@model.mixer=mla"] if MLA.items() & model.items() else []
         batch = [f"train.batch_size={BATCH}", f"train.seq_len={SEQ}"]
-        small = ["tokenizer.vocab_size=300", "run.device=cpu"]
+        small = ["tokenizer.vocab_size=300", "run.device=cpu", "optimizer=adamw"]
         return resolve(forge.compose([*sizes, *batch, *small, *overrides])).config
 
     return make

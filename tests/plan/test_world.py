@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import platform
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -149,6 +150,18 @@ def test_nvml_counts_where_no_variable_does(
     setattr(nvml, broken, fail)
     assert find_devices({}) == Devices(gpus=gpus, source=source, memory=memory, torch=(2, 13))
     assert closed == [True] * (broken != "nvmlInit")
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "apple"),
+    [("Darwin", "arm64", True), ("Darwin", "x86_64", False), ("Linux", "arm64", False)],
+)
+def test_apple_silicon_is_macos_on_arm(
+    system: str, machine: str, apple: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert find_devices({"CUDA_VISIBLE_DEVICES": ""}).apple is apple
 
 
 @pytest.mark.parametrize(

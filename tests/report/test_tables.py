@@ -21,7 +21,7 @@ TERMINAL = """\
 rates
 10 runs in 3 arms: 7 done, 1 failed, 1 running, 1 waiting.
 Best eval/loss: 4.4853, lr=0.002.
-Against lr=0.001, at 5 %: lr=0.002 is better.
+Against lr=0.001, at 5 %: lr=0.002 is better; lr=0.03 is not tested (one seed).
 
 eval/loss at the end
 
@@ -202,9 +202,15 @@ def test_what_makes_arms_hard_to_compare_is_said(example: Example) -> None:
     assert (list(by_name(made)), made.target) == (["arms", "unfinished"], None)
     assert notes(made) == [
         "Lower is better.",
-        "The runs did not all train as long: 20 to 1,200 steps (1 ended by patience).",
         "The baseline lr=0.001 has no run that is done, so nothing is compared with it.",
     ]
+    assert headline(made)[2] == (
+        "The runs did not all train as long, and stand in one ranking: 20 to 1,200 steps, "
+        "41k to 2.46M tokens (1 ended by patience)."
+    )
+    arms = by_name(made)["arms"]
+    assert arms.heads[:4] == ("arm", "done", "steps", "tokens")
+    assert [line[2:4] for line in arms.lines] == [("–", "–"), ("20", "41k"), ("1,200", "2.46M")]
     for rate, seeds in (("0.004", (1, 2, 3)), ("0.005", (4, 5, 6))):
         for seed in seeds:
             example.done([f"optimizer.lr={rate}"], seed=seed)
@@ -231,6 +237,6 @@ def test_runs_that_do_not_count(example: Example) -> None:
 
 
 def test_verdicts(sweep: Path) -> None:
-    worse = "Against lr=0.002, at 5 %: lr=0.001 is worse."
+    worse = "Against lr=0.002, at 5 %: lr=0.001 is worse; lr=0.03 is not tested (one seed)."
     for metric in ("eval/loss", "eval/token_accuracy"):
         assert headline(report(sweep, metric=metric, baseline="lr=0.002"))[2] == worse

@@ -128,6 +128,7 @@ def test_experts_are_spread_before_tp_and_as_far_as_a_node_and_their_number_allo
 
 MIXTRAL = [
     "model=mixtral_8x7b",
+    "optimizer=adamw",
     "train.batch_size=1",
     "train.seq_len=4096",
     "train.activation_checkpointing=full",

@@ -115,7 +115,13 @@ def test_a_derived_value_and_its_reason(group: str):
 )
 def test_time_is_saved_where_there_is_memory(layout: str, gib: int, reshard: str, reduce: str):
     """Replicas keep 16-bit weights, and gradients of several micro-batches add up unreduced."""
-    llama = ["model=llama7b", "precision=bf16", "train.batch_size=1", "train.grad_accum_steps=2"]
+    llama = [
+        "model=llama7b",
+        "optimizer=adamw",
+        "precision=bf16",
+        "train.batch_size=1",
+        "train.grad_accum_steps=2",
+    ]
     overrides = [*llama, layout, "run.device=cuda"]
     found = resolved(overrides, gpus=16, memory=gib << 30, as_point=True)
     parallel = found.config.parallel

@@ -20,7 +20,7 @@ VARIED = [
     [],
     ["scheduler=wsd", "eval.sample_prompts=[a,b]", "run.trust=[mypkg.]"],
     ["scheduler=none", "precision=fp32", "train.global_batch_tokens=4096"],
-    ["parallel.dp_shard=-1", "model=small", "optimizer.betas=[0.8,0.9]"],
+    ["parallel.dp_shard=-1", "model=small", "optimizer=adamw", "optimizer.betas=[0.8,0.9]"],
     [
         "run.trust=[mypkg.]",
         "+callbacks.a={_target_:mypkg.EMA,of:[1,{b:[2,null]}],dim:${model.dim}}",

@@ -35,6 +35,7 @@ NOTHING_TO_TYPE = {
     "checkpoint.resume_from": "a path",
     "entries": "a class",
     "target": "a class",
+    "own.not_known": "a schema",
     "sweep.ablation": "a name; or a sweep, which is no run",
     "parallel.memory": "a smaller model, or more GPUs",
     "run.host_memory": "a smaller model, whose size SMALL says already, or a machine with GPUs",
@@ -56,6 +57,7 @@ class Case:
     memory: int | None = None
     world_size: int | None = None
     torch: tuple[int, int] = (2, 13)
+    apple: int = 0
     place: Path = field(default_factory=Path)
 
     def at(self, *, kept: bool) -> dict[str, Any]:
@@ -63,6 +65,7 @@ class Case:
         gpus = self.gpus if kept or self.rule in ON_GPUS else 0
         torch = (2, 13) if kept else self.torch
         where = {"memory": self.memory, "world_size": self.world_size, "torch": torch}
+        where["apple"] = bool(self.apple) and (kept or self.rule != "run.device")
         return {"gpus": gpus, "as_point": True, **where}
 
     def typed(self, text: str) -> list[str]:
@@ -122,6 +125,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("place")
     (path / "my.txt").write_text("some text")
     (path / "empty").mkdir()
+    (path / "conf" / "optimizer").mkdir(parents=True)
+    (path / "conf" / "optimizer" / "own.yaml").write_text("_target_: torch.optim.Rprop")
     added = [{"id": 10, "content": "<pad>"}, {"id": 11, "content": "<end>"}]
     for name, vocab in {
         "tokenizer.json": {"a": 0, "</s>": 9},

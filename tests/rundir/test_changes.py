@@ -21,7 +21,7 @@ from forge.config.sweeper import Optuna
 from forge.rundir import saved_config
 
 FREE = {
-    "": "callbacks techniques trackers",
+    "": "callbacks tags techniques trackers",
     "checkpoint": "async_mode enabled export_dtype interval interval_minutes keep_best keep_last_n "
     "last resume_from",
     "data": "cache_dir num_workers pin_memory prefetch_factor",
@@ -31,7 +31,7 @@ FREE = {
 }
 FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "profiling", "run", "sweep", "sweeper"}
 IDENTITY = {
-    "": "seed",
+    "": "hparams seed",
     "checkpoint": "dir exclude_from_loading init_from",
     "data": "_target_ add_bos add_eos anneal_start_step anneal_weights dtype file_pattern "
     "hf_data_dir hf_data_files hf_dataset_config hf_dataset_name hf_dataset_split "
@@ -71,7 +71,9 @@ def test_the_tables_name_options_only() -> None:
 @pytest.fixture(scope="module")
 def before() -> Config:
     callback = "+callbacks.a={_target_:mypkg.EMA,of:[1,{b:[2,null]}]}"
-    return resolved([*SMALL, "scheduler=cosine", "run.trust=[mypkg.]", callback]).config
+    return resolved(
+        [*SMALL, "optimizer=adamw", "scheduler=cosine", "run.trust=[mypkg.]", callback]
+    ).config
 
 
 def with_values(config: Config, **values: Any) -> Config:

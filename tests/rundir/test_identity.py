@@ -22,7 +22,7 @@ FIRST = hash_of(resolved(SMALL).config)
         ["run.dir=somewhere", "run.name=x"],
         ["parallel=ddp", "run.num_processes=2", "train.batch_size=1", "train.global_batch_size=2"],
         ["+callbacks.a={_target_:mypkg.EMA}", "run.trust=[mypkg.]"],
-        ["seed=42", "optimizer.lr=0.003"],
+        ["seed=42", "optimizer.lr=0.01"],
     ],
 )
 def test_what_is_free_makes_no_other_run(more: list[str]) -> None:
@@ -30,7 +30,7 @@ def test_what_is_free_makes_no_other_run(more: list[str]) -> None:
 
 
 OTHERS = (
-    "seed=1 optimizer.lr=0.01 scheduler=cosine model.n_layers=3 train.max_steps=101 "
+    "seed=1 optimizer.lr=0.003 scheduler=cosine model.n_layers=3 train.max_steps=101 "
     "train.global_batch_size=4 precision=bf16 data.val_fraction=0.3"
 )
 

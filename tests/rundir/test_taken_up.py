@@ -57,7 +57,7 @@ def test_a_change_is_kept_in_files_of_its_own() -> None:
     assert saved_config.newest(path).name == "config.3.yaml"
     recorded = [tuple(change.values()) for change in read(path / "changes.3.json")]
     assert sorted(recorded) == [
-        ("optimizer.lr", 0.003, 0.5, False),
+        ("optimizer.lr", 0.01, 0.5, False),
         ("run.allow_change", [], ["optimizer.lr"], True),
         ("scheduler.decay_steps", 36, 46, True),
         ("train.max_steps", 40, 50, True),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from going_on_helpers import RUN, content, take
 
-from forge import cancel, checkpoints, resume, status, train, worker
+from forge import cancel, checkpoints, resume, runs, status, train, worker
 from forge.launch.local import processes
 from forge.launch.sweep.directory import SweepDirectory
 from forge.report import __main__ as report
@@ -218,14 +218,17 @@ def test_no_file_commands_the_terminal(run: Path, capsys: Capture) -> None:
     (run / "error.json").write_text(json.dumps({"message": sign}))
     (step / "meta.json").write_text(json.dumps({"reason": sign, "time": "now"}))
     (run / "overrides.json").write_text(json.dumps([f"run.name={sign}"]))
-    for verb in (status.main, checkpoints.main, resume.main, cancel.main, report.main):
+    for verb in (status.main, checkpoints.main, resume.main, cancel.main, report.main, runs.main):
         verb(["run"])
     said = "".join(capsys.readouterr())
     assert "one\ttwo \\x1b]0;theirs\\x07\\x9b2J" in said
     assert not set(sign) - set("]0;theirs2J") & set(said)
 
 
-DAMAGED = ("config.yaml", "overrides.json", "provenance.json", "result.json", "error.json")
+DAMAGED = (
+    *("config.yaml", "overrides.json", "provenance.json", "result.json", "error.json"),
+    *("derived.json", "warnings.json", "samples.jsonl", "annotations.json"),
+)
 
 
 @pytest.mark.parametrize("text", ['{"a": [', "[" * 100_000, "3"], ids=["torn", "deep", "a number"])
@@ -237,7 +240,7 @@ def test_a_damaged_file_ends_no_verb_with_a_traceback(
     step = run / "checkpoints" / "step_3"
     step.mkdir(parents=True)
     (step / "meta.json").write_text(text)
-    verbs = (resume.main, checkpoints.main, report.main, status.main)
+    verbs = (resume.main, checkpoints.main, report.main, status.main, runs.main)
     codes = [verb(["run"]) for verb in verbs]
     assert set(codes) <= {0, 2}
     if name in ("config.yaml", "overrides.json"):

@@ -7,6 +7,7 @@ import logging
 import math
 
 import pytest
+from fake_display import Display
 from rich.console import Console
 
 from forge.config.metrics import Metrics
@@ -39,7 +40,7 @@ class Clock:
         return self.now
 
 
-def script(console: Console, clock: Clock):
+def script(console: Console | None, clock: Clock):
     """The logs of a short run: 10 steps in 15 seconds at first, then in 25."""
     tracker = console_tracker(100, console=console, clock=clock)
     tracker.log(10, TRAINING)
@@ -67,6 +68,17 @@ def test_plain_lines_where_there_is_no_terminal():
     stream = io.StringIO()
     script(Console(file=stream, width=40), Clock())
     assert stream.getvalue() == GOLDEN
+
+
+def test_a_notebook_shows_one_line_in_place_of_all(monkeypatch, capsys):
+    """The newest of training, and of evaluation below it."""
+    display = Display(monkeypatch)
+    script(None, Clock())
+    first, second, evaluation, third, last = GOLDEN.splitlines()
+    shown = [[training] for training in (first, second)]
+    shown += [[training, evaluation] for training in (second, third, last)]
+    assert display.shown == [["\n".join(lines) for lines in shown]]
+    assert capsys.readouterr().out == ""
 
 
 def test_plain_lines_go_to_stdout_and_the_file_gets_the_same_logs(tmp_path, capsys):

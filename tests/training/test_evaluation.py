@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 
@@ -108,7 +109,9 @@ def test_an_objective_without_metrics_is_not_evaluated():
 def test_evaluation_is_bounded_unless_it_is_asked_otherwise():
     for preset, tokens in (("quick", 999_936), ("long", 999_424)):
         config = cli.resolved([f"train={preset}", "model.max_seq_len=2048"])[1].config
-        assert most_sequences(config.eval, config.train) * config.train.seq_len == tokens
+        assert most_sequences(config.eval, config.train) == 32 * config.train.global_batch_size
+        by_tokens = dataclasses.replace(config.eval, steps=0)
+        assert most_sequences(by_tokens, config.train) * config.train.seq_len == tokens
         assert most_sequences(Eval(steps=0, max_tokens=0), config.train) == 0, "all of it"
 
 

@@ -15,6 +15,7 @@ from forge.resolve.rules import (
     mixture,
     model,
     optimizer,
+    own,
     packing,
     run,
     run_directory,
@@ -26,6 +27,7 @@ OF_COMPONENTS = [sys.modules[name] for name in schemas.modules()]
 OF_ALL = (
     model,
     optimizer,
+    own,
     borders,
     packing,
     streaming,

@@ -51,6 +51,15 @@ def gpus(run: Run, world: World) -> Findings:
         yield f"run.num_processes={world.size}", what, fix
 
 
+@rule("run.mps_ranks", "run.device", *RANKS)
+def mps_ranks(run: Run, world: World) -> Findings:
+    """run.device=mps is one rank: an Apple GPU is one device, without collectives in torch."""
+    if run.device == "mps" and world.size > 1:
+        what = f"there are {ranks_of(world.size)} (from {world.source}), and an Apple GPU is one"
+        fix = "parallel=single run.num_processes=1, or run.device=cpu"
+        yield "run.device", f"{what} device, for which torch has no collectives.", fix
+
+
 @rule("parallel.needs_decoder", "parallel.tp", "parallel.pp", "parallel.cp")
 def needs_decoder(model: Model, parallel: Parallel) -> Findings:
     """tp, pp and cp cut forge's Decoder, whose layers they know; any other model is sharded and
@@ -66,6 +75,8 @@ def needs_decoder(model: Model, parallel: Parallel) -> Findings:
 def backend(parallel: Parallel, world: World) -> Findings:
     """parallel.backend is one of torch.distributed for the device of the run; nccl is for GPUs."""
     text, device = parallel.backend, world.device
+    if device == "mps":  # its one rank speaks to no other
+        return
     names = {device: text}
     if ":" in text:
         pairs = [pair.strip().partition(":") for pair in text.split(",")]

@@ -62,7 +62,9 @@ def sdpa_backend(model: Decoder, precision: Precision, run: Run, world: World) -
     name, what = model.sdpa_backend, ""
     if name in ("auto", "math"):
         return
-    if world.device == "cpu":
+    if world.device == "mps":
+        what = "torch has none for an Apple GPU"
+    elif world.device == "cpu":
         what = "torch has none on a CPU" if name != "flash" else ""
     elif name != "efficient" and precision.mixed_precision == "fp32":
         what = "it takes 16 bits, and precision.mixed_precision is fp32"

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from forge.config import param_groups
 from forge.config.model import Decoder
 from forge.config.optimizer import GROUPED, PATTERNS, Optimizer
-from forge.config.optimizers import ScheduleFreeAdamW
+from forge.config.optimizers import AdamWLowBit, ScheduleFreeAdamW
 from forge.config.param_groups import KIND, OWN, PARAMETERS, ROLES, found, members, parameters_of
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
+from forge.config.run import Run
 from forge.config.scheduler import Constant, NoSchedule, Scheduler
 from forge.config.train import Train
 
@@ -31,6 +32,13 @@ def patterns(model: Decoder, optimizer: Optimizer) -> Findings:
             if not any(found([pattern], name) for name in names):
                 what = f"'{pattern}' is in the name of no parameter, such as {_last(names)}."
                 yield key, what, f"{key}=[{_inner(names)}]"
+
+
+@rule("optimizer.low_bit_mps", "optimizer", "run.device")
+def low_bit_mps(optimizer: AdamWLowBit, run: Run) -> Findings:
+    """torchao has no moments of few bits on an Apple GPU."""
+    if run.device == "mps":
+        yield "optimizer=adamw_low_bit", "optimizer=adamw"
 
 
 @rule("optimizer.roles", *READS)

@@ -15,6 +15,7 @@ from forge.config.launch import Launch, Slurm
 from forge.config.metrics import Metrics
 from forge.config.mixture import Mix
 from forge.config.model import Decoder
+from forge.config.own import Own
 from forge.config.problems import literal, shown, typed
 from forge.config.root import Config
 from forge.config.rule import Findings, rule, walk
@@ -26,9 +27,13 @@ from forge.plan.world import World
 
 @rule("run.device")
 def device(run: Run, world: World) -> Findings:
-    """run.device=cuda needs a GPU and a CUDA build of torch."""
+    """run.device=cuda needs a GPU and a CUDA build of torch, and run.device=mps Apple silicon."""
     if run.device == "cuda" and world.devices.gpus == 0:
         yield "run.device", f"no GPU can be used here ({world.devices.source}).", "run.device=cpu"
+    if run.device == "mps" and not world.devices.apple:
+        where = "the machines of launch=slurm are not" if world.remote else "this machine is not"
+        what = f"mps is the GPU of Apple silicon under macOS, which {where}."
+        yield "run.device", what, "run.device=auto"
 
 
 @rule("run.inline", "run.inline", "run.num_processes")
@@ -139,6 +144,9 @@ def target(config: Config) -> Findings:
         if fault := target_fault(entry["_target_"], name, trust, key=f"{name}._target_"):
             yield f"{name}._target_={entry['_target_']}", *fault
         entries[name] = entry
+    for name, section in sections.items():
+        if isinstance(section, Own):
+            entries[name] = vars(section)
     for name, entry in entries.items():
         keywords = {key: value for key, value in entry.items() if key != "_target_"}
         yield from inner_faults(keywords, name, trust)

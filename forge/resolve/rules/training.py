@@ -181,6 +181,13 @@ def residual_dtype(precision: Precision) -> Findings:
         yield "precision.residual_dtype", "precision.residual_dtype=auto"
 
 
+@rule("precision.mps", "precision.mixed_precision", "run.device")
+def fp32_on_mps(precision: Precision, run: Run) -> Findings:
+    """run.device=mps multiplies in fp32; weights in 16 bits need FSDP, which does not run there."""
+    if run.device == "mps" and precision.mixed_precision != "fp32":
+        yield "precision.mixed_precision", "precision=fp32"
+
+
 @rule("precision.fp16_cpu", "precision.mixed_precision", "run.device", warning=True)
 def slow_on_cpu(precision: Precision, run: Run) -> Findings:
     """16-bit matrix products are many times slower than fp32 on most CPUs."""

@@ -1,0 +1,171 @@
+"""`python -m forge.clean`: list runs by age, failure, size, and remove them; never one at work.
+
+Examples:
+    python -m forge.clean --failed --older-than 7d
+    python -m forge.clean sweeps/rates --larger-than 1GB --where model.dim=256
+    python -m forge.clean runs/mine --older-than 0s --yes
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+
+from forge import cli
+from forge.config.numbers import SIZES, SPANS, byte_size, counted, read_amount, time_span
+from forge.config.problems import COMMAND_LINE, ConfigError, refusal
+from forge.launch.sweep import messages
+from forge.launch.sweep.directory import LOCK, POINTS
+from forge.launch.sweep.state import FAILED, PARTIAL, QUEUED, RUNNING, WAITING
+from forge.report import filters
+from forge.report.inventory import Entry
+from forge.rundir.extent import extent
+from forge.rundir.lock import InUse, Lock, in_use
+from forge.rundir.untrusted import leads_out
+
+ABOUT = """List the runs below a folder for which all of these are true, and remove them once you
+have said yes: the whole directory of each, with its checkpoints. A run that is at work or queued is
+never removed."""
+FRESH = 600.0  # seconds after which a run that wrote is taken not to be at work
+SHOWN = 20  # runs of a long list, beside the last line with the sum
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 once they are removed, or left as asked for; 2 without an answer; 1 where one is left."""
+    arguments = filters.parser("forge.clean", ABOUT)
+    add = arguments.add_argument
+    add("--failed", action="store_true", help="that failed")
+    age = f"that wrote nothing for so long: 7d, 12h ({', '.join(SPANS)})"
+    add("--older-than", metavar="TIME", help=age)
+    size = f"that are larger: 1GB, 500MB ({', '.join(SIZES)})"
+    add("--larger-than", metavar="SIZE", help=size)
+    add("--yes", action="store_true", help="remove them without asking")
+    options = cli.parse(arguments, argv)
+    return cli.refuse(lambda: _main(options))
+
+
+def _main(options: argparse.Namespace) -> int:
+    age = _amount("--older-than", options.older_than, SPANS, "7d")
+    size = _amount("--larger-than", options.larger_than, SIZES, "1GB")
+    given = (age is not None, size is not None, options.failed, options.state, options.where)
+    if not any((*given, options.tag)):
+        fix = "for example --failed, or --older-than 7d; all of them: --older-than 0s"
+        raise refusal("forge.clean", "which runs? Nothing says so.", fix, COMMAND_LINE)
+    found, silent = filters.chosen(options)
+    if silent:
+        what = f"{silent} A run whose job waits could be among these runs."
+        raise refusal("forge.clean", what, "try again where Slurm answers")
+    found = [
+        entry
+        for entry in found
+        if (not options.failed or entry.run.state == FAILED)
+        and (age is None or entry.age >= age)
+        and (size is None or entry.extent.size > size)
+    ]
+    busy = {entry: why for entry in found if (why := _busy(entry))}
+    found = sorted((e for e in found if e not in busy), key=lambda entry: -entry.extent.size)
+    for entry, why in busy.items():
+        print(cli.printable(f"left, for {why}: {entry.name}"))
+    if not found:
+        print("no run to remove")
+        return 0
+    print(cli.printable(table(found)))
+    if not options.yes and not _agreed(len(found)):
+        print("nothing was removed")
+        return 0
+    return _remove_all(found)
+
+
+def table(found: Sequence[Entry]) -> str:
+    """The largest of them, and the sum of all."""
+    cells = [["run", "state", "step", "age", "size", "tags"]]
+    for entry in found[:SHOWN]:
+        tags = " ".join(entry.annotations.tags)
+        step, age = f"{entry.progress.step:,}", time_span(entry.age)
+        size = byte_size(entry.extent.size)
+        cells.append([entry.name, entry.run.state, step, age, size, tags])
+    left = len(found) - SHOWN
+    lines = cli.lines_of(cells) + ([f"and {left:,} smaller ones"] if left > 0 else [])
+    states = messages.counted([entry.run.state for entry in found], "run")
+    return "\n".join([*lines, "", f"{states}; {byte_size(_size(found))}"])
+
+
+def _agreed(n: int) -> bool:
+    """Raises ConfigError where nobody can be asked."""
+    if not sys.stdin.isatty():
+        what = "nothing was removed: there is no terminal to ask on whether to remove these runs."
+        raise refusal("--yes", what, "give --yes where that is meant", COMMAND_LINE)
+    try:
+        answer = input(f"Remove {'this run' if n == 1 else f'these {n:,} runs'} for ever? [y/N] ")
+    except EOFError:
+        return False
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _remove_all(found: Sequence[Entry]) -> int:
+    removed = []
+    for entry in found:
+        try:
+            remove(entry)
+        except (ConfigError, InUse, OSError) as error:
+            print(cli.printable(f"left: {entry.name}: {error}"), file=sys.stderr)
+        else:
+            removed.append(entry)
+            if folder := _elsewhere(entry):
+                print(cli.printable(f"its checkpoints stay in {folder}: {entry.name}"))
+    print(f"removed {counted(len(removed), 'run')}, {byte_size(_size(removed))}")
+    return 0 if len(removed) == len(found) else 1
+
+
+def remove(entry: Entry) -> None:
+    """Under its lock, and under another name first: no half of a run is ever taken for one. Raises
+    InUse when it is at work, ConfigError for links out of it, and OSError.
+    """
+    path = entry.run.path
+    with Lock(path, advice="It is left").acquire(patience=0.0):
+        if extent(path).written != entry.extent.written:
+            raise InUse(f"{path} has changed since it was listed. It is left")
+        aside = path.with_name(f".{path.name}.removed")
+        path.rename(aside)
+    shutil.rmtree(aside)
+
+
+def _busy(entry: Entry) -> str:
+    """Why a run may be at work, or soon; '' where it may be removed."""
+    state, sweep = entry.run.state, entry.run.path.parent.parent
+    if state in (RUNNING, QUEUED):
+        return f"it is {state}"
+    if state == WAITING and entry.age < FRESH:
+        return "it has only just been made"
+    if state == PARTIAL and entry.age < FRESH:  # on a file system without locks it may be running
+        return "it wrote a moment ago and has not ended"
+    if entry.run.path.parent.name == POINTS and in_use(sweep, LOCK):
+        return "a command is at work on its sweep"
+    return ""
+
+
+def _elsewhere(entry: Entry) -> str:
+    """Where a run keeps checkpoints outside of its directory; '' where it does not."""
+    folder = str((entry.run.config.get("checkpoint") or {}).get("dir") or "")
+    return folder if leads_out(folder) else ""
+
+
+def _size(found: Sequence[Entry]) -> int:
+    return sum(entry.extent.size for entry in found)
+
+
+def _amount(flag: str, text: str | None, units: Mapping[str, float], example: str) -> float | None:
+    if text is None:
+        return None
+    try:
+        return read_amount(text, units)
+    except ValueError as error:
+        raise refusal(
+            f"{flag} {text}", f"it takes {error}.", f"{flag} {example}", COMMAND_LINE
+        ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

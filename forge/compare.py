@@ -1,0 +1,184 @@
+"""`python -m forge.compare A B ...`: what differs in the configs of runs, their curves, and their
+metrics at equal steps or tokens.
+
+Examples:
+    python -m forge.compare runs/one runs/two
+    python -m forge.compare runs/one runs/two runs/three --metric eval/loss --over tokens
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge import cli
+from forge.config.numbers import aligned, compact, percent
+from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean, refusal
+from forge.report.grouping import differing
+from forge.report.inventory import Entry, entries
+from forge.rundir.saved_config import is_run
+
+if TYPE_CHECKING:
+    from forge.report.runs import Run
+
+ABOUT = """Compare runs with the first of them: what differs in their configs, their curves drawn
+with letters, and for every metric that all have logged the differences at equal steps or tokens.
+For means over seeds there is forge.report."""
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+WIDTH = 100
+NOTE = """{second} - {first}: the difference at the last place that both have; mean, lowest and \
+highest are over all such places, whose number is n, and {second} < {first} is the share of them \
+at which {second} is lower. Places of one run are no independent samples: there is no p-value."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print it; 2 for what is no run."""
+    arguments = cli.Parser("forge.compare", ABOUT)
+    add = arguments.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="run directories, two or more")
+    metric = (
+        "draw and compare this one; several: all of them. Default: run.objective and train/loss"
+    )
+    add("--metric", action="append", default=[], metavar="NAME", help=metric)
+    add("--over", choices=("steps", "tokens"), default="steps", help="where runs are compared")
+    add("--json", action="store_true", help="the tables as JSON, of every metric")
+    options = cli.parse(arguments, argv)
+    return cli.refuse(lambda: _main(options))
+
+
+def _main(options: argparse.Namespace) -> int:
+    _check(options.runs)
+    found = [entry for path in options.runs for entry in entries([path])[0]]
+    runs = [entry.run for entry in found]
+    metrics = _metrics(runs, options.metric)
+    if options.json:
+        print(cli.printable(json.dumps(content(found, metrics, options.over), indent=1)))
+        return 0
+    names = dict(zip(LETTERS, runs, strict=False))
+    lines = [f"{letter} = {e.name}" for letter, e in zip(LETTERS, found, strict=False)]
+    states = [f"{e.run.state}, step {e.progress.step:,}" for e in found]
+    lines = aligned([*zip(lines, states, strict=True)])
+    lines += ["", *_config(names)]
+    drawn = options.metric or _default(runs, metrics)
+    for metric in drawn:
+        lines += _curves(names, metric, options.over)
+    compared = options.metric or metrics
+    first, *others = names
+    for second in others:
+        lines += _differences(names, first, second, compared, options.over)
+    print(cli.printable("\n".join(lines).rstrip()))
+    return 0
+
+
+def content(found: Sequence[Entry], metrics: Sequence[str], over: str) -> dict[str, Any]:
+    from forge.report.pairing import pair
+
+    first, *others = (entry.run for entry in found)
+    pairs = [
+        {"run": str(run.path), "metric": metric, **(asdict(one) if one else {"n": 0})}
+        for run in others
+        for metric in metrics
+        for one in [pair(first, run, metric, over=over)]
+    ]
+    texts = [entry.run.texts for entry in found]
+    return {
+        "runs": [
+            {"path": str(e.run.path), "state": e.run.state, "step": e.progress.step} for e in found
+        ],
+        "config": {k: [one.get(k) for one in texts] for k in differing(texts, seeds=True)},
+        "over": over,
+        "differences": pairs,
+    }
+
+
+def _check(paths: Sequence[Path]) -> None:
+    """Raises ConfigError with all that is wrong."""
+    problems = [
+        Problem(
+            key=str(path),
+            what=f"{path} is no run: "
+            + ("it has no config.yaml." if path.exists() else "there is no such directory."),
+            fix="python -m forge.runs lists the runs that there are",
+            where=COMMAND_LINE,
+        )
+        for path in paths
+        if not is_run(path)
+    ]
+    places = {path.resolve() for path in paths}
+    if not problems and not 1 < len(places) <= len(LETTERS):
+        what = f"it takes two to {len(LETTERS)} different runs, and was given {len(places)}."
+        fix = "python -m forge.compare runs/one runs/two; means over seeds: python -m forge.report"
+        problems.append(Problem(key="RUN", what=what, fix=fix, where=COMMAND_LINE))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
+    """What all runs have logged. Raises ConfigError for another that is asked for."""
+    from forge.report.pairing import common_metrics
+
+    common = common_metrics(runs)
+    for name in asked:
+        if name not in common:
+            what = f"not all of these runs have logged {name}."
+            meant = did_you_mean([f"--metric {one}" for one in closest(name, common)])
+            fix = meant or f"all have {', '.join(common) or 'nothing in common'}"
+            raise refusal(f"--metric {name}", what, fix, COMMAND_LINE)
+    return common
+
+
+def _default(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
+    wanted = dict.fromkeys([str(runs[0].objective), "train/loss"])
+    return [name for name in wanted if name in metrics]
+
+
+def _config(names: dict[str, Run]) -> list[str]:
+    texts = [run.texts for run in names.values()]
+    keys = differing(texts, seeds=True)
+    if not keys:
+        return ["Their configs are the same.", ""]
+    rows = [[key, *(one.get(key, "none") for one in texts)] for key in keys]
+    return [*cli.lines_of([["config", *names], *rows]), ""]
+
+
+def _curves(names: dict[str, Run], metric: str, over: str) -> list[str]:
+    from forge.report.plot import SEVERAL, plot
+
+    curves = {letter: run.log.curve(metric) for letter, run in names.items()}
+    lines = [(letter, getattr(one, over), one.values) for letter, one in curves.items()]
+    ends = [x[-1] for _, x, _ in lines if len(x)]
+    width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH)
+    rows = plot(lines, width=width, start=max(ends, default=0.0) / 10)
+    return [f"{metric} over {over}   ({SEVERAL}: several)", *rows, ""] if rows else []
+
+
+def _differences(
+    names: dict[str, Run], first: str, second: str, metrics: Sequence[str], over: str
+) -> list[str]:
+    from forge.report.pairing import pair
+
+    head = ["metric", f"at {over[:-1]}", first, second, f"{second} - {first}"]
+    cells = [[*head, "mean", "lowest", "highest", f"{second} < {first}", "n"]]
+    for metric in metrics:
+        one = pair(names[first], names[second], metric, over=over)
+        if one is not None:
+            values = (one.first, one.second)
+            spread = (one.difference, one.mean, one.low, one.high)
+            numbers = [f"{value:.5g}" for value in values] + [f"{value:+.4g}" for value in spread]
+            place = f"{one.at:,.0f}" if over == "steps" else compact(one.at)
+            cells.append([metric, place, *numbers, percent(one.lower), str(one.n)])
+    if len(cells) == 1:
+        return [f"{first} and {second} have no {over} in common.", ""]
+    note = NOTE.format(first=first, second=second)
+    return [*cli.lines_of(cells), "", *textwrap.wrap(note, WIDTH), ""]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""`${now:PATTERN}` and `${hydra:KEY}`, as in an application of Hydra, in files and overrides."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import hydra
+from omegaconf import Container, DictConfig, OmegaConf
+
+FACTS = "_forge_facts"
+"""Where a tree keeps what `${hydra:...}` reads; no value of the config."""
+
+
+def facts(overrides: Sequence[str], choices: Mapping[str, Any], config_name: str) -> dict[str, Any]:
+    """What forge has of the section `hydra` of Hydra's applications, under the same keys."""
+    task = [text for text in overrides if not text.startswith("hydra")]
+    return {
+        "runtime": {
+            "version": hydra.__version__,
+            "cwd": os.getcwd(),
+            "choices": dict(choices),
+        },
+        "job": {
+            "name": "train",
+            "config_name": config_name,
+            "override_dirname": ",".join(sorted(text.lstrip("+~") for text in task)),
+        },
+        "overrides": {"task": task, "hydra": [text for text in overrides if text not in task]},
+    }
+
+
+def attach(tree: DictConfig, known: dict[str, Any]) -> None:
+    """Let `${hydra:...}` in a tree read these facts."""
+    vars(tree)[FACTS] = known  # beside the values, which OmegaConf keeps elsewhere
+
+
+def register() -> None:
+    """Make the resolvers known to OmegaConf, in whose words an unknown key is refused."""
+    if not OmegaConf.has_resolver("now"):
+        OmegaConf.register_new_resolver("now", time.strftime, use_cache=True)
+    OmegaConf.register_new_resolver("hydra", _of_hydra, replace=True)
+
+
+def _of_hydra(key: str, *, _root_: Container) -> Any:
+    value: Any = _root_.__dict__.get(FACTS)
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if value is None:
+        keys = "runtime.cwd, runtime.version, runtime.choices.GROUP, job.name, "
+        more = "job.override_dirname, overrides.task"
+        raise ValueError(f"there is no hydra:{key} here, but {keys}{more}")
+    return value

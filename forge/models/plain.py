@@ -1,0 +1,132 @@
+"""Models of the user's that know nothing of forge: what they lack of a `LanguageModel`, which may
+be all but `forward(tokens)`, is given to them here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forge.build import bind
+from forge.config.model import Model
+from forge.config.own import Own
+from forge.models.contract import check_model
+from forge.models.head import Head
+from forge.models.mixin import mix_in
+
+log = logging.getLogger(__name__)
+
+
+def make_model(section: Model, trust: Sequence[str] = ()) -> Any:
+    """The model of a section, with all that forge asks of one. Raises ConfigError for what may not
+    be built, ValueError for what is no model.
+    """
+    make = bind(section, path="model", trust=trust)
+    model = make()
+    if isinstance(section, Own) and isinstance(model, nn.Module):
+        _complete(model, make, section)
+    check_model(model, section._target_)
+    return model
+
+
+def _complete(model: nn.Module, make: Callable[[], nn.Module], section: Model) -> None:
+    """Mix in what a model lacks, in place. make: builds it again."""
+    name, what = type(model).__name__, f"model._target_={section._target_}"
+    if taken := [part for part in ("hidden", "spread_head") if part in model._modules]:
+        said = f"{name} has a module called {taken[0]}, which means something else to forge"
+        raise ValueError(f"{what}: {said}; give it another name")
+    if drops := [n for n, one in model.named_modules() if _draws(one)]:
+        said = "%s: %s draws random numbers, which a run that goes on draws anew: it differs a"
+        log.warning(f"{said} little from one that never stopped", what, ", ".join(drops))
+    if not hasattr(model, "max_seq_len"):
+        model.max_seq_len = section.max_seq_len  # type: ignore[assignment]
+    if not hasattr(model, "hidden") and not hasattr(model, "output_weight"):
+        mix_in(model, GivesLogits, vocab_size_needed=section.vocab_size)
+    for part, mixin in {"init_std": BeginsAsMade, "reset_buffers": KeepsBuffers}.items():
+        if not hasattr(model, part):
+            mix_in(model, mixin)
+            model.make_again = partial(_on_cpu, make)  # type: ignore[assignment]
+
+
+def _draws(module: nn.Module) -> bool:
+    rate = getattr(module, "p", getattr(module, "dropout", 0))
+    is_dropout = isinstance(module, nn.modules.dropout._DropoutNd | nn.RNNBase)
+    return is_dropout and bool(rate)
+
+
+def _on_cpu(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A model as it is made on the CPU after `torch.manual_seed(seed)`."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(seed)
+        return make()
+
+
+class GivesLogits(nn.Module):
+    """Mixin of a model that has no output head of its own to show: its hidden states are logits."""
+
+    output_weight = None
+    vocab_size_needed: int
+    n_logits = 0
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """[batch, seq] -> [batch, seq, vocab]."""
+        found: Any = self.forward(tokens)
+        name, rows = type(self).__name__.removeprefix("GivesLogits"), self.vocab_size_needed
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if not isinstance(found, Tensor) or found.dim() != 3 or shape[:2] != tuple(tokens.shape):
+            what = f"gives {shape} for tokens {tuple(tokens.shape)}, and no [batch, seq, vocab]"
+            raise ValueError(f"model._target_: {name} {what}")
+        self.n_logits = found.shape[-1]
+        if self.n_logits < rows:
+            what = f"gives {self.n_logits} logits, and model.vocab_size={rows} are needed"
+            raise ValueError(f"model._target_: {name} {what}")
+        return found
+
+    def spread_head(self) -> Head:
+        return Logits(self.n_logits)
+
+
+class Logits(Head):
+    """The head of a model whose hidden states are logits."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    @property
+    def weight(self) -> Tensor:
+        what = (
+            "objective.loss_fn=chunked_cross_entropy makes logits a part at a time, and the model"
+        )
+        raise ValueError(f"{what} gives all at once; objective.loss_fn=cross_entropy")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+class BeginsAsMade(nn.Module):
+    """Mixin of a model whose initial values are those that its constructor gives it."""
+
+    make_again: Callable[[int], nn.Module]
+
+    def initial_values(self, seed: int) -> dict[str, Tensor]:
+        """Of each parameter by its name, the same on every rank."""
+        return {name: one.detach() for name, one in self.make_again(seed).named_parameters()}
+
+    def init_std(self, name: str) -> float:
+        raise AssertionError(f"{name} has initial values")
+
+
+class KeepsBuffers(nn.Module):
+    """Mixin of a model whose buffers begin as its constructor makes them."""
+
+    make_again: Callable[[int], nn.Module]
+
+    def reset_buffers(self) -> None:
+        first = dict(self.make_again(0).named_buffers())
+        for name, buffer in self.named_buffers():
+            buffer.copy_(first[name])

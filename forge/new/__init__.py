@@ -1,0 +1,1 @@
+"""A new project of one's own, from the files in template/."""

@@ -1,0 +1,101 @@
+"""`python -m forge.new NAME`: make a small project of one's own that trains at once.
+
+Examples:
+    python -m forge.new demo
+    python -m forge.new --trust DIR
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from forge import cli
+from forge.compose import project, trust
+from forge.config.problems import COMMAND_LINE, refusal
+
+TEMPLATE = Path(__file__).parent / "template"
+CALLED = "myproject"
+"""The name of the project in the template's files and in what they say."""
+DESCRIPTION = """\
+A folder with a model, a callback, an experiment, a test, and a forge.yaml that names search path,
+trust and defaults for every command typed below it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make a project, or trust one that somebody else made; exit 2 where that cannot be."""
+    arguments = cli.Parser("forge.new", DESCRIPTION)
+    add = arguments.add_argument
+    add("name", nargs="?", help="the project's folder, whose last part names its package")
+    lets = "trust the project in DIR on this machine, instead of making one"
+    add("--trust", metavar="DIR", help=lets)
+    options = arguments.parse_args(argv)
+
+    def verb() -> int:
+        if (options.name is None) == (options.trust is None):
+            what = "it makes a project, or trusts one."
+            raise refusal("NAME", what, "python -m forge.new demo", COMMAND_LINE)
+        print(_make(Path(options.name)) if options.name else _trust(Path(options.trust)))
+        return 0
+
+    return cli.refuse(verb)
+
+
+def _make(folder: Path) -> str:
+    name = folder.name
+    if fault := _name_fault(name):
+        raise refusal(str(folder), fault, "another name, such as demo", COMMAND_LINE)
+    if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
+        what = f"{folder} exists, and is no empty directory."
+        raise refusal(str(folder), what, "another name", COMMAND_LINE)
+    files = [path for path in sorted(TEMPLATE.rglob("*")) if path.is_file()]
+    files = [path for path in files if "__pycache__" not in path.parts]
+    try:
+        for path in files:
+            made = folder / str(path.relative_to(TEMPLATE)).replace(CALLED, name)
+            made.parent.mkdir(parents=True, exist_ok=True)
+            text = path.read_text(encoding="utf-8").replace(CALLED, name)
+            made.write_text(text, encoding="utf-8")
+    except OSError as error:
+        what = f"{folder} cannot be written: {error.strerror or error}."
+        raise refusal(str(folder), what, "another place", COMMAND_LINE) from None
+    _trust(folder)
+    commands = [
+        f"cd {shlex.quote(str(folder))}",
+        "python -m forge.train",
+        "python -m forge.train -m experiment=width",
+        "python -m forge.report sweeps/width",
+        "pytest",
+    ]
+    head = f"{folder}: {len(files)} files; README.md says what each is"
+    return "\n  ".join([head, *commands])
+
+
+def _name_fault(name: str) -> str:
+    """Why a package cannot have this name; '' where it can."""
+    if not name.isascii() or not name.isidentifier() or keyword.iskeyword(name):
+        return f"'{name}' is no name of a Python package: letters a-z, digits and _."
+    if name in ("conf", "tests"):
+        return f"a project has a folder {name} beside its package."
+    found = importlib.util.find_spec(name)
+    if found is not None and found.origin is not None:
+        return f"there is a module {name} already, which it would hide: {found.origin}."
+    return ""
+
+
+def _trust(folder: Path) -> str:
+    found = project.find(folder) if folder.is_dir() else None
+    if found is None:
+        what = f"{folder} is in no project: it has no {project.FILE}."
+        raise refusal(str(folder), what, "python -m forge.new NAME makes one", COMMAND_LINE)
+    trust.remember(found)
+    return f"{found.root} is trusted: it {'; it '.join(trust.described(found))}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

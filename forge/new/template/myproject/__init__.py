@@ -1,0 +1,1 @@
+"""What this project adds to forge."""

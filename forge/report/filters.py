@@ -1,0 +1,46 @@
+"""The flags that choose among the runs of a folder, of `forge.runs` and `forge.clean`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from forge import cli
+from forge.launch.sweep import state
+from forge.report.inventory import FOLDERS, Entry, entries, where
+
+STATES = (
+    state.WAITING,
+    state.QUEUED,
+    state.RUNNING,
+    state.PARTIAL,
+    state.DONE,
+    state.FAILED,
+    state.CANCELLED,
+)
+
+
+def parser(prog: str, description: str) -> cli.Parser:
+    """A parser of folders and of --state, --where and --tag."""
+    result = cli.Parser(prog, description)
+    add = result.add_argument
+    folders = f"folders of runs and sweeps, or runs; default: {' and '.join(FOLDERS)}"
+    add("folders", nargs="*", type=Path, metavar="FOLDER", help=folders)
+    several = {"action": "append", "default": []}
+    add("--state", choices=STATES, help="in this state; several: any of them", **several)
+    options = "whose config has this, like model.dim=256; several: all of them; != for all others"
+    add("--where", metavar="KEY=VALUE", help=options, **several)
+    add("--tag", metavar="NAME", help="with this tag; several: all of them", **several)
+    return result
+
+
+def chosen(options: argparse.Namespace) -> tuple[list[Entry], str]:
+    """The runs that are asked for, and why Slurm could not be asked. Raises ConfigError."""
+    found, silent = entries(options.folders)
+    kept = [
+        entry
+        for entry in where(found, options.where)
+        if (not options.state or entry.run.state in options.state)
+        and (not options.tag or set(options.tag) <= set(entry.annotations.tags))
+    ]
+    return kept, silent

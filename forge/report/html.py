@@ -1,0 +1,113 @@
+"""The parts of a page that needs nothing else: no network, no other file."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from forge.report.tables import Table
+
+DIGITS = 7
+UNITS = {
+    "loss": "nats a token",
+    "bits_per_byte": "bits a byte",
+    "tokens_per_second": "tokens a second",
+    "step_seconds": "seconds a step",
+    "memory_gib": "GiB",
+}
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">\
+<meta name="viewport" content="width=device-width, initial-scale=1">\
+<meta http-equiv="Content-Security-Policy" content="{policy}">\
+<meta name="color-scheme" content="light dark"><title>{title}</title>\
+<link rel="icon" href="data:,"><style>{css}</style></head>
+<body><main>
+<header><h1>{title}</h1>{header}</header>
+{sections}
+<footer>made {time} by python -m forge.report</footer>
+</main>
+<script type="application/json" id="data">{data}</script>
+<script>{js}</script>
+</body></html>
+"""
+EMPTY: Mapping[str, Any] = {}
+NO_SCRIPT = "<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>"
+
+
+def document(
+    title: str, *, header: str, sections: Sequence[str], data: Mapping[str, Any], script: str
+) -> str:
+    """header, sections: HTML. data: what the script draws figures from."""
+    return PAGE.format(
+        policy=POLICY,
+        title=escape(title),
+        css=_asset("page.css"),
+        header=header,
+        sections="\n".join(sections),
+        time=time.strftime("%Y-%m-%d %H:%M:%S"),
+        # a < would end the script element
+        data=json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+        js=_asset("figures.js") + _asset(script),
+    )
+
+
+def section(body: str, *, name: str = "", title: str = "", note: str = "") -> str:
+    """title, note: HTML."""
+    given = f' id="{name}"' if name else ""
+    heading = f"<h2>{title}</h2>" if title else ""
+    below = f'<p class="note">{note}</p>' if note else ""
+    return f"<section{given}>{heading}{body}{below}</section>"
+
+
+def table(given: Table, links: Mapping[str, str] = EMPTY, arms: Mapping[str, int] = EMPTY) -> str:
+    """links: of what stands in the first column. arms: the places of those that stand there."""
+    sides = ["right" if given.is_right(i) else "left" for i in range(len(given.heads))]
+    columns = list(zip(sides, map(escape, given.heads), strict=True))
+    heads = "".join(f'<th scope="col" class="{side}">{head}</th>' for side, head in columns)
+    lines = ""
+    for first, *rest in given.lines:
+        name = escape(first)
+        name = f'<a href="{escape(links[first])}">{name}</a>' if first in links else name
+        cells = "".join(
+            f'<td class="{side}" data-head="{head}">{_parts(cell)}</td>'
+            for (side, head), cell in zip(columns[1:], rest, strict=True)
+        )
+        arm = f' data-arm="{arms[first]}"' if first in arms else ""
+        lines += f'<tr{arm}><th scope="row">{name}</th>{cells}</tr>'
+    notes = "".join(f'<p class="note">{escape(note)}</p>' for note in given.notes)
+    title = f"<h2>{escape(given.title)}</h2>" if given.title else ""
+    body = f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody>"
+    return f'{title}<table id="table-{given.name}">{body}</table>{notes}'
+
+
+def details(summary: str, body: str) -> str:
+    return f"<details><summary>{summary}</summary>{body}</details>"
+
+
+def rounded(value: float | None, digits: int = DIGITS) -> float | int | None:
+    """None for what is not finite; whole numbers without a point."""
+    if value is None or not math.isfinite(value):
+        return None
+    short = float(f"{value:.{digits}g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short
+
+
+def unit(metric: str) -> str:
+    return UNITS.get(metric.rpartition("/")[2], "")
+
+
+def _parts(cell: str) -> str:
+    """The parts of a list, each unbroken where there is room."""
+    parts = [escape(part) for part in cell.split("; ")]
+    several = " ".join(f'<span class="part">{part}</span>' for part in parts)
+    return several if len(parts) > 1 else parts[0]
+
+
+def _asset(name: str) -> str:
+    return (files("forge.report") / name).read_text(encoding="utf-8")

@@ -1,0 +1,190 @@
+"""The page of one run: its curves, samples, config and provenance in one HTML file."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from forge.config.numbers import byte_size, counted, time_span
+from forge.config.problems import shown
+from forge.report.drawing import POINTS, thinned, track_of
+from forge.report.html import NO_SCRIPT, details, document, section, table, unit
+from forge.report.inventory import Entry
+from forge.report.runs import Run
+from forge.report.tables import Table
+from forge.rundir import outcome
+from forge.rundir.directory import MADE_WITH, newest_overrides, short
+from forge.rundir.files import read_json, read_object, read_rows
+from forge.rundir.progress import DERIVED, SAMPLES
+from forge.rundir.saved_config import numbered
+
+FIGURES = {
+    "loss": lambda name: (
+        name == "train/loss" or (name.startswith("eval/") and name.endswith("/loss"))
+    ),
+    "learning rate": lambda name: name == "lr" or name.startswith("lr/"),
+    "gradient norm": lambda name: name == "train/grad_norm",
+    "throughput": lambda name: name == "tokens_per_second",
+}
+"""Which metrics stand in one figure; another one draws any metric."""
+LATEST, LONGEST = 8, 4000  # samples, and letters of one
+NOTE = "Time is of training. Long curves are thinned out: neighbours are averaged."
+
+
+def page(entry: Entry) -> str:
+    run = entry.run
+    data = page_data(run)
+    sections = [_figures(data), _samples(run.path), _metrics(run), _config(run), _origin(run.path)]
+    lines = "".join(f"<p>{escape(line)}</p>" for line in summary(entry))
+    return document(
+        run.path.name,
+        header=lines,
+        sections=[one for one in sections if one],
+        data=data,
+        script="run.js",
+    )
+
+
+def summary(entry: Entry) -> list[str]:
+    """Sentences: how far it is, what it reached, why it failed, tags and note."""
+    run, now, notes = entry.run, entry.progress, entry.annotations
+    of = "" if now.of is None else f" of {now.of:,}"
+    tokens = "" if run.log.tokens is None else f", {run.log.tokens:,} tokens"
+    time = "" if run.log.seconds is None else f", {time_span(run.log.seconds)} of training"
+    lines = [f"{run.state}: step {now.step:,}{of}{tokens}{time}, {byte_size(entry.extent.size)}."]
+    if run.why:
+        lines.append(f"Why it failed: {run.why}")
+    if entry.best is not None:
+        value, step = entry.best
+        last = run.log.curve(str(run.objective)).values
+        at_end = f", {last[-1]:.5g} at the end" if len(last) else ""
+        lines.append(f"Best {run.objective}: {value:.5g} at step {step:,}{at_end}.")
+    if notes.tags:
+        lines.append(f"Tags: {' '.join(notes.tags)}")
+    return [*lines, notes.note] if notes.note else lines
+
+
+def page_data(run: Run) -> dict[str, Any]:
+    """What the figures are drawn from: every metric, the steps that several share kept once."""
+    grids: dict[tuple[float | None, ...], int] = {}
+    curves = []
+    for metric in run.log.metrics:
+        curve = run.log.curve(metric)
+        if len(curve.steps):
+            steps = tuple(thinned(curve.steps, POINTS))
+            grid = grids.setdefault(steps, len(grids))
+            values = thinned(curve.values, POINTS)
+            curves.append({"metric": metric, "unit": unit(metric), "grid": grid, "mean": values})
+    names = [one["metric"] for one in curves]
+    figures = [
+        {"title": title, "curves": [i for i, name in enumerate(names) if belongs(name)]}
+        for title, belongs in FIGURES.items()
+    ]
+    return {
+        "curves": curves,
+        "grids": [list(steps) for steps in grids],
+        "tracks": [track_of([run.log.track()])],
+        "figures": [figure for figure in figures if figure["curves"]],
+    }
+
+
+def _figures(data: Mapping[str, Any]) -> str:
+    if not data["curves"]:
+        return section("<p>Nothing has been logged yet.</p>")
+    figures = "".join(
+        f'<div><h3>{figure["title"]}</h3><figure data-figure="{i}"></figure></div>'
+        for i, figure in enumerate(data["figures"])
+    )
+    figures += '<div><h3>any metric</h3><div class="controls" id="any"></div>'
+    figures += '<figure data-figure="any"></figure></div>'
+    body = f'{NO_SCRIPT}<div class="controls" id="all"></div><div class="plots">{figures}</div>'
+    return section(body, name="curves", note=NOTE)
+
+
+def _samples(run_dir: Path) -> str:
+    rows = [row for row in read_rows(run_dir / SAMPLES) if isinstance(row.get("text"), str)]
+    if not rows:
+        return ""
+    parts = []
+    for row in reversed(rows[-LATEST:]):
+        prompt, text = escape(str(row.get("prompt", ""))), escape(row["text"][:LONGEST])
+        said = f"<b>{prompt}</b>{text}"
+        parts.append(f"<p>step {escape(str(row.get('step')))}</p><pre>{said}</pre>")
+    first, *others = parts
+    more = details(counted(len(others), "sample") + " before it", "".join(others)) if others else ""
+    return section(first + more, title="samples", note="In bold: the prompt.")
+
+
+def _metrics(run: Run) -> str:
+    """The last value of every metric, and its best where the run has ended."""
+    lines = []
+    for name in run.log.metrics:
+        curve = run.log.curve(name)
+        if len(curve.values):
+            ends = (curve.values[-1], curve.values.min(), curve.values.max())
+            lines.append((name, *(f"{value:,.6g}" for value in ends), f"{curve.steps[-1]:,.0f}"))
+    heads = ("metric", "last", "lowest", "highest", "last step")
+    made = Table(name="metrics", title="metrics", heads=heads, lines=lines, align="<>>>>")
+    return section(table(made)) if lines else ""
+
+
+def _config(run: Run) -> str:
+    """What was typed, what was worked out of it, and the whole."""
+    typed, derived = [], []
+    with suppress(OSError, ValueError, TypeError):
+        typed = [str(text) for text in read_json(newest_overrides(run.path))]
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        derived = [
+            (str(one["key"]), shown(one["value"]), str(one["why"]))
+            for one in read_json(run.path / DERIVED)
+        ]
+    command = escape(shlex.join(["python", "-m", "forge.train", *typed]))
+    parts = [f"<pre>{command}</pre>"]
+    if derived:
+        heads = ("option", "value", "why")
+        made = Table(name="derived", title="", heads=heads, lines=derived, align="<<<")
+        parts.append(details(f"{counted(len(derived), 'value')} worked out", table(made)))
+    options = [(key, text) for key, text in run.texts.items()]
+    made = Table(name="config", title="", heads=("option", "value"), lines=options, align="<<")
+    parts.append(details(f"all {counted(len(options), 'option')}", table(made)))
+    return section("".join(parts), title="config")
+
+
+def _origin(run_dir: Path) -> str:
+    """What it was made with, every start and end, and the warnings of the check."""
+    facts: Mapping[str, Any] = {}
+    warnings: Sequence[Mapping[str, Any]] = ()
+    with suppress(OSError, ValueError):
+        facts = read_object(run_dir / MADE_WITH)
+    with suppress(OSError, ValueError, TypeError):
+        content = read_json(run_dir / numbered("warnings.json", 1))
+        warnings = [one for one in content if isinstance(one, Mapping)]
+    lines = []
+    for key, value in {"directory": short(run_dir), **facts}.items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{name} {version}" for name, version in value.items() if version)
+        text = shlex.join(map(str, value)) if isinstance(value, list) else str(value or "none")
+        lines.append((key.replace("_", " "), text))
+    made = Table(name="made", title="provenance", heads=("", ""), lines=lines, align="<<")
+    starts = [_attempt(row) for row in outcome.attempts(run_dir)]
+    heads = ("what", "time", "step", "")
+    tried = Table(name="attempts", title="", heads=heads, lines=starts, align="<<><")
+    parts = [
+        table(made),
+        details(counted(len(starts), "start or end", "starts and ends"), table(tried)),
+    ]
+    if warnings:
+        said = "".join(f"<p>{escape(str(one.get('what')))}</p>" for one in warnings)
+        parts.append(details(counted(len(warnings), "warning"), said))
+    return section("".join(parts))
+
+
+def _attempt(row: Mapping[str, Any]) -> tuple[str, ...]:
+    where = f"{row.get('host', '')}, process {row.get('pid', '')}, from {row.get('from')}"
+    more = where if row.get("event") == "start" else f"{row.get('status')}: {row.get('reason')}"
+    step = "" if row.get("step") is None else str(row["step"])
+    return str(row.get("event")), str(row.get("time", "")), step, more

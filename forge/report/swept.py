@@ -1,0 +1,80 @@
+"""What a sweep has varied beside the seed, and the value that each arm has of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from forge.config.problems import short_keys
+from forge.report.comparison import Report
+from forge.report.grouping import Arm, value_of
+from forge.report.runs import SEED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept:
+    """An option that has several values. word: its key as it is told from the others. values: as
+    texts, numbers in their order. number: all are. log: they are spaced by factors.
+    """
+
+    key: str
+    word: str
+    values: tuple[str, ...]
+    number: bool
+    log: bool
+
+
+def swept(report: Report) -> list[Swept]:
+    """In the order in which they were typed."""
+    keys = dict.fromkeys(key for run in report.runs for key in run.point.varied if key != SEED)
+    found = {key: {value_of_arm(row.arm, key) for row in report.rows} - {None} for key in keys}
+    several = {key: [str(value) for value in values] for key, values in found.items()}
+    several = {key: values for key, values in several.items() if len(values) > 1}
+    words = short_keys(list(several))
+    result = []
+    for key, texts in several.items():
+        numbers = {text: _number(text) for text in texts}
+        finite = [number for number in numbers.values() if number is not None]
+        is_number = len(finite) == len(texts)
+        ordered = sorted(texts, key=lambda text, known=numbers: (known[text] or 0.0, text))
+        one = Swept(
+            key=key,
+            word=words[key],
+            values=tuple(ordered),
+            number=is_number,
+            log=is_number and is_by_factors(sorted(finite)),
+        )
+        result.append(one)
+    return result
+
+
+def value_of_arm(arm: Arm, key: str) -> str | None:
+    return next((value for run in arm.runs if (value := value_of(run, key)) is not None), None)
+
+
+def is_by_factors(values: Sequence[float]) -> bool:
+    """Whether the steps between numbers are more alike as factors than as differences; of two
+    numbers, whether one is five times the other, or more.
+    """
+    if values[0] <= 0:
+        return False
+    if len(values) == 2:
+        return values[1] >= 5 * values[0]
+    return _unevenness([math.log(value) for value in values]) < _unevenness(values)
+
+
+def _unevenness(values: Sequence[float]) -> float:
+    """Deviation of the steps, as a share of their mean."""
+    steps = [b - a for a, b in pairwise(values)]
+    mean = sum(steps) / len(steps)
+    return (sum((step - mean) ** 2 for step in steps) / len(steps)) ** 0.5 / mean
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

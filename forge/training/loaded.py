@@ -1,0 +1,195 @@
+"""A trained model in the hands of a user: what it writes, how good it is, and its logits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forge.build import build
+from forge.compose.trust import for_run
+from forge.config.reading import read_whole
+from forge.data.prepare import prepare
+from forge.data.store import MappedStore, TokenStore
+from forge.models.modes import evaluating
+from forge.objectives.objective import Objective
+from forge.parallel.ranks import Ranks
+from forge.resolve.rules.entries import entry_faults
+from forge.rundir.checkpoints import BEST, META, CheckpointError, Saved, listed, saved_folder
+from forge.rundir.directory import Place, path_of, short
+from forge.training.data import prepared_text
+from forge.training.evaluation import evaluate_sets, most_sequences
+from forge.training.models import build_objective
+from forge.training.restore import Trained, load_run
+from forge.training.samples import continue_text, encode_prompt
+
+Step = int | Literal["last", "best"]
+Text = str | os.PathLike[str] | Mapping[str, Any] | Sequence[str]
+Prompts = TypeVar("Prompts", str, list[str])
+LAST = "last"
+
+
+def load(
+    run: Place, step: Step = LAST, *, device: str | None = None, trust: Sequence[str] = ()
+) -> Loaded:
+    """The model of a run, or of one of its checkpoints, ready to be used.
+
+    step: the newest checkpoint, the best by the run's eval.metric, or that of a step. device: cpu,
+    cuda, cuda:N or mps; None = as in the run, or the CPU where there is no GPU, and there and on
+    mps in fp32. trust: prefixes of modules outside of forge that it may be built from; by default
+    what the project that it is of has, where that is trusted. The process takes over the run's
+    threads and determinism. Raises ValueError where there is no such checkpoint.
+    """
+    path = _checkpoint(path_of(run), step)
+    trained = load_run(path, trust=for_run(path, trust), device=chosen_device(device))
+    return Loaded(**vars(trained))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Loaded(Trained):
+    """A trained model in eval mode on its device, with its tokenizer, the resolved config of its
+    run, and the step and path of the checkpoint that it is of.
+    """
+
+    def __repr__(self) -> str:
+        kind, place = type(self.model).__name__, short(self.path)
+        return f"{kind} of step {self.step} on {self.device}, from {place}"
+
+    def generate(
+        self,
+        prompts: Prompts,
+        *,
+        max_new_tokens: int = 128,
+        temperature: float = 0.8,
+        top_k: int = 50,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Prompts:
+        """What follows a prompt, without it, or what follows each of a list; as forge.generate
+        writes it with these options. An empty prompt begins a document.
+        """
+        follows = partial(
+            continue_text,
+            self.model,
+            self.tokenizer,
+            device=self.device,
+            tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+        )
+        if isinstance(prompts, str):
+            return follows(prompts)
+        return [follows(one) for one in prompts]
+
+    @torch.no_grad()
+    def logits(self, text: str) -> Tensor:
+        """fp32 [seq, vocab] on its device: row t is of what follows the first t + 1 tokens. These
+        are tokenizer.encode(text), behind the token that begins documents, where there is one.
+        Raises ValueError for more than model.max_seq_len.
+        """
+        ids = encode_prompt(self.tokenizer, text)
+        most = int(self.model.max_seq_len)  # type: ignore[arg-type]
+        if len(ids) > most:
+            raise ValueError(f"the text has {len(ids)} tokens, more than model.max_seq_len={most}")
+        with evaluating(self.model):
+            logits = self.model(torch.tensor([ids], device=self.device))
+        return logits[0, :, : self.tokenizer.vocab_size].float()
+
+    def evaluate(self, data: Text | None = None) -> dict[str, float]:
+        """The metrics of the run's objective: of what the run evaluates; or of all of a text: a
+        file or folder, options of data as an entry of eval.sets has them, or a list of documents.
+
+        Raises ValueError for a text that cannot be read, or is not what it was in the run.
+        """
+        most = 0
+        if data is None:
+            stores, most = self._held_out(), most_sequences(self.config.eval, self.config.train)
+        elif isinstance(data, str | os.PathLike | Mapping):
+            stores = {"": self._read(data)}
+        else:
+            stores = {"": _documents(self, data)}
+        return evaluate_sets(
+            self.config, stores, self.model, self._objective, sequences=most, device=self.device
+        )
+
+    @cached_property
+    def _objective(self) -> Objective:
+        return build_objective(self.config, self.device, Ranks(), tokenizer=self.tokenizer)
+
+    def _held_out(self) -> dict[str, TokenStore]:
+        prepared = prepared_text(self.config, lambda stage: None)
+        if prepared.identity != Saved(self.path).meta["data"]:
+            what = "the text of the run, or the tokenizer that was made of it, has changed"
+            raise ValueError(f"{what}; name a text: evaluate(data=...)")
+        if not prepared.evaluated:
+            raise ValueError("the run holds out no text; name one: evaluate(data=...)")
+        return prepared.evaluated
+
+    def _read(self, data: str | os.PathLike[str] | Mapping[str, Any]) -> TokenStore:
+        entry = dict(data) if isinstance(data, Mapping) else {"path": os.fspath(data)}
+        for _, what, *_ in entry_faults(self.config.data, "evaluate", "data", entry):
+            raise ValueError(f"evaluate({data!r}): {what}")
+        section = read_whole(self.config.data, entry, "evaluate.data")
+        making = partial(build, trust=self.config.run.trust)
+        store = prepare(section, self.tokenizer, build=making).val
+        if not len(store):
+            raise ValueError(f"evaluate({data!r}): there is no text in it")
+        return store
+
+
+class _Written(MappedStore):
+    """Documents that no file has."""
+
+    @property
+    def fingerprint(self) -> str:
+        raise NotImplementedError("they are read at once, and are not kept")
+
+
+def _documents(own: Loaded, texts: Sequence[str]) -> TokenStore:
+    encoded = own.tokenizer.encode_batch(list(texts)) if texts else []
+    store = _Written([np.concatenate([own.tokenizer.document(ids) for ids in encoded])])
+    if len(store) < 2:
+        raise ValueError("evaluate(): the documents have no token to predict")
+    return store
+
+
+def chosen_device(name: str | None) -> torch.device | None:
+    """What a name of a device means; None for None. Raises ValueError for one that is not there."""
+    if name is None:
+        return None
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"device={name!r}: it is cpu, cuda, cuda:N or mps")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device={name!r}: there are {torch.cuda.device_count()} GPUs")
+    if device.type == "mps" and (device.index or not torch.backends.mps.is_available()):
+        raise ValueError(f"device={name!r}: torch finds no such Apple GPU")
+    return device
+
+
+def _checkpoint(path: Path, step: Step) -> Path:
+    """What to load. Raises CheckpointError."""
+    if step == LAST:
+        return path
+    if (path / META).is_file() or Saved(path).step >= 0:
+        raise CheckpointError(f"{path} is one checkpoint; leave step={step!r} out")
+    if step == BEST:
+        return path / BEST
+    known = [one.step for one in listed(saved_folder(path))]
+    if not isinstance(step, int) or step not in known:
+        steps = ", ".join(map(str, known)) or "none"
+        what = f"step={step!r}: {path} has no such checkpoint, but those of steps {steps}"
+        raise CheckpointError(f'{what}; or "best", or "last"')
+    return saved_folder(path) / f"step_{step}"

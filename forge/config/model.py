@@ -9,32 +9,21 @@ from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
+from forge.config.attention_options import AttentionOptions
 from forge.config.feed_forwards.base import FeedForward
 from forge.config.feed_forwards.dense import Dense
-from forge.config.field import AutoInt, Condition, Section, opt, variant_of
+from forge.config.field import AutoInt, Section, opt, variant_of
 from forge.config.kinds import DEFAULT, OF_ALL_LAYERS, Kind, kind_faults
 from forge.config.mixers.attention import Attention
 from forge.config.mixers.base import Mixer
 from forge.config.moe import MoE, is_moe_layer, n_moe_layers
 from forge.config.problems import Problem
+from forge.config.rotary import RotaryOptions
 from forge.config.tensors import EMBEDDING, HEAD, POSITION, TensorSpec, norm, within
 
 PARTS = ("embedding", "attention", "feed-forward", "norms", "output head")
 PARTS_OF_MOE = ("routers", "experts", "shared experts")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
-ROPE_TYPES = ("default", "llama3.1", "yarn")
-STRETCHED = Condition(
-    lambda config, ranks: config.model.stretches in ("llama3.1", "yarn"),
-    "without rotary positions of another model.rope_type",
-)
-YARN = Condition(
-    lambda config, ranks: config.model.stretches == "yarn",
-    "without rotary positions of model.rope_type=yarn",
-)
-PACKED = Condition(
-    lambda config, ranks: config.data.pack_sequences, "without data.pack_sequences=true"
-)
-PLACEMENTS = ("pre", "post", "both")
 
 
 @dataclass(kw_only=True)
@@ -68,99 +57,25 @@ class Model(Section):
 
 
 @dataclass(kw_only=True)
-class Decoder(Model):
+class Decoder(RotaryOptions, AttentionOptions, Model):
     """A decoder-only transformer: the Llama shape by default, the GPT-2 shape by a few options."""
 
     schema_name = "decoder"
     reads_documents = True
     _target_: str = "forge.models.decoder.Decoder"
-    dim: int = opt(4096, "width of the residual stream", gt=0)
-    n_layers: int = opt(32, "number of transformer blocks", gt=0)
-    n_heads: int = opt(32, "attention heads", gt=0)
-    n_kv_heads: int | None = opt(
-        None, "key/value heads: null = n_heads (MHA), 1 = MQA, between = GQA", gt=0
-    )
-    head_dim: int | None = opt(None, "width of one attention head; null = dim / n_heads", gt=0)
-    sliding_window_size: int = opt(
-        0, "tokens that attention sees, with the present one; 0 = all before it", ge=0
-    )
     ffn_dim_multiplier: float = opt(1.0, "scales the computed feed-forward width", gt=0)
     ffn_hidden_dim: int | None = opt(
         None, "feed-forward width; null = 256 * ceil(int(4*dim*2/3*multiplier) / 256)", gt=0
     )
-    norm_type: str = opt("rmsnorm", "normalisation layer", choices=("rmsnorm", "layernorm"))
-    norm_eps: float = opt(1e-5, "epsilon of the normalisation layers", gt=0)
-    norm_placement: str = opt(
-        "pre",
-        "norms of the input of attention and feed-forward layer, of their output, or both",
-        choices=PLACEMENTS,
-    )
-    norm_unit_offset: bool = opt(False, "scale by 1 + weight, which begins at 0, as in Gemma")
     activation: str = opt("silu", "activation of the feed-forward layer", choices=ACTIVATIONS)
     gated_mlp: bool | None = opt(
         None, "gate the feed-forward layer (SwiGLU and kin); null = only for silu"
     )
-    position: str = opt("rope", "position encoding", choices=("rope", "learned", "none"))
-    rope_theta: float = opt(10000.0, "base of the rotary frequencies", gt=0)
-    rope_type: str = opt("default", "how rotary positions are stretched", choices=ROPE_TYPES)
-    rope_factor: float = opt(
-        40, "by how much rotary positions are stretched", ge=1, acts_when=STRETCHED
-    )
-    original_max_position_embeddings: int = opt(
-        4096, "longest sequence in tokens before the stretching", gt=0, acts_when=STRETCHED
-    )
-    beta_fast: float = opt(
-        32, "pairs that turn more often in that length are not stretched", gt=0, acts_when=STRETCHED
-    )
-    beta_slow: float = opt(
-        1, "pairs that turn less often in it are stretched in full", gt=0, acts_when=STRETCHED
-    )
-    rope_truncate: bool = opt(
-        True, "with yarn: the range of pairs between the two is rounded", acts_when=YARN
-    )
-    mscale: float = opt(
-        1.0,
-        "with yarn: scores are multiplied by (0.1 * mscale * ln(rope_factor) + 1)^2",
-        ge=0,
-        acts_when=YARN,
-    )
-    rope_attention_scaling: bool = opt(
-        False,
-        "with yarn: multiply cosines and sines, by the root of it, in place of scores",
-        acts_when=YARN,
-    )
-    bias: bool = opt(False, "add biases to the linear and LayerNorm layers of the blocks")
-    q_bias: bool = opt(False, "add biases to the queries alone")
-    k_bias: bool = opt(False, "add biases to the keys alone")
-    v_bias: bool = opt(False, "add biases to the values alone")
-    o_bias: bool = opt(False, "add biases to the output of attention alone")
     mlp_bias: bool = opt(False, "add biases to the feed-forward layers alone")
-    residual_multiplier: float = opt(
-        1.0, "factor of what a layer adds to the residual stream, as in Granite", gt=0
-    )
-    embedding_multiplier: float = opt(
-        1.0, "factor of the embeddings: sqrt(dim) in Gemma, 12 in Granite", gt=0
-    )
     tie_embeddings: bool = opt(False, "share the embedding table with the output head")
-    qk_norm: bool = opt(
-        False, "RMSNorm over queries and keys, a head at a time, before the rotation"
-    )
     init_std: float = opt(0.02, "standard deviation of the initial weights", gt=0)
     init_scale_residual: bool = opt(
         True, "divide init_std of layers that end in the residual by sqrt(2*n_layers)"
-    )
-    sdpa_backend: str = opt(
-        "auto",
-        "kernel of scaled dot-product attention",
-        choices=("auto", "flash", "efficient", "cudnn", "math"),
-    )
-    document_attention: str = opt(
-        "auto",
-        "how documents that share a row are kept apart: by a mask of seq_len^2, or by "
-        "flex_attention, which passes over blocks of them; auto = flex where a compiled run on a "
-        "GPU can",
-        choices=("auto", "mask", "flex"),
-        acts_when=PACKED,
     )
     mixer: Mixer = field(
         default_factory=Attention, metadata={"help": "how tokens learn of those before them"}
@@ -195,16 +110,6 @@ class Decoder(Model):
         return self.computed_ffn_hidden_dim if width is None else width
 
     @property
-    def computed_head_dim(self) -> int:
-        """Width of one attention head, with null resolved to dim / n_heads."""
-        return self.dim // self.n_heads if self.head_dim is None else self.head_dim
-
-    @property
-    def stretches(self) -> str:
-        """rope_type, where positions are rotary."""
-        return self.rope_type if self.position == "rope" else "default"
-
-    @property
     def rotary_dim(self) -> int:
         """Dimensions of a head that are rotated."""
         return self.mixer.rotary_dim(self)
@@ -229,29 +134,9 @@ class Decoder(Model):
         return 256 * -(-int(4 * self.dim * 2 / 3 * self.ffn_dim_multiplier) // 256)
 
     @property
-    def attention_biases(self) -> dict[str, bool]:
-        """Whether q, k, v and o have biases."""
-        own = {"q": self.q_bias, "k": self.k_bias, "v": self.v_bias, "o": self.o_bias}
-        return {name: self.bias or each for name, each in own.items()}
-
-    @property
     def has_mlp_bias(self) -> bool:
         """Whether the feed-forward layer has biases."""
         return self.bias or self.mlp_bias
-
-    @property
-    def norms_before(self) -> bool:
-        """Whether what enters attention and feed-forward layer is normalised."""
-        return self.norm_placement != "post"
-
-    @property
-    def norms_after(self) -> bool:
-        """Whether what they give is normalised."""
-        return self.norm_placement != "pre"
-
-    def seen(self, seq_len: int) -> int:
-        """Tokens that attention sees of a sequence of that length."""
-        return min(self.sliding_window_size or seq_len, seq_len)
 
     def kind_of(self, layer: int) -> Kind:
         """The kind of a layer, counted from 0."""

@@ -54,7 +54,11 @@ def reads() -> dict[tuple[str, str], set[str]]:
     for group in schemas.sections():  # what a method reads of its own section, if it is called
         modules = {
             group,
-            *(each.__module__.rpartition(".")[2] for each in variants(group).values()),
+            *(
+                base.__module__.rpartition(".")[2]
+                for each in variants(group).values()
+                for base in each.mro()
+            ),
         }
         files = [ROOT / "forge" / "config" / f"{module}.py" for module in modules]
         trees = ((file, ast.parse(file.read_text())) for file in files if file.exists())

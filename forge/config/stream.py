@@ -1,0 +1,42 @@
+"""The residual stream of a decoder: its width, and what stands around its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forge.config.field import Section, opt
+
+PLACEMENTS = ("pre", "post", "both")
+
+
+@dataclass(kw_only=True)
+class Stream(Section):
+    """Options of the model that all layers of a block have in common."""
+
+    dim: int = opt(4096, "width of the residual stream", gt=0)
+    n_layers: int = opt(32, "number of transformer blocks", gt=0)
+    norm_type: str = opt("rmsnorm", "normalisation layer", choices=("rmsnorm", "layernorm"))
+    norm_eps: float = opt(1e-5, "epsilon of the normalisation layers", gt=0)
+    norm_placement: str = opt(
+        "pre",
+        "norms of the input of attention and feed-forward layer, of their output, or both",
+        choices=PLACEMENTS,
+    )
+    norm_unit_offset: bool = opt(False, "scale by 1 + weight, which begins at 0, as in Gemma")
+    residual_multiplier: float = opt(
+        1.0, "factor of what a layer adds to the residual stream, as in Granite", gt=0
+    )
+    embedding_multiplier: float = opt(
+        1.0, "factor of the embeddings: sqrt(dim) in Gemma, 12 in Granite", gt=0
+    )
+    bias: bool = opt(False, "add biases to the linear and LayerNorm layers of the blocks")
+
+    @property
+    def norms_before(self) -> bool:
+        """Whether what enters attention and feed-forward layer is normalised."""
+        return self.norm_placement != "post"
+
+    @property
+    def norms_after(self) -> bool:
+        """Whether what they give is normalised."""
+        return self.norm_placement != "pre"

@@ -1,0 +1,223 @@
+"""`python -m forge.bench [overrides]`: how fast it trains on this machine, on random tokens.
+
+Examples:
+    python -m forge.bench model=small train.batch_size=4
+    python -m forge.bench -m model=tiny,small optimizer=adamw,muon --markdown bench.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from forge import cli
+from forge.config.model import Decoder
+from forge.config.numbers import byte_size
+from forge.config.problems import refusal
+from forge.config.root import Config
+from forge.launch.local import processes
+from forge.plan.launcher_environment import launcher_environment
+from forge.plan.memory import memory_by_part
+from forge.resolve.resolve import Resolution
+from forge.rundir import directory, files, identity, outcome, provenance
+
+FILE = "bench.json"
+BEHIND = ("eval=off", "checkpoint=off", "data=synthetic", "tokenizer=bytes")
+ALWAYS = ("metrics.enable_console=false", "run.inline=false")
+COLUMNS = (
+    *("config", "devices", "tokens/s", "ms a step", "p10 to p90", "MFU", "HFU"),
+    *("peak memory", "estimate", "forward", "backward", "optimizer", "loss"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what was measured; exit 1 when a configuration failed, 2 when one is refused."""
+    description = "Time the steps of a configuration on random tokens; nothing is saved of the run."
+    arguments = cli.parser("forge.bench", description)
+    add = arguments.add_argument
+    add("-m", "--multirun", action="store_true", help="every combination of several values")
+    add("--warmup", type=int, default=5, help="first steps that are left out (default 5)")
+    add("--steps", type=int, default=20, help="steps that are timed (default 20)")
+    add("--profiled", type=int, default=3, help="further steps whose kernels are listed; 0 = none")
+    add("--json", type=Path, metavar="FILE", help="write all that was measured")
+    add("--markdown", type=Path, metavar="FILE", help="write the table, with versions and commands")
+    options = cli.parse(arguments, argv)
+    if options.help:
+        return cli.help("forge.bench", arguments, options)
+    return cli.refuse(lambda: _main(options))
+
+
+def _main(options: argparse.Namespace) -> int:
+    found = launcher_environment()
+    if found is not None and found.size > 1:
+        what, fix = "forge.bench starts its ranks itself.", "type it without torchrun or srun"
+        raise refusal(f"{found.source}={found.size}", what, fix)
+    for name, least in (("warmup", 1), ("steps", 2), ("profiled", 0)):
+        if getattr(options, name) < least:
+            raise refusal(f"--{name}", f"it is at least {least}.", f"--{name} {least}")
+    cli.enter(options)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="forge_bench_") as folder:
+        points = []
+        for number, (label, typed) in enumerate(_points(options)):
+            words = [*typed, f"run.dir={folder}/{number}"]
+            resolution = cli.resolved(words, options.config_dir)[1]  # all, before the first runs
+            points.append((label, resolution))
+        for label, resolution in points:
+            print(f"{label} ...", flush=True)
+            rows.append({"config": label} | measure(resolution))
+            print("\n".join(text(rows[-1])), end="\n\n", flush=True)
+    content = {"facts": provenance.facts(), "rows": rows}
+    if options.json:
+        files.write_json(options.json, content)
+    if options.markdown:
+        files.write_text(options.markdown, markdown(rows, provenance.facts()))
+    if len(rows) > 1:
+        print("\n".join(cli.lines_of([COLUMNS, *(cells(row) for row in rows)])))
+    return int(any("error" in row for row in rows))
+
+
+def _points(options: argparse.Namespace) -> Iterator[tuple[str, Sequence[str]]]:
+    """What to call each configuration, and its overrides."""
+    words = _with_defaults(options)
+    if not options.multirun:
+        yield shlex.join(options.overrides) or "the default run", words
+        return
+    from forge.launch.sweep import sweep
+
+    yield from sweep.configs(words, options.config_dir)
+
+
+def _with_defaults(options: argparse.Namespace) -> list[str]:
+    """What was typed, behind what a measurement has for groups that were not; before what makes it
+    one.
+    """
+    typed = {word.partition("=")[0].lstrip("+") for word in options.overrides}
+    before = [word for word in BEHIND if word.partition("=")[0] not in typed]
+    numbers = {name: getattr(options, name) for name in ("warmup", "steps", "profiled")}
+    entry = ",".join(f"{name}:{number}" for name, number in numbers.items())
+    total = sum(numbers.values())
+    bench = f"+callbacks.bench={{_target_:forge.training.bench.Bench,{entry}}}"
+    steps = [f"train.max_steps={total}", f"metrics.log_interval={total}"]
+    return [*before, *options.overrides, *ALWAYS, *steps, bench]
+
+
+def measure(resolution: Resolution) -> dict[str, Any]:
+    """Train in the run's directory; what was measured, or how it failed."""
+    config = resolution.config
+    row = {"hash": identity.hash_of(config), "estimate_bytes": memory_by_part(config)}
+    if isinstance(config.model, Decoder):
+        row["parameters"] = config.model.num_params_estimate
+        row["flops_a_token"] = config.model.flops_per_token(config.train.seq_len)
+    run_dir, _ = directory.prepare(resolution, overrides=())
+    if code := processes.start(run_dir, resolution.world.size, trust=config.run.trust):
+        failure = outcome.failure(run_dir) or {}
+        return row | {"error": failure.get("message") or f"a rank ended with exit code {code}"}
+    row |= json.loads((run_dir / FILE).read_text())
+    if row["mfu"] is not None:
+        row["hfu"] = row["mfu"] * hardware_flops(config) / row["flops_a_token"]
+    return row
+
+
+def hardware_flops(config: Config) -> float:
+    """FLOPs of a token, with those of blocks that run again in backward: a third of theirs. Of
+    selective recomputation none, since it keeps the products.
+    """
+    model, train = config.model, config.train
+    assert isinstance(model, Decoder)
+    flops = model.flops_per_token(train.seq_len)
+    if train.activation_checkpointing != "full":
+        return flops
+    share = -(-model.n_layers // train.recompute_every) / model.n_layers
+    return flops + share * (flops - model.head_flops_per_token()) / 3
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+    if "error" in row:
+        return [
+            row["config"],
+            f"failed: {row['error'].splitlines()[0]}",
+            *[""] * (len(COLUMNS) - 2),
+        ]
+    steps, parts, memory = row["step_seconds"], row["parts_seconds"], row["memory_bytes"]
+
+    def ms(seconds: float | None) -> str:
+        return "" if seconds is None else f"{seconds * 1e3:.1f}"
+
+    def percent(share: float | None) -> str:
+        return "" if share is None else f"{share:.1%}"
+
+    estimate = sum(row["estimate_bytes"].values())
+    return [
+        row["config"],
+        f"{row['world']} x {row['device']}",
+        f"{row['tokens_per_second']:,.0f}",
+        ms(steps["median"]),
+        f"{ms(steps['p10'])} to {ms(steps['p90'])}",
+        percent(row["mfu"]),
+        percent(row.get("hfu")),
+        byte_size(memory["peak"]),
+        byte_size(estimate) if estimate else "",
+        ms(parts.get("forward", parts.get("gradients"))),
+        ms(parts.get("backward, reduction, clipping")),
+        ms(parts["optimizer"]),
+        f"{row['loss']['first']:.3f} to {row['loss']['last']:.3f}",
+    ]
+
+
+def text(row: dict[str, Any]) -> list[str]:
+    """One measurement, in lines."""
+    if "error" in row:
+        return [f"  failed: {row['error']}"]
+    lines = [
+        f"  {name:<30} {cell}" for name, cell in zip(COLUMNS[1:7], cells(row)[1:7], strict=True)
+    ]
+    lines = [line for line in lines if not line.endswith(" ")]
+    lines.append(f"  {'first step':<30} {row['first_step_seconds'] * 1e3:.1f} ms")
+    for title, part in (("ms a step", "parts_seconds"), ("kernels, ms a step", "kernels_seconds")):
+        lines.append(f"  {title}")
+        lines += [f"    {name:<28} {s * 1e3:.2f}" for name, s in row.get(part, {}).items()]
+    if row["world"] > 1 and "communication_seconds" in row:
+        lines.append(f"    {'all communication':<28} {row['communication_seconds'] * 1e3:.2f}")
+    for title, part in (("memory", "memory_bytes"), ("estimated memory", "estimate_bytes")):
+        lines.append(f"  {title}")
+        lines += [f"    {name:<28} {_bytes(name, n)}" for name, n in row[part].items()]
+    if row["graphs"]:
+        lines.append(
+            f"  compiled graphs                {row['graphs']}, breaks {row['graph_breaks']}"
+        )
+    return lines
+
+
+def _bytes(name: str, number: int) -> str:
+    return str(number) if name == "allocation retries" else byte_size(number)
+
+
+def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> str:
+    """The table as a page, with what is needed to take it again."""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    command = shlex.join(["python", "-m", "forge.bench", *facts["argv"][1:]])
+    lines = [f"    {command}", "", f"Python {facts['python']}, {versions}.", ""]
+    lines += [_line(COLUMNS), _line(["---"] + ["---:"] * (len(COLUMNS) - 1))]
+    lines += [_line(cells(row)) for row in rows]
+    formulas = (
+        "MFU: FLOPs of the model a token, forward and backward, times tokens a second, over the "
+        "peak of the devices (PaLM, arXiv:2204.02311, appendix B). HFU: the same with what blocks "
+        "compute again in backward. Times are medians in ms; memory is of the main rank."
+    )
+    return "\n".join([*lines, "", formulas, ""])
+
+
+def _line(row: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,42 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
+
+from forge.models.documents import as_scores
 
 
 class LayerCache:
-    """What one layer keeps of each token, filled up to `length`.
+    """What one layer keeps of each token that it has read, `length` so far.
 
-    Tensors [..., max_len, width], as keys and values [batch, kv_heads, max_len, head_dim].
+    Tensors [..., kept tokens, width], as keys and values [batch, kv_heads, tokens, head_dim]. With
+    a window, 0 = none, the last `window` tokens are kept, in a ring.
+
+    padding: [batch], the tokens before each row's text, which are nobody's; None = none. A mixer
+    that keeps a state instead has it in `held`, adds to `length`, and lets nothing in of what is
+    `padded`.
     """
 
-    def __init__(self, max_len: int) -> None:
-        self.max_len = max_len
+    def __init__(self, max_len: int, window: int = 0, padding: Tensor | None = None) -> None:
+        self.max_len, self.window, self.padding = max_len, window, padding
+        self.size = min(window, max_len) if window else max_len
         self.length = 0
         self.held: tuple[Tensor, ...] = ()
 
     def append(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Add what is kept of further tokens, [..., seq, width]; returns all so far."""
+        """Add what is kept of further tokens, [..., seq, width]; returns that of all tokens that
+        these see, in the order of `numbers`.
+        """
+        seq = new[0].shape[-2]
+        if self.length + seq > self.max_len:
+            raise ValueError(f"{self.length + seq} tokens in a cache for {self.max_len}")
         if not self.held:
-            sizes = [(*each.shape[:-2], self.max_len, each.shape[-1]) for each in new]
+            sizes = [(*each.shape[:-2], self.size, each.shape[-1]) for each in new]
             pairs = zip(new, sizes, strict=True)
             self.held = tuple(each.new_empty(size) for each, size in pairs)
-        start, self.length = self.length, self.length + new[0].shape[-2]
-        if self.length > self.max_len:
-            raise ValueError(f"{self.length} tokens in a cache for {self.max_len}")
+        stop = self.length + seq
+        if seq == 1 or stop <= self.size:
+            self._write(new, stop)
+            return tuple(kept[..., : min(stop, self.size), :] for kept in self.held)
+        slots = self.numbers(seq, new[0].device)[:-seq] % self.size
+        pairs = list(zip(self.held, new, strict=True))
+        seen = tuple(torch.cat((kept.index_select(-2, slots), each), -2) for kept, each in pairs)
+        self._write(tuple(each[..., -self.size :, :] for each in new), stop)
+        return seen
+
+    def numbers(self, seq: int, device: torch.device) -> Tensor:
+        """Of the tokens that the next `append` of so many will return, counted from 0."""
+        stop = self.length + seq
+        if seq > 1 or stop <= self.size:
+            first = max(self.length - self.size + 1, 0)
+            return torch.arange(first, stop, device=device)
+        slots = torch.arange(self.size, device=device)
+        return self.length - (self.length - slots) % self.size
+
+    def padded(self, seq: int) -> Tensor | None:
+        """Which of the next `seq` tokens are nobody's, [batch, seq]; None = none of them."""
+        if self.padding is None:
+            return None
+        return numbered(self.length, seq, self.padding) < 0
+
+    def _write(self, new: tuple[Tensor, ...], stop: int) -> None:
+        """The tokens before number `stop`, at most as many as there is room for."""
+        seq = new[0].shape[-2]
+        first = (stop - seq) % self.size
+        fits = min(self.size - first, seq)
         for kept, each in zip(self.held, new, strict=True):
-            kept[..., start : self.length, :] = each
-        return tuple(kept[..., : self.length, :] for kept in self.held)
+            kept[..., first : first + fits, :] = each[..., :fits, :]
+            if fits < seq:
+                kept[..., : seq - fits, :] = each[..., fits:, :]
+        self.length = stop
 
 
 class KVCache:
-    """One LayerCache a layer, for at most `max_len` tokens. For use without gradients."""
+    """One LayerCache a layer, for at most `max_len` tokens. For use without gradients.
 
-    def __init__(self, n_layers: int, max_len: int) -> None:
-        self.max_len = max_len
-        self.layers = [LayerCache(max_len) for _ in range(n_layers)]
+    windows: of each layer. padding: as of `LayerCache`.
+    """
+
+    def __init__(self, max_len: int, windows: Sequence[int], padding: Tensor | None = None) -> None:
+        self.max_len, self.padding = max_len, padding
+        self.layers = [LayerCache(max_len, window, padding) for window in windows]
 
     @property
     def length(self) -> int:
         # A stage of a pipeline fills only those of its own layers.
         return max(layer.length for layer in self.layers)
+
+
+def numbered(start: int, seq: int, padding: Tensor) -> Tensor:
+    """The numbers of tokens in the text of their rows, [batch, seq]; below 0 before it."""
+    return torch.arange(start, start + seq, device=padding.device) - padding[:, None]
+
+
+def seen_in(cache: LayerCache, seq: int, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of the next `seq` tokens of padded rows, over the keys that
+    `append` will return: [batch, 1, seq, keys]. Padding sees padding, so that it stays finite.
+    """
+    assert cache.padding is not None
+    device = cache.padding.device
+    queries = torch.arange(cache.length, cache.length + seq, device=device)[:, None]
+    keys = cache.numbers(seq, device)
+    behind = queries - keys
+    near = (behind >= 0) & (behind < cache.window if cache.window else behind >= 0)
+    begins = cache.padding[:, None, None]
+    seen = near & ((queries >= begins) == (keys >= begins))
+    return as_scores(seen.unsqueeze(1), dtype)

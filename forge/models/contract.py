@@ -55,6 +55,19 @@ class Cached(Protocol):
         ...
 
 
+@runtime_checkable
+class Padded(Cached, Protocol):
+    """One that goes on from rows of different lengths, where `reads_padding`."""
+
+    reads_padding: bool
+
+    def new_cache(self, max_len: int | None = None, padding: Tensor | None = None) -> Any:
+        """padding: [batch], the tokens before each row's text, which are nobody's. max_len: with
+        these.
+        """
+        ...
+
+
 class ReadsDocuments(Protocol):
     """A model that keeps documents apart that share a row, as its section says."""
 

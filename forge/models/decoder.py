@@ -13,7 +13,7 @@ from forge.build import make
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import is_moe_layer
 from forge.models.balance import Balanced
-from forge.models.cache import KVCache, LayerCache
+from forge.models.cache import KVCache, LayerCache, numbered, seen_in
 from forge.models.documents import Packed, Seen, as_scores, packed, packed_in_blocks
 from forge.models.moe import MoE
 from forge.models.norm import make_norm
@@ -129,6 +129,8 @@ class Decoder(Balanced, nn.Module):
         Raises ValueError past max_seq_len.
         """
         assert cache is None or documents is None, "a cache holds one document"
+        if cache is not None and cache.padding is not None:
+            return self._received(self._of_padded(tokens, cache, cache.padding))
         start, seq = cache.length if cache is not None else 0, tokens.shape[1]
         if start + seq > self.max_seq_len:
             limit = f"model.max_seq_len={self.max_seq_len}"
@@ -160,6 +162,21 @@ class Decoder(Balanced, nn.Module):
         for layer, block in self.blocks.items():
             kind = self.kinds[int(layer)]
             x = block(x, rotations.get(kind), None, seen[self.windows[kind]])
+        return x
+
+    def _of_padded(self, tokens: Tensor, cache: KVCache, padding: Tensor) -> Tensor:
+        """Tokens past max_seq_len are of texts that have ended, and have the last position."""
+        start, seq = cache.length, tokens.shape[1]
+        positions = numbered(start, seq, padding).clamp(0, self.max_seq_len - 1)
+        x = self.embed(tokens, start, positions) if self.reads_tokens else tokens
+        at: Any = {kind: table.at for kind, table in self.rotary.items()}
+        rotations = {kind: rotation(positions) for kind, rotation in at.items()}
+        seen: dict[int, Tensor] = {}
+        for layer, block in self.blocks.items():
+            own, kind = cache.layers[int(layer)], self.kinds[int(layer)]
+            if own.window not in seen:
+                seen[own.window] = seen_in(own, seq, x.dtype)
+            x = block(x, rotations.get(kind), own, seen[own.window])
         return x
 
     def _received(self, x: Tensor) -> Tensor:
@@ -209,12 +226,18 @@ class Decoder(Balanced, nn.Module):
         if not last:
             self.norm = self.output = None
 
-    def new_cache(self, max_len: int | None = None) -> KVCache:
+    @property
+    def reads_padding(self) -> bool:
+        """Whether its layers tell the text of a row from what fills the row up."""
+        return all(layer.mixer.reads_documents for _, layer in self.section.in_use())
+
+    def new_cache(self, max_len: int | None = None, padding: Tensor | None = None) -> KVCache:
+        """padding: [batch], the tokens before each row's text, which are nobody's."""
         max_len = self.max_seq_len if max_len is None else max_len
-        if max_len > self.max_seq_len:
+        if max_len > self.max_seq_len and padding is None:
             limit = f"model.max_seq_len={self.max_seq_len}"
             raise ValueError(f"{limit}: a cache of {max_len} tokens is too long")
-        return KVCache(self.section.n_layers, max_len)
+        return KVCache(max_len, [self.windows.get(kind, 0) for kind in self.kinds], padding)
 
     def reset_buffers(self) -> None:
         for module in self.modules():

@@ -61,14 +61,14 @@ class MLA(nn.Module):
         if cache is None:
             heads = self.attend(q, *self.keys_and_values(latent, k_shared), *seen)
         elif section.mla_naive_kvcache:
-            heads = self.attend(q, *cache.append(*self.keys_and_values(latent, k_shared)))
+            heads = self.attend(q, *cache.append(*self.keys_and_values(latent, k_shared)), *seen)
         else:
             (held,) = cache.append(torch.cat((latent, k_shared), -1))
             if x.shape[1] == 1:
-                heads = self.absorbed(q, held)
+                heads = self.absorbed(q, held, *seen)
             else:
                 widths = section.kv_lora_rank, section.qk_rope_head_dim
-                heads = self.attend(q, *self.keys_and_values(*held.split(widths, -1)))
+                heads = self.attend(q, *self.keys_and_values(*held.split(widths, -1)), *seen)
         return self.wo(heads.transpose(1, 2).flatten(2))
 
     def keys_and_values(self, latent: Tensor, k_shared: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,7 +102,7 @@ class MLA(nn.Module):
         how = {"window": self.window, "scale": self.scale, "seen": seen}
         return causal_attention(q, k, v, self.backend, **how)
 
-    def absorbed(self, q: Tensor, held: Tensor) -> Tensor:
+    def absorbed(self, q: Tensor, held: Tensor, seen: Tensor | None = None) -> Tensor:
         """One query, [batch, heads, 1, qk_head_dim], over latents with the shared keys behind them,
         [batch, seq, kv_lora_rank + qk_rope_head_dim] -> [batch, heads, 1, v_head_dim].
 
@@ -114,8 +114,11 @@ class MLA(nn.Module):
         parts = section.qk_nope_head_dim, section.qk_rope_head_dim
         q_own, q_shared = q.transpose(1, 2).split(parts, -1)
         q = torch.cat((torch.einsum("bshn,hnr->bshr", q_own, to_keys), q_shared), -1)
-        k = held[:, None, -self.window :]  # all of them where the window is 0
+        k = held[:, None]
         v = k[..., : section.kv_lora_rank]
-        attend = written_out if q.device.type in WRITTEN_OUT else F.scaled_dot_product_attention
-        summed = attend(q, k, v, scale=self.scale)  # heads are queries
+        if q.device.type in WRITTEN_OUT:  # heads are queries
+            summed = written_out(q, k, v, scale=self.scale, seen=seen)
+        else:
+            mask = None if seen is None else seen.to(q.dtype)
+            summed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
         return torch.einsum("bshr,hvr->bhsv", summed, to_values)

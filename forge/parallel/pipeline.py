@@ -157,9 +157,15 @@ class Pipeline(Balanced, nn.Module):
         states = self.hidden(batch["tokens"], documents=batch.get("documents"))
         return Read(self._by_stage()[self.line.last], states) if self.last else None
 
-    def new_cache(self, max_len: int | None = None) -> dict[int, KVCache]:
-        parts = self._by_stage().items()
-        return {stage: part.new_cache(max_len) for stage, part in parts}  # type: ignore[operator]
+    @property
+    def reads_padding(self) -> bool:
+        return self.parts[0].reads_padding  # type: ignore[return-value]
+
+    def new_cache(
+        self, max_len: int | None = None, padding: Tensor | None = None
+    ) -> dict[int, KVCache]:
+        parts: Any = self._by_stage().items()
+        return {stage: part.new_cache(max_len, padding) for stage, part in parts}
 
     def own_head(self) -> Head | None:
         """The head on the rank of the last stage, for sums that are added up over the pipeline."""

@@ -5,8 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LogitsProcessorList
+from transformers.generation import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from forge.models.sampling import generate, next_token_probabilities
+from forge.models.drawing import (
+    Sampling,
+    drawn_from,
+    next_token_probabilities,
+    penalised,
+    uniforms,
+)
+from forge.models.sampling import generate
 
 P = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])
 
@@ -36,6 +51,8 @@ EXPECTED = [
     ({"temperature": 1.0, "top_p": 0.5}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
     ({"temperature": 1.0, "top_p": 0.8}, [0, 0.4 / 0.85, 0, 0.25 / 0.85, 0.2 / 0.85]),
     ({"temperature": 1.0, "top_k": 3, "top_p": 0.6}, [0, 0.4 / 0.65, 0, 0.25 / 0.65, 0]),
+    ({"temperature": 1.0, "min_p": 0.3}, [0, 0.4 / 0.85, 0, 0.25 / 0.85, 0.2 / 0.85]),
+    ({"temperature": 0.5, "min_p": 0.3}, [0, 0.16 / 0.2225, 0, 0.0625 / 0.2225, 0]),
 ]
 
 
@@ -47,8 +64,47 @@ def test_probabilities_in_closed_form(options, expected) -> None:
     torch.testing.assert_close(found, both.float(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(
-    "options", [{}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 0.5}], ids=str
+    "cuts", [{"top_k": 40}, {"top_p": 0.6}, {"min_p": 0.1}, {"top_k": 30, "top_p": 0.7}], ids=str
+)
+def test_probabilities_are_those_of_transformers(cuts, temperature) -> None:
+    """By its own processors, in the order of its `generate`."""
+    penalty, wide = 1.4, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    draw = torch.Generator().manual_seed(2)
+    logits = 3 * torch.randn(16, 200, generator=draw)
+    text = torch.randint(200, (16, 30), generator=draw)
+    kinds = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
+    steps = [RepetitionPenaltyLogitsProcessor(penalty), TemperatureLogitsWarper(temperature)]
+    steps += [kind(cuts[name]) for name, kind in kinds.items() if name in cuts]
+    expected = LogitsProcessorList(steps)(text, logits).softmax(-1)
+    had = torch.zeros(16, 200, dtype=torch.bool).scatter(1, text, True)
+    way = Sampling(temperature=temperature, **wide | cuts)
+    found = way.probabilities(penalised(logits, had, penalty))
+    assert 1 < (expected > 0).sum(-1).float().mean() < 100
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_draw_is_the_inverse_of_what_probabilities_sum_up_to() -> None:
+    """What has no probability is not drawn at the borders either."""
+    p = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
+    places = torch.tensor([0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53, 1.0], dtype=torch.float64)
+    drawn = drawn_from(p.expand(len(places), -1), places)
+    assert drawn.tolist() == [1, 1, 3, 3, 4, 4, 4]
+
+
+def test_a_row_draws_from_a_stream_of_its_own() -> None:
+    cpu = torch.device("cpu")
+    many = uniforms(5, range(6), 40, cpu)
+    assert torch.equal(uniforms(5, [4, 1], 3, cpu), many[[4, 1], :3])
+    assert torch.equal(uniforms(5, [4, 1], 40, cpu), many[[4, 1]])
+    others = torch.cat((many, uniforms(6, range(6), 40, cpu)))
+    assert (torch.corrcoef(others) - torch.eye(12)).abs().max() < 0.6
+    assert torch.unique(others).numel() == others.numel()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 0.5}, {"min_p": 0.3}], ids=str
 )
 def test_samples_have_those_frequencies(options) -> None:
     """Chi-squared over 20,000 draws, below its 99.9 % point for 4 degrees of freedom."""
@@ -132,7 +188,12 @@ def test_mode_is_restored_and_no_graph_kept(small_decoder, training) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}], ids=str
+    "options",
+    [
+        *({"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}),
+        *({"top_p": 1.5}, {"min_p": -0.1}, {"min_p": 1.1}, {"repetition_penalty": 0.0}),
+    ],
+    ids=str,
 )
 def test_impossible_options_are_refused(small_decoder, options) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))}="):

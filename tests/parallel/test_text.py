@@ -10,8 +10,9 @@ from parity_cases import layout_of
 from parity_run import config_of, this_rank, world_of
 from ranks import on_ranks
 
+from forge.models.drawing import Sampling
 from forge.models.head import head_of
-from forge.models.sampling import generate
+from forge.models.sampling import How, continue_rows, generate
 from forge.parallel.ranks import Ranks
 from forge.training.models import build_model
 
@@ -50,6 +51,8 @@ def test_text_is_that_of_one_device(layout, model) -> None:
     if config.parallel.cp > 1:
         ways = WAYS
     texts = [generate(plain, prompt, 12, **way) for way in ways]  # type: ignore[arg-type]
+    rows, ragged = [[4, 5, 6], [7], [8] * 6], How(sampling=Sampling(temperature=0.9, seed=3))
+    drawn = continue_rows(plain, rows, 9, ragged, CPU).tokens  # type: ignore[arg-type]
     logits = plain(texts[0]).detach()
 
     def work(_: int) -> None:
@@ -60,6 +63,7 @@ def test_text_is_that_of_one_device(layout, model) -> None:
             laid_out.eval().hidden(ranks.own_part(torch.zeros(4, 16, dtype=torch.int64)))
             for way, text in zip(ways, texts, strict=True):
                 assert torch.equal(generate(laid_out, prompt, 12, **way), text), way
+            assert continue_rows(laid_out, rows, 9, ragged, CPU).tokens == drawn
             cache = laid_out.new_cache(17)
             for run, expected in zip(texts[0].split(4, 1), logits.split(4, 1), strict=True):
                 hidden = laid_out.hidden(run, cache=cache)

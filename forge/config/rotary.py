@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from forge.config.field import Condition, Section, opt
 
-ROPE_TYPES = ("default", "llama3.1", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3.1", "yarn", "longrope", "proportional")
+OF_LENGTH = ("dynamic", "llama3.1", "yarn", "longrope")
+"""Types that read the length before the stretching."""
+
+
+def _only(*types: str) -> Condition:
+    """Where rotary positions are of one of these types."""
+    named = " or ".join(types)
+    return Condition(
+        lambda config, ranks: config.model.stretches in types,
+        f"without rotary positions of model.rope_type={named}",
+    )
+
+
 STRETCHED = Condition(
-    lambda config, ranks: config.model.stretches in ("llama3.1", "yarn"),
+    lambda config, ranks: config.model.stretches != "default",
     "without rotary positions of another model.rope_type",
 )
-YARN = Condition(
-    lambda config, ranks: config.model.stretches == "yarn",
-    "without rotary positions of model.rope_type=yarn",
+ROTATED = Condition(
+    lambda config, ranks: any(layer.position == "rope" for _, layer in config.model.in_use()),
+    "without rotary positions",
 )
+YARN, LONG = _only("yarn"), _only("longrope")
 
 
 @dataclass(kw_only=True)
@@ -23,18 +38,44 @@ class RotaryOptions(Section):
 
     position: str = opt("rope", "position encoding", choices=("rope", "learned", "none"))
     rope_theta: float = opt(10000.0, "base of the rotary frequencies", gt=0)
-    rope_type: str = opt("default", "how rotary positions are stretched", choices=ROPE_TYPES)
+    rope_interleave: bool = opt(
+        False,
+        "rotate pairs of adjacent dimensions, as in Llama 4, and not those half a head apart",
+        acts_when=ROTATED,
+    )
+    partial_rotary_factor: float = opt(
+        1.0,
+        "part of a head that is rotated, its first dimensions; with rope_type=proportional the "
+        "pairs of all of it, of which the others stay",
+        gt=0,
+        le=1,
+        acts_when=ROTATED,
+    )
+    rope_type: str = opt(
+        "default",
+        "how rotary positions are stretched; dynamic and longrope for sequences of max_seq_len",
+        choices=ROPE_TYPES,
+    )
     rope_factor: float = opt(
         40, "by how much rotary positions are stretched", ge=1, acts_when=STRETCHED
     )
     original_max_position_embeddings: int = opt(
-        4096, "longest sequence in tokens before the stretching", gt=0, acts_when=STRETCHED
+        4096,
+        "longest sequence in tokens before the stretching",
+        gt=1,
+        acts_when=_only(*OF_LENGTH),
     )
     beta_fast: float = opt(
-        32, "pairs that turn more often in that length are not stretched", gt=0, acts_when=STRETCHED
+        32,
+        "pairs that turn more often in that length are not stretched",
+        gt=0,
+        acts_when=_only("llama3.1", "yarn"),
     )
     beta_slow: float = opt(
-        1, "pairs that turn less often in it are stretched in full", gt=0, acts_when=STRETCHED
+        1,
+        "pairs that turn less often in it are stretched in full",
+        gt=0,
+        acts_when=_only("llama3.1", "yarn"),
     )
     rope_truncate: bool = opt(
         True, "with yarn: the range of pairs between the two is rounded", acts_when=YARN
@@ -45,13 +86,67 @@ class RotaryOptions(Section):
         ge=0,
         acts_when=YARN,
     )
+    mscale_all_dim: float | None = opt(
+        None,
+        "with yarn: in place of mscale for scores; what is rotated is then multiplied by the ratio "
+        "of the two roots; null = mscale",
+        ge=0,
+        acts_when=YARN,
+    )
     rope_attention_scaling: bool = opt(
         False,
         "with yarn: multiply cosines and sines, by the root of it, in place of scores",
         acts_when=YARN,
+    )
+    rope_attention_factor: float | None = opt(
+        None,
+        "factor of cosines and sines; null = that of rope_type",
+        gt=0,
+        acts_when=_only("yarn", "longrope"),
+    )
+    rope_short_factor: list[float] = opt(
+        [], "with longrope: what divides the angle of each pair up to that length", acts_when=LONG
+    )
+    rope_long_factor: list[float] = opt(
+        [], "with longrope: the same where max_seq_len is longer", acts_when=LONG
     )
 
     @property
     def stretches(self) -> str:
         """rope_type, where positions are rotary."""
         return self.rope_type if self.position == "rope" else "default"
+
+    def rotated(self, width: int) -> int:
+        """Dimensions of a head of that width that are rotated."""
+        whole = self.rope_type == "proportional"
+        return width if whole else int(width * self.partial_rotary_factor)
+
+    def yarn_root(self, mscale: float) -> float:
+        """sqrt(1/t) of arXiv:2309.00071, section 3.4, of a factor above 1."""
+        return 0.1 * mscale * math.log(self.rope_factor) + 1.0
+
+    @property
+    def rotary_scale(self) -> float:
+        """What cosines and sines are multiplied by."""
+        given = self.rope_attention_factor
+        if self.stretches == "yarn":
+            if given is not None:
+                return given
+            of_scores = self.mscale_all_dim
+            if of_scores is None:
+                return self.yarn_root(self.mscale) if self.rope_attention_scaling else 1.0
+            return self.yarn_root(self.mscale) / self.yarn_root(of_scores)
+        if self.stretches == "longrope":
+            if given is not None:
+                return given
+            length = math.log(self.original_max_position_embeddings)
+            return math.sqrt(1 + math.log(self.rope_factor) / length)
+        return 1.0
+
+    @property
+    def scores_scale(self) -> float:
+        """What stretching multiplies scores by."""
+        if self.stretches != "yarn" or self.rope_attention_scaling:
+            return 1.0
+        all_dim = self.mscale if self.mscale_all_dim is None else self.mscale_all_dim
+        return self.yarn_root(all_dim) ** 2

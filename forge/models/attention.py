@@ -19,6 +19,7 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim, self.window = section.computed_head_dim, section.sliding_window_size
         self.backend, self.scale = section.sdpa_backend, softmax_scale(section, self.head_dim)
+        self.adjacent = section.rope_interleave
         biases = section.attention_biases
         heads_dim, kv_dim = section.n_heads * self.head_dim, section.kv_heads * self.head_dim
         self.grouped = section.kv_heads != section.n_heads
@@ -54,7 +55,7 @@ class Attention(nn.Module):
         k = self.k_norm(self.wk(x).view(batch, seq, -1, self.head_dim))
         v = self.wv(x).view(batch, seq, -1, self.head_dim)
         if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+            q, k = (rotate(each, rotation, adjacent=self.adjacent) for each in (q, k))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         heads = self.attend(q, *((k, v) if cache is None else cache.append(k, v)), *seen)
         return heads.transpose(1, 2).reshape(batch, seq, -1)

@@ -27,6 +27,7 @@ class MLA(nn.Module):
         assert isinstance(own, MLAConfig)
         self.section, self.scale = own, softmax_scale(section, own.qk_head_dim)
         self.backend, self.window = section.sdpa_backend, section.sliding_window_size
+        self.adjacent = section.rope_interleave
         queries = heads * own.qk_head_dim
         if own.q_lora_rank:
             self.wq_a = nn.Linear(dim, own.q_lora_rank, bias=False)
@@ -55,8 +56,8 @@ class MLA(nn.Module):
         latent = self.kv_norm(latent)
         if rotation is not None:
             kept, rotated = q.split((section.qk_nope_head_dim, section.qk_rope_head_dim), -1)
-            q = torch.cat((kept, rotate(rotated, rotation)), -1)
-            k_shared = rotate(k_shared.unsqueeze(2), rotation).squeeze(2)
+            q = torch.cat((kept, rotate(rotated, rotation, adjacent=self.adjacent)), -1)
+            k_shared = rotate(k_shared.unsqueeze(2), rotation, adjacent=self.adjacent)[:, :, 0]
         q = q.transpose(1, 2)
         if cache is None:
             heads = self.attend(q, *self.keys_and_values(latent, k_shared), *seen)

@@ -1,8 +1,9 @@
-"""Rotary position embedding (RoFormer, arXiv:2104.09864), in the half-rotation layout of Llama."""
+"""Rotary position embedding (RoFormer, arXiv:2104.09864)."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +37,11 @@ class RotaryTable(nn.Module):
             return
         positions = torch.arange(len(self.cos), device="cpu", dtype=torch.float32)
         angles = torch.outer(positions, frequencies(self.section))
-        cos, sin = (rotary_scale(self.section) * table for table in (angles.cos(), angles.sin()))
-        self.cos.copy_(torch.cat((cos, cos), dim=-1)[:, None])
-        self.sin.copy_(torch.cat((-sin, sin), dim=-1)[:, None])
+        scale = self.section.rotary_scale
+        cos, sin = (scale * table for table in (angles.cos(), angles.sin()))
+        join = partial(torch.stack if self.section.rope_interleave else torch.cat, dim=-1)
+        for table, pair in ((self.cos, (cos, cos)), (self.sin, (-sin, sin))):
+            table.copy_(join(pair).reshape(table.shape))
 
     def forward(self, start: int, seq: int) -> Rotation:
         return self.cos[start : start + seq], self.sin[start : start + seq]
@@ -49,19 +52,31 @@ class RotaryTable(nn.Module):
 
 
 def frequencies(section: DecoderConfig) -> Tensor:
-    """The angle of one position for each pair, [rotary_dim / 2], in fp32.
+    """The angle of one position for each pair, [rotary_dim / 2], in fp32, as in transformers.
 
-    Stretched, a slow pair has 1 / rope_factor of its angle, a fast one all of it. Between them
-    Llama 3.1 blends by a pair's turns (arXiv:2407.21783), YaRN by its index (arXiv:2309.00071).
+    Linear divides all by rope_factor; dynamic makes the base larger (NTK); longrope divides each by
+    a number of its own (arXiv:2402.13753); proportional keeps the last pairs still. With llama3.1
+    and yarn a slow pair has 1 / rope_factor of its angle, a fast one all of it; between them Llama
+    3.1 blends by a pair's turns (arXiv:2407.21783), YaRN by its index (arXiv:2309.00071).
     """
-    dim, length = section.rotary_dim, section.original_max_position_embeddings
+    dim, kind = section.rotary_dim, section.rope_type
     exponents = torch.arange(0, dim, 2, device="cpu", dtype=torch.float32) / dim
-    periods = section.rope_theta**exponents
+    periods = _base(section) ** exponents
     angles = 1.0 / periods
-    if section.rope_type == "default":
+    if kind in ("default", "dynamic"):
         return angles
+    if kind == "linear":
+        return angles / section.rope_factor
+    if kind == "proportional":
+        turning = torch.arange(dim // 2) < int(section.partial_rotary_factor * dim // 2)
+        return angles.where(turning, 0.0) / section.rope_factor
+    length = section.original_max_position_embeddings
+    if kind == "longrope":
+        longer = section.max_seq_len > length
+        factors = section.rope_long_factor if longer else section.rope_short_factor
+        return 1.0 / (torch.tensor(factors, device="cpu", dtype=torch.float32) * periods)
     slow, fast = section.beta_slow, section.beta_fast
-    if section.rope_type == "llama3.1":
+    if kind == "llama3.1":
         kept = _ramp(length * angles / (2 * math.pi), slow, fast)
     else:
         first, last = (_pair_with(turns, section) for turns in (fast, slow))
@@ -70,6 +85,15 @@ def frequencies(section: DecoderConfig) -> Tensor:
         index = torch.arange(dim // 2, device="cpu", dtype=torch.float32)
         kept = 1 - _ramp(index, max(first, 0), min(last, dim - 1))
     return 1.0 / (section.rope_factor * periods) * (1 - kept) + angles * kept
+
+
+def _base(section: DecoderConfig) -> float:
+    """rope_theta, which dynamic stretches where max_seq_len is longer than the original length."""
+    if section.rope_type != "dynamic":
+        return section.rope_theta
+    dim, factor = section.rotary_dim, section.rope_factor
+    longer = max(section.max_seq_len / section.original_max_position_embeddings, 1.0)
+    return section.rope_theta * (factor * longer - (factor - 1)) ** (dim / (dim - 2))
 
 
 def _pair_with(turns: float, section: DecoderConfig) -> float:
@@ -84,29 +108,24 @@ def _ramp(x: Tensor, low: float, high: float) -> Tensor:
     return ((x - low) / (high - low or 0.001)).clamp(0, 1)
 
 
-def rotary_scale(section: DecoderConfig) -> float:
-    """What cosines and sines are multiplied by."""
-    return _yarn_scale(section) if section.rope_attention_scaling else 1.0
-
-
 def softmax_scale(section: DecoderConfig, width: int) -> float:
     """What the scores of queries and keys of that width are multiplied by."""
-    of_scores = 1.0 if section.rope_attention_scaling else _yarn_scale(section) ** 2
-    return of_scores / math.sqrt(width)
+    return section.scores_scale / math.sqrt(width)
 
 
-def _yarn_scale(section: DecoderConfig) -> float:
-    """sqrt(1/t) of arXiv:2309.00071, section 3.4."""
-    if section.stretches != "yarn":
-        return 1.0
-    return 0.1 * section.mscale * math.log(section.rope_factor) + 1.0
+def rotate(x: Tensor, rotation: Rotation, *, adjacent: bool = False) -> Tensor:
+    """Rotate the first dimensions of each head of x: [batch, seq, heads, head_dim] by its
+    position's angles, in pairs (i, i + width / 2) of the rotated width, or (2i, 2i + 1).
 
-
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Rotate each pair (i, i + head_dim/2) of x: [batch, seq, heads, head_dim] by its position's
-    angle.
-
-    The sine is signed, so a roll replaces the usual negate-and-swap. In fp32, returned in x's type.
+    The sine is signed, so that each of a pair is swapped for the other and none is negated. In
+    fp32, returned in x's type.
     """
     cos, sin = rotation
-    return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).type_as(x)
+    width = cos.shape[-1]
+    turned = x[..., :width]
+    if adjacent:
+        swapped = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    else:
+        swapped = turned.roll(width // 2, dims=-1)
+    turned = (turned * cos + swapped * sin).type_as(x)
+    return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), -1)

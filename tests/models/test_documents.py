@@ -44,6 +44,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_factor": 4.0,
         "original_max_position_embeddings": 8,
     },
+    "adjacent pairs, of half of a head": {
+        "rope_interleave": True,
+        "partial_rotary_factor": 0.5,
+    },
     "latent attention": {"mixer": MLA(**WIDTHS)},
     "latent attention, window": {"mixer": MLA(q_lora_rank=12, **WIDTHS), "sliding_window_size": 4},
     "experts": {

@@ -46,4 +46,4 @@ class Mixer(Section):
 
     def rotary_dim(self, layer: Decoder) -> int:
         """Width of the part of a head that is rotated."""
-        return layer.computed_head_dim
+        return layer.rotated(layer.computed_head_dim)

@@ -41,7 +41,7 @@ class MLA(Mixer):
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     def rotary_dim(self, layer: Decoder) -> int:
-        return self.qk_rope_head_dim
+        return layer.rotated(self.qk_rope_head_dim)
 
     def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
         dim, heads, part = layer.dim, layer.n_heads, "attention"

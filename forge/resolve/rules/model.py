@@ -11,6 +11,10 @@ from forge.config.train import Train
 from forge.plan.world import World
 
 KINDS = ("model.kinds", "model.layers")
+ROTATED = (
+    *("model.dim", "model.n_heads", "model.head_dim", "model.partial_rotary_factor"),
+    *("model.position", "model.rope_type", *KINDS),
+)
 
 
 @rule("train.seq_len", "train.seq_len", "model.max_seq_len")
@@ -29,16 +33,17 @@ def kinds_unused(model: Decoder) -> Findings:
             yield "model.kinds", f"no layer is of the kind {name}.", f"model.layers=[{name}]"
 
 
-@rule(
-    "model.rope_head_dim", "model.dim", "model.n_heads", "model.head_dim", "model.position", *KINDS
-)
+@rule("model.rope_head_dim", *ROTATED)
 def rope_head_dim(model: Decoder) -> Findings:
     """Rotary positions rotate pairs: the width of a head that they rotate must be even."""
     for place, layer in model.in_use():
-        width = layer.mixer.rotary_dim(layer)
-        if layer.position == "rope" and width % 2:
+        width = layer.rotary_dim
+        if layer.position == "rope" and (width % 2 or not width):
             what = f"rotary positions rotate pairs, and the rotated width is {width}."
             yield f"{place}.position", what, f"an even one, or {place}.position=none"
+        elif layer.stretches == "dynamic" and width == 2:
+            what = "rope_type=dynamic stretches the pairs behind the first, and there is one pair."
+            yield f"{place}.rope_type", what, f"{place}.rope_type=linear"
 
 
 @rule("model.rope_betas", "model.rope_type", "model.beta_fast", "model.beta_slow")
@@ -46,8 +51,23 @@ def rope_betas(model: Decoder) -> Findings:
     """A pair that keeps its angles makes no fewer turns than one that is stretched: model.beta_fast
     must be at least model.beta_slow.
     """
-    if model.stretches != "default" and model.beta_fast < model.beta_slow:
+    if model.stretches in ("llama3.1", "yarn") and model.beta_fast < model.beta_slow:
         yield "model.beta_fast", f"model.beta_fast={model.beta_slow:g}"
+
+
+@rule("model.longrope", *ROTATED, "model.rope_short_factor", "model.rope_long_factor")
+def longrope(model: Decoder) -> Findings:
+    """model.rope_type=longrope has one number for each rotated pair, for short sequences and for
+    long ones.
+    """
+    for place, layer in model.in_use():
+        pairs = layer.rotary_dim // 2
+        for name in ("rope_short_factor", "rope_long_factor"):
+            given = getattr(layer, name)
+            if layer.stretches == "longrope" and (len(given) != pairs or min(given) <= 0):
+                what = f"{place}.{name} has {len(given)} numbers, not {pairs} above 0, one a pair."
+                fix = f"{place}.rope_type=default, or {pairs} numbers above 0"
+                yield f"{place}.{name}", what, fix
 
 
 @rule(

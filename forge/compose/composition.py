@@ -16,6 +16,7 @@ from forge.compose import overrides as values
 from forge.compose import resolvers
 from forge.compose.engine import PRIMARY, Composed, Library
 from forge.compose.grammar import read
+from forge.compose.hugging_face import fill
 from forge.compose.origin import default_origin, lines_of
 from forge.compose.project import Default
 from forge.compose.unknown import Keys
@@ -45,7 +46,9 @@ OWN_DIRECTORIES = {
 
 @dataclass(kw_only=True)
 class Composition:
-    """A composed config, what it was made of, and its problems."""
+    """A composed config, what it was made of, and its problems. given: by key the file of values
+    that model=hf reads.
+    """
 
     tree: DictConfig
     library: Library
@@ -55,6 +58,7 @@ class Composition:
     facts: dict[str, Any]
     config_dirs: tuple[str, ...] = ()
     applied: dict[str, str] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     @cached_property
@@ -73,7 +77,7 @@ class Composition:
             if f"{key}.".startswith(f"{done}.") or done.startswith(f"{key}."):
                 return self.said_in.get(text, COMMAND_LINE)
         below = (line for name, line in self.lines.items() if name.startswith(f"{key}."))
-        return self.lines.get(key) or next(below, "")
+        return self.lines.get(key) or self.given.get(key) or next(below, "")
 
     def origin(self, key: str) -> str:
         """Where a value comes from: `written_at`, or the line of its default."""
@@ -112,6 +116,9 @@ def apply(composition: Composition, assigned: Sequence[Override]) -> None:
     end, so that its advice counts on the values that all others have set.
     """
     tree, library = composition.tree, composition.library
+    if not composition.given:
+        composition.given, faults = fill(tree, assigned, composition.lines)
+        composition.problems += faults
     wrong = []
     for override in assigned:
         if problem := values.apply(tree, override, library):

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from forge.compose.composition import Composition, apply, chosen, compose
 from forge.compose.engine import Library
 from forge.compose.grammar import read
+from forge.compose.hugging_face import PATH
 from forge.compose.overrides import open_ends
 from forge.compose.tree import node_at
 from forge.config import schemas
@@ -58,6 +59,8 @@ class Composer:
         if not isinstance(override, Override) or override.type is not OverrideType.CHANGE:
             return False
         key = override.key_or_group
+        if key == PATH:  # it says what the other options of the model are
+            return False
         is_option = ("." in key or key == "seed") and "/" not in key
         is_option &= not f"{key}.".startswith(("hydra.", *self._dicts)) and not override.package
         has_one = not override.is_sweep_override() and not isinstance(override.value(), dict)

@@ -40,7 +40,9 @@ class Checkpoint(Section):
         None, "go on from this step, or from this checkpoint or run", free=True, path=True
     )
     init_from: str | None = opt(
-        None, "begin with the weights of this checkpoint, run or .safetensors file", path=True
+        None,
+        "begin with the weights of this checkpoint, run, .safetensors file or Hugging Face folder",
+        path=True,
     )
     exclude_from_loading: list[str] = opt(
         [],

@@ -7,8 +7,10 @@ import os
 from collections.abc import Collection, Iterator
 
 from forge.config import schemas
+from forge.config.checkpoint import Checkpoint
 from forge.config.data import Data
 from forge.config.eval import Eval
+from forge.config.hf.section import FolderDecoder
 from forge.config.horizon import SCHEDULE, open_steps
 from forge.config.launch import Slurm
 from forge.config.mixture import Mix
@@ -62,6 +64,23 @@ def model_shape(model: Decoder) -> Iterator[Derived]:
         yield Derived("model.ffn_hidden_dim", width, why)
     if model.moe.num_experts and model.moe.ffn_hidden_dim is None:
         yield Derived(MOE_WIDTH, width, "that of model.ffn_hidden_dim")
+
+
+@derivation(
+    "model.path",
+    "model.pretrained",
+    "checkpoint.resume_from",
+    writes=("tokenizer.path", "checkpoint.init_from"),
+)
+def of_folder(
+    model: FolderDecoder, tokenizer: Tokenizer, checkpoint: Checkpoint
+) -> Iterator[Derived]:
+    """With model=hf the tokenizer and the weights are those of its folder."""
+    if isinstance(tokenizer, TokenizerFile) and not tokenizer.path:
+        yield Derived("tokenizer.path", model.path, "that of model.path")
+    goes_on = checkpoint.resume_from is not None and not checkpoint.resume_from.isdecimal()
+    if model.pretrained and checkpoint.init_from is None and not goes_on:
+        yield Derived("checkpoint.init_from", model.path, "that of model.path")
 
 
 FORMATS = ("run.device", "precision.mixed_precision", "precision.residual_dtype")
@@ -179,6 +198,7 @@ def schedule(scheduler: Scheduler, train: Train) -> Iterator[Derived]:
 
 
 DERIVATIONS = (
+    of_folder,
     model_shape,
     device,
     job,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from forge.build import build
+from forge.config.hf.folder import is_folder
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.models.plain import make_model
@@ -71,11 +72,16 @@ def _frozen(
     path = ranks.from_main(_found(place) if ranks.main and place else None)
     if isinstance(path, CheckpointError):
         raise path
+    if source and is_folder(path):
+        fix = "give a run, as python -m forge.import makes it of the folder"
+        raise CheckpointError(f"{path} does not say which tokenizer it was trained with; {fix}")
     if source and path.is_dir():
         config = replace(config, model=_config_of(path, config, tokenizer).model)
     model = build_model(config, device, ranks, dtype)
     if path is not None:
-        restore.load_weights(path, model=model, exclude=exclude, group=ranks.saver)
+        restore.load_weights(
+            path, model=model, section=config.model, exclude=exclude, group=ranks.saver
+        )
     return model.requires_grad_(False).eval()
 
 
@@ -91,6 +97,6 @@ def _found(place: str) -> Path | CheckpointError:
     """The file or checkpoint that a path means."""
     try:
         path = Path(place)
-        return path if path.is_file() else checkpoints.find(path)[0].path
+        return path if path.is_file() or is_folder(path) else checkpoints.find(path)[0].path
     except CheckpointError as error:
         return error

@@ -15,8 +15,12 @@ import yaml
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from forge.config.hf.folder import is_folder
+from forge.config.model import Decoder as DecoderConfig
+from forge.config.model import Model
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
+from forge.hf.read import load_folder
 from forge.models.decoder import Decoder
 from forge.models.plain import make_model
 from forge.owned import copy_owned, cut_dim
@@ -149,13 +153,29 @@ def load_weights(
     path: Path,
     *,
     model: nn.Module,
+    section: Model,
     exclude: tuple[str, ...] = (),
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Load the weights of a checkpoint or of a .safetensors file, see `load`."""
-    if path.is_dir():
+    """Load the weights of a checkpoint, a .safetensors file or a Hugging Face folder, see `load`.
+
+    section: that the model was built with.
+    """
+    if is_folder(path):
+        assert isinstance(section, DecoderConfig), path
+        try:
+            load_folder(path, section, model.state_dict(), exclude)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+    elif path.is_dir():
         load(path, model=model, exclude=exclude, group=group)
-        return
+    else:
+        _load_file(path, model, exclude, group)
+
+
+def _load_file(
+    path: Path, model: nn.Module, exclude: tuple[str, ...], group: dist.ProcessGroup | None
+) -> None:
     from safetensors import SafetensorError, safe_open
 
     own = model.state_dict()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.changes import changes, permitted
+from forge.config.hf.folder import is_folder
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.optim.modes import Modes
@@ -92,7 +93,7 @@ def _choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     init_from = config.checkpoint.init_from
     if init_from is None:
         return Start()
-    if Path(init_from).is_file():
+    if Path(init_from).is_file() or is_folder(init_from):
         return Start(weights=Path(init_from))
     found, skipped = checkpoints.find(Path(init_from), name="checkpoint.init_from=")
     restore.warn_of(skipped)
@@ -106,7 +107,9 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
     exclude = tuple(config.checkpoint.exclude_from_loading)
     source = "nothing"
     if start.weights is not None:
-        restore.load_weights(start.weights, model=model, exclude=exclude, group=ranks.saver)
+        restore.load_weights(
+            start.weights, model=model, section=config.model, exclude=exclude, group=ranks.saver
+        )
         source = str(start.weights)
         say(f"beginning with the weights of {source}")
     elif start.checkpoint is not None:

@@ -11,6 +11,7 @@ from forge.resolve.rules import (
     degrees,
     devices,
     evaluation,
+    hugging_face,
     launch,
     mixture,
     model,
@@ -38,6 +39,7 @@ OF_ALL = (
     devices,
     run,
     run_directory,
+    hugging_face,
     launch,
 )
 RULES = rules_of(*OF_COMPONENTS, *OF_ALL)

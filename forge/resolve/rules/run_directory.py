@@ -83,11 +83,12 @@ def allow_change(config: Config, run: Run) -> Findings:
 def init_from(config: Config, checkpoint: Checkpoint) -> Findings:
     """checkpoint.init_from must exist, until the run has a checkpoint of its own."""
     path = checkpoint.init_from
-    if path is None or os.path.exists(path) or _has_saved_since(config, "init_from"):
+    if path is None or os.path.exists(path) or has_saved_since(config, "init_from"):
         return
     if os.path.basename(path) != checkpoints.BEST or not os.path.isdir(os.path.dirname(path)):
         fix = (
-            "a step_N directory, a run directory with checkpoints, RUN/best or a .safetensors file"
+            "a step_N directory, a run directory with checkpoints, RUN/best, a .safetensors file "
+            "or a Hugging Face folder"
         )
         yield "checkpoint.init_from", f"there is nothing at {path}.", fix
 
@@ -96,7 +97,7 @@ def init_from(config: Config, checkpoint: Checkpoint) -> Findings:
 def resume_from(config: Config, checkpoint: Checkpoint, run: Run) -> Findings:
     """checkpoint.resume_from is a step that the run in run.dir has saved, or a directory."""
     key, wanted = "checkpoint.resume_from", checkpoint.resume_from
-    if wanted is None or _has_saved_since(config, "resume_from"):
+    if wanted is None or has_saved_since(config, "resume_from"):
         return
     if not wanted.isdecimal():
         if not os.path.isdir(wanted):
@@ -148,7 +149,7 @@ def _stored(config: Config) -> Config | str | None:
         return f"{file} cannot be read: {first_line}."
 
 
-def _has_saved_since(config: Config, start: str) -> bool:
+def has_saved_since(config: Config, start: str) -> bool:
     """Whether the run in run.dir began with this option and has saved since, so that what it names
     is not read again.
     """

@@ -1,0 +1,138 @@
+"""How far every family of Hugging Face is from transformers' own class, by what is checked.
+
+    python benchmarks/families.py > benchmarks/results/families.md
+
+Exits with 1 when a check is outside of its bound, which the table then says.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from tiny_families import CASES, VOCAB, gradients_as_weights, peer  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from forge.config.hf import folder as folders  # noqa: E402
+from forge.hf.read import load_folder  # noqa: E402
+from forge.models.decoder import Decoder  # noqa: E402
+from forge.models.sampling import generate  # noqa: E402
+
+SEQ, PROMPT, NEW, BOUND = 48, 9, 64, 1e-5
+
+
+class Pair:
+    """A case's model of transformers, and ours with the weights of the folder that it wrote."""
+
+    def __init__(self, case: str, place: Path) -> None:
+        self.theirs, self.folder = peer(case), place / "theirs"
+        self.theirs.save_pretrained(self.folder)
+        self.ours = imported(self.folder).eval()
+        self.place = place
+        drawn = torch.Generator().manual_seed(1)
+        self.tokens = torch.randint(VOCAB, (2, SEQ), generator=drawn)
+
+
+def imported(folder: Path) -> Decoder:
+    """The model of a folder, by the names of its family."""
+    section = folders.read(folder).section
+    model = Decoder(section)
+    load_folder(folder, section, model.state_dict())
+    return model
+
+
+def logits(pair: Pair) -> float:
+    """The greatest difference of logits, of sequences longer than the window."""
+    with torch.no_grad():
+        expected, found = pair.theirs(pair.tokens).logits, pair.ours(pair.tokens)
+    assert expected.std() > 0.3, "the logits say nothing"
+    return float((found - expected).abs().max())
+
+
+def gradients(pair: Pair) -> float:
+    """The greatest relative difference of the gradient of a tensor."""
+    loss(pair.theirs(pair.tokens).logits, pair.tokens).backward()
+    loss(pair.ours(pair.tokens), pair.tokens).backward()
+    gradients_as_weights(pair.theirs)
+    pair.theirs.save_pretrained(pair.place / "gradients")
+    expected = dict(imported(pair.place / "gradients").named_parameters())
+    worst = 0.0
+    for name, parameter in pair.ours.named_parameters():
+        assert parameter.grad is not None
+        # A key bias shifts every score of a query alike: its gradient is zero but for rounding.
+        of = name.replace("wk", "wq") if name.endswith("wk.bias") else name
+        scale = float(expected[of].detach().norm())
+        assert scale > 1e-5, name
+        off = float((parameter.grad - expected[name].detach()).norm())
+        worst = max(worst, off / scale)
+    return worst
+
+
+def greedy(pair: Pair) -> float:
+    """Tokens that differ, of 64 that are likeliest, with a cache and without."""
+    prompt = pair.tokens[:, :PROMPT]
+    options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    mask = torch.ones_like(prompt)
+    expected = pair.theirs.generate(prompt, attention_mask=mask, eos_token_id=None, **options)
+    assert expected.shape == (2, PROMPT + NEW)
+    found = [
+        generate(pair.ours, prompt, NEW, temperature=0.0, use_cache=cached)
+        for cached in (True, False)
+    ]
+    return float(sum(int((one != expected).sum()) for one in found))
+
+
+def documents(pair: Pair) -> float:
+    """The greatest difference of logits of two documents in a row from those of each alone."""
+    cut = SEQ // 3
+    numbers = torch.arange(SEQ).ge(cut).long().expand(2, SEQ)
+    with torch.no_grad():
+        together = F.linear(
+            pair.ours.hidden(pair.tokens, documents=numbers), pair.ours.output_weight
+        )
+        alone = [pair.theirs(part).logits for part in pair.tokens.split((cut, SEQ - cut), dim=1)]
+    return float((together - torch.cat(alone, dim=1)).abs().max())
+
+
+def loss(found: Tensor, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(found[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+CHECKS: dict[str, tuple[Callable[[Pair], float], float]] = {
+    "logits": (logits, BOUND),
+    "gradients": (gradients, BOUND),
+    "greedy tokens": (greedy, 0.0),
+    "two documents": (documents, BOUND),
+}
+"""By what is said of it: the check, and the most that it may give."""
+
+
+def main() -> int:
+    """Print the table."""
+    import transformers
+
+    print("# Families against transformers\n\n`python benchmarks/families.py`, with", end=" ")
+    print(f"torch {torch.__version__} and transformers {transformers.__version__}, in fp32 on a")
+    print("| case | " + " | ".join(CHECKS) + " |\n|---|" + "---|" * len(CHECKS))
+    outside = 0
+    for case in CASES:
+        cells = []
+        for check, bound in CHECKS.values():
+            with tempfile.TemporaryDirectory() as place:
+                value = check(Pair(case, Path(place)))
+            outside += value > bound
+            cells.append(f"{value:.0e}" if bound else f"{int(value)}")
+        print(f"| {case} | {' | '.join(cells)} |")
+    return int(outside > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""`model=hf`: the options that config.json of a folder gives, below all that files and overrides
+set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from forge.config.field import variant_of
+from forge.config.hf import folder as folders
+from forge.config.hf.section import FolderDecoder
+from forge.config.hf.shards import FolderError
+from forge.config.hf.tokenizer import begins_documents
+from forge.config.mixers.base import Mixer
+from forge.config.problems import COMMAND_LINE, Problem
+from forge.config.tokenizer_files import CONFIG_NAME, TokenizerFile
+
+MODEL, PATH, BEGINS = "model", "model.path", "tokenizer.add_bos"
+
+
+def fill(
+    tree: DictConfig, assigned: Sequence[Override], lines: Mapping[str, str]
+) -> tuple[dict[str, str], list[Problem]]:
+    """Give the model section of a tree what the folder in model.path says, where it is one of
+    model=hf; returns the file that each key is from, and what is wrong.
+
+    assigned: the overrides that are values. lines: of the keys that files set, which are kept.
+    """
+    if OmegaConf.get_type(tree, MODEL) is not FolderDecoder:
+        return {}, []
+    typed = [override.value() for override in assigned if override.key_or_group == PATH]
+    path = str(typed[-1] if typed else tree.model.path or "")
+    if not path:
+        what = "model=hf is the model of a folder, and none is given."
+        fix = "model.path=my/folder, as save_pretrained of transformers writes it"
+        return {}, [Problem(PATH, what, fix)]
+    try:
+        found = folders.read(path)
+    except FolderError as error:
+        where = COMMAND_LINE if typed else lines.get(PATH, "")
+        return {}, [Problem(f"{PATH}={path}", error.what, error.fix, where=where)]
+    given = {}
+    for key, value in _flat(found.options):
+        if key not in lines:
+            _set(tree, key, value)
+            given[key] = str(found.path / folders.CONFIG)
+    is_file = OmegaConf.get_type(tree, "tokenizer") is TokenizerFile
+    its_own = is_file and not tree.tokenizer.path and BEGINS not in lines
+    if its_own and begins_documents(found.path):
+        tree.tokenizer.add_bos = True
+        given[BEGINS] = str(found.path / CONFIG_NAME)
+    return given, []
+
+
+def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys and values from the root; a section with a schema comes before its options."""
+    for name, value in options.items():
+        if name == "mixer":
+            yield "model.mixer", value["schema"]
+            yield from ((f"model.mixer.{k}", v) for k, v in value.items() if k != "schema")
+        elif name == "moe":
+            yield from ((f"model.moe.{k}", v) for k, v in value.items())
+        elif value is not None:
+            yield f"{MODEL}.{name}", value
+
+
+def _set(tree: DictConfig, key: str, value: Any) -> None:
+    if key == "model.mixer":
+        node = tree.model._get_node("mixer")
+        assert isinstance(node, DictConfig)
+        node._set_value("???")  # what is there may be of another schema
+        tree.model.mixer = OmegaConf.structured(variant_of(Mixer, value))
+    else:
+        OmegaConf.update(tree, key, value, merge=False)

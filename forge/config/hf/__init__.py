@@ -1,0 +1,1 @@
+"""Hugging Face folders without torch: config.json to the model section and back, names, headers."""

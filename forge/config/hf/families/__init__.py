@@ -1,0 +1,1 @@
+"""A family a file; to be imported is to be known."""

@@ -1,0 +1,194 @@
+"""What a family of models is to Hugging Face: config.json to the model section and back, and where
+its tensors are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, ClassVar
+
+from forge.config.field import Section, variant_of
+from forge.config.hf.keys import Keys
+from forge.config.hf.table import Row, Table, Theirs, row
+from forge.config.mixers.base import Mixer
+from forge.config.model import Decoder
+from forge.config.moe import MoE
+from forge.config.tensors import TensorSpec
+
+SELECTION_BIAS = "feed_forward.router.selection_bias"
+OF_TRAINING = (
+    *("init_std", "init_scale_residual", "sdpa_backend", "document_attention", "pad_vocab_to"),
+    *("layers", "kinds", "path", "_target_", "mla_naive_kvcache"),
+)
+OF_MOE_TRAINING = (
+    *("aux_loss_weight", "sequence_aux_loss_weight", "z_loss_weight", "balance_scope"),
+    *("bias_update_rate", "bias_schedule", "capacity_factor", "gradient_scale", "kernel"),
+    *("float32_gate_logits", "frequency", "first_num_dense_layers", "ffn_hidden_dim"),
+)
+"""Options that no config.json has: of training, or said otherwise."""
+
+
+class Family:
+    """A model_type of Hugging Face. model_types: others that are the same."""
+
+    model_type: ClassVar[str]
+    architecture: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]] = ()
+    prefix: ClassVar[str] = "model."
+    layers: ClassVar[str] = "layers."
+    head: ClassVar[str] = "lm_head.weight"
+    outside: ClassVar[Table]
+    block: ClassVar[Table]
+
+    def options(self, keys: Keys) -> dict[str, Any]:
+        """The options of the model section; sections inside of it are dicts, `mixer` with a
+        `schema`.
+        """
+        raise NotImplementedError
+
+    def content(self, section: Decoder) -> dict[str, Any]:
+        """config.json of a section, as far as the family can say it."""
+        raise NotImplementedError
+
+    def table(self, layer: Decoder) -> Table:
+        """Names inside of a block of this section."""
+        return self.block
+
+    def ignored(self, name: str, section: Decoder) -> bool:
+        """Whether a tensor of theirs is none of the model's: a buffer, or of a part left out."""
+        tied = section.tie_embeddings and name == self.head
+        return tied or name.endswith("rotary_emb.inv_freq")
+
+    def rows(self, section: Decoder) -> list[Row]:
+        """Every tensor of a section with its place. Raises ValueError for one without."""
+        found = [self._outside(section, one) for part in section.outside() for one in part]
+        of_kinds = {kind: section.of_kind(kind.name) for kind in section.kinds_in()}
+        tables = {kind: self.table(layer) for kind, layer in of_kinds.items()}
+        specs = {kind: list(self._specs(section, kind)) for kind in of_kinds}
+        for number in range(section.n_layers):
+            kind = section.kind_of(number)
+            place = f"{self.prefix}{self.layers}{number}."
+            for one in specs[kind]:
+                theirs = tables[kind].get(one.name)
+                if theirs is None and one.name == SELECTION_BIAS:
+                    continue
+                if theirs is None:
+                    raise ValueError(f"{self.model_type} has no tensor like blocks.*.{one.name}")
+                prefix = f"blocks.{number}."
+                found.append(row(of_kinds[kind], one, theirs, prefix, place))
+        return found
+
+    def _specs(self, section: Decoder, kind: Any) -> Iterator[TensorSpec]:
+        """The tensors of a block, with the selection bias, which is no parameter."""
+        yield from section.block_tensors(kind)
+        if kind.moe:
+            shape = (section.moe.num_experts,)
+            yield TensorSpec(name=SELECTION_BIAS, shape=shape, role="buffer", part="routers")
+
+    def _outside(self, section: Decoder, ours: TensorSpec) -> Row:
+        theirs = self.outside.get(ours.name)
+        if theirs is None:
+            raise ValueError(f"{self.model_type} has no tensor like {ours.name}")
+        name = theirs if isinstance(theirs, str) else theirs.name
+        return row(section, ours, theirs, "", "" if name == self.head else self.prefix)
+
+    def unsaid(self, section: Decoder) -> list[str]:
+        """Options of a section that this family cannot say, as they are said to users."""
+        try:
+            content = self.content(section)
+        except ValueError as error:
+            return [str(error)]
+        keys = Keys(content | {"model_type": self.model_type})
+        options = self.options(keys)
+        keys.finish()
+        if keys.faults:
+            return keys.faults
+        return differences(section, section_of(options))
+
+
+def section_of(options: dict[str, Any]) -> Decoder:
+    """The model section with these options."""
+    values = {name: value for name, value in options.items() if value is not None}
+    if "mixer" in values:
+        values["mixer"] = variant_of(Mixer, values["mixer"])
+    if "moe" in values:
+        values["moe"] = MoE(**values["moe"])
+    return Decoder(**values)
+
+
+def differences(one: Decoder, other: Decoder) -> list[str]:
+    """Options by which two sections compute something else, with the value of the first."""
+    if one.n_layers != other.n_layers:
+        return [f"model.n_layers={one.n_layers}"]
+    found: dict[str, None] = {}
+    known: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {}
+    for layer in range(one.n_layers):
+        kinds = one.kind_of(layer), other.kind_of(layer)
+        if kinds not in known:
+            known[kinds] = _facts(one, kinds[0]), _facts(other, kinds[1])
+            ours, theirs = known[kinds]
+            for name in ours.keys() | theirs.keys():
+                if ours.get(name) != theirs.get(name):
+                    found[f"model.{name}={ours.get(name)}"] = None
+    return sorted(found)
+
+
+def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
+    """What a layer of a kind computes, by option, with what is open worked out."""
+    layer = section.of_kind(kind.name)
+    skipped = {*OF_TRAINING, *layer.mixer.unread, "mixer", "feed_forward", "moe"}
+    skipped |= {"ffn_dim_multiplier", "bias", "q_bias", "k_bias", "v_bias", "o_bias", "mlp_bias"}
+    facts = {f.name: getattr(layer, f.name) for f in fields(Decoder) if f.name not in skipped}
+    if layer.position != "rope":
+        facts = {name: value for name, value in facts.items() if name not in _of_rope(facts)}
+    elif layer.rope_type == "default":
+        kept = ("rope_theta", "rope_type")
+        stretched = {n for n in _of_rope(facts) if n not in kept and n in OF_STRETCHES}
+        facts = {name: value for name, value in facts.items() if name not in stretched}
+    elif layer.rope_type != "yarn":
+        facts = {n: v for n, v in facts.items() if n not in ("mscale", *OF_YARN)}
+    facts["n_kv_heads"] = layer.kv_heads
+    if "head_dim" not in layer.mixer.unread:
+        facts["head_dim"] = layer.computed_head_dim
+    facts["gated_mlp"] = layer.is_gated
+    if "bias" not in layer.mixer.unread:
+        facts |= {f"{name}_bias": value for name, value in layer.attention_biases.items()}
+    facts["mlp_bias"] = layer.has_mlp_bias
+    if layer.norm_type == "layernorm":
+        facts["bias"] = layer.bias
+    window = facts.get("sliding_window_size", 0)
+    facts["sliding_window_size"] = 0 if window >= layer.max_seq_len else window
+    facts |= _inside("mixer", layer.mixer)
+    if kind.moe:
+        facts |= _inside("moe", layer.moe, OF_MOE_TRAINING)
+        facts["moe.ffn_hidden_dim"] = layer.expert_hidden_dim
+        if layer.moe.n_routing_groups == 1:
+            del facts["moe.topk_routing_group"]
+        del facts["ffn_hidden_dim"], facts["mlp_bias"]
+    else:
+        facts |= _inside("feed_forward", layer.feed_forward)
+        facts["ffn_hidden_dim"] = layer.computed_ffn_hidden_dim
+        facts["moe.num_experts"] = 0
+    return facts
+
+
+OF_YARN = ("mscale", "rope_truncate", "rope_attention_scaling")
+OF_STRETCHES = (
+    *("rope_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", *OF_YARN),
+)
+
+
+def _of_rope(facts: dict[str, Any]) -> set[str]:
+    return {name for name in facts if name.startswith("rope_") or name in OF_STRETCHES}
+
+
+def _inside(name: str, section: Section, skipped: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The options of a section inside of a layer's, and which it is."""
+    out = {*OF_TRAINING, *skipped}
+    values = {f.name: getattr(section, f.name) for f in fields(section) if f.name not in out}
+    named = {f"{name}.{option}": value for option, value in values.items()}
+    return named | {name: type(section).schema_name}
+
+
+__all__ = ["Family", "Theirs", "differences", "section_of"]

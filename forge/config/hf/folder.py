@@ -1,0 +1,143 @@
+"""A folder of Hugging Face: its config.json as the model section, and whether its weights fit."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import pkgutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forge.config.hf import families
+from forge.config.hf.family import Family, section_of
+from forge.config.hf.keys import Keys
+from forge.config.hf.shards import AGAIN, FolderError, Stored, stored
+from forge.config.hf.table import Row, shapes
+from forge.config.model import Decoder
+
+CONFIG = "config.json"
+ORDER = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
+"""Families in which a section is said, the first that can; others come behind them."""
+SHOWN = 5
+
+
+@functools.cache
+def all_families() -> tuple[Family, ...]:
+    """Every family, in the order in which they are tried."""
+    for module in pkgutil.iter_modules(families.__path__):
+        importlib.import_module(f"{families.__name__}.{module.name}")
+    places = {name: place for place, name in enumerate(ORDER)}
+    found = sorted(_below(Family), key=lambda one: one.model_type)
+    found.sort(key=lambda one: places.get(one.model_type, len(places)))
+    return tuple(one() for one in found)
+
+
+def _below(base: type[Family]) -> list[type[Family]]:
+    own = [one for one in base.__subclasses__() if "model_type" in vars(one)]
+    return own + [one for below in base.__subclasses__() for one in _below(below)]
+
+
+def family_of(model_type: str) -> Family | None:
+    """The family of a model_type; None where there is none."""
+    for one in all_families():
+        if model_type in (one.model_type, *one.model_types):
+            return one
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """A folder whose config.json was read. options: of the model section."""
+
+    path: Path
+    family: Family
+    content: dict[str, Any]
+    options: dict[str, Any]
+
+    @functools.cached_property
+    def section(self) -> Decoder:
+        """The model that it describes."""
+        return section_of(self.options)
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether a path is such a folder, and no run or checkpoint of forge."""
+    place = Path(path)
+    return (place / CONFIG).is_file() or any(place.glob("*.safetensors"))
+
+
+def read(path: str | Path) -> Folder:
+    """Read config.json. Raises FolderError, with all that is wrong in it."""
+    place = Path(path).expanduser()
+    file = place / CONFIG
+    try:
+        return _read(place, file.stat().st_mtime_ns)
+    except OSError:
+        what = f"{place} has no {CONFIG}" if place.is_dir() else f"there is no folder {place}"
+        fix = "give the folder of a model, as save_pretrained of transformers writes it"
+        raise FolderError(what, fix) from None
+
+
+@functools.lru_cache(maxsize=8)  # the points of a sweep read the same folder
+def _read(place: Path, changed: int) -> Folder:
+    file = place / CONFIG
+    try:
+        content = json.loads(file.read_bytes())
+        model_type = content["model_type"]
+    except (ValueError, KeyError, TypeError) as error:
+        reason = "it has no model_type" if isinstance(error, KeyError) else str(error)
+        raise FolderError(f"{file} is no config of a model: {reason}", AGAIN) from None
+    family = family_of(str(model_type))
+    if family is None:
+        known = ", ".join(one.model_type for one in all_families())
+        what = f"{file}: model_type={model_type!r} is no family of forge"
+        raise FolderError(what, f"a model of one that is: {known}")
+    keys = Keys(content)
+    options = family.options(keys)
+    keys.finish()
+    if keys.faults:
+        fix = "a model without it: what forge does not compute is not left out silently"
+        raise FolderError(f"{file}: {'; '.join(keys.faults)}", fix)
+    return Folder(path=place, family=family, content=content, options=options)
+
+
+def places(folder: Folder, section: Decoder) -> tuple[list[Row], dict[str, Stored]]:
+    """The tensors of a section with their places, and what the files have, by the names of the
+    table. Raises FolderError.
+    """
+    rows = folder.family.rows(section)
+    prefix, files = folder.family.prefix, stored(folder.path)
+    if prefix and not any(name.startswith(prefix) for name in files):
+        head = folder.family.head  # of the body alone, as `save_pretrained` of one writes it
+        files = {name if name == head else f"{prefix}{name}": one for name, one in files.items()}
+    return rows, files
+
+
+def faults(folder: Folder, section: Decoder, exclude: Sequence[str] = ()) -> list[str]:
+    """Why the weights of a folder do not fit a section; prefixes of what is not read are left
+    out. Raises FolderError for files that cannot be read.
+    """
+    rows, files = places(folder, section)
+    wanted = shapes(rows)
+    left_out = {n for one in rows if one.ours.name.startswith(tuple(exclude)) for n in one.names}
+    found = []
+    for name, shape in wanted.items():
+        if name in left_out:
+            continue
+        if name not in files:
+            found.append(f"{name} is missing there")
+        elif files[name].shape != shape:
+            found.append(f"{name} is {files[name].shape} there and {shape} here")
+    for name in files:
+        if name not in wanted and not folder.family.ignored(name, section):
+            found.append(f"{name} is missing here")
+    return found
+
+
+def listed(found: Sequence[str]) -> str:
+    """The first of many faults, and how many more there are."""
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return "; ".join(found[:SHOWN]) + more

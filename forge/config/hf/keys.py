@@ -1,0 +1,125 @@
+"""A config.json that is read key by key: each is used, known to change nothing, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+NEEDED = object()
+INERT = (
+    # where it is from, and in what format its weights are, which their files say themselves
+    *("architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "auto_map"),
+    *(
+        "_name_or_path",
+        "_commit_hash",
+        "name_or_path",
+        "_attn_implementation",
+        "attn_implementation",
+    ),
+    *("_attn_implementation_autoset", "_experts_implementation"),
+    # how it is called and what it gives besides logits
+    *("use_cache", "return_dict", "return_dict_in_generate", "output_attentions"),
+    *("output_hidden_states", "output_router_logits", "output_scores", "torchscript"),
+    *("keys_to_ignore_at_inference", "use_return_dict", "loss_type", "tf_legacy_loss"),
+    *("chunk_size_feed_forward", "gradient_checkpointing", "use_bfloat16", "is_decoder"),
+    # tokens: the tokenizer says which begin and end a text
+    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
+    *("tokenizer_class", "prefix", "unk_token_id"),
+    # generation, which generation_config.json says
+    *("do_sample", "early_stopping", "max_length", "min_length", "num_beams", "num_beam_groups"),
+    *("num_return_sequences", "no_repeat_ngram_size", "repetition_penalty", "temperature"),
+    *("top_k", "top_p", "typical_p", "length_penalty", "diversity_penalty", "bad_words_ids"),
+    *("begin_suppress_tokens", "suppress_tokens", "exponential_decay_length_penalty"),
+    *("encoder_no_repeat_ngram_size", "forced_bos_token_id", "forced_eos_token_id"),
+    "remove_invalid_values",
+    # labels of other tasks
+    *("id2label", "label2id", "num_labels", "problem_type", "task_specific_params"),
+    *("finetuning_task", "_num_labels"),
+    # dropout in training, of which forge has none; how tensor parallel pretraining was split up
+    *("attention_dropout", "hidden_dropout", "hidden_dropout_prob", "dropout", "pretraining_tp"),
+    # coefficients of losses in transformers; forge's own are options of model.moe
+    *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha", "seq_aux"),
+    "router_jitter_noise",
+)
+"""Keys that change no logits here."""
+REFUSED = {
+    "quantization_config": "its weights are quantised, and forge reads only plain ones: give the "
+    "folder of the model before quantisation",
+    "text_config": "it is of a model that reads more than text, and forge has the text part alone: "
+    "save its language model by itself",
+    "vision_config": "it is of a model that reads images",
+}
+OFF = {
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "cross_attention_hidden_size": (None,),
+    "tie_encoder_decoder": (False,),
+    "pruned_heads": ({}, None),
+    "use_bidirectional_attention": (False, None),
+    "ep_size": (1,),
+}
+"""Keys with the only values that forge has."""
+
+
+class Keys:
+    """The keys of one config.json. What is wrong with them is gathered in `faults`."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self._content, self._read = content, set[str]()
+        self.faults: list[str] = []
+
+    def __contains__(self, name: str) -> bool:
+        return self._content.get(name) is not None
+
+    def take(self, *names: str, default: Any = NEEDED) -> Any:
+        """The value of the first of these names that is there, all of which are then used; null
+        counts as not there.
+        """
+        self._read.update(names)
+        for name in names:
+            if self._content.get(name) is not None:
+                return self._content[name]
+        if default is NEEDED:
+            self.faults.append(f"it has no {names[0]}")
+            return None
+        return default
+
+    def number(self, *names: str, default: Any = NEEDED) -> Any:
+        """The same of a number."""
+        value = self.take(*names, default=default)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            self.faults.append(f"{names[0]}={value!r} is no number")
+            return None
+        return value
+
+    def only(self, name: str, *values: Any, why: str) -> None:
+        """A key that has one of these values, the first where it is not there."""
+        value = self._content.get(name, values[0])
+        self._read.add(name)
+        if value not in values:
+            self.faults.append(f"{name}={value!r}: {why}")
+
+    def choice(self, name: str, known: dict[str, Any], default: Any = NEEDED) -> Any:
+        """What a text means."""
+        value = self.take(name, default=default)
+        if value is not None and value not in known:
+            self.faults.append(f"{name}={value!r} is none of {', '.join(known)}")
+            return None
+        return None if value is None else known[value]
+
+    def inert(self, *names: str) -> None:
+        """Keys of a family that change no logits."""
+        self._read.update(names)
+
+    def finish(self) -> None:
+        """Refuse what was not read."""
+        for name, why in REFUSED.items():
+            if self._content.get(name) is not None and name not in self._read:
+                self.faults.insert(0, f"{name}: {why}")
+        for name, values in OFF.items():
+            if name not in self._read and name in self._content:
+                self.only(name, *values, why="forge has no such model")
+        known: Collection[str] = {*self._read, *INERT, *REFUSED, *OFF}
+        for name, value in self._content.items():
+            if name not in known and value is not None:
+                self.faults.append(f"{name}={value!r} is a key that forge does not know here")

@@ -1,0 +1,21 @@
+"""`model=hf`: the model that a Hugging Face folder describes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forge.config.field import opt
+from forge.config.model import Decoder
+
+
+@dataclass(kw_only=True)
+class FolderDecoder(Decoder):
+    """The decoder whose options config.json of a folder gives; others may be set over them."""
+
+    schema_name = "hf"
+    path: str = opt(
+        "", "folder of a model, as save_pretrained of transformers writes it", path=True
+    )
+    pretrained: bool = opt(
+        True, "begin with the weights of the folder, by checkpoint.init_from; false = with new ones"
+    )

@@ -1,0 +1,135 @@
+"""The safetensors files of a folder, by their headers: which tensor is where, read without torch.
+
+https://huggingface.co/docs/safetensors has the format: 8 bytes of length, a header in JSON, bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Formats of numbers that are read, with their bytes."""
+LONGEST_HEADER = 100_000_000
+AGAIN = "download it again"
+
+
+class FolderError(ValueError):
+    """A folder that cannot be read: which and why, and what to do."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what}; {fix}")
+        self.what, self.fix = f"{what}.", fix
+
+    def __reduce__(self) -> tuple[type[FolderError], tuple[str, str]]:
+        return FolderError, (self.what.removesuffix("."), self.fix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A tensor in a file. start: the place of its first byte there."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * BYTES[self.dtype]
+
+
+def stored(folder: Path) -> dict[str, Stored]:
+    """Every tensor of a folder by its name. Raises FolderError."""
+    return dict(_stored(folder, _stamp(folder)))
+
+
+def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """What changes when the files do."""
+    files = [*folder.glob("*.safetensors"), *folder.glob(INDEX)]
+    stats = [(file.name, file.stat()) for file in sorted(files)]
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+@functools.lru_cache(maxsize=4)  # a rule, the ranks' loader and the points of a sweep ask for it
+def _stored(folder: Path, stamp: Any) -> dict[str, Stored]:
+    index = folder / INDEX
+    if not index.is_file():
+        return _header(_only_file(folder))
+    try:
+        places = json.loads(index.read_bytes())["weight_map"]
+        files = list(dict.fromkeys(map(str, places.values())))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FolderError(f"{index} cannot be read ({error})", AGAIN) from None
+    found: dict[str, Stored] = {}
+    for name in files:
+        if Path(name).name != name:
+            what = f"{index}: {name!r} is no name of a file in the folder"
+            raise FolderError(what, AGAIN)
+        if not (folder / name).is_file():
+            missing = [n for n in files if not (folder / n).is_file()]
+            what = f"{folder}: {len(missing)} of {len(files)} shards are missing"
+            raise FolderError(f"{what}, such as {missing[0]}", "download them")
+        found |= _header(folder / name)
+    if lost := [name for name in places if name not in found]:
+        what = f"{folder / places[lost[0]]} has no tensor {lost[0]}, which {INDEX} names"
+        raise FolderError(what, "download the folder again")
+    return {name: found[name] for name in places}
+
+
+def _only_file(folder: Path) -> Path:
+    if (folder / SINGLE).is_file():
+        return folder / SINGLE
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        what = f"{folder} has {len(files)} .safetensors files and no {INDEX}"
+        raise FolderError(what, "download it, or join the files")
+    if other := sorted([*folder.glob("*.bin"), *folder.glob("*.pth"), *folder.glob("*.pt")]):
+        what = f"{folder} has its weights in {other[0].name}: a pickle, which may run any code"
+        fix = "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OTHER) of transformers"
+        raise FolderError(what, f"write it as safetensors: {fix}")
+    raise FolderError(f"{folder} has no .safetensors file", "give a folder with weights")
+
+
+def _header(path: Path) -> dict[str, Stored]:
+    """The tensors of one file."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, LONGEST_HEADER):
+                raise FolderError(f"{path} is torn: it ends in its header", AGAIN)
+            content = json.loads(file.read(length))
+    except (OSError, ValueError) as error:
+        if isinstance(error, FolderError):
+            raise
+        raise FolderError(f"{path} cannot be read as safetensors ({error})", AGAIN) from None
+    found: dict[str, Stored] = {}
+    try:
+        for name, entry in content.items():
+            if name == "__metadata__":
+                continue
+            (begin, end), shape = entry["data_offsets"], tuple(map(int, entry["shape"]))
+            dtype = entry["dtype"]
+            if dtype not in BYTES:
+                what = f"{path}: {name} is in {dtype}, and forge reads {', '.join(BYTES)}"
+                raise FolderError(what, "give the folder of the model before quantisation")
+            one = Stored(file=path, dtype=dtype, shape=shape, start=8 + length + begin)
+            if end - begin != one.nbytes:
+                what = f"{path}: {name} has {end - begin} bytes, not {one.nbytes}"
+                raise FolderError(what, AGAIN)
+            if 8 + length + end > size:
+                lost = 8 + length + end - size
+                what = f"{path} is torn: {lost:,} bytes of {name} are missing"
+                raise FolderError(what, AGAIN)
+            found[name] = one
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FolderError(f"{path} has a damaged header ({error})", AGAIN) from None
+    return found

@@ -1,0 +1,37 @@
+"""What the tokenizer files of a folder say of how texts begin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from forge.config.tokenizer_files import CONFIG_NAME, FILE_NAME
+
+
+def begins_documents(folder: Path) -> bool:
+    """Whether its texts begin with a token of their own: as tokenizer_config.json says, else as
+    tokenizer.json adds one.
+    """
+    stated = _json(folder / CONFIG_NAME).get("add_bos_token")
+    if isinstance(stated, bool):
+        return stated
+    return any(_adds_first(one) for one in _processors(_json(folder / FILE_NAME)))
+
+
+def _processors(content: dict[str, Any]) -> list[dict[str, Any]]:
+    last = content.get("post_processor") or {}
+    return [last, *(last.get("processors") or [])]
+
+
+def _adds_first(processor: dict[str, Any]) -> bool:
+    first = next(iter(processor.get("single") or [{}]), {})
+    return processor.get("type") == "TemplateProcessing" and "SpecialToken" in first
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

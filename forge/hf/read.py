@@ -1,0 +1,101 @@
+"""Weights of a folder into tensors that are laid out over ranks, one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forge.config.hf import folder as folders
+from forge.config.hf.shards import AGAIN, FolderError, Stored
+from forge.config.hf.table import Row
+from forge.config.model import Decoder
+from forge.owned import local, owned
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+def load_folder(
+    path: Path, section: Decoder, tensors: Mapping[str, Tensor], exclude: Sequence[str] = ()
+) -> None:
+    """Fill tensors of a model, or what this rank has of them, in place.
+
+    A rank reads the rows that it owns and no more than one tensor at a time. tensors: by their
+    names in the model, all of it or a stage. Parameters whose names begin with a prefix of
+    `exclude` keep what they have. Raises FolderError for what cannot be read or does not fit.
+    """
+    folder = folders.read(path)
+    if found := folders.faults(folder, section, exclude):
+        what = f"{path} does not fit this model: {folders.listed(found)}"
+        fix = f"model=hf model.path={path}, or checkpoint.exclude_from_loading"
+        raise FolderError(what, fix)
+    rows, files = folders.places(folder, section)
+    for row in rows:
+        target = tensors.get(row.ours.name)
+        if target is not None and not row.ours.name.startswith(tuple(exclude)):
+            _fill(target, row, files)
+
+
+def _fill(target: Tensor, row: Row, files: Mapping[str, Stored]) -> None:
+    mine, here = owned(target), local(target)
+    if not row.theirs.stacked:
+        here.copy_(_read(files[row.theirs.name], row, mine))
+        return
+    for place, expert in enumerate(mine[0].tolist()):
+        here[place].copy_(_read(files[row.names[expert]], row, mine[1:]))
+
+
+def _read(stored: Stored, row: Row, mine: Sequence[Tensor]) -> Tensor:
+    """What is mine of a tensor of theirs, in our layout. mine: the indices along each dimension
+    that are left of ours.
+    """
+    wanted = list(mine)
+    if row.index is not None:
+        dim = row.theirs.dim - int(row.theirs.stacked)
+        wanted[dim] = torch.tensor(row.index)[wanted[dim]]
+    swapped = row.theirs.transposed and len(wanted) > 1
+    if swapped:
+        wanted[-1], wanted[-2] = wanted[-2], wanted[-1]
+    if row.theirs.singleton is not None:
+        wanted.insert(row.theirs.singleton, torch.zeros(1, dtype=torch.int64))
+    found = read_part(stored, wanted)
+    if row.theirs.singleton is not None:
+        found = found.squeeze(row.theirs.singleton)
+    return found.transpose(-1, -2) if swapped else found
+
+
+def read_part(stored: Stored, wanted: Sequence[Tensor]) -> Tensor:
+    """The values of a stored tensor at these indices along each dimension; of the file only the
+    rows between the first and the last of them are read.
+    """
+    shape = stored.shape
+    if not all(len(index) for index in wanted):
+        return torch.empty([len(index) for index in wanted], dtype=DTYPES[stored.dtype])
+    first, last = int(wanted[0].min()), int(wanted[0].max())
+    rows = _rows(stored, first, last + 1)
+    index = wanted[0] - first
+    if len(index) != len(rows) or not torch.equal(index, torch.arange(len(rows))):
+        rows = rows.index_select(0, index)
+    for dim, index in enumerate(wanted[1:], start=1):
+        if len(index) != shape[dim] or not torch.equal(index, torch.arange(shape[dim])):
+            rows = rows.index_select(dim, index)
+    return rows
+
+
+def _rows(stored: Stored, first: int, last: int) -> Tensor:
+    """Rows of the first dimension, in their own format."""
+    values = torch.empty((last - first, *stored.shape[1:]), dtype=DTYPES[stored.dtype])
+    row = values.element_size() * (values.numel() // (last - first))
+    content = values.view(-1).view(torch.uint8).numpy().data
+    with stored.file.open("rb") as file:
+        file.seek(stored.start + first * row)
+        if file.readinto(content) < len(content):
+            raise FolderError(f"{stored.file} is torn: it ends before its last tensor", AGAIN)
+    return values

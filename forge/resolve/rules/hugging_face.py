@@ -1,0 +1,70 @@
+"""Rules on weights of a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forge.config.checkpoint import Checkpoint
+from forge.config.hf import folder as folders
+from forge.config.hf.family import differences
+from forge.config.hf.section import FolderDecoder
+from forge.config.hf.shards import FolderError
+from forge.config.model import Decoder, Model
+from forge.config.root import Config
+from forge.config.rule import Findings, rule
+from forge.resolve.rules.run_directory import has_saved_since
+
+INIT_FROM = "checkpoint.init_from"
+READS = (INIT_FROM, "checkpoint.exclude_from_loading", "checkpoint.dir", "run.dir", "model")
+
+
+@rule("model.path")
+def path(model: FolderDecoder) -> Findings:
+    """model=hf needs the folder of a model, whose config.json gives the other options."""
+    if not model.path:
+        yield "model.path", "model.path=my/folder, as save_pretrained of transformers writes it"
+
+
+@rule("checkpoint.folder", *READS)
+def folder(config: Config, model: Model, checkpoint: Checkpoint) -> Findings:
+    """The weights of a Hugging Face folder in checkpoint.init_from are whole, and fit the model."""
+    start = _folder(config, checkpoint)
+    if start is None:
+        return
+    if not isinstance(model, Decoder):
+        what = f"{start} has the weights of a decoder, and the model is none."
+        yield INIT_FROM, what, "checkpoint.init_from=null, or a decoder"
+        return
+    fix = f"model=hf model.path={start}, or checkpoint.exclude_from_loading"
+    try:
+        found = folders.faults(folders.read(start), model, checkpoint.exclude_from_loading)
+        if found:
+            yield INIT_FROM, f"{start} does not fit this model: {folders.listed(found)}.", fix
+    except FolderError as error:
+        yield INIT_FROM, error.what, error.fix
+    except ValueError as error:  # a tensor that the family has no name for
+        yield INIT_FROM, f"{start} does not fit this model: {error}.", fix
+
+
+@rule("checkpoint.other_model", *READS, warning=True)
+def other_model(config: Config, model: Decoder, checkpoint: Checkpoint) -> Findings:
+    """A model with the weights of a Hugging Face folder computes what its config.json says."""
+    start = _folder(config, checkpoint)
+    if start is None:
+        return
+    try:
+        found = differences(model, folders.read(start).section)
+    except FolderError:
+        return  # the rule above says it
+    for each in found:
+        key = each.partition("=")[0]
+        what = f"{start / folders.CONFIG} says another one than {each}."
+        yield INIT_FROM, what, f"leave {key} out, with model=hf model.path={start}"
+
+
+def _folder(config: Config, checkpoint: Checkpoint) -> Path | None:
+    """The folder that a run begins with, if it is one, and it has not saved since."""
+    start = checkpoint.init_from
+    if start is None or not folders.is_folder(start) or has_saved_since(config, "init_from"):
+        return None
+    return Path(start)

@@ -16,15 +16,15 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
-from tiny_families import CASES, VOCAB, gradients_as_weights, peer  # noqa: E402
-from torch import Tensor  # noqa: E402
+import torch
+import torch.nn.functional as F
+from tiny_families import CASES, VOCAB, gradients_as_weights, peer
+from torch import Tensor
 
-from forge.config.hf import folder as folders  # noqa: E402
-from forge.hf.read import load_folder  # noqa: E402
-from forge.models.decoder import Decoder  # noqa: E402
-from forge.models.sampling import generate  # noqa: E402
+from forge.config.hf import folder as folders
+from forge.hf.read import load_folder
+from forge.models.decoder import Decoder
+from forge.models.sampling import generate
 
 SEQ, PROMPT, NEW, BOUND = 48, 9, 64, 1e-5
 

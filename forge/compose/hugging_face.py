@@ -35,9 +35,7 @@ def fill(
     typed = [override.value() for override in assigned if override.key_or_group == PATH]
     path = str(typed[-1] if typed else tree.model.path or "")
     if not path:
-        what = "model=hf is the model of a folder, and none is given."
-        fix = "model.path=my/folder, as save_pretrained of transformers writes it"
-        return {}, [Problem(PATH, what, fix)]
+        return {}, []  # a rule says it
     try:
         found = folders.read(path)
     except FolderError as error:

@@ -76,6 +76,8 @@ def of_folder(
     model: FolderDecoder, tokenizer: Tokenizer, checkpoint: Checkpoint
 ) -> Iterator[Derived]:
     """With model=hf the tokenizer and the weights are those of its folder."""
+    if not model.path:
+        return  # a rule says it
     if isinstance(tokenizer, TokenizerFile) and not tokenizer.path:
         yield Derived("tokenizer.path", model.path, "that of model.path")
     goes_on = checkpoint.resume_from is not None and not checkpoint.resume_from.isdecimal()

@@ -80,7 +80,8 @@ def test_every_option_has_a_reader():
 def test_the_default_of_every_option_can_be_typed():
     for group in schemas.sections():
         for variant, schema in schemas.variants(group).items():
-            choice = [f"{group}={variant}"] if group in schemas.SCHEMAS and group != "model" else []
+            chosen = group in schemas.SCHEMAS and (group, variant) != ("model", "decoder")
+            choice = [f"{group}={variant}"] if chosen else []
             inner = tuple(f"{name}." for name in schemas.INNER)
             options = [each for each in schemas.options_of(schema) if not each[0].startswith(inner)]
             assert_typed(choice, {f"{group}.{key}": field for key, _, field in options})

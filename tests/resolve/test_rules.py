@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from advice import alternatives
+from folders import write_folder
 from refusing import SMALL, problems, resolved
 
 from forge.config.problems import Problem
@@ -32,6 +33,8 @@ NOTHING_TO_TYPE = {
     "tokenizer.model": "a path",
     "tokenizer.ranks": "a path",
     "checkpoint.init_from": "a path",
+    "checkpoint.folder": "a folder of another model",
+    "model.path": "a path",
     "checkpoint.resume_from": "a path",
     "entries": "a class",
     "target": "a class",
@@ -135,6 +138,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         content = {"model": {"vocab": vocab}, "added_tokens": added}
         (path / name).write_text(json.dumps(content))
     (path / "my.model").write_text("some text")
+    write_folder(path / "hf")
     ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))
     (path / "bytes.tiktoken").write_text("".join(ranks))
     for step in (2, 10):

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from forge.config.field import Section, variant_of
 from forge.config.hf.keys import Keys
-from forge.config.hf.table import Row, Table, Theirs, row
+from forge.config.hf.table import Row, Table, row
 from forge.config.mixers.base import Mixer
 from forge.config.model import Decoder
 from forge.config.moe import MoE
+from forge.config.problems import shown
 from forge.config.tensors import TensorSpec
 
 SELECTION_BIAS = "feed_forward.router.selection_bias"
@@ -104,7 +105,7 @@ class Family:
         keys.finish()
         if keys.faults:
             return keys.faults
-        return differences(section, section_of(options))
+        return [str(one) for one in differences(section, section_of(options))]
 
 
 def section_of(options: dict[str, Any]) -> Decoder:
@@ -117,21 +118,33 @@ def section_of(options: dict[str, Any]) -> Decoder:
     return Decoder(**values)
 
 
-def differences(one: Decoder, other: Decoder) -> list[str]:
-    """Options by which two sections compute something else, with the value of the first."""
+class Difference(NamedTuple):
+    """An option that makes two sections compute something else, with its values."""
+
+    key: str
+    one: Any
+    other: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}={shown(self.one)}"
+
+
+def differences(one: Decoder, other: Decoder) -> list[Difference]:
+    """The options that make two sections compute something else."""
     if one.n_layers != other.n_layers:
-        return [f"model.n_layers={one.n_layers}"]
-    found: dict[str, None] = {}
+        return [Difference("model.n_layers", one.n_layers, other.n_layers)]
+    found: dict[str, Difference] = {}
     known: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {}
     for layer in range(one.n_layers):
         kinds = one.kind_of(layer), other.kind_of(layer)
         if kinds not in known:
             known[kinds] = _facts(one, kinds[0]), _facts(other, kinds[1])
             ours, theirs = known[kinds]
-            for name in ours.keys() | theirs.keys():
-                if ours.get(name) != theirs.get(name):
-                    found[f"model.{name}={ours.get(name)}"] = None
-    return sorted(found)
+            for name in sorted(ours.keys() | theirs.keys()):
+                pair = ours.get(name), theirs.get(name)
+                if pair[0] != pair[1]:
+                    found.setdefault(name, Difference(f"model.{name}", *pair))
+    return list(found.values())
 
 
 def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
@@ -189,6 +202,3 @@ def _inside(name: str, section: Section, skipped: tuple[str, ...] = ()) -> dict[
     values = {f.name: getattr(section, f.name) for f in fields(section) if f.name not in out}
     named = {f"{name}.{option}": value for option, value in values.items()}
     return named | {name: type(section).schema_name}
-
-
-__all__ = ["Family", "Theirs", "differences", "section_of"]

@@ -10,6 +10,7 @@ from forge.config.hf.family import differences
 from forge.config.hf.section import FolderDecoder
 from forge.config.hf.shards import FolderError
 from forge.config.model import Decoder, Model
+from forge.config.problems import shown
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.resolve.rules.run_directory import has_saved_since
@@ -57,9 +58,8 @@ def other_model(config: Config, model: Decoder, checkpoint: Checkpoint) -> Findi
     except FolderError:
         return  # the rule above says it
     for each in found:
-        key = each.partition("=")[0]
-        what = f"{start / folders.CONFIG} says another one than {each}."
-        yield INIT_FROM, what, f"leave {key} out, with model=hf model.path={start}"
+        what = f"{start / folders.CONFIG} says {shown(each.other)}, for the weights that it is of."
+        yield each.key, what, f"{each.key}={shown(each.other)}"
 
 
 def _folder(config: Config, checkpoint: Checkpoint) -> Path | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ class Theirs:
         return "{}" in self.name
 
 
-Table = Mapping[str, "Theirs | str"]
+Table = dict[str, "Theirs | str"]
 """Our name, of the model or inside of a block, and theirs."""
 
 

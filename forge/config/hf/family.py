@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, ClassVar, NamedTuple
 
-from forge.config.field import Section, variant_of
+from forge.config.field import Section, thaw_value, variant_of
 from forge.config.hf.keys import Keys
 from forge.config.hf.table import Row, Table, row
 from forge.config.mixers.base import Mixer
 from forge.config.model import Decoder
 from forge.config.moe import MoE
 from forge.config.problems import shown
+from forge.config.rotary import OF_LENGTH, RotaryOptions
 from forge.config.tensors import TensorSpec
 
 SELECTION_BIAS = "feed_forward.router.selection_bias"
@@ -151,16 +152,18 @@ def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
     """What a layer of a kind computes, by option, with what is open worked out."""
     layer = section.of_kind(kind.name)
     skipped = {*OF_TRAINING, *layer.mixer.unread, "mixer", "feed_forward", "moe"}
-    skipped |= {"ffn_dim_multiplier", "bias", "q_bias", "k_bias", "v_bias", "o_bias", "mlp_bias"}
+    skipped |= {
+        *RotaryOptions.__dataclass_fields__,
+        "ffn_dim_multiplier",
+        "bias",
+        "q_bias",
+        "k_bias",
+        "v_bias",
+        "o_bias",
+        "mlp_bias",
+    }
     facts = {f.name: getattr(layer, f.name) for f in fields(Decoder) if f.name not in skipped}
-    if layer.position != "rope":
-        facts = {name: value for name, value in facts.items() if name not in _of_rope(facts)}
-    elif layer.rope_type == "default":
-        kept = ("rope_theta", "rope_type")
-        stretched = {n for n in _of_rope(facts) if n not in kept and n in OF_STRETCHES}
-        facts = {name: value for name, value in facts.items() if name not in stretched}
-    elif layer.rope_type != "yarn":
-        facts = {n: v for n, v in facts.items() if n not in ("mscale", *OF_YARN)}
+    facts |= _positions(layer)
     facts["n_kv_heads"] = layer.kv_heads
     if "head_dim" not in layer.mixer.unread:
         facts["head_dim"] = layer.computed_head_dim
@@ -186,14 +189,21 @@ def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
     return facts
 
 
-OF_YARN = ("mscale", "rope_truncate", "rope_attention_scaling")
-OF_STRETCHES = (
-    *("rope_factor", "original_max_position_embeddings", "beta_fast", "beta_slow", *OF_YARN),
-)
-
-
-def _of_rope(facts: dict[str, Any]) -> set[str]:
-    return {name for name in facts if name.startswith("rope_") or name in OF_STRETCHES}
+def _positions(layer: Decoder) -> dict[str, Any]:
+    """What positions do, by option: those of the type of rotation alone."""
+    facts: dict[str, Any] = {"position": layer.position}
+    if layer.position != "rope":
+        return facts
+    kind = layer.rope_type
+    names = ["rope_theta", "rope_type", "rope_interleave", "partial_rotary_factor"]
+    names += ["rope_factor"] if kind != "default" else []
+    names += ["original_max_position_embeddings"] if kind in OF_LENGTH else []
+    names += ["beta_fast", "beta_slow"] if kind in ("llama3.1", "yarn") else []
+    names += ["rope_truncate"] if kind == "yarn" else []
+    names += ["rope_short_factor", "rope_long_factor"] if kind == "longrope" else []
+    facts |= {name: thaw_value(getattr(layer, name)) for name in names}
+    facts["rope_attention_factor"] = round(layer.rotary_scale, 12)
+    return facts | {"mscale": round(layer.scores_scale, 12)}
 
 
 def _inside(name: str, section: Section, skipped: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -4,28 +4,34 @@ rope_scaling.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from forge.config.hf.keys import Keys
 from forge.config.model import Decoder
 
-TYPES = {"default": "default", "llama3": "llama3.1", "yarn": "yarn"}
-LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+TYPES = {
+    "default": "default",
+    "linear": "linear",
+    "dynamic": "dynamic",
+    "llama3": "llama3.1",
+    "yarn": "yarn",
+    "longrope": "longrope",
+    "proportional": "proportional",
+}
+"""Theirs and ours."""
 
 
 def read(keys: Keys, *, theta: float = 10000.0, scores: bool = False) -> dict[str, Any]:
     """The options of rotary positions. theta: where the file has none. scores: with yarn scores are
-    multiplied in place of cosines and sines, as in DeepSeek.
+    multiplied too, as in DeepSeek.
     """
-    base = keys.number("rope_theta", default=theta)
-    stated = keys.take("rope_parameters", "rope_scaling", default=None) or {}
+    stated = dict(keys.take("rope_parameters", "rope_scaling", default=None) or {})
+    for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        value = keys.number(name, default=None)
+        if value is not None:
+            stated.setdefault(name, value)
     longest = keys.number("max_position_embeddings", default=None)
-    partial = keys.number("partial_rotary_factor", default=None)
-    found = dict(stated)
-    if partial is not None:
-        found.setdefault("partial_rotary_factor", partial)
-    return of_parameters(keys, found, theta=base, longest=longest, scores=scores)
+    return of_parameters(keys, stated, theta=theta, longest=longest, scores=scores)
 
 
 def of_parameters(
@@ -39,59 +45,77 @@ def of_parameters(
         keys.faults.append(f"rope_type={kind!r} is none of {', '.join(TYPES)}")
         return options
     options["rope_type"] = TYPES[kind]
-    inner.only("partial_rotary_factor", 1.0, 1, why="forge rotates whole heads")
-    if kind == "default":
-        inner.inert("factor", "original_max_position_embeddings")
-    else:
-        original = inner.number("original_max_position_embeddings", default=longest)
+    options["partial_rotary_factor"] = float(inner.number("partial_rotary_factor", default=1.0))
+    original = inner.number("original_max_position_embeddings", default=longest)
+    if kind in ("llama3", "yarn", "longrope", "dynamic"):
         options["original_max_position_embeddings"] = original
-        options["rope_factor"] = inner.number("factor")
+    factor = inner.number("factor", default=None)
+    if kind != "default":
+        if factor is None:
+            factor = longest / original if longest and original and kind != "linear" else 1.0
+        options["rope_factor"] = factor
     if kind == "llama3":
         options["beta_slow"] = inner.number("low_freq_factor")
         options["beta_fast"] = inner.number("high_freq_factor")
     elif kind == "yarn":
-        options |= _yarn(inner, options["rope_factor"], scores)
+        options |= _yarn(inner, scores)
+    elif kind == "longrope":
+        options["rope_short_factor"] = inner.take("short_factor")
+        options["rope_long_factor"] = inner.take("long_factor")
+        options["rope_attention_factor"] = inner.number("attention_factor", default=None)
     inner.finish()
     keys.faults += [f"rope_parameters: {fault}" for fault in inner.faults]
-    return options
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def _yarn(keys: Keys, factor: float | None, scores: bool) -> dict[str, Any]:
+def _yarn(keys: Keys, scores: bool) -> dict[str, Any]:
+    """Cosines and sines are multiplied by attention_factor; else by the ratio of the roots of
+    mscale and mscale_all_dim where both are there, else by that of 1.
+    """
     found: dict[str, Any] = {
         "beta_fast": keys.number("beta_fast", default=32),
         "beta_slow": keys.number("beta_slow", default=1),
         "rope_truncate": keys.take("truncate", default=True),
+        "rope_attention_factor": keys.number("attention_factor", default=None),
     }
-    scale, of_all = (keys.number(n, default=0) for n in ("mscale", "mscale_all_dim"))
-    stated = keys.number("attention_factor", default=None)
-    grown = 0.1 * math.log(factor) if factor and factor > 1 else 0.0
-    if scores and of_all:
-        if scale and scale != of_all:
-            keys.faults.append(f"mscale={scale} and mscale_all_dim={of_all} must be equal")
-        return found | {"mscale": float(of_all), "rope_attention_scaling": False}
-    if stated is None:
-        stated = 1 + grown if not (scale and of_all) else (1 + scale * grown) / (1 + of_all * grown)
-    mscale = (stated - 1) / grown if grown else 1.0
-    if mscale < 0:
-        keys.faults.append(f"attention_factor={stated}: forge has none below 1")
-    return found | {"mscale": round(mscale, 12), "rope_attention_scaling": True}
+    mscale, of_all = (keys.number(name, default=0) for name in ("mscale", "mscale_all_dim"))
+    scaled = scores and bool(of_all)
+    found["rope_attention_scaling"] = not scaled
+    if mscale and of_all:
+        found |= {"mscale": float(mscale), "mscale_all_dim": float(of_all)}
+    elif scaled:
+        keys.faults.append("mscale_all_dim without mscale is in no model that forge knows")
+    return found
 
 
 def write(layer: Decoder) -> dict[str, Any]:
     """The dict of rotary positions of a layer."""
-    found: dict[str, Any] = {"rope_theta": layer.rope_theta, "rope_type": "default"}
-    if layer.stretches == "default":
-        return found
-    found["rope_type"] = {ours: theirs for theirs, ours in TYPES.items()}[layer.rope_type]
-    found["factor"] = float(layer.rope_factor)
-    found["original_max_position_embeddings"] = layer.original_max_position_embeddings
-    if layer.rope_type == "llama3.1":
+    kind = layer.stretches
+    theirs = {ours: theirs for theirs, ours in TYPES.items()}[kind]
+    found: dict[str, Any] = {"rope_theta": layer.rope_theta, "rope_type": theirs}
+    if layer.partial_rotary_factor != 1:
+        found["partial_rotary_factor"] = layer.partial_rotary_factor
+    if kind != "default":
+        found["factor"] = float(layer.rope_factor)
+    if kind in ("llama3.1", "yarn", "longrope", "dynamic"):
+        found["original_max_position_embeddings"] = layer.original_max_position_embeddings
+    if kind == "llama3.1":
         slow, fast = float(layer.beta_slow), float(layer.beta_fast)
-        return found | {"low_freq_factor": slow, "high_freq_factor": fast}
-    found |= {"beta_fast": float(layer.beta_fast), "beta_slow": float(layer.beta_slow)}
-    found["truncate"] = layer.rope_truncate
-    if not layer.rope_attention_scaling:
-        return found | {"mscale": layer.mscale, "mscale_all_dim": layer.mscale}
-    if layer.mscale != 1:
-        found["attention_factor"] = 0.1 * layer.mscale * math.log(layer.rope_factor) + 1
+        found |= {"low_freq_factor": slow, "high_freq_factor": fast}
+    if kind == "yarn":
+        found |= {"beta_fast": float(layer.beta_fast), "beta_slow": float(layer.beta_slow)}
+        found["truncate"] = layer.rope_truncate
+        found |= _yarn_scales(layer)
+    if kind == "longrope":
+        found["short_factor"] = list(layer.rope_short_factor)
+        found["long_factor"] = list(layer.rope_long_factor)
+        found["attention_factor"] = layer.rope_attention_factor
     return found
+
+
+def _yarn_scales(layer: Decoder) -> dict[str, Any]:
+    if not layer.rope_attention_scaling and layer.rope_attention_factor is None:
+        of_all = layer.mscale if layer.mscale_all_dim is None else layer.mscale_all_dim
+        return {"mscale": layer.mscale, "mscale_all_dim": of_all}
+    usual = layer.yarn_root(1.0)
+    return {} if layer.rotary_scale == usual else {"attention_factor": layer.rotary_scale}

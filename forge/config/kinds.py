@@ -16,7 +16,7 @@ DEFAULT = "default"
 OF_ALL_LAYERS = (
     *("_target_", "vocab_size", "pad_vocab_to", "max_seq_len", "dim", "n_layers", "moe"),
     *("tie_embeddings", "embedding_multiplier", "init_std", "init_scale_residual"),
-    *("layers", "kinds", "document_attention"),
+    *("layers", "kinds", "document_attention", "logits_multiplier", "final_logits_soft_cap"),
 )
 """Options of the model that no kind of layer overrides."""
 
@@ -44,9 +44,9 @@ def kind_faults(model: Decoder, prefix: str) -> Iterator[Problem]:
         mine = tuple(f"{key}.{option}" for option in entry)
         found = check_bounds(made, f"{key}.")
         yield from (problem for problem in found if problem.option.startswith(mine))
-        if entry.get("position") == "learned":
-            what = "learned positions are added once, before the first layer."
-            yield Problem(f"{key}.position=learned", what, "rope or none", rule="type")
+        if (position := entry.get("position")) in ("learned", "sinusoidal"):
+            what = f"{position} positions are added once, before the first layer."
+            yield Problem(f"{key}.position={position}", what, "rope or none", rule="type")
     known = [DEFAULT, *model.kinds]
     for name in dict.fromkeys(model.layers):
         if name not in known:

@@ -37,12 +37,15 @@ class Objective(Section):
         """
         return {}
 
-    def logits_bytes(self, *, tokens: int, vocab: int, dim: int, width: int) -> int:
-        """Bytes of the loss of one micro-batch at its peak: the log-softmax and two gradients.
+    def logits_bytes(
+        self, *, tokens: int, vocab: int, dim: int, width: int, capped: bool = False
+    ) -> int:
+        """Bytes of the loss of one micro-batch at its peak: the log-softmax and two gradients, and
+        of logits with a soft cap their tanh.
 
         tokens, vocab: on this rank. width: bytes of a number in matrix products.
         """
-        return 3 * FP32 * vocab * tokens
+        return (3 * FP32 + (width if capped else 0)) * vocab * tokens
 
 
 @dataclass(kw_only=True)
@@ -70,14 +73,18 @@ class Pretrain(NextToken):
         0, "tokens a chunk; 0 = at most 4096, by the vocabulary", ge=0, acts_when=CHUNKED
     )
 
-    def logits_bytes(self, *, tokens: int, vocab: int, dim: int, width: int) -> int:
+    def logits_bytes(
+        self, *, tokens: int, vocab: int, dim: int, width: int, capped: bool = False
+    ) -> int:
         """As above, two more with z-loss. Chunked: the logits of one chunk, in 16 bits their
-        gradient too, and the gradients of hidden states and output head.
+        gradient too, with a soft cap its slope, and the gradients of hidden states and output head.
         """
         if self.loss_fn == "chunked_cross_entropy":
             rows = min(self.ce_chunk_size or auto_chunk_size(vocab=vocab, dim=dim), tokens)
-            return vocab * rows * (FP32 + (2 if width == 2 else 0)) + FP32 * dim * (tokens + vocab)
-        return (5 if self.z_loss_weight else 3) * FP32 * vocab * tokens
+            of_logit = FP32 + (2 if width == 2 else 0) + (FP32 if capped else 0)
+            return vocab * rows * of_logit + FP32 * dim * (tokens + vocab)
+        of_logit = (5 if self.z_loss_weight else 3) * FP32 + (width if capped else 0)
+        return of_logit * vocab * tokens
 
 
 def is_higher_better(metric: str) -> bool:

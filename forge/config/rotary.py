@@ -36,7 +36,9 @@ YARN, LONG = _only("yarn"), _only("longrope")
 class RotaryOptions(Section):
     """Options of the model that say where a token stands."""
 
-    position: str = opt("rope", "position encoding", choices=("rope", "learned", "none"))
+    position: str = opt(
+        "rope", "position encoding", choices=("rope", "learned", "sinusoidal", "none")
+    )
     rope_theta: float = opt(10000.0, "base of the rotary frequencies", gt=0)
     rope_interleave: bool = opt(
         False,

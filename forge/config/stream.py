@@ -29,6 +29,12 @@ class Stream(Section):
     embedding_multiplier: float = opt(
         1.0, "factor of the embeddings: sqrt(dim) in Gemma, 12 in Granite", gt=0
     )
+    logits_multiplier: float = opt(
+        1.0, "factor of the logits: 1 / logits_scaling of Granite, logit_scale of Cohere", gt=0
+    )
+    final_logits_soft_cap: float = opt(
+        0.0, "logits are cap * tanh(logits / cap), as in Gemma 2; 0 = as they are", ge=0
+    )
     bias: bool = opt(False, "add biases to the linear and LayerNorm layers of the blocks")
 
     @property

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.build import make
@@ -15,8 +14,10 @@ from forge.config.moe import is_moe_layer
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache, numbered, seen_in
 from forge.models.documents import Packed, Seen, as_scores, packed, packed_in_blocks
+from forge.models.head import Head
 from forge.models.moe import MoE
 from forge.models.norm import make_norm
+from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import RotaryTable, Rotation
 from forge.models.router import Router
 from forge.models.routing_record import RoutingRecord
@@ -71,8 +72,7 @@ class Block(nn.Module):
         return x + (y if self.multiplier == 1 else y * self.multiplier)
 
 
-class Positions(nn.Embedding):
-    """A table of learned positions."""
+ADDED = {"learned": Positions, "sinusoidal": Sinusoids}
 
 
 class OutputHead(nn.Linear):
@@ -101,9 +101,9 @@ class Decoder(Balanced, nn.Module):
         self.max_seq_len = section.max_seq_len
         self.reads_tokens = True
         self.embedding: nn.Embedding | None = nn.Embedding(section.vocab_size, section.dim)
-        self.positions: Positions | None = None
-        if section.position == "learned":
-            self.positions = Positions(section.max_seq_len, section.dim)
+        self.positions: Positions | Sinusoids | None = None
+        if section.position in ADDED:
+            self.positions = ADDED[section.position](section.max_seq_len, section.dim)
         of_kind = {kind.name: section.of_kind(kind.name) for kind in section.kinds_in()}
         rotated = (kind for kind, layer in of_kind.items() if layer.position == "rope")
         self.rotary = nn.ModuleDict({kind: RotaryTable(of_kind[kind]) for kind in rotated})
@@ -197,10 +197,21 @@ class Decoder(Balanced, nn.Module):
             return x
         if positions is None:
             positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-        return x + self.positions(positions)
+        added = self.positions(positions)
+        return x + (added.to(x.dtype) if isinstance(self.positions, Sinusoids) else added)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.output_weight)
+        return self.spread_head().logits(hidden)
+
+    def spread_head(self) -> Head:
+        """The output head; call it after `hidden`."""
+        return Head(self.output_weight, **self.of_logits)
+
+    @property
+    def of_logits(self) -> dict[str, float]:
+        """What the head does with products."""
+        section = self.section
+        return {"multiplier": section.logits_multiplier, "cap": section.final_logits_soft_cap}
 
     @property
     def output_weight(self) -> Tensor:
@@ -241,7 +252,7 @@ class Decoder(Balanced, nn.Module):
 
     def reset_buffers(self) -> None:
         for module in self.modules():
-            if isinstance(module, RotaryTable | Router | RoutingRecord):
+            if isinstance(module, RotaryTable | Sinusoids | Router | RoutingRecord):
                 module.reset_buffers()
 
     def init_std(self, name: str) -> float:

@@ -8,21 +8,41 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def soft_cap(values: Tensor, cap: float) -> Tensor:
+    """Between -cap and cap, and near 0 as they are: cap * tanh(values / cap)."""
+    scaled = values / cap
+    return scaled.tanh() * cap if values.requires_grad else scaled.tanh_().mul_(cap)
+
+
 class Head:
     """Logits of hidden states from the rows of the vocabulary that this rank holds, here all.
 
     A model that is laid out over ranks may have a method `spread_head`, which gives a subclass that
     also reaches the rows of other ranks. first: token id of the first row. vocab_size: all rows.
+    multiplier, cap: of logits, as model.logits_multiplier and model.final_logits_soft_cap.
     """
 
     first = 0
+    multiplier, cap = 1.0, 0.0
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, *, multiplier: float = 1.0, cap: float = 0.0) -> None:
         self.weight, self.vocab_size = weight, weight.shape[0]
+        self.multiplier, self.cap = multiplier, cap
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [..., dim] -> [..., vocab], with gradients."""
-        return F.linear(hidden, self.weight)
+        return self.shaped(F.linear(hidden, self.weight))
+
+    def shaped(self, products: Tensor) -> Tensor:
+        """Products with the rows of the weight -> logits: multiplied, then between -cap and cap."""
+        logits = products if self.multiplier == 1 else products * self.multiplier
+        return soft_cap(logits, self.cap) if self.cap else logits
+
+    def slope(self, logits: Tensor) -> Tensor | float:
+        """The derivative of `shaped`, by what it gave."""
+        if not self.cap:
+            return self.multiplier
+        return (logits / self.cap).square_().neg_().add_(1).mul_(self.multiplier)
 
     def largest(self, values: Tensor) -> Tensor:
         """Elementwise, the largest over all ranks with rows; without gradients."""

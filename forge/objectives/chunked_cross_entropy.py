@@ -72,7 +72,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
         for start in range(0, len(targets), chunk_size):
             rows = slice(start, start + chunk_size)
-            logits = (hidden[rows] @ matrix.T).to(sum_dtype)
+            logits = head.shaped((hidden[rows] @ matrix.T).to(sum_dtype))
+            slope = head.slope(logits) if grad_enabled else 1.0  # logits are changed in place below
             unmasked = targets[rows] != IGNORE_INDEX
             labels = targets[rows] - head.first
             here = unmasked & (labels >= 0) & (labels < len(weight))
@@ -94,12 +95,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             scale = ((1 + 2 * z_loss_weight * log_partition) / partition).where(unmasked, 0)
             grad_logits = logits.mul_(scale.unsqueeze(1))
             grad_logits.scatter_add_(1, labels, -here.unsqueeze(1).to(sum_dtype))
-            grad_logits = grad_logits.to(grad_dtype)
+            grad_logits = grad_logits.mul_(slope).to(grad_dtype)
             if grad_hidden is not None and grad_matrix is not None:
                 grad_hidden[rows] = grad_logits @ grad_matrix
             if grad_weight is not None:
                 _add_product(grad_weight, grad_logits.T, hidden[rows].to(grad_dtype))
-            del logits, grad_logits  # else the next chunk's product is held beside this one
+            del logits, grad_logits, slope  # else the next chunk's product is held beside this one
 
         if grad_weight is not None:
             grad_weight = grad_weight.to(torch.promote_types(grad_dtype, weight.dtype))

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from forge.models.decoder import Decoder, Positions
+from forge.models.decoder import Decoder
 from forge.models.documents import Packed, packed
+from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import RotaryTable, Rotation
 from forge.parallel.collectives import exchange, gather
 from forge.parallel.mesh import Mesh
@@ -182,7 +183,7 @@ class RotationOfPart:
 
 
 class PositionsOfPart:
-    """Mixin of the table of learned positions: the rows of this rank's positions."""
+    """Mixin of a table of positions that are added: the rows of this rank's positions."""
 
     over_cp: Context
 
@@ -210,5 +211,9 @@ class DocumentsOfPart:
         return packed(documents, self.windows.values(), tokens=own, queries=queries)
 
 
-SEAMS: dict[type, type] = {RotaryTable: RotationOfPart, Positions: PositionsOfPart}
+SEAMS: dict[type, type] = {
+    RotaryTable: RotationOfPart,
+    Positions: PositionsOfPart,
+    Sinusoids: PositionsOfPart,
+}
 """Mixins by type, of what knows positions or other tokens; any class with `attend` has one."""

@@ -18,8 +18,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from forge.config.parallel import Parallel
 from forge.config.tensors import EXPERT, TensorSpec
-from forge.models.decoder import Decoder, Positions
+from forge.models.decoder import Decoder
 from forge.models.head import Head
+from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import RotaryTable
 from forge.owned import local
 from forge.parallel.collectives import (
@@ -155,7 +156,7 @@ class Rows:
 
 
 class PartOfPositions:
-    """Mixin of a table of learned positions: cut as the hidden states it is added to."""
+    """Mixin of a table of positions that are added: cut as the hidden states it is added to."""
 
     over_tp: Width
 
@@ -177,7 +178,11 @@ class WholeRotation:
         return super().forward(start, whole)  # type: ignore[misc]
 
 
-SEAMS: dict[type, type] = {Positions: PartOfPositions, nn.Embedding: Rows}
+SEAMS: dict[type, type] = {
+    Positions: PartOfPositions,
+    Sinusoids: PartOfPositions,
+    nn.Embedding: Rows,
+}
 """Mixins by the type of what is around layers."""
 
 
@@ -188,23 +193,22 @@ class SpreadDecoder:
     section: Any
     norm: Any
     output_weight: Tensor
+    of_logits: dict[str, float]
 
     def hidden(self, tokens: Tensor, **more: Any) -> Tensor:
         x = super().hidden(tokens, **more)  # type: ignore[misc]
         return x if self.norm is None else self.over_tp.enter(x)
 
     def spread_head(self) -> SpreadHead:
-        return SpreadHead(self.output_weight, self.over_tp, self.section.vocab_size)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.spread_head().logits(hidden)
+        rows = self.section.vocab_size
+        return SpreadHead(self.output_weight, self.over_tp, rows, **self.of_logits)
 
 
 class SpreadHead(Head):
     """An output head whose rows are spread over the tp ranks."""
 
-    def __init__(self, weight: Tensor, width: Width, vocab_size: int) -> None:
-        super().__init__(weight)
+    def __init__(self, weight: Tensor, width: Width, vocab_size: int, **of_logits: float) -> None:
+        super().__init__(weight, **of_logits)
         self.width, self.vocab_size = width, vocab_size
         self.first = width.part(vocab_size).start
 

@@ -115,7 +115,8 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
     if share.last:
         vocab = -(-model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
         sizes = {"tokens": tokens, "vocab": vocab, "dim": model.dim, "width": width}
-        parts["logits"] = config.objective.logits_bytes(**sizes)
+        capped = model.final_logits_soft_cap > 0
+        parts["logits"] = config.objective.logits_bytes(**sizes, capped=capped)
     return parts
 
 

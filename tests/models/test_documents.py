@@ -38,6 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "layers": ["near", "default"],
     },
     "learned positions": {"position": "learned", "norm_type": "layernorm", "bias": True},
+    "sinusoids": {"position": "sinusoidal"},
     "no positions": {"position": "none"},
     "stretched positions": {
         "rope_type": "yarn",

@@ -15,6 +15,7 @@ SHAPES = {
     "gqa learned": {"n_kv_heads": 2, "position": "learned", "norm_type": "layernorm", "bias": True},
     "gqa math": {"n_kv_heads": 2, "sdpa_backend": "math"},
     "gqa flash": {"n_kv_heads": 2, "sdpa_backend": "flash"},
+    "sinusoids": {"position": "sinusoidal"},
     "adjacent pairs": {"rope_interleave": True, "partial_rotary_factor": 0.5},
     "mla": {"mixer": MLA(**WIDTHS)},
     "mla latents": {"mixer": MLA(**WIDTHS, mla_naive_kvcache=False)},

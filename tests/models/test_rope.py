@@ -12,10 +12,12 @@ from transformers import DeepseekV3Config, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRotaryEmbedding
 
 from forge.config.model import Decoder as DecoderConfig
 from forge.models.decoder import Decoder
+from forge.models.positions import Sinusoids
 from forge.models.rope import RotaryTable, frequencies, rotate, softmax_scale
 
 YARN, LLAMA = {"rope_type": "yarn"}, {"rope_type": "llama3.1", "beta_fast": 4}
@@ -140,3 +142,14 @@ def test_adjacent_pairs_are_complex_numbers(part) -> None:
     expected = torch.cat((torch.view_as_real(pairs).flatten(-2), kept), -1)
     found = rotate(x, RotaryTable(section)(7, 5), adjacent=True)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_sinusoids_are_those_of_m2m100() -> None:
+    """Which has them as tensor2tensor had."""
+    peer = M2M100SinusoidalPositionalEmbedding.get_embedding(40, 12, padding_idx=None)
+    torch.testing.assert_close(Sinusoids(40, 12).table, peer, rtol=1e-6, atol=1e-6)
+    options = {"position": "sinusoidal", "max_seq_len": 40}
+    model = Decoder(DecoderConfig(dim=12, n_layers=1, n_heads=2, vocab_size=9, **options))
+    tokens = torch.tensor([[3, 3, 4]])
+    added = model.embed(tokens, 5) - model.embedding(tokens)
+    torch.testing.assert_close(added, peer[None, 5:8], rtol=1e-5, atol=1e-5)

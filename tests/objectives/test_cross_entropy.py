@@ -224,3 +224,29 @@ def test_peak_at_4096_x_32000_is_under_15_percent_of_plain():
     one, chunks = growth(-1), growth(0)
     assert one > 3 * 4096 * 32000 * 4 * 0.9, "the plain loss no longer holds three copies of logits"
     assert chunks < 0.15 * one
+
+
+@pytest.mark.parametrize("chunk_size", [0, 5])
+def test_capped_and_multiplied_logits(chunk_size) -> None:
+    """A closed form of both, in float64: with their derivative, and z-loss."""
+    hidden, weight, targets = problem(torch.float64)
+    head = Head(weight, multiplier=1.7, cap=3.0)
+    sums = (
+        chunked_cross_entropy(hidden, head, targets, z_loss_weight=0.1, chunk_size=chunk_size)
+        if chunk_size
+        else cross_entropy(head.logits(hidden), targets, z_loss_weight=0.1)
+    )
+    sums.total.backward()
+    h, w, t = hidden.detach().numpy(), weight.detach().numpy(), targets.numpy()
+    rows = np.flatnonzero(t != -100)
+    logits = 3.0 * np.tanh(1.7 * h[rows] @ w.T / 3.0)
+    partition = np.exp(logits).sum(1, keepdims=True)
+    picked = logits[np.arange(len(rows)), t[rows]]
+    total = (np.log(partition[:, 0]) - picked + 0.1 * np.log(partition[:, 0]) ** 2).sum()
+    assert sums.total.item() == pytest.approx(total, rel=1e-12)
+    gradient = np.exp(logits) / partition * (1 + 0.2 * np.log(partition))
+    gradient[np.arange(len(rows)), t[rows]] -= 1
+    gradient *= 1.7 * (1 - (logits / 3.0) ** 2)
+    assert np.abs(logits).max() > 2.9
+    np.testing.assert_allclose(hidden.grad[rows].numpy(), gradient @ w, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(weight.grad.numpy(), gradient.T @ h[rows], rtol=1e-10, atol=1e-12)

@@ -76,6 +76,8 @@ MODELS = {
     "kinds": KINDS,
     "gemma": f"{KINDS} model.norm_placement=both model.norm_unit_offset=true {TIED} "
     "model.embedding_multiplier=6.3 model.residual_multiplier=0.5 model.qk_norm=true",
+    "capped logits": "model.logits_multiplier=3.1 model.final_logits_soft_cap=2.0 "
+    "model.position=sinusoidal objective.z_loss_weight=0.01",
     "post-norms": "model.norm_placement=post model.q_bias=true model.v_bias=true model.o_bias=true",
     "llama, tied, clipped": f"{TIED} {CLIPPED}",
     "moe": MOE,
@@ -168,6 +170,11 @@ tp2, norms after | tp=2 | post-norms | float64
 pp2, kinds of layers | pp2 | kinds | float64
 cp2, kinds of layers | cp=2 | kinds | float64
 cp2 ulysses, kinds of layers | cp=2 ulysses | kinds | float64
+tp2, capped logits | tp=2 | capped logits | float64
+tp2, capped logits, chunked cross-entropy | tp=2 chunked | capped logits | float64
+cp2, capped logits | cp=2 | capped logits | float64
+pp2, capped logits | pp2 | capped logits | float64
+pp2, capped logits, chunked cross-entropy | pp2 chunked | capped logits
 fsdp2, chunked cross-entropy | dp_shard=2 chunked | llama, z-loss, clipped
 fsdp2, accumulation over 4 | dp_shard=2 batch=1 | llama, odd sizes
 fsdp2, each micro-batch reduced | dp_shard=2 batch=2 reduce_gradients=micro_batch | | float64

@@ -46,6 +46,15 @@ def rope_head_dim(model: Decoder) -> Findings:
             yield f"{place}.rope_type", what, f"{place}.rope_type=linear"
 
 
+@rule("model.sinusoidal", "model.dim", "model.position")
+def sinusoidal(model: Decoder) -> Findings:
+    """With model.position=sinusoidal half of model.dim are sines and half cosines: it must be
+    even.
+    """
+    if model.position == "sinusoidal" and model.dim % 2:
+        yield "model.dim", f"model.dim={model.dim + 1}"
+
+
 @rule("model.rope_betas", "model.rope_type", "model.beta_fast", "model.beta_slow")
 def rope_betas(model: Decoder) -> Findings:
     """A pair that keeps its angles makes no fewer turns than one that is stretched: model.beta_fast

@@ -19,6 +19,14 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_f
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
 YARN |= {"original_max_position_embeddings": 32}
+DEEP_YARN: dict[str, Any] = YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+GPT2: dict[str, Any] = {"n_positions": LONGEST, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 80}
+GPT2 |= {"bos_token_id": None, "eos_token_id": None, "attn_pdrop": 0.0}
+DEEP: dict[str, Any] = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}
+DEEP |= {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+DEEP |= {"n_shared_experts": 2, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1}
+DEEP |= {"q_lora_rank": 12, "num_key_value_heads": 4}
 Config = Callable[[], transformers.PreTrainedConfig]
 
 
@@ -30,6 +38,28 @@ CASES: dict[str, Config] = {
     "llama": _of("LlamaConfig", rope_parameters=DEFAULT, tie_word_embeddings=False),
     "llama 3.1": _of("LlamaConfig", rope_parameters=LLAMA3, attention_bias=True, mlp_bias=True),
     "llama 3.2": _of("LlamaConfig", rope_parameters=LLAMA3, head_dim=16, tie_word_embeddings=True),
+    "mistral": _of("MistralConfig", rope_parameters=DEFAULT, sliding_window=WINDOW),
+    "qwen2.5": _of("Qwen2Config", rope_parameters=YARN),
+    "qwen2, windows": _of(
+        "Qwen2Config", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2
+    ),
+    "qwen3": _of("Qwen3Config", head_dim=16, tie_word_embeddings=True),
+    "mixtral": _of("MixtralConfig", num_local_experts=6, sliding_window=None),
+    "qwen3 moe": _of("Qwen3MoeConfig", head_dim=16, norm_topk_prob=True, **EXPERTS),
+    "qwen3 moe, every second": _of(
+        "Qwen3MoeConfig", head_dim=8, decoder_sparse_step=2, norm_topk_prob=False, **EXPERTS
+    ),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=VOCAB, **GPT2),
+    "deepseek 2": _of(
+        "DeepseekV2Config", rope_parameters=DEEP_YARN, **(DEEP | {"q_lora_rank": None})
+    ),
+    "deepseek 2, groups": _of(
+        "DeepseekV2Config", topk_method="group_limited_greedy", n_group=4, topk_group=2, **DEEP
+    ),
+    "deepseek 3": _of(
+        "DeepseekV3Config", rope_parameters=DEEP_YARN, **DEEP, n_group=4, topk_group=2
+    ),
+    "kimi k2": _of("DeepseekV3Config", rope_parameters=DEEP_YARN, **DEEP, n_group=1, topk_group=1),
 }
 """By the name of a case; families have several where they have several shapes."""
 

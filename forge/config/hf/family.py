@@ -32,11 +32,14 @@ OF_MOE_TRAINING = (
 
 
 class Family:
-    """A model_type of Hugging Face. model_types: others that are the same."""
+    """A model_type of Hugging Face. model_types: others that are the same. either: options for all
+    values of which it has names.
+    """
 
     model_type: ClassVar[str]
     architecture: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]] = ()
+    either: ClassVar[tuple[str, ...]] = ()
     prefix: ClassVar[str] = "model."
     layers: ClassVar[str] = "layers."
     head: ClassVar[str] = "lm_head.weight"
@@ -106,7 +109,12 @@ class Family:
         keys.finish()
         if keys.faults:
             return keys.faults
-        return [str(one) for one in differences(section, section_of(options))]
+        return [str(one) for one in self.differences(section, section_of(options))]
+
+    def differences(self, one: Decoder, other: Decoder) -> list[Difference]:
+        """The options that make two sections of this family compute something else."""
+        free = {f"model.{name}" for name in self.either}
+        return [each for each in differences(one, other) if each.key not in free]
 
 
 def section_of(options: dict[str, Any]) -> Decoder:

@@ -100,16 +100,15 @@ def every(step: int, first: int, dim: int = 1) -> Rows:
     return lambda layer, ours: range(first, ours.shape[dim] * step, step)
 
 
-def halves_of_pairs(heads: Callable[[Decoder], int], rotated: Callable[[Decoder], int]) -> Rows:
+def halves_of_pairs(heads: int, rotated: int) -> Rows:
     """Rotated pairs (2i, 2i + 1) of theirs in our places (i, i + width/2): the last `rotated` rows
     of each head.
     """
 
     def rows(layer: Decoder, ours: TensorSpec) -> Sequence[int]:
-        count, turned = heads(layer), rotated(layer)
-        width = ours.shape[0] // count
-        still = width - turned
+        width = ours.shape[0] // heads
+        still = width - rotated
         order = [*range(still), *range(still, width, 2), *range(still + 1, width, 2)]
-        return [head * width + place for head in range(count) for place in order]
+        return [head * width + place for head in range(heads) for place in order]
 
     return rows

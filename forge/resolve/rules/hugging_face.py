@@ -6,7 +6,6 @@ from pathlib import Path
 
 from forge.config.checkpoint import Checkpoint
 from forge.config.hf import folder as folders
-from forge.config.hf.family import differences
 from forge.config.hf.section import FolderDecoder
 from forge.config.hf.shards import FolderError
 from forge.config.model import Decoder, Model
@@ -54,7 +53,8 @@ def other_model(config: Config, model: Decoder, checkpoint: Checkpoint) -> Findi
     if start is None:
         return
     try:
-        found = differences(model, folders.read(start).section)
+        theirs = folders.read(start)
+        found = theirs.family.differences(model, theirs.section)
     except FolderError:
         return  # the rule above says it
     for each in found:

@@ -1,0 +1,26 @@
+"""Mistral: Llama with one window of all layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forge.config.hf import patterns, rope
+from forge.config.hf.common import ATTENTION, MLP, NORMS, OUTSIDE, activation, sizes, write_sizes
+from forge.config.hf.family import Family
+from forge.config.hf.keys import Keys
+from forge.config.model import Decoder
+
+
+class Mistral(Family):
+    model_type = "mistral"
+    architecture = "MistralForCausalLM"
+    outside = OUTSIDE
+    block = ATTENTION | MLP | NORMS
+
+    def options(self, keys: Keys) -> dict[str, Any]:
+        found = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
+        return found | {"sliding_window_size": keys.number("sliding_window", default=0)}
+
+    def content(self, section: Decoder) -> dict[str, Any]:
+        found = write_sizes(section) | {"rope_parameters": rope.write(section)}
+        return found | {"sliding_window": patterns.window_of(section)}

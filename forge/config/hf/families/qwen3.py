@@ -1,0 +1,40 @@
+"""Qwen 3: norms of queries and keys, a head at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forge.config.hf import rope
+from forge.config.hf.common import (
+    ATTENTION,
+    MLP,
+    NORMS,
+    OUTSIDE,
+    QK_NORM,
+    activation,
+    sizes,
+    write_sizes,
+)
+from forge.config.hf.families.qwen2 import windows, write_windows
+from forge.config.hf.family import Family
+from forge.config.hf.keys import Keys
+from forge.config.model import Decoder
+
+
+class Qwen3(Family):
+    model_type = "qwen3"
+    architecture = "Qwen3ForCausalLM"
+    outside = OUTSIDE
+    block = ATTENTION | QK_NORM | MLP | NORMS
+
+    def options(self, keys: Keys) -> dict[str, Any]:
+        found = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
+        found["head_dim"] = found["head_dim"] or 128
+        biases = bool(keys.take("attention_bias", default=False))
+        found |= {f"{each}_bias": biases for each in "qkvo"}
+        return found | windows(keys, found) | {"qk_norm": True}
+
+    def content(self, section: Decoder) -> dict[str, Any]:
+        found = write_sizes(section) | {"rope_parameters": rope.write(section)}
+        found["attention_bias"] = all(section.attention_biases.values())
+        return found | write_windows(section)

@@ -21,7 +21,7 @@ from forge.config.model import Decoder
 from forge.config.moe import is_moe_layer
 from forge.config.objective import Pretrain
 from forge.config.root import Config
-from forge.config.tensors import EMBEDDING, EXPERT, TensorSpec
+from forge.config.tensors import EMBEDDING, TensorSpec
 from forge.parallel.stages import cut_by_cost, owner, stages_of
 from forge.plan.layout import sequences_of_rank
 from forge.plan.memory import rows_of_room, runs_of_sequence
@@ -96,7 +96,7 @@ class _Rank:
         for stage in self.stages:
             blocks, others = self.of_blocks(stage), self.others(stage)
             for ranks, of_experts in ((p.fsdp, False), (p.efsdp, True)):
-                inside = [one for one in blocks if (one.role == EXPERT) == of_experts]
+                inside = [one for one in blocks if one.of_experts == of_experts]
                 block, rest = (
                     sum(elements(one, tp=p.tp, ep=p.ep, shards=ranks) for one in tensors)
                     for tensors in (inside, [] if of_experts else others)

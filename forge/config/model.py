@@ -12,7 +12,7 @@ from omegaconf import MISSING
 from forge.config.attention_options import AttentionOptions
 from forge.config.feed_forwards.base import FeedForward
 from forge.config.feed_forwards.dense import Dense
-from forge.config.field import AutoInt, Section, opt, variant_of
+from forge.config.field import AutoInt, Condition, Section, opt, variant_of
 from forge.config.kinds import DEFAULT, OF_ALL_LAYERS, Kind, kind_faults
 from forge.config.mixers.attention import Attention
 from forge.config.mixers.base import Mixer
@@ -23,7 +23,8 @@ from forge.config.tensors import EMBEDDING, HEAD, POSITION, TensorSpec, norm, wi
 
 PARTS = ("embedding", "attention", "feed-forward", "norms", "output head")
 PARTS_OF_MOE = ("routers", "experts", "shared experts")
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
+GATED = Condition(lambda config, ranks: config.model.is_gated, "with model.gated_mlp=false")
 
 
 @dataclass(kw_only=True)
@@ -70,6 +71,14 @@ class Decoder(RotaryOptions, AttentionOptions, Model):
     activation: str = opt("silu", "activation of the feed-forward layer", choices=ACTIVATIONS)
     gated_mlp: bool | None = opt(
         None, "gate the feed-forward layer (SwiGLU and kin); null = only for silu"
+    )
+    mlp_activations_limit: float = opt(
+        0.0,
+        "what enters an activation is at most this, and a gate multiplies within it; 0 = any",
+        ge=0,
+    )
+    mlp_up_offset: float = opt(
+        0.0, "added to what a gate multiplies: 1 in gpt-oss", acts_when=GATED
     )
     mlp_bias: bool = opt(False, "add biases to the feed-forward layers alone")
     tie_embeddings: bool = opt(False, "share the embedding table with the output head")

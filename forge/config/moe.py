@@ -10,7 +10,7 @@ from forge.config.activations import FP32, INT64, Kept, Numbers
 from forge.config.feed_forwards.dense import copies, dense_kept, dense_tensors, products
 from forge.config.field import Condition, Section, opt
 from forge.config.rule import Findings, nearest_divisor, rule
-from forge.config.tensors import EXPERT, ROUTER, TensorSpec, within
+from forge.config.tensors import BIAS, EXPERT, ROUTER, TensorSpec, within
 
 if TYPE_CHECKING:
     from forge.config.model import Decoder
@@ -22,8 +22,16 @@ if TYPE_CHECKING:
 ROUTERS = ("softmax_topk", "sigmoid_topk")
 SCHEDULES = ("constant", "cosine_decay", "linear_warmup")
 SCOPES = ("sequence", "micro_batch")
+GROUP_SCORES = ("max", "top2_sum")
 KERNELS = ("auto", "grouped", "loop")
 EXPERTS, TOP_K = "model.moe.num_experts", "model.moe.top_k"
+SHARED = Condition(
+    lambda config, ranks: config.model.moe.shared_experts > 0, "with model.moe.shared_experts=0"
+)
+GROUPED = Condition(
+    lambda config, ranks: config.model.moe.n_routing_groups > 1,
+    "with model.moe.n_routing_groups=1",
+)
 GROUPS, CHOSEN_GROUPS = "model.moe.n_routing_groups", "model.moe.topk_routing_group"
 
 
@@ -42,10 +50,19 @@ class MoE(Section):
     frequency: int = opt(1, "every n-th layer has experts: 1 = all, 2 = every second", gt=0)
     first_num_dense_layers: int = opt(0, "number of first layers without experts", ge=0)
     ffn_hidden_dim: int | None = opt(None, "width of one expert; null = model.ffn_hidden_dim", gt=0)
+    expert_bias: bool = opt(False, "add biases to the experts, the shared ones too")
+    beside_dense: bool = opt(False, "add what a feed-forward layer beside them gives")
     shared_experts: int = opt(0, "experts that every token goes to", ge=0)
+    shared_hidden_dim: int | None = opt(
+        None, "width of one shared expert; null = that of the others", gt=0, acts_when=SHARED
+    )
+    shared_expert_gate: bool = opt(
+        False, "multiply what shared experts give by a sigmoid of the token", acts_when=SHARED
+    )
     router: str = opt(
         "softmax_topk", "router scores: over all experts, or each by itself", choices=ROUTERS
     )
+    router_bias: bool = opt(False, "add a trained bias to the router's logits")
     float32_gate_logits: bool = opt(True, "compute the router in fp32")
     norm_topk_prob: bool = opt(True, "divide the weights of a token's experts by their sum")
     routed_scaling_factor: float = opt(1.0, "multiplies the weights of the routed experts", gt=0)
@@ -53,6 +70,16 @@ class MoE(Section):
         1, "groups of adjacent experts, of which a token first chooses some; 1 = off", gt=0
     )
     topk_routing_group: int = opt(1, "groups that a token chooses", gt=0)
+    group_score: str | None = opt(
+        None,
+        "score of a group: its best expert's, or the sum of its best two; null = max for "
+        "softmax_topk, top2_sum for sigmoid_topk",
+        choices=GROUP_SCORES,
+        acts_when=GROUPED,
+    )
+    score_on_input: bool = opt(
+        False, "weights multiply what enters the routed experts, not what they give"
+    )
     aux_loss_weight: float = opt(0.01, "coefficient of the load balancing loss; 0 = off", ge=0)
     sequence_aux_loss_weight: float = opt(0.0, "the same within each sequence; 0 = off", ge=0)
     z_loss_weight: float = opt(0.0, "coefficient of the router's z-loss; 0 = off", ge=0)
@@ -75,47 +102,102 @@ class MoE(Section):
         choices=KERNELS,
     )
 
-    def tensors(self, model: Decoder) -> Iterator[TensorSpec]:
-        """The tensors of a layer of experts. model: the section that this one is in."""
-        experts, hidden, dim = self.num_experts, model.expert_hidden_dim, model.dim
-        shape = (experts, dim)
-        yield TensorSpec(name="router.weight", shape=shape, role=ROUTER, part="routers")
-        packed: dict[str, Any] = {"role": EXPERT, "part": "experts", "met": (self.top_k, experts)}
-        for name in ("w_gate", "w_up") if model.is_gated else ("w_up",):
-            yield TensorSpec(name=f"experts.{name}", shape=(experts, hidden, dim), tp=1, **packed)
-        down = {"shape": (experts, dim, hidden), "tp": 2, "residual": True}
-        yield TensorSpec(name="experts.w_down", **down, **packed)
-        if shared := self.shared_experts * hidden:
-            yield from within("shared", dense_tensors(model, shared, part="shared experts"))
+    @property
+    def computed_group_score(self) -> str:
+        """group_score, with null resolved."""
+        by_router = "max" if self.router == "softmax_topk" else "top2_sum"
+        return self.group_score or by_router
 
-    def kept(self, model: Decoder, numbers: Numbers, *, rows: float, exchanged: bool) -> Kept:
-        """What a layer of experts keeps of a token. rows: that its experts compute for one.
-        exchanged: over ep ranks.
+    def shared_width(self, model: Decoder) -> int:
+        """Width of all shared experts of a layer together. model: the section that this is in."""
+        width = self.shared_hidden_dim
+        return self.shared_experts * (model.expert_hidden_dim if width is None else width)
+
+    def tensors(self, model: Decoder) -> Iterator[TensorSpec]:
+        """The tensors of a layer of experts."""
+        experts, hidden, dim = self.num_experts, model.expert_hidden_dim, model.dim
+        routers: dict[str, Any] = {"part": "routers"}
+        yield TensorSpec(name="router.weight", shape=(experts, dim), role=ROUTER, **routers)
+        if self.router_bias:
+            yield TensorSpec(name="router.bias", shape=(experts,), role=BIAS, **routers)
+        packed: dict[str, Any] = {"part": "experts", "met": (self.top_k, experts)}
+        packed["of_experts"] = True
+        into = ("w_gate", "w_up") if model.is_gated else ("w_up",)
+        weight, bias = {"role": EXPERT, **packed}, {"role": BIAS, **packed}
+        for name in into:
+            yield TensorSpec(name=f"experts.{name}", shape=(experts, hidden, dim), tp=1, **weight)
+        down = {"shape": (experts, dim, hidden), "tp": 2, "residual": True}
+        yield TensorSpec(name="experts.w_down", **down, **weight)
+        if biased := has_expert_bias(model):
+            for name in into:
+                name = f"experts.{name}_bias"
+                yield TensorSpec(name=name, shape=(experts, hidden), tp=1, **bias)
+            down = {"shape": (experts, dim), "once": True}
+            yield TensorSpec(name="experts.w_down_bias", **down, **bias)
+        if shared := self.shared_width(model):
+            made = dense_tensors(model, shared, part="shared experts", bias=biased)
+            yield from within("shared", made)
+            if self.shared_expert_gate:
+                name = "shared_gate.weight"
+                yield TensorSpec(name=name, shape=(1, dim), role=ROUTER, **routers)
+        if self.beside_dense:
+            yield from within("dense", model.feed_forward.tensors(model))
+
+    def kept(
+        self, model: Decoder, numbers: Numbers, *, rows: float, exchanged: bool
+    ) -> Kept | None:
+        """What a layer of experts keeps of a token; None = not known. rows: that its experts
+        compute for one. exchanged: over ep ranks.
 
         products: under selective recomputation of whole blocks, where no token is exchanged.
         """
         width, hidden = numbers.width, -(-model.expert_hidden_dim // numbers.tp)
-        router_width, shared = self._router_width(width), self.shared_experts * hidden
+        others = self._others(model, numbers)
+        if others is None:
+            return None
         kept = self._routing(model, numbers, rows=rows, exchanged=exchanged)
-        kept += round(width * rows * hidden * copies(model))
-        if shared:
-            input_again = 0 if width == router_width else width * model.dim
-            kept += input_again + dense_kept(model, shared, numbers).all
+        kept += round(width * rows * hidden * copies(model)) + others.all
+        if has_expert_bias(model) and not self.capacity_factor:
+            kept += round(INT64 * rows)  # the expert of each row
         routed = 0 if self.capacity_factor else self.top_k * products(model, hidden)
-        made = width * (routed + products(model, shared)) + router_width * self.num_experts
-        return Kept(all=kept, products=made)
+        made = width * routed + self._router_width(width) * self.num_experts
+        return Kept(all=kept, products=made + others.products)
 
     def kept_around(
         self, model: Decoder, numbers: Numbers, *, rows: float, exchanged: bool
-    ) -> float:
-        """The same where selective recomputation is of experts and shared experts alone."""
+    ) -> float | None:
+        """The same where selective recomputation is of the layers that the mixture is made of,
+        each for itself.
+        """
         width, hidden = numbers.width, -(-model.expert_hidden_dim // numbers.tp)
-        shared = self.shared_experts * hidden
+        others = self._others(model, numbers)
+        if others is None:
+            return None
         routed = 0 if self.capacity_factor else rows * width * products(model, hidden)
-        has_input = shared and self._router_width(width) != width
-        shared_input = width * model.dim if has_input else 0
         kept = self._routing(model, numbers, rows=rows, exchanged=exchanged)
-        return kept + round(width * products(model, shared) + routed) + shared_input
+        return kept + round(routed) + others.products + self._input_again(model, numbers)
+
+    def _others(self, model: Decoder, numbers: Numbers) -> Kept | None:
+        """What is kept of shared experts, their gate, and a layer beside the experts."""
+        shared = -(-self.shared_width(model) // numbers.tp)
+        found = [dense_kept(model, shared, numbers)] if shared else []
+        if shared and self.shared_expert_gate:
+            gate = numbers.width
+            found.append(Kept(all=gate * (model.dim + 1), products=gate))
+        if self.beside_dense:
+            dense = model.feed_forward.kept(model, numbers)
+            if dense is None:
+                return None
+            found.append(dense)
+        read = self._input_again(model, numbers)
+        made = sum(each.products for each in found)
+        return Kept(all=read + sum(each.all for each in found), products=made)
+
+    def _input_again(self, model: Decoder, numbers: Numbers) -> int:
+        """What other layers than the router read, where it reads a copy in another format."""
+        others = self.shared_width(model) or self.beside_dense
+        copied = self._router_width(numbers.width) != numbers.width
+        return numbers.width * model.dim if others and copied else 0
 
     def _routing(self, model: Decoder, numbers: Numbers, *, rows: float, exchanged: bool) -> int:
         """Inputs of router and experts, what experts give, weights and indices."""
@@ -128,6 +210,11 @@ class MoE(Section):
 
     def _router_width(self, width: int) -> int:
         return FP32 if self.float32_gate_logits else width
+
+
+def has_expert_bias(model: Decoder) -> bool:
+    """Whether experts, and shared ones, have biases."""
+    return model.bias or model.moe.expert_bias
 
 
 def is_moe_layer(moe: MoE, layer: int) -> bool:
@@ -193,15 +280,6 @@ def group_choice(model: Decoder) -> Findings:
         yield CHOSEN_GROUPS, f"{CHOSEN_GROUPS}={groups}"
     elif chosen * size < moe.top_k:
         yield CHOSEN_GROUPS, f"{CHOSEN_GROUPS}={-(-moe.top_k // size)}"
-
-
-@rule("moe.bias", "model.bias", EXPERTS)
-def bias(model: Decoder) -> Findings:
-    """Experts have no biases: model.bias=true needs a dense model; model.q_bias and its kin do
-    not.
-    """
-    if model.is_moe and model.bias:
-        yield "model.bias", "model.bias=false"
 
 
 @rule(

@@ -23,9 +23,9 @@ class TensorSpec:
     part: what counts of parameters list it under. tp: the dimension that tensor parallelism cuts;
     None = every rank has all of it. pieces: into how many equal pieces that dimension can be cut,
     as into heads; where tp does not divide them, every rank has all of it. met: of a stack of
-    experts, (number that a token goes to, number of experts). residual: its product is added to the
-    residual stream. initial: the first value of a vector. once: added to what tp ranks sum up, so
-    that one of them adds it.
+    experts, (number that a token goes to, number of experts). of_experts: its rows are those of
+    experts, which ep ranks share. residual: its product is added to the residual stream. initial:
+    the first value of a vector. once: added to what tp ranks sum up, so that one of them adds it.
     """
 
     name: str
@@ -35,6 +35,7 @@ class TensorSpec:
     tp: int | None = None
     pieces: int = 0
     met: tuple[int, int] = (1, 1)
+    of_experts: bool = False
     residual: bool = False
     initial: float = 0.0
     once: bool = False
@@ -62,7 +63,7 @@ class TensorSpec:
     def on_rank(self, tp: int, ep: int = 1) -> tuple[int, ...]:
         """The shape of what a rank has that has most, before FSDP shards it."""
         shape, cut = list(self.shape), self.cut(tp)
-        if self.role == EXPERT:
+        if self.of_experts:
             shape[0] //= ep
         if cut is not None:
             shape[cut] = -(-shape[cut] // tp)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from forge.build import make
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import is_moe_layer
+from forge.config.tensors import BIAS
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache, numbered, seen_in
 from forge.models.documents import Packed, Seen, as_scores, packed, packed_in_blocks
@@ -257,8 +258,10 @@ class Decoder(Balanced, nn.Module):
 
     def init_std(self, name: str) -> float:
         """Of parameter `name`: 1/sqrt(2 * n_layers) as much if it writes to the residual stream
-        (GPT-2; Radford et al. 2019, section 2.3).
+        (GPT-2; Radford et al. 2019, section 2.3); 0 of the biases of experts.
         """
+        if self.table[name].role == BIAS:
+            return 0.0
         if self.section.init_scale_residual and self.table[name].residual:
             return self.section.init_std / math.sqrt(2 * self.section.n_layers)
         return self.section.init_std

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
-from forge.models.feed_forward import ACTIVATIONS
-from forge.models.grouped import grouped_mm, looped_mm
+from forge.config.moe import has_expert_bias
+from forge.models.feed_forward import Activation
+from forge.models.grouped import grouped_mm, looped_mm, rows_of
 
 log = logging.getLogger(__name__)
-Multiply = Callable[[Tensor, Tensor], Tensor]
-"""x: [n, in], weight: [experts, in, out] -> [n, out]: rows times the matrix of their expert."""
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""x: [n, in], weight: [experts, out, in], bias: [experts, out] -> [n, out]: rows times the matrix
+of their expert, and its bias.
+"""
 
 BLACKWELL = (10, 0)
 """From this compute capability on the grouped kernel gives experts without rows a wrong gradient
@@ -27,31 +30,47 @@ ALIGNMENT = 16
 class Experts(nn.Module):
     """Each is `w_down(f(w_gate(x)) * w_up(x))`, or without a gate `w_down(f(w_up(x)))`.
 
-    w_gate, w_up: [experts, hidden, dim]. w_down: [experts, dim, hidden].
+    w_gate, w_up: [experts, hidden, dim]. w_down: [experts, dim, hidden]. Biases: [experts, out].
     """
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
         experts, hidden, dim = section.moe.num_experts, section.expert_hidden_dim, section.dim
-        self.activation = ACTIVATIONS[section.activation]
+        self.activation = Activation(section)
         self.kernel = section.moe.kernel
         self.w_gate = nn.Parameter(torch.empty(experts, hidden, dim)) if section.is_gated else None
         self.w_up = nn.Parameter(torch.empty(experts, hidden, dim))
         self.w_down = nn.Parameter(torch.empty(experts, dim, hidden))
         for weight in self.parameters():
             nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
+        biased, gated = has_expert_bias(section), section.is_gated
+        self.w_gate_bias = _biases(experts, hidden) if biased and gated else None
+        self.w_up_bias = _biases(experts, hidden) if biased else None
+        self.w_down_bias = _biases(experts, dim) if biased else None
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """x: [n, dim], sorted by expert; counts: [experts] int64, rows of each -> [n, dim]."""
-        weights = self.weights()
-        if not self._grouped(x, weights):
-            return self._expert(x, weights, lambda rows, weight: looped_mm(rows, weight, counts))
-        offsets = counts.cumsum(0, dtype=torch.int32)
-        return self._expert(x, weights, lambda rows, weight: grouped_mm(rows, weight, offsets))
+        grouped, expert = self._grouped(x), None
+        if self.w_down_bias is not None:
+            expert = torch.arange(len(counts), device=x.device)
+            expert = expert.repeat_interleave(counts, output_size=len(x))
+        multiply = grouped_mm if grouped else looped_mm
+        sizes = counts.cumsum(0, dtype=torch.int32) if grouped else counts
+
+        def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            made = multiply(rows, weight.transpose(1, 2), sizes)
+            return made if bias is None or expert is None else made + rows_of(bias, expert)
+
+        return self._expert(x, product)
 
     def equal(self, x: Tensor) -> Tensor:
         """The same for equal numbers of rows: [experts, rows, dim] -> [experts, rows, dim]."""
-        return self._expert(x, self.weights(), torch.bmm)
+
+        def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            made = torch.bmm(rows, weight.transpose(1, 2))
+            return made if bias is None else made + bias.unsqueeze(1)
+
+        return self._expert(x, product)
 
     def choose_kernel(self, capability: tuple[int, int]) -> None:
         """Keep away from a kernel that is wrong on a GPU of this compute capability."""
@@ -65,18 +84,12 @@ class Experts(nn.Module):
                 "GPU; auto takes the loop"
             )
 
-    def weights(self) -> tuple[Tensor, ...]:
-        """(w_gate, w_up, w_down) or, without a gate, (w_up, w_down)."""
-        both = (self.w_up, self.w_down)
-        return both if self.w_gate is None else (self.w_gate, *both)
+    def _expert(self, x: Tensor, product: Product) -> Tensor:
+        w_gate, up = self.w_gate, product(x, self.w_up, self.w_up_bias)
+        gate = None if w_gate is None else product(x, w_gate, self.w_gate_bias)
+        return product(self.activation(up, gate), self.w_down, self.w_down_bias)
 
-    def _expert(self, x: Tensor, weights: tuple[Tensor, ...], multiply: Multiply) -> Tensor:
-        *gate, up, down = (weight.transpose(1, 2) for weight in weights)
-        hidden = multiply(x, up)
-        hidden = self.activation(multiply(x, gate[0])) * hidden if gate else self.activation(hidden)
-        return multiply(hidden, down)
-
-    def _grouped(self, x: Tensor, weights: tuple[Tensor, ...]) -> bool:
+    def _grouped(self, x: Tensor) -> bool:
         """Whether one kernel multiplies all experts.
 
         It needs rows of whole 16 bytes (https://github.com/pytorch/pytorch/issues/172440), on CUDA
@@ -86,9 +99,13 @@ class Experts(nn.Module):
             return False
         if self.kernel != "auto":
             return self.kernel == "grouped"
-        if any(size * x.element_size() % ALIGNMENT for size in weights[-1].shape[1:]):
+        if any(size * x.element_size() % ALIGNMENT for size in self.w_down.shape[1:]):
             return False
         if x.dtype == torch.bfloat16:
             return True
         eager = not torch.compiler.is_compiling()
         return x.device.type == "cpu" and x.dtype != torch.float64 and eager
+
+
+def _biases(experts: int, width: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(experts, width))

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
+from forge.config.moe import has_expert_bias
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """GELU in its tanh approximation, as GPT-2 has it (arXiv:1606.08415)."""
     return F.gelu(x, approximate="tanh")
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """GELU by a sigmoid (arXiv:1606.08415, section 2), as gpt-oss has it."""
+    return x * torch.sigmoid(1.702 * x)
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -24,26 +31,49 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
     "relu": F.relu,
     "relu2": relu2,
 }
 
 
+class Activation:
+    """What is between the matrices: `f(up)`, or gated `f(gate) * (up + offset)`, of what a limit
+    leaves of them (gpt-oss, arXiv:2508.10925).
+    """
+
+    def __init__(self, section: DecoderConfig) -> None:
+        self.function = ACTIVATIONS[section.activation]
+        self.limit, self.offset = section.mlp_activations_limit, section.mlp_up_offset
+
+    def __call__(self, up: Tensor, gate: Tensor | None = None) -> Tensor:
+        """up, gate: [..., hidden] -> the same."""
+        if gate is None:
+            return self.function(self._limited(up))
+        if self.limit:
+            up = up.clamp(-self.limit, self.limit)
+        if self.offset:
+            up = up + self.offset
+        return self.function(self._limited(gate)) * up
+
+    def _limited(self, x: Tensor) -> Tensor:
+        return x.clamp(max=self.limit) if self.limit else x
+
+
 class FeedForward(nn.Module):
     """`w_down(f(w_up(x)))`, or gated `w_down(f(w_gate(x)) * w_up(x))` (arXiv:2002.05202)."""
 
-    def __init__(self, section: DecoderConfig, hidden: int | None = None) -> None:
-        """hidden: the width of shared experts, which have no biases; null = the section's."""
+    def __init__(self, section: DecoderConfig, shared: int = 0) -> None:
+        """shared: the width of shared experts; 0 = a layer of the section's width."""
         super().__init__()
-        dim, bias = section.dim, section.has_mlp_bias and hidden is None
-        hidden = section.computed_ffn_hidden_dim if hidden is None else hidden
-        self.activation = ACTIVATIONS[section.activation]
+        dim, bias = section.dim, has_expert_bias(section) if shared else section.has_mlp_bias
+        hidden = shared or section.computed_ffn_hidden_dim
+        self.activation = Activation(section)
         self.w_gate = nn.Linear(dim, hidden, bias=bias) if section.is_gated else None
         self.w_up = nn.Linear(dim, hidden, bias=bias)
         self.w_down = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
-        if self.w_gate is None:
-            return self.w_down(self.activation(self.w_up(x)))
-        return self.w_down(self.activation(self.w_gate(x)) * self.w_up(x))
+        gate = None if self.w_gate is None else self.w_gate(x)
+        return self.w_down(self.activation(self.w_up(x), gate))

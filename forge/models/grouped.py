@@ -51,6 +51,28 @@ def _(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
     return x.new_empty(len(counts), x.shape[1], y.shape[1])
 
 
+def rows_of(table: Tensor, index: Tensor) -> Tensor:
+    """table: [groups, out]; index: [n], the group of each row -> [n, out], its row of the table.
+
+    Unlike that of indexing its gradient is added up in a fixed order, and fast on a CPU.
+    """
+    return _Rows.apply(table, index)
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.groups = len(table)
+        return table[index]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (index,) = ctx.saved_tensors
+        groups = torch.arange(ctx.groups, device=index.device)
+        return (groups.unsqueeze(1) == index).to(grad.dtype) @ grad, None
+
+
 def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 

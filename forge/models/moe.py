@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from forge.build import make
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import MoE as MoEConfig
 from forge.config.moe import n_moe_layers
@@ -29,7 +30,8 @@ from forge.wide import widest
 
 
 class MoE(nn.Module):
-    """The weighted outputs of the experts that the router chooses for a token, and the shared ones.
+    """The weighted outputs of the experts that the router chooses for a token, and the shared ones;
+    or the outputs of weighted inputs. A layer without experts may be beside them.
 
     What is not linear in tokens (load balance, capacity, gradient scale) is counted over a scope:
     each sequence, or the whole micro-batch, masked targets too.
@@ -51,8 +53,12 @@ class MoE(nn.Module):
         self.number = n_moe_layers(section.moe, layer)
         self.router = Router(section.moe, section.dim)
         self.experts = Experts(section)
-        shared = section.moe.shared_experts * section.expert_hidden_dim
+        shared = section.moe.shared_width(section)
         self.shared = FeedForward(section, shared) if shared else None
+        gated = shared and section.moe.shared_expert_gate
+        self.shared_gate = nn.Linear(section.dim, 1, bias=False) if gated else None
+        beside = section.moe.beside_dense
+        self.dense = make(section.feed_forward, section) if beside else None
         self.record = RoutingRecord(section.moe.num_experts)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -63,10 +69,18 @@ class MoE(nn.Module):
         found = order(routed.experts, section.num_experts, sequences, per_sequence=per_sequence)
         limited = self.training and section.capacity_factor > 0
         rows = self._room(found, len(flat)) if limited else None
-        y = self._experts(spread(flat, found), found, rows)
+        entering = spread(flat, found)
+        if section.score_on_input:
+            weights = rearrange(routed.weights.view(-1, 1), found.by_expert, found.place)
+            entering = (entering * weights).to(x.dtype)
+        y = self._experts(entering, found, rows)
         y = self._sum(y, routed, found, rows).view_as(x)
         if self.shared is not None:
-            y = y + self.shared(x)
+            shared = self.shared(x)
+            gate = self.shared_gate
+            y = y + (shared if gate is None else shared * gate(x).sigmoid())
+        if self.dense is not None:
+            y = y + self.dense(x)
         if self.training and torch.is_grad_enabled():
             return self._recorded(y, routed, found, rows)
         return y
@@ -116,6 +130,9 @@ class MoE(nn.Module):
     def _sum(self, y: Tensor, routed: Routed, found: Order, rows: Room | None) -> Tensor:
         """y: [n, dim], sorted by expert -> [tokens, dim], the weighted sum, in fp32."""
         weights = routed.weights
+        if self.section.score_on_input:
+            y = rearrange(y, found.place, found.by_expert).unflatten(0, weights.shape)
+            return y.sum(1, dtype=weights.dtype).to(y.dtype)
         if rows is not None:
             weights = weights * rows.kept[found.place].view_as(weights)
         each = rearrange(y, found.place, found.by_expert).unflatten(0, weights.shape)

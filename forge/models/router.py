@@ -23,7 +23,7 @@ class Routed(NamedTuple):
 
 
 class Router(nn.Module):
-    """Scores of all experts from one matrix; each token goes to the top_k best ones.
+    """Scores of all experts from one linear layer; each token goes to the top_k best ones.
 
     softmax_topk: a softmax over all experts (Switch, arXiv:2101.03961, with the weights of Mixtral,
     arXiv:2401.04088). sigmoid_topk: a sigmoid for each expert (DeepSeek-V3, arXiv:2412.19437,
@@ -40,8 +40,9 @@ class Router(nn.Module):
         self.section = section
         self.weight = nn.Parameter(torch.empty(section.num_experts, dim))
         nn.init.normal_(self.weight, std=dim**-0.5)
-        bias = torch.zeros(section.num_experts, dtype=torch.float32)
-        self.register_buffer("selection_bias", bias)
+        zeros = torch.zeros(section.num_experts, dtype=torch.float32)
+        self.bias = nn.Parameter(zeros.clone()) if section.router_bias else None
+        self.register_buffer("selection_bias", zeros)
 
     def forward(self, x: Tensor) -> Routed:
         """x: [tokens, dim]; scores and weights are at least fp32."""
@@ -62,22 +63,20 @@ class Router(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         if not self.section.float32_gate_logits:
-            logits = F.linear(x, self.weight)
+            logits = F.linear(x, self.weight, self.bias)
             return logits.to(torch.promote_types(logits.dtype, torch.float32))
         dtype = torch.promote_types(x.dtype, torch.float32)
-        return F.linear(x.to(dtype), self.weight.to(dtype))
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return F.linear(x.to(dtype), self.weight.to(dtype), bias)
 
     def _choose(self, scores: Tensor) -> Tensor:
         """The top_k experts of each token, out of its best groups (arXiv:2405.04434, section
-        2.2.2).
-
-        A group is as good as its best expert under softmax, as in DeepSeek-V2; as its two best ones
-        under sigmoid, as in V3.
+        2.2.2), each as good as its best expert (DeepSeek-V2), or its two best ones (V3).
         """
         section, scores = self.section, scores + self.selection_bias
         if section.n_routing_groups > 1:
             groups = scores.unflatten(1, (section.n_routing_groups, -1))
-            counted = min(1 if section.router == "softmax_topk" else 2, groups.shape[2])
+            counted = min(1 if section.computed_group_score == "max" else 2, groups.shape[2])
             goodness = groups.topk(counted, dim=-1).values.sum(-1)
             best = goodness.topk(section.topk_routing_group, dim=-1).indices
             barred = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)

@@ -9,6 +9,7 @@ experts, and their output is a summand.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,13 +18,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
-from forge.config.tensors import EXPERT, TensorSpec
+from forge.config.tensors import TensorSpec
 from forge.models.dispatch import rearrange
 from forge.models.moe import MoE
+from forge.owned import local
 from forge.parallel.collectives import exchange, exchange_counts, exchange_rows
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import mix_in_each
-from forge.parallel.owned import place
+from forge.parallel.owned import added_once, place
 
 
 def spread_experts(model: Any, mesh: Mesh, table: Iterable[TensorSpec] | None = None) -> None:
@@ -36,13 +38,14 @@ def spread_experts(model: Any, mesh: Mesh, table: Iterable[TensorSpec] | None = 
         return
     # The mesh that FSDP takes for them.
     over: DeviceMesh = mesh.tp if ep == 1 else mesh.experts[("ep", "tp") if tp > 1 else ("ep",)]
-    rows = {one.name: one for one in table or model.table.values() if one.role == EXPERT}
+    rows = {one.name: one for one in table or model.table.values() if one.of_experts}
     for path in [path for path, _ in model.named_parameters() if path in rows]:
         cut = rows[path].tp
         hidden: Placement = Replicate() if cut is None else Shard(cut)
         layer, _, name = path.rpartition(".")
         cuts = [Shard(0)] * (ep > 1) + [hidden] * (tp > 1)
-        place(model.get_submodule(layer), name, over, cuts)
+        see = partial(added_once, mesh.tp.get_group()) if rows[path].once and tp > 1 else local
+        place(model.get_submodule(layer), name, over, cuts, see)
     if ep > 1:
         mix_in_each(model, {MoE: OverRanks}, over_ep=mesh.axes.get_group("ep"))
 

@@ -6,14 +6,21 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from forge.owned import local
+from forge.parallel.collectives import once
 
 See = Callable[[DTensor], Tensor]
 """What of a parameter this rank computes with."""
+
+
+def added_once(group: dist.ProcessGroup, parameter: DTensor) -> Tensor:
+    """What ranks whose sum is used see of a parameter that each has: all of it, or zeros."""
+    return once(parameter.to_local(), group)
 
 
 def place(

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from forge.config.parallel import Parallel
-from forge.config.tensors import EXPERT, TensorSpec
+from forge.config.tensors import TensorSpec
 from forge.models.decoder import Decoder
 from forge.models.head import Head
 from forge.models.positions import Positions, Sinusoids
@@ -26,14 +26,13 @@ from forge.owned import local
 from forge.parallel.collectives import (
     gather,
     gather_equal,
-    once,
     scatter_sum,
     sum_gradient,
     sum_over,
 )
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import Sequences, cut_sequences, layers_of, mix_in, mix_in_each
-from forge.parallel.owned import See, place
+from forge.parallel.owned import See, added_once, place
 
 
 class Width:
@@ -85,7 +84,7 @@ def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
                 raise ValueError(f"{what} has no tensor that tensors() of its section cuts (tp=)")
     for path, _ in list(model.named_parameters()):
         spec = table.get(path)
-        if spec is None or spec.role != EXPERT:
+        if spec is None or not spec.of_experts:
             module, _, name = path.rpartition(".")
             placement, see = _plan(spec, width, inside=path in inside)
             place(model.get_submodule(module), name, width.mesh, [placement], see)
@@ -101,7 +100,7 @@ def _plan(spec: TensorSpec | None, width: Width, *, inside: bool) -> tuple[Place
     if cut is not None:
         return Shard(cut), local
     if spec is not None and spec.once:
-        return Replicate(), partial(_once, width)
+        return Replicate(), partial(added_once, width.group)
     piece = _own_piece(spec, width) if spec is not None and spec.tp is not None else None
     return Replicate(), partial(_whole, width, inside=inside, piece=piece)
 
@@ -123,10 +122,6 @@ def _whole(
     summed = [Partial()] if inside or width.cut else None
     whole = parameter.to_local(grad_placements=summed)
     return whole if piece is None else whole.narrow(*piece)
-
-
-def _once(width: Width, parameter: DTensor) -> Tensor:
-    return once(parameter.to_local(), width.group)
 
 
 class Layer:

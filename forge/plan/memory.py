@@ -18,7 +18,7 @@ from forge.config.document_attention import in_blocks
 from forge.config.model import Decoder, Kind
 from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.root import Config
-from forge.config.tensors import EXPERT, TensorSpec, within
+from forge.config.tensors import TensorSpec, within
 from forge.plan.layout import sequences_of_rank
 from forge.rundir.saved_config import load, newest
 
@@ -215,6 +215,7 @@ class _Block:
         kept = self._norms(layer) // cut + entering + before_last
         if recompute == "selective":  # of layers alone: `forge.parallel.activation_checkpoint`
             around = layer.moe.kept_around(layer, numbers, **over) if moe else last.products
+            assert around is not None, "known where all is kept"
             return kept + mixer.products + around
         recast = numbers.masked and self.residual != numbers.width  # its own copy of the mask
         mask = numbers.width * numbers.seq_len if recast else 0
@@ -321,12 +322,12 @@ def _share(
     here = [model.kind_of(layer) for layer in range(start, start + layers)]
     kinds = Counter(here)
     blocks = {kind: model.block_tensors(kind) for kind in kinds}
-    packed = {kind: [one for one in blocks[kind] if one.role == EXPERT] for kind in kinds}
+    packed = {kind: [one for one in blocks[kind] if one.of_experts] for kind in kinds}
     counted = [(number, blocks[kind]) for kind, number in kinds.items()]
     if of:  # by names, which each block has its own of
         names = ((f"blocks.{start + at}", blocks[kind]) for at, kind in enumerate(here))
         counted = [(1, list(within(name, tensors))) for name, tensors in names]
-    experts = sum(n * size(one for one in each if one.role == EXPERT) for n, each in counted)
+    experts = sum(n * size(one for one in each if one.of_experts) for n, each in counted)
     sizes = {kind: size(tensors) for kind, tensors in blocks.items()}
     two = max((sizes[a] + sizes[b] for a, b in pairwise(here)), default=sizes[here[0]])
     tables, after = model.outside()

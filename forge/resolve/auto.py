@@ -41,6 +41,7 @@ DEGREE_RULES = tuple(rule for rule in rules_of(degree_rules) if not rule.warning
     *GROUPED,
     "model.moe.frequency",
     "model.moe.ffn_hidden_dim",
+    "model.moe.shared_hidden_dim",
     "train.batch_size",
     "train.seq_len",
     writes=("parallel.layout", *(f"parallel.{axis}" for axis in CHOSEN)),

@@ -33,7 +33,8 @@ PATHS = tuple(dict.fromkeys(schemas.keys_with("path")))
 UNKNOWN_ROWS = 32000
 """Rows for a tokenizer that cannot be read, so that the rest can be checked."""
 
-MOE_WIDTH = "model.moe.ffn_hidden_dim"
+MOE_WIDTH, SHARED_WIDTH = "model.moe.ffn_hidden_dim", "model.moe.shared_hidden_dim"
+GROUP_SCORE = "model.moe.group_score"
 
 
 @derivation(
@@ -47,6 +48,8 @@ MOE_WIDTH = "model.moe.ffn_hidden_dim"
         "model.gated_mlp",
         "model.ffn_hidden_dim",
         MOE_WIDTH,
+        SHARED_WIDTH,
+        GROUP_SCORE,
     ),
 )
 def model_shape(model: Decoder) -> Iterator[Derived]:
@@ -64,6 +67,11 @@ def model_shape(model: Decoder) -> Iterator[Derived]:
         yield Derived("model.ffn_hidden_dim", width, why)
     if model.moe.num_experts and model.moe.ffn_hidden_dim is None:
         yield Derived(MOE_WIDTH, width, "that of model.ffn_hidden_dim")
+    if model.moe.shared_experts and model.moe.shared_hidden_dim is None and model.is_moe:
+        yield Derived(SHARED_WIDTH, model.expert_hidden_dim, "that of the routed experts")
+    if model.moe.n_routing_groups > 1 and model.moe.group_score is None and model.is_moe:
+        why = f"model.moe.router={model.moe.router}"
+        yield Derived(GROUP_SCORE, model.moe.computed_group_score, why)
 
 
 @derivation(

@@ -84,12 +84,21 @@ OF_LAYERS = {
     "n_kv_heads": 2,
     "position": "learned",
     "moe": MoEConfig(num_experts=4, shared_experts=1, first_num_dense_layers=1),
+    "other moe": MoEConfig(
+        num_experts=4,
+        router_bias=True,
+        expert_bias=True,
+        shared_experts=2,
+        shared_hidden_dim=20,
+        shared_expert_gate=True,
+        beside_dense=True,
+    ),
 }
 
 
 @pytest.mark.parametrize("pair", list(combinations(OF_LAYERS, 2)), ids=" ".join)
 def test_the_table_is_that_of_the_built_model_for_every_pair_of_options(pair, small_section):
-    chosen = {name: OF_LAYERS[name] for name in pair}
+    chosen = {name.removeprefix("other "): OF_LAYERS[name] for name in pair}
     layers = ["a", "default"] if "kinds" in chosen else []
     section = small_section(n_layers=3, layers=layers, **chosen)
     model = built(section)
@@ -154,6 +163,19 @@ def test_the_table_of_every_preset_is_that_of_the_built_model(name) -> None:
         ({}, {"top_k": 4}),
         ({}, {"frequency": 2}),
         ({}, {"ffn_hidden_dim": None}),
+        (
+            {"activation": "quick_gelu", "mlp_activations_limit": 0.2},
+            {"router_bias": True, "expert_bias": True, "score_on_input": True},
+        ),
+        (
+            {"mlp_up_offset": 1.0},
+            {
+                "shared_experts": 1,
+                "shared_hidden_dim": 20,
+                "shared_expert_gate": True,
+                "beside_dense": True,
+            },
+        ),
     ],
     ids=str,
 )

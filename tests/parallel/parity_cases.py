@@ -43,6 +43,14 @@ DEEPSEEK = (
     "router=sigmoid_topk n_routing_groups=2 routed_scaling_factor=1.5 first_num_dense_layers=1 "
     "shared_experts=2"
 )
+GPT_OSS = (
+    "model.activation=quick_gelu model.gated_mlp=true model.mlp_activations_limit=0.3 "
+    "model.mlp_up_offset=1 router_bias=true expert_bias=true"
+)
+BESIDE = (
+    "router=sigmoid_topk norm_topk_prob=false score_on_input=true shared_hidden_dim=12 "
+    "shared_expert_gate=true beside_dense=true model.mlp_bias=true"
+)
 MLA = (
     "+mixer@model.mixer=mla model.mixer.q_lora_rank=12 model.mixer.kv_lora_rank=14 "
     "model.mixer.qk_nope_head_dim=10 model.mixer.qk_rope_head_dim=6 model.mixer.v_head_dim=8 "
@@ -84,6 +92,9 @@ MODELS = {
     "moe, clipped": f"{MOE} {CLIPPED}",
     "moe, 8 experts": f"{MOE} {EIGHT}",
     "moe, deepseek": f"{MOE} {DEEPSEEK}",
+    "moe, gpt-oss": f"{MOE} {GPT_OSS}",
+    "moe, gpt-oss, capacity": f"{MOE} {GPT_OSS} {CAPACITY}",
+    "moe, beside": f"{MOE} {BESIDE}",
     "moe, 5 blocks": f"{MOE} {BLOCKS_5} frequency=2",
     "moe, capacity": f"{MOE} {CAPACITY}",
     "moe, micro-batch": f"{MOE} {MICRO_BATCH}",
@@ -313,6 +324,21 @@ moe: pp2, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | moe, 5 blocks
 moe: pp2 x fsdp2, micro-batch | pp2 dp_shard=2 batch=1 | moe, pairs
 moe: pp2 x ep2 | pp2 ep=2 batch=4 | moe, clipped | float64
 moe: pp2 x ep2, capacity | pp2 ep=2 batch=4 | moe, capacity
+moe: gpt-oss, fsdp2 | dp_shard=2 | moe, gpt-oss | float64
+moe: gpt-oss, tp2 | tp=2 | moe, gpt-oss | float64
+moe: gpt-oss, tp2 without sequence parallel | tp=2 no_sp | moe, gpt-oss
+moe: gpt-oss, ep2 | ep=2 | moe, gpt-oss | float64
+moe: gpt-oss, ep2, capacity | ep=2 | moe, gpt-oss, capacity
+moe: gpt-oss, ep2, compiled | ep=2 compiled | moe, gpt-oss
+moe: gpt-oss, ep2, selective recompute | ep=2 recompute=selective | moe, gpt-oss
+moe: gpt-oss, ep2 x tp2 | ep=2 tp=2 | moe, gpt-oss | float64
+moe: gpt-oss, pp2 | pp2 | moe, gpt-oss
+moe: beside, fsdp2 | dp_shard=2 | moe, beside | float64
+moe: beside, fsdp2, compiled | dp_shard=2 compiled | moe, beside
+moe: beside, tp2 | tp=2 | moe, beside | float64
+moe: beside, ep2 | ep=2 | moe, beside | float64
+moe: beside, ep2, selective recompute | ep=2 recompute=selective | moe, beside
+moe: beside, ep2 x tp2 | ep=2 tp=2 | moe, beside | float64
 mla: ep2 | ep=2 | mla, moe | float64
 mla: ep2 x tp2 | ep=2 tp=2 | mla, moe
 mla: ep2, selective recompute | ep=2 recompute=selective | mla, moe

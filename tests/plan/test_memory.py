@@ -33,6 +33,10 @@ GPT2 = {"activation": "gelu", "norm_type": "layernorm", "position": "learned", "
 GPT2 |= {"tie_embeddings": True}
 MLA = {"mixer.kv_lora_rank": 20, "mixer.qk_nope_head_dim": 10, "mixer.qk_rope_head_dim": 8}
 MLA |= {"mixer.v_head_dim": 6}
+GPT_OSS = {"activation": "quick_gelu", "gated_mlp": True, "mlp_activations_limit": 7}
+GPT_OSS |= {"mlp_up_offset": 1, "moe.expert_bias": True, "moe.router_bias": True}
+BESIDE = {"moe.shared_experts": 1, "moe.shared_hidden_dim": 20, "moe.shared_expert_gate": True}
+BESIDE |= {"moe.beside_dense": True, "moe.score_on_input": True, "mlp_up_offset": 1}
 MOE = {"moe.num_experts": 8, "moe.ffn_hidden_dim": 24}
 
 
@@ -116,6 +120,10 @@ def test_weights_gradients_and_optimizer_state_are_exact(
         MOE,
         MOE | {"moe.shared_experts": 2, "moe.frequency": 2},
         MOE | {"moe.capacity_factor": 1.0, "moe.router": "sigmoid_topk"},
+        MOE | GPT_OSS,
+        MOE | GPT_OSS | {"moe.capacity_factor": 1.0, "moe.score_on_input": True},
+        MOE | BESIDE,
+        {"activation": "relu", "mlp_activations_limit": 7},
         MLA,
         MLA | {"mixer.v_head_dim": 18},
         MLA | MOE | {"mixer.q_lora_rank": 12, "moe.shared_experts": 1, "position": "none"},

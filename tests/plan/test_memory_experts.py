@@ -105,6 +105,7 @@ def evenly(router: Router, scores: torch.Tensor) -> torch.Tensor:
         ("shared_experts=2", "frequency=2"),
         ("capacity_factor=1.0", "router=sigmoid_topk"),
         ("capacity_factor=1.0", "balance_scope=micro_batch", "gradient_scale=true"),
+        ("expert_bias=true", "shared_experts=1", "shared_expert_gate=true", "beside_dense=true"),
     ],
     ids=str,
 )

@@ -48,10 +48,12 @@ def dense_kept(layer: Decoder, width: int, numbers: Numbers) -> Kept:
 
 
 def copies(layer: Decoder) -> int:
-    """Tensors as wide as the layer: what the activation reads (not ReLU) and writes, gate and
-    product.
+    """Tensors as wide as the layer: what the activation reads (not ReLU) and writes, of quick_gelu
+    also the sigmoid, what it is multiplied with, the product, and what was there before a limit.
     """
-    return (1 if layer.activation == "relu" else 2) + (2 if layer.is_gated else 0)
+    limited = 1 if layer.mlp_activations_limit else 0
+    activation = {"relu": 1, "quick_gelu": 3}.get(layer.activation, 2)
+    return activation + limited + (2 + limited if layer.is_gated else 0)
 
 
 def products(layer: Decoder, width: int) -> int:

@@ -32,6 +32,9 @@ EXPERTS = ("model.moe.num_experts", "model.moe.frequency")
     "model.layers",
     *EXPERTS,
     "model.moe.ffn_hidden_dim",
+    "model.moe.shared_experts",
+    "model.moe.shared_hidden_dim",
+    "model.moe.beside_dense",
 )
 def tp_divides(model: Decoder, parallel: Parallel) -> Findings:
     """Tensor parallelism cuts attention by heads, and feed-forward layers and experts by width:
@@ -47,13 +50,18 @@ def tp_divides(model: Decoder, parallel: Parallel) -> Findings:
             other = f"or parallel.tp by {place}.n_kv_heads"
             yield TP, f"{place}.n_kv_heads ({kv_heads}) {divisible}, {other}.", ""
         width = layer.computed_ffn_hidden_dim
-        if model.n_moe_layers < model.n_layers and width % tp:
+        dense = model.moe.beside_dense or model.n_moe_layers < model.n_layers
+        if dense and width % tp:
             fix = f"{place}.ffn_hidden_dim={-(-width // tp) * tp}"
             yield TP, f"the feed-forward width ({width}) {divisible}.", fix
     expert = model.expert_hidden_dim
     if model.is_moe and expert % tp:
         fix = f"model.moe.ffn_hidden_dim={-(-expert // tp) * tp}"
         yield TP, f"the width of an expert ({expert}) {divisible}.", fix
+    own, shared = model.moe.shared_hidden_dim, model.moe.shared_width(model)
+    if model.is_moe and own not in (None, expert) and shared % tp:
+        fix = f"model.moe.shared_hidden_dim={-(-own // tp) * tp}"
+        yield TP, f"the width of shared experts ({shared}) {divisible}.", fix
 
 
 @rule("parallel.tp_loss", TP, "parallel.loss_parallel", "objective.loss_fn")

@@ -35,6 +35,8 @@ def why_not(model: Decoder, parallel: Parallel, train: Train, device: str) -> st
     if not train.compile_model or train.compile_backend != "inductor":
         return "it is a kernel only with train.compile_model=true train.compile_backend=inductor"
     for _, layer in model.in_use():
+        if layer.mixer.recurrent:
+            continue
         if layer.mixer._target_ != Attention._target_:
             return f"{layer.mixer._target_} is given a mask"
         if layer.computed_head_dim < LEAST_HEAD:

@@ -119,6 +119,11 @@ class Decoder(RotaryOptions, AttentionOptions, Model):
         return self.computed_ffn_hidden_dim if width is None else width
 
     @property
+    def is_rotary(self) -> bool:
+        """Whether heads are rotated: tokens that are read in their order need no positions."""
+        return super().is_rotary and not self.mixer.recurrent
+
+    @property
     def rotary_dim(self) -> int:
         """Dimensions of a head that are rotated."""
         return self.mixer.rotary_dim(self)

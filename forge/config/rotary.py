@@ -26,7 +26,7 @@ STRETCHED = Condition(
     "without rotary positions of another model.rope_type",
 )
 ROTATED = Condition(
-    lambda config, ranks: any(layer.position == "rope" for _, layer in config.model.in_use()),
+    lambda config, ranks: any(layer.is_rotary for _, layer in config.model.in_use()),
     "without rotary positions",
 )
 YARN, LONG = _only("yarn"), _only("longrope")
@@ -116,7 +116,12 @@ class RotaryOptions(Section):
     @property
     def stretches(self) -> str:
         """rope_type, where positions are rotary."""
-        return self.rope_type if self.position == "rope" else "default"
+        return self.rope_type if self.is_rotary else "default"
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether heads are rotated."""
+        return self.position == "rope"
 
     def rotated(self, width: int) -> int:
         """Dimensions of a head of that width that are rotated."""

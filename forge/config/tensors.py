@@ -9,10 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 EMBEDDING, POSITION, HEAD = "embedding", "position", "head"
 MATRIX, EXPERT, ROUTER = "matrix", "expert", "router"
 NORM, BIAS = "norm", "bias"
+
+
+class LogUniform(NamedTuple):
+    """Logarithms of numbers that are drawn evenly between two."""
+
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +33,8 @@ class TensorSpec:
     as into heads; where tp does not divide them, every rank has all of it. met: of a stack of
     experts, (number that a token goes to, number of experts). of_experts: its rows are those of
     experts, which ep ranks share. residual: its product is added to the residual stream. initial:
-    the first value of a vector. once: added to what tp ranks sum up, so that one of them adds it.
+    the first value of a vector, or how they are drawn. once: added to what tp ranks sum up, so that
+    one of them adds it.
     """
 
     name: str
@@ -37,7 +46,7 @@ class TensorSpec:
     met: tuple[int, int] = (1, 1)
     of_experts: bool = False
     residual: bool = False
-    initial: float = 0.0
+    initial: float | LogUniform = 0.0
     once: bool = False
 
     @property

@@ -27,6 +27,13 @@ class LayerCache:
         self.length = 0
         self.held: tuple[Tensor, ...] = ()
 
+    def keep(self, tokens: int, *states: Tensor) -> None:
+        """Have states after so many further tokens, [batch, ...], in the place of those before."""
+        self.length += tokens
+        if self.length > self.max_len:
+            raise ValueError(f"{self.length} tokens in a cache for {self.max_len}")
+        self.held = states
+
     def append(self, *new: Tensor) -> tuple[Tensor, ...]:
         """Add what is kept of further tokens, [..., seq, width]; returns that of all tokens that
         these see, in the order of `numbers`.

@@ -11,7 +11,11 @@ from torch import Tensor, nn
 from forge.build import make
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import is_moe_layer
+<<<<<<< HEAD
 from forge.config.tensors import BIAS
+=======
+from forge.config.tensors import LogUniform
+>>>>>>> ff23a49 (Gated delta nets are a token mixer: chunked and recurrent forms, documents, generation and tensor parallelism)
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache, numbered, seen_in
 from forge.models.documents import Packed, Seen, as_scores, packed, packed_in_blocks
@@ -106,9 +110,10 @@ class Decoder(Balanced, nn.Module):
         if section.position in ADDED:
             self.positions = ADDED[section.position](section.max_seq_len, section.dim)
         of_kind = {kind.name: section.of_kind(kind.name) for kind in section.kinds_in()}
-        rotated = (kind for kind, layer in of_kind.items() if layer.position == "rope")
+        rotated = (kind for kind, layer in of_kind.items() if layer.is_rotary)
         self.rotary = nn.ModuleDict({kind: RotaryTable(of_kind[kind]) for kind in rotated})
-        self.windows = {kind: layer.sliding_window_size for kind, layer in of_kind.items()}
+        scored = {kind: one for kind, one in of_kind.items() if not one.mixer.recurrent}
+        self.windows = {kind: layer.sliding_window_size for kind, layer in scored.items()}
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
         layers = enumerate(self.kinds)
         self.blocks = nn.ModuleDict({str(n): Block(of_kind[kind], n) for n, kind in layers})
@@ -162,7 +167,9 @@ class Decoder(Balanced, nn.Module):
         }
         for layer, block in self.blocks.items():
             kind = self.kinds[int(layer)]
-            x = block(x, rotations.get(kind), None, seen[self.windows[kind]])
+            has_scores = kind in self.windows
+            mine = seen[self.windows[kind]] if has_scores else rows.positions
+            x = block(x, rotations.get(kind), None, mine)
         return x
 
     def _of_padded(self, tokens: Tensor, cache: KVCache, padding: Tensor) -> Tensor:
@@ -175,6 +182,9 @@ class Decoder(Balanced, nn.Module):
         seen: dict[int, Tensor] = {}
         for layer, block in self.blocks.items():
             own, kind = cache.layers[int(layer)], self.kinds[int(layer)]
+            if kind not in self.windows:
+                x = block(x, None, own, positions)
+                continue
             if own.window not in seen:
                 seen[own.window] = seen_in(own, seq, x.dtype)
             x = block(x, rotations.get(kind), own, seen[own.window])
@@ -266,6 +276,6 @@ class Decoder(Balanced, nn.Module):
             return self.section.init_std / math.sqrt(2 * self.section.n_layers)
         return self.section.init_std
 
-    def init_value(self, name: str) -> float:
-        """The initial value of a vector."""
+    def init_value(self, name: str) -> float | LogUniform:
+        """The initial value of a vector, or how they are drawn."""
         return self.table[name].initial

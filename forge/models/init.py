@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge.config.tensors import LogUniform
 from forge.owned import select
 
 VALUES_PER_BLOCK = 65536
@@ -34,7 +35,8 @@ def init_weights(
     """Fill every parameter and computed buffer of the model, in place.
 
     Matrices are normal with standard deviation `model.init_std(name)`; vectors have the value
-    `model.init_value(name)`, or without such a method 0 (biases) and 1 (norm weights). A tied
+    `model.init_value(name)`, or are drawn as it says; without such a method 0 (biases) and 1 (norm
+    weights). A tied
     weight is drawn once, under its first name. A model that has `initial_values(seed)`, whole
     tensors by name, gets these. held: what this process has of a parameter, and its
     indices along each dimension. num_threads: null = torch's own.
@@ -53,9 +55,14 @@ def init_weights(
             values = parameter.detach()
             local, indices = held(values)
             if values.dim() == 1:
-                local.fill_(of_vector(name))
-                continue
-            initial = Initial(name=name, shape=values.shape, std=model.init_std(name), seed=seed)
+                value = of_vector(name)
+                if not isinstance(value, LogUniform):
+                    local.fill_(value)
+                    continue
+                initial = Initial(name=name, shape=values.shape, between=value, seed=seed)
+            else:
+                std = model.init_std(name)
+                initial = Initial(name=name, shape=values.shape, std=std, seed=seed)
             for start, end in initial.portions(indices[0]):
                 rows = [indices[0][start:end], *indices[1:]]
                 filling.append(pool.submit(_fill, local[start:end], initial, rows))
@@ -66,12 +73,13 @@ def init_weights(
 
 @dataclass(frozen=True, kw_only=True)
 class Initial:
-    """The initial values of a parameter, by its global shape."""
+    """The initial values of a parameter, by its global shape: normal, or `between`."""
 
     name: str
     shape: Sequence[int]
-    std: float
     seed: int
+    std: float = 0.0
+    between: LogUniform | None = None
 
     @property
     def rows_per_block(self) -> int:
@@ -120,6 +128,8 @@ class Initial:
     def _draw(self, block: int, out: Tensor) -> Tensor:
         digest = blake2b(f"{self.seed}/{self.name}/{block}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+        if self.between is not None:
+            return out.uniform_(*self.between, generator=generator).log_()
         return out.normal_(0.0, self.std, generator=generator)
 
 

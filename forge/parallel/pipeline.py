@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.root import Config
+from forge.config.tensors import LogUniform
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache
 from forge.models.head import Head, head_of
@@ -119,7 +120,7 @@ class Pipeline(Balanced, nn.Module):
     def init_std(self, name: str) -> float:
         return self.parts[0].init_std(name)  # type: ignore[operator]
 
-    def init_value(self, name: str) -> float:
+    def init_value(self, name: str) -> float | LogUniform:
         return self.parts[0].init_value(name)  # type: ignore[operator]
 
     def reset_buffers(self) -> None:

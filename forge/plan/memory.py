@@ -147,9 +147,10 @@ def _of_documents(config: Config, model: Decoder, share: _Share, residual: int) 
     parallel, kinds = config.parallel, {kind.name for kind in share.kinds}
     layers = [model.of_kind(kind) for kind in kinds]
     blocks = in_blocks(config, config.run.device)  # which take next to nothing
-    windows = set() if blocks else {layer.sliding_window_size for layer in layers}
+    scored = [] if blocks else [layer for layer in layers if not layer.mixer.recurrent]
+    windows = {layer.sliding_window_size for layer in scored}
     queries = parallel.cp if parallel.cp_method == "ulysses" else 1
-    rotary = [layer.rotary_dim for layer in layers if layer.position == "rope"]
+    rotary = [layer.rotary_dim for layer in layers if layer.is_rotary]
     return len(windows) * queries * residual * config.train.seq_len + 2 * FP32 * sum(rotary)
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forge.config.mixers.gated_delta_net import GatedDeltaNet
 from forge.config.mixers.mla import MLA
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import MoE
@@ -24,6 +25,8 @@ DOCUMENTS = torch.stack(
     [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in ROWS]
 )
 WIDTHS = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}
+DELTA = {"gdn_num_key_heads": 2, "gdn_num_value_heads": 4, "gdn_key_head_dim": 6}
+DELTA |= {"gdn_value_head_dim": 10, "gdn_chunk_size": 5}
 NO_LOSS = {"aux_loss_weight": 0.0, "sequence_aux_loss_weight": 0.0, "z_loss_weight": 0.0}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -51,6 +54,11 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "latent attention": {"mixer": MLA(**WIDTHS)},
     "latent attention, window": {"mixer": MLA(q_lora_rank=12, **WIDTHS), "sliding_window_size": 4},
+    "delta nets": {"mixer": GatedDeltaNet(**DELTA)},
+    "delta nets and attention": {
+        "kinds": {"delta": {"mixer": {"schema": "gated_delta_net", **DELTA}}},
+        "layers": ["delta", "delta", "default"],
+    },
     "experts": {
         "moe": MoE(num_experts=6, top_k=2, ffn_hidden_dim=20, kernel="loop", **NO_LOSS),
     },

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forge.config.mixers.gated_delta_net import GatedDeltaNet
 from forge.config.mixers.mla import MLA
 
 WIDTHS = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}
+DELTA = {"gdn_num_key_heads": 2, "gdn_num_value_heads": 4, "gdn_key_head_dim": 6}
+DELTA |= {"gdn_value_head_dim": 10, "gdn_chunk_size": 5}
 SHAPES = {
     "mha rope": {},
     "gqa rope": {"n_kv_heads": 2},
@@ -23,6 +26,11 @@ SHAPES = {
         "mixer": MLA(**WIDTHS, q_lora_rank=12, mla_naive_kvcache=False),
         "sliding_window_size": 4,
     },
+    "delta nets": {
+        "kinds": {"delta": {"mixer": {"schema": "gated_delta_net", **DELTA}}},
+        "layers": ["delta", "default"],
+    },
+    "delta nets alone": {"mixer": GatedDeltaNet(**DELTA)},
 }
 
 

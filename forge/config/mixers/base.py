@@ -23,13 +23,16 @@ class Mixer(Section):
 
     unread: options of the layer's attention that it does not read. reads_documents: whether it
     keeps documents apart that share a row: then it is also called with what is added to scores.
-    clips_qk: whether its target has `of_heads`, which QK-Clip scales.
+    clips_qk: whether its target has `of_heads`, which QK-Clip scales. recurrent: whether it reads
+    tokens in their order into a state: it has no keys that other tokens could read, and where
+    documents share a row it is given the places of tokens in them instead of scores.
     layer: that section, in each of the methods.
     """
 
     unread: ClassVar[tuple[str, ...]] = ()
     reads_documents: ClassVar[bool] = False
     clips_qk: ClassVar[bool] = False
+    recurrent: ClassVar[bool] = False
     _target_: str = MISSING
 
     def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
@@ -43,6 +46,12 @@ class Mixer(Section):
     def kept(self, layer: Decoder, numbers: Numbers) -> Kept | None:
         """What is kept for the backward pass; None = not known."""
         return None
+
+    def cut_heads(self, layer: Decoder) -> dict[str, int]:
+        """Numbers of heads that tp cuts, by option: it must divide the first; of the others several
+        ranks may share one.
+        """
+        return {"n_heads": layer.n_heads, "n_kv_heads": layer.kv_heads}
 
     def rotary_dim(self, layer: Decoder) -> int:
         """Width of the part of a head that is rotated."""

@@ -43,12 +43,13 @@ def tp_divides(model: Decoder, parallel: Parallel) -> Findings:
     tp = parallel.tp
     divisible = f"must be divisible by parallel.tp ({tp})"
     for place, layer in model.in_use():
-        heads, kv_heads = layer.n_heads, layer.kv_heads
+        (first, heads), *others = layer.mixer.cut_heads(layer).items()
         if heads % tp:
-            yield TP, f"{place}.n_heads ({heads}) {divisible}.", ""
-        if kv_heads != heads and kv_heads % tp and tp % kv_heads:  # several ranks may share one
-            other = f"or parallel.tp by {place}.n_kv_heads"
-            yield TP, f"{place}.n_kv_heads ({kv_heads}) {divisible}, {other}.", ""
+            yield TP, f"{place}.{first} ({heads}) {divisible}.", ""
+        for key, shared in others:
+            if shared != heads and shared % tp and tp % shared:  # several ranks may share one
+                other = f"or parallel.tp by {place}.{key}"
+                yield TP, f"{place}.{key} ({shared}) {divisible}, {other}.", ""
         width = layer.computed_ffn_hidden_dim
         dense = model.moe.beside_dense or model.n_moe_layers < model.n_layers
         if dense and width % tp:
@@ -127,6 +128,18 @@ def ulysses_heads(model: Decoder, parallel: Parallel) -> Findings:
             number = f"{heads} heads and {kv_heads} key/value heads"
             what = f"parallel.cp ({cp}) must divide the {number} of a tp rank."
             yield CP, what, "parallel.cp_method=all_gather"
+
+
+@rule("parallel.cp_recurrent", CP, "model.mixer", "model.kinds", "model.layers")
+def cp_recurrent(model: Decoder, parallel: Parallel) -> Findings:
+    """Context parallelism sends keys and values between ranks, and a recurrent mixer has a state,
+    for which a rank would wait for those before it.
+    """
+    for place, layer in model.in_use():
+        if parallel.cp > 1 and layer.mixer.recurrent:
+            what = f"{place}.mixer is a {layer.mixer.schema_name}, whose state goes through all"
+            yield CP, f"{what} tokens in order: parallel.cp cannot cut a sequence.", "parallel.cp=1"
+            return
 
 
 @rule("parallel.cp_kernel", CP, "parallel.cp_method", "model.sdpa_backend", warning=True)

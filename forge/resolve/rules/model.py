@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forge.config.mixers.gated_delta_net import GatedDeltaNet
 from forge.config.model import Decoder, Model
 from forge.config.precision import Precision
 from forge.config.rule import Findings, rule
@@ -38,7 +39,7 @@ def rope_head_dim(model: Decoder) -> Findings:
     """Rotary positions rotate pairs: the width of a head that they rotate must be even."""
     for place, layer in model.in_use():
         width = layer.rotary_dim
-        if layer.position == "rope" and (width % 2 or not width):
+        if layer.is_rotary and (width % 2 or not width):
             what = f"rotary positions rotate pairs, and the rotated width is {width}."
             yield f"{place}.position", what, f"an even one, or {place}.position=none"
         elif layer.stretches == "dynamic" and width == 2:
@@ -103,6 +104,36 @@ def sdpa_backend(model: Decoder, precision: Precision, run: Run, world: World) -
         what = "it is not deterministic, and run.deterministic is true"
     if what:
         yield "model.sdpa_backend", f"the {name} kernel: {what}.", "model.sdpa_backend=auto"
+
+
+@rule(
+    "model.gdn_kernel",
+    "model.mixer",
+    *KINDS,
+    "run.device",
+    "precision.mixed_precision",
+    "train.compile_model",
+)
+def gdn_kernel(model: Decoder, precision: Precision, train: Train, world: World) -> Findings:
+    """gdn_kernel=fla must find flash-linear-attention, whose kernels are for an NVIDIA GPU, for 16
+    bits and for blocks that are not compiled.
+    """
+    for place, layer in model.in_use():
+        own = layer.mixer
+        if not isinstance(own, GatedDeltaNet) or own.gdn_kernel != "fla":
+            continue
+        key, more = f"{place}.mixer.gdn_kernel", ""
+        if world.device != "cuda":
+            what = f"run.device is {world.device}, and they are for an NVIDIA GPU"
+        elif precision.mixed_precision == "fp32":
+            what = "precision.mixed_precision is fp32, and they are for 16 bits"
+        elif train.compile_model:
+            what = "train.compile_model is true, and a compiler does not see through them"
+        elif not own.has_fla():
+            what, more = "they are not installed", ", or pip install 'forge-lm[fla]'"
+        else:
+            continue
+        yield key, f"the kernels of flash-linear-attention: {what}.", f"{key}=auto{more}"
 
 
 @rule("model.vocab_size", "model.vocab_size", "tokenizer.vocab_size")

@@ -1,0 +1,122 @@
+"""Gated delta nets: token mixers that keep a state of one size, however long the text is."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forge.config.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNetConfig
+from forge.config.model import Decoder as DecoderConfig
+from forge.models.cache import LayerCache
+from forge.models.delta_rule import Fed, chunked, l2_norm, recurrent, short_conv, wide
+from forge.models.norm import RMSNorm
+from forge.models.rope import Rotation
+
+FORGOTTEN = -30.0
+"""Logarithm of what is left of a state where a document begins, for a kernel that cannot empty it:
+less than fp32 sees beside anything else.
+"""
+
+
+class GatedDeltaNet(nn.Module):
+    """The gated delta rule (arXiv:2412.06464) over short convolutions of queries, keys and values,
+    its output normalised and gated, as in Qwen3-Next.
+    """
+
+    def __init__(self, section: DecoderConfig) -> None:
+        super().__init__()
+        mixer, dim = section.mixer, section.dim
+        assert isinstance(mixer, GatedDeltaNetConfig)
+        self.section, heads = mixer, mixer.gdn_num_value_heads
+        keys = mixer.gdn_num_key_heads * mixer.gdn_key_head_dim
+        values = heads * mixer.gdn_value_head_dim
+        self.conv_q, self.conv_k, self.conv_v = (
+            nn.Parameter(torch.ones(width, mixer.gdn_conv_kernel_dim))
+            for width in (keys, keys, values)
+        )
+        self.a_log, self.dt_bias = nn.Parameter(torch.zeros(heads)), nn.Parameter(torch.ones(heads))
+        self.wq = nn.Linear(dim, keys, bias=False)
+        self.wk = nn.Linear(dim, keys, bias=False)
+        self.wv = nn.Linear(dim, values, bias=False)
+        self.wz = nn.Linear(dim, values, bias=False)
+        self.wb = nn.Linear(dim, heads, bias=False)
+        self.wa = nn.Linear(dim, heads, bias=False)
+        self.norm = RMSNorm(mixer.gdn_value_head_dim, eps=section.norm_eps)
+        self.wo = nn.Linear(values, dim, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None = None,
+        cache: LayerCache | None = None,
+        places: Tensor | None = None,
+    ) -> Tensor:
+        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the state after the tokens before
+        these. places: [batch, seq], of tokens in their documents, where these share rows.
+        """
+        section = self.section
+        *tails, state = cache.held if cache is not None and cache.held else (None,) * 4
+        convs = (self.wq, self.conv_q), (self.wk, self.conv_k), (self.wv, self.conv_v)
+        made = [
+            short_conv(matrix(x), conv, tail, places)
+            for (matrix, conv), tail in zip(convs, tails, strict=True)
+        ]
+        q, k, v = (each for each, _ in made)
+        q, k = (each.unflatten(-1, (-1, section.gdn_key_head_dim)) for each in (q, k))
+        if section.use_qk_norm_in_gdn:
+            q, k = l2_norm(q), l2_norm(k)
+        fed = Fed(
+            q=q,
+            k=k,
+            v=v.unflatten(-1, (-1, section.gdn_value_head_dim)),
+            decay=-wide(self.a_log).exp() * F.softplus(wide(self.wa(x)) + wide(self.dt_bias)),
+            beta=wide(self.wb(x)).sigmoid(),
+            begins=None if places is None else places == 0,
+        )
+        heads, state = self.read(fed, state, x)
+        if cache is not None:
+            cache.keep(x.shape[1], *(tail for _, tail in made), state)
+        z = self.wz(x).unflatten(-1, (-1, section.gdn_value_head_dim))
+        return self.wo((self.norm(heads) * F.silu(z)).flatten(2))
+
+    def read(self, fed: Fed, state: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What all heads give, [batch, seq, heads, value], and the state after it."""
+        if fed.v.shape[1] == 1:
+            return recurrent(fed, state)
+        if self.by_kernel(x):
+            return by_fla(fed, state, x.dtype)
+        return chunked(fed, self.section.gdn_chunk_size, state)
+
+    def by_kernel(self, x: Tensor) -> bool:
+        """Whether flash-linear-attention computes it: where it is asked for, or can be had. Its
+        kernels are for 16 bits, and a compiler does not see through them.
+        """
+        chosen = self.section.gdn_kernel
+        if chosen != "auto":
+            return chosen == "fla"
+        if x.device.type != "cuda" or x.element_size() != 2 or torch.compiler.is_compiling():
+            return False
+        return self.section.has_fla()
+
+
+def by_fla(fed: Fed, state: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`forge.models.delta_rule.chunked` by flash-linear-attention's kernels, which read q, k and v
+    in `dtype`.
+    """
+    kernels: Any = importlib.import_module("fla.ops.gated_delta_rule")
+    decay = fed.decay
+    if fed.begins is not None:
+        decay = decay.masked_fill(fed.begins.unsqueeze(-1), FORGOTTEN)
+    return kernels.chunk_gated_delta_rule(
+        fed.q.to(dtype),
+        fed.k.to(dtype),
+        fed.v.to(dtype),
+        g=decay,
+        beta=fed.beta,
+        initial_state=state,
+        output_final_state=True,
+    )

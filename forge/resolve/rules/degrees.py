@@ -132,8 +132,8 @@ def ulysses_heads(model: Decoder, parallel: Parallel) -> Findings:
 
 @rule("parallel.cp_recurrent", CP, "model.mixer", "model.kinds", "model.layers")
 def cp_recurrent(model: Decoder, parallel: Parallel) -> Findings:
-    """Context parallelism sends keys and values between ranks, and a recurrent mixer has a state,
-    for which a rank would wait for those before it.
+    """Context parallelism sends keys and values between ranks; the state of a recurrent mixer would
+    have each rank wait for those before it.
     """
     for place, layer in model.in_use():
         if parallel.cp > 1 and layer.mixer.recurrent:

@@ -11,11 +11,7 @@ from torch import Tensor, nn
 from forge.build import make
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import is_moe_layer
-<<<<<<< HEAD
-from forge.config.tensors import BIAS
-=======
-from forge.config.tensors import LogUniform
->>>>>>> ff23a49 (Gated delta nets are a token mixer: chunked and recurrent forms, documents, generation and tensor parallelism)
+from forge.config.tensors import BIAS, LogUniform
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache, numbered, seen_in
 from forge.models.documents import Packed, Seen, as_scores, packed, packed_in_blocks

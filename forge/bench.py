@@ -24,6 +24,7 @@ from forge.config.root import Config
 from forge.launch.local import processes
 from forge.plan.launcher_environment import launcher_environment
 from forge.plan.memory import memory_by_part
+from forge.plan.world import check_startable
 from forge.resolve.resolve import Resolution
 from forge.rundir import directory, files, identity, outcome, provenance
 
@@ -68,6 +69,7 @@ def _main(options: argparse.Namespace) -> int:
         for number, (label, typed) in enumerate(_points(options)):
             words = [*typed, f"run.dir={folder}/{number}"]
             resolution = cli.resolved(words, options.config_dir)[1]  # all, before the first runs
+            check_startable(resolution.world)
             points.append((label, resolution))
         for label, resolution in points:
             print(f"{label} ...", flush=True)

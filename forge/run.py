@@ -24,6 +24,7 @@ from forge.plan.launcher_environment import (
     launcher_environment,
     launcher_ranks,
 )
+from forge.plan.world import check_startable
 from forge.resolve.resolve import Resolution, resolve
 from forge.resolve.rules.devices import HOST_MEMORY
 from forge.rundir import directory, outcome
@@ -224,7 +225,10 @@ def launch(
 
 
 def check(resolution: Resolution) -> None:
-    """Print the warnings. Raises ConfigError for one that makes the run hopeless."""
+    """Print the warnings. Raises ConfigError for one that makes the run hopeless, and for machines
+    that are not here.
+    """
+    check_startable(resolution.world)
     warnings = resolution.warnings
     if hopeless := [replace(w, warning=False) for w in warnings if w.rule == HOST_MEMORY]:
         raise ConfigError(hopeless)

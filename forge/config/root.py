@@ -19,6 +19,7 @@ from forge.config.model import Model
 from forge.config.objective import Objective
 from forge.config.optimizer import Optimizer
 from forge.config.parallel import Parallel
+from forge.config.plan import Plan
 from forge.config.precision import Precision
 from forge.config.profiling import Profiling
 from forge.config.run import Run
@@ -60,6 +61,7 @@ class Config(Section):
     profiling: Profiling = MISSING
     run: Run = MISSING
     launch: Launch = MISSING
+    plan: Plan = MISSING
     sweep: Sweep = MISSING
     sweeper: Sweeper = MISSING
     callbacks: dict[str, Any] = opt(

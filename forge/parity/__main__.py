@@ -29,6 +29,7 @@ from forge.config.problems import (
 )
 from forge.launch.local import processes
 from forge.plan.launcher_environment import launcher_environment
+from forge.plan.world import check_startable
 from forge.resolve.resolve import Resolution
 from forge.rundir import files, saved_config
 from forge.rundir.saved_config import CONFIG
@@ -80,6 +81,7 @@ def _main(options: argparse.Namespace) -> int:
     words = read(options.overrides)
     sides = resolved(words, options.config_dir)
     for name, side in sides.items():
+        check_startable(side.world)
         world, text = side.world, shlex.join(words.sides[name]) or "as it is"
         ranks = f"{counted(world.size, 'rank')} on {world.device}"
         print(f"{name}: {text}   ({ranks}, from {world.source})")

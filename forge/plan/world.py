@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import prod
 
+from forge.config.devices import DEVICES
 from forge.config.launch import Slurm
 from forge.config.numbers import counted
 from forge.config.parallel import Parallel
+from forge.config.problems import refusal
 from forge.config.root import Config
 from forge.config.run import Run
 from forge.plan.launcher_environment import launcher_ranks
@@ -39,7 +41,7 @@ class Devices:
 @dataclass(frozen=True, kw_only=True)
 class World:
     """Number of ranks and where it comes from, and what they run on. remote: on other machines;
-    devices are then those of one of them.
+    devices are then those of one of them. planned: only supposed, so that nothing can start there.
     """
 
     size: int
@@ -47,6 +49,7 @@ class World:
     device: str
     devices: Devices
     remote: bool = False
+    planned: bool = False
 
     @property
     def elsewhere(self) -> bool:
@@ -84,9 +87,38 @@ def world_of(config: Config, devices: Devices, environ: Mapping[str, str] = os.e
     """The ranks of a run; with launch=slurm those of its job, unless a launcher has started them
     already. devices: of this machine. Raises ConfigError.
     """
+    plan = config.plan
     if isinstance(config.launch, Slurm) and launcher_ranks(environ) is None:
-        return _of_job(config, config.launch, devices)
+        planned = plan.device in DEVICES and devices.source == CPU_BUILD
+        here = replace(devices, source="plan") if planned else devices
+        world = _of_job(config, config.launch, here)
+        if plan.device in DEVICES and world.device == "cuda":
+            known = replace(world.devices, memory=DEVICES[plan.device].memory)
+            world = replace(world, devices=known, planned=planned)
+        return world
+    if plan.device in DEVICES or plan.world_size:
+        return _planned(config, devices)
     return find_world(config.run, config.parallel, devices, environ)
+
+
+def _planned(config: Config, here: Devices) -> World:
+    """World size from, in order: plan.world_size, run.num_processes, a layout without -1, the GPUs
+    of one machine.
+    """
+    run, plan = config.run, config.plan
+    size, source = plan.gpus_per_node, "plan.gpus_per_node"
+    if plan.world_size:
+        size, source = plan.world_size, "plan.world_size"
+    elif known := _given_ranks(run, config.parallel):
+        size, source = known
+    device = run.device if run.device != "auto" else "cuda"
+    found = replace(here, gpus=0, source="plan")
+    if plan.device in DEVICES:
+        memory, gpus = DEVICES[plan.device].memory, min(plan.gpus_per_node, size)
+        found = replace(here, gpus=gpus, source=f"plan.device={plan.device}", memory=memory)
+    elif device == "cuda":
+        found = replace(here, gpus=min(plan.gpus_per_node, size), source="plan.gpus_per_node")
+    return World(size=size, source=source, device=device, devices=found, remote=True, planned=True)
 
 
 def find_world(
@@ -137,6 +169,14 @@ def _given_ranks(run: Run, parallel: Parallel) -> tuple[int, str] | None:
     if run.num_processes is not None:
         return run.num_processes, "run.num_processes"
     return (prod(parallel.degrees().values()), DEGREES) if parallel.dp_shard > 0 else None
+
+
+def check_startable(world: World) -> None:
+    """Raises ConfigError for ranks on machines that are only planned for."""
+    if world.planned:
+        what = f"{ranks_of(world.size)} on machines that are not here cannot be started."
+        fix = "forge.check in place of this verb, or leave plan.device and plan.world_size out"
+        raise refusal("plan", what, fix)
 
 
 def ranks_per_node(world: World, environ: Mapping[str, str] = os.environ) -> int:

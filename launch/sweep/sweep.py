@@ -11,13 +11,14 @@ from importlib.util import find_spec
 from types import ModuleType
 
 from forge.config.launch import Submitit
+from forge.config.numbers import counted
 from forge.config.problems import refusal
 from forge.config.sweeper import Optuna
 from forge.launch import jobs
 from forge.launch.sweep import local, messages
 from forge.launch.sweep.command import Command, keys_of, own_place
 from forge.launch.sweep.preflight import Preflight
-from forge.plan.world import Devices, find_devices
+from forge.plan.world import Devices, find_devices, ranks_of
 
 NEEDS = {"cmaes": ("cmaes",), "gp": ("torch", "scipy")}
 """Packages that Optuna needs for a sampler."""
@@ -38,6 +39,11 @@ def fly(flight: Preflight, here: Devices) -> int:
         said = "nothing varies, so this is a sweep of one point; without -m it is a run"
         print(f"warning: {said}", file=sys.stderr)
     messages.warn(one.resolution for one in planned)
+    world = planned[0].resolution.world
+    if world.planned:
+        where = f"{ranks_of(world.size)} ({world.devices.source})"
+        print(f"{counted(len(planned), 'point')} can run on {where}; nothing was started there")
+        return 0
     varied = {key for p in planned for key in keys_of(p.combination.varied, p.combination.arm)}
     flight.place = own_place(flight, varied, planned[0].combination.overrides)
     return execute(Command(flight, planned), here)

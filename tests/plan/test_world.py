@@ -15,6 +15,7 @@ from refusing import resolved
 
 from forge.config.launch import Launch, Local, Slurm
 from forge.config.parallel import Parallel
+from forge.config.plan import Plan
 from forge.config.root import Config
 from forge.config.run import Run
 from forge.plan.world import CPU_BUILD, Devices, World, find_devices, ranks_per_node, world_of
@@ -34,7 +35,8 @@ def found(
     here: Devices = NONE,
     **environ: str,
 ) -> World:
-    config = Config(launch=launch, parallel=Parallel(**parallel), run=Run(**(run or {})))
+    run_section = Run(**(run or {}))
+    config = Config(launch=launch, parallel=Parallel(**parallel), run=run_section, plan=Plan())
     return world_of(config, here, environ)
 
 

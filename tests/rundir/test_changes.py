@@ -29,7 +29,8 @@ FREE = {
     "max_bad_steps max_epochs max_time nccl_health_check_interval recompute_every "
     "shutdown_timeout_sec",
 }
-FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "profiling", "run", "sweep", "sweeper"}
+FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "plan", "profiling", "run", "sweep"}
+FREE_AS_A_WHOLE |= {"sweeper"}
 IDENTITY = {
     "": "hparams seed",
     "checkpoint": "dir exclude_from_loading init_from",

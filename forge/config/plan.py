@@ -1,0 +1,23 @@
+"""The `plan` group: machines that are not here, for which a run is checked and laid out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forge.config.devices import DEVICES
+from forge.config.field import Section, opt
+
+
+@dataclass(kw_only=True)
+class Plan(Section):
+    """What forge.check takes for the machines; a run that starts has those that it finds, but for
+    the memory of the GPUs of launch=slurm.
+    """
+
+    all_free = True
+
+    device: str | None = opt(
+        None, "GPU to plan for; null = what is found here", choices=tuple(DEVICES)
+    )
+    world_size: int | None = opt(None, "ranks to plan for; null = by layout and launch", gt=0)
+    gpus_per_node: int = opt(8, "GPUs of one machine that is planned for", gt=0)

@@ -1,0 +1,78 @@
+"""`plan.device` and `plan.world_size`: what is checked for machines that are not here."""
+
+from __future__ import annotations
+
+import pytest
+
+import forge
+from forge import bench, check, train
+from forge.config.devices import DEVICES, GIB
+from forge.config.root import Config
+from forge.parity import __main__ as parity
+from forge.plan.world import CPU_BUILD, Devices
+from forge.resolve.resolve import Resolution, resolve
+
+LAPTOP = Devices(gpus=0, source=CPU_BUILD, torch=(2, 13))
+REAL = "tokenizer.vocab_size=128256"
+
+
+def resolution(*words: str) -> Resolution:
+    config = forge.compose([REAL, *words])
+    assert isinstance(config, Config)
+    return resolve(config, devices=LAPTOP)
+
+
+def test_a_cluster_is_planned_on_a_laptop() -> None:
+    found = resolution("model=llama3_70b", "plan.device=h100", "plan.world_size=1024")
+    world, config = found.world, found.config
+    assert (world.size, world.source, world.device) == (1024, "plan.world_size", "cuda")
+    assert world.planned
+    assert world.devices.gpus == 8
+    assert config.precision.mixed_precision == "bf16"
+    why = next(step.why for step in found.derived if step.key == "parallel.layout")
+    assert "of the 79.1 GiB of a device on 1,024 ranks" in why
+    parallel = config.parallel
+    assert parallel.dp_replicate * parallel.dp_shard * parallel.tp * parallel.pp == 1024
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_what_fits_follows_from_the_memory(name: str) -> None:
+    """Llama 3 8B with AdamW has 16 bytes a parameter: 120 GiB, which only the largest hold."""
+    words = ("model=llama3_8b", "optimizer=adamw", "parallel=auto", "plan.world_size=8")
+    layout = resolution(*words, f"plan.device={name}").config.parallel
+    replicated = layout.dp_replicate == 8
+    assert replicated == (DEVICES[name].memory > 170 * GIB)
+
+
+def test_ranks_of_a_plan() -> None:
+    """Its number of ranks, else those of the run or the layout, else one machine."""
+    of = [
+        (["plan.world_size=16", "run.num_processes=4"], 16),
+        (["run.num_processes=4"], 4),
+        (["parallel=tp2", "parallel.dp_shard=3"], 6),
+        (["plan.gpus_per_node=4"], 4),
+    ]
+    for words, size in of:
+        assert resolution("model=llama3_8b", "plan.device=h200", *words).world.size == size
+
+
+def test_jobs_of_a_partition_with_these_gpus() -> None:
+    """The number of ranks is that of the job; the memory is known then."""
+    job = ("launch=slurm", "launch.nodes=2", "launch.gpus_per_node=8", "run.device=cuda")
+    world = resolution("model=llama3_8b", "plan.device=h200", *job).world
+    assert (world.size, world.devices.memory) == (16, DEVICES["h200"].memory)
+
+
+def test_nothing_starts_there(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan.device=h200", "plan.world_size=16"]
+    said = "16 ranks on machines that are not here cannot be started"
+    for verb, more in ((train, []), (bench, []), (parity, ["a=parallel=fsdp", "b=parallel=fsdp"])):
+        assert verb.main([*words, *more]) == 2
+        out, err = capsys.readouterr()
+        assert said in err, (verb, out)
+        assert "forge.check in place of this verb" in err
+    assert train.main(["-m", "seed=1,2", *words]) == 0
+    out, _ = capsys.readouterr()
+    assert "2 points can run on 16 ranks (plan.device=h200); nothing was started there" in out
+    assert check.main(words) == 0
+    assert "16 ranks on cuda, from plan.world_size (plan.device=h200)" in capsys.readouterr().out

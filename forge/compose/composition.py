@@ -16,11 +16,11 @@ from forge.compose import overrides as values
 from forge.compose import resolvers
 from forge.compose.engine import PRIMARY, Composed, Library
 from forge.compose.grammar import read
-from forge.compose.hugging_face import fill
 from forge.compose.origin import default_origin, lines_of
 from forge.compose.project import Default
 from forge.compose.unknown import Keys
 from forge.config import packages
+from forge.config.hf.section import FolderDecoder
 from forge.config.hydra_names import translate
 from forge.config.problems import (
     COMMAND_LINE,
@@ -116,7 +116,9 @@ def apply(composition: Composition, assigned: Sequence[Override]) -> None:
     end, so that its advice counts on the values that all others have set.
     """
     tree, library = composition.tree, composition.library
-    if not composition.given:
+    if not composition.given and OmegaConf.get_type(tree, "model") is FolderDecoder:
+        from forge.compose.hugging_face import fill  # which few runs need
+
         composition.given, faults = fill(tree, assigned, composition.lines)
         composition.problems += faults
     wrong = []

@@ -12,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge.config.field import variant_of
 from forge.config.hf import folder as folders
-from forge.config.hf.section import FolderDecoder
 from forge.config.hf.shards import FolderError
 from forge.config.hf.tokenizer import begins_documents
 from forge.config.mixers.base import Mixer
@@ -25,13 +24,11 @@ MODEL, PATH, BEGINS = "model", "model.path", "tokenizer.add_bos"
 def fill(
     tree: DictConfig, assigned: Sequence[Override], lines: Mapping[str, str]
 ) -> tuple[dict[str, str], list[Problem]]:
-    """Give the model section of a tree what the folder in model.path says, where it is one of
-    model=hf; returns the file that each key is from, and what is wrong.
+    """Give the model section of a tree, of model=hf, what the folder in model.path says; returns
+    the file that each key is from, and what is wrong.
 
     assigned: the overrides that are values. lines: of the keys that files set, which are kept.
     """
-    if OmegaConf.get_type(tree, MODEL) is not FolderDecoder:
-        return {}, []
     typed = [override.value() for override in assigned if override.key_or_group == PATH]
     path = str(typed[-1] if typed else tree.model.path or "")
     if not path:

@@ -7,6 +7,7 @@ Exits with 1 when a check is outside of its bound, which the table then says.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -20,9 +21,12 @@ import torch
 import torch.nn.functional as F
 from tiny_families import CASES, VOCAB, gradients_as_weights, peer
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from forge.config.hf import folder as folders
+from forge.config.hf.shards import stored
 from forge.hf.read import load_folder
+from forge.hf.write import write_weights
 from forge.models.decoder import Decoder
 from forge.models.sampling import generate
 
@@ -102,6 +106,27 @@ def documents(pair: Pair) -> float:
     return float((together - torch.cat(alone, dim=1)).abs().max())
 
 
+def round_trip(pair: Pair) -> float:
+    """Bits of weights, and logits of transformers, that differ when ours writes the folder again:
+    the number of tensors.
+    """
+    folder, out = folders.read(pair.folder), pair.place / "again"
+    chosen = next(one for one in folders.all_families() if not one.unsaid(folder.section))
+    out.mkdir()
+    rows, own = chosen.rows(folder.section), pair.ours.state_dict()
+    write_weights(out, rows, own.__getitem__, dtype=torch.float32, shard_bytes=100_000)
+    content = chosen.content(folder.section) | {"model_type": chosen.model_type}
+    (out / "config.json").write_text(json.dumps(content))
+    theirs = AutoModelForCausalLM.from_pretrained(out, attn_implementation="eager")
+    before, after = pair.theirs.state_dict(), theirs.state_dict()
+    assert before.keys() == after.keys()
+    different = sum(not torch.equal(before[name], after[name]) for name in before)
+    with torch.no_grad():
+        logits = [one.eval()(pair.tokens).logits for one in (pair.theirs, theirs)]
+    names = [set(stored(place)) for place in (pair.folder, out)]
+    return float(different + (not torch.equal(*logits)) + len(names[0] ^ names[1]))
+
+
 def loss(found: Tensor, tokens: Tensor) -> Tensor:
     return F.cross_entropy(found[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
@@ -111,6 +136,7 @@ CHECKS: dict[str, tuple[Callable[[Pair], float], float]] = {
     "gradients": (gradients, BOUND),
     "greedy tokens": (greedy, 0.0),
     "two documents": (documents, BOUND),
+    "round trip": (round_trip, 0.0),
 }
 """By what is said of it: the check, and the most that it may give."""
 

@@ -21,9 +21,20 @@ YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
 YARN |= {"original_max_position_embeddings": 32}
 DEEP_YARN: dict[str, Any] = YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-GPT2: dict[str, Any] = {"n_positions": LONGEST, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 80}
+GPT2: dict[str, Any] = {
+    "n_positions": LONGEST,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_inner": 80,
+}
 GPT2 |= {"bos_token_id": None, "eos_token_id": None, "attn_pdrop": 0.0}
-DEEP: dict[str, Any] = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}
+DEEP: dict[str, Any] = {
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 6,
+}
 DEEP |= {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 DEEP |= {"n_shared_experts": 2, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1}
 DEEP |= {"q_lora_rank": 12, "num_key_value_heads": 4}

@@ -1,29 +1,43 @@
-"""`python -m forge.export RUN FILE`: the weights of a run as safetensors.
+"""`python -m forge.export RUN PLACE`: the weights of a run as safetensors, or as a folder of
+Hugging Face.
 
 Examples:
     python -m forge.export runs/mine mine.safetensors --dtype bfloat16
+    python -m forge.export runs/mine my-model --format hf
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from forge.compose.trust import for_run
+from forge.config.numbers import read_amount
 from forge.generate import checkpoint_path, reader
+from forge.rundir import checkpoints
 from forge.rundir.files import replacing
+
+UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the weights of a run; exit 2 for one without a usable checkpoint."""
-    parser = reader("forge.export", "Write the weights of a run as one safetensors file.")
+    """Write the weights of a run; exit 2 for one without a usable checkpoint, or that no family of
+    Hugging Face can say.
+    """
+    what = "Write the weights of a run as one safetensors file, or as a folder of Hugging Face."
+    parser = reader("forge.export", what)
     add = parser.add_argument
-    add("file", type=Path, help="the .safetensors file to write")
+    add("place", type=Path, help="the .safetensors file to write; with --format hf the folder")
+    formats = "one file with forge's names, or a folder for transformers and vLLM"
+    add("--format", choices=("safetensors", "hf"), default="safetensors", help=formats)
     dtype = "number format (default: the run's checkpoint.export_dtype)"
-    add("--dtype", choices=("float32", "bfloat16"), help=dtype)
-    add("--overwrite", action="store_true", help="replace the file where there is one")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), help=dtype)
+    add("--family", help="with hf: a model_type such as llama (default: the first that fits)")
+    add("--shard-size", default="5GB", help="with hf: bytes of a file at most (default 5GB)")
+    add("--overwrite", action="store_true", help="replace what is there")
     try:
         print(_export(parser.parse_args(argv)))
     except (ValueError, OSError) as error:
@@ -33,19 +47,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(options: argparse.Namespace) -> str:
-    file: Path = options.file
-    if file.exists() and not options.overwrite:
-        raise ValueError(f"{file} exists; give another name, or --overwrite")
+    place: Path = options.place
+    is_folder = options.format == "hf"
+    if place.exists() and not options.overwrite:
+        raise ValueError(f"{place} exists; give another name, or --overwrite")
+    if place.exists() and place.is_dir() != is_folder:
+        raise ValueError(f"{place} is {'no' if is_folder else 'a'} folder; give another name")
+    if not is_folder and options.family:
+        raise ValueError(f"--family {options.family}: it is of --format hf")
     path = checkpoint_path(options)
-    import torch
+    return _folder(options, path) if is_folder else _file(options, path)
+
+
+def _file(options: argparse.Namespace, path: Path) -> str:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    from forge.training.hugging_face import export_dtype
     from forge.training.restore import load_run
 
+    file: Path = options.place
     trained = load_run(path, trust=for_run(path, options.trust), fp32=True)
-    name = options.dtype or trained.config.checkpoint.export_dtype
-    dtype = getattr(torch, name)
+    dtype = export_dtype(trained.config, trained.path, options.dtype)
     tensors = {
         key: value.detach().to("cpu", dtype).contiguous()
         for key, value in trained.model.state_dict().items()
@@ -56,7 +79,40 @@ def _export(options: argparse.Namespace) -> str:
             save_file(tensors, scratch, metadata={"format": "pt", "step": str(trained.step)})
     except SafetensorError as error:
         raise OSError(f"{file} cannot be written: {error}") from error
-    return f"{file}: {len(tensors)} tensors of step {trained.step} in {name}"
+    word = str(dtype).removeprefix("torch.")
+    return f"{file}: {len(tensors)} tensors of step {trained.step} in {word}"
+
+
+def _folder(options: argparse.Namespace, path: Path) -> str:
+    """Made beside the place, and put there when it is whole."""
+    try:
+        size = int(read_amount(options.shard_size, UNITS))
+    except ValueError as error:
+        raise ValueError(f"--shard-size {options.shard_size}: it is {error}") from None
+    from forge.training import restore
+    from forge.training.hugging_face import export_folder
+
+    saved, skipped = checkpoints.find(path)
+    restore.warn_of(skipped)
+    config = restore.config_of(saved.path, trust=for_run(path, options.trust))
+    out: Path = options.place
+    scratch = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        said = export_folder(
+            saved.path,
+            config,
+            scratch,
+            family=options.family,
+            dtype=options.dtype,
+            shard_bytes=size,
+        )
+        if out.exists():
+            shutil.rmtree(out)
+        scratch.rename(out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return f"{out}: {said}"
 
 
 if __name__ == "__main__":

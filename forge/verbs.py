@@ -18,7 +18,18 @@ MAIN = "__main__.py"
 FIRST = re.compile(r"`python -m forge\.(\w+.*?)`: (.*)", re.DOTALL)
 ORDER = (
     *("train", "check", "explain", "resume", "status", "report", "runs", "compare", "generate"),
-    *("export", "parity", "bench", "prepare", "checkpoints", "cancel", "clean", "doctor", "new"),
+    *(
+        "import",
+        "export",
+        "parity",
+        "bench",
+        "prepare",
+        "checkpoints",
+        "cancel",
+        "clean",
+        "doctor",
+        "new",
+    ),
 )
 """In which they are listed; others come behind them."""
 

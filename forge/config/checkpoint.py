@@ -50,5 +50,8 @@ class Checkpoint(Section):
         acts_when=LOADED,
     )
     export_dtype: str = opt(
-        "bfloat16", "number format of exported weights", choices=("float32", "bfloat16"), free=True
+        "auto",
+        "number format of exported weights; auto = that of training",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        free=True,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -17,6 +18,12 @@ from forge.config.rule import Findings, rule
 from forge.config.tokenizer import END_OF_TEXT, Tokenizer
 
 FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
+TEMPLATE_NAME, TEMPLATE = "chat_template.jinja", "chat_template"
+STATED = (
+    *(TEMPLATE, "pad_token", "unk_token", "additional_special_tokens", "extra_special_tokens"),
+    *("model_max_length", "padding_side", "clean_up_tokenization_spaces"),
+)
+"""What a tokenizer_config.json says that forge keeps and does not read."""
 LARGEST_FILE = 1 << 28  # bytes; those of 256,000 ids have 33 MB
 USUAL_EOS = (
     "<|endoftext|>",
@@ -217,6 +224,18 @@ def stated_token(path: Path, name: str) -> str | None:
     if isinstance(stated, dict):  # as transformers writes tokens with their properties
         stated = stated.get("content")
     return stated if isinstance(stated, str) else None
+
+
+def stated_beside(path: Path) -> dict[str, Any]:
+    """What the files beside a tokenizer say of chats and of other tokens."""
+    try:
+        content = json.loads(path.with_name(CONFIG_NAME).read_bytes())
+        found = {name: content[name] for name in STATED if content.get(name) is not None}
+    except (OSError, ValueError, TypeError, AttributeError):
+        found = {}
+    with contextlib.suppress(OSError, ValueError):
+        found[TEMPLATE] = path.with_name(TEMPLATE_NAME).read_text(encoding="utf-8")
+    return found
 
 
 def _of_sentencepiece(path: Path) -> Facts:

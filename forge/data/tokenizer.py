@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from forge.config.tokenizer import BPE, END_OF_TEXT, Bytes
 from forge.config.tokenizer_files import (
     CONFIG_NAME,
     FILE_NAME,
+    STATED,
     Existing,
     Facts,
+    stated_beside,
 )
 from forge.data.split import TrainingText
 from forge.data.words import Words
@@ -48,9 +50,13 @@ class Tokenizer:
         bos_token: str | None = None,
         add_bos: bool = False,
         add_eos: bool = True,
+        stated: Mapping[str, Any] | None = None,
     ) -> None:
-        """add_bos: documents begin with bos_token. add_eos: they end with eos_token."""
+        """add_bos: documents begin with bos_token. add_eos: they end with eos_token. stated: what
+        its folder says of chats and of other tokens, which is saved with it.
+        """
         assert add_bos or add_eos
+        self.stated = dict(stated or {})
         raw.no_truncation()
         raw.no_padding()
         raw.encode_special_tokens = True
@@ -68,6 +74,11 @@ class Tokenizer:
         self.begin_id = self._id(self.bos_token) if add_bos else None
         self.last_id = self.eos_id if add_eos else None
         self.end_id = self.eos_id if self.begin_id is None or add_eos else self.begin_id
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that may begin a document; None where there is none."""
+        return None if self.bos_token is None else self._id(self.bos_token)
 
     @property
     def borders(self) -> frozenset[int]:
@@ -174,7 +185,7 @@ class Tokenizer:
         """Write tokenizer.json and tokenizer_config.json, as transformers reads them."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / TOKENIZER_FILE).write_text(self._raw.to_str(), encoding="utf-8")
-        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **self.stated}
         config["eos_token"] = self.eos_token
         if self.bos_token is not None:
             config["bos_token"] = self.bos_token
@@ -195,6 +206,7 @@ class Tokenizer:
             bos_token=config.get("bos_token"),
             add_bos=config.get("add_bos_token", False),
             add_eos=config.get("documents_end_with_eos_token", True),
+            stated={name: config[name] for name in STATED if name in config},
         )
 
 
@@ -297,4 +309,7 @@ def finished(raw: tokenizers.Tokenizer, section: Existing, facts: Facts) -> Toke
     last = eos or bos
     assert last is not None
     borders = {"add_bos": section.add_bos, "add_eos": section.add_eos}
-    return Tokenizer(raw, eos_token=last, bos_token=bos, **borders)
+    assert facts.file is not None
+    return Tokenizer(
+        raw, eos_token=last, bos_token=bos, **borders, stated=stated_beside(facts.file)
+    )

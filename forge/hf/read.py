@@ -43,6 +43,13 @@ def load_folder(
             _fill(target, row, files)
 
 
+def read_whole(row: Row, files: Mapping[str, Stored]) -> Tensor:
+    """A tensor of ours, all of it, in the format of the files."""
+    values = torch.empty(row.ours.shape, dtype=DTYPES[files[row.names[0]].dtype])
+    _fill(values, row, files)
+    return values
+
+
 def _fill(target: Tensor, row: Row, files: Mapping[str, Stored]) -> None:
     mine, here = owned(target), local(target)
     if not row.theirs.stacked:

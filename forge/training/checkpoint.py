@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -83,15 +83,7 @@ class Checkpointer:
         if not weights_only:
             tensors |= {**prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
         tensors = {name: _readable_by_threads(tensor) for name, tensor in tensors.items()}
-        about = {
-            "format": FORMAT,
-            "step": step,
-            "time": now(),
-            "run_id": self.run_id,
-            "versions": versions(),
-            "weights_only": weights_only,
-            **meta,
-        }
+        about = self._about(step, meta, weights_only=weights_only)
         fault = self._prepare(scratch, _disk_bytes(tensors)) if self.ranks.main else None
         fault = self.ranks.from_main(fault)
         if fault is not None:
@@ -106,6 +98,30 @@ class Checkpointer:
         self._pending.append(
             self._thread.submit(self._write, tensors, scratch, target, about, self._copies)
         )
+
+    def save_weights(
+        self, step: int, like: Tensors, values: Mapping[str, Tensor], meta: dict[str, Any]
+    ) -> None:
+        """Write step_N of weights alone that no model holds. like: them on the meta device; values:
+        gives each when it is written. For one process; raises as `save`.
+        """
+        target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
+        tensors = prefixed("model", like)
+        if fault := self._prepare(scratch, _disk_bytes(tensors)):
+            raise self._failed(target, scratch, fault) from fault
+        about = self._about(step, meta, weights_only=True)
+        self._write(tensors, scratch, target, about, values=values)
+
+    def _about(self, step: int, meta: dict[str, Any], *, weights_only: bool) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "step": step,
+            "time": now(),
+            "run_id": self.run_id,
+            "versions": versions(),
+            "weights_only": weights_only,
+            **meta,
+        }
 
     def wait_to_write(self) -> None:
         """Call before what is saved changes: an asynchronous save may still be copying it."""
@@ -184,9 +200,10 @@ class Checkpointer:
         target: Path,
         about: dict[str, Any],
         copies: Copies | None = None,
+        values: Mapping[str, Tensor] | None = None,
     ) -> None:
         try:
-            found = copies and copies.done.result()
+            found = values if copies is None else copies.done.result()
             tensor_storage.save(tensors, scratch / WEIGHTS, copies=found, group=self.ranks.saver)
             if self.ranks.main:
                 self._commit(scratch, target, about)

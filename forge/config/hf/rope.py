@@ -89,6 +89,15 @@ def _yarn(keys: Keys, scores: bool) -> dict[str, Any]:
 
 
 def write(layer: Decoder) -> dict[str, Any]:
+    """What `read` reads, by the names that every version of transformers knows."""
+    found = parameters(layer)
+    theta, kind = found.pop("rope_theta"), found["rope_type"]
+    partial = found.pop("partial_rotary_factor", None)
+    keys = {"rope_theta": theta, "rope_scaling": None if kind == "default" else found}
+    return keys if partial is None else keys | {"partial_rotary_factor": partial}
+
+
+def parameters(layer: Decoder) -> dict[str, Any]:
     """The dict of rotary positions of a layer."""
     kind = layer.stretches
     theirs = {ours: theirs for theirs, ours in TYPES.items()}[kind]

@@ -88,7 +88,7 @@ class DeepSeekV3(Family):
     def content(self, section: Decoder) -> dict[str, Any]:
         if not isinstance(section.mixer, MLA):
             raise ValueError(f"model.mixer={section.mixer.schema_name}")
-        found = write_sizes(section) | {"rope_parameters": rope.write(section)}
+        found = write_sizes(section) | rope.write(section)
         found |= {name: getattr(section.mixer, name) for name in WIDTHS}
         found["q_lora_rank"] = section.mixer.q_lora_rank or None
         found["num_key_value_heads"] = section.n_heads

@@ -34,6 +34,6 @@ class Llama(Family):
         return found | {"mlp_bias": bool(keys.take("mlp_bias", default=False))}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        found = write_sizes(section) | {"rope_parameters": rope.write(section)}
+        found = write_sizes(section) | rope.write(section)
         found["attention_bias"] = all(section.attention_biases.values())
         return found | {"mlp_bias": section.has_mlp_bias}

@@ -22,5 +22,5 @@ class Mistral(Family):
         return found | {"sliding_window_size": keys.number("sliding_window", default=0)}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        found = write_sizes(section) | {"rope_parameters": rope.write(section)}
+        found = write_sizes(section) | rope.write(section)
         return found | {"sliding_window": patterns.window_of(section)}

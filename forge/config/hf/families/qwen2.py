@@ -23,7 +23,7 @@ class Qwen2(Family):
         return found | windows(keys, found) | {f"{each}_bias": True for each in "qkv"}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        found = write_sizes(section) | {"rope_parameters": rope.write(section)}
+        found = write_sizes(section) | rope.write(section)
         del found["head_dim"]
         return found | write_windows(section)
 

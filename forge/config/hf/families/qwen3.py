@@ -35,6 +35,6 @@ class Qwen3(Family):
         return found | windows(keys, found) | {"qk_norm": True}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        found = write_sizes(section) | {"rope_parameters": rope.write(section)}
+        found = write_sizes(section) | rope.write(section)
         found["attention_bias"] = all(section.attention_biases.values())
         return found | write_windows(section)

@@ -1,0 +1,99 @@
+"""`python -m forge.import FOLDER OUT`: a run of the weights in a folder of Hugging Face, or in a
+model of its hub.
+
+Examples:
+    python -m forge.import my/folder runs/mine
+    python -m forge.import openai-community/gpt2 runs/gpt2
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from forge import cli
+from forge.compose.trust import in_project
+from forge.config.hf import folder as folders
+from forge.config.hf.download import fetched
+from forge.config.hf.shards import FolderError
+from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
+
+DESCRIPTION = "Make a run of the weights, the tokenizer and the chat template of a folder."
+LONGEST = 1024
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make the run directory OUT with one checkpoint, step_0; 2 for what cannot be."""
+    arguments = cli.parser("forge.import FOLDER OUT", DESCRIPTION)
+    revision = "branch, tag or commit of a model on the hub (default main)"
+    arguments.add_argument("--revision", default="main", help=revision)
+    options = cli.parse(arguments, argv)
+    if options.help:
+        return cli.help("forge.import FOLDER OUT", arguments, options)
+
+    def verb() -> int:
+        typed = [word for word in options.overrides if "=" in word or word.startswith("~")]
+        places = [word for word in options.overrides if word not in typed]
+        if len(places) != 2:
+            what = "it takes a folder, or the id of a model, and the run directory to make."
+            fix = "python -m forge.import my/folder runs/mine"
+            raise refusal("FOLDER OUT", what, fix, COMMAND_LINE)
+        try:
+            print(_import(places[0], Path(places[1]), typed, options))
+        except FolderError as error:
+            raise refusal(places[0], error.what, error.fix, COMMAND_LINE) from None
+        except (ValueError, OSError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            print(cli.printable(str(error)), file=sys.stderr)
+            return cli.REFUSED
+        return 0
+
+    return cli.refuse(verb)
+
+
+def _import(place: str, out: Path, typed: Sequence[str], options) -> str:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        what = f"{out} exists, and a run is made in a new directory."
+        raise refusal("OUT", what, "another OUT", COMMAND_LINE)
+    folder = _folder(place, options.revision)
+    longest = folders.read(folder).section.max_seq_len
+    overrides = [
+        "model=hf",
+        f"model.path={quoted(str(folder))}",
+        f"train.seq_len={min(longest, LONGEST)}",
+        "parallel=single",
+        "run.num_processes=1",
+        "eval.enabled=false",
+        *typed,
+        f"run.dir={quoted(str(out.absolute()))}",
+    ]
+    resolution = cli.resolved(in_project(overrides), options.config_dir)[1]
+    from forge.build import build
+    from forge.rundir import directory
+    from forge.training.hugging_face import import_folder
+
+    own = resolution.config.tokenizer
+    tokenizer = build(own, path="tokenizer", trust=resolution.config.run.trust, text=None)
+    run_dir, config = directory.create(resolution, overrides=overrides)
+    path = import_folder(
+        folder, config, tokenizer, run_dir / config.checkpoint.dir, directory.run_id(run_dir)
+    )
+    return f"{path}: {folders.read(folder).family.architecture} from {folder}"
+
+
+def _folder(place: str, revision: str) -> Path:
+    """The folder itself, or that of the model of that id, fetched once."""
+    if os.path.exists(os.path.expanduser(place)) or place.count("/") != 1:
+        return Path(place).expanduser().absolute()
+    found, fault = fetched(place, revision)
+    if fault:
+        what = f"there is no folder {place}, and as the id of a model: {fault}."
+        raise refusal(place, what, "check it, or give a folder on this machine", COMMAND_LINE)
+    return Path(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Checkpoints of forge made of Hugging Face folders, and folders made of checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge.config.hf import folder as folders
+from forge.config.hf.family import Family
+from forge.config.hf.shards import FolderError
+from forge.config.model import Decoder
+from forge.config.root import Config
+from forge.data.tokenizer import Tokenizer
+from forge.hf.card import card
+from forge.hf.read import DTYPES, read_whole
+from forge.hf.write import write_weights
+from forge.models.plain import make_model
+from forge.rundir.checkpoints import TOKENIZER, WEIGHTS, Saved
+from forge.training import tensor_storage
+from forge.training.checkpoint import Checkpointer, Tensors
+
+PREFIX = "model/"
+IMPORTED = "imported"
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def import_folder(
+    place: Path, config: Config, tokenizer: Tokenizer, checkpoints: Path, run_id: str
+) -> Path:
+    """Make the checkpoint step_0 of a folder's weights, in their own format; returns its path.
+
+    A few tensors at a time are in memory. Raises FolderError, and OSError where it cannot be
+    written.
+    """
+    section = config.model
+    assert isinstance(section, Decoder)
+    folder = folders.read(place)
+    if found := folders.faults(folder, section):
+        raise FolderError(f"{place} does not fit this model: {folders.listed(found)}", FIX)
+    rows, files = folders.places(folder, section)
+    with torch.device("meta"):
+        own = make_model(section).state_dict()
+    by_name = {row.ours.name: row for row in rows}
+    kinds = {name: DTYPES[files[row.names[0]].dtype] for name, row in by_name.items()}
+    like = {
+        name: torch.empty_like(values, dtype=kinds.get(name, values.dtype))
+        for name, values in own.items()
+    }
+
+    def value(key: str) -> Tensor:
+        name = key.removeprefix(PREFIX)
+        if name not in by_name:  # a buffer that the family has not
+            return torch.zeros(like[name].shape, dtype=like[name].dtype)
+        return read_whole(by_name[name], files)
+
+    checkpointer = Checkpointer(checkpoints, config, tokenizer, run_id)
+    meta = {"reason": IMPORTED, "metrics": {}, "best_by": config.eval.metric}
+    meta |= {"higher_is_better": False, "train": {}, "from": str(place)}
+    meta["data"] = {"train": None, "tokenizer": tokenizer.fingerprint}
+    try:
+        checkpointer.save_weights(0, like, _Values(value), meta)
+    finally:
+        checkpointer.close()
+    return checkpoints / "step_0"
+
+
+FIX = "leave out what changes the model's shape"
+
+
+class _Values(Mapping[str, Tensor]):
+    """Tensors that are read when they are asked for."""
+
+    def __init__(self, read: Any) -> None:
+        self._read = read
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self._read(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def choose_family(section: Decoder, name: str | None) -> Family:
+    """The first family that can say a section, or the one of that name if it can. Raises ValueError
+    that names the options which it cannot say.
+    """
+    known = folders.all_families()
+    if name is not None and name not in [one.model_type for one in known]:
+        listed = ", ".join(one.model_type for one in known)
+        raise ValueError(f"--family {name}: there is no such family, but {listed}")
+    tried = {one: one.unsaid(section) for one in known if name in (None, one.model_type)}
+    for one, unsaid in tried.items():
+        if not unsaid:
+            return one
+    nearest = min(tried, key=lambda one: len(tried[one]))
+    what = "no family of Hugging Face" if name is None else "this family"
+    unsaid = folders.listed(tried[nearest])
+    near = f"{nearest.model_type}, which cannot say {unsaid}"
+    if name is None:
+        raise ValueError(f"{what} can say this model; the nearest is {near}")
+    raise ValueError(f"--family {near}")
+
+
+def export_folder(
+    path: Path,
+    config: Config,
+    out: Path,
+    *,
+    family: str | None,
+    dtype: str | None,
+    shard_bytes: int,
+) -> str:
+    """Write the weights of a checkpoint, of whatever layout, as a folder that transformers reads;
+    returns what was written, in words.
+
+    out: a new folder. Raises ValueError for a model that no family can say.
+    """
+    section = config.model
+    if not isinstance(section, Decoder):
+        what = f"model._target_={section._target_} is no decoder of forge"
+        raise ValueError(f"{what}, and only these have families; --format safetensors")
+    chosen = choose_family(section, family)
+    stored = tensor_storage.stored(path / WEIGHTS)
+    rows = chosen.rows(section)
+    known = {row.ours.name for row in rows}
+    for name in stored:
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
+            _check_buffer(name, _read(path, name), chosen)
+    number = export_dtype(config, path, dtype)
+
+    def read(name: str) -> Tensor:
+        return _read(path, PREFIX + name)
+
+    out.mkdir(parents=True)
+    files = write_weights(out, rows, read, dtype=number, shard_bytes=shard_bytes)
+    tokenizer = Tokenizer.load(path / TOKENIZER)
+    tokenizer.save(out)
+    _write(out / folders.CONFIG, config_of(chosen, section, tokenizer, number))
+    _write(out / "generation_config.json", generation_of(tokenizer))
+    text = card(Saved(path), config, chosen, files, str(number).removeprefix("torch."))
+    (out / "README.md").write_text(text, encoding="utf-8")
+    word = str(number).removeprefix("torch.")
+    count = f"{len(files)} file" + "s" * (len(files) > 1)
+    return f"{chosen.architecture} of step {Saved(path).step} in {word}, {count}"
+
+
+def export_dtype(config: Config, path: Path, wanted: str | None) -> torch.dtype:
+    """The format of the exported weights of a checkpoint; None = checkpoint.export_dtype, of which
+    auto is that of training: what multiplied, or what they are stored in where that is no fp32.
+    """
+    wanted = wanted or config.checkpoint.export_dtype
+    if wanted != "auto":
+        return getattr(torch, wanted)
+    stored = tensor_storage.stored(path / WEIGHTS).items()
+    kinds = {what.properties.dtype for name, what in stored if name.startswith(PREFIX)}
+    half = [dtype for dtype in HALF.values() if dtype in kinds]
+    return half[0] if half else HALF.get(config.precision.mixed_precision, torch.float32)
+
+
+def config_of(
+    family: Family, section: Decoder, tokenizer: Tokenizer, dtype: torch.dtype
+) -> dict[str, Any]:
+    """config.json."""
+    content = {"architectures": [family.architecture], "model_type": family.model_type}
+    content |= family.content(section) | {"dtype": str(dtype).removeprefix("torch.")}
+    return content | token_ids(tokenizer) | {"use_cache": True}
+
+
+def token_ids(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The tokens that begin and end a text."""
+    return {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+
+
+def generation_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    """generation_config.json."""
+    return {"_from_model_config": True, **token_ids(tokenizer)}
+
+
+def _check_buffer(name: str, values: Tensor, family: Family) -> None:
+    """A buffer that a family has not must do nothing."""
+    if bool(values.any()):
+        what = (
+            f"{name.removeprefix(PREFIX)} is not zero, and {family.model_type} has no such tensor"
+        )
+        raise ValueError(f"{what}; a family that has it: --family deepseek_v3")
+
+
+def _read(path: Path, name: str) -> Tensor:
+    """One tensor of a checkpoint, whole."""
+    what = tensor_storage.stored(path / WEIGHTS)[name]
+    values: Tensors = {name: torch.empty(tuple(what.size), dtype=what.properties.dtype)}
+    tensor_storage.load(values, path / WEIGHTS)
+    return values[name]
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-VOCAB, LONGEST, WINDOW = 97, 128, 12
+VOCAB, LONGEST, WINDOW = 260, 128, 12
 SIZES: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 80}
 SIZES |= {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES |= {"max_position_embeddings": LONGEST, "pad_token_id": 0}

@@ -74,9 +74,9 @@ def test_a_run_of_a_gpu_is_read_on_a_machine_without_one(
 def test_export_writes_the_weights_of_the_checkpoint(
     tiny_run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    """In a folder that it makes; by default in checkpoint.export_dtype."""
+    """In a folder that it makes; by default in that of training."""
     weights = load_run(tiny_run).model.state_dict()
-    for name, options in (("float32", ["--dtype", "float32"]), ("bfloat16", [])):
+    for name, options in (("bfloat16", ["--dtype", "bfloat16"]), ("float32", [])):
         file = tmp_path / "a" / "b" / f"{name}.safetensors"
         assert export.main([str(tiny_run), str(file), *options]) == 0
         assert capsys.readouterr().out == f"{file}: {len(weights)} tensors of step 6 in {name}\n"

@@ -1,4 +1,4 @@
-"""The pages of docs/ that are made from the schema: `python tools/pages.py --write docs`."""
+"""The pages of docs/ that are made from the code: `python tools/pages.py --write docs`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from models import models_page
 
 from forge.compose.engine import Library
 from forge.compose.help import options_below, show, summary, titles
@@ -67,7 +69,7 @@ def rules_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"options.md": options_page, "rules.md": rules_page}
+PAGES = {"models.md": models_page, "options.md": options_page, "rules.md": rules_page}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

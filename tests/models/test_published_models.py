@@ -1,0 +1,52 @@
+"""Presets against config.json of the published models: as many parameters as the class of
+transformers has, and the options that reading the file gives.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from published import PUBLISHED
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import forge
+from forge.compose.engine import CONF
+from forge.config.hf.family import section_of
+from forge.config.hf.folder import family_of
+from forge.config.hf.keys import Keys
+from forge.config.model import Decoder
+
+OWN = {"tiny", "small", "moe_tiny", "moe_small", "hf"}
+"""Presets of no published model."""
+PRESETS = sorted({file.stem for file in (CONF / "model").glob("*.yaml")} - OWN)
+FAMILIES = ("llama7b", "gpt2", "mixtral_8x7b", "gemma_2b", "qwen2_5_0_5b", "qwen3_30b_a3b")
+
+
+def section(preset: str) -> Decoder:
+    chosen = forge.compose([f"model={preset}"]).model
+    assert isinstance(chosen, Decoder)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [pytest.param(name, marks=[] if name in FAMILIES else pytest.mark.nightly) for name in PRESETS],
+)
+def test_a_preset_is_as_large_as_the_class_of_transformers(preset: str) -> None:
+    content = dict(PUBLISHED[preset])
+    config = AutoConfig.for_model(content.pop("model_type"), **content)
+    with torch.device("meta"):
+        peer = AutoModelForCausalLM.from_config(config)
+    assert section(preset).num_params_estimate == sum(p.numel() for p in peer.parameters())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_computes_what_config_json_says(preset: str) -> None:
+    family = family_of(PUBLISHED[preset]["model_type"])
+    if family is None:
+        pytest.skip("no family of this model_type is read yet")
+    keys = Keys(PUBLISHED[preset])
+    options = family.options(keys)
+    keys.finish()
+    assert keys.faults == []
+    assert family.differences(section(preset), section_of(options)) == []

@@ -21,7 +21,8 @@ from forge.config.tensors import TensorSpec
 SELECTION_BIAS = "feed_forward.router.selection_bias"
 OF_TRAINING = (
     *("init_std", "init_scale_residual", "sdpa_backend", "document_attention", "pad_vocab_to"),
-    *("layers", "kinds", "path", "_target_", "mla_naive_kvcache"),
+    *("layers", "kinds", "path", "pretrained", "_target_", "mla_naive_kvcache"),
+    *("gdn_chunk_size", "gdn_kernel"),
 )
 OF_MOE_TRAINING = (
     *("aux_loss_weight", "sequence_aux_loss_weight", "z_loss_weight", "balance_scope"),
@@ -185,15 +186,26 @@ def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
     facts["sliding_window_size"] = 0 if window >= layer.max_seq_len else window
     facts |= _inside("mixer", layer.mixer)
     if kind.moe:
-        facts |= _inside("moe", layer.moe, OF_MOE_TRAINING)
-        facts["moe.ffn_hidden_dim"] = layer.expert_hidden_dim
-        if layer.moe.n_routing_groups == 1:
-            del facts["moe.topk_routing_group"]
-        del facts["ffn_hidden_dim"], facts["mlp_bias"]
+        facts |= _experts(layer)
+        if not layer.moe.beside_dense:
+            del facts["ffn_hidden_dim"], facts["mlp_bias"]
     else:
         facts |= _inside("feed_forward", layer.feed_forward)
         facts["ffn_hidden_dim"] = layer.computed_ffn_hidden_dim
         facts["moe.num_experts"] = 0
+    return facts
+
+
+def _experts(layer: Decoder) -> dict[str, Any]:
+    """What a layer of experts computes, by option."""
+    moe, facts = layer.moe, _inside("moe", layer.moe, OF_MOE_TRAINING)
+    facts["moe.ffn_hidden_dim"] = layer.expert_hidden_dim
+    facts["moe.group_score"] = moe.computed_group_score
+    if moe.n_routing_groups == 1:
+        del facts["moe.topk_routing_group"], facts["moe.group_score"]
+    facts["moe.shared_hidden_dim"] = moe.shared_width(layer)
+    for name in ("shared_experts", *(() if moe.shared_experts else ("shared_expert_gate",))):
+        del facts[f"moe.{name}"]
     return facts
 
 

@@ -131,7 +131,7 @@ def write_experts(section: Decoder) -> dict[str, Any]:
         "n_routed_experts": moe.num_experts,
         "num_experts_per_tok": moe.top_k,
         "moe_intermediate_size": section.expert_hidden_dim,
-        "n_shared_experts": moe.shared_experts,
+        "n_shared_experts": moe.shared_width(section) // section.expert_hidden_dim,
         "routed_scaling_factor": moe.routed_scaling_factor,
         "first_k_dense_replace": moe.first_num_dense_layers,
     }

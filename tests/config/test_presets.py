@@ -16,6 +16,7 @@ from refusing import resolved
 from forge.compose.engine import CONF, Library
 from forge.config import schemas
 from forge.config.field import thaw_value
+from forge.config.model import Decoder
 from forge.config.rule import get
 from forge.optim import schedules
 
@@ -136,7 +137,9 @@ def test_every_group_is_in_the_primary_config_and_every_folder_is_a_group():
 @pytest.mark.parametrize("file", [f for f in FILES if f.startswith("model/") and f != "model/hf"])
 def test_a_model_is_as_large_as_published_and_as_its_comment_says(file: str):
     preset = file.partition("/")[2]
-    built = get(resolved([f"model={preset}"]).config, "model.num_params_estimate")
+    model = resolved([f"model={preset}"]).config.model
+    assert isinstance(model, Decoder)
+    built = model.num_params_estimate
     assert built == PARAMETERS.get(preset, built)
     comment = (CONF / f"{file}.yaml").read_text().splitlines()[0]
     counts = re.findall(r"([\d,]{6,}) parameters|\b([\d.]+)M parameters", comment)
@@ -146,9 +149,8 @@ def test_a_model_is_as_large_as_published_and_as_its_comment_says(file: str):
         else:
             assert f"{built / 1e6:.{len(millions.partition('.')[2])}f}" == millions
     assert counts or preset == "tiny"
-    active = get(resolved([f"model={preset}"]).config, "model.num_active_params")
     for exact in re.findall(r"([\d,]{6,}) of them active", comment):
-        assert int(exact.replace(",", "")) == active
+        assert int(exact.replace(",", "")) == model.num_active_params
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.startswith("parallel/")])

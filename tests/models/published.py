@@ -230,6 +230,13 @@ PUBLISHED: dict[str, Content] = {
     | {"rope_theta": 50000.0, "rope_scaling": KIMI},
     "llama4_scout": _llama4(16, 1, norm=True, rope=SCOUT),
     "llama4_maverick": _llama4(128, 2, norm=False, rope=None),
+    "qwen3_next_80b_a3b": _qwen3_moe(
+        *(48, 2048, 16, 2, 5120, 151936, 262144), experts=512, width=512, rope_theta=1e7
+    )
+    | {"model_type": "qwen3_next", "num_experts_per_tok": 10, "full_attention_interval": 4}
+    | {"head_dim": 256, "partial_rotary_factor": 0.25, "shared_expert_intermediate_size": 512}
+    | {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_conv_kernel_dim": 4}
+    | {"linear_key_head_dim": 128, "linear_value_head_dim": 128},
     "gpt2": _gpt(12, 768, 12, 50257, 1024),
     "gpt3_6b": _gpt(48, 3072, 12, 32768, 2048),
     "gpt3_22b": _gpt(48, 6144, 24, 32768, 2048),

@@ -1,39 +1,72 @@
-"""`python -m forge.generate RUN --prompt TEXT`: let a trained model continue a text.
+"""`python -m forge.generate RUN --prompt TEXT`: let a trained model continue texts.
 
 Examples:
     python -m forge.generate runs/mine --prompt 'def ' --tokens 100 --temperature 0.8
+    python -m forge.generate runs/mine --prompts prompts.txt --out texts.jsonl --stop '###'
+    python -m forge.generate runs/mine --prompts prompts.jsonl --out texts.jsonl --parallel tp2
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from forge import cli
 from forge.compose.trust import for_run
-from forge.rundir import checkpoints
+from forge.plan.launcher_environment import launcher_environment
+from forge.prompts import read_prompts
+from forge.rundir import checkpoints, saved_config
+from forge.rundir.files import replacing, write_json
+from forge.rundir.saved_config import CONFIG
+
+if TYPE_CHECKING:
+    from forge.training.writing import Writer
+
+REQUEST = "request.json"
+DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+WRITING = (*DRAWING, "tokens", "stop", "batch_size")
+"""Options that forge.training.writing.Writer takes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the prompts with their continuations; exit 2 for a run without a usable checkpoint."""
-    parser = reader("forge.generate", "Continue a text with the newest checkpoint of a run.")
+    parser = reader("forge.generate", "Continue texts with the newest checkpoint of a run.")
     add = parser.add_argument
-    add("--prompt", action="append", help="text to continue, or several (default: a new document)")
+    text = "text to continue, or several (default: a new document)"
+    add("--prompt", action="append", metavar="TEXT", help=text)
+    rows = 'a .txt, a line a prompt, or a .jsonl with "prompt" or "text"'
+    add("--prompts", type=Path, metavar="FILE", help=rows)
+    written = "write a row each to a .jsonl: prompt, text, tokens, and what ended it"
+    add("--out", type=Path, metavar="FILE", help=written)
+    add("--overwrite", action="store_true", help="replace the file where there is one")
     add("--tokens", type=int, default=128, help="tokens to add at most (default 128)")
     heat = "0 = always the likeliest token (default 0.8)"
     add("--temperature", type=float, default=0.8, help=heat)
     add("--top-k", type=int, default=50, help="among the k likeliest; 0 = all (default 50)")
     most = "among the likeliest that reach this probability (default 1)"
     add("--top-p", type=float, default=1.0, help=most)
+    least = "among those with this share of the likeliest one's probability (default 0)"
+    add("--min-p", type=float, default=0.0, help=least)
+    penalty = "above 1: what the text has is less likely (default 1)"
+    add("--repetition-penalty", type=float, default=1.0, help=penalty)
+    before = "end a text before this string, or the first of several"
+    add("--stop", action="append", default=[], metavar="TEXT", help=before)
     add("--seed", type=int, default=0, help="the same seed writes the same text (default 0)")
+    spread = "read the model on several devices, as tp2 or tp2,fsdp2, of tp, fsdp and ep"
+    add("--parallel", metavar="LAYOUT", help=spread)
+    at_once = "prompts that are continued at once (default 32)"
+    add("--batch-size", type=int, default=32, metavar="N", help=at_once)
     try:
-        _generate(parser.parse_args(argv))
-    except (ValueError, FloatingPointError) as error:
+        return _generate(parser.parse_args(argv))
+    except (ValueError, FloatingPointError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
 
 
 def reader(prog: str, description: str) -> cli.Parser:
@@ -56,17 +89,80 @@ def checkpoint_path(options: argparse.Namespace) -> Path:
     return path
 
 
-def _generate(options: argparse.Namespace) -> None:
+def _generate(options: argparse.Namespace) -> int:
+    prompts, out = _prompts(options), options.out
+    if out is not None and out.suffix != ".jsonl":
+        raise ValueError(f"--out {out}: rows are written to a .jsonl")
+    if out is not None and out.exists() and not options.overwrite:
+        raise ValueError(f"{out} exists; give another name, or --overwrite")
     path = checkpoint_path(options)
+    trust = for_run(path, options.trust)
+    how = {name: getattr(options, name) for name in WRITING}
+    if options.parallel is not None:
+        return _on_ranks(path, trust, options.parallel, prompts, out, how)
     from forge.training.restore import load_run
-    from forge.training.samples import continue_text
+    from forge.training.writing import Writer
 
-    trained = load_run(path, trust=for_run(path, options.trust))
-    sampling = {name: getattr(options, name) for name in ("tokens", "temperature", "top_k")}
-    sampling |= {"top_p": options.top_p, "seed": options.seed}
-    for prompt in options.prompt or [""]:
-        text = continue_text(trained.model, trained.tokenizer, prompt, trained.device, **sampling)
-        print(prompt + text)
+    trained = load_run(path, trust=trust)
+    writer = Writer(trained.model, trained.tokenizer, trained.device, **how)
+    write_texts(writer, prompts, out)
+    return 0
+
+
+def _prompts(options: argparse.Namespace) -> list[str]:
+    if options.prompts is None:
+        return options.prompt or [""]
+    if options.prompt:
+        raise ValueError("--prompt and --prompts: give one of them")
+    return read_prompts(options.prompts)
+
+
+def _on_ranks(
+    path: Path,
+    trust: Sequence[str],
+    layout: str,
+    prompts: list[str],
+    out: Path | None,
+    how: dict[str, Any],
+) -> int:
+    """Start the ranks of a layout, of which the main one writes; the exit code."""
+    from forge.launch.local import processes
+    from forge.resolve.reading import reading_config
+
+    found = launcher_environment()
+    if found is not None and found.size > 1:
+        what = "--parallel starts the ranks itself, on this machine; no torchrun or srun"
+        raise ValueError(f"{found.source}={found.size}: {what}")
+    place = checkpoints.find(path)[0].path.resolve()
+    config = reading_config(saved_config.load(place / CONFIG, trust=trust), layout)
+    request = {"path": str(place), "prompts": prompts, "out": out and str(out), "how": how}
+    with tempfile.TemporaryDirectory(prefix="forge_generate_") as name:
+        folder = Path(name)
+        saved_config.save(config, folder / CONFIG)
+        write_json(folder / REQUEST, request)
+        ranks, module = config.run.num_processes or 1, "forge.generate_worker"
+        return processes.start(folder, ranks, module=module, trust=trust)
+
+
+def write_texts(writer: Writer, prompts: list[str], out: Path | None, *, main: bool = True) -> None:
+    """Print what follows, or write it to a file that is there once it is whole; and how fast. All
+    ranks call it, and the main one writes.
+    """
+    made = writer.write(prompts)
+    if not main:
+        for _ in made:
+            pass
+        return
+    if out is None:
+        for prompt, text in zip(prompts, made, strict=True):
+            print(prompt + text.text, flush=True)
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as scratch, scratch.open("w", encoding="utf-8") as file:
+            for prompt, text in zip(prompts, made, strict=True):
+                row = {"prompt": prompt, **asdict(text)}
+                print(json.dumps(row, ensure_ascii=False), file=file)
+    print(writer.speed, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,15 @@ from forge.parallel.tensor import spread_width
 
 
 def apply(
-    make: Callable[[], nn.Module], config: Config, mesh: Mesh | None, device: torch.device
+    make: Callable[[], nn.Module],
+    config: Config,
+    mesh: Mesh | None,
+    device: torch.device,
+    *,
+    filled: bool = True,
 ) -> nn.Module:
-    """The model laid out over the ranks of the mesh; each rank fills its part of initial weights.
+    """The model laid out over the ranks of the mesh; each rank fills its part of initial weights,
+    unless these are not to be `filled`, as others are loaded.
 
     make: builds the model; called on the meta device. A pipeline is cut into stages first; then on
     each
@@ -85,7 +91,8 @@ def apply(
     if mesh is not None and config.parallel.pp > 1:
         model = Pipeline(parts, config, mesh, device)
     offloaded = mesh is not None and config.parallel.cpu_offload
-    materialize(model, torch.device("cpu") if offloaded else device, config.seed, buffers=device)
+    seed = config.seed if filled else None
+    materialize(model, torch.device("cpu") if offloaded else device, seed, buffers=device)
     return model
 
 

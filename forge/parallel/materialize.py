@@ -14,19 +14,22 @@ from forge.owned import local, owned
 def materialize(
     model: nn.Module,
     device: torch.device,
-    seed: int,
+    seed: int | None,
     *,
     buffers: torch.device | None = None,
 ) -> None:
     """Allocate a model built on the meta device and fill it as `init_weights` does, to the bit.
 
-    buffers: their device, if not that of the parameters. Raises ValueError for a buffer that the
-    model gives no value.
+    seed: null = whoever calls it fills the parameters. buffers: their device, if not that of the
+    parameters. Raises ValueError for a buffer that the model gives no value.
     """
     # Several threads draw, and an Apple GPU is not for several threads.
     first = torch.device("cpu") if device.type == "mps" else device
     allocate(model, first, buffers=buffers if first == device else None)
-    init_weights(model, seed, held=lambda values: (local(values), owned(values)))
+    if seed is None:
+        model.reset_buffers()  # type: ignore[operator]
+    else:
+        init_weights(model, seed, held=lambda values: (local(values), owned(values)))
     check_buffers(model)
     if first != device:
         model.to(device)

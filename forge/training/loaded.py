@@ -28,7 +28,7 @@ from forge.training.data import prepared_text
 from forge.training.evaluation import evaluate_sets, most_sequences
 from forge.training.models import build_objective
 from forge.training.restore import Trained, load_run
-from forge.training.samples import continue_text, encode_prompt
+from forge.training.writing import ROWS, Writer, encode_prompt
 
 Step = int | Literal["last", "best"]
 Text = str | os.PathLike[str] | Mapping[str, Any] | Sequence[str]
@@ -70,25 +70,32 @@ class Loaded(Trained):
         temperature: float = 0.8,
         top_k: int = 50,
         top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        stop: str | Sequence[str] = (),
         seed: int = 0,
+        batch_size: int = ROWS,
     ) -> Prompts:
         """What follows a prompt, without it, or what follows each of a list; as forge.generate
         writes it with these options. An empty prompt begins a document.
         """
-        follows = partial(
-            continue_text,
+        writer = Writer(
             self.model,
             self.tokenizer,
-            device=self.device,
+            self.device,
             tokens=max_new_tokens,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            stop=[stop] if isinstance(stop, str) else stop,
             seed=seed,
+            batch_size=batch_size,
         )
         if isinstance(prompts, str):
-            return follows(prompts)
-        return [follows(one) for one in prompts]
+            return next(writer.write([prompts])).text
+        return [made.text for made in writer.write(prompts)]
 
     @torch.no_grad()
     def logits(self, text: str) -> Tensor:

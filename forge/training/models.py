@@ -16,23 +16,48 @@ from forge.models.plain import make_model
 from forge.objectives.objective import Objective
 from forge.optim.groups import freeze
 from forge.parallel.apply import apply
+from forge.parallel.modules import HALF
 from forge.parallel.ranks import Ranks
 from forge.rundir import checkpoints
 from forge.rundir.checkpoints import CheckpointError, Saved
 from forge.training import restore
+from forge.training.restore import Trained
 
 
 def build_model(
-    config: Config, device: torch.device, ranks: Ranks, dtype: torch.dtype = torch.float32
+    config: Config,
+    device: torch.device,
+    ranks: Ranks,
+    dtype: torch.dtype = torch.float32,
+    *,
+    filled: bool = True,
 ) -> nn.Module:
-    """The model with its initial weights, laid out over the ranks."""
+    """The model with its initial weights, if it is to be `filled`, laid out over the ranks."""
 
     def make() -> nn.Module:
         model = make_model(config.model, config.run.trust)
         freeze(model, config.optimizer)
         return model.to(dtype)
 
-    return apply(make, config, ranks.mesh, device)
+    return apply(make, config, ranks.mesh, device, filled=filled)
+
+
+def load_on_ranks(path: Path, config: Config, ranks: Ranks, device: torch.device) -> Trained:
+    """The model of a checkpoint, laid out over the ranks, in the format that it was multiplied in.
+
+    config: of its run, with the layout to read it on. Raises CheckpointError.
+    """
+    dtype = HALF.get(config.precision.mixed_precision, torch.float32)
+    model = build_model(config, device, ranks, dtype, filled=False)
+    restore.load(path, model=model, group=ranks.saver)
+    return Trained(
+        config=config,
+        model=model.eval(),
+        tokenizer=restore.tokenizer_of(path),
+        device=device,
+        path=path,
+        step=Saved(path).meta["step"],
+    )
 
 
 def build_objective(

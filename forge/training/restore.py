@@ -87,12 +87,10 @@ def load_run(
             parameter.data = parameter.to(dtype)
         if isinstance(model, Decoder):
             model.residual_dtype = FORMATS[config.precision.residual_dtype]
-    with _readable(found.path / TOKENIZER, Exception):  # of the tokenizers library
-        tokenizer = Tokenizer.load(found.path / TOKENIZER)
     return Trained(
         config=config,
         model=model.eval(),
-        tokenizer=tokenizer,
+        tokenizer=tokenizer_of(found.path),
         device=device,
         path=found.path,
         step=found.meta["step"],
@@ -109,6 +107,12 @@ def config_of(path: Path, *, trust: Sequence[str]) -> Config:
     """The config inside a checkpoint. Raises CheckpointError, also for code that is not trusted."""
     with _readable(path / CONFIG, AttributeError):
         return saved_config.load(path / CONFIG, trust=trust)
+
+
+def tokenizer_of(path: Path) -> Tokenizer:
+    """The tokenizer inside a checkpoint. Raises CheckpointError."""
+    with _readable(path / TOKENIZER, Exception):  # of the tokenizers library
+        return Tokenizer.load(path / TOKENIZER)
 
 
 def load(

@@ -1,51 +1,22 @@
-"""Text from a model: a prompt in, its continuation out; and samples of it during a run."""
+"""Samples of what a model writes during a run."""
 
 from __future__ import annotations
 
 import re
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from forge.data.store import TokenStore
 from forge.data.tokenizer import Tokenizer
-from forge.models.sampling import generate
 from forge.rundir.files import append_row
 from forge.rundir.progress import SAMPLES
 from forge.training.callback import Callback
 from forge.training.process import say
+from forge.training.writing import Writer, encode_prompt
 
 if TYPE_CHECKING:
     from forge.training.loop import Loop
     from forge.training.session import Session
     from forge.training.step import StepOutput
-
-
-def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Token ids of a prompt, which begins as documents do; an empty one begins a new document."""
-    begin = [] if tokenizer.begin_id is None else [tokenizer.begin_id]
-    return begin + tokenizer.encode(prompt) or [tokenizer.eos_id]
-
-
-def continue_text(
-    model: nn.Module,
-    tokenizer: Tokenizer,
-    prompt: str,
-    device: torch.device,
-    *,
-    tokens: int,
-    **sampling: Any,
-) -> str:
-    """What the model writes after a prompt, at most `tokens` tokens; `sampling` are the options of
-    forge.models.sampling.generate.
-    """
-    ids, end = encode_prompt(tokenizer, prompt), tokenizer.end_id
-    start = torch.tensor([ids], device=device)
-    sampling |= {"eos_id": end, "n_ids": tokenizer.vocab_size}
-    out = generate(model, start, tokens, **sampling)  # type: ignore[arg-type]
-    return tokenizer.decode([token for token in out[0, len(ids) :].tolist() if token != end])
 
 
 def opening(store: TokenStore, tokenizer: Tokenizer, longest: int) -> str:
@@ -62,7 +33,7 @@ def opening(store: TokenStore, tokenizer: Tokenizer, longest: int) -> str:
 
 
 class Samples(Callback):
-    """Continues each prompt every sample_interval steps and at the end, unless interrupted, on the
+    """Continues the prompts every sample_interval steps and at the end, unless interrupted, on the
     terminal and in samples.jsonl. All ranks take the tokens that the main one draws.
     """
 
@@ -72,11 +43,10 @@ class Samples(Callback):
         self.interval, self.prompts = section.sample_interval, section.sample_prompts
         self.path = session.run_dir / SAMPLES if ranks.main else None
         self.show = session.config.metrics.enable_console and ranks.main
-        self.continue_text = partial(
-            continue_text,
+        self.writer = Writer(
             session.model,
             session.tokenizer,
-            device=session.device,
+            session.device,
             tokens=section.sample_tokens,
             temperature=section.sample_temperature,
             top_k=section.sample_top_k,
@@ -109,13 +79,13 @@ class Samples(Callback):
     def sample(self, loop: Loop) -> None:
         step = loop.state.step
         with loop.reading():
-            for prompt in self.prompts:
-                try:
-                    text = self.continue_text(prompt)
-                except FloatingPointError as error:
-                    say(f"no sample at step {step}: {error}")
-                    return
-                if self.path is not None:
-                    append_row(self.path, {"step": step, "prompt": prompt, "text": text})
-                if self.show:
-                    say(f"--- sample at step {step} ---\n{prompt}{text}\n---")
+            try:
+                written = list(self.writer.write(self.prompts))
+            except FloatingPointError as error:
+                say(f"no sample at step {step}: {error}")
+                return
+        for prompt, made in zip(self.prompts, written, strict=True):
+            if self.path is not None:
+                append_row(self.path, {"step": step, "prompt": prompt, "text": made.text})
+            if self.show:
+                say(f"--- sample at step {step} ---\n{prompt}{made.text}\n---")

@@ -38,7 +38,7 @@ def test_it_writes_what_the_verb_writes(tiny_run: Path, capsys: pytest.CaptureFi
     written = loaded.generate(prompts, max_new_tokens=12, seed=3)
     told = "".join(f"{prompt}{text}\n" for prompt, text in zip(prompts, written, strict=True))
     assert capsys.readouterr().out == told
-    assert loaded.generate("ship", max_new_tokens=12, seed=3) == written[2]
+    assert loaded.generate("the sea", max_new_tokens=12, seed=3) == written[0]
 
 
 def test_every_evaluation_of_the_run_is_repeated_to_the_bit(tiny_run: Path) -> None:

@@ -1,0 +1,57 @@
+"""`python -m forge.generate_worker FOLDER [TRUSTED ...]`: one rank of `forge.generate --parallel`.
+
+The folder has a config with the layout, and what is to be written.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from forge.generate import REQUEST, write_texts
+from forge.launch.local.child import die_with_parent, end_on_interrupt, leave
+from forge.rundir.files import read_json
+from forge.rundir.outcome import PATIENCE, failure, rank, report_failure
+from forge.rundir.saved_config import CONFIG, load
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code is 0, 1 for a failure, 2 for the user's mistake."""
+    place, *trust = sys.argv[1:] if argv is None else argv
+    folder = Path(place)
+    try:
+        _write(folder, trust)
+    except (ValueError, FloatingPointError) as error:  # all ranks meet it, and the main one says it
+        if rank():
+            failure(folder, PATIENCE)
+        return report_failure(folder, ValueError(str(error)))[0]
+    except Exception as error:
+        return report_failure(folder, error)[0]
+    return 0
+
+
+def _write(folder: Path, trust: Sequence[str]) -> None:
+    from forge.parallel.ranks import join
+    from forge.training.models import load_on_ranks
+    from forge.training.process import set_up
+    from forge.training.writing import Writer
+
+    # It warns that tensors are put together with two collectives, which does not matter here.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    config, request = load(folder / CONFIG, trust=trust), read_json(folder / REQUEST)
+    device = set_up(config)
+    ranks = join(config, device)
+    trained = load_on_ranks(Path(request["path"]), config, ranks, device)
+    agree = ranks.copy_from_main
+    writer = Writer(trained.model, trained.tokenizer, device, agree=agree, **request["how"])
+    out = Path(request["out"]) if request["out"] else None
+    write_texts(writer, request["prompts"], out, main=ranks.main)
+    ranks.close()
+
+
+if __name__ == "__main__":
+    end_on_interrupt()
+    die_with_parent()
+    leave(main())

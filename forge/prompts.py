@@ -1,0 +1,49 @@
+"""Prompts in a file: a line each of a .txt, or the `prompt` or `text` of each row of a .jsonl."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+KINDS = (".txt", ".jsonl")
+
+
+def read_prompts(file: Path) -> list[str]:
+    """ValueError, naming the file and the line: it cannot be read, or there is no prompt."""
+    if file.suffix not in KINDS:
+        raise ValueError(f"{file}: prompts are in a file {' or '.join(KINDS)}")
+    try:
+        lines = [line.rstrip("\r") for line in file.read_text(encoding="utf-8").split("\n")]
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from None
+    if not lines[-1]:  # behind the last line
+        lines.pop()
+    if not lines:
+        raise ValueError(f"{file} is empty; a prompt is a line of it")
+    of_line = _of_text if file.suffix == ".txt" else _of_row
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            prompts.append(of_line(line))
+        except ValueError as error:
+            raise ValueError(f"{file}, line {number}: {error}") from None
+    return prompts
+
+
+def _of_text(line: str) -> str:
+    if not line.strip():
+        raise ValueError('it is empty; an empty prompt is {"prompt": ""} in a .jsonl')
+    return line
+
+
+def _of_row(line: str) -> str:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError('it is no JSON; a row is such as {"prompt": "The "}') from None
+    prompt = row.get("prompt", row.get("text")) if isinstance(row, dict) else None
+    if not isinstance(prompt, str):
+        raise ValueError('it has no text under "prompt" or "text"')
+    return prompt

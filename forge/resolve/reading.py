@@ -1,0 +1,83 @@
+"""The layout on which a trained model is read, which is not that of its training."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from math import prod
+
+from forge.config.parallel import Parallel
+from forge.config.problems import ConfigError
+from forge.config.root import Config
+from forge.plan.world import World, find_devices
+from forge.resolve.rules.all import RULES
+
+AXES = {"tp": "tp", "fsdp": "dp_shard", "ep": "ep"}
+"""What may be typed, and the degree that it is."""
+SECTIONS = ("model.", "parallel.", "run.")
+"""What rules read that hold for reading too."""
+
+
+def reading_config(config: Config, layout: str) -> Config:
+    """The config of a run with a layout such as tp2, or tp2,fsdp2, to read its model with.
+
+    On as many GPUs, or where there are none on the CPU. Raises ValueError for a layout that cannot
+    be, ConfigError with what the rules on layouts say.
+    """
+    degrees = read_degrees(layout)
+    size, devices = prod(degrees.values()), find_devices()
+    device = config.run.device if config.run.device != "cuda" or devices.gpus else "cpu"
+    if device == "cuda" and devices.gpus < size:
+        raise ValueError(f"--parallel {layout}: {size} GPUs, and there are {devices.gpus}")
+    shards = degrees.get("dp_shard", 1)
+    parallel = Parallel(
+        dp_shard=shards,
+        tp=degrees.get("tp", 1),
+        ep=degrees.get("ep", 1),
+        sequence_parallel=False,
+        reshard_after_forward="always" if shards > 1 else "never",
+        reduce_gradients="step",
+        pp_microbatches=1,
+        pp_stages_per_rank=1,
+        backend=config.parallel.backend,
+        nccl_timeout_sec=config.parallel.nccl_timeout_sec,
+    )
+    precision = config.precision
+    if device == "cpu" and config.run.device == "cuda":
+        precision = replace(precision, mixed_precision="fp32", residual_dtype="fp32")
+    plain = {"compile_model": False, "activation_checkpointing": "none", "use_qk_clip": False}
+    made = replace(
+        config,
+        parallel=parallel,
+        precision=precision,
+        run=replace(config.run, device=device, num_processes=size, inline=False),
+        train=replace(config.train, **plain),
+        techniques={},
+    )
+    world = World(size=size, source=f"--parallel {layout}", device=device, devices=devices)
+    of_layouts = [
+        rule
+        for rule in RULES
+        if all(key.startswith(SECTIONS) for key in rule.reads)
+        and any(key.startswith("parallel.") for key in rule.reads)
+    ]
+    problems = [problem for rule in of_layouts for problem in rule.check(made, world)]
+    if errors := [problem for problem in problems if not problem.warning]:
+        raise ConfigError(errors)
+    made.freeze()
+    return made
+
+
+def read_degrees(layout: str) -> dict[str, int]:
+    """Degrees above 1 by their options. Raises ValueError."""
+    found: dict[str, int] = {}
+    for part in layout.split(","):
+        match = re.fullmatch(r"([a-z]+)([1-9][0-9]*)", part)
+        axis = match[1] if match else ""
+        if match is None or axis not in AXES or AXES[axis] in found:
+            said = "it is such as tp2, fsdp4 or tp2,fsdp2: of tp, fsdp and ep each once"
+            if axis == "pp":
+                said = "the stages of a pipeline would wait for each other at every token; take tp"
+            raise ValueError(f"--parallel {layout}: {said}")
+        found[AXES[axis]] = int(match[2])
+    return {axis: degree for axis, degree in found.items() if degree > 1}

@@ -329,7 +329,7 @@ moe: gpt-oss, tp2 | tp=2 | moe, gpt-oss | float64
 moe: gpt-oss, tp2 without sequence parallel | tp=2 no_sp | moe, gpt-oss
 moe: gpt-oss, ep2 | ep=2 | moe, gpt-oss | float64
 moe: gpt-oss, ep2, capacity | ep=2 | moe, gpt-oss, capacity
-moe: gpt-oss, ep2, compiled | ep=2 compiled | moe, gpt-oss
+moe: gpt-oss, compiled | compiled | moe, gpt-oss
 moe: gpt-oss, ep2, selective recompute | ep=2 recompute=selective | moe, gpt-oss
 moe: gpt-oss, ep2 x tp2 | ep=2 tp=2 | moe, gpt-oss | float64
 moe: gpt-oss, pp2 | pp2 | moe, gpt-oss

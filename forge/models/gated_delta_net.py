@@ -73,7 +73,7 @@ class GatedDeltaNet(nn.Module):
             q=q,
             k=k,
             v=v.unflatten(-1, (-1, section.gdn_value_head_dim)),
-            decay=-wide(self.a_log).exp() * F.softplus(wide(self.wa(x)) + wide(self.dt_bias)),
+            decay=-wide(self.a_log).exp() * softplus(wide(self.wa(x)) + wide(self.dt_bias)),
             beta=wide(self.wb(x)).sigmoid(),
             begins=None if places is None else places == 0,
         )
@@ -101,6 +101,13 @@ class GatedDeltaNet(nn.Module):
         if x.device.type != "cuda" or x.element_size() != 2 or torch.compiler.is_compiling():
             return False
         return self.section.has_fla()
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)). The gradient of torch's own has other strides in a compiled block than the
+    compiler takes it to have (torch 2.13).
+    """
+    return torch.logaddexp(x, x.new_zeros(()))
 
 
 def by_fla(fed: Fed, state: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

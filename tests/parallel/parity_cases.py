@@ -57,8 +57,15 @@ MLA = (
     "model.mixer.mla_naive_kvcache=false model.n_kv_heads=null model.rope_type=yarn "
     "model.rope_factor=4 model.original_max_position_embeddings=8"
 )
+# Two key heads for four of values, a chunk that divides no sequence, and an epsilon by which the norm
+# of a narrow head that gives almost nothing is no sign function, of which rounding decides.
+DELTA = (
+    "model.kinds={delta:{mixer:{schema:gated_delta_net,gdn_num_key_heads:2,gdn_num_value_heads:4,"
+    "gdn_key_head_dim:6,gdn_value_head_dim:10,gdn_chunk_size:5},norm_eps:0.1}} "
+    "model.layers=[delta,default]"
+)
 
-PACKED = ("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "moe")
+PACKED = ("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe")
 """Models that are also tried with documents that share sequences."""
 
 
@@ -78,6 +85,8 @@ MODELS = {
     "gpt2, 5 blocks": f"{GPT2} {BLOCKS_5}",
     "mla": MLA,
     "mla, clipped": f"{MLA} {CLIPPED}",
+    "delta": DELTA,
+    "delta, clipped": f"{DELTA} {CLIPPED}",
     "mla, moe": f"{MLA} {MOE} {DEEPSEEK}",
     "llama, z-loss, clipped": f"objective.z_loss_weight=0.01 {CLIPPED}",
     "llama, clipped": CLIPPED,
@@ -259,6 +268,19 @@ mla: cp2 x tp2 | cp=2 tp=2 | mla
 mla: pp2 | pp2 | mla | float64
 mla: fsdp2, selective recompute | dp_shard=2 recompute=selective | mla
 mla: fsdp2, compiled | dp_shard=2 compiled | mla
+delta nets: one device, full recompute | recompute=full | delta | float64
+delta nets: one device, selective recompute | recompute=selective | delta | float64
+delta nets: one device, compiled | compiled | delta | float64
+delta nets: fsdp2 | dp_shard=2 | delta, clipped | float64 float32
+delta nets: tp2 | tp=2 | delta, clipped | float64 float32
+delta nets: tp2 without sequence parallel | tp=2 no_sp | delta | float64
+delta nets: tp4 with 2 key heads | tp=4 | delta | float64
+delta nets: tp2 x fsdp2 | tp=2 dp_shard=2 | delta, clipped
+delta nets: pp2 | pp2 | delta | float64
+delta nets: tp2, compiled | tp=2 compiled | delta
+packed: delta nets, fsdp2, compiled | dp_shard=2 compiled | packed delta
+packed: delta nets, tp2 | tp=2 | packed delta | float64
+packed: delta nets, pp2 | pp2 | packed delta | float64
 packed: one device, full recompute | recompute=full | packed kinds | float64
 packed: one device, compiled | compiled | packed kinds | float64
 packed: fsdp2 | dp_shard=2 | packed llama, clipped | float64 float32
@@ -414,6 +436,7 @@ pp2 x fsdp2, weights freed | pp2 dp_shard=2 reshard_after_forward=always | pp_on
 pp2 tied, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | pp_tied | llama, tied, 5 blocks
 pp2 zbv_zero_bubble, compiled | pp2 zbv compiled | pp_zero_bubble | llama, 5 blocks
 fsdp2 x ep2 | dp_shard=2 ep=2 | ep_needs_moe
+cp2 of delta nets | cp=2 | cp_recurrent | delta
 """)
 
 

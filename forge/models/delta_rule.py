@@ -88,18 +88,18 @@ def chunked(fed: Fed, size: int, state: Tensor | None = None) -> tuple[Tensor, T
     (batch, seq, key_heads, width), heads = fed.k.shape, fed.v.shape[2]
     size = min(size, seq)
 
-    def cut(x: Tensor, groups: int) -> Tensor:
-        """[batch, seq, heads, ...] -> [batch, key_heads, groups, chunks, size, ...]."""
+    def cut(x: Tensor, *of_heads: int) -> Tensor:
+        """[batch, seq, heads, ...] -> [batch, *of_heads, chunks, size, ...]. All products read this
+        copy of it.
+        """
         x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, -seq % size)) if seq % size else x
-        x = x.unflatten(1, (-1, size)).unflatten(3, (key_heads, groups))
-        return x.movedim((3, 4), (1, 2))
+        x = x.unflatten(1, (-1, size)).unflatten(3, of_heads)
+        return x.movedim((3, 4), (1, 2)).contiguous()
 
     groups = heads // key_heads
-    q, k = (cut(wide(each), 1) for each in (fed.q, fed.k))
-    v, decay, beta = (cut(wide(each), groups) for each in (fed.v, fed.decay, fed.beta))
-    begins = fed.begins
-    if begins is not None:
-        begins = cut(begins.unsqueeze(2).expand_as(fed.decay), groups)
+    q, k = (cut(wide(each), key_heads, 1) for each in (fed.q, fed.k))
+    v, decay, beta = (cut(wide(each), key_heads, groups) for each in (fed.v, fed.decay, fed.beta))
+    begins = None if fed.begins is None else cut(fed.begins.unsqueeze(2), 1, 1)
     within, from_start, to_end, whole = _decays(decay, begins)
 
     # All changes of a chunk solve a triangular system: those made of values alone, and those made

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config import param_groups
-from forge.config.activations import FP32, Numbers
+from forge.config.activations import FP32, INT64, Numbers
 from forge.config.document_attention import in_blocks
 from forge.config.model import Decoder, Kind
 from forge.config.parallel import V_SCHEDULE, Parallel
@@ -147,11 +147,13 @@ def _of_documents(config: Config, model: Decoder, share: _Share, residual: int) 
     parallel, kinds = config.parallel, {kind.name for kind in share.kinds}
     layers = [model.of_kind(kind) for kind in kinds]
     blocks = in_blocks(config, config.run.device)  # which take next to nothing
-    scored = [] if blocks else [layer for layer in layers if not layer.mixer.recurrent]
-    windows = {layer.sliding_window_size for layer in scored}
+    scored = [layer for layer in layers if not layer.mixer.recurrent]
+    windows = set() if blocks else {layer.sliding_window_size for layer in scored}
+    places = INT64 if len(scored) < len(layers) else 0
     queries = parallel.cp if parallel.cp_method == "ulysses" else 1
     rotary = [layer.rotary_dim for layer in layers if layer.is_rotary]
-    return len(windows) * queries * residual * config.train.seq_len + 2 * FP32 * sum(rotary)
+    masks = len(windows) * queries * residual * config.train.seq_len
+    return masks + places + 2 * FP32 * sum(rotary)
 
 
 def _frozen_models(config: Config) -> Iterator[Decoder]:

@@ -37,6 +37,8 @@ GPT_OSS = {"activation": "quick_gelu", "gated_mlp": True, "mlp_activations_limit
 GPT_OSS |= {"mlp_up_offset": 1, "moe.expert_bias": True, "moe.router_bias": True}
 BESIDE = {"moe.shared_experts": 1, "moe.shared_hidden_dim": 20, "moe.shared_expert_gate": True}
 BESIDE |= {"moe.beside_dense": True, "moe.score_on_input": True, "mlp_up_offset": 1}
+DELTA = {"mixer.gdn_num_key_heads": 2, "mixer.gdn_num_value_heads": 4, "mixer.gdn_chunk_size": 8}
+DELTA |= {"mixer.gdn_key_head_dim": 12, "mixer.gdn_value_head_dim": 10}
 MOE = {"moe.num_experts": 8, "moe.ffn_hidden_dim": 24}
 
 
@@ -72,6 +74,7 @@ def config() -> Callable[..., Config]:
     def make(*overrides: str, **model: Any) -> Config:
         sizes = [f"model.{key}={value}" for key, value in (SIZES | model).items()]
         sizes += ["+mixer@model.mixer=mla"] if MLA.items() & model.items() else []
+        sizes += ["+mixer@model.mixer=gated_delta_net"] if DELTA.items() & model.items() else []
         batch = [f"train.batch_size={BATCH}", f"train.seq_len={SEQ}"]
         small = ["tokenizer.vocab_size=300", "run.device=cpu", "optimizer=adamw"]
         return resolve(forge.compose([*sizes, *batch, *small, *overrides])).config
@@ -126,6 +129,9 @@ def test_weights_gradients_and_optimizer_state_are_exact(
         {"activation": "relu", "mlp_activations_limit": 7},
         MLA,
         MLA | {"mixer.v_head_dim": 18},
+        DELTA,
+        DELTA | {"mixer.gdn_num_key_heads": 4, "mixer.gdn_chunk_size": 5},
+        DELTA | {"mixer.use_qk_norm_in_gdn": False, "mixer.gdn_chunk_size": 64},
         MLA | MOE | {"mixer.q_lora_rank": 12, "moe.shared_experts": 1, "position": "none"},
     ],
     ids=str,
@@ -158,6 +164,7 @@ def test_activations_are_what_forward_leaves_alive(
         {"n_kv_heads": 2},
         {"position": "learned", "sliding_window_size": 4},
         {"kinds": "{a:{sliding_window_size:4,rope_theta:100}}", "layers": "[a,default]"},
+        DELTA,
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.config.activations import Kept, Numbers
+from forge.config.activations import FP32, Kept, Numbers
 from forge.config.field import opt
 from forge.config.mixers.base import Mixer
 from forge.config.rule import Findings, nearest_divisor, rule
@@ -101,8 +101,29 @@ class GatedDeltaNet(Mixer):
         head = chunk * value + 3 * key * value + chunk * (key + value) // 2
         return 6 * (2 * chunk * self.key_width + self.gdn_num_value_heads * head)
 
-    def kept(self, layer: Decoder, numbers: Numbers) -> Kept | None:
-        return None
+    def kept(self, layer: Decoder, numbers: Numbers) -> Kept:
+        """With the products of torch, all in fp32; flash-linear-attention's kernels keep less."""
+        width, seq, tp = numbers.width, numbers.seq_len, numbers.tp
+        heads, key_heads = -(-self.gdn_num_value_heads // tp), -(-self.gdn_num_key_heads // tp)
+        key, value = self.gdn_key_head_dim, self.gdn_value_head_dim
+        keys, values = key_heads * key, heads * value
+        chunk = min(self.gdn_chunk_size, seq)
+        padded = -(-seq // chunk) * chunk / seq  # tokens that are computed, for each that is read
+        streams = (1 + (self.gdn_conv_kernel_dim - 1) / seq + 1) * (2 * keys + values)
+        normed = 2 * (keys + key_heads) if self.use_qk_norm_in_gdn else 0
+        chunks = 2 * keys + values + 2 * chunk * key_heads  # and products of queries and keys
+        chunks += heads * (4 * chunk + 4 + value + key)  # decays, system, near; and what solves it
+        read = heads * (value + (1 + key * value) / chunk)  # and the states between chunks
+        if chunk < seq:  # a single one reads no state that has a gradient, and its own is not read
+            read += heads * (2 * key + 1)
+        numbers_32 = streams + normed + 3 * heads + padded * (chunks + read)
+        gate = (
+            width * 4 * values
+        )  # the norm's output, the gate before and after SiLU, both together
+        norms = heads * numbers.rms_norm(value, FP32)
+        masks = padded * chunk if numbers.masked else 0
+        made = width * (2 * keys + 2 * values + 2 * heads + layer.dim)
+        return Kept(all=FP32 * numbers_32 + gate + norms + masks, products=made)
 
 
 @rule("model.gdn_heads", "model.mixer", "model.kinds", "model.layers")

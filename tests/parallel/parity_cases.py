@@ -57,8 +57,8 @@ MLA = (
     "model.mixer.mla_naive_kvcache=false model.n_kv_heads=null model.rope_type=yarn "
     "model.rope_factor=4 model.original_max_position_embeddings=8"
 )
-# Two key heads for four of values, a chunk that divides no sequence, and an epsilon by which the norm
-# of a narrow head that gives almost nothing is no sign function, of which rounding decides.
+# Two key heads for four of values, and a chunk that divides no sequence. With a small epsilon the
+# norm of a narrow head that gives almost nothing is a sign function, of which rounding decides.
 DELTA = (
     "model.kinds={delta:{mixer:{schema:gated_delta_net,gdn_num_key_heads:2,gdn_num_value_heads:4,"
     "gdn_key_head_dim:6,gdn_value_head_dim:10,gdn_chunk_size:5},norm_eps:0.1}} "

@@ -17,8 +17,7 @@ class LayerCache:
     a window, 0 = none, the last `window` tokens are kept, in a ring.
 
     padding: [batch], the tokens before each row's text, which are nobody's; None = none. A mixer
-    that keeps a state instead has it in `held`, adds to `length`, and lets nothing in of what is
-    `padded`.
+    that keeps states instead has them in `held`.
     """
 
     def __init__(self, max_len: int, window: int = 0, padding: Tensor | None = None) -> None:
@@ -63,12 +62,6 @@ class LayerCache:
             return torch.arange(first, stop, device=device)
         slots = torch.arange(self.size, device=device)
         return self.length - (self.length - slots) % self.size
-
-    def padded(self, seq: int) -> Tensor | None:
-        """Which of the next `seq` tokens are nobody's, [batch, seq]; None = none of them."""
-        if self.padding is None:
-            return None
-        return numbered(self.length, seq, self.padding) < 0
 
     def _write(self, new: tuple[Tensor, ...], stop: int) -> None:
         """The tokens before number `stop`, at most as many as there is room for."""

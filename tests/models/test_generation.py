@@ -99,16 +99,6 @@ def test_only_layers_without_a_window_keep_all_tokens(small_decoder) -> None:
         assert lengths == [[3, 3], [3, 3], [24, 24]]
 
 
-def test_what_is_padded_is_told_to_a_mixer_with_a_state() -> None:
-    cache = LayerCache(9, padding=torch.tensor([0, 2, 4]))
-    told = [[0, 0, 0], [1, 1, 0], [1, 1, 1]], [[0, 0], [0, 0], [1, 0]]
-    for expected in told:
-        seq = len(expected[0])
-        assert torch.equal(cache.padded(seq), torch.tensor(expected, dtype=torch.bool))  # type: ignore[arg-type]
-        cache.append(torch.zeros(3, 1, seq, 2))
-    assert LayerCache(9).padded(3) is None
-
-
 class OwnCache(nn.Module):
     """A user's model with a cache that knows nothing of padding; its next token is a sum's."""
 

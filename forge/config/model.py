@@ -129,6 +129,12 @@ class Decoder(RotaryOptions, AttentionOptions, Model):
         return self.mixer.rotary_dim(self)
 
     @property
+    def is_tempered(self) -> bool:
+        """Whether queries are multiplied by a temperature of their positions."""
+        read = "temperature_tuning" not in self.mixer.unread
+        return read and self.temperature_tuning and self.position != "rope"
+
+    @property
     def kv_heads(self) -> int:
         """Key/value heads, with null resolved to n_heads."""
         if self.n_kv_heads is None or "n_kv_heads" in self.mixer.unread:

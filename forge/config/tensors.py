@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 EMBEDDING, POSITION, HEAD = "embedding", "position", "head"
 MATRIX, EXPERT, ROUTER = "matrix", "expert", "router"
@@ -113,12 +113,19 @@ def linear(
 
 
 def norm(
-    name: str, width: int, *, part: str = "norms", bias: bool = False, unit_offset: bool = False
+    name: str,
+    width: int,
+    *,
+    part: str = "norms",
+    bias: bool = False,
+    unit_offset: bool = False,
+    tp: int | None = None,
+    pieces: int = 0,
 ) -> Iterator[TensorSpec]:
     """The weight of a norm, and the bias of a LayerNorm that has one. unit_offset: it scales by
-    1 + weight.
+    1 + weight. tp: 0 cuts it.
     """
-    initial = 0.0 if unit_offset else 1.0
-    yield TensorSpec(name=f"{name}.weight", shape=(width,), role=NORM, part=part, initial=initial)
+    cut: dict[str, Any] = {"shape": (width,), "part": part, "tp": tp, "pieces": pieces}
+    yield TensorSpec(name=f"{name}.weight", role=NORM, initial=0.0 if unit_offset else 1.0, **cut)
     if bias:
-        yield TensorSpec(name=f"{name}.bias", shape=(width,), role=BIAS, part=part)
+        yield TensorSpec(name=f"{name}.bias", role=BIAS, **cut)

@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
 from forge.models.cache import LayerCache
 from forge.models.documents import Seen
-from forge.models.norm import make_rms_norm
+from forge.models.norm import make_qk_norm, make_rms_norm
 from forge.models.rope import Rotation, rotate, softmax_scale
 from forge.models.sdpa import causal_attention
 
 
 class Attention(nn.Module):
-    """Multi-head attention (arXiv:1706.03762) with grouped key/value heads and optional QK-norm."""
+    """Multi-head attention (arXiv:1706.03762) with grouped key/value heads, and what options of the
+    model add.
+
+    wq makes the queries of a head, and with an output gate its gate behind them. Values may be made
+    by wk. sinks: one score a head.
+    """
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
-        self.head_dim, self.window = section.computed_head_dim, section.sliding_window_size
+        self.section, self.head_dim = section, section.computed_head_dim
+        self.window, self.chunk = section.span
         self.backend, self.scale = section.sdpa_backend, softmax_scale(section, self.head_dim)
-        self.adjacent = section.rope_interleave
+        self.cap, self.gated = section.attn_logits_soft_cap, section.attention_output_gate
         biases = section.attention_biases
         heads_dim, kv_dim = section.n_heads * self.head_dim, section.kv_heads * self.head_dim
         self.grouped = section.kv_heads != section.n_heads
-        self.wq = nn.Linear(section.dim, heads_dim, bias=biases["q"])
+        self.sinks = nn.Parameter(torch.zeros(section.n_heads)) if section.attention_sink else None
+        made_by_wq = 2 * heads_dim if self.gated else heads_dim
+        self.wq = nn.Linear(section.dim, made_by_wq, bias=biases["q"])
         self.wk = nn.Linear(section.dim, kv_dim, bias=biases["k"])
-        self.wv = nn.Linear(section.dim, kv_dim, bias=biases["v"])
+        self.wv: nn.Linear | None = None
+        if not section.share_kv_projections:
+            self.wv = nn.Linear(section.dim, kv_dim, bias=biases["v"])
         self.wo = nn.Linear(heads_dim, section.dim, bias=biases["o"])
-        self.q_norm, self.k_norm = (
-            make_rms_norm(section, self.head_dim) if section.qk_norm else nn.Identity()
-            for _ in range(2)
-        )
+        self.q_norm = make_qk_norm(section, section.n_heads)
+        self.k_norm = make_qk_norm(section, section.kv_heads)
+        self.v_norm: nn.Module | None = None
+        if section.v_norm:
+            with_scale = section.v_norm_with_scale
+            self.v_norm = make_rms_norm(section, self.head_dim, with_scale=with_scale)
 
     def forward(
         self,
@@ -50,28 +63,50 @@ class Attention(nn.Module):
         *seen: Seen,
     ) -> Tensor:
         """x: [batch, seq, dim] -> what all heads give, [batch, seq, heads * head_dim]."""
-        batch, seq, _ = x.shape
-        q = self.q_norm(self.wq(x).view(batch, seq, -1, self.head_dim))
-        k = self.k_norm(self.wk(x).view(batch, seq, -1, self.head_dim))
-        v = self.wv(x).view(batch, seq, -1, self.head_dim)
-        if rotation is not None:
-            q, k = (rotate(each, rotation, adjacent=self.adjacent) for each in (q, k))
+        q, k = (each(x).unflatten(-1, (-1, self.head_dim)) for each in (self.wq, self.wk))
+        v = k if self.wv is None else self.wv(x).unflatten(-1, (-1, self.head_dim))
+        v = v if self.v_norm is None else self.v_norm(v)
+        gate = None
+        if self.gated:
+            q, gate = q[..., ::2, :], q[..., 1::2, :]
+        q, k = self.placed(q, k, rotation)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         heads = self.attend(q, *((k, v) if cache is None else cache.append(k, v)), *seen)
-        return heads.transpose(1, 2).reshape(batch, seq, -1)
+        heads = heads.transpose(1, 2)
+        return (heads if gate is None else heads * gate.sigmoid()).flatten(2)
+
+    def placed(self, q: Tensor, k: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
+        """Queries and keys [batch, seq, heads, head_dim], normalised and rotated."""
+        late = self.section.qk_norm_after_rope
+        if not late:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None and self.section.position == "rope":
+            adjacent = self.section.rope_interleave
+            q, k = (rotate(each, rotation, adjacent=adjacent) for each in (q, k))
+        elif rotation is not None:
+            q = (q * rotation[0]).type_as(q)
+        return (self.q_norm(q), self.k_norm(k)) if late else (q, k)
 
     def of_heads(self) -> list[tuple[nn.Linear, list[float]]]:
         """What QK-Clip scales: layers whose outputs are heads, and of each output of a head the
-        power of the factor. Keys of several heads stay, and their queries take all of it.
+        power of the factor. Keys of several heads stay, and those that are values too; their
+        queries take all of it.
         """
-        if self.grouped:
-            return [(self.wq, [1.0] * self.head_dim)]
-        return [(self.wq, [0.5] * self.head_dim), (self.wk, [0.5] * self.head_dim)]
+        gate = [0.0] * self.head_dim if self.gated else []
+        if self.grouped or self.wv is None:
+            return [(self.wq, [1.0] * self.head_dim + gate)]
+        half = [0.5] * self.head_dim
+        return [(self.wq, half + gate), (self.wk, half)]
+
+    def sinks_here(self) -> Tensor | None:
+        """Those of the heads that `attend` is given."""
+        return self.sinks
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Seen | None = None) -> Tensor:
         """q: [batch, heads, seq, head_dim]; k, v: [batch, kv_heads, keys, head_dim] -> as q.
 
         With more keys than queries these are of the last tokens. seen: as of `causal_attention`.
         """
-        how = {"window": self.window, "scale": self.scale, "seen": seen}
-        return causal_attention(q, k, v, self.backend, **how)
+        how = {"scale": self.scale, "cap": self.cap, "sinks": self.sinks_here(), "seen": seen}
+        span = {"window": self.window, "chunk": self.chunk}
+        return causal_attention(q, k, v, self.backend, **span, **how)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from forge.config.attention_options import Span
 from forge.models.documents import as_scores
 
 
@@ -14,14 +15,17 @@ class LayerCache:
     """What one layer keeps of each token that it has read, `length` so far.
 
     Tensors [..., kept tokens, width], as keys and values [batch, kv_heads, tokens, head_dim]. With
-    a window, 0 = none, the last `window` tokens are kept, in a ring.
+    a window the last `window` tokens are kept, in a ring.
 
     padding: [batch], the tokens before each row's text, which are nobody's; None = none. A mixer
     that keeps states instead has them in `held`.
     """
 
-    def __init__(self, max_len: int, window: int = 0, padding: Tensor | None = None) -> None:
-        self.max_len, self.window, self.padding = max_len, window, padding
+    def __init__(
+        self, max_len: int, span: Span | None = None, padding: Tensor | None = None
+    ) -> None:
+        self.max_len, self.span, self.padding = max_len, span or Span(), padding
+        window = self.span.window
         self.size = min(window, max_len) if window else max_len
         self.length = 0
         self.held: tuple[Tensor, ...] = ()
@@ -78,12 +82,12 @@ class LayerCache:
 class KVCache:
     """One LayerCache a layer, for at most `max_len` tokens. For use without gradients.
 
-    windows: of each layer. padding: as of `LayerCache`.
+    spans: of each layer. padding: as of `LayerCache`.
     """
 
-    def __init__(self, max_len: int, windows: Sequence[int], padding: Tensor | None = None) -> None:
+    def __init__(self, max_len: int, spans: Sequence[Span], padding: Tensor | None = None) -> None:
         self.max_len, self.padding = max_len, padding
-        self.layers = [LayerCache(max_len, window, padding) for window in windows]
+        self.layers = [LayerCache(max_len, span, padding) for span in spans]
 
     @property
     def length(self) -> int:
@@ -105,7 +109,10 @@ def seen_in(cache: LayerCache, seq: int, dtype: torch.dtype) -> Tensor:
     queries = torch.arange(cache.length, cache.length + seq, device=device)[:, None]
     keys = cache.numbers(seq, device)
     behind = queries - keys
-    near = (behind >= 0) & (behind < cache.window if cache.window else behind >= 0)
+    window, chunk = cache.span
+    near = (behind >= 0) & (behind < window if window else behind >= 0)
     begins = cache.padding[:, None, None]
     seen = near & ((queries >= begins) == (keys >= begins))
+    if chunk:
+        seen &= (queries - begins) // chunk == (keys - begins) // chunk
     return as_scores(seen.unsqueeze(1), dtype)

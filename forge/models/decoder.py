@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from forge.build import make
+from forge.config.attention_options import Span
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import is_moe_layer
 from forge.config.tensors import BIAS, LogUniform
@@ -19,7 +20,7 @@ from forge.models.head import Head
 from forge.models.moe import MoE
 from forge.models.norm import make_norm
 from forge.models.positions import Positions, Sinusoids
-from forge.models.rope import RotaryTable, Rotation
+from forge.models.rope import PositionTable, Rotation, tables_of
 from forge.models.router import Router
 from forge.models.routing_record import RoutingRecord
 
@@ -106,10 +107,9 @@ class Decoder(Balanced, nn.Module):
         if section.position in ADDED:
             self.positions = ADDED[section.position](section.max_seq_len, section.dim)
         of_kind = {kind.name: section.of_kind(kind.name) for kind in section.kinds_in()}
-        rotated = (kind for kind, layer in of_kind.items() if layer.is_rotary)
-        self.rotary = nn.ModuleDict({kind: RotaryTable(of_kind[kind]) for kind in rotated})
+        self.rotary = tables_of(of_kind)
         scored = {kind: one for kind, one in of_kind.items() if not one.mixer.recurrent}
-        self.windows = {kind: layer.sliding_window_size for kind, layer in scored.items()}
+        self.spans = {kind: layer.span for kind, layer in scored.items()}
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
         layers = enumerate(self.kinds)
         self.blocks = nn.ModuleDict({str(n): Block(of_kind[kind], n) for n, kind in layers})
@@ -149,22 +149,22 @@ class Decoder(Balanced, nn.Module):
     def packed(self, documents: Tensor) -> Packed:
         """What is here of rows that several documents share, [batch, seq]."""
         if self.in_blocks:
-            return packed_in_blocks(documents, self.windows.values())
+            return packed_in_blocks(documents, self.spans.values())
         here = torch.arange(documents.shape[1], device=documents.device)
-        return packed(documents, self.windows.values(), tokens=here, queries=here)
+        return packed(documents, self.spans.values(), tokens=here, queries=here)
 
     def _of_documents(self, tokens: Tensor, rows: Packed) -> Tensor:
         x = self.embed(tokens, 0, rows.positions) if self.reads_tokens else tokens
         at: Any = {kind: table.at for kind, table in self.rotary.items()}
         rotations = {kind: rotation(rows.positions) for kind, rotation in at.items()}
         seen = {
-            window: as_scores(each, x.dtype) if isinstance(each, Tensor) else each
-            for window, each in rows.seen.items()
+            span: as_scores(each, x.dtype) if isinstance(each, Tensor) else each
+            for span, each in rows.seen.items()
         }
         for layer, block in self.blocks.items():
             kind = self.kinds[int(layer)]
-            has_scores = kind in self.windows
-            mine = seen[self.windows[kind]] if has_scores else rows.positions
+            has_scores = kind in self.spans
+            mine = seen[self.spans[kind]] if has_scores else rows.positions
             x = block(x, rotations.get(kind), None, mine)
         return x
 
@@ -175,15 +175,15 @@ class Decoder(Balanced, nn.Module):
         x = self.embed(tokens, start, positions) if self.reads_tokens else tokens
         at: Any = {kind: table.at for kind, table in self.rotary.items()}
         rotations = {kind: rotation(positions) for kind, rotation in at.items()}
-        seen: dict[int, Tensor] = {}
+        seen: dict[Span, Tensor] = {}
         for layer, block in self.blocks.items():
             own, kind = cache.layers[int(layer)], self.kinds[int(layer)]
-            if kind not in self.windows:
+            if kind not in self.spans:
                 x = block(x, None, own, positions)
                 continue
-            if own.window not in seen:
-                seen[own.window] = seen_in(own, seq, x.dtype)
-            x = block(x, rotations.get(kind), own, seen[own.window])
+            if own.span not in seen:
+                seen[own.span] = seen_in(own, seq, x.dtype)
+            x = block(x, rotations.get(kind), own, seen[own.span])
         return x
 
     def _received(self, x: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class Decoder(Balanced, nn.Module):
             del self.blocks[layer]
         here = {self.kinds[layer] for layer in layers}
         self.rotary = nn.ModuleDict({k: table for k, table in self.rotary.items() if k in here})
-        self.windows = {kind: window for kind, window in self.windows.items() if kind in here}
+        self.spans = {kind: span for kind, span in self.spans.items() if kind in here}
         self.reads_tokens = first
         if not first:
             self.positions = None
@@ -255,11 +255,12 @@ class Decoder(Balanced, nn.Module):
         if max_len > self.max_seq_len and padding is None:
             limit = f"model.max_seq_len={self.max_seq_len}"
             raise ValueError(f"{limit}: a cache of {max_len} tokens is too long")
-        return KVCache(max_len, [self.windows.get(kind, 0) for kind in self.kinds], padding)
+        spans = [self.spans.get(kind, Span()) for kind in self.kinds]
+        return KVCache(max_len, spans, padding)
 
     def reset_buffers(self) -> None:
         for module in self.modules():
-            if isinstance(module, RotaryTable | Sinusoids | Router | RoutingRecord):
+            if isinstance(module, PositionTable | Sinusoids | Router | RoutingRecord):
                 module.reset_buffers()
 
     def init_std(self, name: str) -> float:

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+
+from forge.config.attention_options import Span
+from forge.models.head import soft_cap
 
 BLOCK = 128  # queries and keys of a block
 
@@ -21,26 +24,28 @@ Seen = Tensor | BlockMask
 
 class Packed(NamedTuple):
     """positions: of the tokens here in their documents, [batch, seq]. seen: which keys the queries
-    here see, by the window of a layer, 0 = no window; bool [batch, 1, queries, keys], or blocks.
+    here see, by the span of a layer; bool [batch, 1, queries, keys], or blocks.
     """
 
     positions: Tensor
-    seen: Mapping[int, Seen]
+    seen: Mapping[Span, Seen]
 
 
-def packed(documents: Tensor, windows: Iterable[int], *, tokens: Tensor, queries: Tensor) -> Packed:
+def packed(documents: Tensor, spans: Iterable[Span], *, tokens: Tensor, queries: Tensor) -> Packed:
     """documents: [batch, seq], the number of the document of each token of whole rows, which never
     falls. tokens: which of them are here, [n]; queries: which of them attend here, to all keys.
     """
     keys = torch.arange(documents.shape[1], device=documents.device)
     behind = queries[:, None] - keys
-    seen = (documents[:, queries, None] == documents[:, None]) & (behind >= 0)
+
+    def seen(span: Span) -> Tensor:
+        parts = in_chunks(documents, span.chunk)
+        found = (parts[:, queries, None] == parts[:, None]) & (behind >= 0)
+        return (found & (behind < span.window) if span.window else found).unsqueeze(1)
+
     return Packed(
         positions=positions_in(documents)[:, tokens],
-        seen={
-            window: (seen & (behind < window) if window else seen).unsqueeze(1)
-            for window in sorted(set(windows))
-        },
+        seen={span: seen(span) for span in sorted(set(spans))},
     )
 
 
@@ -51,10 +56,20 @@ def as_scores(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)
 
 
-def packed_in_blocks(documents: Tensor, windows: Iterable[int]) -> Packed:
+def packed_in_blocks(documents: Tensor, spans: Iterable[Span]) -> Packed:
     """The same of whole rows, in blocks."""
-    blocks = {window: blocks_of(documents, window) for window in sorted(set(windows))}
+    blocks = {
+        span: blocks_of(in_chunks(documents, span.chunk), span.window)
+        for span in sorted(set(spans))
+    }
     return Packed(positions=positions_in(documents), seen=blocks)
+
+
+def in_chunks(documents: Tensor, chunk: int) -> Tensor:
+    """The documents cut into runs of `chunk` tokens, numbered alike; 0 = as they are."""
+    if not chunk:
+        return documents
+    return (positions_in(documents) % chunk == 0).cumsum(1)
 
 
 def positions_in(documents: Tensor) -> Tensor:
@@ -103,11 +118,30 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attend_in_blocks(
-    q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    blocks: BlockMask,
+    *,
+    scale: float | None,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """q, k, v as of `causal_attention`, of whole rows. It is a kernel where it is compiled."""
+    """q, k, v, scale, cap and sinks as of `causal_attention`, of whole rows. It is a kernel where
+    it is compiled.
+    """
     if torch.is_autocast_enabled(q.device.type):  # which this kernel does not know
         width = torch.get_autocast_dtype(q.device.type)
         q, k, v = q.to(width), k.to(width), v.to(width)
+
+    def capped(score: Tensor, *_: Tensor) -> Tensor:
+        return soft_cap(score, cap)
+
     attend: Any = flex_attention  # which gives one tensor, unless it is asked for more
-    return attend(q, k, v, block_mask=blocks, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    how = {"block_mask": blocks, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    how |= {"score_mod": capped} if cap else {}
+    if sinks is None:
+        return attend(q, k, v, **how)
+    heads, more = attend(q, k, v, return_aux=AuxRequest(lse=True), **how)
+    share = (more.lse - sinks.to(more.lse.dtype).view(-1, 1)).sigmoid()
+    return (heads * share.unsqueeze(-1)).to(heads.dtype)

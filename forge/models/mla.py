@@ -26,7 +26,8 @@ class MLA(nn.Module):
         own, dim, heads = section.mixer, section.dim, section.n_heads
         assert isinstance(own, MLAConfig)
         self.section, self.scale = own, softmax_scale(section, own.qk_head_dim)
-        self.backend, self.window = section.sdpa_backend, section.sliding_window_size
+        self.backend, self.cap = section.sdpa_backend, section.attn_logits_soft_cap
+        self.window, self.chunk = section.span
         self.adjacent = section.rope_interleave
         queries = heads * own.qk_head_dim
         if own.q_lora_rank:
@@ -100,8 +101,9 @@ class MLA(nn.Module):
 
         With more keys than queries these are of the last tokens. seen: as of `causal_attention`.
         """
-        how = {"window": self.window, "scale": self.scale, "seen": seen}
-        return causal_attention(q, k, v, self.backend, **how)
+        how = {"scale": self.scale, "cap": self.cap, "seen": seen}
+        span = {"window": self.window, "chunk": self.chunk}
+        return causal_attention(q, k, v, self.backend, **span, **how)
 
     def absorbed(self, q: Tensor, held: Tensor, seen: Tensor | None = None) -> Tensor:
         """One query, [batch, heads, 1, qk_head_dim], over latents with the shared keys behind them,
@@ -116,9 +118,11 @@ class MLA(nn.Module):
         q_own, q_shared = q.transpose(1, 2).split(parts, -1)
         q = torch.cat((torch.einsum("bshn,hnr->bshr", q_own, to_keys), q_shared), -1)
         k = held[:, None]
+        if self.chunk and seen is None:
+            k = k[:, :, (held.shape[1] - 1) // self.chunk * self.chunk :]
         v = k[..., : section.kv_lora_rank]
-        if q.device.type in WRITTEN_OUT:  # heads are queries
-            summed = written_out(q, k, v, scale=self.scale, seen=seen)
+        if self.cap or q.device.type in WRITTEN_OUT:  # heads are queries
+            summed = written_out(q, k, v, scale=self.scale, cap=self.cap, seen=seen)
         else:
             mask = None if seen is None else seen.to(q.dtype)
             summed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)

@@ -22,8 +22,21 @@ def make_norm(section: DecoderConfig) -> nn.Module:
     return made
 
 
-def make_rms_norm(section: DecoderConfig, width: int) -> RMSNorm:
-    made = RMSNorm(width, eps=section.norm_eps)
+def make_rms_norm(section: DecoderConfig, width: int, *, with_scale: bool = True) -> RMSNorm:
+    """with_scale: whether it has weights."""
+    made = RMSNorm(width, eps=section.norm_eps, elementwise_affine=with_scale)
+    made.offset = float(section.norm_unit_offset)
+    return made
+
+
+def make_qk_norm(section: DecoderConfig, heads: int) -> nn.Module:
+    """That of so many heads of queries or keys, [..., heads, head_dim]."""
+    width, with_scale = section.computed_head_dim, section.qk_norm_with_scale
+    if not section.qk_norm:
+        return nn.Identity()
+    if section.qk_norm_width == "head":
+        return make_rms_norm(section, width, with_scale=with_scale)
+    made = NormOfHeads(heads * width, eps=section.norm_eps, elementwise_affine=with_scale)
     made.offset = float(section.norm_unit_offset)
     return made
 
@@ -32,10 +45,23 @@ class RMSNorm(nn.RMSNorm):
     offset = 0.0  # added to the weight
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight
-        scale = weight.to(x.dtype)
-        scale = scale + self.offset if self.offset else scale
-        return F.rms_norm(x, self.normalized_shape, scale, self.eps).to(weight.dtype)
+        if self.weight is None:
+            return F.rms_norm(x, self.normalized_shape, None, self.eps)
+        return F.rms_norm(x, self.normalized_shape, self.scale_of(x), self.eps).to(
+            self.weight.dtype
+        )
+
+    def scale_of(self, x: Tensor) -> Tensor:
+        scale = self.weight.to(x.dtype)
+        return scale + self.offset if self.offset else scale
+
+
+class NormOfHeads(RMSNorm):
+    """One norm over all heads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., heads, head_dim]."""
+        return super().forward(x.flatten(-2)).view_as(x)
 
 
 class LayerNorm(nn.LayerNorm):

@@ -3,52 +3,103 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
 
-Rotation = tuple[Tensor, Tensor]
-"""Cosine and signed sine of some positions, each [seq, 1, rotary_dim], or of those of each row,
-[batch, seq, 1, rotary_dim].
+Rotation = tuple[Tensor, ...]
+"""What is known of some positions, each [seq, 1, width], or of those of each row, [batch, seq, 1,
+width]: cosine and signed sine, as wide as what is rotated; or a temperature, of width 1.
 """
 
 
-class RotaryTable(nn.Module):
-    """Cosines and sines of all positions, in fp32. They are in no state_dict."""
+class PositionTable(nn.Module):
+    """Tables of all positions, in fp32. They are in no state_dict.
 
+    names: of the tables.
+    """
+
+    names: tuple[str, ...] = ()
+
+    def __init__(self, section: DecoderConfig, width: int) -> None:
+        super().__init__()
+        self.section = section
+        for name in self.names:
+            table = torch.empty(section.max_seq_len, 1, width, dtype=torch.float32)
+            self.register_buffer(name, table, persistent=False)
+        self.reset_buffers()
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, name) for name in self.names)
+
+    def reset_buffers(self) -> None:
+        """Compute the tables, on the CPU, so that every device has the same bits."""
+        if self.tables[0].is_meta:
+            return
+        length = self.section.max_seq_len
+        positions = torch.arange(length, device="cpu", dtype=torch.float32)
+        for table, values in zip(self.tables, self.computed(positions), strict=True):
+            table.copy_(values.reshape(table.shape))
+
+    def computed(self, positions: Tensor) -> tuple[Tensor, ...]:
+        """The tables of these positions."""
+        raise NotImplementedError
+
+    def forward(self, start: int, seq: int) -> Rotation:
+        return tuple(table[start : start + seq] for table in self.tables)
+
+    def at(self, positions: Tensor) -> Rotation:
+        """positions: [batch, seq]."""
+        return tuple(table[positions] for table in self.tables)
+
+
+class RotaryTable(PositionTable):
+    """Cosines and sines."""
+
+    names = ("cos", "sin")
     cos: Tensor
     sin: Tensor
 
     def __init__(self, section: DecoderConfig) -> None:
-        super().__init__()
-        self.section = section
-        shape = (section.max_seq_len, 1, section.rotary_dim)
-        for name in ("cos", "sin"):
-            table = torch.empty(*shape, dtype=torch.float32)
-            self.register_buffer(name, table, persistent=False)
-        self.reset_buffers()
+        super().__init__(section, section.rotary_dim)
 
-    def reset_buffers(self) -> None:
-        """Compute the tables, on the CPU, so that every device has the same bits."""
-        if self.cos.is_meta:
-            return
-        positions = torch.arange(len(self.cos), device="cpu", dtype=torch.float32)
+    def computed(self, positions: Tensor) -> tuple[Tensor, ...]:
         angles = torch.outer(positions, frequencies(self.section))
         scale = self.section.rotary_scale
         cos, sin = (scale * table for table in (angles.cos(), angles.sin()))
-        join = partial(torch.stack if self.section.rope_interleave else torch.cat, dim=-1)
-        for table, pair in ((self.cos, (cos, cos)), (self.sin, (-sin, sin))):
-            table.copy_(join(pair).reshape(table.shape))
+        join = torch.stack if self.section.rope_interleave else torch.cat
+        return join((cos, cos), dim=-1), join((-sin, sin), dim=-1)
 
-    def forward(self, start: int, seq: int) -> Rotation:
-        return self.cos[start : start + seq], self.sin[start : start + seq]
 
-    def at(self, positions: Tensor) -> Rotation:
-        """positions: [batch, seq]."""
-        return self.cos[positions], self.sin[positions]
+class Temperatures(PositionTable):
+    """What queries of layers without rotation are multiplied by (arXiv:2501.19399, as in Llama
+    4).
+    """
+
+    names = ("temperature",)
+
+    def __init__(self, section: DecoderConfig) -> None:
+        super().__init__(section, 1)
+
+    def computed(self, positions: Tensor) -> tuple[Tensor, ...]:
+        section = self.section
+        steps = ((positions + 1) / section.temperature_tuning_floor).floor()
+        return (steps.log1p() * section.temperature_tuning_scale + 1,)
+
+
+def tables_of(sections: Mapping[str, DecoderConfig]) -> nn.ModuleDict:
+    """Those of the kinds of layers that know positions."""
+    made: dict[str, nn.Module] = {}
+    for kind, section in sections.items():
+        if section.is_rotary:
+            made[kind] = RotaryTable(section)
+        elif section.is_tempered:
+            made[kind] = Temperatures(section)
+    return nn.ModuleDict(made)
 
 
 def frequencies(section: DecoderConfig) -> Tensor:
@@ -110,7 +161,8 @@ def _ramp(x: Tensor, low: float, high: float) -> Tensor:
 
 def softmax_scale(section: DecoderConfig, width: int) -> float:
     """What the scores of queries and keys of that width are multiplied by."""
-    return section.scores_scale / math.sqrt(width)
+    scale = 1 / math.sqrt(width) if section.query_scale is None else section.query_scale
+    return section.scores_scale * scale
 
 
 def rotate(x: Tensor, rotation: Rotation, *, adjacent: bool = False) -> Tensor:

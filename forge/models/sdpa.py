@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask
 
 from forge.models.documents import Seen, attend_in_blocks
+from forge.models.head import soft_cap
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -32,6 +33,7 @@ WRITTEN_OUT = ("mps",)
 """
 HALF_ONLY_ON_GPU = ("flash", "cudnn")
 HALF = (torch.float16, torch.bfloat16)
+ALIGNED = 8  # kernels of a GPU take heads whose width is a multiple of it
 
 
 def causal_attention(
@@ -41,69 +43,147 @@ def causal_attention(
     backend: str,
     *,
     window: int = 0,
+    chunk: int = 0,
     scale: float | None = None,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
     seen: Seen | None = None,
 ) -> Tensor:
     """q: [batch, heads, seq, head_dim] over k, v: [batch, kv_heads, past + seq, head_dim].
 
-    Query i sees keys 0 to past + i, or the last `window` of these; k and v may have fewer heads
-    (GQA, arXiv:2305.13245), and v a width of its own, which is the result's. scale: of the scores;
-    null = 1 / sqrt(head_dim). seen: says instead which keys each query sees, the window too, by
-    what is added to scores, 0 or -inf: [batch, 1, seq, keys]; or by blocks of whole rows.
+    Query i sees keys 0 to past + i, or the last `window` of these, or those of its own run of
+    `chunk` keys; k and v may have fewer heads (GQA, arXiv:2305.13245), and v a width of its own,
+    which is the result's. scale: of the scores; null = 1 / sqrt(head_dim). cap: a soft cap of
+    scores; 0 = none. sinks: [heads], scores that take part in the softmax of each query of a head,
+    and add nothing. seen: says instead which keys each query sees, the window too, by what is added
+    to scores, 0 or -inf: [batch, 1, seq, keys]; or by blocks of whole rows.
 
     Several queries after a past get a GPU's flash kernel where it fits and `backend` allows it,
-    else a mask and the kernel that torch chooses, whatever `backend` is; so does a window.
+    else a mask and the kernel that torch chooses, whatever `backend` is; so does a window. Scores
+    with a cap are written out.
     """
+    how: dict[str, Any] = {"scale": scale, "cap": cap, "sinks": sinks}
     if isinstance(seen, BlockMask):
-        return attend_in_blocks(q, k, v, seen, scale)
-    if q.device.type in WRITTEN_OUT:
-        if backend != "auto":
-            check_backend(backend, q.device.type, q.dtype)
-        seen = _band(q, k.shape[2], window) if seen is None else seen
-        return written_out(q, k, v, seen=seen, scale=scale)
+        return attend_in_blocks(q, k, v, seen, **how)
+    if q.device.type in WRITTEN_OUT and backend != "auto":
+        check_backend(backend, q.device.type, q.dtype)
     seq, keys = q.shape[2], k.shape[2]
-    more: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1], "scale": scale}
-    masked = seen is not None or 0 < window < keys
-    if masked and more["enable_gqa"] and q.is_cuda:
-        # No fused kernel takes a mask and fewer key heads.
-        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-        more["enable_gqa"] = False
     if seen is not None:
-        return _by_backend(q, k, v, backend, attn_mask=seen.to(q.dtype), **more)
-    if masked:
+        return _softmax(q, k, v, backend, seen=seen.to(q.dtype), **how)
+    if 0 < chunk < keys:
+        if seq == keys:
+            return _by_chunks(q, k, v, chunk, backend, how)
+        first = (keys - seq) // chunk * chunk  # the first key that any query sees
+        k, v, keys = k[:, :, first:], v[:, :, first:], keys - first
+        if keys > chunk:
+            return _softmax(q, k, v, seen=_band(q, keys, chunk=chunk), **how)
+    if 0 < window < keys:
         if seq == keys and seq % window == 0:
-            return _block_by_block(q, k, v, window, more)
+            return _block_by_block(q, k, v, window, how)
         first = max(keys - seq - window + 1, 0)  # the first key that any query sees
         k, v, keys = k[:, :, first:], v[:, :, first:], keys - first
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=_band(q, keys, window), **more)
+        return _softmax(q, k, v, seen=_band(q, keys, window), **how)
+    plain = not cap and sinks is None and q.device.type not in WRITTEN_OUT
     narrower = q.shape[-1] - v.shape[-1]
-    if narrower > 0 and backend in ("auto", "flash") and not (v.is_cuda and v.dtype not in HALF):
+    by_flash = backend in ("auto", "flash") and not (v.is_cuda and v.dtype not in HALF)
+    if plain and narrower > 0 and by_flash:
         wide = F.pad(v, (0, narrower))  # flash kernels take values as wide as keys
         return causal_attention(q, k, wide, backend, scale=scale)[..., :-narrower]
     if 1 < seq < keys:
-        if backend in ("auto", "flash") and _flash_after_a_past(q, k, v):
+        if plain and backend in ("auto", "flash") and _flash_after_a_past(q, k, v):
             # Unlike that of scaled_dot_product_attention, its is_causal ends at the last key. The
             # compiler cannot trace torch.nn.attention.bias.causal_lower_right, which uses it.
             flash = torch.ops.aten._scaled_dot_product_flash_attention
             return flash(q, k, v, is_causal=True, scale=scale)[0]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=_band(q, keys), **more)
-    return _by_backend(q, k, v, backend, is_causal=seq == keys, **more)
+        return _softmax(q, k, v, seen=_band(q, keys), **how)
+    return _softmax(q, k, v, backend, causal=seq == keys, **how)
+
+
+def _softmax(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    backend: str = "auto",
+    *,
+    seen: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None,
+    cap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    """seen: where a query sees a key, or what is added to scores. causal: queries and keys are of
+    the same tokens. With neither every query sees all keys.
+    """
+    if cap or q.device.type in WRITTEN_OUT:
+        seen = _band(q, k.shape[2]) if causal else seen
+        return written_out(q, k, v, seen=seen, scale=scale, cap=cap, sinks=sinks)
+    if sinks is not None:
+        return _with_sinks(q, k, v, sinks, scale or q.shape[-1] ** -0.5, backend, seen, causal)
+    more: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1], "scale": scale}
+    if seen is None:
+        return _by_backend(q, k, v, backend, is_causal=causal, **more)
+    if more["enable_gqa"] and q.is_cuda:
+        # No fused kernel takes a mask and fewer key heads.
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        more["enable_gqa"] = False
+    return _by_backend(q, k, v, backend, attn_mask=seen, **more)
+
+
+def _with_sinks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor,
+    scale: float,
+    backend: str,
+    seen: Tensor | None,
+    causal: bool,
+) -> Tensor:
+    """A key before all others has the score of the sink, by a further dimension of queries and
+    keys, and a value of zeros: so any kernel takes it.
+    """
+    width, of_values, more = q.shape[-1], v.shape[-1], ALIGNED if q.is_cuda else 1
+    scores = (sinks / scale).to(q.dtype).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
+    q = F.pad(torch.cat((q, scores), -1), (0, more - 1, int(causal), 0))
+    sink = F.pad(k.new_ones(*k.shape[:2], 1, 1), (width, more - 1))
+    k = torch.cat((sink, F.pad(k, (0, more))), 2)
+    v = F.pad(v, (0, k.shape[-1] - of_values, 1, 0))
+    if seen is not None:
+        seen = F.pad(seen, (1, 0), value=1.0 if seen.dtype == torch.bool else 0.0)
+    how: dict[str, Any] = {"scale": scale, "cap": 0.0, "sinks": None}
+    heads = _softmax(q, k, v, backend, seen=seen, causal=causal, **how)
+    return heads[:, :, int(causal) :, :of_values]  # causal: the sink is a token before all others
 
 
 def written_out(
-    q: Tensor, k: Tensor, v: Tensor, *, seen: Tensor | None = None, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    seen: Tensor | None = None,
+    scale: float | None = None,
+    cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The same by matrix products and a softmax; without `seen` every query sees all keys. seen:
-    where a query sees a key, or what is added to scores.
+    where a query sees a key, or what is added to scores. Scores with a cap or sinks are fp32 at
+    least.
     """
     if q.shape[1] != k.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if cap or sinks is not None:
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if cap:
+        scores = soft_cap(scores, cap)
     if seen is not None and seen.dtype == torch.bool:
         scores = scores.masked_fill(~seen, -torch.inf)
     elif seen is not None:
         scores = scores + seen
-    return scores.softmax(-1) @ v
+    if sinks is None:
+        return scores.softmax(-1).to(v.dtype) @ v
+    own = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat((own, scores), -1).softmax(-1)[..., 1:].to(v.dtype) @ v
 
 
 def _by_backend(q: Tensor, k: Tensor, v: Tensor, backend: str, **more: Any) -> Tensor:
@@ -116,14 +196,36 @@ def _by_backend(q: Tensor, k: Tensor, v: Tensor, backend: str, **more: Any) -> T
         return F.scaled_dot_product_attention(q, k, v, **more)
 
 
-def _band(q: Tensor, keys: int, window: int = 0) -> Tensor:
+def _band(q: Tensor, keys: int, window: int = 0, chunk: int = 0) -> Tensor:
     """Which of `keys` keys the queries, which are the last, see: [seq, keys]."""
     seq = q.shape[2]
     seen = torch.ones(seq, keys, dtype=torch.bool, device=q.device).tril(keys - seq)
+    if chunk:
+        runs = torch.arange(keys, device=q.device) // chunk
+        return seen & (runs[keys - seq :, None] == runs)
     return seen.triu(keys - seq - window + 1) if window else seen
 
 
-def _block_by_block(q: Tensor, k: Tensor, v: Tensor, window: int, more: dict[str, Any]) -> Tensor:
+def _by_chunks(
+    q: Tensor, k: Tensor, v: Tensor, chunk: int, backend: str, how: dict[str, Any]
+) -> Tensor:
+    """Each run of `chunk` tokens as if it were alone, and what is left behind the last."""
+    whole = q.shape[2] // chunk * chunk
+
+    def runs(x: Tensor) -> Tensor:
+        """[batch * runs, heads, chunk, dim]."""
+        return x[:, :, :whole].unflatten(2, (-1, chunk)).transpose(1, 2).flatten(0, 1)
+
+    first = _softmax(runs(q), runs(k), runs(v), backend, causal=True, **how)
+    first = first.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)
+    if whole == q.shape[2]:
+        return first
+    rest = [x[:, :, whole:].contiguous() for x in (q, k, v)]  # else all of each is kept
+    last = _softmax(rest[0], rest[1], rest[2], backend, causal=True, **how)
+    return torch.cat((first, last), 2)
+
+
+def _block_by_block(q: Tensor, k: Tensor, v: Tensor, window: int, how: dict[str, Any]) -> Tensor:
     """Blocks of `window` queries over their own keys and those of the block before, so that time
     and memory grow with seq * window.
     """
@@ -135,17 +237,16 @@ def _block_by_block(q: Tensor, k: Tensor, v: Tensor, window: int, more: dict[str
         return torch.cat((blocks(x)[:, :-1], blocks(x)[:, 1:]), 3).flatten(0, 1)
 
     own = [x[:, :, :window].contiguous() for x in (q, k, v)]  # else all of each is kept
-    first = F.scaled_dot_product_attention(own[0], own[1], own[2], is_causal=True, **more)
+    first = _softmax(own[0], own[1], own[2], causal=True, **how)
     queries = blocks(q)[:, 1:]
-    rest = F.scaled_dot_product_attention(
-        queries.flatten(0, 1), two(k), two(v), attn_mask=_band(first, 2 * window, window), **more
-    )
+    seen = _band(first, 2 * window, window)
+    rest = _softmax(queries.flatten(0, 1), two(k), two(v), seen=seen, **how)
     rest = rest.unflatten(0, queries.shape[:2]).transpose(1, 2).flatten(2, 3)
     return torch.cat((first, rest), 2)
 
 
 def _flash_after_a_past(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    if not q.is_cuda or q.shape[-1] % 8:
+    if not q.is_cuda or q.shape[-1] % ALIGNED:
         return False
     return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, False, q.shape[1] != k.shape[1]))
 

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from forge.config.attention_options import Span
 from forge.models.decoder import Decoder
 from forge.models.documents import Packed, packed
 from forge.models.positions import Positions, Sinusoids
-from forge.models.rope import RotaryTable, Rotation
+from forge.models.rope import PositionTable, Rotation
 from forge.parallel.collectives import exchange, gather
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import (
@@ -167,9 +168,16 @@ class OverExchangedHeads:
         k, v = kv.split((k.shape[-1], v.shape[-1]), -1)
         return exchange(attend(exchange(q, 1, 2, group), k, v, *seen), 2, 1, group)
 
+    def sinks_here(self) -> Tensor | None:
+        """Of the heads that this rank attends with."""
+        sinks, part = super().sinks_here(), self.over_cp.part  # type: ignore[misc]
+        if sinks is None or not self.over_cp.sequences.cut:
+            return sinks
+        return sinks.chunk(part.ranks)[part.rank]
+
 
 class RotationOfPart:
-    """Mixin of a rotary table: the rows of this rank's positions."""
+    """Mixin of a table of positions: the rows of this rank's positions."""
 
     over_cp: Context
 
@@ -178,8 +186,8 @@ class RotationOfPart:
         if not self.over_cp.sequences.cut:
             return super().forward(start, seq)  # type: ignore[misc]
         part = self.over_cp.part
-        cos, sin = super().forward(start, seq * part.ranks)  # type: ignore[misc]
-        return part.of(cos, 0), part.of(sin, 0)
+        whole = super().forward(start, seq * part.ranks)  # type: ignore[misc]
+        return tuple(part.of(table, 0) for table in whole)
 
 
 class PositionsOfPart:
@@ -201,18 +209,18 @@ class DocumentsOfPart:
     """Mixin of a decoder: of rows that documents share, what this rank has and sees."""
 
     over_cp: Context
-    windows: dict[str, int]
+    spans: dict[str, Span]
 
     def packed(self, documents: Tensor) -> Packed:
         """documents: [batch, seq], of whole rows."""
         whole = torch.arange(documents.shape[1], device=documents.device)
         own = self.over_cp.part.of(whole, 0)
         queries = whole if self.over_cp.whole_queries else own
-        return packed(documents, self.windows.values(), tokens=own, queries=queries)
+        return packed(documents, self.spans.values(), tokens=own, queries=queries)
 
 
 SEAMS: dict[type, type] = {
-    RotaryTable: RotationOfPart,
+    PositionTable: RotationOfPart,
     Positions: PositionsOfPart,
     Sinusoids: PositionsOfPart,
 }

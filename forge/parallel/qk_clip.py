@@ -45,19 +45,27 @@ class SeesLogits:
     largest: Tensor | None
     scale: float | None
     window: int
+    chunk: int
     training: bool
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Any = None) -> Tensor:
         if self.training and self.largest is not None:
             with torch.no_grad():
-                found = largest_logits(q, k, scale=self.scale, window=self.window, seen=seen)
+                span = {"window": self.window, "chunk": self.chunk}
+                found = largest_logits(q, k, scale=self.scale, seen=seen, **span)
                 torch.maximum(self.largest, found, out=self.largest)
         return super().attend(q, k, v, seen)  # type: ignore[misc]
 
 
 @torch.no_grad()
 def largest_logits(
-    q: Tensor, k: Tensor, *, scale: float | None, window: int, seen: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    *,
+    scale: float | None,
+    window: int,
+    chunk: int = 0,
+    seen: Tensor | None,
 ) -> Tensor:
     """q: [batch, heads, seq, width], k: [batch, kv_heads, seq, width] -> [heads], of what each
     query sees; as of `forge.models.sdpa.causal_attention`, some queries at a time.
@@ -71,9 +79,10 @@ def largest_logits(
         if seen is not None:
             logits = logits + seen[:, :, start : start + QUERIES]
         else:
-            behind = keys - seq + start + torch.arange(part.shape[2], device=q.device)
-            behind = behind[:, None] - places
+            own = keys - seq + start + torch.arange(part.shape[2], device=q.device)[:, None]
+            behind = own - places
             hidden = (behind < 0) | (behind >= window if window else False)
+            hidden |= (own // chunk != places // chunk) if chunk else False
             logits = logits.masked_fill(hidden, -torch.inf)
         found.append(logits.amax((0, 2, 3)))
     return torch.stack(found).amax(0).float() * (q.shape[-1] ** -0.5 if scale is None else scale)

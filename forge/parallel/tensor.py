@@ -8,9 +8,11 @@ with an all-gather and ends with a reduce-scatter instead of an all-reduce.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,8 +22,9 @@ from forge.config.parallel import Parallel
 from forge.config.tensors import TensorSpec
 from forge.models.decoder import Decoder
 from forge.models.head import Head
+from forge.models.norm import NormOfHeads
 from forge.models.positions import Positions, Sinusoids
-from forge.models.rope import RotaryTable
+from forge.models.rope import PositionTable, Rotation
 from forge.owned import local
 from forge.parallel.collectives import (
     gather,
@@ -90,7 +93,7 @@ def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
             place(model.get_submodule(module), name, width.mesh, [placement], see)
     mix_in_each(model, SEAMS, over_tp=width)
     if not model.reads_tokens:
-        mix_in_each(model, {RotaryTable: WholeRotation}, over_tp=width)
+        mix_in_each(model, {PositionTable: WholeRotation}, over_tp=width)
     mix_in(model, SpreadDecoder, over_tp=width, loss_parallel=parallel.loss_parallel)
 
 
@@ -163,19 +166,42 @@ class PartOfPositions:
 
 
 class WholeRotation:
-    """Mixin of the rotary table of a stage that gets cut hidden states: attention reads all."""
+    """Mixin of a table of positions of a stage that gets cut hidden states: attention reads all."""
 
     over_tp: Width
 
-    def forward(self, start: int, seq: int) -> tuple[Tensor, Tensor]:
-        """The rotation of the positions that attention sees."""
+    def forward(self, start: int, seq: int) -> Rotation:
+        """Of the positions that attention sees."""
         whole = seq * self.over_tp.size if self.over_tp.cut else seq
         return super().forward(start, whole)  # type: ignore[misc]
+
+
+class NormOverRanks:
+    """Mixin of a norm over all heads, of which this rank has some. Where ranks share heads of keys,
+    each has as many of their copies.
+    """
+
+    over_tp: Width
+    eps: float
+    weight: Any
+    scale_of: Callable[[Tensor], Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., heads here, head_dim]."""
+        width, flat = self.over_tp, x.flatten(-2)
+        wide = flat.to(torch.promote_types(x.dtype, torch.float32))
+        squares = sum_over(wide.square().mean(-1, keepdim=True), width.group)
+        mean = sum_gradient(squares, width.group) / width.size
+        y = (wide * (mean + self.eps).rsqrt()).to(x.dtype)
+        if self.weight is not None:
+            y = (y * self.scale_of(x)).to(self.weight.dtype)
+        return y.view_as(x)
 
 
 SEAMS: dict[type, type] = {
     Positions: PartOfPositions,
     Sinusoids: PartOfPositions,
+    NormOfHeads: NormOverRanks,
     nn.Embedding: Rows,
 }
 """Mixins by the type of what is around layers."""

@@ -148,12 +148,13 @@ def _of_documents(config: Config, model: Decoder, share: _Share, residual: int) 
     layers = [model.of_kind(kind) for kind in kinds]
     blocks = in_blocks(config, config.run.device)  # which take next to nothing
     scored = [layer for layer in layers if not layer.mixer.recurrent]
-    windows = set() if blocks else {layer.sliding_window_size for layer in scored}
+    spans = set() if blocks else {layer.span for layer in scored}
     places = INT64 if len(scored) < len(layers) else 0
     queries = parallel.cp if parallel.cp_method == "ulysses" else 1
     rotary = [layer.rotary_dim for layer in layers if layer.is_rotary]
-    masks = len(windows) * queries * residual * config.train.seq_len
-    return masks + places + 2 * FP32 * sum(rotary)
+    masks = len(spans) * queries * residual * config.train.seq_len
+    tempered = sum(layer.is_tempered for layer in layers)
+    return masks + places + FP32 * (2 * sum(rotary) + tempered)
 
 
 def _frozen_models(config: Config) -> Iterator[Decoder]:

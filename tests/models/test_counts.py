@@ -83,6 +83,12 @@ OF_LAYERS = {
     "qk_norm": True,
     "n_kv_heads": 2,
     "position": "learned",
+    "qk_norm_width": "all",
+    "v_norm": True,
+    "attention_sink": True,
+    "share_kv_projections": True,
+    "attention_output_gate": True,
+    "qk_norm_with_scale": False,
     "moe": MoEConfig(num_experts=4, shared_experts=1, first_num_dense_layers=1),
     "other moe": MoEConfig(
         num_experts=4,
@@ -106,7 +112,8 @@ def test_the_table_is_that_of_the_built_model_for_every_pair_of_options(pair, sm
     assert section.num_params_estimate == size(model)
     initial = {one.name: one.initial for one in section.tensors() if len(one.shape) == 1}
     assert initial == {
-        name: 0.0 if name.endswith("bias") or section.norm_unit_offset else 1.0 for name in initial
+        name: 1.0 if name.endswith("norm.weight") and not section.norm_unit_offset else 0.0
+        for name in initial
     }
 
 
@@ -164,6 +171,9 @@ def test_the_table_of_every_preset_is_that_of_the_built_model(name) -> None:
         ({"position": "learned"}, DENSE),
         ({"bias": True, "qk_norm": True}, DENSE),
         ({"head_dim": 12, "norm_placement": "both", "o_bias": True}, DENSE),
+        ({"attention_output_gate": True, "share_kv_projections": True, "v_norm": True}, DENSE),
+        ({"attn_logits_soft_cap": 2.0, "attention_sink": True, "n_kv_heads": 2}, DENSE),
+        ({"chunk_attn_window_size": 4, "qk_norm": True, "qk_norm_width": "all"}, DENSE),
         ({"mixer": MLA(**MLA_WIDTHS)}, DENSE),
         ({"mixer": MLA(q_lora_rank=12, **MLA_WIDTHS)}, {"shared_experts": 1}),
         ({}, {"shared_experts": 2}),

@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention
 
 from forge.compose import composition
+from forge.config.attention_options import Span
 from forge.config.document_attention import in_blocks
 from forge.models import documents
 from forge.models.decoder import Decoder
@@ -21,7 +22,7 @@ from forge.models.documents import BLOCK, blocks_of, packed
 from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.modules import compile_blocks
 
-BY_MASK = {"latent attention", "latent attention, window"}  # of another mixer
+BY_MASK = {name for name in MODELS if name.startswith("latent")}  # of another mixer
 
 
 @pytest.fixture
@@ -54,12 +55,13 @@ def test_blocks_are_as_masks(name: str, backward_on_a_cpu: None) -> None:
 
 
 @pytest.mark.parametrize("seq", [2 * BLOCK, 3 * BLOCK + 40])
-def test_rows_of_several_blocks(seq: int, backward_on_a_cpu: None) -> None:
+@pytest.mark.parametrize("span", ["sliding_window_size", "chunk_attn_window_size"])
+def test_rows_of_several_blocks(seq: int, span: str, backward_on_a_cpu: None) -> None:
     """Documents that end within a block and at its border, and one over several."""
     ends = torch.zeros(2, seq, dtype=torch.int64)
     ends[0, [3, BLOCK - 1, BLOCK, 2 * BLOCK - 1]] = 1
     numbers = (ends.cumsum(1) - ends).int()
-    near = {"near": {"sliding_window_size": 150, "n_kv_heads": 2}}
+    near = {"near": {span: 150, "n_kv_heads": 2}}
     model = decoder({"max_seq_len": seq, "kinds": near, "layers": ["near", "default"]})
     tokens = torch.randint(VOCAB, (2, seq), generator=torch.Generator().manual_seed(1))
     masks, blocks = both(model, tokens, numbers)
@@ -77,7 +79,7 @@ def test_blocks_are_those_that_the_mask_has_something_in(window: int) -> None:
         ends[2] = 0
         numbers = ends.cumsum(1) - ends
         here = torch.arange(seq)
-        mask = packed(numbers, [window], tokens=here, queries=here).seen[window]
+        mask = packed(numbers, [Span(window)], tokens=here, queries=here).seen[Span(window)]
         count = -(-seq // BLOCK)
         padded = F.pad(mask.float(), (0, count * BLOCK - seq) * 2)
         shares = F.avg_pool2d(padded, BLOCK)
@@ -164,7 +166,8 @@ def test_compiled_blocks_are_traced_once(mode: str, backward_on_a_cpu: None) -> 
 @pytest.mark.parametrize("mode", ["none", "full", "selective"])
 def test_kernels_are_as_masks(mode: str) -> None:
     """In bf16, as near the masks' fp32 as those of masks; a second step compiles nothing."""
-    near = {"near": {"sliding_window_size": 150}}
+    near = {"near": {"sliding_window_size": 150, "attention_sink": True}}
+    near["near"] |= {"attn_logits_soft_cap": 2.0}
     seq, sizes = 3 * BLOCK + 40, {"dim": 128, "n_heads": 4, "n_kv_heads": 2, "qk_norm": True}
     options = {"max_seq_len": seq, "kinds": near, "layers": ["near", "default"], **sizes}
     generator = torch.Generator().manual_seed(3)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forge.config.attention_options import Span
 from forge.config.mixers.gated_delta_net import GatedDeltaNet
 from forge.config.mixers.mla import MLA
 from forge.config.model import Decoder as DecoderConfig
@@ -52,8 +53,33 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_interleave": True,
         "partial_rotary_factor": 0.5,
     },
+    "chunks": {"chunk_attn_window_size": 4, "n_kv_heads": 2},
+    "chunks, capped": {"chunk_attn_window_size": 5, "attn_logits_soft_cap": 1.5},
+    "sinks": {"attention_sink": True, "n_kv_heads": 2, "sliding_window_size": 3},
+    "sinks and caps": {"attention_sink": True, "attn_logits_soft_cap": 2.0},
+    "temperatures": {
+        "position": "none",
+        "temperature_tuning": True,
+        "temperature_tuning_scale": 0.5,
+        "temperature_tuning_floor": 3,
+    },
+    "all heads at once": {"qk_norm": True, "qk_norm_width": "all", "n_kv_heads": 2},
+    "norms without weights, gates": {
+        "qk_norm": True,
+        "qk_norm_with_scale": False,
+        "qk_norm_after_rope": True,
+        "v_norm": True,
+        "attention_output_gate": True,
+        "share_kv_projections": True,
+        "query_scale": 0.5,
+    },
     "latent attention": {"mixer": MLA(**WIDTHS)},
     "latent attention, window": {"mixer": MLA(q_lora_rank=12, **WIDTHS), "sliding_window_size": 4},
+    "latent attention, chunks": {
+        "mixer": MLA(**WIDTHS),
+        "chunk_attn_window_size": 4,
+        "attn_logits_soft_cap": 2.0,
+    },
     "delta nets": {"mixer": GatedDeltaNet(**DELTA)},
     "delta nets and attention": {
         "kinds": {"delta": {"mixer": {"schema": "gated_delta_net", **DELTA}}},
@@ -110,17 +136,17 @@ def test_packed_equals_separate(name) -> None:
 def test_positions_and_what_is_seen_by_hand() -> None:
     documents = torch.tensor([[0, 0, 0, 1, 1]])
     here = torch.arange(5)
-    rows = packed(documents, [0, 2, 0], tokens=here, queries=here)
+    rows = packed(documents, [Span(), Span(2), Span()], tokens=here, queries=here)
     assert rows.positions.tolist() == [[0, 1, 2, 0, 1]]
-    assert rows.seen[0].int().tolist() == [
+    assert rows.seen[Span()].int().tolist() == [
         [[[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]]
     ]
-    assert rows.seen[2].int().tolist() == [
+    assert rows.seen[Span(2)].int().tolist() == [
         [[[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]]
     ]
-    part = packed(documents, [0], tokens=here[:2], queries=torch.tensor([0, 4]))
+    part = packed(documents, [Span()], tokens=here[:2], queries=torch.tensor([0, 4]))
     assert part.positions.tolist() == [[0, 1]]
-    assert part.seen[0].int().tolist() == [[[[1, 0, 0, 0, 0], [0, 0, 0, 1, 1]]]]
+    assert part.seen[Span()].int().tolist() == [[[[1, 0, 0, 0, 0], [0, 0, 0, 1, 1]]]]
 
 
 def test_one_document_a_row_is_no_other_model() -> None:

@@ -16,6 +16,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
+from forge.config.attention_options import Span
 from forge.config.mixers.mla import MLA
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import MoE
@@ -74,7 +75,7 @@ def test_a_row_goes_on_as_it_would_alone(small_decoder, options) -> None:
 @pytest.mark.parametrize("window", [1, 4, 7, 24, 30])
 def test_a_ring_has_what_a_window_sees(pieces, window) -> None:
     """Of each number a token; and no more bytes than `window` tokens need."""
-    cache = LayerCache(24, window)
+    cache = LayerCache(24, Span(window))
     tokens = torch.arange(24.0).view(1, 1, 24, 1).expand(2, 3, 24, 5)
     start = 0
     for seq in pieces:

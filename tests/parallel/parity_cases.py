@@ -65,7 +65,10 @@ DELTA = (
     "model.layers=[delta,default]"
 )
 
-PACKED = ("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe")
+PACKED = (
+    *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
+    *("gpt-oss", "llama4"),
+)
 """Models that are also tried with documents that share sequences."""
 
 
@@ -93,6 +96,22 @@ MODELS = {
     "kinds": KINDS,
     "gemma": f"{KINDS} model.norm_placement=both model.norm_unit_offset=true {TIED} "
     "model.embedding_multiplier=6.3 model.residual_multiplier=0.5 model.qk_norm=true",
+    "gpt-oss": "model.kinds={a:{sliding_window_size:3,head_dim:6}} model.layers=[a,default] "
+    "model.attention_sink=true model.bias=true model.rope_type=yarn model.rope_factor=4 "
+    "model.original_max_position_embeddings=8 model.rope_attention_scaling=true",
+    "llama4": "model.kinds={a:{position:none,chunk_attn_window_size:0,qk_norm:false}} "
+    "model.layers=[default,a] model.chunk_attn_window_size=5 model.rope_interleave=true "
+    "model.qk_norm=true model.qk_norm_with_scale=false model.qk_norm_after_rope=true "
+    "model.temperature_tuning=true model.temperature_tuning_floor=3 "
+    "model.temperature_tuning_scale=0.5",
+    "gemma2": "model.kinds={a:{sliding_window_size:4}} model.layers=[a,default] "
+    "model.attn_logits_soft_cap=1.5 model.query_scale=0.4 model.final_logits_soft_cap=3",
+    "olmo2": "model.norm_placement=post model.qk_norm=true model.qk_norm_width=all",
+    "qwen3-next": "model.attention_output_gate=true model.partial_rotary_factor=0.4 "
+    "model.qk_norm=true model.norm_unit_offset=true model.v_norm=true",
+    "gemma4": "model.share_kv_projections=true model.qk_norm=true model.v_norm=true "
+    "model.v_norm_with_scale=false model.rope_type=proportional model.rope_factor=1 "
+    "model.partial_rotary_factor=0.4 model.query_scale=0.3",
     "capped logits": "model.logits_multiplier=3.1 model.final_logits_soft_cap=2.0 "
     "model.position=sinusoidal objective.z_loss_weight=0.01",
     "post-norms": "model.norm_placement=post model.q_bias=true model.v_bias=true model.o_bias=true",
@@ -195,6 +214,47 @@ tp2, capped logits, chunked cross-entropy | tp=2 chunked | capped logits | float
 cp2, capped logits | cp=2 | capped logits | float64
 pp2, capped logits | pp2 | capped logits | float64
 pp2, capped logits, chunked cross-entropy | pp2 chunked | capped logits
+fsdp2, gpt-oss | dp_shard=2 | gpt-oss | float64
+tp2, gpt-oss | tp=2 | gpt-oss | float64
+cp2, gpt-oss | cp=2 | gpt-oss | float64
+pp2, gpt-oss | pp2 | gpt-oss | float64
+cp2 ulysses, gpt-oss | cp=2 ulysses | gpt-oss | float64
+fsdp2, llama4 | dp_shard=2 | llama4 | float64
+tp2, llama4 | tp=2 | llama4 | float64
+cp2, llama4 | cp=2 | llama4 | float64
+pp2, llama4 | pp2 | llama4 | float64
+cp2 ulysses, llama4 | cp=2 ulysses | llama4 | float64
+fsdp2, gemma2 | dp_shard=2 | gemma2 | float64
+tp2, gemma2 | tp=2 | gemma2 | float64
+cp2, gemma2 | cp=2 | gemma2 | float64
+pp2, gemma2 | pp2 | gemma2 | float64
+cp2 ulysses, gemma2 | cp=2 ulysses | gemma2 | float64
+fsdp2, olmo2 | dp_shard=2 | olmo2 | float64
+tp2, olmo2 | tp=2 | olmo2 | float64
+cp2, olmo2 | cp=2 | olmo2 | float64
+pp2, olmo2 | pp2 | olmo2 | float64
+fsdp2, qwen3-next | dp_shard=2 | qwen3-next | float64
+tp2, qwen3-next | tp=2 | qwen3-next | float64
+cp2, qwen3-next | cp=2 | qwen3-next | float64
+pp2, qwen3-next | pp2 | qwen3-next | float64
+fsdp2, gemma4 | dp_shard=2 | gemma4 | float64
+tp2, gemma4 | tp=2 | gemma4 | float64
+cp2, gemma4 | cp=2 | gemma4 | float64
+pp2, gemma4 | pp2 | gemma4 | float64
+tp4, olmo2 | tp=4 | olmo2 | float64
+tp2 without sequence parallel, olmo2 | tp=2 no_sp | olmo2
+tp4, gpt-oss | tp=4 | gpt-oss
+cp2 x tp2, gpt-oss | cp=2 tp=2 | gpt-oss
+pp2 x tp2, llama4 | pp2 tp=2 | llama4
+fsdp2, gpt-oss, compiled | dp_shard=2 compiled | gpt-oss | float64
+fsdp2, gemma2, full recompute | dp_shard=2 recompute=full | gemma2
+fsdp2, gemma2, selective recompute | dp_shard=2 recompute=selective | gemma2
+fsdp2, llama4, compiled | dp_shard=2 compiled | llama4
+packed: cp2 all_gather, gpt-oss | cp=2 | packed gpt-oss | float64
+packed: cp2 ulysses, gpt-oss | cp=2 ulysses | packed gpt-oss
+packed: cp2 all_gather, llama4 | cp=2 | packed llama4 | float64
+packed: tp2, llama4 | tp=2 | packed llama4
+packed: pp2, llama4 | pp2 | packed llama4
 fsdp2, chunked cross-entropy | dp_shard=2 chunked | llama, z-loss, clipped
 fsdp2, accumulation over 4 | dp_shard=2 batch=1 | llama, odd sizes
 fsdp2, each micro-batch reduced | dp_shard=2 batch=2 reduce_gradients=micro_batch | | float64

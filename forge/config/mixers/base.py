@@ -15,6 +15,14 @@ from forge.config.tensors import TensorSpec
 if TYPE_CHECKING:
     from forge.config.model import Decoder
 
+OF_HEADS = (
+    *("n_kv_heads", "head_dim", "q_bias", "k_bias", "v_bias", "o_bias"),
+    *("qk_norm", "qk_norm_width", "qk_norm_with_scale", "qk_norm_after_rope"),
+    *("v_norm", "v_norm_with_scale", "attention_sink", "share_kv_projections"),
+    *("attention_output_gate", "temperature_tuning"),
+)
+"""Options of multi-head attention that no other mixer reads."""
+
 
 @dataclass(kw_only=True)
 class Mixer(Section):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.config.activations import FP32, Kept, Numbers
 from forge.config.field import opt
-from forge.config.mixers.base import Mixer
+from forge.config.mixers.base import OF_HEADS, Mixer
 from forge.config.rule import Findings, nearest_divisor, rule
 from forge.config.tensors import BIAS, NORM, LogUniform, TensorSpec, linear, norm
 
@@ -30,8 +30,9 @@ class GatedDeltaNet(Mixer):
     reads_documents = True
     recurrent = True
     unread = (
-        *("n_kv_heads", "head_dim", "sliding_window_size", "qk_norm", "sdpa_backend"),
-        *("q_bias", "k_bias", "v_bias", "o_bias"),
+        *OF_HEADS,
+        *("sliding_window_size", "chunk_attn_window_size", "attn_logits_soft_cap", "query_scale"),
+        "sdpa_backend",
     )
     _target_: str = "forge.models.gated_delta_net.GatedDeltaNet"
     gdn_conv_kernel_dim: int = opt(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.config.activations import FP32, Kept, Numbers
 from forge.config.field import opt
-from forge.config.mixers.base import Mixer
+from forge.config.mixers.base import OF_HEADS, Mixer
 from forge.config.tensors import TensorSpec, linear, norm
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class MLA(Mixer):
     schema_name = "mla"
     reads_documents = True
     clips_qk = True
-    unread = ("n_kv_heads", "head_dim", "qk_norm", "bias", "q_bias", "k_bias", "v_bias", "o_bias")
+    unread = (*OF_HEADS, "bias")
     _target_: str = "forge.models.mla.MLA"
     q_lora_rank: int = opt(0, "width of the latent of queries; 0 = made of the token itself", ge=0)
     kv_lora_rank: int = opt(512, "width of the latent of keys and values", gt=0)
@@ -65,6 +65,8 @@ class MLA(Mixer):
     def kept(self, layer: Decoder, numbers: Numbers) -> Kept | None:
         """With values filled up to the width of keys, which flash kernels ask for."""
         if layer.seen(numbers.seq_len) < numbers.seq_len or (numbers.masked and not numbers.cuda):
+            return None
+        if layer.attn_logits_soft_cap:
             return None
         width, heads = numbers.width, -(-layer.n_heads // numbers.tp)
         qk, v = self.qk_head_dim, self.v_head_dim

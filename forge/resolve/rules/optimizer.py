@@ -137,6 +137,9 @@ def qk_clip(config: Config, model: Decoder, train: Train) -> Findings:
     elif any(one.qk_norm and "qk_norm" not in one.mixer.unread for one in layers):
         what = "norms of queries and keys, model.qk_norm=true, undo what it scales."
         yield "train.use_qk_clip", what, f"model.qk_norm=false, or {option}"
+    elif any(one.attn_logits_soft_cap for one in layers):
+        what = "model.attn_logits_soft_cap bounds what it would bring down."
+        yield "train.use_qk_clip", what, f"model.attn_logits_soft_cap=0, or {option}"
     if config.parallel.cp > 1:
         what = f"parallel.cp={config.parallel.cp} cuts the keys that a query sees."
         yield "train.use_qk_clip", what, option

@@ -32,7 +32,8 @@ def test_a_kind_may_have_a_mixer_of_another_schema() -> None:
     [
         (
             ["model.kinds={a:{sliding_windw_size:64}}", "model.layers=[a]"],
-            "Decoder has no option 'sliding_windw_size'; did you mean sliding_window_size?",
+            "Decoder has no option 'sliding_windw_size'; did you mean sliding_window_size or "
+            "chunk_attn_window_size?",
         ),
         (["model.kinds={a:{n_layers:64}}", "model.layers=[a]"], "n_layers is the same in all"),
         (["model.kinds={a:{n_heads:x}}", "model.layers=[a]"], "model.kinds.a.n_heads must be an"),

@@ -36,6 +36,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mha": {},
     "gqa, window": {"n_kv_heads": 2, "sliding_window_size": 4},
     "window of one": {"sliding_window_size": 1},
+    "chunks, sinks": {"chunk_attn_window_size": 5, "attention_sink": True},
     "learned": {"position": "learned", "norm_type": "layernorm", "bias": True},
     "mla": {"mixer": MLA(**WIDTHS)},
     "mla, window": {"mixer": MLA(**WIDTHS), "sliding_window_size": 4},

@@ -27,15 +27,17 @@ STILL = "optimizer=sgd optimizer.lr=1e-30 optimizer.weight_decay=0"
 
 
 def test_largest_logits_are_those_of_all_scores():
-    """With GQA, a window, and more queries than are held at a time."""
+    """With GQA, a window or chunks, and more queries than are held at a time."""
     draw = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, heads, 1100, 4, generator=draw) for heads in (4, 2))
-    for window in (0, 7):
+    places = torch.arange(1100)
+    for window, chunk in ((0, 0), (7, 0), (0, 600)):
         scores = q @ k.repeat_interleave(2, 1).mT * 0.3
         seen = torch.ones(1100, 1100).tril().bool()
         seen &= ~torch.ones(1100, 1100).tril(-window).bool() if window else True
+        seen &= (places[:, None] // chunk == places // chunk) if chunk else True
         expected = scores.masked_fill(~seen, -torch.inf).amax((0, 2, 3))
-        found = largest_logits(q, k, scale=0.3, window=window, seen=None)
+        found = largest_logits(q, k, scale=0.3, window=window, chunk=chunk, seen=None)
         torch.testing.assert_close(found, expected)
         mask = torch.zeros(1, 1, 1100, 1100).masked_fill(~seen, -torch.inf)
         torch.testing.assert_close(largest_logits(q, k, scale=0.3, window=0, seen=mask), expected)
@@ -81,8 +83,14 @@ def updates(config: Any, ranks: Ranks) -> tuple[Any, Update, Any]:
 
 @pytest.mark.parametrize(
     ("model", "options"),
-    [("llama", ""), ("llama", "model.n_kv_heads=null"), ("mla", "")],
-    ids=["gqa", "mha", "mla"],
+    [
+        ("llama", ""),
+        ("llama", "model.n_kv_heads=null"),
+        ("llama", "model.n_kv_heads=null model.attention_output_gate=true"),
+        ("llama", "model.n_kv_heads=null model.share_kv_projections=true"),
+        ("mla", ""),
+    ],
+    ids=["gqa", "mha", "gated", "values of keys", "mla"],
 )
 def test_the_largest_logit_of_a_head_comes_down_to_the_threshold(model, options, monkeypatch):
     """Of the same tokens, with weights that nothing else changes; other heads stay."""

@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 import torch.nn.functional as F
-from tiny_families import CASES, VOCAB, gradients_as_weights, peer
+from tiny_families import CASES, SLACK, VOCAB, gradients_as_weights, peer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -71,8 +71,10 @@ def gradients(pair: Pair) -> float:
     worst = 0.0
     for name, parameter in pair.ours.named_parameters():
         assert parameter.grad is not None
-        # A key bias shifts every score of a query alike: its gradient is zero but for rounding.
+        # A key bias shifts every score of a query alike: its gradient is zero but for rounding. Of
+        # a decay the terms of all tokens nearly cancel, in a_log and dt_bias more than in wa.
         of = name.replace("wk", "wq") if name.endswith("wk.bias") else name
+        of = of.replace("a_log", "wa.weight").replace("dt_bias", "wa.weight")
         scale = float(expected[of].detach().norm())
         assert scale > 1e-5, name
         off = float((parameter.grad - expected[name].detach()).norm())
@@ -99,9 +101,7 @@ def documents(pair: Pair) -> float:
     cut = SEQ // 3
     numbers = torch.arange(SEQ).ge(cut).long().expand(2, SEQ)
     with torch.no_grad():
-        together = F.linear(
-            pair.ours.hidden(pair.tokens, documents=numbers), pair.ours.output_weight
-        )
+        together = pair.ours.logits(pair.ours.hidden(pair.tokens, documents=numbers))
         alone = [pair.theirs(part).logits for part in pair.tokens.split((cut, SEQ - cut), dim=1)]
     return float((together - torch.cat(alone, dim=1)).abs().max())
 
@@ -133,31 +133,51 @@ def loss(found: Tensor, tokens: Tensor) -> Tensor:
 
 CHECKS: dict[str, tuple[Callable[[Pair], float], float]] = {
     "logits": (logits, BOUND),
-    "gradients": (gradients, BOUND),
     "greedy tokens": (greedy, 0.0),
     "two documents": (documents, BOUND),
     "round trip": (round_trip, 0.0),
+    "gradients": (gradients, BOUND),  # last: it puts them in the place of the weights
 }
 """By what is said of it: the check, and the most that it may give."""
+
+
+def outside(case: str, found: dict[str, float]) -> dict[str, float]:
+    """What is beyond its bound."""
+    slack = SLACK.get(case, 1.0)
+    return {name: value for name, value in found.items() if not value <= slack * CHECKS[name][1]}
+
+
+def measured(case: str) -> dict[str, float]:
+    """What each check gives for a case."""
+    with tempfile.TemporaryDirectory() as place:
+        pair = Pair(case, Path(place))
+        return {name: check(pair) for name, (check, _) in CHECKS.items()}
 
 
 def main() -> int:
     """Print the table."""
     import transformers
 
-    print("# Families against transformers\n\n`python benchmarks/families.py`, with", end=" ")
-    print(f"torch {torch.__version__} and transformers {transformers.__version__}, in fp32 on a")
-    print("| case | " + " | ".join(CHECKS) + " |\n|---|" + "---|" * len(CHECKS))
-    outside = 0
+    print("# Families against transformers\n\n`python benchmarks/families.py`:", end=" ")
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, fp32 on a CPU.")
+    print("A tiny random model of transformers' own class is saved by it and read by forge.\n")
+    print("* logits, two documents: the greatest difference; of sequences longer than windows and")
+    print("  chunks, and of two documents in a row from each alone.")
+    print(f"* greedy tokens: those that differ of 2 * {NEW}, with a cache and without.")
+    print(
+        "* round trip: tensors that differ in a bit when forge writes the folder again, and 1 more"
+    )
+    print("  where transformers' logits of it do.")
+    print("* gradients: the greatest relative difference of a tensor's.\n")
+    print("Bounds are 1e-5 and 0; 3e-5 for qwen3-next, where fp32 itself is 2.6e-5 from fp64.\n")
+    print("| case | model_type | " + " | ".join(CHECKS) + " |\n|---|---|" + "---|" * len(CHECKS))
+    wrong = 0
     for case in CASES:
-        cells = []
-        for check, bound in CHECKS.values():
-            with tempfile.TemporaryDirectory() as place:
-                value = check(Pair(case, Path(place)))
-            outside += value > bound
-            cells.append(f"{value:.0e}" if bound else f"{int(value)}")
-        print(f"| {case} | {' | '.join(cells)} |")
-    return int(outside > 0)
+        found = measured(case)
+        wrong += len(outside(case, found))
+        cells = [f"{v:.0e}" if CHECKS[name][1] else f"{int(v)}" for name, v in found.items()]
+        print(f"| {case} | `{CASES[case]().model_type}` | {' | '.join(cells)} |", flush=True)
+    return int(wrong > 0)
 
 
 if __name__ == "__main__":

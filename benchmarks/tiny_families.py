@@ -38,6 +38,21 @@ DEEP: dict[str, Any] = {
 DEEP |= {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 DEEP |= {"n_shared_experts": 2, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1}
 DEEP |= {"q_lora_rank": 12, "num_key_value_heads": 4}
+GEMMA: dict[str, Any] = {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 10}
+BY_KIND = {
+    "sliding_attention": DEFAULT,
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4},
+}
+BY_KIND_YARN = {"sliding_attention": DEFAULT, "full_attention": YARN}
+GPT_OSS: dict[str, Any] = {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}
+GPT_OSS |= {"sliding_window": WINDOW, "swiglu_limit": 0.5}
+GPT_OSS |= {"rope_parameters": YARN | {"truncate": False}}
+LLAMA4: dict[str, Any] = {"head_dim": 16, "intermediate_size_mlp": 48, "num_local_experts": 6}
+LLAMA4 |= {"attention_chunk_size": WINDOW, "floor_scale": 8, "rope_parameters": LLAMA3}
+QWEN3_NEXT: dict[str, Any] = {"head_dim": 16, **EXPERTS, "norm_topk_prob": True}
+QWEN3_NEXT |= {"shared_expert_intermediate_size": 40, "linear_num_value_heads": 4}
+QWEN3_NEXT |= {"linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
+QWEN3_NEXT |= {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.25}}
 Config = Callable[[], transformers.PreTrainedConfig]
 
 
@@ -70,9 +85,27 @@ CASES: dict[str, Config] = {
     "deepseek 3": _of(
         "DeepseekV3Config", rope_parameters=DEEP_YARN, **DEEP, n_group=4, topk_group=2
     ),
+    "gemma": _of("GemmaConfig", head_dim=16, num_key_value_heads=1),
+    "gemma 2": _of(
+        "Gemma2Config", **GEMMA, attn_logit_softcapping=5.0, final_logit_softcapping=30.0
+    ),
+    "gemma 3": _of("Gemma3TextConfig", **GEMMA, num_hidden_layers=7, rope_parameters=BY_KIND),
+    "olmo 2": _of("Olmo2Config", rope_parameters=DEFAULT),
+    "olmo 3": _of("Olmo3Config", sliding_window=WINDOW, rope_parameters=BY_KIND_YARN),
+    "gpt-oss": _of("GptOssConfig", **GPT_OSS),
+    "llama 4": _of("Llama4TextConfig", **LLAMA4),
+    "llama 4, every second": _of(
+        "Llama4TextConfig", **(LLAMA4 | {"interleave_moe_layer_step": 2, "use_qk_norm": False})
+    ),
+    "qwen3-next": _of("Qwen3NextConfig", **QWEN3_NEXT),
     "kimi k2": _of("DeepseekV3Config", rope_parameters=DEEP_YARN, **DEEP, n_group=1, topk_group=1),
 }
 """By the name of a case; families have several where they have several shapes."""
+DEVIATION, SLACK = {"qwen3-next": 0.075}, {"qwen3-next": 3.0}
+"""Of matrices, 0.15 elsewhere, and factor of bounds, 1 elsewhere: queries and keys of length 1 and
+norms of each head multiply the rounding of fp32, in ours and transformers' alike: each is 2.6e-5
+from fp64 in logits.
+"""
 
 
 def peer(case: str) -> Any:
@@ -85,7 +118,7 @@ def peer(case: str) -> Any:
         model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            drawn = 0.15 * torch.randn(parameter.shape, generator=generator)
+            drawn = DEVIATION.get(case, 0.15) * torch.randn(parameter.shape, generator=generator)
             parameter.copy_(parameter + drawn if parameter.dim() == 1 else drawn)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from folders import write_folder
 
 from forge import cli
 from forge.launch.optuna.search import checked
@@ -16,7 +17,7 @@ from forge.launch.sweep.preflight import Preflight
 ROOT = Path(__file__).parents[1]
 NAMES = (
     "getting_started concepts how_to layouts launching experts optimizers "
-    "sweeps slurm optuna reports"
+    "sweeps slurm optuna reports hugging_face"
 )
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES.split())]
 PARTS = {"sweeps.md", "slurm.md", "optuna.md", "reports.md"}  # spans are parts of a command
@@ -57,6 +58,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my" / "tokens" / "tokenizer").mkdir(parents=True)
     (tmp_path / "my" / "tokens" / "a.npy").touch()
     (tmp_path / "my" / "tokenizer").mkdir()
+    write_folder(tmp_path / "my" / "model", max_position_embeddings=2048)
     (tmp_path / "my" / "tokenizer.model").write_bytes(
         b"\n\x07\n\x05<unk>\n\x05\n\x03<s>\n\x06\n\x04</s>"
     )
@@ -67,6 +69,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (
         "tokenizer.json",
         "my/tokenizer.json",
+        "my/model/tokenizer.json",
         "my/tokenizer/tokenizer.json",
         "my/tokens/tokenizer/tokenizer.json",
     ):

@@ -100,7 +100,7 @@ def choose_family(section: Decoder, name: str | None) -> Family:
     for one, unsaid in tried.items():
         if not unsaid:
             return one
-    nearest = min(tried, key=lambda one: len(tried[one]))
+    nearest = min(tried, key=lambda one: (not one.is_near(section), len(tried[one])))
     what = "no family of Hugging Face" if name is None else "this family"
     unsaid = folders.listed(tried[nearest])
     near = f"{nearest.model_type}, which cannot say {unsaid}"

@@ -150,7 +150,7 @@ WRONG: dict[str, tuple[Damage, str, str]] = {
     "a tensor of another shape": (
         whole(lambda found: found.update({Q: np.zeros((32, 31), dtype=np.float32)})),
         "{folder} does not fit this model: " + Q + " is (32, 31) there and (32, 32) here.",
-        "model=hf model.path={folder}, or checkpoint.exclude_from_loading",
+        "the options of its config.json, or checkpoint.exclude_from_loading",
     ),
     "a missing tensor": (
         whole(lambda found: found.pop(Q)),

@@ -54,7 +54,9 @@ class Family:
         raise NotImplementedError
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        """config.json of a section, as far as the family can say it."""
+        """config.json of a section, as far as the family can say it. Raises ValueError, with an
+        option, for a section that lacks what makes the family.
+        """
         raise NotImplementedError
 
     def table(self, layer: Decoder) -> Table:
@@ -111,6 +113,14 @@ class Family:
         if keys.faults:
             return keys.faults
         return [str(one) for one in self.differences(section, section_of(options))]
+
+    def is_near(self, section: Decoder) -> bool:
+        """Whether a section has what makes a model one of this family."""
+        try:
+            self.content(section)
+        except ValueError:
+            return False
+        return True
 
     def differences(self, one: Decoder, other: Decoder) -> list[Difference]:
         """The options that make two sections of this family compute something else."""
@@ -180,8 +190,16 @@ def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
     if "bias" not in layer.mixer.unread:
         facts |= {f"{name}_bias": value for name, value in layer.attention_biases.items()}
     facts["mlp_bias"] = layer.has_mlp_bias
+    if "query_scale" in facts:
+        usual = layer.computed_head_dim**-0.5
+        facts["query_scale"] = round(layer.query_scale or usual, 12)
+    for name, acts in _acting(layer).items():
+        if not acts:
+            facts.pop(name, None)
     if layer.norm_type == "layernorm":
         facts["bias"] = layer.bias
+    if layer.position != "learned" and layer.stretches not in ("dynamic", "longrope"):
+        del facts["max_seq_len"]  # a bound, of which nothing else depends
     window = facts.get("sliding_window_size", 0)
     facts["sliding_window_size"] = 0 if window >= layer.max_seq_len else window
     facts |= _inside("mixer", layer.mixer)
@@ -194,6 +212,20 @@ def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
         facts["ffn_hidden_dim"] = layer.computed_ffn_hidden_dim
         facts["moe.num_experts"] = 0
     return facts
+
+
+def _acting(layer: Decoder) -> dict[str, bool]:
+    """Options that do something only with another, and whether they do here."""
+    tempered = layer.temperature_tuning and layer.position != "rope"
+    of_norms = ("qk_norm_width", "qk_norm_with_scale", "qk_norm_after_rope")
+    return {
+        **dict.fromkeys(of_norms, layer.qk_norm),
+        "v_norm_with_scale": layer.v_norm,
+        "temperature_tuning": tempered,
+        "temperature_tuning_scale": tempered,
+        "temperature_tuning_floor": tempered,
+        "mlp_up_offset": layer.is_gated,
+    }
 
 
 def _experts(layer: Decoder) -> dict[str, Any]:

@@ -68,8 +68,9 @@ class Keys:
         self._content, self._read = content, set[str]()
         self.faults: list[str] = []
 
-    def __contains__(self, name: str) -> bool:
-        return self._content.get(name) is not None
+    def has(self, name: str) -> bool:
+        """Whether a key is there, be it null."""
+        return name in self._content
 
     def take(self, *names: str, default: Any = NEEDED) -> Any:
         """The value of the first of these names that is there, all of which are then used; null

@@ -35,7 +35,9 @@ def folder(config: Config, model: Model, checkpoint: Checkpoint) -> Findings:
         what = f"{start} has the weights of a decoder, and the model is none."
         yield INIT_FROM, what, "checkpoint.init_from=null, or a decoder"
         return
-    fix = f"model=hf model.path={start}, or checkpoint.exclude_from_loading"
+    same = isinstance(model, FolderDecoder) and Path(model.path) == start
+    fix = "the options of its config.json" if same else f"model=hf model.path={start}"
+    fix += ", or checkpoint.exclude_from_loading"
     try:
         found = folders.faults(folders.read(start), model, checkpoint.exclude_from_loading)
         if found:

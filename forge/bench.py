@@ -27,6 +27,7 @@ from forge.plan.memory import memory_by_part
 from forge.plan.world import check_startable
 from forge.resolve.resolve import Resolution
 from forge.rundir import directory, files, identity, outcome, provenance
+from forge.rundir.provenance import typed
 
 FILE = "bench.json"
 BEHIND = ("eval=off", "checkpoint=off", "data=synthetic", "tokenizer=bytes")
@@ -205,8 +206,7 @@ def _bytes(name: str, number: int) -> str:
 def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> str:
     """The table as a page, with what is needed to take it again."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    command = shlex.join(["python", "-m", "forge.bench", *facts["argv"][1:]])
-    lines = [f"    {command}", "", f"Python {facts['python']}, {versions}.", ""]
+    lines = [f"    {typed(facts['argv'])}", "", f"Python {facts['python']}, {versions}.", ""]
     lines += [_line(COLUMNS), _line(["---"] + ["---:"] * (len(COLUMNS) - 1))]
     lines += [_line(cells(row)) for row in rows]
     formulas = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from forge.config.root import Config
 from forge.rundir.checkpoints import Saved
 from forge.rundir.directory import MADE_WITH
 from forge.rundir.files import read_object
+from forge.rundir.provenance import typed
 
 HEAD = """---
 library_name: transformers
@@ -46,7 +46,7 @@ def card(saved: Saved, config: Config, family: Family, files: Sequence[str], dty
         *(f"| {name} | {value} |" for name, value in _made_with(made)),
         "",
     ]
-    lines += ["It was made by", "", "```", shlex.join(made["argv"]), "```", ""] if made else []
+    lines += ["It was made by", "", "```", typed(made["argv"]), "```", ""] if made else []
     lines += ["```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     lines += ['model = AutoModelForCausalLM.from_pretrained("FOLDER")']
     lines += ['tokenizer = AutoTokenizer.from_pretrained("FOLDER")', "```", ""]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +47,16 @@ def facts() -> dict[str, Any]:
         "git_revision": revision(OURS),
         "cwd_git_revision": revision(Path.cwd()),
     }
+
+
+def typed(argv: Sequence[str]) -> str:
+    """The command of these arguments; a verb that was run as a module by its name."""
+    file = Path(argv[0])
+    *_, folder, name = ["", *file.with_suffix("").parts]
+    name = folder if name == "__main__" else name
+    if file.suffix != ".py" or "forge" not in (folder, file.parent.parent.name):
+        return shlex.join([file.name, *argv[1:]])
+    return shlex.join(["python", "-m", f"forge.{name}", *argv[1:]])
 
 
 def now() -> str:

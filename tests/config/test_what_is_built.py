@@ -44,6 +44,7 @@ FORGE = {
         f"forge.training.{file}.{name}"
         for file, names in {
             "callback": "Callback",
+            "bench": "Bench",
             "evaluation": "Evaluation",
             "metrics": "Logger",
             "norms": "Norms",

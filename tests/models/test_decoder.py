@@ -15,6 +15,7 @@ CLOSED_FORMS = {
     "silu": lambda x: x / (1 + exp(-x)),
     "gelu": lambda x: x * (1 + erf(x / sqrt(2))) / 2,
     "gelu_tanh": lambda x: x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2,
+    "quick_gelu": lambda x: x / (1 + exp(-1.702 * x)),
     "relu": lambda x: max(x, 0.0),
     "relu2": lambda x: max(x, 0.0) ** 2,
 }

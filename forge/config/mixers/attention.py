@@ -163,8 +163,8 @@ def spans(model: Decoder) -> Findings:
     "model.layers",
 )
 def capped_kernel(model: Decoder) -> Findings:
-    """No kernel of scaled dot-product attention caps scores: with model.attn_logits_soft_cap they
-    are written out, and model.sdpa_backend is auto or math.
+    """No kernel caps scores: with model.attn_logits_soft_cap they are written out, and
+    model.sdpa_backend is auto or math.
     """
     for place, layer in model.in_use():
         if layer.attn_logits_soft_cap and layer.sdpa_backend not in ("auto", "math"):

@@ -126,8 +126,8 @@ def uniforms(seed: int, rows: Sequence[int], count: int, device: torch.device) -
     """[rows, count], from 0 to 1: each row's own, and the first of more; of the same bits on every
     device that has fp64.
     """
-    drawn = torch.stack([_stream(seed, row, count) for row in rows])
-    return drawn.to(widest(device)).to(device)
+    drawn = [_stream(seed, row, count).to(widest(device)) for row in rows]
+    return torch.stack(drawn).to(device)
 
 
 def _stream(seed: int, row: int, count: int) -> Tensor:

@@ -70,8 +70,10 @@ class AppleGPU(TorchDispatchMode):
         assert func.namespace != "aten" or name in self.known, f"{name} is not there on MPS"
         for leaf in tree_leaves((args, kwargs, result)):
             if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64:
-                # The first window of spikes is made on the host, and comes to the device in fp32.
-                assert name in ("full", "_to_copy"), f"{name} of float64 tensors"
+                # The first window of spikes and the numbers that texts are drawn by are made on the
+                # host, and come to the device in fp32.
+                on_host = ("full", "rand.generator", "_to_copy")
+                assert name in on_host, f"{name} of float64 tensors"
         return result
 
 
@@ -113,7 +115,7 @@ def test_a_run_takes_what_is_there_and_learns_the_same(
         assert list(ours.values()) == pytest.approx(list(theirs.values()), rel=1e-5)
     assert written == forge.load(usual).generate("the sea", max_new_tokens=8)
     assert {"_safe_softmax", "_softmax"} & device.seen
-    assert "multinomial" in device.seen
+    assert "searchsorted.Tensor" in device.seen
 
 
 @pytest.mark.parametrize("case", ["causal", "past", "window", "documents", "narrow", "all"])

@@ -18,9 +18,13 @@ from forge.config.hf.shards import AGAIN, FolderError, Stored, stored
 from forge.config.hf.table import Row, shapes
 from forge.config.model import Decoder
 
-CONFIG = "config.json"
+CONFIG, TEXT = "config.json", "text_config"
+INSIDE = "language_model."
+"""Before the names of tensors of the language model, where it is part of one that reads images."""
 ORDER = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """Families in which a section is said, the first that can; others come behind them."""
+OF_BOTH = ("tie_word_embeddings",)
+"""Keys of a whole model that its language model has too."""
 SHOWN = 5
 
 
@@ -50,12 +54,15 @@ def family_of(model_type: str) -> Family | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A folder whose config.json was read. options: of the model section."""
+    """A folder whose config.json was read. content: of its language model. options: of the model
+    section. inside: whether that is part of a model that reads more than text.
+    """
 
     path: Path
     family: Family
     content: dict[str, Any]
     options: dict[str, Any]
+    inside: bool = False
 
     @functools.cached_property
     def section(self) -> Decoder:
@@ -86,6 +93,10 @@ def _read(place: Path, changed: int) -> Folder:
     file = place / CONFIG
     try:
         content = json.loads(file.read_bytes())
+        inside = isinstance(content.get(TEXT), dict) and "model_type" in content[TEXT]
+        if inside:
+            above = {key: content[key] for key in OF_BOTH if key in content}
+            content = above | content[TEXT]
         model_type = content["model_type"]
     except (ValueError, KeyError, TypeError) as error:
         reason = "it has no model_type" if isinstance(error, KeyError) else str(error)
@@ -101,7 +112,7 @@ def _read(place: Path, changed: int) -> Folder:
     if keys.faults:
         fix = "a model without it: what forge does not compute is not left out silently"
         raise FolderError(f"{file}: {'; '.join(keys.faults)}", fix)
-    return Folder(path=place, family=family, content=content, options=options)
+    return Folder(path=place, family=family, content=content, options=options, inside=inside)
 
 
 def places(folder: Folder, section: Decoder) -> tuple[list[Row], dict[str, Stored]]:
@@ -110,6 +121,9 @@ def places(folder: Folder, section: Decoder) -> tuple[list[Row], dict[str, Store
     """
     rows = folder.family.rows(section)
     prefix, files = folder.family.prefix, stored(folder.path)
+    if folder.inside:
+        own = {name: one for name, one in files.items() if name.startswith(INSIDE)}
+        files = {name.removeprefix(INSIDE): one for name, one in own.items()}
     if prefix and not any(name.startswith(prefix) for name in files):
         head = folder.family.head  # of the body alone, as `save_pretrained` of one writes it
         files = {name if name == head else f"{prefix}{name}": one for name, one in files.items()}

@@ -217,7 +217,7 @@ def test_the_limits_of_gpt_oss_are_met_in_that_test() -> None:
             lambda up, gate: up.clamp(0, 0.3) ** 2,
         ),
     ],
-    ids=str,
+    ids=["quick_gelu", "offset", "relu2"],
 )
 def test_a_dense_layer_has_the_same_activations(options: dict[str, Any], formula: Any) -> None:
     made = FeedForward(section(options)).double()

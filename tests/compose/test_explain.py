@@ -61,7 +61,12 @@ PLACES = [
         "conf/experiment/wsd.yaml",
         "wsd_decay_ty",
     ),
-    ("model.rope_theta", "model=tiny", "forge/config/model.py", "rope_theta: float = opt(10000.0,"),
+    (
+        "model.rope_theta",
+        "model=tiny",
+        "forge/config/rotary.py",
+        "rope_theta: float = opt(10000.0,",
+    ),
     ("model._target_", "", "forge/config/model.py", '_target_: str = "forge.models.decoder.Dec'),
 ]
 

@@ -111,7 +111,7 @@ def test_hydra_help_names_flags_that_there_are(capsys: Capture) -> None:
     [
         (["modle"], "there is no group 'modle'.\n     -> did you mean --help model?"),
         (["optimizer.lr"], "optimizer.lr is an option, and no group."),
-        (["zzz"], "there is no group 'zzz'.\n     -> its groups: model, "),
+        (["zzz"], "there is no group 'zzz'.\n     -> its groups: tokenizer, model, "),
         (["model", "seed=x"], "seed is an integer; 'x' is not."),
     ],
 )

@@ -19,14 +19,13 @@ import torch  # noqa: E402
 from parity_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     BF16_CASES,
     CASES,
-    MODELS,
     MOE_CASES,
     REFUSED,
-    SMALL,
     Case,
     InBf16,
     Refused,
 )
+from parity_models import MODELS, SMALL  # noqa: E402  # pyright: ignore[reportMissingImports]
 from parity_run import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     LR,
     STEPS,

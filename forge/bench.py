@@ -20,7 +20,7 @@ from forge import cli
 from forge.config.model import Decoder
 from forge.config.numbers import byte_size
 from forge.config.problems import refusal
-from forge.config.root import Config
+from forge.config.train import Train
 from forge.launch.local import processes
 from forge.plan.launcher_environment import launcher_environment
 from forge.plan.memory import memory_by_part
@@ -67,8 +67,8 @@ def _main(options: argparse.Namespace) -> int:
     rows = []
     with tempfile.TemporaryDirectory(prefix="forge_bench_") as folder:
         points = []
-        for number, (label, typed) in enumerate(_points(options)):
-            words = [*typed, f"run.dir={folder}/{number}"]
+        for number, (label, overrides) in enumerate(_points(options)):
+            words = [*overrides, f"run.dir={folder}/{number}"]
             resolution = cli.resolved(words, options.config_dir)[1]  # all, before the first runs
             check_startable(resolution.world)
             points.append((label, resolution))
@@ -76,11 +76,11 @@ def _main(options: argparse.Namespace) -> int:
             print(f"{label} ...", flush=True)
             rows.append({"config": label} | measure(resolution))
             print("\n".join(text(rows[-1])), end="\n\n", flush=True)
-    content = {"facts": provenance.facts(), "rows": rows}
+    facts = provenance.facts()
     if options.json:
-        files.write_json(options.json, content)
+        files.write_json(options.json, {"facts": facts, "rows": rows})
     if options.markdown:
-        files.write_text(options.markdown, markdown(rows, provenance.facts()))
+        files.write_text(options.markdown, markdown(rows, facts))
     if len(rows) > 1:
         print("\n".join(cli.lines_of([COLUMNS, *(cells(row) for row in rows)])))
     return int(any("error" in row for row in rows))
@@ -101,8 +101,8 @@ def _with_defaults(options: argparse.Namespace) -> list[str]:
     """What was typed, behind what a measurement has for groups that were not; before what makes it
     one.
     """
-    typed = {word.partition("=")[0].lstrip("+") for word in options.overrides}
-    before = [word for word in BEHIND if word.partition("=")[0] not in typed]
+    keys = {word.partition("=")[0].lstrip("+") for word in options.overrides}
+    before = [word for word in BEHIND if word.partition("=")[0] not in keys]
     numbers = {name: getattr(options, name) for name in ("warmup", "steps", "profiled")}
     entry = ",".join(f"{name}:{number}" for name, number in numbers.items())
     total = sum(numbers.values())
@@ -123,17 +123,15 @@ def measure(resolution: Resolution) -> dict[str, Any]:
         failure = outcome.failure(run_dir) or {}
         return row | {"error": failure.get("message") or f"a rank ended with exit code {code}"}
     row |= json.loads((run_dir / FILE).read_text())
-    if row["mfu"] is not None:
-        row["hfu"] = row["mfu"] * hardware_flops(config) / row["flops_a_token"]
+    if row["mfu"] is not None and isinstance(config.model, Decoder):
+        row["hfu"] = row["mfu"] * hardware_flops(config.model, config.train) / row["flops_a_token"]
     return row
 
 
-def hardware_flops(config: Config) -> float:
+def hardware_flops(model: Decoder, train: Train) -> float:
     """FLOPs of a token, with those of blocks that run again in backward: a third of theirs. Of
     selective recomputation none, since it keeps the products.
     """
-    model, train = config.model, config.train
-    assert isinstance(model, Decoder)
     flops = model.flops_per_token(train.seq_len)
     if train.activation_checkpointing != "full":
         return flops

@@ -93,7 +93,7 @@ def test_flops_with_what_is_computed_again(every: int, share: float) -> None:
     model: Any = config.model
     blocks = sum(model.block_flops_per_token(layer, 16) for layer in range(2))
     expected = blocks + model.head_flops_per_token() + share * blocks / 3
-    assert bench.hardware_flops(config) == pytest.approx(expected)
+    assert bench.hardware_flops(model, config.train) == pytest.approx(expected)
 
 
 def test_what_is_refused(

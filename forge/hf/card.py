@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ tags:
 """
 
 
-def card(saved: Saved, config: Config, family: Family, files: Sequence[str], dtype: str) -> str:
+def card(saved: Saved, config: Config, family: Family, dtype: str) -> str:
     """README.md of a checkpoint that is exported."""
     made, meta = _provenance(saved.path), saved.meta
     size = config.model.num_params_estimate  # type: ignore[attr-defined]

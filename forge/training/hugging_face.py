@@ -145,9 +145,8 @@ def export_folder(
     tokenizer.save(out)
     _write(out / folders.CONFIG, config_of(chosen, section, tokenizer, number))
     _write(out / "generation_config.json", generation_of(tokenizer))
-    text = card(Saved(path), config, chosen, files, str(number).removeprefix("torch."))
-    (out / "README.md").write_text(text, encoding="utf-8")
     word = str(number).removeprefix("torch.")
+    (out / "README.md").write_text(card(Saved(path), config, chosen, word), encoding="utf-8")
     count = f"{len(files)} file" + "s" * (len(files) > 1)
     return f"{chosen.architecture} of step {Saved(path).step} in {word}, {count}"
 

@@ -16,7 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from choices import recorded
-from parity_cases import TOKENIZER, Case, overrides_of
+from parity_cases import Case
+from parity_models import TOKENIZER, overrides_of
 from ranks import on_ranks
 from torch import Tensor
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from parity_cases import TOKENIZER
+from parity_models import TOKENIZER
 from parity_run import Tokens, config_of, main_ranks, on_one_device
 from torch import Tensor
 

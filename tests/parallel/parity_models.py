@@ -1,0 +1,140 @@
+"""The models that layouts are tried on, of tiny sizes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+TOKENIZER = SimpleNamespace(eos_id=7)
+"""What is asked of the tokenizer of drawn tokens."""
+
+# Uneven where it can be: 301 rows of vocabulary, a width that is no power of two, three blocks,
+# fewer heads of keys than of queries.
+SIZES = (
+    "tokenizer.vocab_size=300 model.vocab_size=301 model.max_seq_len=24 model.dim=40 "
+    "model.n_layers=3 model.n_heads=4 model.n_kv_heads=2 model.ffn_hidden_dim=52 "
+    "model.tie_embeddings=false model.init_std=0.2 train.seq_len=16 train.batch_size=4 "
+    "train.global_batch_size=8 train.grad_clip_norm=0 precision=fp32 run.device=cpu"
+)
+SMALL = SIZES.split()
+
+BLOCKS_5, TIED, CLIPPED = (
+    "model.n_layers=5",
+    "model.tie_embeddings=true",
+    "train.grad_clip_norm=0.1",
+)
+GPT2 = (
+    "model.position=learned model.norm_type=layernorm model.activation=gelu model.gated_mlp=false "
+    f"model.bias=true model.qk_norm=false {TIED}"
+)
+# Two layers of four: narrower heads, a window shorter than a rank's part of a sequence.
+KINDS = (
+    "model.kinds={a:{sliding_window_size:3,head_dim:6,n_kv_heads:4,rope_theta:100}} "
+    "model.layers=[a,default] model.n_layers=4"
+)
+# Six experts do not divide by four ranks.
+MOE = (
+    "num_experts=6 top_k=2 ffn_hidden_dim=20 shared_experts=1 kernel=loop bias_update_rate=0.01 "
+    "aux_loss_weight=0.05 sequence_aux_loss_weight=0.02 z_loss_weight=0.01"
+)
+EIGHT, CAPACITY, SCOPE = "num_experts=8", "capacity_factor=1.0 gradient_scale=true", "micro_batch"
+MICRO_BATCH = f"balance_scope={SCOPE} train.batch_size=8"
+DEEPSEEK = (
+    "router=sigmoid_topk n_routing_groups=2 routed_scaling_factor=1.5 first_num_dense_layers=1 "
+    "shared_experts=2"
+)
+GPT_OSS = (
+    "model.activation=quick_gelu model.gated_mlp=true model.mlp_activations_limit=0.3 "
+    "model.mlp_up_offset=1 router_bias=true expert_bias=true"
+)
+BESIDE = (
+    "router=sigmoid_topk norm_topk_prob=false score_on_input=true shared_hidden_dim=12 "
+    "shared_expert_gate=true beside_dense=true model.mlp_bias=true"
+)
+MLA = (
+    "+mixer@model.mixer=mla model.mixer.q_lora_rank=12 model.mixer.kv_lora_rank=14 "
+    "model.mixer.qk_nope_head_dim=10 model.mixer.qk_rope_head_dim=6 model.mixer.v_head_dim=8 "
+    "model.mixer.mla_naive_kvcache=false model.n_kv_heads=null model.rope_type=yarn "
+    "model.rope_factor=4 model.original_max_position_embeddings=8"
+)
+# Two key heads for four of values, and a chunk that divides no sequence. With a small epsilon the
+# norm of a narrow head that gives almost nothing is a sign function, of which rounding decides.
+DELTA = (
+    "model.kinds={delta:{mixer:{schema:gated_delta_net,gdn_num_key_heads:2,gdn_num_value_heads:4,"
+    "gdn_key_head_dim:6,gdn_value_head_dim:10,gdn_chunk_size:5},norm_eps:0.1}} "
+    "model.layers=[delta,default]"
+)
+
+PACKED = (
+    *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
+    *("gpt-oss", "llama4"),
+)
+"""Models that are also tried with documents that share sequences."""
+
+
+def _moe(options: str) -> list[str]:
+    """Words without a section are options of `model.moe`."""
+    return [word if "." in word.split("=")[0] else f"model.moe.{word}" for word in options.split()]
+
+
+MODELS = {
+    "llama": "",
+    "llama, odd sizes": "model.dim=42 model.n_heads=3 model.n_kv_heads=1 model.ffn_hidden_dim=53",
+    "llama, 5 blocks": BLOCKS_5,
+    "llama, tied": TIED,
+    "llama, tied, 5 blocks": f"{TIED} {BLOCKS_5}",
+    "llama, 4 heads of keys": "model.n_kv_heads=4",
+    "gpt2": GPT2,
+    "gpt2, 5 blocks": f"{GPT2} {BLOCKS_5}",
+    "mla": MLA,
+    "mla, clipped": f"{MLA} {CLIPPED}",
+    "delta": DELTA,
+    "delta, clipped": f"{DELTA} {CLIPPED}",
+    "mla, moe": f"{MLA} {MOE} {DEEPSEEK}",
+    "llama, z-loss, clipped": f"objective.z_loss_weight=0.01 {CLIPPED}",
+    "llama, clipped": CLIPPED,
+    "kinds": KINDS,
+    "gemma": f"{KINDS} model.norm_placement=both model.norm_unit_offset=true {TIED} "
+    "model.embedding_multiplier=6.3 model.residual_multiplier=0.5 model.qk_norm=true",
+    "gpt-oss": "model.kinds={a:{sliding_window_size:3,head_dim:6}} model.layers=[a,default] "
+    "model.attention_sink=true model.bias=true model.rope_type=yarn model.rope_factor=4 "
+    "model.original_max_position_embeddings=8 model.rope_attention_scaling=true",
+    "llama4": "model.kinds={a:{position:none,chunk_attn_window_size:0,qk_norm:false}} "
+    "model.layers=[default,a] model.chunk_attn_window_size=5 model.rope_interleave=true "
+    "model.qk_norm=true model.qk_norm_with_scale=false model.qk_norm_after_rope=true "
+    "model.temperature_tuning=true model.temperature_tuning_floor=3 "
+    "model.temperature_tuning_scale=0.5",
+    "gemma2": "model.kinds={a:{sliding_window_size:4}} model.layers=[a,default] "
+    "model.attn_logits_soft_cap=1.5 model.query_scale=0.4 model.final_logits_soft_cap=3",
+    "olmo2": "model.norm_placement=post model.qk_norm=true model.qk_norm_width=all",
+    "qwen3-next": "model.attention_output_gate=true model.partial_rotary_factor=0.4 "
+    "model.qk_norm=true model.norm_unit_offset=true model.v_norm=true",
+    "gemma4": "model.share_kv_projections=true model.qk_norm=true model.v_norm=true "
+    "model.v_norm_with_scale=false model.rope_type=proportional model.rope_factor=1 "
+    "model.partial_rotary_factor=0.4 model.query_scale=0.3",
+    "capped logits": "model.logits_multiplier=3.1 model.final_logits_soft_cap=2.0 "
+    "model.position=sinusoidal objective.z_loss_weight=0.01",
+    "post-norms": "model.norm_placement=post model.q_bias=true model.v_bias=true model.o_bias=true",
+    "llama, tied, clipped": f"{TIED} {CLIPPED}",
+    "moe": MOE,
+    "moe, clipped": f"{MOE} {CLIPPED}",
+    "moe, 8 experts": f"{MOE} {EIGHT}",
+    "moe, deepseek": f"{MOE} {DEEPSEEK}",
+    "moe, gpt-oss": f"{MOE} {GPT_OSS}",
+    "moe, gpt-oss, capacity": f"{MOE} {GPT_OSS} {CAPACITY}",
+    "moe, beside": f"{MOE} {BESIDE}",
+    "moe, 5 blocks": f"{MOE} {BLOCKS_5} frequency=2",
+    "moe, capacity": f"{MOE} {CAPACITY}",
+    "moe, micro-batch": f"{MOE} {MICRO_BATCH}",
+    "moe, 8 experts, micro-batch": f"{MOE} {EIGHT} {MICRO_BATCH}",
+    "moe, pairs": f"{MOE} balance_scope={SCOPE} train.batch_size=2",
+    "moe, capacity, micro-batch": f"{MOE} {CAPACITY} {MICRO_BATCH}",
+}
+MODELS |= {f"packed {name}": f"{MODELS[name]} data.pack_sequences=true" for name in PACKED}
+MODELS = {name: _moe(options) for name, options in MODELS.items()}
+"""Overrides of both sides."""
+
+
+def overrides_of(model: str, layout: str = "") -> list[str]:
+    """What one side is composed of; the last of several values of a key holds."""
+    keyed = {text.partition("=")[0]: text for text in (*SMALL, *MODELS[model], *layout.split())}
+    return list(keyed.values())

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import sys
 
-from traffic import bytes_per_step
-
 from forge.compose import composition
 from forge.plan.memory import memory_by_part
+from forge.plan.traffic import bytes_per_step
 from forge.plan.world import Devices
 from forge.resolve.resolve import resolve
 

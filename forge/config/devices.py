@@ -1,17 +1,108 @@
-"""GPUs that can be planned for without being here."""
+"""GPUs that can be planned for without being here: what their data sheets say, and what large
+products and networks reach of it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 GIB = 1 << 30
+T, G = 1e12, 1e9
+SAME_AS = {"fp16": "bf16", "int8": "fp8", "mxfp8": "fp8"}
+"""Formats whose peak is that of another one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One kind of GPU.
+
+    memory: bytes, as torch says them where they run out: less than what the GPU is called by.
+    bandwidth: bytes a second of that memory. peak: dense FLOP/s of matrix units by format.
+    units: streaming multiprocessors. sustained: the share of the peak that a product of 8,192^3
+    reaches under the power limit. nvlink: bytes a second that one GPU sends to others of its
+    machine, over PCIe where there is no NVLink. network: the same to other machines, as in the
+    machines that the GPU is usually sold in.
+    """
+
+    memory: int
+    bandwidth: float
+    peak: dict[str, float] = field(hash=False)
+    units: int
+    sustained: float
+    nvlink: float
+    network: float
+
+    def flops(self, format: str) -> float:
+        """Peak of a format; of one that the matrix units lack that of bf16, which it is cast to."""
+        found = self.peak.get(format) or self.peak.get(SAME_AS.get(format, ""))
+        return found or self.peak["bf16"]
+
+
+# Sources. memory: torch.cuda.OutOfMemoryError of users. bandwidth, peak, nvlink, units: the data
+# sheets and architecture white papers of NVIDIA (A100, H100, H200, HGX B200, L40S, A10, Ada and
+# RTX Blackwell), dense: figures with 2:4 sparsity are halved. sustained: H200 0.79 was measured
+# (769 to 798 TFLOP/s at 8,192^3); A100 and H100 are of the benchmark of achievable products in
+# github.com/stas00/ml-engineering, less a tenth for H100, whose figure there is of its best shape;
+# H100 at 500 W is fitted to one figure of torchtitan, as docs/planning.md says; the others are
+# guesses. network: DGX A100 (8 * 200 Gbit/s), DGX H100, H200 and B200 (8 * 400), OVX L40S
+# (100 a GPU), AWS g5.48xlarge (100 for 8); 10 Gbit/s for cards of workstations.
+_AMPERE = {"bf16": 312 * T, "tf32": 156 * T, "fp32": 19.5 * T, "int8": 624 * T}
+_HOPPER = {"bf16": 989.4 * T, "fp8": 1978.9 * T, "tf32": 494.7 * T, "fp32": 66.9 * T}
+_A100 = {"peak": _AMPERE, "units": 108, "sustained": 0.85, "nvlink": 300 * G, "network": 25 * G}
+_H100 = {"peak": _HOPPER, "units": 132, "nvlink": 450 * G, "network": 50 * G}
 DEVICES = {
-    "a100_40gb": int(39.4 * GIB),
-    "a100": int(79.2 * GIB),
-    "h100": int(79.1 * GIB),
-    "h200": int(139.8 * GIB),
-    "b200": int(178.3 * GIB),
-    "l40s": int(44.4 * GIB),
-    "rtx4090": int(23.6 * GIB),
+    "a100_40gb": Device(memory=int(39.4 * GIB), bandwidth=1.555 * T, **_A100),
+    "a100": Device(memory=int(79.2 * GIB), bandwidth=2.039 * T, **_A100),
+    "h100": Device(memory=int(79.1 * GIB), bandwidth=3.35 * T, sustained=0.72, **_H100),
+    # SXM of 96 GB at 500 W, in which torchtitan was measured
+    "h100_500w": Device(memory=int(94.5 * GIB), bandwidth=2.4 * T, sustained=0.55, **_H100),
+    "h200": Device(memory=int(139.8 * GIB), bandwidth=4.8 * T, sustained=0.79, **_H100),
+    "b200": Device(
+        memory=int(178.3 * GIB),
+        bandwidth=7.7 * T,
+        peak={"bf16": 2250 * T, "fp8": 4500 * T, "nvfp4": 9000 * T, "tf32": 1125 * T}
+        | {"fp32": 75 * T},
+        units=148,
+        sustained=0.75,
+        nvlink=900 * G,
+        network=50 * G,
+    ),
+    "l40s": Device(
+        memory=int(44.4 * GIB),
+        bandwidth=0.864 * T,
+        peak={"bf16": 362 * T, "fp8": 733 * T, "tf32": 183 * T, "fp32": 91.6 * T},
+        units=142,
+        sustained=0.65,
+        nvlink=32 * G,
+        network=12.5 * G,
+    ),
+    "a10g": Device(
+        memory=int(22.0 * GIB),
+        bandwidth=0.6 * T,
+        peak={"bf16": 70 * T, "tf32": 35 * T, "fp32": 31.2 * T, "int8": 140 * T},
+        units=80,
+        sustained=0.8,
+        nvlink=32 * G,
+        network=1.56 * G,
+    ),
+    "rtx4090": Device(
+        memory=int(23.6 * GIB),
+        bandwidth=1.008 * T,
+        peak={"bf16": 165.2 * T, "fp8": 330.3 * T, "tf32": 82.6 * T, "fp32": 82.6 * T},
+        units=128,
+        sustained=0.9,
+        nvlink=20 * G,  # PCIe 4.0 through the host: the cards have no peer access
+        network=1.25 * G,
+    ),
+    "rtx5090": Device(
+        memory=int(31.4 * GIB),
+        bandwidth=1.792 * T,
+        peak={"bf16": 209.5 * T, "fp8": 419 * T, "nvfp4": 1676 * T, "tf32": 104.8 * T}
+        | {"fp32": 104.8 * T},
+        units=170,
+        sustained=0.9,
+        nvlink=40 * G,  # PCIe 5.0 through the host
+        network=1.25 * G,
+    ),
 }
-"""Bytes of memory by the name that plan.device has for a GPU, as torch says them where they run
-out: less than what the GPU is called by.
-"""
+"""By the name that plan.device has for a GPU."""

@@ -273,18 +273,19 @@ class Decoder(RotaryOptions, AttentionOptions, Model):
         those of the token mixers.
         """
         kinds = self.kinds_in().items()
-        blocks = sum(number * self._block_flops(kind, seq_len) for kind, number in kinds)
+        blocks = sum(number * self.kind_flops_per_token(kind, seq_len) for kind, number in kinds)
         return blocks + self.head_flops_per_token()
 
     def block_flops_per_token(self, layer: int, seq_len: int) -> int:
         """The same of one block, counted from 0."""
-        return self._block_flops(self.kind_of(layer), seq_len)
+        return self.kind_flops_per_token(self.kind_of(layer), seq_len)
 
     def head_flops_per_token(self) -> int:
         """The same of the output head."""
         return 6 * self.vocab_size * self.dim
 
-    def _block_flops(self, kind: Kind, seq_len: int) -> int:
+    def kind_flops_per_token(self, kind: Kind, seq_len: int) -> int:
+        """The same of a block of a kind."""
         layer = self.of_kind(kind.name)
         weights = sum(one.multiplied for one in self.block_tensors(kind))
         return 6 * weights + layer.mixer.flops(layer, seq_len)

@@ -22,7 +22,7 @@ from forge.owned import local
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import FORMATS, HALF
 from forge.parallel.pipeline_relay import Line, SharedHead, pass_through
-from forge.parallel.stages import cut_by_cost, stages_of
+from forge.plan.stages import cut_by_cost, stages_of
 
 if TYPE_CHECKING:
     from forge.parallel.pipeline_schedule import Read

@@ -93,7 +93,7 @@ def world_of(config: Config, devices: Devices, environ: Mapping[str, str] = os.e
         here = replace(devices, source="plan") if planned else devices
         world = _of_job(config, config.launch, here)
         if plan.device in DEVICES and world.device == "cuda":
-            known = replace(world.devices, memory=DEVICES[plan.device])
+            known = replace(world.devices, memory=DEVICES[plan.device].memory)
             world = replace(world, devices=known, planned=planned)
         return world
     if plan.device in DEVICES or plan.world_size:
@@ -112,7 +112,8 @@ def _planned(config: Config, here: Devices) -> World:
     elif known := _given_ranks(run, config.parallel):
         size, source = known
     device = run.device if run.device != "auto" else "cuda"
-    memory = DEVICES.get(plan.device or "")
+    gpu = DEVICES.get(plan.device or "")
+    memory = gpu.memory if gpu else None
     gpus = min(plan.gpus_per_node, size) if device == "cuda" else 0
     named = f"plan.device={plan.device}" if memory else "plan.gpus_per_node"
     found = replace(here, gpus=gpus, source=named, memory=memory)

@@ -41,7 +41,7 @@ def test_what_fits_follows_from_the_memory(name: str) -> None:
     words = ("model=llama3_8b", "optimizer=adamw", "parallel=auto", "plan.world_size=8")
     layout = resolution(*words, f"plan.device={name}").config.parallel
     replicated = layout.dp_replicate == 8
-    assert replicated == (DEVICES[name] > 170 * GIB)
+    assert replicated == (DEVICES[name].memory > 170 * GIB)
 
 
 def test_ranks_of_a_plan() -> None:
@@ -60,7 +60,7 @@ def test_jobs_of_a_partition_with_these_gpus() -> None:
     """The number of ranks is that of the job; the memory is known then."""
     job = ("launch=slurm", "launch.nodes=2", "launch.gpus_per_node=8", "run.device=cuda")
     world = resolution("model=llama3_8b", "plan.device=h200", *job).world
-    assert (world.size, world.devices.memory) == (16, DEVICES["h200"])
+    assert (world.size, world.devices.memory) == (16, DEVICES["h200"].memory)
 
 
 def test_nothing_starts_there(capsys: pytest.CaptureFixture[str]) -> None:

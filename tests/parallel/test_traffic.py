@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from counting import Counting
 from ranks import on_ranks
-from traffic import bytes_per_step
 
 from forge.build import build
 from forge.compose import composition
@@ -18,6 +17,7 @@ from forge.data.loader import Step
 from forge.models.router import Router
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
+from forge.plan.traffic import Sent, busiest_rank
 from forge.training.models import build_model
 from forge.training.step import Update
 
@@ -64,13 +64,11 @@ CASES = [
 ]
 
 
-def by_kind(sent: dict[str, int]) -> dict[str, int]:
+def by_kind(sent: list[Sent]) -> dict[str, int]:
     """The closed form by kind of collective alone."""
     kinds: Counter[str] = Counter()
-    for name, count in sent.items():
-        technique, what = name.split(": ")
-        kind = {"pp": "send", "all": "all-reduce"}.get(technique, what.split(" ")[0])
-        kinds[kind] += count
+    for each in sent:
+        kinds[each.kind] += each.bytes
     return dict(kinds)
 
 
@@ -112,7 +110,7 @@ def test_bytes_of_real_collectives(
     monkeypatch.setattr(Router, "_choose", evenly)
     words = [*SMALL.split(), f"run.num_processes={world}", *overrides.split()]
     cfg = composition.config(words).validate(world_size=world).config
-    expected = by_kind(bytes_per_step(cfg))
+    expected = by_kind(busiest_rank(cfg))
 
     def work(rank: int) -> None:
         counts: list[dict[str, int]] = [{}] * world

@@ -8,7 +8,7 @@ import pytest
 
 from forge.config.model import Decoder
 from forge.config.moe import MoE, is_moe_layer
-from forge.parallel.stages import cut_by_cost, stages_of
+from forge.plan.stages import cut_by_cost, stages_of
 
 
 def costs(section: Decoder, seq_len: int) -> tuple[list[int], int]:

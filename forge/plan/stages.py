@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from operator import itemgetter
 
 from forge.config.model import Decoder
 from forge.config.parallel import V_SCHEDULE
+from forge.config.root import Config
 
 
 def owner(stage: int, pp: int, schedule: str) -> int:
@@ -20,6 +22,13 @@ def stages_of(rank: int, pp: int, per_rank: int, schedule: str) -> tuple[int, ..
     return tuple(stage for stage in range(pp * per_rank) if owner(stage, pp, schedule) == rank)
 
 
+def cut(config: Config, model: Decoder) -> list[int]:
+    """Numbers of blocks of each stage of a resolved config."""
+    parallel = config.parallel
+    stages = parallel.pp * (parallel.pp_stages_per_rank or 1)
+    return list(parallel.pp_layers) or cut_by_cost(model, stages, config.train.seq_len)
+
+
 def cut_by_cost(section: Decoder, num_stages: int, seq_len: int) -> list[int]:
     """Numbers of blocks of each stage such that the costliest stage costs as little as can be.
 
@@ -29,16 +38,22 @@ def cut_by_cost(section: Decoder, num_stages: int, seq_len: int) -> list[int]:
     """
     n_layers = section.n_layers
     assert 1 <= num_stages <= n_layers, (num_stages, n_layers)
-    blocks = [section.block_flops_per_token(layer, seq_len) for layer in range(n_layers)]
+    flops = {kind: section.kind_flops_per_token(kind, seq_len) for kind in section.kinds_in()}
+    blocks = [flops[section.kind_of(layer)] for layer in range(n_layers)]
     blocks[-1] += section.head_flops_per_token()
-    before = [0, *accumulate(blocks)]
+    return list(_cut((0, *accumulate(blocks)), num_stages))
+
+
+@lru_cache(maxsize=256)
+def _cut(before: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
+    """before: the cost of all blocks before each; a plan asks for the same cut many times."""
     costliest, _ = _best(before, num_stages, max, before[-1])
     _, layers = _best(before, num_stages, lambda stage, others: stage**2 + others, costliest)
-    return layers
+    return tuple(layers)
 
 
 def _best(
-    before: list[int], num_stages: int, total: Callable[[int, int], int], limit: int
+    before: Sequence[int], num_stages: int, total: Callable[[int, int], int], limit: int
 ) -> tuple[int, list[int]]:
     """The least total of a cut into stages of at most `limit` each, and that cut.
 

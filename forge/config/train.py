@@ -90,6 +90,12 @@ class Train(Section):
     recompute_every: int = opt(
         1, "recompute in every n-th block only", gt=0, free=True, acts_when=RECOMPUTED
     )
+    gc_interval: int = opt(
+        50,
+        "look for Python's garbage after every N steps, on all ranks at once; 0 = as Python does",
+        ge=0,
+        free=True,
+    )
     shutdown_timeout_sec: float = opt(
         600.0, "seconds from a signal to the end of the save", gt=0, free=True
     )

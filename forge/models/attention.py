@@ -10,7 +10,7 @@ from forge.models.cache import LayerCache
 from forge.models.documents import Seen
 from forge.models.norm import make_qk_norm, make_rms_norm
 from forge.models.rope import Rotation, rotate, softmax_scale
-from forge.models.sdpa import causal_attention
+from forge.models.sdpa import causal_attention, on_device
 
 
 class Attention(nn.Module):
@@ -74,6 +74,10 @@ class Attention(nn.Module):
         heads = self.attend(q, *((k, v) if cache is None else cache.append(k, v)), *seen)
         heads = heads.transpose(1, 2)
         return (heads if gate is None else heads * gate.sigmoid()).flatten(2)
+
+    def choose_kernel(self, capability: tuple[int, int]) -> None:
+        """Take the kernel that is the fastest on a GPU of this compute capability."""
+        self.backend = on_device(self.backend, capability)
 
     def placed(self, q: Tensor, k: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
         """Queries and keys [batch, seq, heads, head_dim], normalised and rotated."""

@@ -25,6 +25,10 @@ BLACKWELL = (10, 0)
 """
 ALIGNMENT = 16
 """Rows of a grouped product must be a multiple of so many bytes."""
+INDEXED = 1 << 31
+"""Elements of a tensor that the grouped kernel reaches
+(https://github.com/pytorch/torchtitan/issues/1932).
+"""
 
 
 class Experts(nn.Module):
@@ -96,6 +100,8 @@ class Experts(nn.Module):
         bf16, on a CPU no fp64. The compiler takes it for bf16 only (torch 2.13).
         """
         if len(x) == 0:  # https://github.com/pytorch/pytorch/issues/192497
+            return False
+        if x.is_cuda and len(x) * max(self.w_down.shape[1:]) >= INDEXED:
             return False
         if self.kernel != "auto":
             return self.kernel == "grouped"

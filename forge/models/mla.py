@@ -11,7 +11,7 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.models.cache import LayerCache
 from forge.models.norm import make_rms_norm
 from forge.models.rope import Rotation, rotate, softmax_scale
-from forge.models.sdpa import WRITTEN_OUT, causal_attention, written_out
+from forge.models.sdpa import WRITTEN_OUT, causal_attention, on_device, written_out
 
 
 class MLA(nn.Module):
@@ -72,6 +72,10 @@ class MLA(nn.Module):
                 widths = section.kv_lora_rank, section.qk_rope_head_dim
                 heads = self.attend(q, *self.keys_and_values(*held.split(widths, -1)), *seen)
         return self.wo(heads.transpose(1, 2).flatten(2))
+
+    def choose_kernel(self, capability: tuple[int, int]) -> None:
+        """Take the kernel that is the fastest on a GPU of this compute capability."""
+        self.backend = on_device(self.backend, capability)
 
     def keys_and_values(self, latent: Tensor, k_shared: Tensor) -> tuple[Tensor, Tensor]:
         """latent: [batch, seq, kv_lora_rank]; k_shared: [batch, seq, qk_rope_head_dim] -> keys

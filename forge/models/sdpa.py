@@ -32,6 +32,13 @@ WRITTEN_OUT = ("mps",)
 (https://github.com/pytorch/pytorch/issues/195910).
 """
 HALF_ONLY_ON_GPU = ("flash", "cudnn")
+CUDNN_FIRST = "cudnn_first"
+"""What `auto` is where cuDNN's kernel is the fastest; others take what it does not."""
+CUDNN_IS_FASTEST = ((9, 0), (10, 0))
+"""Compute capabilities, of Hopper and Blackwell: 1.7 to 2.3 times FlashAttention-2, which is slower
+there than on Ampere (https://github.com/huggingface/transformers/pull/48163).
+"""
+WITH_FLASH = ("auto", "flash", CUDNN_FIRST)
 HALF = (torch.float16, torch.bfloat16)
 ALIGNED = 8  # kernels of a GPU take heads whose width is a multiple of it
 
@@ -85,12 +92,12 @@ def causal_attention(
         return _softmax(q, k, v, seen=_band(q, keys, window), **how)
     plain = not cap and sinks is None and q.device.type not in WRITTEN_OUT
     narrower = q.shape[-1] - v.shape[-1]
-    by_flash = backend in ("auto", "flash") and not (v.is_cuda and v.dtype not in HALF)
+    by_flash = backend in WITH_FLASH and not (v.is_cuda and v.dtype not in HALF)
     if plain and narrower > 0 and by_flash:
         wide = F.pad(v, (0, narrower))  # flash kernels take values as wide as keys
         return causal_attention(q, k, wide, backend, scale=scale)[..., :-narrower]
     if 1 < seq < keys:
-        if plain and backend in ("auto", "flash") and _flash_after_a_past(q, k, v):
+        if plain and backend in WITH_FLASH and _flash_after_a_past(q, k, v):
             # Unlike that of scaled_dot_product_attention, its is_causal ends at the last key. The
             # compiler cannot trace torch.nn.attention.bias.causal_lower_right, which uses it.
             flash = torch.ops.aten._scaled_dot_product_flash_attention
@@ -187,10 +194,11 @@ def written_out(
 
 
 def _by_backend(q: Tensor, k: Tensor, v: Tensor, backend: str, **more: Any) -> Tensor:
-    if backend == "auto":
+    if backend == "auto" or (backend == CUDNN_FIRST and "attn_mask" in more):
         return F.scaled_dot_product_attention(q, k, v, **more)
-    check_backend(backend, q.device.type, q.dtype)
-    named = BACKENDS[backend]
+    named = BACKENDS["cudnn" if backend == CUDNN_FIRST else backend]
+    if backend != CUDNN_FIRST:
+        check_backend(backend, q.device.type, q.dtype)
     others = [other for other in BEHIND if other != named and backend != "math"]  # which takes all
     with sdpa_kernel([named, *others], set_priority=True):
         return F.scaled_dot_product_attention(q, k, v, **more)
@@ -249,6 +257,15 @@ def _flash_after_a_past(q: Tensor, k: Tensor, v: Tensor) -> bool:
     if not q.is_cuda or q.shape[-1] % ALIGNED:
         return False
     return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, False, q.shape[1] != k.shape[1]))
+
+
+def on_device(backend: str, capability: tuple[int, int]) -> str:
+    """`auto` as it is on a GPU of this compute capability; another backend as it is.
+
+    cuDNN's kernel is not deterministic, so where that is asked for torch chooses.
+    """
+    fastest = capability in CUDNN_IS_FASTEST and not torch.are_deterministic_algorithms_enabled()
+    return CUDNN_FIRST if backend == "auto" and fastest else backend
 
 
 def check_backend(backend: str, device_type: str, dtype: torch.dtype) -> None:

@@ -10,8 +10,10 @@ from torch import nn
 from forge.build import build
 from forge.config.document_attention import in_blocks
 from forge.config.root import Config
+from forge.models.attention import Attention
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
+from forge.models.mla import MLA
 from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.context import spread_context
 from forge.parallel.expert import spread_experts
@@ -74,8 +76,7 @@ def apply(
         if isinstance(part, Decoder):
             part.in_blocks = in_blocks(config, device.type)
         if device.type == "cuda":
-            for layer in [module for module in part.modules() if isinstance(module, Experts)]:
-                layer.choose_kernel(torch.cuda.get_device_capability(device))
+            choose_kernels(part, torch.cuda.get_device_capability(device))
         apply_to_blocks(part, config)
         if mesh is not None:
             shard(
@@ -94,6 +95,13 @@ def apply(
     seed = config.seed if filled else None
     materialize(model, torch.device("cpu") if offloaded else device, seed, buffers=device)
     return model
+
+
+def choose_kernels(model: nn.Module, capability: tuple[int, int]) -> None:
+    """Have every layer with a choice of kernels make it for a GPU of this compute capability."""
+    for module in model.modules():
+        if isinstance(module, Attention | MLA | Experts):
+            module.choose_kernel(capability)
 
 
 def apply_to_blocks(model: nn.Module, config: Config) -> None:

@@ -9,6 +9,7 @@ from forge.training.callback import Callback, is_users
 from forge.training.checkpoint import Checkpointer
 from forge.training.data import derived_file, how_streamed, train_loader
 from forge.training.entries import build_entries
+from forge.training.garbage import Garbage
 from forge.training.loop import Loop
 from forge.training.metrics import Logger
 from forge.training.norms import Norms
@@ -81,7 +82,7 @@ def in_order(
     def wanted(*kinds: type[Callback]) -> list[Callback]:
         return [kind(session) for kind in kinds if kind.wanted(session)]  # type: ignore[call-arg]
 
-    found = [session.signals, *wanted(Agreement, BadSteps, Logger, Norms, TimeLimit)]
+    found = [session.signals, *wanted(Garbage, Agreement, BadSteps, Logger, Norms, TimeLimit)]
     found += [*entries, *wanted(HealthCheck)]
     if votes:
         found.append(StopVote(session))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from forge.data.loader import TrainLoader
+from forge.data.loader import Step, TrainLoader
 from forge.optim.modes import reading
 from forge.training.callback import Callback
 from forge.training.clock import Clock
@@ -73,19 +73,23 @@ class Loop(Moments):
         self.clock.start()
         self._acting.clear()
         self.call("on_start")
-        state, update, steps = self.state, self.update, iter(self.loader)
+        steps = iter(self.loader)
         while not self.ending:
-            step = next(steps)
-            self.call("on_step_start")
-            output = update.gradients(step, state.step, request=self.requested)
-            self.call("on_gradients")
-            update.apply(output, state.step)
-            state.step += 1
-            state.samples = self.loader.samples
-            state.tokens += step.n_tokens
-            self.call("on_step_end", output)
+            self._step(next(steps))
         self.stop_reason = self.stop_reason or "end"
         self.call("on_end")
+
+    def _step(self, step: Step) -> None:
+        """One update, and what callbacks do around it."""
+        state, update = self.state, self.update
+        self.call("on_step_start")
+        output = update.gradients(step, state.step, request=self.requested)
+        self.call("on_gradients")
+        update.apply(output, state.step)
+        state.step += 1
+        state.samples = self.loader.samples
+        state.tokens += step.n_tokens
+        self.call("on_step_end", output)
 
     def paused(self) -> AbstractContextManager[None]:
         """Time spent in it does not count as training."""

@@ -166,6 +166,10 @@ class Logger(Callback):
             "data_seconds": loop.loader.waited / steps,
             "memory_gib": peak_memory(self.device) / 2**30,
         }
+        if self.device.type == "cuda":
+            counted = torch.cuda.memory_stats(self.device)
+            values["reserved_gib"] = torch.cuda.max_memory_reserved(self.device) / 2**30
+            values["allocation_retries"] = counted.get("num_alloc_retries", 0)
         if self.peak_rate:
             values["mfu"] = rate / self.peak_rate
         return values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -13,6 +14,9 @@ from forge.config.precision import Precision
 from forge.config.root import Config
 
 log = logging.getLogger(__name__)
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+RECORDED_TO = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # newer and older name
 
 
 def set_up(config: Config) -> torch.device:
@@ -39,8 +43,30 @@ def set_up(config: Config) -> torch.device:
         raise ValueError(f"run.device=cuda: {what}")
     # By LOCAL_RANK, unless each rank sees one GPU alone, as by srun --gpus-per-task=1.
     index = 0 if torch.cuda.device_count() == 1 else int(os.environ.get("LOCAL_RANK", 0))
+    _set_allocator()
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def _set_allocator() -> None:
+    """Memory of a GPU in segments that grow, which leave less unused between tensors; unless one of
+    the variables that torch reads says how.
+    """
+    if not any(os.environ.get(name) for name in ALLOCATOR):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # type: ignore
+
+
+def record_collectives(folder: Path, device: torch.device) -> None:
+    """Have NCCL note the last collectives of this rank, and write them to `folder` where one times
+    out; for `torchfrtrace`. Of the variables of torch that are set none is changed.
+    """
+    if device.type != "cuda" or int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return
+    folder.mkdir(exist_ok=True)
+    for name, value in RECORDER.items():
+        os.environ.setdefault(name, value)
+    for name in RECORDED_TO:
+        os.environ.setdefault(name, str(folder / "rank_"))
 
 
 def loss_scaler(section: Precision, device: torch.device) -> torch.amp.GradScaler:

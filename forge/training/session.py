@@ -24,7 +24,7 @@ from forge.rundir import saved_config
 from forge.training.data import check_vocabulary, fit, prepare_data
 from forge.training.entries import check_entries
 from forge.training.models import build_model, build_objective
-from forge.training.process import check_dtypes, loss_scaler, set_up
+from forge.training.process import check_dtypes, loss_scaler, record_collectives, set_up
 from forge.training.signals import Signals
 
 
@@ -71,6 +71,7 @@ def join(
     device = set_up(config)
     torch.manual_seed(config.seed)
     check_entries(config)  # before ranks wait for each other
+    record_collectives(run_dir / "collectives", device)
     ranks = join_ranks(config, device, rendezvous)
     prepared = prepare_data(config, ranks)
     check_vocabulary(config, prepared)

@@ -160,12 +160,13 @@ class BadSteps(Callback):
         self.limit, self.interval = config.train.max_bad_steps, config.metrics.log_interval
         saves_last = saved.enabled and saved.last != "none"
         self.checkpoints = session.run_dir / saved.dir if saves_last else None
+        self.at_logs = session.device.type == "cuda"
         self.warned = False
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         state = loop.state
         state.record(output)
-        if output.skipped.is_cuda and not loop.ending and state.step % self.interval:
+        if self.at_logs and not loop.ending and state.step % self.interval:
             return
         state.count_skipped()
         if 0 < self.limit <= state.bad_in_a_row:

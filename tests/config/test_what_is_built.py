@@ -46,6 +46,7 @@ FORGE = {
             "callback": "Callback",
             "bench": "Bench",
             "evaluation": "Evaluation",
+            "garbage": "Garbage",
             "metrics": "Logger",
             "norms": "Norms",
             "profiling": "Profiler",

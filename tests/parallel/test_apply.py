@@ -12,7 +12,8 @@ from torch._dynamo.utils import counters
 from forge.config.parallel import Parallel
 from forge.config.train import Train
 from forge.models.sampling import generate
-from forge.parallel.apply import apply_to_blocks
+from forge.models.sdpa import CUDNN_FIRST, on_device
+from forge.parallel.apply import apply_to_blocks, choose_kernels
 from forge.parallel.modules import compile_blocks
 
 
@@ -87,3 +88,24 @@ def test_text_is_sampled_from_the_plain_blocks_and_compiles_nothing(
     assert torch.equal(text, generate(plain, prompt, 12, temperature=0, use_cache=use_cache))
     compiled(tokens)
     assert counter.frame_count == 1
+
+
+def test_on_hopper_cudnn_is_asked_first_and_others_take_what_it_does_not(small_decoder) -> None:
+    """Compiled too, without a graph break; where kernels must be deterministic torch chooses."""
+    auto, chosen = small_decoder(n_kv_heads=2), small_decoder(n_kv_heads=2)
+    choose_kernels(chosen, (9, 0))
+    assert {block.attention.backend for block in chosen.blocks.values()} == {CUDNN_FIRST}
+    compile_blocks(chosen, "eager")
+    torch._dynamo.reset()
+    tokens = torch.arange(16)[None]
+    torch.testing.assert_close(chosen(tokens), auto(tokens))
+    chosen.eval()
+    written = generate(chosen, tokens, 3, temperature=0.0)
+    assert torch.equal(written, generate(auto, tokens, 3, temperature=0.0))
+    assert on_device("auto", (8, 0)) == "auto"
+    assert on_device("flash", (9, 0)) == "flash"
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert on_device("auto", (9, 0)) == "auto"
+    finally:
+        torch.use_deterministic_algorithms(False)

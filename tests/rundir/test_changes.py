@@ -25,8 +25,8 @@ FREE = {
     "checkpoint": "async_mode enabled export_dtype interval interval_minutes keep_best keep_last_n "
     "last resume_from",
     "data": "cache_dir num_workers pin_memory prefetch_factor",
-    "train": "activation_checkpointing batch_size compile_backend compile_model grad_accum_steps "
-    "max_bad_steps max_epochs max_time nccl_health_check_interval recompute_every "
+    "train": "activation_checkpointing batch_size compile_backend compile_model gc_interval "
+    "grad_accum_steps max_bad_steps max_epochs max_time nccl_health_check_interval recompute_every "
     "shutdown_timeout_sec",
 }
 FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "plan", "profiling", "run", "sweep"}

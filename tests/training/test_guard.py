@@ -117,7 +117,8 @@ def test_a_norm_that_overflows_is_no_gradient_to_step_with():
 def test_what_goes_on_has_no_further_patience_until_a_good_step(bad, reason, tmp_path):
     """Else the same command again and again would take a run that has diverged to its end."""
     sections = {"train": Train(max_bad_steps=3), "metrics": Metrics(), "checkpoint": Checkpoint()}
-    session: Any = SimpleNamespace(config=SimpleNamespace(**sections), run_dir=tmp_path)
+    config, device = SimpleNamespace(**sections), torch.device("cpu")
+    session: Any = SimpleNamespace(config=config, run_dir=tmp_path, device=device)
     loop: Any = SimpleNamespace(
         state=TrainState(), loader=SimpleNamespace(range_of_last=lambda steps: (0, 8))
     )

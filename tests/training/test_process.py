@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+
 import pytest
 import torch
 from run_helpers import logged
@@ -11,7 +14,14 @@ from forge import worker
 from forge.config.root import Config
 from forge.objectives import pretrain
 from forge.resolve.resolve import resolve
-from forge.training.process import check_dtypes, loss_scaler, set_up
+from forge.training.process import (
+    RECORDED_TO,
+    RECORDER,
+    check_dtypes,
+    loss_scaler,
+    record_collectives,
+    set_up,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +57,61 @@ def test_cuda_without_a_gpu_is_said_with_the_key(monkeypatch):
     chosen.run.device = "cuda"
     with pytest.raises(ValueError, match=r"run\.device=cuda: this build of torch finds no usable"):
         set_up(chosen)
+
+
+@pytest.mark.parametrize("said", [None, "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_segments_of_a_gpu_s_memory_grow_unless_the_environment_says_how(monkeypatch, said):
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    if said:
+        monkeypatch.setenv(said, "max_split_size_mb:256")
+    found, known = [], torch._C._accelerator_setAllocatorSettings
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", found.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    chosen = config()
+    chosen.thaw()
+    chosen.run.device = "cuda"
+    assert set_up(chosen) == torch.device("cuda", 0)
+    assert found == ([] if said else ["expandable_segments:True"])
+    for settings in found:
+        known(settings)  # this version of torch knows it
+
+
+def test_collectives_of_several_gpus_are_recorded(monkeypatch, tmp_path):
+    names = [*RECORDER, *RECORDED_TO]
+    for name in names:
+        monkeypatch.setenv(name, "x")
+        monkeypatch.delenv(name)
+    gpu, folder = torch.device("cuda", 0), tmp_path / "collectives"
+    record_collectives(folder, gpu)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    record_collectives(folder, torch.device("cpu"))
+    assert not folder.exists()
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+    record_collectives(folder, gpu)
+    assert folder.is_dir()
+    assert [os.environ[name] for name in names] == ["0", "1", *[str(folder / "rank_")] * 2]
+
+
+def test_garbage_is_looked_for_at_the_same_steps_on_every_rank(assembled, monkeypatch):
+    loop, looked = assembled("train.gc_interval=2 train.max_steps=5"), []
+    step = loop._step
+
+    def at_work(data):
+        assert not gc.isenabled()
+        step(data)
+
+    monkeypatch.setattr(loop, "_step", at_work)
+    collect = gc.collect
+    monkeypatch.setattr(gc, "collect", lambda *young: looked.append((loop.state.step, *young)))
+    loop.run()
+    monkeypatch.setattr(gc, "collect", collect)
+    assert looked == [(0,), (2, 1), (4, 1)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    assembled("train.gc_interval=0 train.max_steps=1").run()
 
 
 @pytest.mark.parametrize(("name", "scale"), [("fp32", None), ("bf16", None), ("fp16", 8.0)])

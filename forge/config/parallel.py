@@ -16,7 +16,7 @@ ZERO_BUBBLE_SCHEDULES = ("interleaved_zero_bubble", V_SCHEDULE)
 
 SEVERAL_RANKS = Condition(lambda config, ranks: ranks > 1, "on one rank")
 SHARDED = Condition(
-    lambda config, ranks: ranks > 1 or config.precision.mixed_precision != "fp32",
+    lambda config, ranks: ranks > 1 or config.precision.gathers,
     "on one rank in fp32",
 )
 ADDED_UP = Condition(

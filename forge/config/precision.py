@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forge.config.field import Section, opt
+from forge.config.field import Condition, Section, opt
+
+IN_16_BITS = Condition(
+    lambda config, ranks: config.precision.weights_in_16_bits, "with precision.param_dtype=fp32"
+)
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Of a number, by the name of its format."""
 
 
 @dataclass(kw_only=True)
 class Precision(Section):
-    """Number formats of arithmetic; weights, their gradients and optimizer state are fp32, and
-    norms, softmax and losses inside.
-    """
+    """Number formats of weights and of arithmetic; norms, softmax and losses are fp32 inside."""
 
     mixed_precision: str = opt(
         "bf16",
@@ -28,4 +32,28 @@ class Precision(Section):
         "with mixed_precision=fp32: highest = fp32, high = TF32, medium = bf16",
         choices=("highest", "high", "medium"),
     )
+    param_dtype: str = opt(
+        "fp32", "what weights are kept in, and their gradients", choices=("fp32", "bf16")
+    )
+    master_weights: bool | None = opt(
+        None,
+        "the optimizer keeps the weights in fp32 too; null = unless stochastic_rounding",
+        acts_when=IN_16_BITS,
+        idle=False,
+    )
+    stochastic_rounding: bool = opt(
+        False,
+        "round an updated weight up or down at random, so that on average nothing is lost",
+        acts_when=IN_16_BITS,
+    )
     init_loss_scale: float = opt(65536.0, "first loss scale of fp16; it adapts", gt=0)
+
+    @property
+    def weights_in_16_bits(self) -> bool:
+        """Whether the model itself has its weights in 16 bits."""
+        return self.param_dtype != "fp32"
+
+    @property
+    def gathers(self) -> bool:
+        """Whether FSDP holds the weights on one rank too: what is multiplied is made of them."""
+        return self.mixed_precision != "fp32" or self.weights_in_16_bits

@@ -26,7 +26,7 @@ Held = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
 
 def whole(values: Tensor) -> tuple[Tensor, list[Tensor]]:
     """A tensor that this process has all of, and all indices along each dimension."""
-    return values, [torch.arange(size) for size in values.shape]
+    return values.detach(), [torch.arange(size) for size in values.shape]
 
 
 def init_weights(
@@ -44,7 +44,7 @@ def init_weights(
     if given := getattr(model, "initial_values", None):
         values = given(seed)
         for name, parameter in model.named_parameters():
-            local, indices = held(parameter.detach())
+            local, indices = held(parameter)
             local.copy_(select(values[name], indices))
         model.reset_buffers()
         return
@@ -53,7 +53,7 @@ def init_weights(
         filling = []
         for name, parameter in model.named_parameters():
             values = parameter.detach()
-            local, indices = held(values)
+            local, indices = held(parameter)
             if values.dim() == 1:
                 value = of_vector(name)
                 if not isinstance(value, LogUniform):

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from forge.config.optimizer import Adam as AdamConfig
 from forge.config.optimizers import AdamPax as AdamPaxConfig
-from forge.optim.elementwise import Elementwise, Part, correction, count_of, descend, foreach
+from forge.masters import master
+from forge.optim.adam_update import Options, update
+from forge.optim.elementwise import Elementwise, count_of, wide_dtype, zeros_of
+from forge.owned import local
 
 
 def adam_pax(section: AdamPaxConfig, *, params: list[dict[str, Any]]) -> AdamPax:
@@ -33,20 +36,59 @@ def options_of(section: AdamConfig) -> dict[str, Any]:
 
 
 HALF = {"bf16": torch.bfloat16}
-"""Formats of moments other than that of the weights."""
+"""Formats of moments other than that of the update."""
 
 
-class Adam(Elementwise):
-    """AdamW (arXiv:1711.05101) with eps_root, as optax has it, moments in 16 bits, and cautious
-    decay:
+class AdamUpdates(Elementwise):
+    """What Adam is in all formats of weights and moments: one update, `forge.optim.adam_update`.
 
     m <- beta1 * m + (1 - beta1) * g;  v <- beta2 * v + (1 - beta2) * g**2
     w <- w - lr * (m / c1 / (sqrt(v / c2 + eps_root) + eps) + weight_decay * w)
 
-    with c1 = 1 - beta1**t, c2 = 1 - beta2**t in update t. mu_dtype, nu_dtype: what m and v are kept
-    in, of whose values before rounding the update is made; fp32 stands for the format of the
-    weights.
+    with c1 = 1 - beta1**t, c2 = 1 - beta2**t in update t.
     """
+
+    def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, bool]:
+        """Both, as they are read and written, and whether they are quantized."""
+        state = self.state[parameter]
+        return local(state["exp_avg"]), local(state["exp_avg_sq"]), False
+
+    def options(self, group: dict[str, Any]) -> Options:
+        return Options(group["betas"], group["eps"], cautious=group["cautious"])
+
+    def take(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        options, number = self.options(group), group.get("number", 0)
+        found_inf, factor = getattr(self, "found_inf", None), getattr(self, "factor", None)
+        for parameter in parameters:
+            count, weight = local(self.state[parameter]["step"]), local(master(parameter))
+            count.add_(1.0 if found_inf is None else 1 - found_inf)
+            if not weight.numel():
+                continue  # a rank without a row of it
+            first, second, quantized = self.moments(parameter)
+            has_master = master(parameter) is not parameter
+            update(
+                options._replace(quantized=quantized),
+                weight,
+                local(parameter) if has_master else None,
+                local(parameter.grad),  # type: ignore[arg-type]
+                first,
+                second,
+                count.clamp(min=1),  # 0 in the first update of all, if it is skipped
+                factor,
+                found_inf,
+                self.rounding and self.rounding.noise(parameter, number),
+                rate=group["lr"],
+                decay=group["weight_decay"],
+            )
+
+
+class Adam(AdamUpdates):
+    """AdamW (arXiv:1711.05101) with eps_root, as optax has it, moments in 16 bits, and cautious
+    decay. mu_dtype, nu_dtype: what m and v are kept in, of whose values before rounding the update
+    is made; fp32 stands for the format of the update.
+    """
+
+    corrected = False
 
     def __init__(
         self,
@@ -73,49 +115,17 @@ class Adam(Elementwise):
         self.formats = {"exp_avg": HALF.get(mu_dtype), "exp_avg_sq": HALF.get(nu_dtype)}
 
     def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-        kept = {key: torch.zeros_like(parameter, dtype=to) for key, to in self.formats.items()}
+        kept = {key: zeros_of(parameter, to) for key, to in self.formats.items()}
         return {"step": count_of(parameter), **kept}
 
-    def update(self, group: dict[str, Any], part: Part) -> None:
-        (beta1, beta2), counts = group["betas"], part.count()
-        first = self.moment(part, "exp_avg", part.gradients, beta1, counts)
-        squares = foreach._foreach_mul(part.gradients, part.gradients)
-        second = self.moment(part, "exp_avg_sq", squares, beta2, counts)
-        means = self.means(first, beta1, counts)
-        roots = self.means(second, beta2, counts)
-        if group["eps_root"]:
-            foreach._foreach_add_(roots, group["eps_root"])
-        foreach._foreach_sqrt_(roots)
-        foreach._foreach_add_(roots, group["eps"])
-        foreach._foreach_div_(means, roots)
-        descend(group, part, means)
-
-    def moment(
-        self, part: Part, key: str, values: list[Tensor], beta: float, counts: Tensor
-    ) -> list[Tensor]:
-        """Take in `values`; returns the moments in the format of the weights."""
-        kept = part.state(key)
-        before = kept
-        if self.formats[key] is not None:
-            before = [old.to(new.dtype) for old, new in zip(kept, values, strict=True)]
-        values = part.unless_skipped(values, before)
-        moments = self.interpolated(before, values, beta, counts)
-        foreach._foreach_copy_(kept, moments)
-        return moments
-
-    def interpolated(
-        self, before: list[Tensor], values: list[Tensor], beta: float, counts: Tensor
-    ) -> list[Tensor]:
-        return foreach._foreach_lerp(before, values, 1 - beta)
-
-    def means(self, moments: list[Tensor], beta: float, counts: Tensor) -> list[Tensor]:
-        """Moments without the 0 that they began with."""
-        return foreach._foreach_div(moments, [*correction(counts, beta).unbind()])
+    def options(self, group: dict[str, Any]) -> Options:
+        more = {"eps_root": group["eps_root"], "corrected": self.corrected}
+        return super().options(group)._replace(**more)
 
     def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
         kept = super().loaded(parameter, found)
         for key, to in self.formats.items():  # which may be others than they were
-            kept[key] = kept[key].to(to or parameter.dtype)
+            kept[key] = kept[key].to(to or wide_dtype(parameter))
         return kept
 
 
@@ -128,11 +138,4 @@ class AdamPax(Adam):
     and the same of v. In exact numbers its updates are those of Adam.
     """
 
-    def interpolated(
-        self, before: list[Tensor], values: list[Tensor], beta: float, counts: Tensor
-    ) -> list[Tensor]:
-        shares = (1 - beta) / correction(counts, beta)  # 1 - b1
-        return foreach._foreach_lerp(before, values, [*shares.unbind()])
-
-    def means(self, moments: list[Tensor], beta: float, counts: Tensor) -> list[Tensor]:
-        return [moment.clone() for moment in moments]
+    corrected = True

@@ -15,6 +15,7 @@ from forge.config.root import Config
 from forge.optim.groups import Schedule, roles_of, torch_groups
 from forge.optim.learning_rate import scaled
 from forge.optim.own_schedule import build_schedule, steps_of, width
+from forge.optim.rounding import Rounding
 from forge.optim.together import Together
 
 
@@ -43,6 +44,12 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
         offered = {"model": model} | steps_of(config)
         one = build(group.section, path="optimizer", trust=trust, offered=offered, params=params)
         _check_step(one, group)
+        if config.precision.weights_in_16_bits:
+            one.rounding = Rounding(
+                names={p: name for name, _, p in mine},
+                stochastic=config.precision.stochastic_rounding,
+                seed=config.seed,
+            )
         made.append(one)
     if not made:
         what = "no parameter of the model is trained."

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge.masters import master
+from forge.optim.rounding import Rounding
 from forge.owned import local
 
 foreach: Any = torch  # whose functions on lists of tensors pyright takes for private
@@ -56,11 +58,17 @@ class Elementwise(torch.optim.Optimizer):
     """A rule of update by element, which shards of a parameter follow each by itself.
 
     As torch's fused optimizers do, it leaves every value as it is where the attribute `found_inf`
-    is a tensor of 1. Weight decay is decoupled (arXiv:1711.05101): w <- w - lr * weight_decay * w,
-    in groups that are `cautious` only of weights that the update moves towards 0 too.
+    is a tensor of 1. Gradients are multiplied by the attribute `factor`, where there is one. Weight
+    decay is decoupled (arXiv:1711.05101): w <- w - lr * weight_decay * w, in groups that are
+    `cautious` only of weights that the update moves towards 0 too. Of weights in 16 bits the update
+    is computed in fp32, in which the state is too where nothing else is asked for.
+
+    rounding: how weights in 16 bits are made of those that are updated; None = to the nearest.
     """
 
     _step_supports_amp_scaling = True
+    takes_factor = True
+    rounding: Rounding | None = None
 
     def __init__(self, groups: Iterable[Any], **defaults: Any) -> None:
         super().__init__(groups, {"weight_decay": 0.0, "cautious": False, **defaults})
@@ -70,8 +78,8 @@ class Elementwise(torch.optim.Optimizer):
         """The state of a parameter before its first update."""
 
     @abstractmethod
-    def update(self, group: dict[str, Any], part: Part) -> None:
-        """One update of weights and states, in place."""
+    def take(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """One update of parameters that have a gradient and a state, in place."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -86,15 +94,10 @@ class Elementwise(torch.optim.Optimizer):
                 if not self.state[parameter]:
                     self.state[parameter].update(self.initial(group, parameter))
             # At once where kernels are launched; on a CPU one by one, in memory that is at hand.
-            at_once = [parameters] if parameters and parameters[0].is_cuda else None
-            for some in at_once or [[parameter] for parameter in parameters]:
-                part = Part(
-                    weights=[local(p) for p in some],
-                    gradients=[local(p.grad) for p in some],
-                    states=[self.state[p] for p in some],
-                    found_inf=getattr(self, "found_inf", None),
-                )
-                self.update(group, part)
+            # Copies of weights in fp32 are one by one too.
+            at_once = parameters and parameters[0].is_cuda and not in_16_bits(parameters[0])
+            for some in [parameters] if at_once else [[parameter] for parameter in parameters]:
+                self.take(group, some)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -111,6 +114,52 @@ class Elementwise(torch.optim.Optimizer):
     def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """The state of a parameter from one that was saved."""
         return {key: value.to(parameter.device) for key, value in found.items()}
+
+
+class ByParts(Elementwise):
+    """A rule that is written for lists of weights, gradients and states."""
+
+    @abstractmethod
+    def update(self, group: dict[str, Any], part: Part) -> None:
+        """One update of weights and states, in place."""
+
+    def take(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        number, factor = group.get("number", 0), getattr(self, "factor", None)
+        gradients = [local(p.grad).to(wide_dtype(p)) for p in parameters]  # type: ignore[arg-type]
+        if factor is not None:
+            gradients = foreach._foreach_mul(gradients, factor)
+        part = Part(
+            weights=[local(master(p)).to(wide_dtype(p)) for p in parameters],
+            gradients=gradients,
+            states=[self.state[p] for p in parameters],
+            found_inf=getattr(self, "found_inf", None),
+        )
+        self.update(group, part)
+        for parameter, weight in zip(parameters, part.weights, strict=True):
+            if in_16_bits(parameter):
+                write(self.rounding, parameter, weight, number)
+
+
+def in_16_bits(parameter: Tensor) -> bool:
+    return parameter.dtype.itemsize == 2
+
+
+def wide_dtype(parameter: Tensor) -> torch.dtype:
+    """What the update of a parameter is computed in: fp32 or wider."""
+    return torch.promote_types(parameter.dtype, torch.float32)
+
+
+def zeros_of(parameter: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """State of a parameter, laid out as it is; None = in the format of its update."""
+    return torch.zeros_like(parameter, dtype=dtype or wide_dtype(parameter), requires_grad=False)
+
+
+def write(rounding: Rounding | None, parameter: Tensor, values: Tensor, number: int) -> None:
+    """Give a parameter in 16 bits its weights after update `number`."""
+    if rounding is None:
+        local(parameter).copy_(values)
+    else:
+        rounding.write(parameter, values, number)
 
 
 def count_of(parameter: Tensor) -> Tensor:

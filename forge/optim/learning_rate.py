@@ -25,6 +25,7 @@ class LearningRate:
     def set(self, number: int) -> float:
         """For update `number`, from 0; returns the rate of the first group."""
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["number"] = number  # what stochastic rounding draws by
             group["lr"] = peak["lr"] * group.get("schedule", self.schedule)(number)
             for option, factor in group.get("schedules", {}).items():
                 group[option] = peak[option] * factor(number)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from forge.config.optimizer import Lion as LionConfig
-from forge.optim.elementwise import Elementwise, Part, descend, foreach
+from forge.optim.elementwise import ByParts, Part, descend, foreach, zeros_of
 
 
 def lion(section: LionConfig, *, params: list[dict[str, Any]]) -> Lion:
@@ -23,7 +22,7 @@ def lion(section: LionConfig, *, params: list[dict[str, Any]]) -> Lion:
     )
 
 
-class Lion(Elementwise):
+class Lion(ByParts):
     """Chen et al., arXiv:2302.06675, program 1, with m = 0 at first:
 
     w <- w - lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * w)
@@ -42,7 +41,7 @@ class Lion(Elementwise):
         super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay, cautious=cautious)
 
     def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-        return {"exp_avg": torch.zeros_like(parameter)}
+        return {"exp_avg": zeros_of(parameter)}
 
     def update(self, group: dict[str, Any], part: Part) -> None:
         (beta1, beta2), momenta = group["betas"], part.state("exp_avg")

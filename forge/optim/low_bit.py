@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -17,14 +16,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from forge.config.optimizers import CODES_IN_BYTE, AdamWLowBit, low_bit_block
-from forge.optim.elementwise import Elementwise, Part, count_of
+from forge.optim.adam import AdamUpdates
+from forge.optim.elementwise import count_of, zeros_of
 from forge.owned import cut_dim, local, owned
 
 said = logging.root.manager.disable
 logging.disable(logging.WARNING)  # it warns of kernels for other devices than there are
 try:
     from torchao.optim import subclass_4bit, subclass_8bit
-    from torchao.optim.adam import single_param_adam
     from torchao.optim.subclass_fp8 import OptimStateFp8
 finally:
     logging.disable(said)
@@ -45,9 +44,9 @@ def adamw_low_bit(section: AdamWLowBit, *, params: list[dict[str, Any]]) -> LowB
     )
 
 
-class LowBitAdamW(Elementwise):
-    """torchao's AdamW8bit, AdamW4bit and AdamWFp8 (arXiv:2110.02861, arXiv:2309.01507): the update
-    is theirs, in fp32, and what is kept of it are codes and scales, as plain tensors.
+class LowBitAdamW(AdamUpdates):
+    """torchao's AdamW8bit, AdamW4bit and AdamWFp8 (arXiv:2110.02861, arXiv:2309.01507): how moments
+    are quantized is theirs, and what is kept of them are codes and scales, as plain tensors.
 
     A scale belongs to a block of a row, so that both are cut as the parameter is, and are found by
     its name; theirs may go on in the next row. Parameters of one dimension or less than 4096
@@ -76,27 +75,26 @@ class LowBitAdamW(Elementwise):
                 codes, scale = self._room(parameter)
                 state |= _laid_out(parameter, name, codes.zero_(), scale.zero_())
             else:
-                state[name] = torch.zeros_like(parameter, dtype=torch.float32)
+                state[name] = zeros_of(parameter)
         return state
 
-    def update(self, group: dict[str, Any], part: Part) -> None:
-        rate, decay = torch.tensor(group["lr"]), torch.tensor(group["weight_decay"])
-        on_gpu = part.weights[0].is_cuda
-        with torch._dynamo.utils.disable_cache_limit() if on_gpu else nullcontext():
-            update: Any = _compiled() if on_gpu else single_param_adam
-            for weight, gradient, state in zip(
-                part.weights, part.gradients, part.states, strict=True
-            ):
-                if not weight.numel():
-                    continue  # a rank without a row of it
-                changed = [weight, *map(local, state.values())]
-                before = [] if part.found_inf is None else [value.clone() for value in changed]
-                local(state["step"]).add_(1)
-                first, second = (self._moment(state, name, weight.shape) for name in MOMENTS)
-                options = (rate, *group["betas"], decay, group["eps"], True, False)
-                update(weight, gradient, state["step"], first, second, None, *options)
-                for value, old in zip(changed, before, strict=False):
-                    value.copy_(torch.where(part.found_inf.bool(), old, value))  # type: ignore[union-attr]
+    def take(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """Codes of an update that is skipped are put back, so that they keep every bit."""
+        found_inf = getattr(self, "found_inf", None)
+        for parameter in parameters:
+            changed = [local(self.state[parameter][key]) for key in self._codes(parameter)]
+            before = [] if found_inf is None else [value.clone() for value in changed]
+            super().take(group, [parameter])
+            for value, old in zip(changed, before, strict=False):
+                value.copy_(torch.where(found_inf.bool(), old, value))  # type: ignore[union-attr]
+
+    def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, bool]:
+        state, shape = self.state[parameter], local(parameter).shape
+        first, second = (self._moment(state, name, shape) for name in MOMENTS)
+        return first, second, bool(self.block(parameter))
+
+    def _codes(self, parameter: Tensor) -> list[str]:
+        return [key for key in self.state[parameter] if "." in key]
 
     def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """The same codes where rows are in the same blocks as they were, else new ones of the
@@ -165,11 +163,6 @@ class LowBitAdamW(Elementwise):
             of_4 = subclass_4bit.OptimState4bit
             return of_4(codes.view(-1), scale, qmap, signed, shape, torch.float32)
         return subclass_8bit.OptimState8bit(codes, scale, qmap, signed, torch.float32)
-
-
-@cache
-def _compiled() -> Any:
-    return torch.compile(single_param_adam, fullgraph=True, dynamic=False)
 
 
 @cache

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from forge.config.optimizer import Muon as MuonConfig
+from forge.masters import master
+from forge.optim.elementwise import in_16_bits, wide_dtype, write, zeros_of
 from forge.optim.orthogonal import newton_schulz
+from forge.optim.rounding import Rounding
 from forge.optim.whole import Matrix, WholeMatrices
 from forge.owned import local
 
@@ -35,10 +38,12 @@ class Muon(torch.optim.Optimizer):
     ranks take a step together.
 
     As torch's fused optimizers do, it leaves every value as it is where the attribute `found_inf`
-    is a tensor of 1.
+    is a tensor of 1. `factor` and `rounding` are as in `forge.optim.elementwise`.
     """
 
     _step_supports_amp_scaling = True
+    takes_factor = True
+    rounding: Rounding | None = None
 
     def __init__(self, params: list[dict[str, Any]], section: MuonConfig) -> None:
         defaults = {"lr": section.lr, "momentum": section.momentum, "weight_decay": 0.0}
@@ -91,10 +96,12 @@ class Muon(torch.optim.Optimizer):
         parameter, beta = matrix.parameter, group["momentum"]
         state = self.state[parameter]
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
+            state["momentum_buffer"] = zeros_of(parameter)
         buffer = local(state["momentum_buffer"])
         found = parameter.grad
-        gradient = torch.zeros_like(buffer) if found is None else local(found)
+        gradient = torch.zeros_like(buffer) if found is None else local(found).to(buffer.dtype)
+        if (factor := getattr(self, "factor", None)) is not None:
+            gradient = gradient * factor
         if bad is not None:  # a momentum moved towards itself stays
             gradient = torch.where(bad, buffer, gradient)
         buffer.lerp_(gradient, 1 - beta)
@@ -110,7 +117,8 @@ class Muon(torch.optim.Optimizer):
     def _apply(
         self, matrix: Matrix, group: dict[str, Any], update: Tensor, found_inf: Tensor | None
     ) -> None:
-        weights, rate, decay = local(matrix.parameter), group["lr"], group["weight_decay"]
+        parameter, rate, decay = matrix.parameter, group["lr"], group["weight_decay"]
+        weights = local(master(parameter)).to(wide_dtype(parameter))
         if found_inf is not None:
             rate = rate * (1 - found_inf)
         rows, columns = matrix.shape[-2:]
@@ -121,6 +129,8 @@ class Muon(torch.optim.Optimizer):
         elif decay:
             weights.mul_(1 - rate * decay)
         weights.sub_(rate * update)
+        if in_16_bits(parameter):
+            write(self.rounding, parameter, weights, group.get("number", 0))
 
     def _scale(self, rows: int, columns: int) -> float:
         if self.section.consistent_rms is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from forge.config.optimizer import NorMuon as NorMuonConfig
+from forge.optim.elementwise import wide_dtype
 from forge.optim.muon import Muon
 from forge.optim.orthogonal import polar_express
 from forge.optim.whole import Matrix
@@ -39,7 +40,7 @@ class NorMuon(Muon):
         x = x * (_norm(x) / rows**0.5 / lengths.clamp_min(least))
         x = polar_express(x, self.section.ns_steps)
         x = x * (min(rows, columns) ** 0.5 / _norm(x).clamp_min(least))
-        x = x.to(local(matrix.parameter).dtype)
+        x = x.to(wide_dtype(matrix.parameter))
         squares = x.square().mean(-1 if rows >= columns else -2, keepdim=True)
         second = self._second_moment(matrix, squares)
         moved = second.lerp(squares, 1 - self.section.beta2)
@@ -54,7 +55,7 @@ class NorMuon(Muon):
     def keep(self, matrix: Matrix, kept: list[Tensor]) -> None:
         """Whole on each rank of the group; stacks are cut as their parameter is."""
         (second,), parameter = kept, matrix.parameter
-        second = second.to(local(parameter).dtype)
+        second = second.to(wide_dtype(parameter))
         if isinstance(parameter, DTensor):
             last = parameter.ndim - 2
             places = [

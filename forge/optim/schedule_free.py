@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from forge.config.optimizers import ScheduleFreeAdamW as ScheduleFreeAdamWConfig
-from forge.optim.elementwise import Elementwise, Part, correction, count_of, foreach
+from forge.optim.elementwise import (
+    ByParts,
+    Part,
+    correction,
+    count_of,
+    foreach,
+    zeros_of,
+)
 from forge.owned import local
 from forge.wide import widest
 
@@ -28,7 +35,7 @@ def schedule_free_adamw(
     )
 
 
-class ScheduleFreeAdamW(Elementwise):
+class ScheduleFreeAdamW(ByParts):
     """Algorithm 1 of arXiv:2405.15682, in update t = 1, 2, ..., with gradients g taken at y:
 
     rate = lr * min(1, t / warmup_steps) * sqrt(1 - beta2**t)
@@ -60,7 +67,7 @@ class ScheduleFreeAdamW(Elementwise):
             "step": count_of(parameter),
             "weight_sum": torch.zeros((), dtype=widest(device), device=device),
             "z": parameter.detach().clone(),
-            "exp_avg_sq": torch.zeros_like(parameter),
+            "exp_avg_sq": zeros_of(parameter),
         }
 
     def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:

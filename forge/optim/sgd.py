@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forge.config.optimizers import SGD as SGDConfig
-from forge.optim.elementwise import Elementwise, Part, descend, foreach
+from forge.optim.elementwise import ByParts, Part, descend, foreach, zeros_of
 
 
 def sgd(section: SGDConfig, *, params: list[dict[str, Any]]) -> SGD:
@@ -24,7 +24,7 @@ def sgd(section: SGDConfig, *, params: list[dict[str, Any]]) -> SGD:
     )
 
 
-class SGD(Elementwise):
+class SGD(ByParts):
     """torch.optim.SGD but for the decay of weights, which is decoupled from the gradient here as in
     every optimizer of forge (SGDW, arXiv:1711.05101, algorithm 1):
 
@@ -48,7 +48,7 @@ class SGD(Elementwise):
         super().__init__(groups, lr=lr, weight_decay=weight_decay, cautious=cautious, **options)
 
     def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-        return {"momentum_buffer": torch.zeros_like(parameter)} if group["momentum"] else {}
+        return {"momentum_buffer": zeros_of(parameter)} if group["momentum"] else {}
 
     def update(self, group: dict[str, Any], part: Part) -> None:
         # Of the update that is skipped a gradient of 0 is left, which a rate of 0 makes nothing of.

@@ -30,6 +30,10 @@ class Together(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         return all(getattr(one, "_step_supports_amp_scaling", False) for one in self.optimizers)
 
+    @property
+    def takes_factor(self) -> bool:
+        return all(getattr(one, "takes_factor", False) for one in self.optimizers)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One update of all parameters that have a gradient."""
@@ -83,4 +87,4 @@ class Together(torch.optim.Optimizer):
             start = end
 
 
-FLAGS = ("grad_scale", "found_inf")
+FLAGS = ("grad_scale", "found_inf", "factor")

@@ -34,11 +34,13 @@ def apply(
     device: torch.device,
     *,
     filled: bool = True,
+    masters: bool = False,
 ) -> nn.Module:
     """The model laid out over the ranks of the mesh; each rank fills its part of initial weights,
     unless these are not to be `filled`, as others are loaded.
 
-    make: builds the model; called on the meta device. A pipeline is cut into stages first; then on
+    make: builds the model; called on the meta device. masters: keep fp32 masters of its weights,
+    see `forge.masters`. A pipeline is cut into stages first; then on
     each
 
     1. tensor parallelism: heads, feed-forward and vocabulary over tp, sequences between layers;
@@ -58,10 +60,13 @@ def apply(
             return make()
 
     half = HALF.get(config.precision.mixed_precision)
+    multiplied = half
     parts = (
         cut(fresh, config, mesh) if mesh is not None and config.parallel.pp > 1 else [(0, fresh())]
     )
     for _, part in parts:
+        if half is None and next(part.parameters()).dtype in HALF.values():
+            multiplied = torch.float32  # weights in 16 bits, as on a CPU
         if mesh is not None:
             if config.parallel.tp > 1:
                 spread_width(part, config.parallel, mesh)  # type: ignore[arg-type]
@@ -82,7 +87,7 @@ def apply(
             shard(
                 part,
                 mesh,
-                param_dtype=half,
+                param_dtype=multiplied,
                 reshard_after_forward=config.parallel.reshard_after_forward == "always",
                 cpu_offload=config.parallel.cpu_offload,
             )
@@ -93,7 +98,8 @@ def apply(
         model = Pipeline(parts, config, mesh, device)
     offloaded = mesh is not None and config.parallel.cpu_offload
     seed = config.seed if filled else None
-    materialize(model, torch.device("cpu") if offloaded else device, seed, buffers=device)
+    place = torch.device("cpu") if offloaded else device
+    materialize(model, place, seed, buffers=device, masters=masters)
     return model
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from forge.masters import add_masters, master, round_masters
 from forge.models.init import init_weights
 from forge.owned import local, owned
 
@@ -17,22 +18,31 @@ def materialize(
     seed: int | None,
     *,
     buffers: torch.device | None = None,
+    masters: bool = False,
 ) -> None:
     """Allocate a model built on the meta device and fill it as `init_weights` does, to the bit.
 
     seed: null = whoever calls it fills the parameters. buffers: their device, if not that of the
-    parameters. Raises ValueError for a buffer that the model gives no value.
+    parameters. masters: keep what is drawn in fp32 too. Raises ValueError for a buffer that the
+    model gives no value.
     """
     # Several threads draw, and an Apple GPU is not for several threads.
     first = torch.device("cpu") if device.type == "mps" else device
     allocate(model, first, buffers=buffers if first == device else None)
+    if masters:
+        add_masters(model)
     if seed is None:
         model.reset_buffers()  # type: ignore[operator]
     else:
-        init_weights(model, seed, held=lambda values: (local(values), owned(values)))
+        init_weights(model, seed, held=_held)
+        round_masters(model)
     check_buffers(model)
     if first != device:
         model.to(device)
+
+
+def _held(parameter: Tensor) -> tuple[Tensor, list[Tensor]]:
+    return local(master(parameter)).detach(), owned(parameter)
 
 
 def allocate(

@@ -73,6 +73,8 @@ class Pipeline(Balanced, nn.Module):
         self.parts = nn.ModuleList([part for _, part in parts])
         self.stages = [stage for stage, _ in parts]
         half, plain = HALF.get(cfg.precision.mixed_precision), next(self.parts.parameters()).dtype
+        if plain in HALF.values():
+            plain = torch.float32  # what weights in 16 bits are multiplied in
         self.line = Line(
             group=mesh.axes.get_group("pp"),
             rank=mesh.axes.get_local_rank("pp"),

@@ -16,7 +16,6 @@ from torch import Tensor
 from forge.config.root import Config
 from forge.parallel.context import own_part
 from forge.parallel.mesh import Mesh, make_mesh
-from forge.parallel.modules import HALF
 from forge.parallel.rendezvous import Rendezvous, no_sign_of_life
 
 
@@ -145,11 +144,12 @@ class Ranks:
 def join(config: Config, device: torch.device, rendezvous: Rendezvous | None = None) -> Ranks:
     """Join the ranks that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name; no others if unset.
 
-    A single rank in 16 bits has a mesh too, so that FSDP holds its weights as on many ranks. Raises
-    ValueError when the others do not come, or parallel.backend cannot be used.
+    A single rank in 16 bits has a mesh too, so that FSDP holds its weights as on many ranks, and
+    makes of them what is multiplied. Raises ValueError when the others do not come, or
+    parallel.backend cannot be used.
     """
     size, parallel = int(os.environ.get("WORLD_SIZE", 1)), config.parallel
-    if size == 1 and config.precision.mixed_precision not in HALF:
+    if size == 1 and not config.precision.gathers:
         return Ranks()
     backend = _backend(parallel.backend, device.type)
     if size == 1:

@@ -17,13 +17,14 @@ from forge.config.activations import FP32, INT64, Numbers
 from forge.config.document_attention import in_blocks
 from forge.config.model import Decoder, Kind
 from forge.config.parallel import V_SCHEDULE, Parallel
+from forge.config.precision import BYTES
 from forge.config.root import Config
 from forge.config.tensors import TensorSpec, within
 from forge.plan.layout import sequences_of_rank
 from forge.rundir.saved_config import load, newest
 
-STATE = ("weights (fp32)", "gradients (fp32)", "optimizer state")
-"""What is exact, and there all the time."""
+STATE = ("weights", "gradients", "fp32 masters", "optimizer state")
+"""How the names of parts begin that are exact, and there all the time."""
 
 
 def memory_by_part(config: Config) -> dict[str, int]:
@@ -52,11 +53,15 @@ def memory_by_part(config: Config) -> dict[str, int]:
 
 def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
     train, parallel = config.train, config.parallel
-    width = FP32 if config.precision.mixed_precision == "fp32" else 2
+    precision = config.precision
+    width, weight = BYTES[precision.mixed_precision], BYTES[precision.param_dtype]
     several = parallel.fsdp * parallel.dp_replicate * parallel.tp * parallel.pp > 1
-    gathered = several or width == 2  # FSDP makes what is multiplied, in 16 bits on one device too
+    gathered = several or precision.gathers
     sharded = 0 if parallel.cpu_offload and gathered else share.sharded(parallel)
-    parts = {"weights (fp32)": FP32 * sharded, "gradients (fp32)": FP32 * sharded}
+    kind = precision.param_dtype
+    parts = {f"weights ({kind})": weight * sharded, f"gradients ({kind})": weight * sharded}
+    if precision.master_weights:
+        parts["fp32 masters"] = FP32 * sharded
     parts |= _of_optimizer(config, model, share, sharded > 0)
     microbatches = parallel.pp_microbatches or 1 if parallel.pp > 1 else 1
     if gathered:
@@ -135,7 +140,11 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
     parts, ends = {}, {"first": share.first, "last": share.last}
     if optimizer.trainable_parameters or optimizer.freeze_parameters:
         own = _share(model, config.parallel, of=trained, **ends)
-        parts["gradients (fp32)"] = FP32 * own.sharded(config.parallel) * here
+        count, precision = own.sharded(config.parallel) * here, config.precision
+        kind = precision.param_dtype
+        parts[f"gradients ({kind})"] = BYTES[kind] * count
+        if precision.master_weights:
+            parts["fp32 masters"] = FP32 * count
     state = _share(model, config.parallel, of=kept, **ends)
     if state.known:
         parts["optimizer state"] = state.sharded(config.parallel) * here

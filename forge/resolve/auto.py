@@ -77,7 +77,7 @@ def memory_for_time(config: Config, parallel: Parallel, world: World) -> Iterato
     """What saves time and takes memory, where there is enough: weights that stay gathered,
     gradients that are reduced once a step.
     """
-    alone = world.size == 1 and config.precision.mixed_precision == "fp32"
+    alone = world.size == 1 and not config.precision.gathers
     pipelined = f"parallel.pp={parallel.pp}" if parallel.pp > 1 else ""
     if parallel.reshard_after_forward == "auto":
         fits, why = True, pipelined

@@ -94,6 +94,7 @@ def of_folder(
 
 
 FORMATS = ("run.device", "precision.mixed_precision", "precision.residual_dtype")
+MASTERS = "precision.master_weights"
 
 
 @derivation(*FORMATS, writes=FORMATS)
@@ -109,6 +110,17 @@ def device(run: Run, precision: Precision, world: World) -> Iterator[Derived]:
     if precision.residual_dtype == "auto":
         residual = "fp32" if mixed == "fp16" else mixed
         yield Derived("precision.residual_dtype", residual, f"precision.mixed_precision={mixed}")
+
+
+@derivation("precision.param_dtype", "precision.stochastic_rounding", MASTERS, writes=(MASTERS,))
+def masters(precision: Precision) -> Iterator[Derived]:
+    """fp32 masters of weights in 16 bits, unless these are rounded stochastically."""
+    if precision.master_weights is None:
+        kept, why = False, "precision.param_dtype=fp32"
+        if precision.weights_in_16_bits:
+            kept = not precision.stochastic_rounding
+            why = f"precision.stochastic_rounding={str(not kept).lower()}"
+        yield Derived(MASTERS, kept, why)
 
 
 @derivation("run.device", "launch.gpus_per_node", writes=("launch.gpus_per_node",))
@@ -211,6 +223,7 @@ DERIVATIONS = (
     of_folder,
     model_shape,
     device,
+    masters,
     job,
     objective,
     paths,

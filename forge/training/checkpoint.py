@@ -20,6 +20,7 @@ from forge.config.numbers import byte_size
 from forge.config.objective import is_higher_better
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
+from forge.masters import exact_state
 from forge.parallel.ranks import Ranks
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.checkpoints import FORMAT, META, TOKENIZER, WEIGHTS, Saved
@@ -79,7 +80,7 @@ class Checkpointer:
         """
         self.wait()
         target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
-        tensors = prefixed("model", model.state_dict())
+        tensors = prefixed("model", exact_state(model))
         if not weights_only:
             tensors |= {**prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
         tensors = {name: _readable_by_threads(tensor) for name, tensor in tensors.items()}

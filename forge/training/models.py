@@ -12,11 +12,12 @@ from forge.build import build
 from forge.config.hf.folder import is_folder
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
+from forge.masters import round_weights
 from forge.models.plain import make_model
 from forge.objectives.objective import Objective
 from forge.optim.groups import freeze
 from forge.parallel.apply import apply
-from forge.parallel.modules import HALF
+from forge.parallel.modules import FORMATS, HALF
 from forge.parallel.ranks import Ranks
 from forge.rundir import checkpoints
 from forge.rundir.checkpoints import CheckpointError, Saved
@@ -31,15 +32,23 @@ def build_model(
     dtype: torch.dtype = torch.float32,
     *,
     filled: bool = True,
+    trained: bool = False,
 ) -> nn.Module:
-    """The model with its initial weights, if it is to be `filled`, laid out over the ranks."""
+    """The model with its initial weights, if it is to be `filled`, laid out over the ranks; one
+    that is to be `trained` in the formats of `precision`.
+    """
+    kept = FORMATS[config.precision.param_dtype] if trained else dtype
 
     def make() -> nn.Module:
         model = make_model(config.model, config.run.trust)
         freeze(model, config.optimizer)
-        return model.to(dtype)
+        model = model.to(dtype)
+        for parameter in model.parameters() if kept != dtype else ():
+            parameter.data = parameter.data.to(kept)
+        return model
 
-    return apply(make, config, ranks.mesh, device, filled=filled)
+    masters = trained and bool(config.precision.master_weights)
+    return apply(make, config, ranks.mesh, device, filled=filled, masters=masters)
 
 
 def load_on_ranks(path: Path, config: Config, ranks: Ranks, device: torch.device) -> Trained:
@@ -50,6 +59,7 @@ def load_on_ranks(path: Path, config: Config, ranks: Ranks, device: torch.device
     dtype = HALF.get(config.precision.mixed_precision, torch.float32)
     model = build_model(config, device, ranks, dtype, filled=False)
     restore.load(path, model=model, group=ranks.saver)
+    round_weights(model, FORMATS[config.precision.param_dtype])
     return Trained(
         config=config,
         model=model.eval(),

@@ -75,15 +75,16 @@ def loss_scaler(section: Precision, device: torch.device) -> torch.amp.GradScale
     return torch.amp.GradScaler(device.type, init_scale=section.init_loss_scale, enabled=enabled)
 
 
-def check_dtypes(model: nn.Module) -> None:
-    """Raises TypeError naming the weights that are not fp32."""
+def check_dtypes(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+    """Raises TypeError naming the weights that are in another format."""
     wrong = [
         f"{name} ({p.dtype})"
         for name, p in model.named_parameters()
-        if p.is_floating_point() and p.dtype != torch.float32
+        if p.is_floating_point() and p.dtype != dtype
     ]
     if wrong:
-        what = "weights must be fp32 where the optimizer updates them; these are not"
+        kind = str(dtype).removeprefix("torch.").replace("float32", "fp32")
+        what = f"weights must be {kind} where the optimizer updates them; these are not"
         raise TypeError(f"{what}: {', '.join(wrong)}")
 
 

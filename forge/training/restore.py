@@ -21,6 +21,7 @@ from forge.config.model import Model
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.hf.read import load_folder
+from forge.masters import exact_state, round_masters, round_weights
 from forge.models.decoder import Decoder
 from forge.models.plain import make_model
 from forge.owned import copy_owned, cut_dim
@@ -81,6 +82,8 @@ def load_run(
     model.reset_buffers()
     load(found.path, model=model)
     check_buffers(model)
+    if not fp32:
+        round_weights(model, FORMATS[config.precision.param_dtype])
     dtype = None if fp32 else HALF.get(config.precision.mixed_precision)
     if dtype is not None:
         for parameter in model.parameters():
@@ -135,7 +138,7 @@ def load(
     """
     with _readable(path):
         stored = tensor_storage.stored(path / WEIGHTS)
-    own = model.state_dict()
+    own = exact_state(model)
     theirs = {name: tuple(what.size) for name, what in _below("model/", stored).items()}
     kept = _kept(path, _shapes(own, group), theirs, exclude, changed) & set(own)
     wanted = prefixed("model", {name: own[name] for name in sorted(kept)})
@@ -148,6 +151,7 @@ def load(
                 wanted[f"optimizer/{key}"] = _like(own[name], what, in_parts="." in entry)
     with _readable(path):
         tensor_storage.load(wanted, path / WEIGHTS, group=group)
+        round_masters(model)
         if optimizer is not None and with_optimizer_state:
             restore_optimizer(model, optimizer, _below("optimizer/", wanted))
     return _below("callbacks/", wanted)
@@ -168,7 +172,8 @@ def load_weights(
     if is_folder(path):
         assert isinstance(section, DecoderConfig), path
         try:
-            load_folder(path, section, model.state_dict(), exclude)
+            load_folder(path, section, exact_state(model), exclude)
+            round_masters(model)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
     elif path.is_dir():
@@ -182,13 +187,14 @@ def _load_file(
 ) -> None:
     from safetensors import SafetensorError, safe_open
 
-    own = model.state_dict()
+    own = exact_state(model)
     try:
         with safe_open(path, framework="pt") as file:
             names = file.keys()
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
             for name in _kept(path, _shapes(own, group), shapes, exclude, changed=False) & set(own):
                 copy_owned(own[name], file.get_tensor(name))
+        round_masters(model)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
 

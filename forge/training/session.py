@@ -17,6 +17,7 @@ from forge.objectives.objective import Objective
 from forge.optim.build import build_optimizer
 from forge.optim.learning_rate import scaled
 from forge.optim.own_schedule import build_schedule
+from forge.parallel.modules import FORMATS
 from forge.parallel.ranks import Ranks
 from forge.parallel.ranks import join as join_ranks
 from forge.parallel.rendezvous import Rendezvous
@@ -76,8 +77,8 @@ def join(
     prepared = prepare_data(config, ranks)
     check_vocabulary(config, prepared)
     config, derived = fit(config, run_dir, prepared)
-    model = build_model(config, device, ranks)
-    check_dtypes(model)
+    model = build_model(config, device, ranks, trained=True)
+    check_dtypes(model, FORMATS[config.precision.param_dtype])
     return Session(
         config=config,
         run_dir=run_dir,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
-from optimizers import optimizer_of
+from ranks import on_ranks
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,10 +21,13 @@ from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.objectives.chunked_cross_entropy import auto_chunk_size
 from forge.objectives.pretrain import Pretrain
+from forge.optim.build import build_optimizer
 from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.modules import FORMATS
+from forge.parallel.ranks import join
 from forge.plan.memory import memory_by_part
 from forge.resolve.resolve import resolve
+from forge.training.models import build_model
 
 BATCH, SEQ = 2, 32
 SIZES = {"dim": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 320, "ffn_hidden_dim": 48}
@@ -82,22 +85,51 @@ def config() -> Callable[..., Config]:
     return make
 
 
+BF16_WEIGHTS = "precision.param_dtype=bf16"
+STOCHASTIC = f"{BF16_WEIGHTS} precision.stochastic_rounding=true"
+
+
 @pytest.mark.parametrize("options", [{}, MOE], ids=str)
+@pytest.mark.parametrize(
+    ("formats", "optimizer"),
+    [
+        ("", "adamw"),
+        ("", "adamw optimizer.mu_dtype=bf16 optimizer.nu_dtype=bf16"),
+        (BF16_WEIGHTS, "adamw optimizer.mu_dtype=bf16 optimizer.nu_dtype=bf16"),
+        (STOCHASTIC, "adamw optimizer.mu_dtype=bf16 optimizer.nu_dtype=bf16"),
+        (STOCHASTIC, "adamw_low_bit"),
+        (STOCHASTIC, "muon"),
+        (BF16_WEIGHTS, "lion"),
+    ],
+)
 def test_weights_gradients_and_optimizer_state_are_exact(
-    config: Callable[..., Config], options: dict[str, Any]
+    config: Callable[..., Config], options: dict[str, Any], formats: str, optimizer: str
 ) -> None:
-    chosen = config(**options)
-    assert isinstance(chosen.model, DecoderConfig)
-    model = Decoder(chosen.model)
-    optimizer = optimizer_of(chosen.optimizer, model)  # type: ignore[arg-type]
-    model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
-    optimizer.step()
-    parts = memory_by_part(chosen)
-    assert parts["weights (fp32)"] == sum(p.nbytes for p in model.parameters())
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    assert parts["gradients (fp32)"] == sum(gradient.nbytes for gradient in gradients)
-    moments = [v for state in optimizer.state.values() for key, v in state.items() if key != "step"]
-    assert parts["optimizer state"] == sum(v.nbytes for v in moments)
+    """Of one device, in all formats, after an update."""
+    words = f"precision=fp32 {formats} optimizer={optimizer}".split()
+    chosen = config(*words, dim=64, **options)
+
+    def bytes_of(tensors: Iterable[Any]) -> int:
+        return sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
+
+    def work(_: int) -> None:
+        cpu = torch.device("cpu")
+        model = build_model(chosen, cpu, join(chosen, cpu), trained=True)
+        made = build_optimizer(chosen, model)
+        model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
+        made.step()
+        parts, kind = memory_by_part(chosen), chosen.precision.param_dtype
+        model.train()  # frees what is gathered
+        parameters = list(model.parameters())
+        assert parts[f"weights ({kind})"] == bytes_of(parameters)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        assert parts[f"gradients ({kind})"] == bytes_of(gradients)
+        masters = [p.master for p in parameters if hasattr(p, "master")]
+        assert parts.get("fp32 masters", 0) == bytes_of(masters)
+        moments = [v for state in made.state.values() for key, v in state.items() if key != "step"]
+        assert parts["optimizer state"] == bytes_of(moments)
+
+    on_ranks(1, work)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def host_memory(config: Config, world: World) -> Findings:
     forge.train refuses others.
     """
     parts, there, here = memory_by_part(config), device_memory(world), ranks_per_node(world)
-    needed = sum(parts.get(name, 0) for name in STATE)
+    needed = sum(bytes for name, bytes in parts.items() if name.startswith(STATE))
     if world.device != "cpu" or there is None or needed <= there:
         return
     demand = f"needs a GPU, or {byte_size(needed)}"

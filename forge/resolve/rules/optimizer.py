@@ -41,6 +41,21 @@ def low_bit_mps(optimizer: AdamWLowBit, run: Run) -> Findings:
         yield "optimizer=adamw_low_bit", "optimizer=adamw"
 
 
+@rule("optimizer.in_16_bits", "optimizer", "precision.param_dtype", GROUPS)
+def in_16_bits(config: Config, optimizer: Optimizer) -> Findings:
+    """An optimizer of weights in 16 bits computes their updates in fp32, as forge's own do."""
+    if not config.precision.weights_in_16_bits:
+        return
+    fix = "precision.param_dtype=fp32"
+    for group in param_groups.groups(config).values():
+        if isinstance(group.section, ScheduleFreeAdamW):
+            what = "schedule_free_adamw has a mean of two sets of weights, which are too near to"
+            yield "precision.param_dtype", f"{what} each other for 16 bits.", fix
+        elif not group.section._target_.startswith("forge.optim."):
+            what = f"{group.section._target_} would compute in 16 bits, and keep its state in them."
+            yield "precision.param_dtype", what, fix
+
+
 @rule("optimizer.roles", *READS)
 def roles(model: Decoder, optimizer: Optimizer) -> Findings:
     """A role, or a parameter that is named, is of one group."""
@@ -126,7 +141,14 @@ def _inner(names: Sequence[str]) -> str:
     return names[len(names) // 2].removesuffix(".weight").rpartition(".")[2]
 
 
-@rule("train.use_qk_clip", "model", "parallel.cp", "data.pack_sequences", GROUPS)
+@rule(
+    "train.use_qk_clip",
+    "model",
+    "parallel.cp",
+    "data.pack_sequences",
+    "precision.master_weights",
+    GROUPS,
+)
 def qk_clip(config: Config, model: Decoder, train: Train) -> Findings:
     """train.use_qk_clip scales what makes the logits of attention that it can see."""
     if not train.use_qk_clip:
@@ -146,6 +168,9 @@ def qk_clip(config: Config, model: Decoder, train: Train) -> Findings:
     if config.data.pack_sequences and model.document_attention != "mask":
         what = "it sees packed documents by masks, not in blocks."
         yield "train.use_qk_clip", what, f"model.document_attention=mask, or {option}"
+    if config.precision.master_weights:
+        what = "precision.master_weights=true makes the weights anew that it has scaled."
+        yield "train.use_qk_clip", what, f"precision.param_dtype=fp32, or {option}"
     kinds = [type(group.section) for group in param_groups.groups(config).values()]
     if ScheduleFreeAdamW in kinds:
         what = "optimizer=schedule_free_adamw has two sets of weights, and it would scale one."

@@ -188,6 +188,43 @@ def fp32_on_mps(precision: Precision, run: Run) -> Findings:
         yield "precision.mixed_precision", "precision=fp32"
 
 
+@rule("precision.param_dtype", "precision.param_dtype", "precision.mixed_precision", "run.device")
+def weights_in_16_bits(precision: Precision, run: Run) -> Findings:
+    """Weights in precision.param_dtype=bf16 are multiplied in bf16 or fp32, which FSDP makes of
+    them.
+    """
+    if not precision.weights_in_16_bits:
+        return
+    fix = "precision.param_dtype=fp32"
+    if precision.mixed_precision == "fp16":
+        what = "precision.mixed_precision=fp16 scales losses for gradients that bf16 holds as is."
+        yield "precision.param_dtype", what, f"{fix}, or precision.mixed_precision=bf16"
+    elif run.device == "mps":
+        yield "precision.param_dtype", "FSDP does not run with run.device=mps.", fix
+
+
+@rule("precision.stochastic_rounding", "precision.param_dtype", "precision.master_weights")
+def one_way_of_rounding(precision: Precision) -> Findings:
+    """Weights are rounded stochastically, or from masters that lose nothing; not both."""
+    if precision.weights_in_16_bits and precision.stochastic_rounding and precision.master_weights:
+        yield "precision.stochastic_rounding", "precision.master_weights=false"
+
+
+@rule(
+    "precision.lost_updates",
+    "precision.param_dtype",
+    "precision.master_weights",
+    "precision.stochastic_rounding",
+    warning=True,
+)
+def lost_updates(precision: Precision) -> Findings:
+    """In weights of 16 bits an update is lost that is smaller than the 512th part of its weight."""
+    kept = precision.stochastic_rounding or precision.master_weights
+    if precision.weights_in_16_bits and not kept:
+        fix = "precision.stochastic_rounding=true, or precision.master_weights=true"
+        yield "precision.param_dtype", fix
+
+
 @rule("precision.fp16_cpu", "precision.mixed_precision", "run.device", warning=True)
 def slow_on_cpu(precision: Precision, run: Run) -> Findings:
     """16-bit matrix products are many times slower than fp32 on most CPUs."""

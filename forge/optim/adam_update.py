@@ -1,0 +1,95 @@
+"""The update of AdamW, of one parameter in whatever formats: one function, compiled on CUDA."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from forge.optim.elementwise import correction
+from forge.optim.rounding import Noise, stochastic
+
+
+class Options(NamedTuple):
+    """What is the same in all updates, and compiled in.
+
+    corrected: decay rates are, as in Pax. quantized: the moments are of classes of torchao.
+    """
+
+    betas: tuple[float, float]
+    eps: float
+    eps_root: float = 0.0
+    cautious: bool = False
+    corrected: bool = False
+    quantized: bool = False
+
+
+def update(options: Options, weight: Tensor, *tensors: Any, rate: float, decay: float) -> None:
+    """One update in place, see `_update`; by one kernel that reads and writes each value once."""
+    if not weight.is_cuda:
+        return _update(options, weight, *tensors, rate, decay)
+    # Numbers that change from update to update are tensors, or it would be compiled for each.
+    numbers = [torch.tensor(number, dtype=torch.float32) for number in (rate, decay)]
+    with torch._dynamo.utils.disable_cache_limit():
+        return _compiled()(options, weight, *tensors, *numbers)
+
+
+@cache
+def _compiled() -> Any:
+    return torch.compile(_update, fullgraph=True, dynamic=False)
+
+
+def _update(
+    options: Options,
+    weight: Tensor,
+    rounded: Tensor | None,
+    gradient: Tensor,
+    first: Tensor,
+    second: Tensor,
+    count: Tensor,
+    factor: Tensor | None,
+    found_inf: Tensor | None,
+    noise: Noise | None,
+    rate: Any,
+    decay: Any,
+) -> None:
+    """Compute in fp32 or wider, and write each value in its own format.
+
+    weight: what is trained. rounded: the 16 bits of it that the model has, if they are apart.
+    first, second: the moments. count: of updates, this one too. factor: of the gradient. found_inf:
+    1 = leave all as it is. noise: to round `weight` by, where that is in 16 bits.
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    (beta1, beta2), before = options.betas, weight.to(wide)
+    g = gradient.to(wide)
+    if options.quantized:
+        old_m, old_v = first.dequantize(), second.dequantize()
+    else:
+        old_m, old_v = first.to(wide), second.to(wide)
+    if factor is not None:
+        g = g * factor
+    c1, c2 = correction(count.to(wide), beta1), correction(count.to(wide), beta2)
+    if options.corrected:  # means from the first update on
+        m = old_m.lerp(g, (1 - beta1) / c1)
+        v = old_v.lerp(g * g, (1 - beta2) / c2)
+        mean, square = m, v
+    else:
+        m, v = old_m.lerp(g, 1 - beta1), old_v.lerp(g * g, 1 - beta2)
+        mean, square = m / c1, v / c2
+    step = mean / ((square + options.eps_root if options.eps_root else square).sqrt() + options.eps)
+    decayed = torch.where(before * step >= 0, before, 0.0) if options.cautious else before
+    w = before - rate * (step + decay * decayed)
+    if found_inf is not None:
+        bad = found_inf.bool()
+        w, m, v = (
+            torch.where(bad, before, w),
+            torch.where(bad, old_m, m),
+            torch.where(bad, old_v, v),
+        )
+    first.copy_(m)
+    second.copy_(v)
+    weight.copy_(w if noise is None else stochastic(w, noise))
+    if rounded is not None:
+        rounded.copy_(w)

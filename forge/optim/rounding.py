@@ -1,0 +1,86 @@
+"""Stochastic rounding to bf16 with the same bits on any layout and after any resume."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from forge.masters import master
+from forge.owned import local, owned
+
+Noise = tuple[Tensor, Tensor, list[Tensor]]
+"""Of one update of a parameter: two keys, int32 without dimensions, and what a place in the
+parameter is the sum of, int32, a tensor for each of its dimensions.
+"""
+
+
+@dataclass(kw_only=True)
+class Rounding:
+    """Writes updated weights back to parameters in bf16.
+
+    names: of the parameters. stochastic: to one of both neighbours, at random; else to the nearest.
+    A parameter with a master is rounded from it, to the nearest.
+    """
+
+    names: dict[Tensor, str]
+    stochastic: bool
+    seed: int
+    places: dict[Tensor, list[Tensor]] = field(default_factory=dict)
+
+    def noise(self, parameter: Tensor, number: int) -> Noise | None:
+        """Of update `number` of a parameter; None = it is rounded to the nearest."""
+        if not self.stochastic or master(parameter) is not parameter:
+            return None
+        if parameter not in self.places:
+            self.places[parameter] = places_of(parameter)
+        named = f"{self.seed}/rounding/{number}/{self.names[parameter]}"
+        drawn = bytearray(blake2b(named.encode(), digest_size=8).digest())
+        first, second = torch.frombuffer(drawn, dtype=torch.int32).unbind()
+        return first, second, self.places[parameter]
+
+    def write(self, parameter: Tensor, values: Tensor, number: int) -> None:
+        """Give a parameter these fp32 values of what this rank has of it."""
+        noise = self.noise(parameter, number)
+        local(parameter).copy_(values if noise is None else stochastic(values, noise))
+
+
+def stochastic(values: Tensor, noise: Noise) -> Tensor:
+    """fp32 -> fp32 that bf16 can represent: up with the probability of the distance from below.
+
+    16 bits of noise are added to the 16 bits that bf16 does not have, and carry into those that it
+    has, as torchao does it; the noise is a hash of the place of a weight in the whole parameter.
+    """
+    first, second, places = noise
+    at = places[0] if places else torch.zeros_like(values, dtype=torch.int32)
+    for more in places[1:]:
+        at = at + more
+    bits = (values.view(torch.int32) + (hashed(at, first, second) & 0xFFFF)) & -0x10000
+    return torch.where(values.isfinite(), bits.view(torch.float32), values)
+
+
+def hashed(at: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """32 bits of each place under two keys, all int32 whose products wrap: Wellons' lowbias32, with
+    a key at its start and one in the middle, so that no two keys give shifted equal sequences.
+    """
+    x = (at * -0x61C88647) ^ first
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) + second
+    x = x * (0x846CA68B - (1 << 32))
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+def places_of(parameter: Tensor) -> list[Tensor]:
+    """What the place of a weight in the whole parameter is the sum of, modulo 2^32, along each
+    dimension of what this rank has.
+    """
+    found, step = [], 1
+    for dim, index in reversed(list(enumerate(owned(parameter)))):
+        wrapped = (index * step + (1 << 31)) % (1 << 32) - (1 << 31)
+        shape = [1] * parameter.ndim
+        shape[dim] = len(index)
+        found.append(wrapped.to(torch.int32).view(shape).to(local(parameter).device))
+        step = step * parameter.shape[dim] % (1 << 32)
+    return found

@@ -27,7 +27,7 @@ def exact_state(model: nn.Module) -> dict[str, Tensor]:
     those of the model.
     """
     named = model.named_parameters(remove_duplicate=False)
-    masters = {name: p.master for name, p in named if hasattr(p, "master")}
+    masters = {name: master(p) for name, p in named if hasattr(p, "master")}
     return {**model.state_dict(), **masters}
 
 

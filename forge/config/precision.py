@@ -9,8 +9,8 @@ from forge.config.field import Condition, Section, opt
 IN_16_BITS = Condition(
     lambda config, ranks: config.precision.weights_in_16_bits, "with precision.param_dtype=fp32"
 )
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Of a number, by the name of its format."""
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "auto": 2}
+"""Of a number, by the name of its format; auto = not worked out, as another option is wrong."""
 
 
 @dataclass(kw_only=True)

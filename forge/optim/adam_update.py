@@ -26,14 +26,15 @@ class Options(NamedTuple):
     quantized: bool = False
 
 
-def update(options: Options, weight: Tensor, *tensors: Any, rate: float, decay: float) -> None:
+def update(options: Options, weight: Tensor, *others: Any, rate: float, decay: float) -> None:
     """One update in place, see `_update`; by one kernel that reads and writes each value once."""
     if not weight.is_cuda:
-        return _update(options, weight, *tensors, rate, decay)
+        act: Any = _update
+        return act(options, weight, *others, rate, decay)
     # Numbers that change from update to update are tensors, or it would be compiled for each.
     numbers = [torch.tensor(number, dtype=torch.float32) for number in (rate, decay)]
     with torch._dynamo.utils.disable_cache_limit():
-        return _compiled()(options, weight, *tensors, *numbers)
+        return _compiled()(options, weight, *others, *numbers)
 
 
 @cache

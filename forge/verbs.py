@@ -23,6 +23,7 @@ ORDER = (
         "export",
         "parity",
         "bench",
+        "plan",
         "prepare",
         "checkpoints",
         "cancel",

@@ -4,7 +4,7 @@ products and networks reach of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 GIB = 1 << 30
 T, G = 1e12, 1e9
@@ -21,7 +21,8 @@ class Device:
     units: streaming multiprocessors. sustained: the share of the peak that a product of 8,192^3
     reaches under the power limit. nvlink: bytes a second that one GPU sends to others of its
     machine, over PCIe where there is no NVLink. network: the same to other machines, as in the
-    machines that the GPU is usually sold in.
+    machines that the GPU is usually sold in. attention: kernels, the one that is taken by itself
+    first, as `forge.plan.calibration` names them.
     """
 
     memory: int
@@ -31,11 +32,16 @@ class Device:
     sustained: float
     nvlink: float
     network: float
+    attention: tuple[str, ...] = ("older",)
 
     def flops(self, format: str) -> float:
         """Peak of a format; of one that the matrix units lack that of bf16, which it is cast to."""
         found = self.peak.get(format) or self.peak.get(SAME_AS.get(format, ""))
         return found or self.peak["bf16"]
+
+    def on_network(self, gbits: float | None) -> Device:
+        """The same in machines with so many Gbit/s a GPU; None = the usual."""
+        return self if gbits is None else replace(self, network=gbits * 1e9 / 8)
 
 
 # Sources. memory: torch.cuda.OutOfMemoryError of users. bandwidth, peak, nvlink, units: the data
@@ -43,19 +49,20 @@ class Device:
 # RTX Blackwell), dense: figures with 2:4 sparsity are halved. sustained: H200 0.79 was measured
 # (769 to 798 TFLOP/s at 8,192^3); A100 and H100 are of the benchmark of achievable products in
 # github.com/stas00/ml-engineering, less a tenth for H100, whose figure there is of its best shape;
-# H100 at 500 W is fitted to one figure of torchtitan, as docs/planning.md says; the others are
+# H100 at 500 W is fitted to two figures of torchtitan, as docs/planning.md says; the others are
 # guesses. network: DGX A100 (8 * 200 Gbit/s), DGX H100, H200 and B200 (8 * 400), OVX L40S
 # (100 a GPU), AWS g5.48xlarge (100 for 8); 10 Gbit/s for cards of workstations.
 _AMPERE = {"bf16": 312 * T, "tf32": 156 * T, "fp32": 19.5 * T, "int8": 624 * T}
 _HOPPER = {"bf16": 989.4 * T, "fp8": 1978.9 * T, "tf32": 494.7 * T, "fp32": 66.9 * T}
 _A100 = {"peak": _AMPERE, "units": 108, "sustained": 0.85, "nvlink": 300 * G, "network": 25 * G}
-_H100 = {"peak": _HOPPER, "units": 132, "nvlink": 450 * G, "network": 50 * G}
+_CUDNN = ("cudnn", "flash")
+_H100 = {"peak": _HOPPER, "units": 132, "nvlink": 450 * G, "network": 50 * G, "attention": _CUDNN}
 DEVICES = {
     "a100_40gb": Device(memory=int(39.4 * GIB), bandwidth=1.555 * T, **_A100),
     "a100": Device(memory=int(79.2 * GIB), bandwidth=2.039 * T, **_A100),
     "h100": Device(memory=int(79.1 * GIB), bandwidth=3.35 * T, sustained=0.72, **_H100),
     # SXM of 96 GB at 500 W, in which torchtitan was measured
-    "h100_500w": Device(memory=int(94.5 * GIB), bandwidth=2.4 * T, sustained=0.55, **_H100),
+    "h100_500w": Device(memory=int(94.5 * GIB), bandwidth=2.4 * T, sustained=0.52, **_H100),
     "h200": Device(memory=int(139.8 * GIB), bandwidth=4.8 * T, sustained=0.79, **_H100),
     "b200": Device(
         memory=int(178.3 * GIB),
@@ -66,6 +73,7 @@ DEVICES = {
         sustained=0.75,
         nvlink=900 * G,
         network=50 * G,
+        attention=_CUDNN,
     ),
     "l40s": Device(
         memory=int(44.4 * GIB),

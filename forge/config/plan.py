@@ -21,3 +21,6 @@ class Plan(Section):
     )
     world_size: int | None = opt(None, "ranks to plan for; null = by layout and launch", gt=0)
     gpus_per_node: int = opt(8, "GPUs of one machine that is planned for", gt=0)
+    network_gbits: float | None = opt(
+        None, "Gbit/s of network that a GPU has; null = as plan.device is usually sold", gt=0
+    )

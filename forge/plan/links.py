@@ -13,33 +13,22 @@ from dataclasses import dataclass
 
 from forge.config.devices import Device
 from forge.config.parallel import Parallel
+from forge.plan.calibration import (
+    BASE,
+    MESSAGE,
+    NETWORK,
+    NVLINK,
+    PCIE,
+    PROTOCOL_SHARE,
+    REACHED,
+    STEP,
+)
 from forge.plan.traffic import Sent
 
 ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
 """Axes of the mesh, slowest first: `forge.parallel.mesh`."""
-NVLINK, NETWORK = "NVLink", "network"
 PCIE_BELOW = 64e9
 """Bytes a second: GPUs with less between them have PCIe in the place of NVLink."""
-
-# Of NCCL, src/graph/tuning.cc (v2.19 and later): base latency, and latency of a step over NVLink,
-# PCIe and network, in microseconds, of rings and trees under the protocols LL, LL128 and Simple;
-# LL moves 8 bytes with 8 of flags at a quarter of the bandwidth, LL128 120 of 128.
-BASE = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4)}
-STEP = {
-    ("ring", NVLINK): (0.6, 1.9, 3.4),
-    ("ring", "PCIe"): (1.0, 2.5, 5.7),
-    ("ring", NETWORK): (2.7, 4.0, 14.0),
-    ("tree", NVLINK): (0.6, 1.25, 28.0),
-    ("tree", "PCIe"): (1.0, 1.9, 28.0),
-    ("tree", NETWORK): (5.0, 8.5, 28.0),
-}
-SHARE = (0.25, 0.92, 1.0)
-REACHED = {NVLINK: 0.80, NETWORK: 0.85}
-"""Of a link's bandwidth what large collectives reach, as nccl-tests has it: on eight H100 360 of
-450 GB/s; over eight NICs of 400 Gbit/s about 340 of 400.
-"""
-LAUNCH = 6.0
-"""Microseconds that a message between two ranks takes beside its bytes: as a ring's base."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +63,8 @@ def on_links(sent: Sent, ranks: Group) -> dict[str, float]:
     """
     if ranks.nodes == 1:
         return {NVLINK: float(sent.bytes)}
-    if sent.kind == "all-to-all":
-        inside = (ranks.in_node - 1) / (ranks.size - 1)
-    elif sent.kind == "send":
-        inside = (ranks.in_node - 1) / ranks.in_node  # of neighbours, those in the same node
-    else:
-        inside = (ranks.in_node - 1) / ranks.in_node
+    others = ranks.size - 1 if sent.kind == "all-to-all" else ranks.in_node
+    inside = (ranks.in_node - 1) / others
     return {NVLINK: sent.bytes * inside, NETWORK: sent.bytes * (1 - inside)}
 
 
@@ -94,8 +79,8 @@ def link_bytes(all_sent: list[Sent], parallel: Parallel, gpus_per_node: int) -> 
 def seconds(sent: Sent, ranks: Group, device: Device) -> float:
     """Time of a step's collectives of one kind over one group, one after another.
 
-    Latency and bandwidth (alpha-beta, arXiv:2305.06942): each call takes the algorithm and protocol
-    of NCCL that are fastest for its bytes.
+    Latency and bandwidth (alpha and beta): each call takes the algorithm and the protocol of NCCL
+    that are fastest for its bytes.
     """
     if ranks.size == 1 or not sent.calls:
         return 0.0
@@ -103,11 +88,9 @@ def seconds(sent: Sent, ranks: Group, device: Device) -> float:
     local, between = REACHED[NVLINK] * device.nvlink, REACHED[NETWORK] * device.network
     if sent.kind in ("all-to-all", "send"):
         links = on_links(sent, ranks)
-        of_bytes = max(
-            links.get(NVLINK, 0) / local, links.get(NETWORK, 0) / between if between else 0
-        )
+        of_bytes = max(links.get(NVLINK, 0) / local, links.get(NETWORK, 0) / between)
         hops = 1 if sent.kind == "send" else math.log2(ranks.size) + ranks.nodes - 1
-        return of_bytes + sent.calls * 1e-6 * (LAUNCH + hops * _step("ring", ranks, device)[0])
+        return of_bytes + sent.calls * 1e-6 * (MESSAGE + hops * _step("ring", ranks, device)[0])
     bandwidth = local if ranks.nodes == 1 else min(local, between * ranks.in_node)
     rounds = 2 if sent.kind == "all-reduce" else 1
     there, away = rounds * (ranks.size - ranks.nodes), rounds * (ranks.nodes - 1)
@@ -122,14 +105,15 @@ def _option(
     algorithm: str, size: float, bandwidth: float, there: int, away: int, device: Device
 ) -> float:
     """The fastest protocol of an algorithm with so many steps inside of nodes and between them."""
-    local = "PCIe" if device.nvlink < PCIE_BELOW else NVLINK
+    local = PCIE if device.nvlink < PCIE_BELOW else NVLINK
     inside, outside = STEP[algorithm, local], STEP[algorithm, NETWORK]
     return min(
-        1e-6 * (base + there * inside[at] + away * outside[at]) + size / (bandwidth * SHARE[at])
+        1e-6 * (base + there * inside[at] + away * outside[at])
+        + size / (bandwidth * PROTOCOL_SHARE[at])
         for at, base in enumerate(BASE[algorithm])
     )
 
 
 def _step(algorithm: str, ranks: Group, device: Device) -> tuple[float, ...]:
-    local = "PCIe" if device.nvlink < PCIE_BELOW else NVLINK
+    local = PCIE if device.nvlink < PCIE_BELOW else NVLINK
     return STEP[algorithm, local if ranks.nodes == 1 else NETWORK]

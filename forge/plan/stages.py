@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import itemgetter
 
 from forge.config.model import Decoder
@@ -47,7 +47,9 @@ def cut_by_cost(section: Decoder, num_stages: int, seq_len: int) -> list[int]:
 @lru_cache(maxsize=256)
 def _cut(before: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
     """before: the cost of all blocks before each; a plan asks for the same cut many times."""
-    costliest, _ = _best(before, num_stages, max, before[-1])
+    blocks = [after - start for start, after in pairwise(before)]
+    limit = before[-1] // num_stages + max(blocks)  # filled one after another, stages need no more
+    costliest, _ = _best(before, num_stages, max, limit)
     _, layers = _best(before, num_stages, lambda stage, others: stage**2 + others, costliest)
     return tuple(layers)
 
@@ -64,8 +66,11 @@ def _best(
     found: dict[int, tuple[int, list[int]]] = {n_layers: (0, [])}
 
     def options(start: int) -> Iterator[tuple[int, list[int]]]:
-        for end, (others, layers) in sorted(found.items()):
-            if start < end and before[end] - before[start] <= limit:
+        for end in range(start + 1, n_layers + 1):
+            if before[end] - before[start] > limit:
+                return
+            if end in found:
+                others, layers = found[end]
                 yield total(before[end] - before[start], others), [end - start, *layers]
 
     for _ in range(num_stages):

@@ -78,6 +78,23 @@ class Checked:
     world: World | None = None
 
 
+def worked_out(config: Config, *, devices: Devices | None = None) -> tuple[Config, World]:
+    """A copy with all that follows from it, without rules: for plans, which change it further.
+    Raises ConfigError for values that no option takes.
+    """
+    config = config.clone()
+    config.thaw()
+    if faults := list(check_bounds(config)):
+        raise ConfigError(faults)
+    world = world_of(config, devices or find_devices())
+    for derivation in DERIVATIONS:
+        for step in derivation.call(config, world):
+            if isinstance(step, Problem):
+                raise ConfigError([step])
+            put(config, step.key, step.value)
+    return config, world
+
+
 def _checked(
     config: Config,
     degrees: Mapping[str, int],

@@ -1,0 +1,274 @@
+"""The layouts that a plan tries: all that the rules allow, by what they take, and why one is slower
+than another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from forge.config.devices import Device
+from forge.config.model import Decoder
+from forge.config.root import Config
+from forge.config.rule import put
+from forge.plan.memory import memory_by_part
+from forge.plan.time import StepTime, step_time
+from forge.plan.world import World, ranks_per_node
+from forge.resolve.auto import DEGREE_RULES, USABLE, laid_out, name_of
+
+POWERS = (1, 2, 4, 8, 16, 32)
+SHARDS = (1, 8, 64)
+"""FSDP shards that are tried beside as many as there can be; the others are replicas of them."""
+RECOMPUTE = ("none", "selective", "full")
+"""In the order of the time they take."""
+MICRO = (8, 4, 2, 1)
+STAGES = (1, 2, 4)
+"""Stages a rank of a pipeline: 1F1B, and interleaved."""
+REFINED = 12
+"""Layouts that are tried with other schedules and micro-batches too, the fastest ones."""
+LONG = 16_384
+"""Tokens a sequence from which on context parallelism is tried."""
+KEEP = {
+    "batch": ("train.batch_size", "train.grad_accum_steps"),
+    "recompute": ("train.activation_checkpointing",),
+    "schedule": ("parallel.pp_schedule", "parallel.pp_stages_per_rank"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A layout that was tried: its config, bytes of a device by part, its step, and whether it
+    fits.
+    """
+
+    config: Config
+    memory: dict[str, int]
+    time: StepTime | None
+    fits: bool
+
+    @property
+    def needed(self) -> int:
+        return sum(self.memory.values())
+
+    @property
+    def seconds(self) -> float:
+        return self.time.seconds if self.time else float("inf")
+
+    @property
+    def name(self) -> str:
+        """Degrees, schedule, recomputation and micro-batch."""
+        parallel, train = self.config.parallel, self.config.train
+        text = name_of({**parallel.degrees()})
+        if parallel.dp_replicate > 1 and parallel.dp_shard > 1:
+            text += f" {parallel.dp_replicate}x{parallel.dp_shard}"
+        stages = parallel.pp_stages_per_rank or 1
+        text += f", {stages} stages a rank" if parallel.pp > 1 and stages > 1 else ""
+        return f"{text}, {train.activation_checkpointing}, micro-batch {self._micro}"
+
+    @property
+    def _micro(self) -> int:
+        parallel, train = self.config.parallel, self.config.train
+        if parallel.pp == 1:
+            return train.batch_size
+        return train.batch_size * train.grad_accum_steps // (parallel.pp_microbatches or 1)
+
+    def overrides(self) -> str:
+        """What makes it, as it is typed."""
+        parallel, train = self.config.parallel, self.config.train
+        words = [f"parallel.{axis}={n}" for axis, n in parallel.degrees().items() if n > 1]
+        words.append(f"train.batch_size={train.batch_size}")
+        words.append(f"train.global_batch_size={train.global_batch_size}")
+        words.append(f"train.activation_checkpointing={train.activation_checkpointing}")
+        if parallel.pp > 1:
+            words.append(f"parallel.pp_schedule={parallel.pp_schedule}")
+            words.append(f"parallel.pp_stages_per_rank={parallel.pp_stages_per_rank}")
+            words.append(f"parallel.pp_microbatches={parallel.pp_microbatches}")
+        return " ".join(words)
+
+
+def layouts(config: Config, world: World, device: Device, *, kept: frozenset[str]) -> list[Layout]:
+    """All layouts of a resolved config that were tried, the fastest that fit first.
+
+    Degrees above 1 stay, and what is in `kept`: keys that were typed. The global batch is that of
+    the config.
+    """
+    search = _Search(config, world, device, kept)
+    found = list(search.coarse())
+    fitting = sorted((one for one in found if one.fits), key=lambda one: one.seconds)
+    for one in fitting[:REFINED]:
+        found += search.refined(one)
+    return sorted(found, key=lambda one: (not one.fits, one.seconds, one.needed))
+
+
+class _Search:
+    """What is tried of one config on one kind of machine."""
+
+    def __init__(self, config: Config, world: World, device: Device, kept: frozenset[str]) -> None:
+        self.config, self.world, self.device = config, world, device
+        self.node = ranks_per_node(world)
+        self.sequences = config.train.global_batch_size or 0
+        self.kept = {name for name, keys in KEEP.items() if kept & set(keys)}
+
+    def coarse(self) -> Iterator[Layout]:
+        """Each choice of degrees with the least recomputation and the largest micro-batch that
+        fit, else with what needs least.
+        """
+        for degrees in self.degrees():
+            base = self.with_degrees(degrees)
+            if base is None:
+                continue
+            tried = None
+            for recompute in self.recomputations(base):
+                tried = self.largest(base, recompute)
+                if tried.fits:
+                    break
+            if tried is not None:
+                yield self.timed(tried)
+
+    def refined(self, one: Layout) -> Iterator[Layout]:
+        """The same degrees with other schedules and smaller micro-batches, and with more
+        recomputation, which may allow larger ones.
+        """
+        train, parallel = one.config.train, one.config.parallel
+        modes = self.recomputations(one.config)
+        at = modes.index(train.activation_checkpointing)
+        stages = STAGES if parallel.pp > 1 and "schedule" not in self.kept else (None,)
+        for more, number in product(modes[at : at + 2], stages):
+            base = self.with_degrees(parallel.degrees(), stages=number)
+            if base is None:
+                continue
+            largest = self.largest(base, more)
+            if not largest.fits:
+                continue
+            same = more == train.activation_checkpointing and number in (None, 1)
+            sizes = [largest.config.train.batch_size]
+            if "batch" not in self.kept and sizes[0] > 1:
+                sizes.append(sizes[0] // 2)
+            for size in sizes[1:] if same else sizes:
+                yield self.timed(self.tried(base, more, size))
+
+    def degrees(self) -> Iterator[dict[str, int]]:
+        """Every division of the ranks; a degree above 1 that is given stays."""
+        given, model = self.config.parallel, self.config.model
+        experts = model.moe.num_experts if isinstance(model, Decoder) and model.is_moe else 0
+        sizes = {
+            "tp": [n for n in POWERS if n <= 2 * self.node],
+            "pp": list(POWERS),
+            "cp": [n for n in POWERS if n == 1 or self.config.train.seq_len >= LONG],
+            "ep": [n for n in (1, 2, 4, 8, 16, 32, 64) if n == 1 or (experts and experts % n == 0)],
+        }
+        for axis in sizes:
+            if getattr(given, axis) > 1:
+                sizes[axis] = [getattr(given, axis)]
+        for chosen in product(*sizes.values()):
+            found = dict(zip(sizes, chosen, strict=True))
+            others = found["tp"] * found["pp"] * found["cp"] * found["ep"]
+            ranks, left = divmod(self.world.size, others)
+            if left or self.sequences % (ranks * found["ep"]):
+                continue
+            shards = {ranks, *(n for n in SHARDS if ranks % n == 0)}
+            if given.dp_replicate > 1:
+                shards = {ranks // given.dp_replicate} if ranks % given.dp_replicate == 0 else set()
+            for n in sorted(shards, reverse=True):
+                yield {**found, "dp_shard": n, "dp_replicate": ranks // n}
+
+    def with_degrees(self, degrees: dict[str, int], stages: int | None = None) -> Config | None:
+        """One sequence a micro-batch; None where a rule on degrees does not allow it."""
+        parallel = replace(self.config.parallel, pp_stages_per_rank=None, pp_microbatches=None)
+        if "schedule" in self.kept:
+            parallel.pp_stages_per_rank = self.config.parallel.pp_stages_per_rank
+        elif stages:
+            parallel.pp_schedule = "interleaved_1f1b" if stages > 1 else "1f1b"
+            parallel.pp_stages_per_rank = stages
+        parallel.reshard_after_forward = "always" if degrees["dp_shard"] > 1 else "never"
+        if degrees["pp"] > 1:
+            parallel.reshard_after_forward = "never"
+        parallel.reduce_gradients = "step"
+        train = replace(self.config.train, grad_accum_steps=1)
+        if "batch" not in self.kept:
+            train.batch_size = 1
+        base = replace(self.config, parallel=parallel, train=train)
+        base = laid_out(base, degrees, self.world)
+        problems = (p for rule in DEGREE_RULES for p in rule.check(base, self.world))
+        return None if next(problems, None) else base
+
+    def recomputations(self, base: Config) -> list[str]:
+        if "recompute" in self.kept:
+            return [base.train.activation_checkpointing]
+        return list(RECOMPUTE)
+
+    def largest(self, base: Config, recompute: str) -> Layout:
+        """With the largest micro-batch that fits, else with one sequence."""
+        one = self.tried(base, recompute, base.train.batch_size)
+        if "batch" in self.kept or not one.fits:
+            return one
+        each = one.memory.get("activations", 0) + one.memory.get("logits", 0)
+        room = USABLE * self.device.memory - one.needed
+        for size in MICRO:
+            legal = base.train.grad_accum_steps % size == 0
+            enough = (
+                base.parallel.pp == 1 or base.train.grad_accum_steps // size >= base.parallel.pp
+            )
+            if size > 1 and legal and enough and (size - 1) * each <= room:
+                larger = self.tried(base, recompute, size)
+                if larger.fits:
+                    return larger
+        return one
+
+    def tried(self, base: Config, recompute: str, size: int) -> Layout:
+        """With a recomputation and a micro-batch of so many sequences."""
+        train = replace(base.train, batch_size=size, activation_checkpointing=recompute)
+        sequences = base.train.batch_size * base.train.grad_accum_steps
+        train.grad_accum_steps = sequences // size
+        parallel = replace(base.parallel)
+        if parallel.pp > 1:
+            parallel.pp_microbatches = sequences // size
+        config = replace(base, train=train, parallel=parallel)
+        put(config, "parallel.reduce_gradients", self._reduction(config))
+        memory = memory_by_part(config)
+        fits = sum(memory.values()) <= USABLE * self.device.memory
+        return Layout(config=config, memory=memory, time=None, fits=fits)
+
+    def _reduction(self, config: Config) -> str:
+        """Gradients are reduced each micro-batch where FSDP shards them, as auto does where memory
+        is short.
+        """
+        several = config.parallel.pp == 1 and config.train.grad_accum_steps > 1
+        return "micro_batch" if several and config.parallel.fsdp > 1 else "step"
+
+    def timed(self, one: Layout) -> Layout:
+        if not one.fits:
+            return one
+        time = step_time(one.config, self.device, self.node, one.memory)
+        return replace(one, time=time)
+
+
+def why_not(one: Layout, best: Layout, device: Device, node: int) -> str:
+    """What a layout loses most by, beside the best one."""
+    if not one.fits:
+        part = max(one.memory, key=lambda name: one.memory[name])
+        return f"does not fit: {part}"
+    if one.time is None or best.time is None:
+        return ""
+    mine, others = _gathered(one.time), _gathered(best.time)
+    most = max(mine, key=lambda name: mine[name] - others.get(name, 0.0))
+    across, pipelined = one.config.parallel.tp > node, one.config.parallel.pp > 1
+    said = {
+        "tp": "tp across nodes" if across else "waits for tp",
+        "fsdp": "gathers and reductions of fsdp",
+        "bubble": "bubble of the pipeline",
+        "compute": "uneven stages" if pipelined else "smaller products",
+        "cp": "waits for cp",
+        "ep": "waits for experts",
+        "pp": "messages of the pipeline",
+    }
+    more = mine[most] - others.get(most, 0.0)
+    return f"{said.get(most, most)}: {more:+.3g} s"
+
+
+def _gathered(time: StepTime) -> dict[str, float]:
+    """Parts of a step, with all that a rank computes as one."""
+    compute = ("products", "attention", "elementwise", "head and loss")
+    parts = {name: part for name, part in time.parts.items() if name not in compute}
+    return parts | {"compute": sum(time.parts.get(name, 0.0) for name in compute)}

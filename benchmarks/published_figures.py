@@ -10,8 +10,8 @@ SOURCES = {
     KEMPNER: "H200, machines of 4. github.com/KempnerInstitute/KempnerForge,"
     " benchmarks/mfu_scaling/mfu_scaling_2026-04-05.md\nand"
     " benchmarks/config_validation/config_validation_2026-04-06.md; where a batch is not said it"
-    " follows from step time\nand tokens a second. Its weights and moments are bf16, forge's here"
-    " fp32; with tp it computes the loss on every rank.",
+    " follows from step time\nand tokens a second. Weights and moments are bf16; with tp it"
+    " computes the loss on every rank.",
     SCALING: "The same, benchmarks/weak_scaling_160gpu/README.md and"
     " benchmarks/175b_360gpu/README.md.",
     TITAN: "H100 of 96 GB at 500 W, machines of 8. github.com/pytorch/torchtitan,"
@@ -47,6 +47,10 @@ class Figure:
         return f"{MODELS[self.model]} {self.words}"
 
 
+BF16 = "precision.param_dtype=bf16 precision.master_weights=false optimizer.mu_dtype=bf16"
+BF16 = f"{BF16} optimizer.nu_dtype=bf16"
+
+
 def _kempner(
     name: str,
     model: str,
@@ -63,7 +67,7 @@ def _kempner(
         f"plan.device=h200 plan.gpus_per_node=4 plan.world_size={ranks} train.seq_len=4096"
         f" train.activation_checkpointing=full train.batch_size={batch}"
         f" train.grad_accum_steps={accumulated} {degrees} {more} parallel.layout=given"
-        " parallel.loss_parallel=false"
+        f" parallel.loss_parallel=false {BF16}"
     )
     return Figure(name, f"{model} {layout or 'one device'}", model, words, rate / ranks)
 

@@ -145,7 +145,8 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
         parts[f"gradients ({kind})"] = BYTES[kind] * count
         if precision.master_weights:
             parts["fp32 masters"] = FP32 * count
-    state = _share(model, config.parallel, of=kept, **ends)
+    by_name = optimizer.groups or optimizer.trainable_parameters or optimizer.freeze_parameters
+    state = _share(model, config.parallel, of=kept, named=bool(by_name), **ends)
     if state.known:
         parts["optimizer state"] = state.sharded(config.parallel) * here
     return parts
@@ -323,8 +324,11 @@ def _share(
     first: bool,
     last: bool,
     of: Callable[[TensorSpec, tuple[int, ...]], float] | None = None,
+    named: bool = True,
 ) -> _Share:
-    """of: what is counted of a tensor, by its name and its shape on this rank; None = values."""
+    """of: what is counted of a tensor, by its name and its shape on this rank; None = values.
+    named: whether names count, and not roles alone.
+    """
 
     def size(tensors: Iterable[TensorSpec]) -> Any:
         shapes = ((one, one.on_rank(parallel.tp, parallel.ep)) for one in tensors)
@@ -337,7 +341,7 @@ def _share(
     blocks = {kind: model.block_tensors(kind) for kind in kinds}
     packed = {kind: [one for one in blocks[kind] if one.of_experts] for kind in kinds}
     counted = [(number, blocks[kind]) for kind, number in kinds.items()]
-    if of:  # by names, which each block has its own of
+    if of and named:  # by names, which each block has its own of
         names = ((f"blocks.{start + at}", blocks[kind]) for at, kind in enumerate(here))
         counted = [(1, list(within(name, tensors))) for name, tensors in names]
     experts = sum(n * size(one for one in each if one.of_experts) for n, each in counted)

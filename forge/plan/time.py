@@ -236,7 +236,7 @@ class _OfRank:
             on_host = replace(parallel, cpu_offload=False)
             memory = memory_by_part(replace(self.config, parallel=on_host))
             moved, bandwidth = _of_state(memory), known.HOST_MEMORY
-            sent = sum(memory.get(name, 0) for name in STATE[:2])
+            sent = _of_state(memory, STATE[:2])
             self.parts["offload"] += sent / known.HOST_LINK
         self.parts["optimizer"] += 2 * moved / bandwidth
 
@@ -253,9 +253,9 @@ class _OfRank:
         return sum(self._seconds(sent) for sent in self.sent if sent.name == name)
 
 
-def _of_state(memory: Mapping[str, int]) -> int:
+def _of_state(memory: Mapping[str, int], parts: tuple[str, ...] = STATE) -> int:
     """Bytes of weights, gradients and what the optimizer keeps."""
-    return sum(memory.get(name, 0) for name in STATE)
+    return sum(size for name, size in memory.items() if name.startswith(parts))
 
 
 def _sum(kinds: Counter[Kind], each: Mapping[Kind, Seconds]) -> Seconds:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from forge.config.field import Condition, opt
+from forge.config.field import Condition, opt, section
 from forge.config.stream import Stream
 
 PACKED = Condition(
@@ -36,7 +35,7 @@ class Span(NamedTuple):
     chunk: int = 0
 
 
-@dataclass(kw_only=True)
+@section
 class AttentionOptions(Stream):
     """Options of the model that attention reads."""
 

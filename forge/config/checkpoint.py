@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from forge.config.field import Condition, Section, opt
+from forge.config.field import Condition, Section, opt, section
 
 LOADED = Condition(
     lambda config, ranks: bool(config.checkpoint.init_from or config.checkpoint.resume_from),
@@ -12,7 +10,7 @@ LOADED = Condition(
 )
 
 
-@dataclass(kw_only=True)
+@section
 class Checkpoint(Section):
     """Checkpoints by torch.distributed.checkpoint, complete or absent."""
 

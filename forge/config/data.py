@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from forge.config.field import Condition, Section, opt
+from forge.config.field import Condition, Section, opt, section
 
 BORDERS = ("add_bos", "add_eos")
 
@@ -27,7 +27,7 @@ class HeldOut:
         return bool(self.share or self.documents)
 
 
-@dataclass(kw_only=True)
+@section
 class Data(Section):
     """What every corpus has: a validation split, a cache and a loader."""
 
@@ -100,7 +100,7 @@ class Data(Section):
         return bool(self.validation or self.held_out)
 
 
-@dataclass(kw_only=True)
+@section
 class Documents(Section):
     """What a corpus of text says of its documents, beside the options of `Data`."""
 
@@ -118,7 +118,7 @@ class Documents(Section):
         return {name: value for name, value in own.items() if value != getattr(tokenizer, name)}
 
 
-@dataclass(kw_only=True)
+@section
 class PythonSource(Documents, Data):
     """The source files of the Python standard library on this machine."""
 
@@ -127,7 +127,7 @@ class PythonSource(Documents, Data):
     _target_: str = "forge.data.corpus.python_source"
 
 
-@dataclass(kw_only=True)
+@section
 class PythonDocs(Documents, Data):
     """English of the Python standard library on this machine: its help topics and docstrings."""
 
@@ -136,7 +136,7 @@ class PythonDocs(Documents, Data):
     _target_: str = "forge.data.corpus.python_docs"
 
 
-@dataclass(kw_only=True)
+@section
 class Files(Data):
     """Base of corpora of files of your own."""
 
@@ -149,7 +149,7 @@ class Files(Data):
     )
 
 
-@dataclass(kw_only=True)
+@section
 class Text(Documents, Files):
     """Your own text: plain files, or rows of JSON, CSV or Parquet."""
 
@@ -160,7 +160,7 @@ class Text(Documents, Files):
     )
 
 
-@dataclass(kw_only=True)
+@section
 class Pairs(Documents, Files):
     """Prompts and responses in JSON lines; the tokens of responses are the targets."""
 
@@ -170,7 +170,7 @@ class Pairs(Documents, Files):
     response_field: str = opt("response", "field of the text that is learnt")
 
 
-@dataclass(kw_only=True)
+@section
 class Shards(Files):
     """Token shards that were made elsewhere, read in place; or those of forge.prepare."""
 
@@ -218,7 +218,7 @@ class Shards(Files):
         return sorted(name for name in found if os.path.isfile(name))
 
 
-@dataclass(kw_only=True)
+@section
 class Synthetic(Data):
     """Random tokens, for tests of speed."""
 
@@ -237,7 +237,7 @@ STREAMED = Condition(
 )
 
 
-@dataclass(kw_only=True)
+@section
 class HuggingFace(Documents, Data):
     """A dataset that the `datasets` library loads, of the hub or of this machine."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from forge.config.field import Section, opt
+from forge.config.field import Section, opt, section
 
 
-@dataclass(kw_only=True)
+@section
 class Eval(Section):
     """Evaluation on the validation split and further sets: all of each, or sequences spread evenly
     over it, the same ones every time.

@@ -103,9 +103,18 @@ def thaw_value(value: Any) -> Any:
 
 
 S = TypeVar("S", bound="Section")
+T = TypeVar("T")
 
 
-@dataclass(kw_only=True)
+@typing.dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
+def section(schema: type[T]) -> type[T]:
+    """A dataclass that is made, shown and compared as `Section` says; `@dataclass(kw_only=True)`
+    does as well, but compiles methods of each class, which is a tenth of the time of a command.
+    """
+    return dataclass(kw_only=True, init=False, repr=False, eq=False)(schema)
+
+
+@section
 class Section:
     """Base of every schema class; read-only once resolved."""
 
@@ -113,6 +122,27 @@ class Section:
     acts_when: ClassVar[Condition | None] = None  # as of `opt`, for all options of the section
     schema_name: ClassVar[str] = ""  # of a variant of a group: schema/GROUP@_here_: NAME
     forges_own: ClassVar[tuple[str, ...]] = ()  # options that no target gets as keywords
+
+    def __init__(self, **values: Any) -> None:
+        for field in dataclasses.fields(self):
+            value = values.pop(field.name) if field.name in values else default_of(field)
+            if value is MISSING:
+                raise TypeError(f"{type(self).__name__} needs a value of '{field.name}'")
+            self.__dict__[field.name] = value
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def __repr__(self) -> str:
+        values = (
+            f"{field.name}={getattr(self, field.name)!r}" for field in dataclasses.fields(self)
+        )
+        return f"{type(self).__qualname__}({', '.join(values)})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        names = [field.name for field in dataclasses.fields(self)]
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def freeze(self) -> None:
         """Make this section and those below it read-only; lists become tuples."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from forge.config.field import Condition, Section, opt
+from forge.config.field import Condition, Section, opt, section
 
 
-@dataclass(kw_only=True)
+@section
 class Launch(Section):
     """Base of every launcher."""
 
     all_free = True
 
 
-@dataclass(kw_only=True)
+@section
 class Local(Launch):
     """Processes on this machine."""
 
@@ -28,14 +26,14 @@ class Local(Launch):
     )
 
 
-@dataclass(kw_only=True)
+@section
 class Submitit(Launch):
     """Base of what submitit starts: a job a run."""
 
     wait: bool = opt(False, "wait for the jobs and show what fails; false = print their ids")
 
 
-@dataclass(kw_only=True)
+@section
 class Slurm(Submitit):
     """Jobs of Slurm: one a run, an array for the points of a sweep that need the same nodes."""
 
@@ -67,7 +65,7 @@ class Slurm(Submitit):
     dry_run: bool = opt(False, "print the scripts and submit nothing")
 
 
-@dataclass(kw_only=True)
+@section
 class SubmititLocal(Submitit):
     """submitit's processes on this machine in place of a cluster; for tests."""
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from forge.config.field import Section, opt
+from forge.config.field import Section, opt, section
 
 
-@dataclass(kw_only=True)
+@section
 class Metrics(Section):
     """Every run writes metrics.jsonl and performance.jsonl; the console, TensorBoard and W&B are
     switches.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.config.data import Data, HuggingFace
-from forge.config.field import opt
+from forge.config.field import opt, section
 from forge.config.reading import WEIGHT, read_as, schema_of
 
 ANNEALING = "annealing"
@@ -25,7 +25,7 @@ class Phase:
     lr_scale: float = 1.0
 
 
-@dataclass(kw_only=True)
+@section
 class Mix(Data):
     """Several corpora, of which each sample is drawn by weight."""
 

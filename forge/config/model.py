@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
@@ -12,7 +12,7 @@ from omegaconf import MISSING
 from forge.config.attention_options import AttentionOptions
 from forge.config.feed_forwards.base import FeedForward
 from forge.config.feed_forwards.dense import Dense
-from forge.config.field import AutoInt, Condition, Section, opt, variant_of
+from forge.config.field import AutoInt, Condition, Section, opt, section, variant_of
 from forge.config.kinds import DEFAULT, OF_ALL_LAYERS, Kind, kind_faults
 from forge.config.mixers.attention import Attention
 from forge.config.mixers.base import Mixer
@@ -27,7 +27,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
 GATED = Condition(lambda config, ranks: config.model.is_gated, "with model.gated_mlp=false")
 
 
-@dataclass(kw_only=True)
+@section
 class Model(Section):
     """What every model has: a vocabulary and a longest sequence.
 
@@ -57,7 +57,7 @@ class Model(Section):
         return None
 
 
-@dataclass(kw_only=True)
+@section
 class Decoder(RotaryOptions, AttentionOptions, Model):
     """A decoder-only transformer: the Llama shape by default, the GPT-2 shape by a few options."""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.config.activations import FP32, INT64, Kept, Numbers
 from forge.config.feed_forwards.dense import copies, dense_kept, dense_tensors, products
-from forge.config.field import Condition, Section, opt
+from forge.config.field import Condition, Section, opt, section
 from forge.config.rule import Findings, nearest_divisor, rule
 from forge.config.tensors import BIAS, EXPERT, ROUTER, TensorSpec, within
 
@@ -35,7 +34,7 @@ GROUPED = Condition(
 GROUPS, CHOSEN_GROUPS = "model.moe.n_routing_groups", "model.moe.topk_routing_group"
 
 
-@dataclass(kw_only=True)
+@section
 class MoE(Section):
     """Experts, the router that chooses among them, and what keeps their load even; all defaults
     make a dense model.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from omegaconf import MISSING
 
-from forge.config.field import Condition, Section, opt
+from forge.config.field import Condition, Section, opt, section
 
 FP32 = 4  # bytes
 MAX_CHUNK_TOKENS, CHUNK_BYTES = 4096, 64 << 20
@@ -17,7 +16,7 @@ CHUNKED = Condition(
 )
 
 
-@dataclass(kw_only=True)
+@section
 class Objective(Section):
     """Base of every objective section.
 
@@ -48,7 +47,7 @@ class Objective(Section):
         return (3 * FP32 + (width if capped else 0)) * vocab * tokens
 
 
-@dataclass(kw_only=True)
+@section
 class NextToken(Objective):
     """Base of objectives on running text, for a class below forge.objectives.next_token."""
 
@@ -56,7 +55,7 @@ class NextToken(Objective):
     higher_is_better = frozenset({"token_accuracy"})
 
 
-@dataclass(kw_only=True)
+@section
 class Pretrain(NextToken):
     """Next-token prediction over every target that is not masked."""
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from forge.config.field import Section, opt
+from forge.config.field import Section, opt, section
 from forge.config.problems import Problem
 from forge.config.scheduler import Decay, Scheduler
 from forge.config.tensors import EXPERT, MATRIX
@@ -28,7 +27,7 @@ GROUPED = ("optimizer.groups", *(f"optimizer.{option}" for option in PATTERNS))
 """Keys that say which parameters an optimizer takes."""
 
 
-@dataclass(kw_only=True)
+@section
 class Optimizer(Section):
     """What every optimizer has: a peak learning rate, weight decay, and which parameters it takes.
 
@@ -110,7 +109,7 @@ MOMENTS = ("fp32", "bf16")
 """Formats that moments are kept in."""
 
 
-@dataclass(kw_only=True)
+@section
 class Adaptive(Optimizer):
     """What optimizers have that divide by the root of a second moment."""
 
@@ -120,7 +119,7 @@ class Adaptive(Optimizer):
     eps: float = opt(1e-8, "added to the root of the second moment", gt=0)
 
 
-@dataclass(kw_only=True)
+@section
 class Adam(Adaptive):
     """What AdamW and adam_pax have in common."""
 
@@ -134,7 +133,7 @@ class Adam(Adaptive):
         return of_weight * math.prod(shape)
 
 
-@dataclass(kw_only=True)
+@section
 class AdamW(Adam):
     """AdamW (arXiv:1711.05101)."""
 
@@ -153,7 +152,7 @@ class AdamW(Adam):
         return in_fp32 and not self.eps_root and not self.cautious
 
 
-@dataclass(kw_only=True)
+@section
 class Lion(Optimizer):
     """Lion, the sign of a momentum (arXiv:2302.06675)."""
 
@@ -166,7 +165,7 @@ class Lion(Optimizer):
     cautious: bool = opt(False, CAUTIOUS)
 
 
-@dataclass(kw_only=True)
+@section
 class Muon(Optimizer):
     """Muon: a momentum, orthogonalised (Jordan et al., 2024; arXiv:2502.16982)."""
 
@@ -213,7 +212,7 @@ class Muon(Optimizer):
         return found | {"momentum": factor}
 
 
-@dataclass(kw_only=True)
+@section
 class NorMuon(Muon):
     """NorMuon (arXiv:2510.05491) as nanochat has it: rows of one length, Polar Express
     (arXiv:2505.16932), a second moment of each row or column, cautious decay.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from forge.config.field import Condition, opt
+from forge.config.field import Condition, opt, section
 from forge.config.optimizer import CAUTIOUS, FP32, Adam, Adaptive, Optimizer
 
 MOMENTUM = Condition(
@@ -14,7 +13,7 @@ MOMENTUM = Condition(
 )
 
 
-@dataclass(kw_only=True)
+@section
 class AdamPax(Adam):
     """The Adam of Pax and MaxText, with decay rates that are corrected for the first updates."""
 
@@ -22,7 +21,7 @@ class AdamPax(Adam):
     _target_: str = "forge.optim.adam.adam_pax"
 
 
-@dataclass(kw_only=True)
+@section
 class SGD(Optimizer):
     """SGD with momentum, its weight decay decoupled (SGDW, arXiv:1711.05101)."""
 
@@ -36,7 +35,7 @@ class SGD(Optimizer):
         return FP32 * math.prod(shape) if self.momentum else 0
 
 
-@dataclass(kw_only=True)
+@section
 class ScheduleFreeAdamW(Optimizer):
     """Schedule-free AdamW (arXiv:2405.15682): a mean of its weights is read, and no rate falls."""
 
@@ -55,7 +54,7 @@ class ScheduleFreeAdamW(Optimizer):
     )
 
 
-@dataclass(kw_only=True)
+@section
 class AdamWLowBit(Adaptive):
     """AdamW with moments of 8 or 4 bits (torchao; arXiv:2110.02861, arXiv:2309.01507)."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
-from forge.config.field import Condition, Section, opt
+from forge.config.field import Condition, Section, opt, section
 
 AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
 ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
@@ -38,7 +37,7 @@ CP_ALL_GATHER = Condition(
 )
 
 
-@dataclass(kw_only=True)
+@section
 class Parallel(Section):
     """Degrees of parallelism; their product is the number of ranks."""
 

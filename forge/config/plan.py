@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from forge.config.devices import DEVICES
-from forge.config.field import Section, opt
+from forge.config.field import Section, opt, section
 
 
-@dataclass(kw_only=True)
+@section
 class Plan(Section):
     """What forge.check takes for the machines; a run that starts has those that it finds, but for
     the memory of the GPUs of launch=slurm.

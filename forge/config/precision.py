@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from forge.config.field import Condition, Section, opt
+from forge.config.field import Condition, Section, opt, section
 
 IN_16_BITS = Condition(
     lambda config, ranks: config.precision.weights_in_16_bits, "with precision.param_dtype=fp32"
@@ -13,7 +11,7 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "auto": 2}
 """Of a number, by the name of its format; auto = not worked out, as another option is wrong."""
 
 
-@dataclass(kw_only=True)
+@section
 class Precision(Section):
     """Number formats of weights and of arithmetic; norms, softmax and losses are fp32 inside."""
 

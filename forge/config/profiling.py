@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from forge.config.field import Section, opt
+from forge.config.field import Section, opt, section
 
 
-@dataclass(kw_only=True)
+@section
 class Profiling(Section):
     """A trace of a few steps, for Perfetto or chrome://tracing."""
 

@@ -12,7 +12,7 @@ from forge.config.changes import assignments
 from forge.config.checkpoint import Checkpoint
 from forge.config.data import Data
 from forge.config.eval import Eval
-from forge.config.field import Section, opt
+from forge.config.field import Section, opt, section
 from forge.config.launch import Launch
 from forge.config.metrics import Metrics
 from forge.config.model import Model
@@ -39,7 +39,7 @@ class Source:
     config: Config | None = None
 
 
-@dataclass(kw_only=True)
+@section
 class Config(Section):
     """Everything a run depends on."""
 

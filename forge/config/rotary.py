@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from forge.config.field import Condition, Section, opt
+from forge.config.field import Condition, Section, opt, section
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3.1", "yarn", "longrope", "proportional")
 OF_LENGTH = ("dynamic", "llama3.1", "yarn", "longrope")
@@ -32,7 +31,7 @@ ROTATED = Condition(
 YARN, LONG = _only("yarn"), _only("longrope")
 
 
-@dataclass(kw_only=True)
+@section
 class RotaryOptions(Section):
     """Options of the model that say where a token stands."""
 

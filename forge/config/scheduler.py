@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from omegaconf import MISSING
 
-from forge.config.field import Section, opt
+from forge.config.field import Section, opt, section
 
 WARMUP_SHARE, WARMUP_MOST = 10, 40
 WARMUP = f"a tenth, at most {WARMUP_MOST},"
 
 
-@dataclass(kw_only=True)
+@section
 class Scheduler(Section):
     """Base of every schedule."""
 
     _target_: str = MISSING
 
 
-@dataclass(kw_only=True)
+@section
 class NoSchedule(Scheduler):
     """The peak learning rate at every step, without warm-up."""
 
@@ -27,7 +25,7 @@ class NoSchedule(Scheduler):
     _target_: str = "forge.optim.schedules.none"
 
 
-@dataclass(kw_only=True)
+@section
 class Constant(Scheduler):
     """Linear warm-up, then the peak."""
 
@@ -47,7 +45,7 @@ class Constant(Scheduler):
         return min(horizon // WARMUP_SHARE, WARMUP_MOST), WARMUP
 
 
-@dataclass(kw_only=True)
+@section
 class Decay(Constant):
     """What every decaying schedule has: how long it decays and where it ends."""
 
@@ -57,7 +55,7 @@ class Decay(Constant):
     min_lr_ratio: float = opt(0.1, "the floor as a share of the peak", ge=0, le=1)
 
 
-@dataclass(kw_only=True)
+@section
 class Cosine(Decay):
     """Half a cosine from the peak to the floor (arXiv:1608.03983)."""
 
@@ -65,7 +63,7 @@ class Cosine(Decay):
     _target_: str = "forge.optim.schedules.cosine"
 
 
-@dataclass(kw_only=True)
+@section
 class Linear(Decay):
     """A straight line from the peak to the floor."""
 
@@ -73,7 +71,7 @@ class Linear(Decay):
     _target_: str = "forge.optim.schedules.linear"
 
 
-@dataclass(kw_only=True)
+@section
 class WSD(Decay):
     """Warm-up, stable, decay (arXiv:2404.06395)."""
 
@@ -98,7 +96,7 @@ class WSD(Decay):
         return left, "what warm-up and stable steps leave"
 
 
-@dataclass(kw_only=True)
+@section
 class Rex(Decay):
     """REX (arXiv:2107.04197): slow at first, steep at the end."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from forge.config.field import Section, opt
+from forge.config.field import Section, opt, section
 
 PLACEMENTS = ("pre", "post", "both")
 
 
-@dataclass(kw_only=True)
+@section
 class Stream(Section):
     """Options of the model that all layers of a block have in common."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
-from forge.config.field import Section, opt
+from forge.config.field import Section, opt, section
 
 
-@dataclass(kw_only=True)
+@section
 class Ablation(Section):
     """A baseline and what is changed of it, one arm a change; each arm is run with each seed."""
 
@@ -20,7 +20,7 @@ class Ablation(Section):
     seeds: list[int] = opt([], "seeds of every arm; empty = that of the config", ge=0)
 
 
-@dataclass(kw_only=True)
+@section
 class Sweep(Section):
     """Name and place of a sweep, and what happens to points that failed."""
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from forge.config.field import Section, opt
+from forge.config.field import Section, opt, section
 
 DIRECTIONS = ("minimize", "maximize")
 SAMPLERS = ("tpe", "random", "cmaes", "gp", "grid")
 
 
-@dataclass(kw_only=True)
+@section
 class Sweeper(Section):
     """Base of every sweeper."""
 
@@ -19,14 +17,14 @@ class Sweeper(Section):
     params: dict[str, str] = opt({}, "values by key, like {optimizer.lr: '1e-3,3e-3'}")
 
 
-@dataclass(kw_only=True)
+@section
 class Basic(Sweeper):
     """Every combination of the values."""
 
     schema_name = "basic"
 
 
-@dataclass(kw_only=True)
+@section
 class Optuna(Sweeper):
     """Trial after trial, each chosen from what those before it have reached of run.objective."""
 

@@ -4,17 +4,15 @@ are in forge.config.tokenizer_files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from omegaconf import MISSING
 
-from forge.config.field import Section, opt
+from forge.config.field import Section, opt, section
 from forge.config.rule import Findings, rule
 
 END_OF_TEXT, BEGIN_OF_TEXT = "<|endoftext|>", "<|bos|>"
 
 
-@dataclass(kw_only=True)
+@section
 class Tokenizer(Section):
     """Base of every tokenizer section."""
 
@@ -40,7 +38,7 @@ class Tokenizer(Section):
         return BEGIN_OF_TEXT if self.bos_token is None else self.bos_token
 
 
-@dataclass(kw_only=True)
+@section
 class BPE(Tokenizer):
     """A byte-level BPE trained on the training split of the corpus, cached by the content."""
 
@@ -56,7 +54,7 @@ class BPE(Tokenizer):
         return self.vocab_size
 
 
-@dataclass(kw_only=True)
+@section
 class Bytes(Tokenizer):
     """An id for each of the 256 bytes, and one for the end of text."""
 

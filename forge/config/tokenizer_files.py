@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config import hub, tiktoken_ranks
-from forge.config.field import opt
+from forge.config.field import opt, section
 from forge.config.problems import quoted
 from forge.config.rule import Findings, rule
 from forge.config.tokenizer import END_OF_TEXT, Tokenizer
@@ -59,7 +59,7 @@ class Facts:
     file: Path | None = None
 
 
-@dataclass(kw_only=True)
+@section
 class Existing(Tokenizer):
     """Base of tokenizers that were made elsewhere."""
 
@@ -112,7 +112,7 @@ def _first_known(
     return next((token for token in wanted if token in known.tokens), None)
 
 
-@dataclass(kw_only=True)
+@section
 class TokenizerFile(Existing):
     """Any tokenizer.json of the Hugging Face `tokenizers` library, or the folder of a model."""
 
@@ -124,7 +124,7 @@ class TokenizerFile(Existing):
         return facts_of("json", self.path)
 
 
-@dataclass(kw_only=True)
+@section
 class HubTokenizer(Existing):
     """The tokenizer.json of a model on the Hugging Face hub, from its cache where it is there."""
 
@@ -139,7 +139,7 @@ class HubTokenizer(Existing):
         return fault or facts_of("json", file)
 
 
-@dataclass(kw_only=True)
+@section
 class SentencePiece(Existing):
     """A .model of SentencePiece, unigram or BPE."""
 
@@ -151,7 +151,7 @@ class SentencePiece(Existing):
         return facts_of("sentencepiece", self.path)
 
 
-@dataclass(kw_only=True)
+@section
 class Tiktoken(Existing):
     """Byte-pair ranks in a file of tiktoken."""
 

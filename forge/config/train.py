@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from forge.config.batch_sizes import BatchSizes
-from forge.config.field import Condition, Section, opt
+from forge.config.field import Condition, Section, opt, section
 from forge.config.parallel import SEVERAL_RANKS
 
 RECOMPUTED = Condition(
@@ -25,7 +23,7 @@ have, and gets the same bits.
 """
 
 
-@dataclass(kw_only=True)
+@section
 class Train(Section):
     """Batch, horizon, clipping, recomputation and compilation."""
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from omegaconf import MISSING
 
 from forge.config.activations import Kept, Numbers
-from forge.config.field import Section
+from forge.config.field import Section, section
 from forge.config.tensors import TensorSpec
 
 if TYPE_CHECKING:
     from forge.config.model import Decoder
 
 
-@dataclass(kw_only=True)
+@section
 class FeedForward(Section):
     """What each token passes by itself. The target is built with the section of its layer, in which
     this one is `feed_forward`, and called with hidden states.

@@ -5,18 +5,18 @@ model.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.config.activations import Kept, Numbers
 from forge.config.feed_forwards.base import FeedForward
+from forge.config.field import section
 from forge.config.tensors import TensorSpec, linear
 
 if TYPE_CHECKING:
     from forge.config.model import Decoder
 
 
-@dataclass(kw_only=True)
+@section
 class Dense(FeedForward):
     """`w_down(f(w_gate(x)) * w_up(x))`, or without a gate `w_down(f(w_up(x)))`."""
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from forge.config.field import opt
+from forge.config.field import opt, section
 from forge.config.model import Decoder
 
 
-@dataclass(kw_only=True)
+@section
 class FolderDecoder(Decoder):
     """The decoder whose options config.json of a folder gives; others may be set over them."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.config.activations import FP32, Kept, Numbers
+from forge.config.field import section
 from forge.config.mixers.base import Mixer
 from forge.config.rule import Findings, nearest_divisor, rule
 from forge.config.tensors import BIAS, TensorSpec, linear, norm
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from forge.config.model import Decoder
 
 
-@dataclass(kw_only=True)
+@section
 class Attention(Mixer):
     """Multi-head attention; its heads, biases and window are options of the model."""
 

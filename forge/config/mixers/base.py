@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from omegaconf import MISSING
 
 from forge.config.activations import Kept, Numbers
-from forge.config.field import Section
+from forge.config.field import Section, section
 from forge.config.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ OF_HEADS = (
 """Options of multi-head attention that no other mixer reads."""
 
 
-@dataclass(kw_only=True)
+@section
 class Mixer(Section):
     """What tokens learn of those before them with. The target is built with the section of its
     layer, in which this one is `mixer`, and called with hidden states, rotation and cache.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.config.activations import FP32, Kept, Numbers
-from forge.config.field import opt
+from forge.config.field import opt, section
 from forge.config.mixers.base import OF_HEADS, Mixer
 from forge.config.rule import Findings, nearest_divisor, rule
 from forge.config.tensors import BIAS, NORM, LogUniform, TensorSpec, linear, norm
@@ -20,7 +19,7 @@ DECAYS = LogUniform(0.01, 16.0)
 """First values of a_log, as of transformers' Qwen3NextGatedDeltaNet; dt_bias begins at 1."""
 
 
-@dataclass(kw_only=True)
+@section
 class GatedDeltaNet(Mixer):
     """A state of one size a head, which each token decays and corrects (arXiv:2412.06464), as in
     Qwen3-Next. It reads tokens in their order, and needs no positions.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.config.activations import FP32, Kept, Numbers
-from forge.config.field import opt
+from forge.config.field import opt, section
 from forge.config.mixers.base import OF_HEADS, Mixer
 from forge.config.tensors import TensorSpec, linear, norm
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from forge.config.model import Decoder
 
 
-@dataclass(kw_only=True)
+@section
 class MLA(Mixer):
     """Multi-head latent attention: the keys and values of all heads are made of one narrow latent
     (DeepSeek-V2, arXiv:2405.04434, section 2.1).

@@ -17,6 +17,7 @@ from forge.config.batch_sizes import BatchSizes
 from forge.config.launch import Slurm
 from forge.config.model import Decoder
 from forge.config.numbers import byte_size
+from forge.config.quantization import Quantized
 from forge.config.root import Config
 from forge.config.tensors import TensorSpec
 from forge.config.train import Train
@@ -65,6 +66,7 @@ def report(composition: Composition, resolution: Resolution) -> str:
         "hparams": [(name, str(value)) for name, value in config.hparams.items()],
         "model": _model(config),
         "optimizer": _optimizer(config),
+        "quantization": _quantization(config),
         "training": _training(config),
         "each device": each_device,
         "where": where,
@@ -122,6 +124,18 @@ def _optimizer(config: Config) -> list[Row]:
     if frozen := tensors.get(None):
         rows.append(("frozen", _of(frozen)))
     return rows
+
+
+def _quantization(config: Config) -> list[Row]:
+    """Which matrices are multiplied in other numbers, and how much of the model they are."""
+    section, model = config.quantization, config.model
+    if not isinstance(section, Quantized) or not isinstance(model, Decoder):
+        return []
+    chosen = section.chosen(model)
+    parts = dict.fromkeys(one.part for one in chosen)
+    share = sum(one.size for one in chosen) / model.num_params_estimate
+    rows = [(part, _of([one for one in chosen if one.part == part])) for part in parts]
+    return [(section.schema_name, f"{share:.1%} of the weights are multiplied so"), *rows]
 
 
 def _of(tensors: Sequence[TensorSpec]) -> str:

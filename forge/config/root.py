@@ -22,6 +22,7 @@ from forge.config.parallel import Parallel
 from forge.config.plan import Plan
 from forge.config.precision import Precision
 from forge.config.profiling import Profiling
+from forge.config.quantization import Quantization
 from forge.config.run import Run
 from forge.config.scheduler import Scheduler
 from forge.config.sweep import Sweep
@@ -53,6 +54,7 @@ class Config(Section):
     optimizer: Optimizer = MISSING
     scheduler: Scheduler = MISSING
     precision: Precision = MISSING
+    quantization: Quantization = MISSING
     parallel: Parallel = MISSING
     train: Train = MISSING
     eval: Eval = MISSING

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.build import make
@@ -81,6 +82,10 @@ class OutputHead(nn.Linear):
     def receive(self, hidden: Tensor, norm: nn.Module) -> Tensor:
         """Normalised hidden states; FSDP gathers the weight for this call."""
         return norm(hidden)
+
+    def product(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """hidden: [..., dim], weight: rows of the vocabulary [rows, dim] -> [..., rows]."""
+        return F.linear(hidden, weight)
 
 
 class Decoder(Balanced, nn.Module):
@@ -215,10 +220,11 @@ class Decoder(Balanced, nn.Module):
         return Head(self.output_weight, **self.of_logits)
 
     @property
-    def of_logits(self) -> dict[str, float]:
-        """What the head does with products."""
+    def of_logits(self) -> dict[str, Any]:
+        """How the head makes products, and what it does with them."""
         section = self.section
-        return {"multiplier": section.logits_multiplier, "cap": section.final_logits_soft_cap}
+        how = {"multiplier": section.logits_multiplier, "cap": section.final_logits_soft_cap}
+        return how if self.output is None else how | {"product": self.output.product}
 
     @property
     def output_weight(self) -> Tensor:

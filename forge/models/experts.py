@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import has_expert_bias
 from forge.models.feed_forward import Activation
-from forge.models.grouped import grouped_mm, looped_mm, rows_of
+from forge.models.grouped import group_of_rows, grouped_mm, looped_mm, rows_of
 
 log = logging.getLogger(__name__)
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -54,15 +54,11 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """x: [n, dim], sorted by expert; counts: [experts] int64, rows of each -> [n, dim]."""
-        grouped, expert = self._grouped(x), None
-        if self.w_down_bias is not None:
-            expert = torch.arange(len(counts), device=x.device)
-            expert = expert.repeat_interleave(counts, output_size=len(x))
-        multiply = grouped_mm if grouped else looped_mm
-        sizes = counts.cumsum(0, dtype=torch.int32) if grouped else counts
+        expert = None if self.w_down_bias is None else group_of_rows(counts, len(x))
+        multiply = self.multiply(x, counts)
 
         def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            made = multiply(rows, weight.transpose(1, 2), sizes)
+            made = multiply(rows, weight)
             return made if bias is None or expert is None else made + rows_of(bias, expert)
 
         return self._expert(x, product)
@@ -71,10 +67,21 @@ class Experts(nn.Module):
         """The same for equal numbers of rows: [experts, rows, dim] -> [experts, rows, dim]."""
 
         def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            made = torch.bmm(rows, weight.transpose(1, 2))
+            made = self.multiply_equal(rows, weight)
             return made if bias is None else made + bias.unsqueeze(1)
 
         return self._expert(x, product)
+
+    def multiply(self, x: Tensor, counts: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """The product of rows as of `forward` with weights [experts, out, in]."""
+        if not self._grouped(x):
+            return lambda rows, weight: looped_mm(rows, weight.transpose(1, 2), counts)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        return lambda rows, weight: grouped_mm(rows, weight.transpose(1, 2), ends)
+
+    def multiply_equal(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The same product of as many rows of each expert, [experts, rows, in]."""
+        return torch.bmm(x, weight.transpose(1, 2))
 
     def choose_kernel(self, capability: tuple[int, int]) -> None:
         """Keep away from a kernel that is wrong on a GPU of this compute capability."""

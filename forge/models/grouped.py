@@ -51,6 +51,12 @@ def _(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
     return x.new_empty(len(counts), x.shape[1], y.shape[1])
 
 
+def group_of_rows(counts: Tensor, rows: int) -> Tensor:
+    """counts: [groups], rows of each -> [rows] int64, the group of each."""
+    groups = torch.arange(len(counts), device=counts.device)
+    return groups.repeat_interleave(counts, output_size=rows)
+
+
 def rows_of(table: Tensor, index: Tensor) -> Tensor:
     """table: [groups, out]; index: [n], the group of each row -> [n, out], its row of the table.
 

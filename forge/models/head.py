@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
@@ -19,19 +20,27 @@ class Head:
 
     A model that is laid out over ranks may have a method `spread_head`, which gives a subclass that
     also reaches the rows of other ranks. first: token id of the first row. vocab_size: all rows.
-    multiplier, cap: of logits, as model.logits_multiplier and model.final_logits_soft_cap.
+    multiplier, cap: of logits, as model.logits_multiplier and model.final_logits_soft_cap. product:
+    of hidden states with the weight.
     """
 
     first = 0
     multiplier, cap = 1.0, 0.0
 
-    def __init__(self, weight: Tensor, *, multiplier: float = 1.0, cap: float = 0.0) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        *,
+        multiplier: float = 1.0,
+        cap: float = 0.0,
+        product: Callable[[Tensor, Tensor], Tensor] = F.linear,
+    ) -> None:
         self.weight, self.vocab_size = weight, weight.shape[0]
-        self.multiplier, self.cap = multiplier, cap
+        self.multiplier, self.cap, self.product = multiplier, cap, product
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [..., dim] -> [..., vocab], with gradients."""
-        return self.shaped(F.linear(hidden, self.weight))
+        return self.shaped(self.product(hidden, self.weight))
 
     def shaped(self, products: Tensor) -> Tensor:
         """Products with the rows of the weight -> logits: multiplied, then between -cap and cap."""

@@ -9,6 +9,8 @@ from torch import nn
 
 from forge.build import build
 from forge.config.document_attention import in_blocks
+from forge.config.model import Decoder as DecoderSection
+from forge.config.quantization import Quantized
 from forge.config.root import Config
 from forge.models.attention import Attention
 from forge.models.decoder import Decoder
@@ -25,6 +27,7 @@ from forge.parallel.pipeline import Pipeline, cut
 from forge.parallel.qk_clip import clip_logits
 from forge.parallel.scopes import spread_scopes
 from forge.parallel.tensor import spread_width
+from forge.quantization.layers import quantize
 
 
 def apply(
@@ -46,7 +49,8 @@ def apply(
     1. tensor parallelism: heads, feed-forward and vocabulary over tp, sequences between layers;
     2. expert parallelism, and counts of routed tokens over all ranks;
     3. context parallelism: sequences over cp, inside attention; QK-Clip of what attention sees;
-       then the entries of `techniques`, in their order;
+       then the entries of `techniques`, in their order; products in the numbers of
+       `quantization`;
     4. activation checkpointing, then 5. compilation, of all that is inside a block by then;
     6. FSDP, last: it gathers and frees all parameters, in 16 bits if so configured, and sums
        gradients.
@@ -61,6 +65,9 @@ def apply(
 
     half = HALF.get(config.precision.mixed_precision)
     multiplied = half
+    products = build(
+        config.quantization, path="quantization", trust=config.run.trust, device=device
+    )
     parts = (
         cut(fresh, config, mesh) if mesh is not None and config.parallel.pp > 1 else [(0, fresh())]
     )
@@ -78,6 +85,8 @@ def apply(
             clip_logits(part, config.train.qk_clip_threshold, mesh)
         for name, entry in config.techniques.items():
             build(entry, path=f"techniques.{name}", trust=config.run.trust)(part, config, mesh)
+        if isinstance(config.quantization, Quantized) and isinstance(config.model, DecoderSection):
+            quantize(part, config.quantization, config.model, products)
         if isinstance(part, Decoder):
             part.in_blocks = in_blocks(config, device.type)
         if device.type == "cuda":

@@ -77,6 +77,8 @@ def needs(file: str, folder: Path) -> list[str]:
     (folder / "ranks.tiktoken").write_text("".join(ranks))
     if file.startswith("parallel/ep"):
         return ["model=moe_tiny"]
+    if file.startswith("quantization/") and not file.endswith("none"):
+        return ["quantization.emulate=true"]
     return {
         "data/text": [f"data.path={folder / 'my.txt'}"],
         "data/pairs": [f"data.path={folder / 'my.txt'}"],

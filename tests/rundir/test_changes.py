@@ -44,7 +44,8 @@ IDENTITY = {
     "rampup_increment rampup_samples rampup_start seq_len skip_step_interval skip_step_on_spikes "
     "skip_step_scaling_factor use_qk_clip qk_clip_threshold",
 }
-IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "scheduler", "tokenizer"}
+IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "quantization", "scheduler"}
+IDENTITY_AS_A_WHOLE |= {"tokenizer"}
 
 
 def test_every_option_is_decided() -> None:

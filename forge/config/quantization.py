@@ -1,0 +1,134 @@
+"""The `quantization` group: in what numbers the matrices of the blocks are multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+from omegaconf import MISSING
+
+from forge.config.field import Section, opt
+from forge.config.model import Decoder
+from forge.config.tensors import EXPERT, HEAD, MATRIX, TensorSpec
+
+PARTS = ("attention", "feed_forward", "experts", "shared_experts")
+FP8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+PRODUCTS = ("output", "grad_input", "grad_weight")
+
+
+@dataclass(kw_only=True)
+class Quantization(Section):
+    """Base of every way to multiply; weights, their names and checkpoints are those of none.
+
+    on_cuda: the format of precision.mixed_precision that it needs there; "" = any. capability: the
+    least of a GPU. multiple: of which both sides of a matrix must be. cut: whether tp may cut its
+    matrices.
+    """
+
+    on_cuda: ClassVar[str] = ""
+    capability: ClassVar[tuple[int, int]] = (0, 0)
+    multiple: ClassVar[int] = 1
+    cut: ClassVar[bool] = True
+
+    _target_: str = MISSING
+
+    def takes(self, one: TensorSpec, model: Decoder) -> bool:
+        """Whether this tensor is multiplied so."""
+        return False
+
+    def chosen(self, model: Decoder) -> list[TensorSpec]:
+        """The matrices that are multiplied so."""
+        return [one for one in model.tensors() if self.takes(one, model)]
+
+
+@dataclass(kw_only=True)
+class NoQuantization(Quantization):
+    """Products in the numbers of precision.mixed_precision."""
+
+    schema_name = "none"
+    _target_: str = "forge.quantization.products.Products"
+
+
+@dataclass(kw_only=True)
+class Quantized(Quantization):
+    """Which matrices are multiplied in other numbers; routers, norms and embeddings never are."""
+
+    multiple: ClassVar[int] = 16
+    cut: ClassVar[bool] = False
+
+    parts: list[str] = opt(list(PARTS), "whose matrices it takes", choices=PARTS)
+    include_head: bool = opt(False, "and the output head")
+    min_dim: int = opt(128, "leave out matrices with a side that is shorter", gt=0)
+    exclude: list[str] = opt([], "leave out parameters with such names: ['*.attention.wo.*']")
+    plain_first_layers: int = opt(0, "leave out so many blocks at the beginning", ge=0)
+    plain_last_layers: int = opt(0, "leave out so many blocks at the end", ge=0)
+    in_evaluation: bool = opt(False, "evaluate and sample in the loop in its numbers too")
+
+    def takes(self, one: TensorSpec, model: Decoder) -> bool:
+        sides = one.shape[-2:]
+        if min(sides) < self.min_dim or any(side % self.multiple for side in sides):
+            return False
+        if any(fnmatchcase(one.name, pattern) for pattern in self.exclude):
+            return False
+        if one.role == HEAD:
+            return self.include_head
+        part = one.part.replace(" ", "_").replace("-", "_")
+        if one.role not in (MATRIX, EXPERT) or part not in self.parts:
+            return False
+        layer = int(one.name.split(".")[1])
+        return self.plain_first_layers <= layer < model.n_layers - self.plain_last_layers
+
+
+@dataclass(kw_only=True)
+class Emulated(Quantized):
+    """One whose kernels a device may lack."""
+
+    on_cuda: ClassVar[str] = "bf16"
+
+    emulate: bool = opt(
+        False, "round numbers and multiply in fp32: on any device, to see what it does to a loss"
+    )
+
+
+@dataclass(kw_only=True)
+class FP8(Emulated):
+    """8-bit floating point with scales that are worked out at each product (arXiv:2209.05433)."""
+
+    schema_name = "fp8"
+    capability: ClassVar[tuple[int, int]] = (8, 9)
+    _target_: str = "forge.quantization.fp8.FP8"
+    recipe: str = opt(
+        "tensorwise",
+        "one scale a tensor; or a row; or a row, and the gradient of weights not in fp8",
+        choices=FP8_RECIPES,
+    )
+    fp8_all_gather: bool = opt(False, "gather weights in fp8, half as many bytes")
+
+
+@dataclass(kw_only=True)
+class MXFP8(Emulated):
+    """fp8 with a scale for each 32 numbers (OCP Microscaling Formats 1.0), for Blackwell."""
+
+    schema_name = "mxfp8"
+    capability: ClassVar[tuple[int, int]] = (10, 0)
+    multiple: ClassVar[int] = 32
+    _target_: str = "forge.quantization.mxfp8.MXFP8"
+    wgrad_with_hp: bool = opt(False, "make the gradient of weights without rounding")
+
+
+@dataclass(kw_only=True)
+class Int8(Emulated):
+    """Integers of 8 bits with a scale a row; kernels by Triton, also of GPUs without fp8."""
+
+    schema_name = "int8"
+    on_cuda: ClassVar[str] = ""
+    capability: ClassVar[tuple[int, int]] = (8, 0)
+    _target_: str = "forge.quantization.int8.Int8"
+    products: list[str] = opt(list(PRODUCTS), "which products are so", choices=PRODUCTS)
+
+
+def layers_of(section: Quantization, model: Decoder) -> Iterator[str]:
+    """Names of the modules whose weights are multiplied so."""
+    yield from dict.fromkeys(one.name.rpartition(".")[0] for one in section.chosen(model))

@@ -1,0 +1,73 @@
+"""fp8, by torchao on a GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge.config.quantization import FP8 as FP8Section
+from forge.quantization.products import RECIPES, Products, Recipe, emulated, emulated_grouped
+from forge.quantization.rounding import E4M3, E5M2, fp8_of_rows, fp8_of_tensor
+
+_tensor = partial(fp8_of_tensor, dtype=E4M3)
+_gradient = partial(fp8_of_tensor, dtype=E5M2)
+_row = partial(fp8_of_rows, dtype=E4M3)
+_tensor_by_power = partial(fp8_of_tensor, dtype=E4M3, power=True)
+RECIPES["tensorwise"] = Recipe((_tensor, _tensor), (_gradient, _tensor), (_gradient, _tensor))
+RECIPES["rowwise"] = Recipe((_row, _row), (_row, _row), (_row, _row))
+RECIPES["rowwise_with_gw_hp"] = Recipe((_row, _row), (_row, _tensor_by_power), None)
+OF_EXPERTS = "rowwise"
+"""Kernels of grouped products have no other scales."""
+
+
+class FP8(Products):
+    """Products of a layer as quantization.recipe has it; those of experts with a scale a row."""
+
+    def __init__(self, section: FP8Section, device: torch.device) -> None:
+        super().__init__(section, device)
+        self.recipe, self.emulate = section.recipe, section.emulate
+        self.by_torchao = None
+        if not section.emulate or section.fp8_all_gather:
+            self.by_torchao = ByTorchao(section.recipe, emulate=section.emulate)
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self.by_torchao is not None:
+            return self.by_torchao(x, weight)
+        return emulated(x, weight, self.recipe)
+
+    def grouped(self, x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+        if self.emulate:
+            return emulated_grouped(x, weight, counts, OF_EXPERTS)
+        from torchao.prototype.moe_training import _to_fp8_rowwise_then_scaled_grouped_mm
+
+        ends = counts.cumsum(0, dtype=torch.int32)
+        return _to_fp8_rowwise_then_scaled_grouped_mm(
+            x, weight.transpose(1, 2), ends, x.dtype, pad_token_groups_for_grouped_mm=False
+        )
+
+
+class ByTorchao:
+    """What torchao's Float8Linear computes, of a weight that may be fp8 already."""
+
+    def __init__(self, recipe: str, *, emulate: bool) -> None:
+        # torchao takes seconds to import, and not every run has a use for it.
+        from torchao.float8._inductor_patch import _patch_inductor_min_max_codegen
+        from torchao.float8.config import Float8LinearConfig
+        from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+        from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
+
+        _patch_inductor_min_max_codegen()  # as torchao does where it converts a model
+        self.product: Any = matmul_with_hp_or_float8_args
+        config = self.config = Float8LinearConfig.from_recipe_name(recipe)
+        gemms = (config.gemm_config_output, config.gemm_config_grad_input)
+        each = (
+            ScaledMMConfig(emulate, one.use_fast_accum, False, config.pad_inner_dim)
+            for one in (*gemms, config.gemm_config_grad_weight)
+        )
+        self.mm_config = LinearMMConfig(*each)
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self.product.apply(x, weight.t(), self.mm_config, self.config)

@@ -1,0 +1,76 @@
+"""Layers of a model whose products are quantized: classes mixed in, so that parameters stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from forge.config.model import Decoder
+from forge.config.quantization import Quantization, Quantized, layers_of
+from forge.models.experts import Experts
+from forge.models.mixin import mix_in
+from forge.quantization.products import Blocks, Products
+
+
+def quantize(
+    model: nn.Module, section: Quantization, architecture: Decoder, products: Products
+) -> None:
+    """Have the chosen layers of a model, or of a stage of it, multiply by `products`, in place."""
+    modules = dict(model.named_modules())
+    for name in layers_of(section, architecture):
+        module = modules.get(name)
+        if module is None:
+            continue  # of another stage
+        assert isinstance(section, Quantized), section
+        mixin = QuantizedExperts if isinstance(module, Experts) else QuantizedLinear
+        mix_in(module, mixin, products=products, in_evaluation=section.in_evaluation)
+
+
+class _Quantized(nn.Module):
+    products: Products
+    in_evaluation: bool
+
+    @property
+    def quantizes(self) -> bool:
+        return self.training or self.in_evaluation
+
+
+class QuantizedLinear(_Quantized):
+    """Mixin of nn.Linear, and of the output head."""
+
+    bias: Tensor | None
+    weight: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.product(x, self.weight)
+        return made if self.bias is None else made + self.bias
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x: [..., in], weight: [out, in] -> [..., out]."""
+        if not self.quantizes:
+            return nn.functional.linear(x, weight)
+        return self.products.linear(x, weight)
+
+
+class QuantizedExperts(_Quantized):
+    """Mixin of experts."""
+
+    def multiply(self, x: Tensor, counts: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        if not self.quantizes:
+            return super().multiply(x, counts)  # type: ignore[misc]
+        blocks = Blocks(counts, len(x))
+
+        def product(rows: Tensor, weight: Tensor) -> Tensor:
+            made = self.products.grouped(blocks.fill(rows), weight, blocks.counts)
+            return blocks.empty(made)
+
+        return product
+
+    def multiply_equal(self, x: Tensor, weight: Tensor) -> Tensor:
+        if not self.quantizes:
+            return super().multiply_equal(x, weight)  # type: ignore[misc]
+        counts = torch.full((len(x),), x.shape[1], device=x.device)
+        made = self.multiply(x.flatten(0, 1), counts)(x.flatten(0, 1), weight)
+        return made.unflatten(0, x.shape[:2])

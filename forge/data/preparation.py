@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 
 from forge.config.data import Data, HeldOut
 from forge.config.tokenizer import Tokenizer as TokenizerSection
@@ -59,6 +58,7 @@ from forge.data.split import Split, TrainingText, split_corpus
 from forge.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
 from forge.data.tokens import TokenSource
 from forge.rundir.files import read_json, write_json
+from forge.rundir.provenance import versions
 
 PARTS, PLAN, SIGNATURES = ".parts", "plan.json", "signatures"
 SIGNED_AT_ONCE = 1 << 22  # characters
@@ -358,7 +358,7 @@ def _finish(order: Order, split: Split, tally: Tally) -> dict[str, Any]:
         },
         "source": order.corpus.source,
         "files": len(order.corpus.files),
-        "tokenizers_version": tokenizers.__version__,
+        "tokenizers_version": versions()["tokenizers"],
         "sha256": {name: hash_file(out / name) for name in files},
     }
     write_manifest(out, manifest)

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
 from forge.config.data import Data, HeldOut
 from forge.config.problems import ConfigError
 from forge.config.reading import read_whole
@@ -35,6 +33,7 @@ from forge.data.store import TokenStore
 from forge.data.streams import Streamed
 from forge.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
 from forge.data.tokens import NoText, TokenSource
+from forge.rundir.provenance import versions
 
 log = logging.getLogger(__name__)
 
@@ -366,7 +365,7 @@ def _make(
             }
             for name, index in indices.items()
         },
-        "tokenizers_version": tokenizers.__version__,
+        "tokenizers_version": versions()["tokenizers"],
         "sha256": {name: hash_file(directory / name) for name in files},
     }
     write_manifest(directory, manifest)

@@ -10,9 +10,10 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from forge.config.tiktoken_ranks import pattern_of, read_ranks, special_ids
 from forge.config.tokenizer_files import Tiktoken
+from forge.data.byte_text import visible_bytes
 from forge.data.merges import merges_of
 from forge.data.split import TrainingText
-from forge.data.tokenizer import Tokenizer, finished, usable, visible_bytes
+from forge.data.tokenizer import Tokenizer, finished, usable
 
 
 def tiktoken(section: Tiktoken, *, text: TrainingText) -> Tokenizer:

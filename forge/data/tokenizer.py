@@ -1,4 +1,7 @@
-"""Text to token ids and back, by the `tokenizers` library; trained here or read from a file."""
+"""Text to token ids and back, by the `tokenizers` library; trained here or read from a file.
+
+The library is imported where it is used, since a run on random bytes needs none.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,9 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from forge.config.tokenizer import BPE, END_OF_TEXT, Bytes
 from forge.config.tokenizer_files import (
@@ -25,9 +26,13 @@ from forge.config.tokenizer_files import (
     Facts,
     stated_beside,
 )
+from forge.data.byte_text import ByteText, visible_bytes
 from forge.data.split import TrainingText
 from forge.data.words import Words
 from forge.rundir.files import read_json
+
+if TYPE_CHECKING:
+    import tokenizers
 
 TOKENIZER_FILE, CONFIG_FILE = FILE_NAME, CONFIG_NAME
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -44,7 +49,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        raw: tokenizers.Tokenizer,
+        raw: tokenizers.Tokenizer | ByteText,
         *,
         eos_token: str,
         bos_token: str | None = None,
@@ -65,6 +70,8 @@ class Tokenizer:
         self.eos_id = self._id(eos_token)
         self._set_borders(add_bos=add_bos, add_eos=add_eos)
         if bos_token is not None and self.begin_id is not None:  # for other readers of the file
+            from tokenizers import processors
+
             begin = {"special_tokens": [(bos_token, self.begin_id)], "single": [bos_token, "$A"]}
             raw.post_processor = processors.TemplateProcessing(**begin)  # type: ignore[assignment]
         self.vocab_size = max(raw.get_vocab().values()) + 1
@@ -198,6 +205,8 @@ class Tokenizer:
     @staticmethod
     def load(directory: Path) -> Tokenizer:
         """One that `save` wrote."""
+        import tokenizers
+
         raw = tokenizers.Tokenizer.from_file(str(directory / TOKENIZER_FILE))
         config = read_json(directory / CONFIG_FILE)
         return Tokenizer(
@@ -212,6 +221,9 @@ class Tokenizer:
 
 def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
     """A byte-level BPE with GPT-2's pre-tokeniser; of fewer entries if the text gives no more."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
     raw = tokenizers.Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -234,6 +246,11 @@ def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
 
 def byte_ids(section: Bytes, *, text: TrainingText) -> Tokenizer:
     """The byte b as id b, 256 for the end of text and 257 for the beginning; `text` is not read."""
+    if not section.add_bos:
+        return _made(ByteText(END_OF_TEXT), section)
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
     vocab = {letter: byte for byte, letter in enumerate(visible_bytes())}
     raw = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -242,20 +259,11 @@ def byte_ids(section: Bytes, *, text: TrainingText) -> Tokenizer:
     return _made(raw, section)
 
 
-def visible_bytes() -> list[str]:
-    """The letter that the library, as GPT-2, writes for each byte: itself where it can be seen,
-    else one of those from 256 on, in order (openai/gpt-2, src/encoder.py, bytes_to_unicode).
-    """
-    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    unseen = iter(range(256, 512))
-    return [chr(byte if byte in seen else next(unseen)) for byte in range(256)]
-
-
 def _own_tokens(section: BPE | Bytes) -> list[str]:
     return list(dict.fromkeys([END_OF_TEXT, *([section.begin] if section.add_bos else [])]))
 
 
-def _made(raw: tokenizers.Tokenizer, section: BPE | Bytes) -> Tokenizer:
+def _made(raw: tokenizers.Tokenizer | ByteText, section: BPE | Bytes) -> Tokenizer:
     return Tokenizer(
         raw,
         eos_token=END_OF_TEXT,
@@ -267,6 +275,8 @@ def _made(raw: tokenizers.Tokenizer, section: BPE | Bytes) -> Tokenizer:
 
 def load_file(section: Existing, *, text: TrainingText) -> Tokenizer:
     """A trained tokenizer.json; `text`, which every tokenizer is offered, is not read."""
+    import tokenizers
+
     facts = usable(section, "a tokenizer.json")
     try:
         raw = tokenizers.Tokenizer.from_file(str(facts.file))

@@ -12,12 +12,15 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tokenizers
 
 from forge.config.tiktoken_ranks import ENCODINGS, ENDINGS
+from forge.data.byte_text import ByteText
+
+if TYPE_CHECKING:
+    import tokenizers
 
 MOST, LONGEST = 1 << 18, 64  # words that are remembered, and letters of one
 SPACE, OTHER = r"[\t-\r ]", r"[^\t-\r A-Za-z0-9]"
@@ -40,13 +43,13 @@ Find = Callable[[str], list[str]]
 class Words:
     """The ids of words that were met before; in memory are at most MOST of them."""
 
-    def __init__(self, raw: tokenizers.Tokenizer, find: Find) -> None:
+    def __init__(self, raw: tokenizers.Tokenizer | ByteText, find: Find) -> None:
         """find: the words of ASCII text."""
         self._raw, self._find = raw, find
         self._known: dict[str, bytes] = {}
 
     @staticmethod
-    def of(raw: tokenizers.Tokenizer) -> Words | None:
+    def of(raw: tokenizers.Tokenizer | ByteText) -> Words | None:
         """None: it is not known where its words end."""
         pattern = IN_ASCII.get(pattern_of(json.loads(raw.to_str())) or "")
         return Words(raw, re.compile(pattern).findall) if pattern else None

@@ -225,3 +225,18 @@ def test_bytes_are_their_own_ids(tmp_path) -> None:
     again = Tokenizer.load(tmp_path)
     assert again.fingerprint == tokenizer.fingerprint
     assert again.encode(text) == list(text.encode())
+
+
+def test_bytes_need_no_library_and_are_what_the_library_makes_of_their_file():
+    ours = byte_ids(Bytes(), text=None)
+    library = tokenizers.Tokenizer.from_str(ours._raw.to_str())
+    library.encode_special_tokens = True
+    assert library.to_str() == ours._raw.to_str()
+    theirs = Tokenizer(library, eos_token=ours.eos_token)
+    assert (theirs.vocab_size, theirs.eos_id) == (ours.vocab_size, ours.eos_id)
+    assert theirs.fingerprint == ours.fingerprint
+    assert (theirs.token_bytes() == ours.token_bytes()).all()
+    texts = ["", "plain", "<|endoftext|> is spelled", "Ünïcödé 漢字 \U0001f600\n\t\0"]
+    assert theirs.encode_batch(texts) == ours.encode_batch(texts)
+    for ids in ([*ours.encode(texts[3]), 256, 65], [0xE6, 0xBC, 65, 0xFF, 0xC3], list(range(256))):
+        assert theirs.decode(ids) == ours.decode(ids)

@@ -1,0 +1,90 @@
+"""Bytes as ids, without the tokenizers library: what `tokenizer=bytes` needs of it, in Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+def visible_bytes() -> list[str]:
+    """The letter that the library, as GPT-2, writes for each byte: itself where it can be seen,
+    else one of those from 256 on, in order (openai/gpt-2, src/encoder.py, bytes_to_unicode).
+    """
+    seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    unseen = iter(range(256, 512))
+    return [chr(byte if byte in seen else next(unseen)) for byte in range(256)]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    ids: list[int]
+
+
+@dataclass(frozen=True)
+class Added:
+    content: str
+    special: bool = True
+
+
+class ByteText:
+    """The byte b as id b, and one special token behind them, which no text spells; equal to a
+    byte-level BPE of the library without merges, its file too.
+    """
+
+    encode_special_tokens = True
+
+    def __init__(self, special: str) -> None:
+        self.special = special
+        self._letters = visible_bytes()
+
+    def no_truncation(self) -> None:
+        """Nothing is cut."""
+
+    def no_padding(self) -> None:
+        """Nor filled up."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {letter: byte for byte, letter in enumerate([*self._letters, self.special])}
+
+    def token_to_id(self, token: str) -> int | None:
+        return self.get_vocab().get(token)
+
+    def get_added_tokens_decoder(self) -> dict[int, Added]:
+        return {256: Added(self.special)}
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> Encoded:
+        return Encoded(list(text.encode()))
+
+    def encode_batch_fast(
+        self, texts: Sequence[str], *, add_special_tokens: bool = False
+    ) -> list[Encoded]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        special = b"" if skip_special_tokens else self.special.encode()
+        known = (special if one == 256 else bytes([one]) for one in ids if one <= 256)
+        return b"".join(known).decode(errors="replace")
+
+    def to_str(self) -> str:
+        """tokenizer.json, as the library writes it."""
+        token: dict[str, Any] = {"id": 256, "content": self.special, "single_word": False}
+        token |= {"lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+        model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None}
+        model |= {"continuing_subword_prefix": None, "end_of_word_suffix": None}
+        model |= {"fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
+        vocab = {letter: byte for byte, letter in enumerate(self._letters)}
+        content = {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [token],
+            "normalizer": None,
+            "pre_tokenizer": {**level, "use_regex": False},
+            "post_processor": None,
+            "decoder": {**level, "add_prefix_space": True, "use_regex": True},
+            "model": {**model, "vocab": vocab, "merges": []},
+        }
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":"))

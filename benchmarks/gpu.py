@@ -64,10 +64,7 @@ GRID = (  # plan, recomputed, micro-batch, quantization; the most telling first
     ("D", "full", 8, ""),
     ("A", "full", 2, ""),
     ("E", "none", 4, ""),
-    ("D", "none", 3, "fp8"),
-    ("E", "none", 4, "fp8"),
     ("D", "selective", 4, ""),
-    ("D", "selective", 4, "fp8"),
     ("D", "none", 4, ""),
     ("C", "none", 2, ""),
     ("B", "none", 2, ""),
@@ -75,7 +72,6 @@ GRID = (  # plan, recomputed, micro-batch, quantization; the most telling first
     ("E", "selective", 6, ""),
     ("D", "none", 2, ""),
     ("D", "none", 1, ""),
-    ("E", "none", 5, "fp8"),
     ("D", "full", 16, ""),
 )
 SDPA = ("flash", "cudnn", "efficient", "auto")
@@ -244,7 +240,7 @@ def summary(row: dict[str, Any]) -> str:
 
 def memory(row: dict[str, Any]) -> str:
     peak, estimate = row["memory_bytes"]["peak"], sum(row["estimate_bytes"].values())
-    return f"{peak / GIB:.2f} GiB measured, {estimate / GIB:.2f} estimated"
+    return f"{peak / GIB:.3f} GiB measured, {estimate / GIB:.3f} estimated"
 
 
 def write_table(options: argparse.Namespace, rows: dict[str, dict[str, Any]]) -> None:
@@ -283,7 +279,7 @@ def trained(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         peak, estimate = row["memory_bytes"]["peak"], sum(row["estimate_bytes"].values())
         cells = [row["name"], f"{row['tokens_per_second']:,.0f}", *shares]
         cells += [f"{row['step_seconds']['median'] * 1e3:.1f}"]
-        cells += [f"{peak / GIB:.2f}", f"{estimate / GIB:.2f}", f"{row['first_step_seconds']:.1f}"]
+        cells += [f"{peak / GIB:.3f}", f"{estimate / GIB:.3f}", f"{row['first_step_seconds']:.1f}"]
         yield f"| {' | '.join(cells)} |"
 
 

@@ -16,14 +16,15 @@ from forge.config import param_groups
 from forge.config.batch_sizes import BatchSizes
 from forge.config.launch import Slurm
 from forge.config.model import Decoder
-from forge.config.numbers import byte_size
+from forge.config.numbers import byte_size, duration, percent
 from forge.config.quantization import Quantized
 from forge.config.root import Config
 from forge.config.tensors import TensorSpec
 from forge.config.train import Train
 from forge.plan.allocation import Allocation, allocation
 from forge.plan.memory import memory_by_part
-from forge.plan.world import ranks_of
+from forge.plan.time import expected_seconds, planned_time
+from forge.plan.world import World, ranks_of, ranks_per_node
 from forge.resolve.resolve import Resolution
 from forge.rundir import directory
 from forge.rundir.checkpoints import newest_usable
@@ -69,6 +70,7 @@ def report(composition: Composition, resolution: Resolution) -> str:
         "quantization": _quantization(config),
         "training": _training(config),
         "each device": each_device,
+        "expected time": _time(config, world),
         "where": where,
         "worked out": [(d.key, f"{d.value}   ({d.why})") for d in resolution.derived],
     }
@@ -160,6 +162,25 @@ def _training(config: Config) -> list[Row]:
 
 def _tokens(train: Train) -> int:
     return train.batch_sizes.samples(train.max_steps) * train.seq_len
+
+
+def _time(config: Config, world: World) -> list[Row]:
+    """A step on plan.device by part, and all of them: `docs/planning.md` has the model."""
+    time = planned_time(config, ranks_per_node(world))
+    if time is None:
+        return []
+    speed = f"{time.tokens_per_second:,.0f} tokens/s a GPU, MFU {percent(time.mfu)}"
+    parts = sorted(time.parts.items(), key=lambda pair: -pair[1])
+    sent = [f"{size / 1e9:,.3g} GB over {link}" for link, size in time.links.items()]
+    return [
+        ("a step", f"{duration(time.seconds)}: {speed}"),
+        *(
+            (f"  {name}", f"{duration(part)} ({percent(time.shares[name])})")
+            for name, part in parts
+        ),
+        *([("a GPU sends", ", ".join(sent))] if sent else []),
+        ("in all", duration(expected_seconds(config, world))),
+    ]
 
 
 def _rampup(sizes: BatchSizes) -> list[Row]:

@@ -22,6 +22,7 @@ from forge.plan.compute import Compute, Pass, Seconds
 from forge.plan.links import group, link_bytes, seconds
 from forge.plan.memory import STATE, memory_by_part
 from forge.plan.traffic import Rank, Sent
+from forge.plan.world import World, ranks_per_node
 
 GATHER, SCATTER = "fsdp: all-gather of weights", "fsdp: reduce-scatter of gradients"
 REPLICAS = "hsdp: all-reduce of gradients"
@@ -101,9 +102,17 @@ def step_time(
 def planned_time(config: Config, gpus_per_node: int | None = None) -> StepTime | None:
     """The step on plan.device; None where it is not given or the model is not known."""
     plan = config.plan
-    if plan.device not in DEVICES or config.run.device != "cuda":
+    if plan.device not in DEVICES or config.run.device not in ("auto", "cuda"):
         return None
     return step_time(config, device_of(config), gpus_per_node or plan.gpus_per_node)
+
+
+def expected_seconds(config: Config, world: World) -> float | None:
+    """Of all steps of a resolved config, but for evaluations and checkpoints."""
+    time, train = planned_time(config, ranks_per_node(world)), config.train
+    if time is None:
+        return None
+    return train.batch_sizes.samples(train.max_steps) * train.seq_len / time.tokens * time.seconds
 
 
 def device_of(config: Config) -> Device:

@@ -15,6 +15,7 @@ from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.config.rule import Derived, derivation, put, rules_of
 from forge.plan.memory import memory_by_part
+from forge.plan.time import planned_time
 from forge.plan.world import World, ranks_of, ranks_per_node
 from forge.resolve.layout import DEGREES, batch, pipeline
 from forge.resolve.rules import degrees as degree_rules
@@ -23,6 +24,8 @@ USABLE = 0.9
 """Of a device's memory; the rest is for the CUDA context, buffers of collectives and what the
 allocator cannot use.
 """
+EQUAL = 1.05
+"""Times as slow as another layout: so near to one another the model of time knows no difference."""
 CHOSEN = ("dp_replicate", "dp_shard", "tp", "pp", "ep")
 UNKNOWN = "how much memory it takes or a device has is not known"
 DEGREE_RULES = tuple(rule for rule in rules_of(degree_rules) if not rule.warning)
@@ -48,7 +51,7 @@ DEGREE_RULES = tuple(rule for rule in rules_of(degree_rules) if not rule.warning
 )
 def auto(config: Config, parallel: Parallel, world: World) -> Iterator[Derived]:
     """With parallel.layout=auto: the first that fits of ddp, hsdp, fsdp, then ep and tp inside a
-    node, then pp, with fsdp over the rest.
+    node, then pp, with fsdp over the rest; on plan.device the fastest of them.
     """
     if parallel.layout != "auto" or parallel.dp_shard != -1 or world.size < 1:
         return
@@ -114,9 +117,11 @@ def _fits(config: Config, world: World, **option: str) -> tuple[bool, str]:
 
 def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
     """The degrees of the first candidate that the model can have and a device has memory for, and
-    why; else that which needs least; where memory is not known, the first that shards.
+    why; else that which needs least; where memory is not known, the first that shards. On
+    plan.device the fastest, or the first that takes a twentieth more at most.
     """
     memory, found, model = device_memory(world), [], config.model
+    timed: list[tuple[float, int, dict[str, int]]] = []
     experts = model.moe.num_experts if isinstance(model, Decoder) and model.is_moe else 0
     for degrees in candidates(config.parallel, world, experts):
         tried = laid_out(config, degrees, world)
@@ -128,9 +133,14 @@ def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
             if degrees["dp_replicate"] == config.parallel.dp_replicate:
                 return degrees, UNKNOWN
         elif needed <= USABLE * memory:
-            break
+            time = planned_time(_gathering(tried), ranks_per_node(world))
+            if time is None:
+                break
+            timed.append((1 / time.tokens_per_second, needed, degrees))
     if not found:
         return {}, ""
+    if timed:
+        return _fastest(timed, memory or 0, world)
     needed, degrees = min(found, key=lambda pair: pair[0])
     why = (
         f"{byte_size(needed)} of the {byte_size(memory or 0)} of a device on {ranks_of(world.size)}"
@@ -138,6 +148,30 @@ def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
     if needed > USABLE * (memory or 0):
         why += "; none that was tried fits, and this needs least"
     return degrees, why
+
+
+def _gathering(tried: Config) -> Config:
+    """With the gathers of FSDP that an open parallel.reshard_after_forward comes to."""
+    parallel = tried.parallel
+    if parallel.reshard_after_forward != "auto":
+        return tried
+    gathered = "always" if parallel.fsdp > 1 and parallel.pp == 1 else "never"
+    return replace(tried, parallel=replace(parallel, reshard_after_forward=gathered))
+
+
+def _fastest(
+    timed: list[tuple[float, int, dict[str, int]]], memory: int, world: World
+) -> tuple[dict[str, int], str]:
+    """The degrees of the fastest layout, and why. timed: seconds a token and GPU, bytes, degrees.
+
+    Of nearly equal ones, of which the model of time says no more, the first.
+    """
+    least = min(seconds for seconds, _, _ in timed)
+    seconds, needed, degrees = next(one for one in timed if one[0] <= EQUAL * least)
+    why = f"{1 / seconds:,.0f} tokens/s a GPU, {byte_size(needed)} of the {byte_size(memory)} of a"
+    why += f" device on {ranks_of(world.size)}"
+    slower = [name_of(one) for other, _, one in timed if other > EQUAL * least]
+    return degrees, why + (f"; slower: {', '.join(dict.fromkeys(slower))}" if slower else "")
 
 
 def candidates(given: Parallel, world: World, experts: int = 0) -> Iterator[dict[str, int]]:

@@ -11,13 +11,14 @@ from importlib.util import find_spec
 from types import ModuleType
 
 from forge.config.launch import Submitit
-from forge.config.numbers import counted
+from forge.config.numbers import counted, duration
 from forge.config.problems import refusal
 from forge.config.sweeper import Optuna
 from forge.launch import jobs
 from forge.launch.sweep import local, messages
 from forge.launch.sweep.command import Command, keys_of, own_place
 from forge.launch.sweep.preflight import Preflight
+from forge.plan.time import expected_seconds
 from forge.plan.world import Devices, find_devices, ranks_of
 
 NEEDS = {"cmaes": ("cmaes",), "gp": ("torch", "scipy")}
@@ -43,6 +44,11 @@ def fly(flight: Preflight, here: Devices) -> int:
     if world.planned:
         where = f"{ranks_of(world.size)} ({world.devices.source})"
         print(f"{counted(len(planned), 'point')} can run on {where}; nothing was started there")
+        times = [expected_seconds(one.resolution.config, world) for one in planned]
+        if None not in times:
+            longest = duration(max(filter(None, times)))
+            all_of_them = duration(sum(filter(None, times)))
+            print(f"the longest is expected to take {longest}, all of them {all_of_them}")
         return 0
     varied = {key for p in planned for key in keys_of(p.combination.varied, p.combination.arm)}
     flight.place = own_place(flight, varied, planned[0].combination.overrides)

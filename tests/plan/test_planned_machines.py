@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import forge
 from forge import bench, check, train
-from forge.config.devices import DEVICES, GIB
+from forge.config.devices import DEVICES
 from forge.config.root import Config
 from forge.parity import __main__ as parity
+from forge.plan.memory import memory_by_part
+from forge.plan.time import planned_time
 from forge.plan.world import CPU_BUILD, Devices
 from forge.resolve.resolve import Resolution, resolve
 
@@ -31,17 +35,40 @@ def test_a_cluster_is_planned_on_a_laptop() -> None:
     assert config.precision.mixed_precision == "bf16"
     why = next(step.why for step in found.derived if step.key == "parallel.layout")
     assert "of the 79.1 GiB of a device on 1,024 ranks" in why
+    assert "tokens/s a GPU" in why
     parallel = config.parallel
     assert parallel.dp_replicate * parallel.dp_shard * parallel.tp * parallel.pp == 1024
 
 
-@pytest.mark.parametrize("name", DEVICES)
-def test_what_fits_follows_from_the_memory(name: str) -> None:
-    """Llama 3 8B with AdamW has 16 bytes a parameter: 120 GiB, which only the largest hold."""
-    words = ("model=llama3_8b", "optimizer=adamw", "parallel=auto", "plan.world_size=8")
-    layout = resolution(*words, f"plan.device={name}").config.parallel
-    replicated = layout.dp_replicate == 8
-    assert replicated == (DEVICES[name].memory > 170 * GIB)
+@pytest.mark.parametrize("name", ["b200", "h100", "l40s"])
+def test_the_fastest_that_fits_is_chosen(name: str) -> None:
+    """Llama 3 8B with AdamW has 16 bytes a parameter: 120 GiB, which b200 holds on each; but an
+    update of all of them takes longer than of an eighth.
+    """
+    words = ("model=llama3_8b", "optimizer=adamw", "plan.world_size=8", f"plan.device={name}")
+    words += ("train.seq_len=2048", "train.batch_size=4", "train.activation_checkpointing=full")
+    chosen = resolution(*words, "parallel=auto")
+    why = next(step.why for step in chosen.derived if step.key == "parallel.layout")
+    layouts = [{"dp_replicate": 8, "dp_shard": 1}, {"dp_shard": 8}, {"dp_shard": 4, "tp": 2}]
+    layouts += [
+        {"dp_shard": 1, "tp": 8},
+        {"dp_shard": 4, "pp": 2},
+        {"dp_shard": 1, "tp": 2, "pp": 4},
+    ]
+    rates = []
+    for degrees in layouts:
+        typed = [f"parallel.{axis}={degree}" for axis, degree in degrees.items()]
+        config = resolution(*words, "parallel.layout=given", *typed).config
+        fits = sum(memory_by_part(config).values()) <= 0.9 * DEVICES[name].memory
+        time = planned_time(config)
+        assert time is not None
+        rates.append(time.tokens_per_second if fits else 0.0)
+    found = planned_time(chosen.config)
+    assert found is not None
+    assert found.tokens_per_second >= max(rates) / 1.05
+    assert (rates[0] > 0) == (name == "b200")
+    assert f"{found.tokens_per_second:,.0f} tokens/s a GPU" in why
+    assert "slower: " in why
 
 
 def test_ranks_of_a_plan() -> None:
@@ -57,9 +84,13 @@ def test_ranks_of_a_plan() -> None:
 
 
 def test_jobs_of_a_partition_with_these_gpus() -> None:
-    """The number of ranks is that of the job; the memory is known then."""
+    """The number of ranks is that of the job; memory and time are known then."""
     job = ("launch=slurm", "launch.nodes=2", "launch.gpus_per_node=8", "run.device=cuda")
-    world = resolution("model=llama3_8b", "plan.device=h200", *job).world
+    found = resolution("model=llama3_8b", "plan.device=h200", *job)
+    world, time = found.world, planned_time(found.config, 8)
+    assert time is not None
+    assert time.ranks == 16
+    assert time.links["network"] > 0
     assert (world.size, world.devices.memory) == (16, DEVICES["h200"].memory)
 
 
@@ -74,5 +105,9 @@ def test_nothing_starts_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert train.main(["-m", "seed=1,2", *words]) == 0
     out, _ = capsys.readouterr()
     assert "2 points can run on 16 ranks (plan.device=h200); nothing was started there" in out
+    assert re.search(r"the longest is expected to take [\d.]+ \w+, all of them [\d.]+", out)
     assert check.main(words) == 0
-    assert "16 ranks on cuda, from plan.world_size (plan.device=h200)" in capsys.readouterr().out
+    out, _ = capsys.readouterr()
+    assert "16 ranks on cuda, from plan.world_size (plan.device=h200)" in out
+    assert re.search(r"a step +[\d.]+ s: [\d,]+ tokens/s a GPU, MFU", out)
+    assert re.search(r"a GPU sends +[\d.]+ GB over NVLink, [\d.]+ GB over network", out)

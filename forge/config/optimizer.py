@@ -32,11 +32,13 @@ class Optimizer(Section):
     """What every optimizer has: a peak learning rate, weight decay, and which parameters it takes.
 
     takes: roles of the parameters that it can update, see `forge.config.tensors`; () = all.
-    state_per_weight: values of fp32 that it keeps of each weight; None = not known.
+    state_per_weight: values of fp32 that it keeps of each weight; None = not known. one_by_one:
+    whether it can update one parameter without the others.
     """
 
     takes: ClassVar[tuple[str, ...]] = ()
     state_per_weight: ClassVar[int | None] = None
+    one_by_one: ClassVar[bool] = True
     forges_own = (
         "lr_base_dim",
         "lr_dim_power",
@@ -172,6 +174,7 @@ class Muon(Optimizer):
     schema_name = "muon"
     state_per_weight = 1
     takes = (MATRIX, EXPERT)
+    one_by_one = False
     _target_: str = "forge.optim.muon.muon"
     momentum: float = opt(0.95, "decay rate of the momentum", gt=0, lt=1)
     momentum_start: float | None = opt(

@@ -41,6 +41,7 @@ class ScheduleFreeAdamW(Optimizer):
 
     schema_name = "schedule_free_adamw"
     state_per_weight = 2
+    one_by_one = False
     _target_: str = "forge.optim.schedule_free.schedule_free_adamw"
     betas: tuple[float, float] = opt(
         (0.9, 0.95),

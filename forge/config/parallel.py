@@ -25,6 +25,9 @@ ADDED_UP = Condition(
     ),
     "with one micro-batch a step, or on one rank in fp32",
 )
+HERE = Condition(
+    lambda config, ranks: not config.parallel.cpu_offload, "with parallel.cpu_offload=true"
+)
 AUTO = Condition(
     lambda config, ranks: config.parallel.layout != "auto", "where parallel.dp_shard is given"
 )
@@ -67,6 +70,11 @@ class Parallel(Section):
     )
     cpu_offload: bool = opt(
         False, "keep weights, gradients and optimizer state on the CPU", acts_when=SHARDED
+    )
+    offload_optimizer: bool = opt(
+        False,
+        "keep optimizer state and masters in pinned memory of the host, but while they are updated",
+        acts_when=HERE,
     )
     tp: int = opt(1, "tensor parallel degree", ge=1)
     sequence_parallel: bool = opt(

@@ -54,6 +54,11 @@ class Train(Section):
     grad_clip_value: float = opt(
         0.0, "then clip each value of the gradient to plus and minus this; 0 = off", ge=0
     )
+    optimizer_in_backward: bool = opt(
+        False,
+        "update each parameter in backward, once its gradient is there, which is freed then",
+        free=True,
+    )
     use_qk_clip: bool = opt(
         False, "scale the queries and keys of a head down whose logits grow too large, after a step"
     )

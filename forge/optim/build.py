@@ -14,6 +14,7 @@ from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
 from forge.optim.groups import Schedule, roles_of, torch_groups
 from forge.optim.learning_rate import scaled
+from forge.optim.offload import Offloaded
 from forge.optim.own_schedule import build_schedule, steps_of, width
 from forge.optim.rounding import Rounding
 from forge.optim.together import Together
@@ -54,7 +55,8 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     if not made:
         what = "no parameter of the model is trained."
         raise ConfigError([Problem("optimizer", what, "freeze less", rule="optimizer.nothing")])
-    return made[0] if len(made) == 1 else Together(made)
+    optimizer = made[0] if len(made) == 1 else Together(made)
+    return Offloaded(optimizer) if config.parallel.offload_optimizer else optimizer
 
 
 def rates(config: Config, schedule: Schedule) -> dict[str, Schedule]:

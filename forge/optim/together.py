@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,10 +31,6 @@ class Together(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         return all(getattr(one, "_step_supports_amp_scaling", False) for one in self.optimizers)
 
-    @property
-    def takes_factor(self) -> bool:
-        return all(getattr(one, "takes_factor", False) for one in self.optimizers)
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """One update of all parameters that have a gradient."""
@@ -43,13 +40,8 @@ class Together(torch.optim.Optimizer):
                 loss = closure()
         flags = {name: getattr(self, name) for name in FLAGS if hasattr(self, name)}
         for one in self.optimizers:
-            for name, value in flags.items():
-                setattr(one, name, value)
-            try:
+            with told(one, flags):
                 one.step()
-            finally:
-                for name in flags:
-                    delattr(one, name)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -88,3 +80,16 @@ class Together(torch.optim.Optimizer):
 
 
 FLAGS = ("grad_scale", "found_inf", "factor")
+"""What an optimizer is told of the update that it makes."""
+
+
+@contextmanager
+def told(optimizer: torch.optim.Optimizer, flags: dict[str, Any]) -> Iterator[None]:
+    """Inside, an optimizer has these attributes."""
+    for name, value in flags.items():
+        setattr(optimizer, name, value)
+    try:
+        yield
+    finally:
+        for name in flags:
+            delattr(optimizer, name)

@@ -97,6 +97,7 @@ def apply(
                 part,
                 mesh,
                 param_dtype=multiplied,
+                as_they_are=keeps_gradients(config),
                 reshard_after_forward=config.parallel.reshard_after_forward == "always",
                 cpu_offload=config.parallel.cpu_offload,
             )
@@ -117,6 +118,15 @@ def choose_kernels(model: nn.Module, capability: tuple[int, int]) -> None:
     for module in model.modules():
         if isinstance(module, Attention | MLA | Experts):
             module.choose_kernel(capability)
+
+
+def keeps_gradients(config: Config) -> bool:
+    """Whether gradients of one rank stay as backward gives them: nothing is added to them, and they
+    are kept in that format.
+    """
+    alone = config.parallel.product_without_dp_shard * config.parallel.dp_shard == 1
+    same = config.precision.param_dtype == config.precision.mixed_precision
+    return alone and same and config.train.grad_accum_steps == 1
 
 
 def apply_to_blocks(model: nn.Module, config: Config) -> None:

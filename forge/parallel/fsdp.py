@@ -30,16 +30,18 @@ def shard(
     mesh: Mesh,
     *,
     param_dtype: torch.dtype | None = None,
+    as_they_are: bool = False,
     reshard_after_forward: bool = True,
     cpu_offload: bool = False,
 ) -> None:
     """Shard each block, the embedding, the output head and the root over the data ranks, in place.
 
     Gradients are summed and divided by nothing: the loss carries 1 / (target tokens of the step).
-    param_dtype: of gathered weights; nothing else is cast, and gradients are reduced in fp32.
+    param_dtype: of gathered weights; nothing else is cast, and gradients are reduced in fp32,
+    unless these are to be taken as_they_are.
     """
     # Inputs of modules are not cast: rotary tables are fp32, and hidden states as configured.
-    reduce_dtype = torch.float32 if param_dtype is not None else None
+    reduce_dtype = torch.float32 if param_dtype is not None and not as_they_are else None
     policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, cast_forward_inputs=False)
     pinned = mesh.axes.device_type == "cuda"
     offload = CPUOffloadPolicy(pin_memory=pinned) if cpu_offload else OffloadPolicy()

@@ -13,35 +13,51 @@ from forge.owned import local
 from forge.wide import widest
 
 
-def clip(
+def norm_of(
     named: Iterable[tuple[str, nn.Parameter]],
-    max_norm: float,
     *,
     counted: Callable[[str], bool],
     spread: bool,
     also: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Scale gradients to a global L2 norm of at most max_norm (0 = leave them), in place.
+    """The global L2 norm of gradients, and the sum over all ranks of the number `also`,
+    asynchronous.
 
-    Returns the norm from before, and the sum over all ranks of the number `also`, asynchronous.
     spread: parameters are laid out over ranks; then all ranks call this, and each adds the squares
     of what it has as the first of its copies. counted: whether a parameter, by name, counts here,
     not being a copy of another stage's.
     """
     found = [(name, p.grad) for name, p in named if p.grad is not None]
     like = local(found[0][1]) if found else torch.zeros(())
-    wide = widest(like.device)
-    sums = torch.full((2,), also, dtype=wide, device=like.device)  # of squares, and `also`
-    sums[0] = squares(found, counted=counted, spread=spread, device=like.device)
+    own = squares(found, counted=counted, spread=spread, device=like.device)
+    return total_norm(own, like, spread=spread, also=also)
+
+
+def total_norm(
+    own: Tensor, like: Tensor, *, spread: bool, also: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """The same of the sum of squares that this rank has, see `squares`. like: in whose format, but
+    fp32 at least, the norm is.
+    """
+    sums = torch.full((2,), also, dtype=widest(like.device), device=like.device)
+    sums[0] = own
     if spread:
         dist.all_reduce(sums)
-    norm = sums[0].sqrt().to(like.dtype)
-    if max_norm > 0 and found:
-        # As torch.nn.utils.clip_grads_with_norm_ does.
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        gradients = [local(gradient) for _, gradient in found]
-        torch._foreach_mul_(gradients, factor)  # type: ignore[attr-defined]
-    return norm, sums[1]
+    return sums[0].sqrt().to(torch.promote_types(like.dtype, torch.float32)), sums[1]
+
+
+def clip_factor(norm: Tensor, largest: float) -> Tensor:
+    """By what gradients are multiplied so that their norm is at most this, as
+    torch.nn.utils.clip_grads_with_norm_ does it.
+    """
+    return (largest / (norm + 1e-6)).clamp(max=1.0)
+
+
+def scale(gradients: Iterable[Tensor], factor: Tensor) -> None:
+    """Multiply gradients, in place."""
+    own = [local(gradient) for gradient in gradients]
+    if own:
+        torch._foreach_mul_(own, factor)  # type: ignore[attr-defined]
 
 
 def clip_values(gradients: Iterable[Tensor], largest: float) -> None:
@@ -59,7 +75,7 @@ def squares(
     spread: bool,
     device: torch.device,
 ) -> Tensor:
-    """The sum of squares of what this rank has of tensors as the first of its copies, see `clip`.
+    """The sum of squares of what this rank has of tensors as the first of its copies.
 
     In fp64 where there is one: sums in fp32 depend on how a tensor is cut, by 1e-4 on a CPU (torch
     2.13).

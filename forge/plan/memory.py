@@ -70,7 +70,11 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         several_passes = max(train.grad_accum_steps, microbatches) > 1
         add_up = several_passes and (parallel.pp > 1 or parallel.reduce_gradients == "step")
         parts["gathered weights"] = width * (share.parameters if stays else at_once)
-        parts["unreduced gradients (fp32)"] = FP32 * (share.parameters if add_up else at_once)
+        # On one rank they may stay as backward gives them: `forge.parallel.apply`.
+        same = precision.param_dtype == precision.mixed_precision
+        unreduced = kind if same and not (several or several_passes) else "fp32"
+        count = share.parameters if add_up else at_once
+        parts[f"unreduced gradients ({unreduced})"] = BYTES[unreduced] * count
     for frozen in _frozen_models(config):
         own = _share(frozen, parallel, first=True, last=True)
         at_once = own.outside_at_once + own.two_blocks if gathered else 0
@@ -138,17 +142,36 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
         return math.prod(shape) if param_groups.is_trained(optimizer, one.name) else 0
 
     parts, ends = {}, {"first": share.first, "last": share.last}
+    precision, parallel = config.precision, config.parallel
+    weight, each = BYTES[precision.param_dtype], max(parallel.fsdp, 1)
+    if config.train.optimizer_in_backward and here:  # those of a block, a table or the head
+        at_once = max(share.two_blocks // 2, share.outside_at_once)
+        parts[f"gradients ({precision.param_dtype})"] = weight * -(-at_once // each)
     if optimizer.trainable_parameters or optimizer.freeze_parameters:
         own = _share(model, config.parallel, of=trained, **ends)
-        count, precision = own.sharded(config.parallel) * here, config.precision
-        kind = precision.param_dtype
-        parts[f"gradients ({kind})"] = BYTES[kind] * count
+        count, kind = own.sharded(parallel) * here, precision.param_dtype
+        if f"gradients ({kind})" not in parts:
+            parts[f"gradients ({kind})"] = weight * count
         if precision.master_weights:
             parts["fp32 masters"] = FP32 * count
     by_name = optimizer.groups or optimizer.trainable_parameters or optimizer.freeze_parameters
     state = _share(model, config.parallel, of=kept, named=bool(by_name), **ends)
     if state.known:
-        parts["optimizer state"] = state.sharded(config.parallel) * here
+        parts["optimizer state"] = state.sharded(parallel) * here
+    if parallel.offload_optimizer and not parallel.cpu_offload:
+        master, largest = FP32 * bool(precision.master_weights), 0.0
+
+        def most(one: TensorSpec, shape: tuple[int, ...]) -> float:
+            nonlocal largest
+            largest = max(largest, kept(one, shape) + master * math.prod(shape))
+            return 0
+
+        _share(model, parallel, of=most, **ends)
+        # What is updated, and what comes for the next one or goes back.
+        parts["optimizer state"] = 2 * -(-round(largest) // each)
+        parts.pop("fp32 masters", None)
+        if precision.master_weights:
+            parts["fp32 masters"] = 0
     return parts
 
 

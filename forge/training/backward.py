@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +30,12 @@ class Backward:
         ranks: Ranks,
         reduce_each: bool,
     ) -> None:
-        """reduce_each: whether each micro-batch's gradient is reduced by itself."""
+        """reduce_each: whether each micro-batch's gradient is reduced by itself. `before` is called
+        with the loss of each.
+        """
         self.model, self.objective, self.scaler = model, objective, scaler
         self.device, self.ranks, self.reduce_each = device, ranks, reduce_each
+        self.before: Callable[[Tensor], None] = lambda loss: None
 
     def __call__(self, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and the sums that the objective reports, over all ranks."""
@@ -58,6 +61,7 @@ class Backward:
             losses = self.objective(self.model, batch)  # type: ignore[arg-type]
             reduce_in_backward(self.model, last=batch is batches[-1], each=self.reduce_each)
             loss = losses.total * weight
+            self.before(loss)
             (scaler.scale(loss) if scaler.is_enabled() else loss).backward()
             total = total + loss.detach()
             for name, value in losses.sums.items():

@@ -67,6 +67,8 @@ class Bench(Callback):
         self.begun.append(Mark(self.device))
         self.forwards.append([])
 
+    reads_gradients = False
+
     def on_gradients(self, loop: Loop) -> None:
         self.gradients.append(Mark(self.device))
 

@@ -43,6 +43,7 @@ def build(session: Session) -> Loop:
         ranks=ranks,
         max_steps=config.train.max_steps,
         reduce_each=config.parallel.reduce_gradients == "micro_batch",
+        in_backward=config.train.optimizer_in_backward,
     )
     checkpointer = Checkpointer(
         run_dir / config.checkpoint.dir,

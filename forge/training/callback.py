@@ -19,10 +19,12 @@ class Callback:
     """Does nothing at any moment; a callback overrides the moments it acts at.
 
     The moments of a step are, each for every callback in order: on_step_start, on_gradients, the
-    update, on_step_end. config_path: where it stands in the config, if it does.
+    update, on_step_end. config_path: where it stands in the config, if it does. reads_gradients:
+    whether its on_gradients looks at gradients; where no callback does, the update clips them.
     """
 
     config_path = ""
+    reads_gradients = True
 
     @classmethod
     def wanted(cls, session: Session) -> bool:

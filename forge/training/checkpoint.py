@@ -21,6 +21,7 @@ from forge.config.objective import is_higher_better
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.masters import exact_state
+from forge.optim.offload import Offloaded
 from forge.parallel.ranks import Ranks
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.checkpoints import FORMAT, META, TOKENIZER, WEIGHTS, Saved
@@ -79,6 +80,8 @@ class Checkpointer:
         optimizer's state. Raises OSError, with what to do, when it cannot be written.
         """
         self.wait()
+        if isinstance(optimizer, Offloaded):
+            optimizer.settle()
         target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
         tensors = prefixed("model", exact_state(model))
         if not weights_only:

@@ -72,6 +72,8 @@ class Loop(Moments):
     def _run(self) -> None:
         self.clock.start()
         self._acting.clear()
+        if not any(one.reads_gradients for one in self.acting_at("on_gradients")):
+            self.update.fold_clipping()
         self.call("on_start")
         steps = iter(self.loader)
         while not self.ending:

@@ -45,6 +45,8 @@ class Saving(Callback):
         if self._is_best(loop):  # by the evaluation that a stop had broken off
             self.save(loop, "best")
 
+    reads_gradients = False
+
     def on_gradients(self, loop: Loop) -> None:
         self.checkpointer.wait_to_write()
 

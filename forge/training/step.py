@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 from forge.data.loader import Step
 from forge.objectives.objective import Objective
 from forge.optim.learning_rate import LearningRate
-from forge.parallel.gradients import clip, clip_values
+from forge.optim.together import told
+from forge.parallel.gradients import clip_factor, clip_values, norm_of, scale
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.training.backward import Backward
-from forge.training.skipping import skips_on_device, step_unless
+from forge.training.in_backward import InBackward
+from forge.training.skipping import skips_on_device, step_unless, takes_factor
 from forge.training.spikes import Judged, Spikes
 from forge.training.step_modules import StepModules
 
@@ -30,7 +33,7 @@ class StepOutput:
     clipping. skipped: bool, whether weights and optimizer were left as they were, because one of
     the two is not finite or, as `judged` has it, a spike. sums: sums over target tokens, by name.
     means: other values of the step, by name. requests: number of ranks with a request
-    (`forge.training.stopping`).
+    (`forge.training.stopping`). factor: by which gradients are still to be multiplied.
     """
 
     n_tokens: int
@@ -44,6 +47,7 @@ class StepOutput:
     sums: dict[str, Tensor] = field(default_factory=dict)
     means: dict[str, Tensor] = field(default_factory=dict)
     requests: Tensor = field(default_factory=lambda: torch.zeros(()))
+    factor: Tensor | None = None
 
 
 class Update:
@@ -66,10 +70,12 @@ class Update:
         ranks: Ranks | None = None,
         max_steps: int = 1,
         reduce_each: bool = False,
+        in_backward: bool = False,
     ) -> None:
         """clip_norm: of the whole gradient; clip_value: of each of its values then; 0 = none.
         spikes: judges which steps are skipped. scaler: of losses, in fp16. max_steps: of the run,
-        for what modules schedule over it. reduce_each: see `Backward`.
+        for what modules schedule over it. reduce_each: see `Backward`. in_backward: see
+        `InBackward`; without clipping by the norm.
         """
         self.model, self.optimizer, self.device = model, optimizer, device
         self.clip_norm, self.clip_value, self.spikes = clip_norm, clip_value, spikes
@@ -82,6 +88,25 @@ class Update:
         self.named = [(name, p) for name, p in model.named_parameters() if p in trained]
         self.counted = model.counted if isinstance(model, Pipeline) else lambda _: True
         self.skips_on_device = skips_on_device(optimizer, [p for _, p in self.named])
+        self.folds = False
+        self.in_backward: InBackward | None = None
+        if in_backward:
+            self.in_backward = InBackward(
+                optimizer,
+                self.named,
+                counted=self.counted,
+                ranks=self.ranks,
+                on_device=self.skips_on_device,
+                clip_value=clip_value,
+            )
+            self.backward.before = self.in_backward.begin
+
+    def fold_clipping(self) -> None:
+        """Let the update multiply gradients by the factor of clipping, where it can. Then `.grad`
+        has gradients that are not clipped.
+        """
+        plain = not (self.clip_value or self.scaler.is_enabled() or self.in_backward)
+        self.folds = plain and takes_factor(self.optimizer, on_device=self.skips_on_device)
 
     def __call__(self, step: Step, number: int) -> StepOutput:
         """Both, for update `number`, counted from 0."""
@@ -102,12 +127,14 @@ class Update:
             self.scaler.unscale_(self.optimizer)
         several = self.ranks.size > 1
         also = float(several and request())
-        grad_norm, requests = clip(
-            self.named, self.clip_norm, counted=self.counted, spread=several, also=also
-        )
-        if self.clip_value:
-            gradients = (p.grad for _, p in self.named if p.grad is not None)
-            clip_values(gradients, self.clip_value)
+        factor = None
+        if self.in_backward is not None:
+            grad_norm, requests = self.in_backward.norm(also=also)
+        else:
+            grad_norm, requests = norm_of(
+                self.named, counted=self.counted, spread=several, also=also
+            )
+            factor = self._clip(grad_norm)
         grad_norm = grad_norm.to(loss.device)
         judged = self.spikes.judge(loss, grad_norm) if self.spikes else None
         bad = ~loss.isfinite() | ~grad_norm.isfinite()
@@ -122,11 +149,31 @@ class Update:
             judged=judged,
             sums=sums,
             requests=requests,
+            factor=factor,
         )
+
+    def _clip(self, norm: Tensor) -> Tensor | None:
+        """Clip gradients; or return the factor that the update is to multiply them by."""
+        gradients = [p.grad for _, p in self.named if p.grad is not None]
+        factor = clip_factor(norm, self.clip_norm) if self.clip_norm > 0 else None
+        if factor is not None and self.folds:
+            return factor
+        if factor is not None:
+            scale(gradients, factor)
+        if self.clip_value:
+            clip_values(gradients, self.clip_value)
+        return None
+
+    def _step(self, flags: dict[str, Any]) -> None:
+        with told(self.optimizer, flags):
+            self.optimizer.step()
 
     def apply(self, output: StepOutput, number: int) -> None:
         """Update weights, optimizer and modules from the gradient, which is gone then."""
-        step_unless(self.optimizer, output.skipped, on_device=self.skips_on_device)
+        if self.in_backward is None:
+            step_unless(
+                self._step, output.skipped, on_device=self.skips_on_device, factor=output.factor
+            )
         self.modules.end(output, number)
         if self.scaler.is_enabled():
             # An overflow is the scaler's business, as long as there is a smaller scale to try.

@@ -95,3 +95,28 @@ def test_recompute_in_every_nth_block():
         for n in (4, 2, 1)
     )
     assert two - four == 2 * (one - two) > 0
+
+
+def test_weights_in_16_bits_have_half_the_bytes_and_their_gradients_too():
+    """Counted by hand, of one rank and of two, in bf16 and multiplied in fp32."""
+    adamw = ("optimizer=adamw", "precision.param_dtype=bf16")
+    one = parts(*adamw)
+    assert one["weights (bf16)"] == one["gradients (bf16)"] == 2 * ALL
+    assert (one["fp32 masters"], one["optimizer state"]) == (4 * ALL, 8 * ALL)
+    assert one[UNREDUCED] == 4 * (TABLE + 64 + (MATRICES + NORMS) // 2)
+    assert one[GATHERED] == 4 * ALL, "nothing is sharded, so it stays"
+    both = parts(*adamw, "precision.mixed_precision=bf16", "precision.stochastic_rounding=true")
+    assert both["unreduced gradients (bf16)"] == one[UNREDUCED] / 2
+    assert both[GATHERED] == 2 * ALL
+    assert "fp32 masters" not in both
+    two = parts(*adamw, "parallel.dp_shard=2", "precision.mixed_precision=bf16")
+    assert (two["weights (bf16)"], two[UNREDUCED]) == (ALL, one[UNREDUCED])
+    assert parts(*adamw, "optimizer.freeze_parameters=[embedding]")["fp32 masters"] < 4 * ALL
+
+
+def test_offloaded_state_is_here_for_two_parameters_and_gradients_in_backward_for_a_block():
+    adamw = ("optimizer=adamw", "precision.param_dtype=bf16", "parallel.dp_shard=2")
+    there = parts(*adamw, "parallel.offload_optimizer=true")
+    assert (there["optimizer state"], there["fp32 masters"]) == (2 * 12 * TABLE // 2, 0)
+    inside = ("train.optimizer_in_backward=true", "train.grad_clip_norm=0")
+    assert parts(*adamw, *inside)["gradients (bf16)"] == 2 * (MATRICES + NORMS) // 4 // 2

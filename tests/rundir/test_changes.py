@@ -26,8 +26,8 @@ FREE = {
     "last resume_from",
     "data": "cache_dir num_workers pin_memory prefetch_factor",
     "train": "activation_checkpointing batch_size compile_backend compile_model gc_interval "
-    "grad_accum_steps max_bad_steps max_epochs max_time nccl_health_check_interval recompute_every "
-    "shutdown_timeout_sec",
+    "grad_accum_steps max_bad_steps max_epochs max_time nccl_health_check_interval "
+    "optimizer_in_backward recompute_every shutdown_timeout_sec",
 }
 FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "plan", "profiling", "run", "sweep"}
 FREE_AS_A_WHOLE |= {"sweeper"}

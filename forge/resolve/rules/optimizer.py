@@ -8,9 +8,11 @@ from forge.config import param_groups
 from forge.config.model import Decoder
 from forge.config.optimizer import GROUPED, PATTERNS, Optimizer
 from forge.config.optimizers import AdamWLowBit, ScheduleFreeAdamW
+from forge.config.parallel import Parallel
 from forge.config.param_groups import KIND, OWN, PARAMETERS, ROLES, found, members, parameters_of
+from forge.config.problems import shown
 from forge.config.root import Config
-from forge.config.rule import Findings, rule
+from forge.config.rule import Findings, get, rule
 from forge.config.run import Run
 from forge.config.scheduler import Constant, NoSchedule, Scheduler
 from forge.config.train import Train
@@ -54,6 +56,62 @@ def in_16_bits(config: Config, optimizer: Optimizer) -> Findings:
         elif not group.section._target_.startswith("forge.optim."):
             what = f"{group.section._target_} would compute in 16 bits, and keep its state in them."
             yield "precision.param_dtype", what, fix
+
+
+@rule(
+    "train.optimizer_in_backward",
+    "train.optimizer_in_backward",
+    "train.grad_clip_norm",
+    "train.grad_accum_steps",
+    "train.skip_step_on_spikes",
+    "parallel.pp",
+    "precision.mixed_precision",
+    "metrics.norms_by_role",
+    "checkpoint.async_mode",
+    "optimizer",
+    GROUPS,
+)
+def in_backward(config: Config, train: Train, optimizer: Optimizer) -> Findings:
+    """train.optimizer_in_backward updates a parameter by its own gradient of one micro-batch,
+    before others are known.
+    """
+    if not train.optimizer_in_backward:
+        return
+    key, off = "train.optimizer_in_backward", "train.optimizer_in_backward=false"
+    wanted = {
+        "train.grad_clip_norm": (0, "the norm is of all gradients"),
+        "train.grad_accum_steps": (1, "gradients of micro-batches are added up first"),
+        "parallel.pp": (1, "gradients of micro-batches are added up first"),
+        "train.skip_step_on_spikes": (False, "a spike is known when all gradients are"),
+        "metrics.norms_by_role": (False, "there is no time at which all gradients are there"),
+        "checkpoint.async_mode": ("disabled", "what is saved changes before it is copied"),
+    }
+    for name, (value, why) in wanted.items():
+        if get(config, name) != value:
+            fix = f"{name}={shown(value)}"
+            if name == "train.grad_accum_steps":
+                fix = "train.grad_accum_steps=1 train.global_batch_size=null"
+            yield key, f"{name} is {shown(get(config, name))}, and {why}.", f"{fix}, or {off}"
+    if config.precision.mixed_precision == "fp16":
+        what = "precision.mixed_precision=fp16 finds the scale of the loss by all gradients."
+        yield key, what, f"precision.mixed_precision=bf16, or {off}"
+    yield from _not_one_by_one(config, key, off)
+
+
+@rule("parallel.offload_optimizer", "parallel.offload_optimizer", "optimizer", GROUPS)
+def offload_optimizer(config: Config, parallel: Parallel) -> Findings:
+    """parallel.offload_optimizer has the state of one parameter after another on the device."""
+    if parallel.offload_optimizer:
+        off = "parallel.offload_optimizer=false"
+        yield from _not_one_by_one(config, "parallel.offload_optimizer", off)
+
+
+def _not_one_by_one(config: Config, key: str, off: str) -> Findings:
+    for group in param_groups.groups(config).values():
+        if not group.section.one_by_one:
+            what = f"{group.kind} does not update one parameter without the others."
+            yield key, what, f"optimizer=adamw, or {off}"
+            return
 
 
 @rule("optimizer.roles", *READS)

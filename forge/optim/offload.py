@@ -1,0 +1,127 @@
+"""Optimizer state in the memory of the host, on the device only while it is updated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from forge.masters import master
+from forge.optim.one_by_one import OneByOne, parts_of
+from forge.optim.together import FLAGS
+from forge.owned import local
+
+
+class Offloaded(torch.optim.Optimizer):
+    """An optimizer whose moments and masters are on the host. Its groups and its state are those of
+    the optimizer: the same objects.
+
+    A step goes from parameter to parameter. While one is updated, the state of the next one comes
+    to the device and that of the last one goes back, on a stream of its own, from and to pinned
+    memory. On a CPU the same copies are made, one after another.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__([{"params": group["params"]} for group in optimizer.param_groups], {})
+        self.optimizer, self.one_by_one = optimizer, OneByOne(optimizer)
+        self.hosts: dict[int, tuple[Tensor, Tensor]] = {}  # of a tensor, by its id, and its place
+        self.stream: Any = None
+        self._share()
+        self._return_all()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        return getattr(self.optimizer, "_step_supports_amp_scaling", False)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return parts_of(self.optimizer)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One update of all parameters that have a gradient."""
+        assert closure is None, "forge gives gradients"
+        flags = {name: getattr(self, name) for name in FLAGS if hasattr(self, name)}
+        given = [p for p in self.one_by_one.parameters if p.grad is not None]
+        if given and given[0].is_cuda and self.stream is None:
+            self.stream = torch.cuda.Stream()
+        coming = self._fetch(given[0]) if given else None
+        for parameter, following in zip(given, [*given[1:], None], strict=True):
+            here, coming = coming, self._fetch(following) if following is not None else None
+            assert here is not None
+            self._use(here)
+            self.one_by_one.step(parameter, flags)
+            self._return(parameter)
+        self._share()
+        return None
+
+    def settle(self) -> None:
+        """Wait until the host has all state, so that it can be read there."""
+        if self.stream is not None:
+            self.stream.synchronize()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+        self._share()
+        self.hosts.clear()
+        self._return_all()
+
+    def _share(self) -> None:
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+
+    @torch.no_grad()
+    def _return_all(self) -> None:
+        for parameter in self.one_by_one.parameters:
+            self._return(parameter)
+
+    def _kept(self, parameter: Tensor) -> Iterator[Tensor]:
+        """What is offloaded of a parameter: counts stay, which kernels read."""
+        yield from (value for value in self.state.get(parameter, {}).values() if value.ndim)
+        if master(parameter) is not parameter:
+            yield master(parameter)
+
+    def _fetch(self, parameter: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Begin to copy what is kept of a parameter to its device: each tensor, and its copy."""
+        device, found = local(parameter).device, []
+        with torch.cuda.stream(self.stream):
+            for value in self._kept(parameter):
+                if id(value) in self.hosts:
+                    _, host = self.hosts[id(value)]
+                    found.append((value, host.to(device, non_blocking=True, copy=True)))
+        return found
+
+    def _use(self, fetched: list[tuple[Tensor, Tensor]]) -> None:
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
+        for value, here in fetched:
+            if self.stream is not None:
+                here.record_stream(torch.cuda.current_stream())
+            _put(value, here)
+
+    def _return(self, parameter: Tensor) -> None:
+        """Begin to copy it back; what was made in this step gets a place on the host."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            for value in self._kept(parameter):
+                here = local(value)
+                if id(value) not in self.hosts:
+                    pinned = local(parameter).is_cuda
+                    room = torch.empty_like(here, device="cpu", pin_memory=pinned)
+                    self.hosts[id(value)] = value, room
+                _, host = self.hosts[id(value)]
+                host.copy_(here, non_blocking=True)
+                if self.stream is not None:
+                    here.record_stream(self.stream)
+                _put(value, host)
+
+
+def _put(value: Tensor, content: Tensor) -> None:
+    """Let a tensor have other content, on another device too."""
+    if isinstance(value, DTensor):
+        value._local_tensor = content
+    else:
+        value.data = content

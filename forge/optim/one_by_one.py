@@ -1,0 +1,43 @@
+"""Steps of single parameters by any optimizer that treats each by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge.optim.together import Together, told
+
+
+def parts_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    return list(optimizer.optimizers) if isinstance(optimizer, Together) else [optimizer]
+
+
+class OneByOne:
+    """Takes the steps of parameters one after another, in whatever order."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def owner(self, parameter: Tensor) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
+        """The optimizer of a parameter, and the options of its group as they are now."""
+        for one in parts_of(self.optimizer):
+            for group in one.param_groups:
+                if any(p is parameter for p in group["params"]):
+                    return one, group
+        raise AssertionError("it is of no group")
+
+    def step(self, parameter: Tensor, flags: dict[str, Any]) -> None:
+        """The step of one parameter, as that of all would be. flags: see FLAGS."""
+        one, group = self.owner(parameter)
+        groups, one.param_groups = one.param_groups, [{**group, "params": [parameter]}]
+        try:
+            with told(one, flags):
+                one.step()
+        finally:
+            one.param_groups = groups

@@ -247,6 +247,7 @@ for _size, _factor, _from in (("1_8b", 8.0, "8b"), ("1_70b", 8.0, "70b"), ("3_70
     PUBLISHED[f"llama3_{_size}"] = PUBLISHED[f"llama3_{_from}"] | _longer
 _long = {"theta": 5e5, "rope_scaling": _llama31(8.0)}
 PUBLISHED["llama3_1_405b"] = _llama(126, 16384, 128, 8, 53248, 128256, 131072, **_long)
+PUBLISHED["llama3_405b"] = PUBLISHED["llama3_1_405b"]
 _small = {"theta": 5e5, "rope_scaling": _llama31(32.0), "tie_word_embeddings": True}
 PUBLISHED["llama3_2_1b"] = _llama(16, 2048, 32, 8, 8192, 128256, 131072, head_dim=64, **_small)
 PUBLISHED["llama3_2_3b"] = _llama(28, 3072, 24, 8, 8192, 128256, 131072, head_dim=128, **_small)

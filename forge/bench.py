@@ -20,8 +20,8 @@ from forge import cli
 from forge.config.model import Decoder
 from forge.config.numbers import byte_size
 from forge.config.problems import refusal
-from forge.config.train import Train
 from forge.launch.local import processes
+from forge.plan.activations import flops_again
 from forge.plan.launcher_environment import launcher_environment
 from forge.plan.memory import memory_by_part
 from forge.plan.world import check_startable
@@ -124,19 +124,8 @@ def measure(resolution: Resolution) -> dict[str, Any]:
         return row | {"error": failure.get("message") or f"a rank ended with exit code {code}"}
     row |= json.loads((run_dir / FILE).read_text())
     if row["mfu"] is not None and isinstance(config.model, Decoder):
-        row["hfu"] = row["mfu"] * hardware_flops(config.model, config.train) / row["flops_a_token"]
+        row["hfu"] = row["mfu"] * (1 + flops_again(config) / row["flops_a_token"])
     return row
-
-
-def hardware_flops(model: Decoder, train: Train) -> float:
-    """FLOPs of a token, with those of blocks that run again in backward: a third of theirs. Of
-    selective recomputation none, since it keeps the products.
-    """
-    flops = model.flops_per_token(train.seq_len)
-    if train.activation_checkpointing != "full":
-        return flops
-    share = -(-model.n_layers // train.recompute_every) / model.n_layers
-    return flops + share * (flops - model.head_flops_per_token()) / 3
 
 
 def cells(row: dict[str, Any]) -> list[str]:

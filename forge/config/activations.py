@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 FP32, INT64 = 4, 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
-    """Bytes of a token on one rank, without the input of the layer.
+class Named:
+    """A tensor that recomputation may keep. bytes: of a token on one rank. flops: of a token, on
+    all ranks, to make it.
+    """
 
-    all: without recomputation. products: results of matrices and attention, which selective
-    recomputation keeps.
+    bytes: float
+    flops: float = 0.0
+
+    def __add__(self, other: Named) -> Named:
+        return Named(bytes=self.bytes + other.bytes, flops=self.flops + other.flops)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a layer keeps of a token on one rank, without its input.
+
+    all: bytes without recomputation. named: by the names of `forge.config.recompute`.
     """
 
     all: float
-    products: float
+    named: Mapping[str, Named]
+
+
+def merged(*tables: Mapping[str, Named]) -> dict[str, Named]:
+    """All of them; what several have is added up."""
+    found: dict[str, Named] = {}
+    for name, one in (item for table in tables for item in table.items()):
+        found[name] = found[name] + one if name in found else one
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +45,8 @@ class Numbers:
     """How numbers are held on a rank.
 
     width: bytes of one in matrix products. seq_len: tokens of a sequence. tp: ranks that share
-    heads and widths. cuda: whether norms are fused. masked: whether attention is given a mask.
+    heads and widths, and tokens_cut that share the tokens between layers. cuda: whether norms are
+    fused. masked: whether attention is given a mask.
     """
 
     width: int
@@ -32,6 +54,15 @@ class Numbers:
     tp: int
     cuda: bool
     masked: bool = False
+    tokens_cut: int = 1
+
+    def product(self, made: float, read: int, ranks: int = 0) -> Named:
+        """What a matrix makes of a vector. ranks: that share it; 0 = tp."""
+        return Named(bytes=self.width * made / (ranks or self.tp), flops=2.0 * made * read)
+
+    def to_stream(self, dim: int, read: int) -> Named:
+        """What a layer ends with, [dim]."""
+        return self.product(dim, read, self.tokens_cut)
 
     def rms_norm(self, dim: int, width: int) -> int:
         """The input and the root, or, on a CPU, where no kernel fuses it, an fp32 copy and the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ KINDS = {
     str: "a text",
     type(None): "null",
 }
+AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?")
 LARGEST = 1e18  # a product of sizes stays within what a float can hold
 
 
@@ -104,7 +106,8 @@ def describe_bounds(metadata: Mapping[str, Any]) -> str:
 def element_faults(key: str, value: Any, metadata: Mapping[str, Any]) -> Iterator[Problem]:
     """What is wrong with one value of the right type."""
     choices, bounds = metadata.get("choices"), metadata.get("bounds", {})
-    if isinstance(value, str) and choices and value not in choices:
+    listed = not isinstance(value, str) or not choices or value in choices
+    if not listed and not _is_amount(value, metadata):
         meant = did_you_mean([f"{key}={c}" for c in closest(value, choices)])
         admitted = f"must be an integer or {', '.join(choices)}"
         what = admitted if bounds else f"is one of {', '.join(choices)}"
@@ -120,3 +123,11 @@ def element_faults(key: str, value: Any, metadata: Mapping[str, Any]) -> Iterato
         what = f"at most {LARGEST:g}"
     if what:
         yield Problem(f"{key}={value}", f"{key} must be {what}.", rule="bounds")
+
+
+def _is_amount(value: str, metadata: Mapping[str, Any]) -> bool:
+    """Whether it is one of the `amounts` of an option, and a positive number behind it."""
+    name, _, number = value.partition(":")
+    return (
+        name in metadata.get("amounts", ()) and bool(AMOUNT.fullmatch(number)) and float(number) > 0
+    )

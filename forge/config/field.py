@@ -37,6 +37,7 @@ def opt(
     lt: float | None = None,
     le: float | None = None,
     choices: Sequence[str] = (),
+    amounts: Sequence[str] = (),
     free: bool = False,
     path: bool = False,
     time: bool = False,
@@ -48,7 +49,8 @@ def opt(
     """A dataclass field with all that is known of an option.
 
     gt, ge, lt, le: bounds of a number, or of each element of a list.
-    choices: the legal strings (OmegaConf 2.3 has no Literal).
+    choices: the legal strings (OmegaConf 2.3 has no Literal). amounts: those behind which a number
+    may stand, as in auto:40.
     free: another value may be given when a run goes on.
     path: a file or directory; it becomes absolute.
     time: minutes, which may be meant by Slurm's D-HH:MM:SS.
@@ -62,6 +64,7 @@ def opt(
         "help": help,
         "bounds": {name: limit for name, limit in limits.items() if limit is not None},
         "choices": tuple(choices),
+        "amounts": tuple(amounts),
         "free": free,
         "path": path,
         "time": time,

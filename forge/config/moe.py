@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from forge.config.activations import FP32, INT64, Kept, Numbers
-from forge.config.feed_forwards.dense import copies, dense_kept, dense_tensors, products
+from forge.config.activations import FP32, INT64, Kept, Named, Numbers, merged
+from forge.config.feed_forwards.dense import copies, dense_kept, dense_tensors, into
 from forge.config.field import Condition, Section, opt, section
 from forge.config.rule import Findings, nearest_divisor, rule
 from forge.config.tensors import BIAS, EXPERT, ROUTER, TensorSpec, within
@@ -147,50 +148,58 @@ class MoE(Section):
     ) -> Kept | None:
         """What a layer of experts keeps of a token; None = not known. rows: that its experts
         compute for one. exchanged: over ep ranks.
-
-        products: under selective recomputation of whole blocks, where no token is exchanged.
         """
         width, hidden = numbers.width, -(-model.expert_hidden_dim // numbers.tp)
         others = self._others(model, numbers)
         if others is None:
             return None
-        kept = self._routing(model, numbers, rows=rows, exchanged=exchanged)
+        kept = self.kept_around(model, numbers, rows=rows, exchanged=exchanged)
         kept += round(width * rows * hidden * copies(model)) + others.all
         if has_expert_bias(model) and not self.capacity_factor:
             kept += round(INT64 * rows)  # the expert of each row
-        routed = 0 if self.capacity_factor else self.top_k * products(model, hidden)
-        made = width * routed + self._router_width(width) * self.num_experts
-        return Kept(all=kept, products=made + others.products)
+        computed = numbers.product(rows * hidden * numbers.tp, model.dim)
+        named = dict.fromkeys(into(model, "moe_"), computed)
+        given = Named(bytes=width * rows * model.dim, flops=computed.flops)
+        named |= {"moe_mlpwo": given, "router": self._routers(model, numbers)}
+        return Kept(all=kept, named=merged(named, others.named))
 
     def kept_around(
         self, model: Decoder, numbers: Numbers, *, rows: float, exchanged: bool
-    ) -> float | None:
-        """The same where selective recomputation is of the layers that the mixture is made of,
-        each for itself.
+    ) -> float:
+        """What is kept where the layers that the mixture is made of are recomputed, each for
+        itself, without what these keep.
         """
-        width, hidden = numbers.width, -(-model.expert_hidden_dim // numbers.tp)
-        others = self._others(model, numbers)
-        if others is None:
-            return None
-        routed = 0 if self.capacity_factor else rows * width * products(model, hidden)
-        kept = self._routing(model, numbers, rows=rows, exchanged=exchanged)
-        return kept + round(routed) + others.products + self._input_again(model, numbers)
+        routing = self._routing(model, numbers, rows=rows, exchanged=exchanged)
+        return routing + self._input_again(model, numbers) + self._gate(model, numbers)
+
+    def _routers(self, model: Decoder, numbers: Numbers) -> Named:
+        """Logits and choices, and what gates the shared experts."""
+        chosen = self.top_k
+        if self.n_routing_groups > 1:
+            counted = 1 if self.computed_group_score == "max" else 2
+            counted = min(counted, self.num_experts // self.n_routing_groups)
+            chosen += counted * self.n_routing_groups + self.topk_routing_group
+        gates = 1 if self.shared_experts and self.shared_expert_gate else 0
+        kept = self._router_width(numbers.width) * self.num_experts + numbers.width * gates
+        flops = 2.0 * (self.num_experts + gates) * model.dim
+        return Named(bytes=kept + (FP32 + INT64) * chosen, flops=flops)
 
     def _others(self, model: Decoder, numbers: Numbers) -> Kept | None:
         """What is kept of shared experts, their gate, and a layer beside the experts."""
-        shared = -(-self.shared_width(model) // numbers.tp)
+        shared = self.shared_width(model)
         found = [dense_kept(model, shared, numbers)] if shared else []
-        if shared and self.shared_expert_gate:
-            gate = numbers.width
-            found.append(Kept(all=gate * (model.dim + 1), products=gate))
         if self.beside_dense:
-            dense = model.feed_forward.kept(model, numbers)
+            dense = model.feed_forward.kept(model, replace(numbers, tokens_cut=1))
             if dense is None:
                 return None
             found.append(dense)
-        read = self._input_again(model, numbers)
-        made = sum(each.products for each in found)
-        return Kept(all=read + sum(each.all for each in found), products=made)
+        named = merged(*(each.named for each in found))
+        return Kept(all=sum(each.all for each in found), named=named)
+
+    def _gate(self, model: Decoder, numbers: Numbers) -> int:
+        """What the gate of shared experts keeps: what it multiplies, and itself."""
+        has_gate = self.shared_width(model) and self.shared_expert_gate
+        return numbers.width * (model.dim + 1) if has_gate else 0
 
     def _input_again(self, model: Decoder, numbers: Numbers) -> int:
         """What other layers than the router read, where it reads a copy in another format."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from forge.config.batch_sizes import BatchSizes
 from forge.config.field import Condition, Section, opt, section
 from forge.config.parallel import SEVERAL_RANKS
+from forge.config.recompute import CUSTOM, POLICIES, Policy, Recompute, places_of
 
 RECOMPUTED = Condition(
     lambda config, ranks: config.train.activation_checkpointing != "none",
@@ -86,9 +89,14 @@ class Train(Section):
     )
     activation_checkpointing: str = opt(
         "none",
-        "recompute in backward: full = blocks, selective = all but matrix products and attention",
-        choices=("none", "full", "selective"),
+        "what blocks keep for backward; the rest is recomputed: full = their input, selective = "
+        "what matrices and attention give, others by name",
+        choices=POLICIES,
         free=True,
+    )
+    recompute: Recompute = field(
+        default_factory=Recompute,
+        metadata={"help": "where tensors are kept, with activation_checkpointing=custom"},
     )
     recompute_every: int = opt(
         1, "recompute in every n-th block only", gt=0, free=True, acts_when=RECOMPUTED
@@ -98,6 +106,13 @@ class Train(Section):
         "look for Python's garbage after every N steps, on all ranks at once; 0 = as Python does",
         ge=0,
         free=True,
+    )
+    recompute_layers: int | None = opt(
+        None,
+        "blocks that are recomputed, spread evenly; null = by recompute_every",
+        gt=0,
+        free=True,
+        acts_when=RECOMPUTED,
     )
     shutdown_timeout_sec: float = opt(
         600.0, "seconds from a signal to the end of the save", gt=0, free=True
@@ -119,4 +134,16 @@ class Train(Section):
         increment = self.rampup_increment or start
         return BatchSizes.growing(
             size, start=start, increment=increment, samples=self.rampup_samples
+        )
+
+    @property
+    def policy(self) -> Policy:
+        """What blocks keep for the backward pass, and so what is run again."""
+        name = self.activation_checkpointing
+        return Policy(
+            name=name,
+            places=places_of(name, self.recompute),
+            layers=self.recompute.layers if name == CUSTOM else {},
+            every=self.recompute_every,
+            blocks=self.recompute_layers,
         )

@@ -12,6 +12,9 @@ from forge.models.norm import make_qk_norm, make_rms_norm
 from forge.models.rope import Rotation, rotate, softmax_scale
 from forge.models.sdpa import causal_attention, on_device
 
+KEPT_NAMES = {"wq": "query_proj", "wk": "key_proj", "wv": "value_proj", "wo": "out_proj"}
+"""What modules give, as `train.recompute` names it."""
+
 
 class Attention(nn.Module):
     """Multi-head attention (arXiv:1706.03762) with grouped key/value heads, and what options of the
@@ -20,6 +23,8 @@ class Attention(nn.Module):
     wq makes the queries of a head, and with an output gate its gate behind them. Values may be made
     by wk. sinks: one score a head.
     """
+
+    kept_names = KEPT_NAMES
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import has_expert_bias
-from forge.models.feed_forward import Activation
+from forge.models.feed_forward import Activation, kept_names
 from forge.models.grouped import group_of_rows, grouped_mm, looped_mm, rows_of
 
 log = logging.getLogger(__name__)
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-"""x: [n, in], weight: [experts, out, in], bias: [experts, out] -> [n, out]: rows times the matrix
-of their expert, and its bias.
+Product = Callable[[Tensor, str], Tensor]
+"""x: [n, in], name of a weight: [experts, out, in] -> [n, out]: rows times the matrix of their
+expert, and its bias.
 """
 
 BLACKWELL = (10, 0)
@@ -41,14 +41,17 @@ class Experts(nn.Module):
         super().__init__()
         experts, hidden, dim = section.moe.num_experts, section.expert_hidden_dim, section.dim
         self.activation = Activation(section)
-        self.kernel = section.moe.kernel
+        self.kernel, self.gated = section.moe.kernel, section.is_gated
+        self.kept_names = {
+            matrix: f"moe_{name}" for matrix, name in kept_names(gated=self.gated).items()
+        }
         self.w_gate = nn.Parameter(torch.empty(experts, hidden, dim)) if section.is_gated else None
         self.w_up = nn.Parameter(torch.empty(experts, hidden, dim))
         self.w_down = nn.Parameter(torch.empty(experts, dim, hidden))
         for weight in self.parameters():
             nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
-        biased, gated = has_expert_bias(section), section.is_gated
-        self.w_gate_bias = _biases(experts, hidden) if biased and gated else None
+        biased = has_expert_bias(section)
+        self.w_gate_bias = _biases(experts, hidden) if biased and self.gated else None
         self.w_up_bias = _biases(experts, hidden) if biased else None
         self.w_down_bias = _biases(experts, dim) if biased else None
 
@@ -57,20 +60,22 @@ class Experts(nn.Module):
         expert = None if self.w_down_bias is None else group_of_rows(counts, len(x))
         multiply = self.multiply(x, counts)
 
-        def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        def product(rows: Tensor, name: str) -> Tensor:
+            weight, bias = self._matrix(name)
             made = multiply(rows, weight)
             return made if bias is None or expert is None else made + rows_of(bias, expert)
 
-        return self._expert(x, product)
+        return self.expert(x, product)
 
     def equal(self, x: Tensor) -> Tensor:
         """The same for equal numbers of rows: [experts, rows, dim] -> [experts, rows, dim]."""
 
-        def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        def product(rows: Tensor, name: str) -> Tensor:
+            weight, bias = self._matrix(name)
             made = self.multiply_equal(rows, weight)
             return made if bias is None else made + bias.unsqueeze(1)
 
-        return self._expert(x, product)
+        return self.expert(x, product)
 
     def multiply(self, x: Tensor, counts: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """The product of rows as of `forward` with weights [experts, out, in]."""
@@ -95,10 +100,14 @@ class Experts(nn.Module):
                 "GPU; auto takes the loop"
             )
 
-    def _expert(self, x: Tensor, product: Product) -> Tensor:
-        w_gate, up = self.w_gate, product(x, self.w_up, self.w_up_bias)
-        gate = None if w_gate is None else product(x, w_gate, self.w_gate_bias)
-        return product(self.activation(up, gate), self.w_down, self.w_down_bias)
+    def expert(self, x: Tensor, product: Product) -> Tensor:
+        """x: rows of all experts, as `product` takes them."""
+        up = product(x, "w_up")
+        gate = product(x, "w_gate") if self.gated else None
+        return product(self.activation(up, gate), "w_down")
+
+    def _matrix(self, name: str) -> tuple[Tensor, Tensor | None]:
+        return getattr(self, name), getattr(self, f"{name}_bias")
 
     def _grouped(self, x: Tensor) -> bool:
         """Whether one kernel multiplies all experts.

@@ -60,6 +60,12 @@ class Activation:
         return x.clamp(max=self.limit) if self.limit else x
 
 
+def kept_names(*, gated: bool) -> dict[str, str]:
+    """What matrices give, as `train.recompute` names it."""
+    into = ("w_gate", "w_up") if gated else ("w_up",)
+    return {matrix: f"mlpwi_{n}" for n, matrix in enumerate(into)} | {"w_down": "mlpwo"}
+
+
 class FeedForward(nn.Module):
     """`w_down(f(w_up(x)))`, or gated `w_down(f(w_gate(x)) * w_up(x))` (arXiv:2002.05202)."""
 
@@ -69,6 +75,7 @@ class FeedForward(nn.Module):
         dim, bias = section.dim, has_expert_bias(section) if shared else section.has_mlp_bias
         hidden = shared or section.computed_ffn_hidden_dim
         self.activation = Activation(section)
+        self.kept_names = kept_names(gated=section.is_gated)
         self.w_gate = nn.Linear(dim, hidden, bias=bias) if section.is_gated else None
         self.w_up = nn.Linear(dim, hidden, bias=bias)
         self.w_down = nn.Linear(hidden, dim, bias=bias)

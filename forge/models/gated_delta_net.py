@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from forge.config.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNetConfig
 from forge.config.model import Decoder as DecoderConfig
+from forge.models.attention import KEPT_NAMES as OF_ATTENTION
 from forge.models.cache import LayerCache
 from forge.models.delta_rule import Fed, chunked, l2_norm, recurrent, short_conv, wide
 from forge.models.norm import RMSNorm
@@ -21,11 +22,16 @@ FORGOTTEN = -30.0
 less than fp32 sees beside anything else.
 """
 
+KEPT_NAMES = OF_ATTENTION | dict.fromkeys(("wz", "wb", "wa"), "gdn_gates")
+"""What modules give, as `train.recompute` names it."""
+
 
 class GatedDeltaNet(nn.Module):
     """The gated delta rule (arXiv:2412.06464) over short convolutions of queries, keys and values,
     its output normalised and gated, as in Qwen3-Next.
     """
+
+    kept_names = KEPT_NAMES
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()

@@ -13,6 +13,10 @@ from forge.models.norm import make_rms_norm
 from forge.models.rope import Rotation, rotate, softmax_scale
 from forge.models.sdpa import WRITTEN_OUT, causal_attention, on_device, written_out
 
+OF_KEYS = {"wkv_a": "kv_wa_proj", "wkv_b": "mla_kv"}
+KEPT_NAMES = {"wq_a": "query_wa_proj", "wq_b": "mla_q", "wq": "mla_q", "wo": "out_proj"} | OF_KEYS
+"""What modules give, as `train.recompute` names it."""
+
 
 class MLA(nn.Module):
     """Attention whose keys and values are made of a latent (arXiv:2405.04434, section 2.1): a head
@@ -20,6 +24,8 @@ class MLA(nn.Module):
 
     One token after others may read the latents themselves instead (`absorbed`).
     """
+
+    kept_names = KEPT_NAMES
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()

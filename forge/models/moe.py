@@ -44,6 +44,9 @@ class MoE(nn.Module):
     summands = 1
     """Ranks that each find a summand of this layer's output and of its gradients."""
 
+    kept_names = {"router": "router", "shared_gate": "router"}  # noqa: RUF012
+    """What modules give, as `train.recompute` names it."""
+
     pieces = 1
     """Runs of consecutive tokens that are here of a sequence."""
 

@@ -1,89 +1,209 @@
-"""Activation checkpointing (arXiv:1604.06174): recompute a block's activations in backward."""
+"""Activation checkpointing (arXiv:1604.06174): blocks run again in backward, and keep what a policy
+names.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
+from forge.config.recompute import INPUT, OFFLOAD, SELECTIVE, Policy, places_of
 from forge.models.experts import Experts
-from forge.parallel.modules import blocks_of, layers_of, mix_in, mix_in_each
+from forge.parallel.host_memory import Host, InHost, Run
+from forge.parallel.modules import blocks_of, layers_of, mix_in
+from forge.parallel.named import NOBODYS, Named, NamedExperts, NamedSum, Places
+from forge.parallel.tensor import Layer
 
-aten, c10d = torch.ops.aten, torch.ops._c10d_functional
-
-SAVED_BY_SELECTIVE = [
-    # Linear layers: most of a block's FLOPs.
-    aten.mm.default,
-    aten.addmm.default,
-    # Attention: its FLOPs grow with seq^2, its output only with seq.
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops.higher_order.flex_attention,
-    # Experts: most of the FLOPs of a block that has them.
-    aten._grouped_mm.default,
-    torch.ops.forge.looped_mm.default,
-    # The end of a layer under tensor parallelism, with and without sequence parallel.
-    c10d.reduce_scatter_tensor.default,
-    c10d.all_reduce.default,
-]
-"""Not kept, because cheap to repeat or as large as what is saved: norms, activations, rotations,
-casts, all-gathers, and bmm (the math kernel's scores, whose memory grows with seq^2, and experts
-with a capacity).
-"""
+ENDS = ("out_proj", "mlpwo", "moe_mlpwo")
+"""What layers end with, where nothing comes behind the matrix."""
 
 
-def recompute(model: nn.Module, mode: str, *, every: int = 1, layers: bool = False) -> None:
+def recompute(
+    model: nn.Module, policy: Policy | str, *, n_layers: int | None = None, layers: bool = False
+) -> None:
     """Make blocks keep less for backward, in place; parameter names stay.
 
-    mode: none; full = keep a block's input only; selective = keep the results of SAVED_BY_SELECTIVE
-    too. every: only the first of each so many blocks. layers: with selective, recompute each layer
-    of a block for itself, and of a mixture its experts and its shared ones. Needed where FSDP
-    gathers experts inside the block: in the second run it does so differently, which torch takes
-    for another computation (torch 2.13).
+    policy: of all `n_layers` blocks of the whole model; a model that is a stage has some of them,
+    by their numbers. layers: keep by name in each layer of a block for itself, and of a mixture in
+    its experts and its shared ones. Needed where FSDP gathers experts inside the block: compilers
+    do not see through that. Raises ValueError for a model without blocks.
     """
-    assert mode in ("none", "full", "selective"), mode
-    if mode == "none":
+    if isinstance(policy, str):
+        policy = Policy(name=policy, places=places_of(policy), layers={})
+    if not policy.recomputes:
         return
-    for block in blocks_of(model)[::every]:
-        recomputed = any(isinstance(module, Recomputed) for module in block.modules())
-        assert not recomputed, "already checkpointed"
-        apart = layers and mode == "selective"
-        if apart:
-            mix_in_each(block, {Experts: RecomputedExperts})
-        for module in layers_of(block, mixtures=False) if apart else [block]:
-            mix_in(module, Recomputed if mode == "full" else RecomputedSelectively)
+    blocks, host = numbered(model), Host()
+    n_layers = len(blocks) if n_layers is None else n_layers
+    first = next(iter(blocks), 0)
+    for number, block in blocks.items():
+        assert not any(isinstance(one, Recomputed) for one in block.modules()), "already done"
+        if policy.recomputed(number, n_layers, first):
+            places = policy.of_block(number, n_layers)
+            _recompute_block(block, policy, places, host=host, number=number, apart=layers)
 
 
-# Nothing in a block draws random numbers, so there is no generator state to keep.
-_run_again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-_run_again_selectively = functools.partial(
-    _run_again,
-    context_fn=functools.partial(create_selective_checkpoint_contexts, SAVED_BY_SELECTIVE),
-)
+def numbered(model: nn.Module) -> dict[int, nn.Module]:
+    """The blocks of a model or a stage by their numbers in the whole model."""
+    names = [name for name, _ in model.blocks.named_children()] if blocks_of(model) else []  # type: ignore[union-attr,operator]
+    each = zip(names, blocks_of(model), strict=True)
+    return {int(name) if name.isdecimal() else n: block for n, (name, block) in enumerate(each)}
+
+
+def _recompute_block(
+    block: nn.Module,
+    policy: Policy,
+    places: Mapping[str, str],
+    *,
+    host: Host,
+    number: int,
+    apart: bool,
+) -> None:
+    in_host = {"host": host, "number": number, "run": None}
+    if not set(places) - {INPUT}:
+        if INPUT in places:
+            mix_in(block, InputInHost, **in_host)
+        else:
+            mix_in(block, Recomputed)
+        return
+    by_name = {"named": Places(places, everything=policy.name == SELECTIVE)}
+    units: list[nn.Module] = [block]
+    if apart:
+        units = [*layers_of(block, mixtures=False)]
+        units += [module for module in block.modules() if isinstance(module, Experts)]
+    name_products(block, apart=apart)
+    for unit in units:
+        kind = ByName
+        if isinstance(unit, Experts):
+            kind = ExpertsByName
+        elif OFFLOAD in places.values():
+            kind = ByNameInHost
+        more = in_host if OFFLOAD in places.values() else {"host": None}
+        mix_in(unit, kind, **by_name, **more)
+
+
+def name_products(block: nn.Module, *, apart: bool) -> None:
+    """Mark the products of a block by the names that its modules have for them. Nobody reads in the
+    second run what a block, or with `apart` a layer, ends with.
+    """
+    last = getattr(block, "feed_forward", None)
+    is_last = getattr(block, "feed_forward_post_norm", block) is None
+    for module in list(block.modules()):
+        names: Mapping[str, str] = getattr(module, "kept_names", {})
+        ends = apart or (module is last and is_last)
+        ended = [child for child, name in names.items() if name in ENDS]
+        names = dict(names) | dict.fromkeys(ended if ends else (), NOBODYS)
+        if isinstance(module, Experts):
+            mix_in(module, NamedExperts, kept_as=names)
+            continue
+        for child, name in names.items():
+            matrix = getattr(module, child, None)
+            if isinstance(matrix, nn.Module):
+                summed = isinstance(module, Layer) and child in ended
+                if summed:
+                    mix_in(module, NamedSum, sum_kept_as=name)
+                mix_in(matrix, Named, kept_as=NOBODYS if summed else name)
 
 
 class Recomputed(nn.Module):
     """Mixin of a block: forward keeps the inputs and runs again in backward."""
 
-    checkpoint: Any = staticmethod(_run_again)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return run_again(super().forward, *args, **kwargs)
+
+
+class ByName(Recomputed):
+    """The same, but what has a place is kept."""
+
+    named: Places
+    host: Host | None
+    number: int
+    run: Run | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.checkpoint(super().forward, *args, **kwargs)
+        return self.again(super(Recomputed, self).forward, *args, **kwargs)
+
+    def again(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        contexts: Any = self.named.compiled_contexts
+        if not torch.compiler.is_compiling():
+            run = self.run if self.host and self.run else self.host and self.host.run(self.number)
+            contexts = functools.partial(self.named.contexts, run)
+        return run_again(function, *args, context_fn=contexts, **kwargs)
 
 
-class RecomputedSelectively(Recomputed):
-    """The same, but the results of costly operations are kept."""
-
-    checkpoint: Any = staticmethod(_run_again_selectively)
-
-
-class RecomputedExperts(RecomputedSelectively):
+class ExpertsByName(ByName):
     """The same for experts, which have two entry points."""
 
     def equal(self, x: Tensor) -> Tensor:
-        return self.checkpoint(super().equal, x)  # type: ignore[misc]
+        return self.again(super().equal, x)  # type: ignore[misc]
+
+
+class InputInHost(Recomputed):
+    """The same, and its input is kept in host memory."""
+
+    host: Host
+    number: int
+    run: Run | None
+
+    def __call__(self, x: Tensor, *rest: Any, **named: Any) -> Any:
+        """Outside of what is compiled, of which autograd keeps what `saved` says."""
+        if not torch.is_grad_enabled():
+            return super().__call__(x, *rest, **named)
+        self.run = self.host.run(self.number)
+        with saved_tensors_hooks(self.packing(self.run, x, rest), _unpack):
+            return super().__call__(x, *rest, **named)
+
+    def packing(self, run: Run, x: Tensor, rest: Any) -> Any:
+        """What autograd does with a tensor that it keeps."""
+        mine = _storage(x)
+
+        def pack(tensor: Tensor) -> Any:
+            if _storage(tensor) == mine and tensor.nbytes >= self.host.smallest:
+                return run.hold(tensor)
+            return tensor
+
+        return pack
+
+
+class ByNameInHost(InputInHost, ByName):
+    """By name, and some of it in host memory. The modes of an eager run see to that; of a compiled
+    one all that it keeps is there, but what was there before: weights and what enters.
+    """
+
+    def packing(self, run: Run, x: Tensor, rest: Any) -> Any:
+        in_place = {_storage(one) for one in tree_leaves(rest) if isinstance(one, Tensor)}
+        input_too = self.named.places.get(INPUT) == OFFLOAD
+        named_too = self.named.offloads and self._compiled_call_impl is not None
+        mine, owned = _storage(x), set[int]()
+
+        def pack(tensor: Tensor) -> Any:
+            if tensor.nbytes < self.host.smallest:
+                return tensor
+            storage = _storage(tensor)
+            if storage == mine:
+                return run.hold(tensor) if input_too else tensor
+            if not named_too or storage in in_place:
+                return tensor
+            if not owned:  # by now FSDP has gathered them
+                owned.update(_storage(one) for one in (*self.parameters(), *self.buffers()))
+            return tensor if storage in owned else run.hold(tensor)
+
+        return pack
+
+
+# Nothing in a block draws random numbers, so there is no generator state to keep.
+run_again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+
+
+def _unpack(kept: Any) -> Tensor:
+    return kept.take() if isinstance(kept, InHost) else kept
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

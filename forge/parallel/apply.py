@@ -131,11 +131,13 @@ def keeps_gradients(config: Config) -> bool:
 
 def apply_to_blocks(model: nn.Module, config: Config) -> None:
     """Recompute, then compile, so that the compiler sees what is recomputed."""
-    train, mode, ep = config.train, config.train.activation_checkpointing, config.parallel.ep
-    recompute(model, mode, every=train.recompute_every, layers=ep > 1)
+    train, ep, model_config = config.train, config.parallel.ep, config.model
+    n_layers = model_config.n_layers if isinstance(model_config, DecoderSection) else None
+    recompute(model, train.policy, n_layers=n_layers, layers=ep > 1)
     if train.compile_model:
         # What a fully recomputed block keeps for backward is its parameters, and the compiler
         # cannot keep a DTensor (torch 2.13). Nor can it know how many tokens come to a rank's
         # experts.
-        layers = ep > 1 or (config.parallel.tp > 1 and mode == "full")
+        full = train.policy.recomputes and not train.policy.by_name
+        layers = ep > 1 or (config.parallel.tp > 1 and full)
         compile_blocks(model, train.compile_backend, layers=layers, mixtures=ep == 1)

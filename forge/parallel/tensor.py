@@ -137,7 +137,11 @@ class Layer:
         return self.over_tp.size
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        return self.over_tp.leave(super().forward(self.over_tp.enter(x), *rest))  # type: ignore[misc]
+        return self.leave(super().forward(self.over_tp.enter(x), *rest))  # type: ignore[misc]
+
+    def leave(self, y: Tensor) -> Tensor:
+        """A rank's summand -> what the layer gives."""
+        return self.over_tp.leave(y)
 
 
 class Rows:

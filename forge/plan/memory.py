@@ -7,20 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from forge.config import param_groups
-from forge.config.activations import FP32, INT64, Numbers
-from forge.config.document_attention import in_blocks
-from forge.config.model import Decoder, Kind
+from forge.config.activations import FP32
+from forge.config.model import Decoder
 from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.precision import BYTES
 from forge.config.root import Config
 from forge.config.tensors import TensorSpec, within
-from forge.plan.layout import sequences_of_rank
+from forge.plan.activations import Activations, Stage
 from forge.rundir.saved_config import load, newest
 
 STATE = ("weights", "gradients", "fp32 masters", "optimizer state")
@@ -63,11 +61,11 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
     if precision.master_weights:
         parts["fp32 masters"] = FP32 * sharded
     parts |= _of_optimizer(config, model, share, sharded > 0)
-    microbatches = parallel.pp_microbatches or 1 if parallel.pp > 1 else 1
+    activations = Activations(config, model)
     if gathered:
         at_once = share.outside_at_once + share.two_blocks  # a block, and the next one on its way
         stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
-        several_passes = max(train.grad_accum_steps, microbatches) > 1
+        several_passes = max(train.grad_accum_steps, activations.microbatches) > 1
         add_up = several_passes and (parallel.pp > 1 or parallel.reduce_gradients == "step")
         parts["gathered weights"] = width * (share.parameters if stays else at_once)
         # On one rank they may stay as backward gives them: `forge.parallel.apply`.
@@ -80,47 +78,12 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         at_once = own.outside_at_once + own.two_blocks if gathered else 0
         parts["frozen models"] = parts.get("frozen models", 0) + width * at_once
         parts["frozen models"] += FP32 * own.sharded(parallel)
-    sequences, in_flight = train.batch_size, 1.0
-    if parallel.pp > 1:
-        sequences = -(-sequences_of_rank(config) // microbatches)
-        in_flight = _in_flight(parallel, microbatches) if share.first else 1.0
-    tokens = sequences * train.seq_len // parallel.cp
-    residual = 2 if width == 2 and config.precision.residual_dtype != "fp32" else FP32
-    numbers = Numbers(
-        width=width,
-        seq_len=train.seq_len,
-        tp=parallel.tp,
-        cuda=config.run.device == "cuda",
-        masked=config.data.pack_sequences and not in_blocks(config, config.run.device),
-    )
-    rows = _rows_of_token(config, model, sequences)
-    blocks = [
-        (
-            number,
-            _Block(
-                config=config, model=model, kind=kind, numbers=numbers, residual=residual, rows=rows
-            ),
-        )
-        for kind, number in share.kinds.items()
-    ]
-
-    def kept(mode: str) -> float | None:
-        """The mean of the blocks."""
-        each = [(number, block.kept(mode)) for number, block in blocks]
-        if any(bytes is None for _, bytes in each):
-            return None
-        return sum(number * (bytes or 0) for number, bytes in each) / share.layers
-
-    with_mode, without = kept(train.activation_checkpointing), kept("none")
-    if with_mode is not None and without is not None:
-        recomputed = -(-share.layers // max(train.recompute_every, 1))
-        of_blocks = recomputed * with_mode + (share.layers - recomputed) * without
-        final = numbers.norm(model.norm_type, model.dim, residual) + width * model.dim
-        of_blocks = round(in_flight * of_blocks)
-        parts["activations"] = tokens * (of_blocks + (final if share.last else 0))
+    stage = Stage(layers=share.layers, first=share.first, last=share.last)
+    held, tokens = activations.held(stage), activations.tokens
+    if held is not None:
+        parts["activations"] = round(held.device)
         if config.data.pack_sequences:
-            of_token = _of_documents(config, model, share, residual)
-            parts["masks of documents"] = round(in_flight * tokens * of_token)
+            parts["masks of documents"] = activations.of_documents(stage)
     if share.last:
         vocab = -(-model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
         sizes = {"tokens": tokens, "vocab": vocab, "dim": model.dim, "width": width}
@@ -175,21 +138,6 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
     return parts
 
 
-def _of_documents(config: Config, model: Decoder, share: _Share, residual: int) -> int:
-    """Bytes a token of what layers share to keep documents apart: masks and rotations."""
-    parallel, kinds = config.parallel, {kind.name for kind in share.kinds}
-    layers = [model.of_kind(kind) for kind in kinds]
-    blocks = in_blocks(config, config.run.device)  # which take next to nothing
-    scored = [layer for layer in layers if not layer.mixer.recurrent]
-    spans = set() if blocks else {layer.span for layer in scored}
-    places = INT64 if len(scored) < len(layers) else 0
-    queries = parallel.cp if parallel.cp_method == "ulysses" else 1
-    rotary = [layer.rotary_dim for layer in layers if layer.is_rotary]
-    masks = len(spans) * queries * residual * config.train.seq_len
-    tempered = sum(layer.is_tempered for layer in layers)
-    return masks + places + FP32 * (2 * sum(rotary) + tempered)
-
-
 def _frozen_models(config: Config) -> Iterator[Decoder]:
     """The models that the objective reads besides; as the trained one where nothing else is known
     of them.
@@ -202,102 +150,6 @@ def _frozen_models(config: Config) -> Iterator[Decoder]:
         yield from [found] if isinstance(found, Decoder) else []
 
 
-def _in_flight(parallel: Parallel, microbatches: int) -> float:
-    """Micro-batches whose activations the first rank holds at once."""
-    pp, stages = parallel.pp, parallel.pp_stages_per_rank or 1
-    if parallel.pp_schedule == "gpipe":
-        return microbatches
-    if parallel.pp_schedule in ("1f1b", V_SCHEDULE):
-        return min(pp, microbatches)
-    return min(((stages - 1) * pp + 2 * pp - 1) / stages, microbatches)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Block:
-    """What one block of a kind keeps of one token until its backward pass, in bytes.
-
-    residual: bytes of a number between layers. rows: that experts compute for a token.
-    """
-
-    config: Config
-    model: Decoder
-    kind: Kind
-    numbers: Numbers
-    residual: int
-    rows: float
-
-    def kept(self, recompute: str) -> float | None:
-        """Under train.activation_checkpointing; None = not known. tp cuts heads and feed-forward
-        width; what enters the two layers is kept whole.
-        """
-        parallel, numbers = self.config.parallel, self.numbers
-        layer = self.model.of_kind(self.kind.name)
-        cut = parallel.tp if parallel.sequence_parallel else 1
-        residual = self.residual * layer.dim // cut
-        if recompute == "full":
-            return residual
-        over = {"rows": self.rows, "exchanged": parallel.ep > 1}
-        mixer, moe = layer.mixer.kept(layer, numbers), self.kind.moe
-        last = (
-            layer.moe.kept(layer, numbers, **over)
-            if moe
-            else layer.feed_forward.kept(layer, numbers)
-        )
-        if mixer is None or last is None:
-            return None
-        if recompute == "selective" and parallel.ep == 1:
-            return residual + mixer.products + last.products
-        entering = numbers.width * layer.dim
-        before_last = 0 if moe else entering  # experts count what they read themselves
-        kept = self._norms(layer) // cut + entering + before_last
-        if recompute == "selective":  # of layers alone: `forge.parallel.activation_checkpoint`
-            around = layer.moe.kept_around(layer, numbers, **over) if moe else last.products
-            assert around is not None, "known where all is kept"
-            return kept + mixer.products + around
-        recast = numbers.masked and self.residual != numbers.width  # its own copy of the mask
-        mask = numbers.width * numbers.seq_len if recast else 0
-        return kept + mixer.all + last.all + mask
-
-    def _norms(self, layer: Decoder) -> int:
-        """Norms of what enters the two layers, and of what they give."""
-        norm = partial(self.numbers.norm, layer.norm_type, layer.dim)
-        before = 2 * norm(self.residual) if layer.norms_before else 0
-        return before + (2 * norm(self.numbers.width) if layer.norms_after else 0)
-
-
-def _rows_of_token(config: Config, model: Decoder, sequences: int) -> float:
-    """Rows that the experts of a layer compute for a token."""
-    if not (model.is_moe and model.moe.capacity_factor):
-        return model.moe.top_k
-    tokens = sequences * config.train.seq_len // config.parallel.cp
-    return rows_of_room(config, model, sequences) / max(tokens, 1)
-
-
-def rows_of_room(config: Config, model: Decoder, sequences: int) -> int:
-    """Rows that a capacity gives all experts on one rank, as `forge.models.moe` has it: each run of
-    tokens of a scope may take all the room, but no more than it has tokens.
-    """
-    moe, parallel = model.moe, config.parallel
-    of_sequence = moe.balance_scope == "sequence"
-    runs = 1
-    if of_sequence or parallel.cp > 1:
-        runs = max(sequences, 1) * runs_of_sequence(parallel)
-    tokens = sequences * config.train.seq_len // parallel.cp // runs
-    of_scope = (
-        runs_of_sequence(parallel) * parallel.cp
-        if of_sequence
-        else runs * parallel.dp_replicate * parallel.fsdp
-    )
-    room = math.ceil(moe.capacity_factor * tokens * of_scope * moe.top_k / moe.num_experts)
-    return moe.num_experts * runs * min(room, tokens)
-
-
-def runs_of_sequence(parallel: Parallel) -> int:
-    """Runs of adjacent tokens that a rank has of a sequence: two where cp balances its work."""
-    balanced = parallel.cp_method == "all_gather" and parallel.cp_load_balance
-    return 2 if parallel.cp > 1 and balanced else 1
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Share:
     """What one rank has of a model before FSDP shards it: blocks, its stage, and parameters.
@@ -307,7 +159,7 @@ class _Share:
     the output head is needed. packed: shape of a layer's experts, [experts, width, dim].
     """
 
-    kinds: Counter[Kind]
+    layers: range
     first: bool
     last: bool
     experts: int
@@ -316,10 +168,6 @@ class _Share:
     outside_at_once: int
     two_blocks: int
     packed: tuple[int, ...]
-
-    @property
-    def layers(self) -> int:
-        return self.kinds.total()
 
     @property
     def parameters(self) -> int:
@@ -377,7 +225,7 @@ def _share(
         outside += embedding
     shapes = (one.on_rank(parallel.tp, parallel.ep) for each in packed.values() for one in each)
     return _Share(
-        kinds=kinds,
+        layers=range(start, start + layers),
         first=first,
         last=last,
         experts=experts,

@@ -22,8 +22,8 @@ from forge.config.moe import is_moe_layer
 from forge.config.objective import Pretrain
 from forge.config.root import Config
 from forge.config.tensors import EMBEDDING, TensorSpec
+from forge.plan.activations import rows_of_room, runs_of_sequence
 from forge.plan.layout import sequences_of_rank
-from forge.plan.memory import rows_of_room, runs_of_sequence
 from forge.plan.shapes import added_up, elements, outside_blocks
 from forge.plan.stages import cut, owner, stages_of
 
@@ -105,10 +105,9 @@ class Rank:
             config.train.grad_accum_steps if p.reduce_gradients == "micro_batch" else 1
         )
         self.cut = p.sequence_parallel and p.tp > 1
-        self.selective = config.train.activation_checkpointing == "selective"
-        self.layers_apart = (
-            self.selective and p.ep > 1
-        )  # as forge.parallel.activation_checkpoint has it
+        # as forge.parallel.activation_checkpoint has it
+        self.selective = config.train.policy.name == "selective"
+        self.layers_apart = config.train.policy.by_name and p.ep > 1
         self.total: dict[tuple[str, tuple[str, ...]], Sent] = {}
 
     def sent(self) -> list[Sent]:
@@ -161,12 +160,12 @@ class Rank:
         and in what is recomputed.
 
         Recomputation goes two ways in, but the second one not where it leaves out what is around
-        experts. Of the two ways out it goes the first, unless selective has kept what came of it,
+        experts. Of the two ways out it goes the first, unless out_proj, what came of it, is kept,
         and never the last, whose result nothing in the block reads.
         """
         hidden, recomputed = self.tokens * self.model.dim * self.width, len(self.recomputed())
         in_again = 2 * recomputed - (self.mixtures(self.recomputed()) if self.layers_apart else 0)
-        out_again = recomputed if self.config.train.activation_checkpointing == "full" else 0
+        out_again = 0 if self.layers_apart else len(self.recomputed(without="out_proj"))
         first, last = 0 in self.stages, self.last_stage in self.stages
         if self.cut:
             for name, number in (("all-gather", in_again), ("reduce-scatter", out_again)):
@@ -325,13 +324,17 @@ class Rank:
         kinds = self.kinds(stage).items()
         return sum(n for kind, n in kinds if kind.moe or not of_experts)
 
-    def recomputed(self) -> list[int]:
-        """Blocks of this rank that backward runs again: of each stage the first of every n."""
-        train = self.config.train
-        if train.activation_checkpointing == "none":
-            return []
+    def recomputed(self, without: str = "") -> list[int]:
+        """Blocks of this rank that backward runs again. without: those that do not keep this
+        tensor.
+        """
+        policy, n_layers = self.config.train.policy, self.model.n_layers
         return [
-            block for blocks in self.layers.values() for block in blocks[:: train.recompute_every]
+            block
+            for blocks in self.layers.values()
+            for block in blocks
+            if policy.recomputed(block, n_layers, blocks.start)
+            and without not in policy.of_block(block, n_layers)
         ]
 
     def others(self, stage: int) -> list[TensorSpec]:

@@ -17,14 +17,17 @@ from torch.utils._pytree import tree_leaves
 import forge
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.objective import Pretrain as PretrainConfig
+from forge.config.recompute import Policy
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.objectives.chunked_cross_entropy import auto_chunk_size
 from forge.objectives.pretrain import Pretrain
 from forge.optim.build import build_optimizer
 from forge.parallel.activation_checkpoint import recompute
+from forge.parallel.host_memory import Host
 from forge.parallel.modules import FORMATS
 from forge.parallel.ranks import join
+from forge.plan.activations import Activations
 from forge.plan.memory import memory_by_part
 from forge.resolve.resolve import resolve
 from forge.training.models import build_model
@@ -294,3 +297,48 @@ def test_blocks_of_documents_take_no_mask(config: Callable[..., Config]) -> None
     assert of["mask"][key] - of["flex"][key] == 2 * shared
     assert of["flex"][key] == BATCH * SEQ * 2 * 4 * 16  # cosines and sines
     assert of["mask"]["activations"] > of["flex"]["activations"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_kv_heads": 2, "attention_output_gate": True},
+        pytest.param(MOE | BESIDE, marks=pytest.mark.nightly),
+        pytest.param(MLA | {"mixer.q_lora_rank": 12}, marks=pytest.mark.nightly),
+        MOE | {"moe.n_routing_groups": 4, "moe.topk_routing_group": 2, "norm_placement": "both"},
+        pytest.param(DELTA, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
+def test_each_named_tensor_is_as_large_as_its_component_says(
+    config: Callable[..., Config], options: dict[str, Any]
+) -> None:
+    """Kept in both blocks, or in host memory in one; with the choice of experts, which is always
+    kept.
+    """
+    chosen = config(**options)
+    model: Any = chosen.model
+    block = Activations(chosen, model).block(model.kind_of(0))
+    tokens = torch.zeros(BATCH, SEQ, dtype=torch.int64)
+
+    def held(places: dict[str, str], layers: dict[str, int]) -> int:
+        built = Decoder(model)
+        recompute(built, Policy(name="custom", places=places, layers=layers))
+        for module in built.modules():
+            if isinstance(host := getattr(module, "host", None), Host):
+                host.smallest = 0
+        with Live(built) as live:
+            kept = built(tokens)
+            return live.bytes() - kept.nbytes
+
+    none = held({}, {})
+    always = held({"router": "device"}, {})
+    assert block is not None
+    for name, one in block.keepable().items():
+        bytes = 2 * BATCH * SEQ * one.bytes
+        if name == "router":
+            assert always - none == bytes
+            continue
+        places = {name: "device", "router": "device"}
+        assert held(places, {}) - always == bytes, name
+        assert held(places | {name: "offload"}, {name: 1}) - always == bytes / 2, name

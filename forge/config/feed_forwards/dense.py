@@ -27,7 +27,7 @@ class Dense(FeedForward):
         return dense_tensors(layer, layer.computed_ffn_hidden_dim, bias=layer.has_mlp_bias)
 
     def kept(self, layer: Decoder, numbers: Numbers) -> Kept:
-        return dense_kept(layer, -(-layer.computed_ffn_hidden_dim // numbers.tp), numbers)
+        return dense_kept(layer, layer.computed_ffn_hidden_dim, numbers, in_stream=True)
 
 
 def dense_tensors(
@@ -39,12 +39,20 @@ def dense_tensors(
     yield from linear("w_down", layer.dim, width, part=part, bias=bias, tp=1, residual=True)
 
 
-def dense_kept(layer: Decoder, width: int, numbers: Numbers) -> Kept:
-    """What a layer keeps of which a rank has that width."""
-    return Kept(
-        all=numbers.width * width * copies(layer),
-        products=numbers.width * products(layer, width),
-    )
+def dense_kept(layer: Decoder, width: int, numbers: Numbers, *, in_stream: bool = False) -> Kept:
+    """What a layer of that width keeps. in_stream: whether what it gives is summed up over ranks at
+    once, and cut as hidden states are.
+    """
+    here = -(-width // numbers.tp)
+    named = {name: numbers.product(here * numbers.tp, layer.dim) for name in into(layer)}
+    ranks = numbers.tokens_cut if in_stream else 1
+    named["mlpwo"] = numbers.product(layer.dim, width, ranks)
+    return Kept(all=numbers.width * here * copies(layer), named=named)
+
+
+def into(layer: Decoder, prefix: str = "") -> tuple[str, ...]:
+    """Names of what its first matrices make."""
+    return tuple(f"{prefix}mlpwi_{n}" for n in range(2 if layer.is_gated else 1))
 
 
 def copies(layer: Decoder) -> int:
@@ -54,8 +62,3 @@ def copies(layer: Decoder) -> int:
     limited = 1 if layer.mlp_activations_limit else 0
     activation = {"relu": 1, "quick_gelu": 3}.get(layer.activation, 2)
     return activation + limited + (2 + limited if layer.is_gated else 0)
-
-
-def products(layer: Decoder, width: int) -> int:
-    """Numbers that the matrices of a layer of that width make; none of a width of 0."""
-    return width * (2 if layer.is_gated else 1) + layer.dim if width else 0

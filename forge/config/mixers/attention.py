@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from forge.config.activations import FP32, Kept, Numbers
+from forge.config.activations import FP32, Kept, Named, Numbers
 from forge.config.field import section
 from forge.config.mixers.base import Mixer
 from forge.config.rule import Findings, nearest_divisor, rule
@@ -59,8 +59,6 @@ class Attention(Mixer):
         width, head_dim, seq = numbers.width, layer.computed_head_dim, numbers.seq_len
         heads, kv_heads = -(-layer.n_heads // numbers.tp), -(-layer.kv_heads // numbers.tp)
         of_queries = 2 * heads if layer.attention_output_gate else heads
-        of_keys = kv_heads if layer.share_kv_projections else 2 * kv_heads
-        made = width * (of_queries + of_keys) * head_dim
         seen, capped, sink = layer.seen(seq), layer.attn_logits_soft_cap > 0, layer.attention_sink
         window, by_chunk = (0 < each < seq and not numbers.masked for each in layer.span)
         by_block = window and seq % seen == 0  # `forge.models.sdpa`
@@ -84,8 +82,17 @@ class Attention(Mixer):
         )
         read = more * width * (heads + keys) * inner
         all = read + output + parts + scores + self._norms(layer, numbers)
-        products = made + (0.0 if capped else output) + width * layer.dim
-        return Kept(all=all, products=products)
+        all_heads = layer.n_heads * head_dim
+        wide = {"query_proj": of_queries, "key_proj": kv_heads}
+        wide |= {} if layer.share_kv_projections else {"value_proj": kv_heads}
+        named = {
+            name: numbers.product(number * head_dim * numbers.tp, layer.dim)
+            for name, number in wide.items()
+        }
+        if not capped:
+            named["context"] = Named(bytes=output, flops=self.flops(layer, seq) / 3)
+        named["out_proj"] = numbers.to_stream(layer.dim, all_heads)
+        return Kept(all=all, named=named)
 
     def _written_out(self, layer: Decoder, heads: int, keys: float, numbers: Numbers) -> float:
         """Bytes a token of scores that are no kernel's: tanh, softmax, and its copy in 16 bits."""

@@ -122,8 +122,11 @@ class GatedDeltaNet(Mixer):
         )  # the norm's output, the gate before and after SiLU, both together
         norms = heads * numbers.rms_norm(value, FP32)
         masks = padded * chunk if numbers.masked else 0
-        made = width * (2 * keys + 2 * values + 2 * heads + layer.dim)
-        return Kept(all=FP32 * numbers_32 + gate + norms + masks, products=made)
+        wide = {"query_proj": keys, "key_proj": keys, "value_proj": values}
+        wide["gdn_gates"] = values + 2 * heads
+        named = {name: numbers.product(n * tp, layer.dim) for name, n in wide.items()}
+        named["out_proj"] = numbers.to_stream(layer.dim, self.value_width)
+        return Kept(all=FP32 * numbers_32 + gate + norms + masks, named=named)
 
 
 @rule("model.gdn_heads", "model.mixer", "model.kinds", "model.layers")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from forge.config.activations import FP32, Kept, Numbers
+from forge.config.activations import FP32, Kept, Named, Numbers
 from forge.config.field import opt, section
 from forge.config.mixers.base import OF_HEADS, Mixer
 from forge.config.tensors import TensorSpec, linear, norm
@@ -77,8 +77,13 @@ class MLA(Mixer):
         norms = sum(numbers.rms_norm(rank, width) + width * rank for rank in latents)
         if numbers.cuda or width == FP32:  # the norm's input is no copy: the shared key is in it
             norms += width * self.qk_rope_head_dim
-        products = sum(latents) + self.qk_rope_head_dim + heads * (qk + both) + layer.dim
-        return Kept(
-            all=norms + width * heads * (2 * qk + values) + output,
-            products=width * products + output,
-        )
+        dim, latent = layer.dim, self.q_lora_rank
+        named = {"query_wa_proj": numbers.product(latent, dim, 1)} if latent else {}
+        named |= {
+            "mla_q": numbers.product(heads * qk * numbers.tp, latent or dim),
+            "kv_wa_proj": numbers.product(self.kv_lora_rank + self.qk_rope_head_dim, dim, 1),
+            "mla_kv": numbers.product(heads * both * numbers.tp, self.kv_lora_rank),
+            "context": Named(bytes=output, flops=self.flops(layer, numbers.seq_len) / 3),
+            "out_proj": numbers.to_stream(dim, layer.n_heads * v),
+        }
+        return Kept(all=norms + width * heads * (2 * qk + values) + output, named=named)

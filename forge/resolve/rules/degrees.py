@@ -242,11 +242,11 @@ def pp_tied(model: Decoder, parallel: Parallel) -> Findings:
 )
 def pp_zero_bubble(parallel: Parallel, train: Train) -> Findings:
     """Zero-bubble schedules split the backward of a block in two, which neither a compiled block
-    nor selective recompute can.
+    nor recompute that keeps tensors by name can.
     """
     if _zero_bubble(parallel) and train.compile_model:
         yield "train.compile_model", "train.compile_model=false"
-    if _zero_bubble(parallel) and train.activation_checkpointing == "selective":
+    if _zero_bubble(parallel) and train.policy.by_name:
         fix = "train.activation_checkpointing=full, or another schedule"
         yield "train.activation_checkpointing", fix
 

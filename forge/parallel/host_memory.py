@@ -1,0 +1,127 @@
+"""Activations in host memory until the backward pass needs them.
+
+On a GPU copies run on streams of their own, to and from pinned memory: those of a block to the host
+while the next ones compute, and back while the block behind it goes backward. On a CPU they are
+plain copies.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SMALLEST = 1 << 16
+"""Bytes of a tensor for which a copy is worth while."""
+
+
+class OnDevice:
+    """A tensor that stays where it is."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        # so that what changes the one in place is seen at the other
+        with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+            self.tensor = tensor.detach()
+        self.version = tensor._version
+
+    def take(self) -> Tensor:
+        assert self.tensor._version == self.version, "a tensor that is kept was changed in place"
+        return self.tensor
+
+
+class Run:
+    """What one run of a block, or of a layer of it, has in host memory. before: the run that was
+    before it.
+    """
+
+    def __init__(self, block: int, before: Run | None) -> None:
+        self.block, self.held = block, list[weakref.ref[InHost]]()
+        self.before = None if before is None else weakref.ref(before)
+
+    def hold(self, tensor: Tensor) -> InHost:
+        made = InHost(tensor, self)
+        self.held.append(weakref.ref(made))
+        return made
+
+    def fetch(self) -> None:
+        """Start copies of all that is not on its way back yet, and of the block before."""
+        run: Run | None = self
+        while run is not None and run.block >= self.block - 1:
+            for reference in run.held:
+                if (held := reference()) is not None:
+                    held.fetch()
+            run = run.before() if run.before is not None else None
+
+
+class InHost:
+    """A tensor in host memory; `take` gives it on its device."""
+
+    def __init__(self, tensor: Tensor, run: Run) -> None:
+        self.run, self.device, self.coming = run, tensor.device, None
+        self.streams = _streams(tensor.device) if tensor.is_cuda else None
+        tensor = tensor.detach()
+        geometry = tensor.size(), tensor.stride()
+        pinned = tensor.is_cuda
+        self.host = torch.empty_strided(*geometry, dtype=tensor.dtype, pin_memory=pinned)
+        if self.streams is None:
+            self.host.copy_(tensor)
+            return
+        out = self.streams[0]
+        out.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(out):
+            self.host.copy_(tensor, non_blocking=True)
+            self.there = out.record_event()
+        tensor.record_stream(out)
+
+    def fetch(self) -> None:
+        """Start the copy back, if it has not begun."""
+        if self.streams is None or self.coming is not None:
+            return
+        back = self.streams[1]
+        back.wait_event(self.there)
+        with torch.cuda.stream(back):
+            host = self.host
+            made = torch.empty_strided(
+                host.size(), host.stride(), dtype=host.dtype, device=self.device
+            )
+            made.copy_(host, non_blocking=True)
+            self.coming = made, back.record_event()
+
+    def take(self) -> Tensor:
+        """The tensor; another time it is copied again."""
+        if self.streams is None:
+            return self.host if self.device.type == "cpu" else self.host.to(self.device)
+        self.run.fetch()
+        assert self.coming is not None
+        (made, here), self.coming = self.coming, None
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(here)
+        made.record_stream(current)
+        return made
+
+
+class Host:
+    """Runs of the blocks of a model, in the order of their forward passes."""
+
+    def __init__(self, smallest: int = SMALLEST) -> None:
+        self.smallest = smallest
+        self.last: weakref.ref[Run] | None = None
+
+    def run(self, block: int) -> Run:
+        """Of a block, counted from 0; the one before it is of the same micro-batch."""
+        before = self.last() if self.last else None
+        made = Run(block, before if before and before.block <= block else None)
+        self.last = weakref.ref(made)
+        return made
+
+    def __deepcopy__(self, memo: Any) -> Host:
+        return Host(self.smallest)
+
+
+@functools.cache
+def _streams(device: torch.device) -> tuple[Any, Any]:
+    """To the host and back."""
+    return torch.cuda.Stream(device), torch.cuda.Stream(device)

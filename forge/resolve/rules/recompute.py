@@ -1,0 +1,95 @@
+"""Rules on what blocks keep for the backward pass."""
+
+from __future__ import annotations
+
+from forge.config.model import Decoder
+from forge.config.parallel import Parallel
+from forge.config.problems import closest
+from forge.config.recompute import CUSTOM, DEVICE, GROUPS, INPUT, NAMES, OFFLOAD, REMAT
+from forge.config.root import Config
+from forge.config.rule import Findings, rule
+from forge.config.train import Train
+from forge.plan.activations import Activations
+
+POLICY, TABLE = "train.activation_checkpointing", "train.recompute"
+
+
+@rule("train.recompute", POLICY, TABLE, "model.mixer", "model.kinds", "model.moe.num_experts")
+def known_tensors(config: Config, train: Train, model: Decoder) -> Findings:
+    """train.recompute names tensors that the layers of the model have."""
+    if train.activation_checkpointing != CUSTOM:
+        return
+    blocks = [Activations(config, model).block(kind) for kind in model.kinds_in()]
+    if any(block is None for block in blocks):  # whose tensors are not known
+        return
+    has = [name for name in NAMES if any(name in block.named for block in blocks if block)]
+    given = [name for name in train.recompute.given() if name != INPUT]
+    for name in given:
+        if not set(GROUPS.get(name, (name,))) & set(has):
+            near = closest(name, has) or has[:1]
+            fix = f"{TABLE}.{name}=remat {TABLE}.{near[0]}={getattr(train.recompute, name)}"
+            what = f"no layer has {name}; there are {', '.join(has)}."
+            yield f"{TABLE}.{name}", what, fix
+    for name in train.recompute.layers:
+        if name not in train.policy.places:
+            kept = ", ".join(each for each in train.policy.places if each in has)
+            what = f"{name} is kept in no block; kept by name: {kept or 'nothing'}."
+            fix = f"{TABLE}.{name}=device" if name in has else "leave it out there"
+            yield f"{TABLE}.layers", what, fix
+
+
+@rule("train.recompute_custom", POLICY, TABLE)
+def custom(train: Train) -> Findings:
+    """With train.activation_checkpointing=custom something besides the input of blocks is kept, or
+    that in host memory.
+    """
+    if train.activation_checkpointing == CUSTOM and not train.policy.places:
+        yield POLICY, f"{POLICY}=full, or {TABLE}.out_proj=device"
+
+
+@rule("train.recompute_input", f"{TABLE}.{INPUT}", POLICY, "parallel.ep")
+def block_input(train: Train, parallel: Parallel) -> Findings:
+    """What enters a block is what its second run begins with: it is on the device or in host
+    memory; with parallel.ep > 1 and other names, whose layers run again each for itself, on the
+    device.
+    """
+    if train.activation_checkpointing != CUSTOM:
+        return
+    place, key = train.recompute.decoder_layer_input, f"{TABLE}.{INPUT}"
+    others = set(train.policy.places) - {INPUT}
+    if place == REMAT or (place == OFFLOAD and parallel.ep > 1 and others):
+        yield key, f"{key}={DEVICE}"
+
+
+@rule("train.recompute_twice", TABLE, POLICY)
+def one_place(train: Train) -> Findings:
+    """attention_out and context are one tensor, and so have one place."""
+    table = train.recompute
+    places = {table.context, table.attention_out} - {REMAT}
+    if train.activation_checkpointing == CUSTOM and len(places) > 1:
+        yield f"{TABLE}.attention_out", f"{TABLE}.attention_out={REMAT}"
+
+
+@rule("train.recompute_compiled", TABLE, POLICY, "train.compile_model")
+def compiled(train: Train) -> Findings:
+    """A compiled block keeps all its named tensors on the device, or all in host memory: what it
+    keeps has no names any more.
+    """
+    places = {name: place for name, place in train.policy.places.items() if name in NAMES}
+    if train.activation_checkpointing != CUSTOM or not train.compile_model:
+        return
+    if len(set(places.values())) > 1:
+        on_device = [name for name, place in places.items() if place == DEVICE]
+        what = f"{', '.join(on_device)} on the device, and others in host memory."
+        yield TABLE, what, "train.compile_model=false"
+
+
+@rule("train.recompute_layers", "train.recompute_layers", "train.recompute_every", "model.n_layers")
+def counted_once(train: Train, model: Decoder) -> Findings:
+    """train.recompute_layers is at most model.n_layers, and train.recompute_every then 1."""
+    number, key = train.recompute_layers, "train.recompute_layers"
+    if number is not None and train.recompute_every > 1:
+        what = f"{key} and train.recompute_every both say how many blocks are recomputed."
+        yield key, what, "train.recompute_every=1"
+    elif number is not None and number > model.n_layers:
+        yield key, f"{key}={model.n_layers}"

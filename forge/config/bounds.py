@@ -105,7 +105,7 @@ def describe_bounds(metadata: Mapping[str, Any]) -> str:
 
 def element_faults(key: str, value: Any, metadata: Mapping[str, Any]) -> Iterator[Problem]:
     """What is wrong with one value of the right type."""
-    choices, bounds = metadata.get("choices"), metadata.get("bounds", {})
+    choices, bounds = metadata.get("choices") or (), metadata.get("bounds", {})
     listed = not isinstance(value, str) or not choices or value in choices
     if not listed and not _is_amount(value, metadata):
         meant = did_you_mean([f"{key}={c}" for c in closest(value, choices)])

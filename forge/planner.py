@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--device", choices=tuple(DEVICES), help="the GPU: plan.device=...")
     add("--nodes", type=int, help="machines, of plan.gpus_per_node GPUs")
     add("--gpus", type=int, help="GPUs in all: plan.world_size=...")
+    what = "lay the best layout out in small, over imagined ranks: what each holds and sends"
+    add("--dry-run", action="store_true", help=what)
     options = cli.parse(arguments, argv)
     if options.help:
         return cli.help("forge.plan", arguments, options)
@@ -75,6 +77,12 @@ def _main(options: argparse.Namespace) -> int:
     if best.fits:
         resolve(_as_given(best.config))  # what other rules say of it is refused here
     print(report(config, world, found, options.tokens))
+    if options.dry_run and best.fits:
+        from forge.imagined import report as imagined
+
+        text, right = imagined(best.config)
+        print(f"\n{text}")
+        return 0 if right else 1
     return 0 if best.fits else 1
 
 

@@ -22,3 +22,9 @@ class Plan(Section):
     network_gbits: float | None = opt(
         None, "Gbit/s of network that a GPU has; null = as plan.device is usually sold", gt=0
     )
+    sharding_tolerance: float = opt(
+        0.02,
+        "share that a rank may hold above an equal one, of what no axis cuts: forge.plan --dry-run",
+        ge=0,
+        le=1,
+    )

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
-from counting import Counting
 from ranks import on_ranks
 
 from forge.build import build
@@ -15,6 +14,7 @@ from forge.compose import composition
 from forge.config.root import Config
 from forge.data.loader import Step
 from forge.models.router import Router
+from forge.parallel.counting import Counting
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.plan.traffic import Sent, busiest_rank

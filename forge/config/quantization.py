@@ -24,9 +24,10 @@ class Quantization(Section):
 
     on_cuda: the format of precision.mixed_precision that it needs there; "" = any. capability: the
     least of a GPU. multiple: of which both sides of a matrix must be. cut: whether tp may cut its
-    matrices.
+    matrices. in_products: whether layers multiply otherwise, and not weights are other ones.
     """
 
+    in_products: ClassVar[bool] = False
     on_cuda: ClassVar[str] = ""
     capability: ClassVar[tuple[int, int]] = (0, 0)
     multiple: ClassVar[int] = 1
@@ -55,6 +56,7 @@ class NoQuantization(Quantization):
 class Quantized(Quantization):
     """Which matrices are multiplied in other numbers; routers, norms and embeddings never are."""
 
+    in_products: ClassVar[bool] = True
     multiple: ClassVar[int] = 16
     cut: ClassVar[bool] = False
 
@@ -127,6 +129,43 @@ class Int8(Emulated):
     capability: ClassVar[tuple[int, int]] = (8, 0)
     _target_: str = "forge.quantization.int8.Int8"
     products: list[str] = opt(list(PRODUCTS), "which products are so", choices=PRODUCTS)
+
+
+@dataclass(kw_only=True)
+class QAT(Quantized):
+    """Quantization-aware training: products as they will be of int8 tokens with weights of few bits
+    (arXiv:1712.05877), gradients as if nothing was rounded.
+    """
+
+    schema_name = "qat"
+    multiple: ClassVar[int] = 1
+    _target_: str = "forge.quantization.qat.QAT"
+    weight_bits: int = opt(4, "bits of a weight", ge=2, le=8)
+    group_size: int = opt(32, "weights of a row that share a scale", gt=1)
+    quantize_activations: bool = opt(True, "round what is multiplied to int8 too, each token")
+
+    def takes(self, one: TensorSpec, model: Decoder) -> bool:
+        return super().takes(one, model) and one.shape[-1] % self.group_size == 0
+
+
+@dataclass(kw_only=True)
+class Sparse(Quantized):
+    """Of each M adjacent weights of a row the N largest, the others 0 (N:M, arXiv:2102.04010): what
+    is 0 is trained on as if it was not, and may come back.
+    """
+
+    schema_name = "sparse"
+    in_products: ClassVar[bool] = False
+    multiple: ClassVar[int] = 1
+    cut: ClassVar[bool] = True
+    _target_: str = "forge.quantization.products.Products"
+    weight_sparsity_n: int = opt(2, "weights of a block that are not 0", gt=0)
+    weight_sparsity_m: int = opt(4, "weights of a block", gt=1)
+    weight_sparsity_update_step: int = opt(10, "choose again every N steps", gt=0)
+    weight_sparsity_start_step: int = opt(50, "first step after which weights are 0", gt=0)
+
+    def takes(self, one: TensorSpec, model: Decoder) -> bool:
+        return super().takes(one, model) and one.shape[-1] % self.weight_sparsity_m == 0
 
 
 def layers_of(section: Quantization, model: Decoder) -> Iterator[str]:

@@ -10,7 +10,6 @@ from torch import nn
 from forge.build import build
 from forge.config.document_attention import in_blocks
 from forge.config.model import Decoder as DecoderSection
-from forge.config.quantization import Quantized
 from forge.config.root import Config
 from forge.models.attention import Attention
 from forge.models.decoder import Decoder
@@ -19,6 +18,7 @@ from forge.models.mla import MLA
 from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.context import spread_context
 from forge.parallel.expert import spread_experts
+from forge.parallel.fp8_gather import gather_in_fp8
 from forge.parallel.fsdp import shard
 from forge.parallel.materialize import materialize
 from forge.parallel.mesh import Mesh
@@ -27,6 +27,7 @@ from forge.parallel.pipeline import Pipeline, cut
 from forge.parallel.qk_clip import clip_logits
 from forge.parallel.scopes import spread_scopes
 from forge.parallel.tensor import spread_width
+from forge.quantization.fp8 import FP8
 from forge.quantization.layers import quantize
 
 
@@ -85,7 +86,7 @@ def apply(
             clip_logits(part, config.train.qk_clip_threshold, mesh)
         for name, entry in config.techniques.items():
             build(entry, path=f"techniques.{name}", trust=config.run.trust)(part, config, mesh)
-        if isinstance(config.quantization, Quantized) and isinstance(config.model, DecoderSection):
+        if config.quantization.in_products and isinstance(config.model, DecoderSection):
             quantize(part, config.quantization, config.model, products)
         if isinstance(part, Decoder):
             part.in_blocks = in_blocks(config, device.type)
@@ -110,6 +111,9 @@ def apply(
     seed = config.seed if filled else None
     place = torch.device("cpu") if offloaded else device
     materialize(model, place, seed, buffers=device, masters=masters)
+    if isinstance(products, FP8) and products.gathers and mesh is not None:
+        for _, part in parts:
+            gather_in_fp8(part, products)
     return model
 
 

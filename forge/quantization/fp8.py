@@ -29,6 +29,7 @@ class FP8(Products):
     def __init__(self, section: FP8Section, device: torch.device) -> None:
         super().__init__(section, device)
         self.recipe, self.emulate = section.recipe, section.emulate
+        self.gathers = section.fp8_all_gather
         self.by_torchao = None
         if not section.emulate or section.fp8_all_gather:
             self.by_torchao = ByTorchao(section.recipe, emulate=section.emulate)
@@ -68,6 +69,24 @@ class ByTorchao:
             for one in (*gemms, config.gemm_config_grad_weight)
         )
         self.mm_config = LinearMMConfig(*each)
+        self.gathered = Gathered(self.mm_config)
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         return self.product.apply(x, weight.t(), self.mm_config, self.config)
+
+
+class Gathered:
+    """A weight that was gathered as the codes of its shards, as products of torchao take it."""
+
+    def __init__(self, mm_config: Any) -> None:
+        from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
+        from torchao.float8.float8_utils import to_fp8_saturated
+
+        self.kind, self.role = Float8TrainingTensor, GemmInputRole.WEIGHT
+        self.saturated, self.mm_config = to_fp8_saturated, mm_config
+
+    def codes(self, values: Tensor, scale: Tensor) -> Tensor:
+        return self.saturated(values.float() * scale, E4M3)
+
+    def __call__(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.kind(codes, scale, dtype, self.mm_config, self.role)

@@ -26,7 +26,14 @@ class Products:
 
     def __init__(self, section: Quantization, device: torch.device) -> None:
         """Raises ValueError for a device that lacks what the section needs."""
-        self.section, self.device = section, device
+        least, emulated = section.capability, getattr(section, "emulate", False)
+        if device.type == "cuda" and not emulated:
+            here = torch.cuda.get_device_capability(device)
+            if here < least:
+                needs = f"needs a GPU of compute capability {least[0]}.{least[1]}"
+                what = f"quantization={section.schema_name} {needs}; this one has"
+                fix = "quantization.emulate=true, or quantization=none"
+                raise ValueError(f"{what} {here[0]}.{here[1]}. {fix}")
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """x: [..., in], weight: [out, in] -> [..., out]."""

@@ -16,6 +16,7 @@ from forge.training.norms import Norms
 from forge.training.process import say
 from forge.training.saving import Saving
 from forge.training.session import Session
+from forge.training.sparsity import Sparsity
 from forge.training.spikes import Spikes
 from forge.training.start import begin, choose
 from forge.training.step import Update
@@ -83,7 +84,8 @@ def in_order(
     def wanted(*kinds: type[Callback]) -> list[Callback]:
         return [kind(session) for kind in kinds if kind.wanted(session)]  # type: ignore[call-arg]
 
-    found = [session.signals, *wanted(Garbage, Agreement, BadSteps, Logger, Norms, TimeLimit)]
+    found = [*wanted(Sparsity), session.signals]
+    found += wanted(Garbage, Agreement, BadSteps, Logger, Norms, TimeLimit)
     found += [*entries, *wanted(HealthCheck)]
     if votes:
         found.append(StopVote(session))

@@ -78,7 +78,7 @@ def needs(file: str, folder: Path) -> list[str]:
     (folder / "ranks.tiktoken").write_text("".join(ranks))
     if file.startswith("parallel/ep"):
         return ["model=moe_tiny"]
-    if file.startswith("quantization/") and not file.endswith("none"):
+    if file in ("quantization/fp8", "quantization/mxfp8", "quantization/int8"):
         return ["quantization.emulate=true"]
     return {
         "data/text": [f"data.path={folder / 'my.txt'}"],

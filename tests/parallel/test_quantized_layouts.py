@@ -5,9 +5,13 @@ span sequences that other ranks have.
 from __future__ import annotations
 
 import pytest
+import torch
 from parity_cases import Case, layout_of
 from parity_models import MODELS
-from parity_run import outcomes
+from parity_run import config_of, main_ranks, outcomes, record_of
+
+from forge.parallel.ranks import Ranks
+from forge.parity.verdict import BOUNDS, compare, may_vanish
 
 WIDE = "model.dim=64 model.n_heads=2 model.n_kv_heads=1 model.ffn_hidden_dim=96"
 FP8 = "quantization=fp8 quantization.emulate=true quantization.min_dim=32"
@@ -33,3 +37,20 @@ def test_a_layout_of_a_quantized_model_equals_one_device(model: str, layout: str
     (found,) = outcomes(case, case.formats)
     assert not found.faults, found.shown
     assert found.same_state
+
+
+GATHERED = "quantization.fp8_all_gather=true quantization.in_evaluation=true"
+MODELS["fp8 gathered"] = [*MODELS["fp8 of tensors"], *GATHERED.split()]
+
+
+def test_weights_that_are_gathered_in_fp8_are_those_that_a_product_rounds() -> None:
+    """The scale is of the whole weight: losses and gradients are those of weights in fp32."""
+    layout = "dp_shard=2 train.batch_size=2"
+    configs = [config_of(model, layout_of(layout)) for model in ("fp8 of tensors", "fp8 gathered")]
+
+    def work(ranks: Ranks) -> list[float]:
+        plain, gathered = (record_of(config, ranks, torch.float32)[0] for config in configs)
+        verdict = compare(plain, gathered, BOUNDS[torch.float32], may_vanish=may_vanish(configs[0]))
+        return [*verdict.largest(), float(len(verdict.faults))]
+
+    assert main_ranks(configs[0], work) == [0, 0, 0, 0]

@@ -11,8 +11,8 @@ import torch
 from by_hand import SIX, products
 from torch import Tensor
 
-from forge.config.quantization import FP8, MXFP8, Int8, Quantized
-from forge.quantization import fp8, int8, mxfp8
+from forge.config.quantization import FP8, MXFP8, QAT, Int8, Quantized
+from forge.quantization import fp8, int8, mxfp8, qat
 from forge.quantization.products import Blocks, Products
 
 CPU = torch.device("cpu")
@@ -98,3 +98,34 @@ def test_experts_are_layers_of_their_rows(kind: str) -> None:
         for ours, layer in zip((found[0][start:stop], found[1][start:stop]), own, strict=False):
             torch.testing.assert_close(ours, layer)
         torch.testing.assert_close(found[2][expert], own[2])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantization_aware_training_is_that_of_torchao(bits: int) -> None:
+    from torchao.quantization.qat import FakeQuantizedLinear, IntxFakeQuantizeConfig
+
+    x, w, g = drawn(2, 8, 96, seed=1), drawn(32, 96, seed=2), drawn(2, 8, 32, seed=3)
+    tokens = IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False)
+    kind = getattr(torch, f"int{bits}")
+    weights = IntxFakeQuantizeConfig(kind, group_size=32)
+    theirs = FakeQuantizedLinear(96, 32, False, tokens, weights)
+
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        del theirs.weight
+        theirs.weight = w  # type: ignore[assignment]
+        return theirs(x)
+
+    found = through(qat.QAT(QAT(weight_bits=bits), CPU).linear, x, w, g)
+    for ours, expected in zip(found, through(product, x, w, g), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_weights_of_four_bits_by_hand() -> None:
+    """8 steps of a seventh and a half of the largest below 0, 7 above; what is cut off, none."""
+    weight = torch.tensor([[-3.0, -1.0, 0.3, 0.6], [0.1, 7.5, -7.5, 3.4]], requires_grad=True)
+    made = qat.of_groups(weight, 4, 4)
+    made.sum().backward()
+    expected = torch.tensor([[-3.2, -0.8, 0.4, 0.8], [0.0, 7.0, -8.0, 3.0]])
+    torch.testing.assert_close(made.detach(), expected)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [[1, 1, 1, 1], [1, 0, 1, 1]]

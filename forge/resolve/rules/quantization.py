@@ -6,15 +6,20 @@ from dataclasses import replace
 
 from forge.config.model import Decoder, Model
 from forge.config.objective import Objective
+from forge.config.optimizer import Optimizer
+from forge.config.optimizers import ScheduleFreeAdamW
 from forge.config.parallel import Parallel
 from forge.config.precision import Precision
-from forge.config.quantization import PARTS, Emulated, Quantized
+from forge.config.quantization import FP8, PARTS, Emulated, Quantized, Sparse
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
+from forge.config.train import Train
+from forge.plan.world import World
 
 WHICH = ("quantization.parts", "quantization.min_dim", "quantization.exclude")
-EMULATE = "quantization.emulate"
+EMULATE, GATHER = "quantization.emulate", "quantization.fp8_all_gather"
 HEAD = "quantization.include_head"
+N, M = "quantization.weight_sparsity_n", "quantization.weight_sparsity_m"
 
 
 @rule("quantization.needs_decoder", *WHICH)
@@ -62,6 +67,66 @@ def tp(quantization: Quantized, parallel: Parallel) -> Findings:
     """quantization rounds whole rows, which parallel.tp cuts, so that it would round otherwise."""
     if parallel.tp > 1 and not quantization.cut:
         yield "parallel.tp", "parallel.tp=1, or no quantization"
+
+
+@rule(
+    GATHER,
+    GATHER,
+    "quantization.recipe",
+    "quantization.in_evaluation",
+    "parallel.cpu_offload",
+    "precision.mixed_precision",
+)
+def fp8_all_gather(
+    quantization: FP8, precision: Precision, parallel: Parallel, world: World
+) -> Findings:
+    """quantization.fp8_all_gather is for weights that FSDP gathers, with one scale each, and there
+    are no others to evaluate with.
+    """
+    if not quantization.fp8_all_gather:
+        return
+    if quantization.recipe != "tensorwise":
+        what = f"recipe={quantization.recipe} has scales of rows, and gathers one of a tensor."
+        yield GATHER, what, f"quantization.recipe=tensorwise, or {GATHER}=false"
+    if not quantization.in_evaluation:
+        what = "evaluations have the gathered weights, which are fp8."
+        yield GATHER, what, f"quantization.in_evaluation=true, or {GATHER}=false"
+    if parallel.cpu_offload:
+        what = "with parallel.cpu_offload=true weights are copied to the GPU as they are."
+        yield GATHER, what, f"parallel.cpu_offload=false, or {GATHER}=false"
+    if world.size == 1 and precision.mixed_precision == "fp32":
+        yield GATHER, "on one rank in fp32 no weight is gathered.", f"{GATHER}=false"
+
+
+@rule(
+    "quantization.sparse_update",
+    "train.optimizer_in_backward",
+    "optimizer._target_",
+    N,
+)
+def sparse_update(quantization: Sparse, optimizer: Optimizer, train: Train) -> Findings:
+    """quantization=sparse gives an update the dense weights once all gradients are there."""
+    if train.optimizer_in_backward:
+        key = "train.optimizer_in_backward"
+        yield key, f"{key}=false, or no quantization"
+    if isinstance(optimizer, ScheduleFreeAdamW):
+        what = "schedule_free_adamw has two sets of weights, and one would be sparse."
+        yield "optimizer._target_", what, "optimizer=adamw"
+
+
+@rule("quantization.sparse_pp", "parallel.pp", N)
+def sparse_pp(quantization: Sparse, parallel: Parallel) -> Findings:
+    """quantization=sparse keeps in checkpoints what weights of one stage were: parallel.pp is 1."""
+    if parallel.pp > 1:
+        yield "parallel.pp", "parallel.pp=1, or no quantization"
+
+
+@rule("quantization.weight_sparsity", N, M)
+def weight_sparsity(quantization: Sparse) -> Findings:
+    """quantization.weight_sparsity_n must be less than quantization.weight_sparsity_m."""
+    n, m = quantization.weight_sparsity_n, quantization.weight_sparsity_m
+    if n >= m:
+        yield N, f"{N}={max(m // 2, 1)}"
 
 
 @rule("quantization.head", HEAD, "model.tie_embeddings", "objective.loss_fn")

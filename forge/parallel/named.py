@@ -35,6 +35,7 @@ PRODUCTS = {
     aten.addmm.default,
     aten._scaled_mm.default,
     aten._grouped_mm.default,
+    aten._scaled_grouped_mm.default,
     torch.ops.forge.looped_mm.default,
     # The end of a layer under tensor parallelism, with and without sequence parallel.
     c10d.reduce_scatter_tensor.default,

@@ -49,9 +49,9 @@ PLANS = {
 }
 ABOUT = """Plans: A weights, gradients and moments in fp32; B moments in bf16; C weights and
 gradients in bf16, the optimizer has the weights in fp32 too; D no such weights, and updates rounded
-stochastically; E as D, moments of 8 bits. Then train.activation_checkpointing, and the
-sequences of a micro-batch. Measured: the
-most that was allocated; estimate: what forge.check says of it."""
+stochastically; E as D, moments of 8 bits. Then train.activation_checkpointing, the sequences of a
+micro-batch, and `quantization`. Measured: the most that was allocated (on a CPU, that the process
+had); estimate: what forge.check says of it."""
 COMMON = "model=llama3_8b train=long train.seq_len=4096 precision=bf16 objective.ce_chunk_size=2048"
 CHUNKED = "objective.loss_fn=chunked_cross_entropy"
 TINY = (
@@ -64,7 +64,10 @@ GRID = (  # plan, recomputed, micro-batch, quantization; the most telling first
     ("D", "full", 8, ""),
     ("A", "full", 2, ""),
     ("E", "none", 4, ""),
+    ("D", "none", 3, "fp8"),
+    ("E", "none", 4, "fp8"),
     ("D", "selective", 4, ""),
+    ("D", "selective", 4, "fp8"),
     ("D", "none", 4, ""),
     ("C", "none", 2, ""),
     ("B", "none", 2, ""),
@@ -95,6 +98,8 @@ class Case:
             script = [sys.executable, str(HERE / "gpu_cases.py"), *self.words]
             return [*script, "--device", device, "--out", str(file), *["--tiny"] * tiny]
         words = [*self.words, *shlex.split(TINY if tiny else f"run.device={device}")]
+        if tiny and any(word.startswith("quantization=") for word in words):
+            words.append("quantization.min_dim=16")
         numbers = shlex.split(TINY_BENCH if tiny else BENCH)
         return [sys.executable, "-m", "forge.bench", *words, *numbers, "--json", str(file)]
 

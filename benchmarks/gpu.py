@@ -99,7 +99,7 @@ class Case:
             return [*script, "--device", device, "--out", str(file), *["--tiny"] * tiny]
         words = [*self.words, *shlex.split(TINY if tiny else f"run.device={device}")]
         if tiny and any(word.startswith("quantization=") for word in words):
-            words.append("quantization.min_dim=16")
+            words += ["quantization.min_dim=16", "quantization.emulate=true"]
         numbers = shlex.split(TINY_BENCH if tiny else BENCH)
         return [sys.executable, "-m", "forge.bench", *words, *numbers, "--json", str(file)]
 

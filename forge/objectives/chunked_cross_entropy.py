@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ def chunked_cross_entropy(
     z_loss_weight: float = 0.0,
     chunk_size: int = 0,
     each: bool = False,
+    compile_backend: str | None = None,
 ) -> CrossEntropySums:
     """The sums of `cross_entropy(head.logits(hidden), targets)`, a chunk of tokens at a time.
 
@@ -29,8 +32,11 @@ def chunked_cross_entropy(
     `auto_chunk_size`. With a head spread over ranks three numbers of each token are exchanged
     (arXiv:1909.08053, section 3), and the gradient of hidden is this rank's summand. Gradients are
     made in the forward pass, while a chunk's logits are there. Matrix products are in hidden's
-    type; the softmax and the sums in fp32 (fp64 for fp64 inputs).
+    type; the softmax and the sums in fp32 (fp64 for fp64 inputs). compile_backend: compiles a
+    chunk, where no rank exchanges anything in it; null = not.
     """
+    alone = type(head).total is Head.total
+    body = _compiled(compile_backend) if compile_backend is not None and alone else _chunk
     rows, dim = head.weight.shape
     sums = _ChunkedCrossEntropy.apply(
         hidden.reshape(-1, dim),
@@ -41,6 +47,7 @@ def chunked_cross_entropy(
         chunk_size or auto_chunk_size(vocab=rows, dim=dim),
         torch.is_grad_enabled(),
         each,
+        body,
     )
     return CrossEntropySums(*sums)
 
@@ -57,6 +64,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         chunk_size: int,
         grad_enabled: bool,
         each: bool,
+        body: Callable[..., tuple[Tensor, Tensor, Tensor]],
     ) -> tuple[Tensor, ...]:
         want_hidden, want_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
         sum_dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -69,38 +77,22 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ce, z_loss = hidden.new_zeros((), dtype=sum_dtype), hidden.new_zeros((), dtype=sum_dtype)
 
         parts = ce.new_empty(len(targets) if each else 0)
-
+        wanted = grad_dtype if want_hidden or want_weight else None
         for start in range(0, len(targets), chunk_size):
             rows = slice(start, start + chunk_size)
-            logits = head.shaped((hidden[rows] @ matrix.T).to(sum_dtype))
-            slope = head.slope(logits) if grad_enabled else 1.0  # logits are changed in place below
-            unmasked = targets[rows] != IGNORE_INDEX
-            labels = targets[rows] - head.first
-            here = unmasked & (labels >= 0) & (labels < len(weight))
-            labels = labels.where(here, 0).unsqueeze(1)
-            target_logits = head.total(logits.gather(1, labels).squeeze(1).where(here, 0))
-
-            peaks = head.largest(logits.amax(1, keepdim=True))
-            partition = head.total(logits.sub_(peaks).exp_().sum(1))
-            log_partition = partition.log() + peaks.squeeze(1)
-            losses = (log_partition - target_logits).where(unmasked, 0)
+            losses, log_partition, grad_logits = body(
+                hidden[rows], matrix, targets[rows], head, z_loss_weight, sum_dtype, wanted
+            )
             ce += losses.sum()
             if each:
                 parts[rows] = losses
             if z_loss_weight:
-                z_loss += log_partition.where(unmasked, 0).square().sum()
-
-            if grad_matrix is None and grad_weight is None:
-                continue
-            scale = ((1 + 2 * z_loss_weight * log_partition) / partition).where(unmasked, 0)
-            grad_logits = logits.mul_(scale.unsqueeze(1))
-            grad_logits.scatter_add_(1, labels, -here.unsqueeze(1).to(sum_dtype))
-            grad_logits = grad_logits.mul_(slope).to(grad_dtype)
+                z_loss += log_partition.square().sum()
             if grad_hidden is not None and grad_matrix is not None:
                 grad_hidden[rows] = grad_logits @ grad_matrix
             if grad_weight is not None:
                 _add_product(grad_weight, grad_logits.T, hidden[rows].to(grad_dtype))
-            del logits, grad_logits, slope  # else the next chunk's product is held beside this one
+            del grad_logits  # else it is held beside the next chunk's product
 
         if grad_weight is not None:
             grad_weight = grad_weight.to(torch.promote_types(grad_dtype, weight.dtype))
@@ -113,16 +105,61 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         saved = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        # With a dimension it is not rounded to the gradient's format before it is multiplied.
+        factor = grad_total.view(1, 1)
+        keeps = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore
         grads = (
-            None if grad is None else (grad.to(grad_total.dtype) * grad_total).to(dtype)
+            None if grad is None else torch.mul(grad, factor, out=None if keeps else grad).to(dtype)
             for grad, dtype in saved
         )
-        return *grads, None, None, None, None, None, None
+        return *grads, None, None, None, None, None, None, None
+
+
+def _chunk(
+    states: Tensor,
+    matrix: Tensor,
+    targets: Tensor,
+    head: Head,
+    z_loss_weight: float,
+    sum_dtype: torch.dtype,
+    grad_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of some tokens, [tokens, dim]: cross-entropy and log-partition of each, 0 where masked, and
+    the gradient of logits, [tokens, vocab], in grad_dtype; null = none.
+    """
+    logits = head.shaped((states @ matrix.T).to(sum_dtype))
+    slope = head.slope(logits) if grad_dtype is not None else 1.0  # logits are changed in place
+    unmasked = targets != IGNORE_INDEX
+    labels = targets - head.first
+    here = unmasked & (labels >= 0) & (labels < len(matrix))
+    labels = labels.where(here, 0).unsqueeze(1)
+    target_logits = head.total(logits.gather(1, labels).squeeze(1).where(here, 0))
+
+    peaks = head.largest(logits.amax(1, keepdim=True))
+    partition = head.total(logits.sub_(peaks).exp_().sum(1))
+    log_partition = partition.log() + peaks.squeeze(1)
+    losses = (log_partition - target_logits).where(unmasked, 0)
+    if grad_dtype is None:
+        return losses, log_partition.where(unmasked, 0), logits
+    scale = ((1 + 2 * z_loss_weight * log_partition) / partition).where(unmasked, 0)
+    grad_logits = logits.mul_(scale.unsqueeze(1))
+    grad_logits.scatter_add_(1, labels, -here.unsqueeze(1).to(sum_dtype))
+    return losses, log_partition.where(unmasked, 0), grad_logits.mul_(slope).to(grad_dtype)
+
+
+@functools.cache
+def _compiled(backend: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Of a shape, which chunks but the last share, what is between the products is few kernels."""
+    return torch.compile(_chunk, backend=backend, fullgraph=True, dynamic=False)
 
 
 def _add_product(accumulator: Tensor, left: Tensor, right: Tensor) -> None:
-    """accumulator += left @ right, in place, without a temporary if they are of one type."""
+    """accumulator += left @ right, in place, without a temporary if they are of one type, or on a
+    GPU, whose products of 16 bits can be fp32.
+    """
     if accumulator.dtype == left.dtype:
         accumulator.addmm_(left, right)
+    elif accumulator.is_cuda:
+        torch.ops.aten.addmm.dtype_out(accumulator, left, right, accumulator.dtype, out=accumulator)
     else:
         accumulator += left @ right

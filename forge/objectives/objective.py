@@ -22,12 +22,14 @@ class Objective:
 
     along_sequence: the fields of a batch that are [batch, seq, ...]; with context parallelism each
     rank has its part of these, and the whole of all others. sums, maxima: names of what `evaluate`
-    gives, by how it adds up over batches and ranks. In a loader process there are no models.
+    gives, by how it adds up over batches and ranks. compile_backend: of torch.compile, for what of
+    the loss it pays; null = nothing is compiled. In a loader process there are no models.
     """
 
     along_sequence: tuple[str, ...] = ("tokens", "targets")
     sums: tuple[str, ...] = ()
     maxima: tuple[str, ...] = ()
+    compile_backend: str | None = None
     section: Any
 
     def __init__(

@@ -32,7 +32,8 @@ class Pretrain(NextToken):
         # With loss_parallel each rank has logits of its own rows, and no rank gathers them all.
         if chunked or getattr(model, "loss_parallel", False):
             size = self.section.ce_chunk_size if chunked else targets.numel()
-            found = chunked_cross_entropy(hidden, head, targets, chunk_size=size, **options)
+            options |= {"chunk_size": size, "compile_backend": self.compile_backend}
+            found = chunked_cross_entropy(hidden, head, targets, **options)
         else:
             found = cross_entropy(head.logits(hidden), targets, **options)
         sums = {"ce": found.ce, "z_loss": found.z_loss}

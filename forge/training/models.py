@@ -86,9 +86,12 @@ def build_objective(
         except CheckpointError as error:
             raise CheckpointError(f"objective, its model '{name}': {error}") from error
     trust = config.run.trust
-    return build(
+    objective = build(
         config.objective, path="objective", trust=trust, tokenizer=tokenizer, models=models
     )
+    if config.train.compile_model and isinstance(objective, Objective):
+        objective.compile_backend = config.train.compile_backend
+    return objective
 
 
 def _frozen(

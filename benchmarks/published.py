@@ -91,9 +91,9 @@ def report(rows: list[Compared]) -> Iterator[str]:
         errors = [row.error for row in held_out if ("tp=" in row.figure.words) == several]
         yield f"With {name} the median error is {median(errors):+.1%} ({len(errors)} figures)."
     yield (
-        "\nLayouts of KempnerForge with tp are slower than the model says, those of torchtitan and"
-        " Llama 3 are not. Probably it is\nthe launches of DTensor between layers that are not"
-        " compiled; forge has none there. The order of its layouts is right.\n"
+        "\nLayouts of KempnerForge with tp are a third slower than the model says, most of those of"
+        " torchtitan and Llama 3 are not.\nA guess is that DTensor's launches between layers"
+        " cost that time; forge has none there. The order of its layouts is right.\n"
     )
     yield "| set | figures | median error | pairs in order | of the same model |"
     yield "| --- | ---: | ---: | ---: | ---: |"

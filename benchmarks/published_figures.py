@@ -131,6 +131,41 @@ TITAN_FIGURES = [
         597,
     ),
 ]
+FP8 = "quantization=fp8 quantization.fp8_all_gather=true"
+LARGE = f"{H100} {FULL} {FP8} train.seq_len=8192 parallel.tp=8"
+TITAN_FIGURES += [
+    Figure(TITAN, "8B dp_shard=8, fp8", "8B", f"{TWO} {FP8} plan.world_size=8", 8_532, fitted=True),
+    Figure(TITAN, "8B dp_shard=128, fp8", "8B", f"{TWO} {FP8} plan.world_size=128", 8_380),
+    *(
+        Figure(
+            TITAN,
+            f"8B dp_shard={8 // cp} cp={cp}, {32_768 * cp:,} tokens, fp8",
+            "8B",
+            f"{H100} {FULL} {FP8} plan.world_size=8 train.batch_size=1 parallel.cp={cp}"
+            f" train.seq_len={32_768 * cp}",
+            rate,
+        )
+        for cp, rate in ((1, 3_890), (2, 2_540), (4, 1_071), (8, 548))
+    ),
+    Figure(
+        TITAN,
+        "70B tp=8 dp_shard=32, fp8",
+        "70B",
+        f"{LARGE} plan.world_size=256 train.batch_size=16",
+        829,
+    ),
+    *(
+        Figure(
+            TITAN,
+            f"405B tp=8 pp=8 dp_shard=8, fp8, {schedule}",
+            "405B",
+            f"{LARGE} plan.world_size=512 train.batch_size=1 train.grad_accum_steps=32"
+            f" parallel.pp=8 parallel.pp_microbatches=32 parallel.pp_schedule={schedule}",
+            rate,
+        )
+        for schedule, rate in (("1f1b", 100), ("interleaved_1f1b", 128))
+    ),
+]
 THREE_D = (
     "plan.device=h100 plan.gpus_per_node=8 parallel.layout=given parallel.tp=8 parallel.pp=16"
     " parallel.pp_schedule=interleaved_1f1b parallel.pp_stages_per_rank=7 train.batch_size=1"

@@ -6,7 +6,7 @@ the share of the peak that large products sustain, less what the last wave of it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, prod
 
@@ -18,6 +18,8 @@ from forge.config.root import Config
 from forge.config.tensors import HEAD, ROUTER, TensorSpec
 from forge.plan import calibration as known
 
+LOW = ("fp8", "mxfp8", "nvfp4", "int8")
+"""Ways to quantise whose products are faster where the device has them; others round alone."""
 UNKNOWN_KEPT = 17
 """Numbers of the width of a layer that a block keeps, where its component does not say."""
 
@@ -51,11 +53,10 @@ class Seconds:
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """Forward, backward without recomputation, and what is recomputed."""
+    """Forward, and backward without recomputation."""
 
     forward: Seconds
     backward: Seconds
-    again: Seconds = Seconds()
 
 
 class Compute:
@@ -74,7 +75,6 @@ class Compute:
 
     def block(self, kind: Kind) -> Pass:
         """One block of a kind."""
-        train = self.config.train
         found = [self._of_tensor(one) for one in self.model.block_tensors(kind) if one.multiplied]
         forward_scores, backward_scores = self._attention(kind)
         memory = self._memory(kind)
@@ -84,12 +84,7 @@ class Compute:
         backward = Seconds(
             products=sum(b for _, b in found), attention=backward_scores, memory=0.6 * memory
         )
-        again = Seconds()
-        if train.activation_checkpointing == "full":
-            again = forward
-        elif train.activation_checkpointing == "selective":
-            again = Seconds(memory=forward.memory)
-        return Pass(forward=forward, backward=backward, again=again)
+        return Pass(forward=forward, backward=backward)
 
     def head(self) -> Pass:
         """The output head and the loss."""
@@ -121,13 +116,27 @@ class Compute:
             rows = self.tokens * one.met[0] / number
             shape = shape[1:]
         out, into = shape[0], prod(shape[1:])
-        format = self.format
-        if one.role == ROUTER and self.model.moe.float32_gate_logits:
-            format = "fp32"
+        format, of_weights = self._formats(one)
         made = self._product(rows, out, into, number, format)
         of_input = self._product(rows, into, out, number, format)
-        of_weight = self._product(out, into, rows, number, format)
+        of_weight = self._product(out, into, rows, number, of_weights)
         return made, of_input + of_weight
+
+    def _formats(self, one: TensorSpec) -> tuple[str, str]:
+        """What a tensor is multiplied in, and what its gradient is; of a block in the middle, since
+        the first and the last may be left out.
+        """
+        if one.role == ROUTER and self.model.moe.float32_gate_logits:
+            return "fp32", "fp32"
+        section, middle = self.config.quantization, self.model.n_layers // 2
+        name = one.name if one.role == HEAD else f"blocks.{middle}.{one.name}"
+        kind = section.schema_name
+        emulated = getattr(section, "emulate", False)
+        if kind not in LOW or emulated or not section.takes(replace(one, name=name), self.model):
+            return self.format, self.format
+        exact = getattr(section, "wgrad_with_hp", False)
+        exact |= getattr(section, "recipe", "") == "rowwise_with_gw_hp"
+        return kind, self.format if exact else kind
 
     def _product(self, m: float, n: float, k: float, number: int, format: str) -> float:
         return product(self.device, ceil(m), ceil(n), ceil(k), number, format, self.width)
@@ -166,7 +175,7 @@ class Compute:
 @lru_cache(maxsize=4096)
 def product(device: Device, m: int, n: int, k: int, number: int, format: str, width: int) -> float:
     """Seconds of so many products of [m, k] and [k, n]."""
-    size = 1 if format == "fp8" else width
+    size = 1 if format in LOW else width
     bytes = number * (size * (m * k + k * n) + width * m * n)
     reached = device.sustained * (known.FP8_REACHED if format != "bf16" and size == 1 else 1.0)
     rate = device.flops(format) * reached * busy(device, m, n, k, number) / _largest(device)

@@ -18,6 +18,7 @@ from forge.config.model import Decoder, Kind
 from forge.config.parallel import LOOPED_SCHEDULES, Parallel
 from forge.config.root import Config
 from forge.plan import calibration as known
+from forge.plan.activations import Activations
 from forge.plan.compute import Compute, Pass, Seconds
 from forge.plan.links import group, link_bytes, seconds
 from forge.plan.memory import STATE, memory_by_part
@@ -154,15 +155,14 @@ class _OfRank:
 
     def _of_compute(self, has_head: bool) -> None:
         """Blocks, head and loss of all micro-batches, and what a GPU waits for their launches."""
-        config, passes = self.config, self.passes
+        passes = self.passes
         blocks = {kind: self.compute.block(kind) for kind in self.kinds}
         number = self.kinds.total()
-        recomputed = -(-number // config.train.recompute_every) / number
-        forward, backward, again = (
+        forward, backward = (
             _sum(self.kinds, {kind: getattr(one, name) for kind, one in blocks.items()})
-            for name in ("forward", "backward", "again")
+            for name in ("forward", "backward")
         )
-        again = again * recomputed
+        again, moved = self._again(blocks)
         head = self.compute.head() if has_head else Pass(forward=Seconds(), backward=Seconds())
         self.forward = forward.all + head.forward.all
         self.backward = backward.all + again.all + head.backward.all
@@ -172,9 +172,32 @@ class _OfRank:
         self.parts["elementwise"] += passes * both.memory
         self.parts["head and loss"] += passes * (head.forward.all + head.backward.all)
         self.parts["recomputed"] += passes * again.all
+        self.parts["offload"] += passes * self._beside(moved, self.forward, 2)
         launch = [number * each for each in known.LAUNCH[self.compute.mode]]
         late = max(launch[0] - self.forward, 0) + max(launch[1] - self.backward, 0)
         self.parts["launches"] += passes * late
+
+    def _again(self, blocks: Mapping[Kind, Pass]) -> tuple[Seconds, float]:
+        """What is recomputed of a micro-batch: the share of the forward FLOPs that its policy
+        makes again, and all that is elementwise; and seconds to host memory of what it keeps there.
+        """
+        config, model = self.config, self.rank.model
+        policy, kept = config.train.policy, Activations(config, model)
+        again, host = Seconds(), 0.0
+        for layers in self.rank.layers.values():
+            for layer in layers:
+                if not policy.recomputed(layer, model.n_layers, layers.start):
+                    continue
+                kind, places = model.kind_of(layer), policy.of_block(layer, model.n_layers)
+                block, one = kept.block(kind), blocks[kind].forward
+                share = block.again(places) / block.flops if block else 1.0
+                again += Seconds(
+                    products=share * one.products,
+                    attention=share * one.attention,
+                    memory=one.memory,
+                )
+                host += block.held(places).host if block else 0.0
+        return again, host * self.rank.tokens / self.passes / known.HOST_LINK
 
     def _of_waits(self) -> None:
         """Collectives that nothing runs beside."""

@@ -20,7 +20,7 @@ from forge.resolve.auto import DEGREE_RULES, USABLE, laid_out, name_of
 POWERS = (1, 2, 4, 8, 16, 32)
 SHARDS = (1, 8, 64)
 """FSDP shards that are tried beside as many as there can be; the others are replicas of them."""
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "save_dot_except_mlpwi", "save_qkv_proj", "full")
 """In the order of the time they take."""
 MICRO = (8, 4, 2, 1)
 STAGES = (1, 2, 4)

@@ -34,7 +34,7 @@ BEHIND = ("eval=off", "checkpoint=off", "data=synthetic", "tokenizer=bytes")
 ALWAYS = ("metrics.enable_console=false", "run.inline=false")
 COLUMNS = (
     *("config", "devices", "tokens/s", "ms a step", "p10 to p90", "MFU", "HFU"),
-    *("peak memory", "estimate", "forward", "backward", "optimizer", "loss"),
+    *("peak memory", "estimate", "forward", "backward", "optimizer", "loss", "hash"),
 )
 
 
@@ -159,6 +159,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         ms(parts.get("backward, reduction, clipping")),
         ms(parts["optimizer"]),
         f"{row['loss']['first']:.3f} to {row['loss']['last']:.3f}",
+        row["hash"][:8],
     ]
 
 
@@ -199,7 +200,8 @@ def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> str:
     formulas = (
         "MFU: FLOPs of the model a token, forward and backward, times tokens a second, over the "
         "peak of the devices (PaLM, arXiv:2204.02311, appendix B). HFU: the same with what blocks "
-        "compute again in backward. Times are medians in ms; memory is of the main rank."
+        "compute again in backward. Times are medians in ms; memory is of the main rank. Hash: "
+        "of the config."
     )
     return "\n".join([*lines, "", formulas, ""])
 

@@ -52,7 +52,8 @@ def test_what_is_measured_of_a_sweep(tmp_path: Path) -> None:
         assert "aten::mm" in row["kernels_seconds"]
     table = places["--markdown"].read_text().splitlines()
     assert table[0].startswith("    python -m forge.bench -m ")
-    assert sum(line.startswith("| #00") for line in table) == 2
+    cells = [line.strip("| ").split(" | ") for line in table if line.startswith("| #00")]
+    assert [one[-1] for one in cells] == [row["hash"][:8] for row in rows]
     assert "USDT" not in done.stdout
 
 

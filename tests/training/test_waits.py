@@ -30,6 +30,10 @@ RUNS = {
     "experts": f"{EXPERTS} model.moe.kernel=grouped model.moe.bias_update_rate=0.01",
     "capacity": f"{EXPERTS} model.moe.capacity_factor=1.0 model.moe.gradient_scale=true",
     "sixteen": "precision=bf16",
+    "rounded": "precision=bf16 precision.param_dtype=bf16 precision.stochastic_rounding=true "
+    "optimizer.mu_dtype=bf16 optimizer.nu_dtype=bf16",
+    "masters": "precision.param_dtype=bf16 train.grad_clip_norm=0.1",
+    "in backward": "train.optimizer_in_backward=true train.grad_clip_norm=0",
 }
 
 
@@ -37,6 +41,8 @@ def waiting(loop: Loop) -> Waits:
     """What waits in all steps of a run but the first and the last, as if its device were a GPU."""
     waits, step = Waits(), loop._step
     loop.update.skips_on_device = True
+    if loop.update.in_backward is not None:
+        loop.update.in_backward.on_device = True
     for one in loop.callbacks:
         if isinstance(one, BadSteps):
             one.at_logs = True
@@ -126,7 +132,9 @@ def test_a_graph_that_breaks_is_found(assembled):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("compiled", ["false", "true"])
-@pytest.mark.parametrize("options", ["", EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    "options", ["", EXPERTS, RUNS["rounded"]], ids=["dense", "experts", "rounded"]
+)
 def test_a_gpu_waits_for_nothing_between_logs(assembled, options, compiled):
     more = f"run.device=cuda precision=bf16 {FUSED} train.compile_model={compiled}"
     loop = assembled(EACH, more, options)

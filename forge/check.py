@@ -22,6 +22,7 @@ from forge.config.root import Config
 from forge.config.tensors import TensorSpec
 from forge.config.train import Train
 from forge.plan.allocation import Allocation, allocation
+from forge.plan.activations import host_bytes
 from forge.plan.memory import memory_by_part
 from forge.plan.time import expected_seconds, planned_time
 from forge.plan.world import World, ranks_of, ranks_per_node
@@ -55,6 +56,8 @@ def report(composition: Composition, resolution: Resolution) -> str:
     each_device = [(f"  {name}", byte_size(size)) for name, size in memory.items()]
     if memory:
         each_device.insert(0, ("estimated memory", byte_size(sum(memory.values()))))
+    if host := host_bytes(config):
+        each_device.append(("in host memory", byte_size(host)))
     devices = f"from {world.source} ({world.devices.source})"
     name = directory.readable(config.run.name or config.preset)
     where = [

@@ -144,8 +144,10 @@ def among(number: int, layer: int, n_layers: int) -> bool:
 
 
 def places_of(policy: str, table: Recompute | None = None) -> dict[str, str]:
-    """Where a policy keeps tensors, by name; `router` is kept wherever more than inputs are."""
-    if policy in (NONE, FULL):
+    """Where a policy keeps tensors, by name; `router` is kept wherever more than inputs are. auto
+    may become full.
+    """
+    if policy in (NONE, FULL) or policy.partition(":")[0] == AUTO:
         return {}
     if policy == CUSTOM:
         assert table is not None

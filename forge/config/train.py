@@ -7,7 +7,7 @@ from dataclasses import field
 from forge.config.batch_sizes import BatchSizes
 from forge.config.field import Condition, Section, opt, section
 from forge.config.parallel import SEVERAL_RANKS
-from forge.config.recompute import CUSTOM, POLICIES, Policy, Recompute, places_of
+from forge.config.recompute import AUTO, CUSTOM, POLICIES, Policy, Recompute, places_of
 
 RECOMPUTED = Condition(
     lambda config, ranks: config.train.activation_checkpointing != "none",
@@ -90,8 +90,10 @@ class Train(Section):
     activation_checkpointing: str = opt(
         "none",
         "what blocks keep for backward; the rest is recomputed: full = their input, selective = "
-        "what matrices and attention give, others by name",
-        choices=POLICIES,
+        "what matrices and attention give, others by name; auto, or auto:GB = the cheapest that "
+        "fits a device",
+        choices=(*POLICIES, AUTO),
+        amounts=(AUTO,),
         free=True,
     )
     recompute: Recompute = field(

@@ -210,6 +210,16 @@ def flops_again(config: Config) -> float:
     return sum(block.again(kept) for block, kept in places)
 
 
+def host_bytes(config: Config) -> int:
+    """Bytes of activations that the first rank has in host memory."""
+    model = config.model
+    if not isinstance(model, Decoder) or OFFLOAD not in config.train.policy.places.values():
+        return 0
+    layers = range(-(-model.n_layers // config.parallel.pp))
+    held = Activations(config, model).held(Stage(layers=layers, first=True, last=False))
+    return 0 if held is None else round(held.host)
+
+
 def _in_flight(parallel: Parallel, microbatches: int) -> float:
     """Micro-batches whose activations the first rank holds at once."""
     pp, stages = parallel.pp, parallel.pp_stages_per_rank or 1

@@ -28,6 +28,7 @@ from forge.config.train import Train
 from forge.plan.world import World
 from forge.resolve.auto import auto, memory_for_time
 from forge.resolve.layout import batch, layout, pipeline
+from forge.resolve.recompute import recompute
 
 PATHS = tuple(dict.fromkeys(schemas.keys_with("path")))
 UNKNOWN_ROWS = 32000
@@ -235,6 +236,7 @@ DERIVATIONS = (
     batch,
     pipeline,
     memory_for_time,
+    recompute,
     schedule,
 )
 """In the order in which they run."""

@@ -29,7 +29,7 @@ SUBJECTS = set(
     reinforcement learning; distillation; quantisation; planner;
     sliding and chunked attention; attention sinks;
     gated delta nets; multi-token prediction; two-tier checkpoints; elastic restart; DiLoCo;
-    goodput ledger; straggler alarm; stack dumps; activation offload by named tensor; DSA indexer;
+    goodput ledger; straggler alarm; stack dumps; DSA indexer;
     MoBA; hyper-connections; Engram; multimodal towers;
     lm-eval and CORE benchmarks
     """.strip()

@@ -21,8 +21,8 @@ from forge.config.quantization import Quantized
 from forge.config.root import Config
 from forge.config.tensors import TensorSpec
 from forge.config.train import Train
-from forge.plan.allocation import Allocation, allocation
 from forge.plan.activations import host_bytes
+from forge.plan.allocation import Allocation, allocation
 from forge.plan.memory import memory_by_part
 from forge.plan.time import expected_seconds, planned_time
 from forge.plan.world import World, ranks_of, ranks_per_node

@@ -45,7 +45,7 @@ def test_no_set_of_names_that_fits_is_cheaper_by_more_than_a_tensor_of_a_block(l
         return -sum(spared)
 
     tables = [
-        Recompute(**dict.fromkeys(chosen, DEVICE))
+        Recompute(**dict[str, Any].fromkeys(chosen, DEVICE))
         for number in range(len(names) + 1)
         for chosen in combinations(names, number)
     ]

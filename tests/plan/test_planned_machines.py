@@ -11,7 +11,7 @@ from forge import bench, check, train
 from forge.config.devices import DEVICES
 from forge.config.root import Config
 from forge.parity import __main__ as parity
-from forge.plan.memory import memory_by_part
+from forge.plan.memory import STATE, memory_by_part
 from forge.plan.time import planned_time
 from forge.plan.world import CPU_BUILD, Devices
 from forge.resolve.resolve import Resolution, resolve
@@ -111,3 +111,19 @@ def test_nothing_starts_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "16 ranks on cuda, from plan.world_size (plan.device=h200)" in out
     assert re.search(r"a step +[\d.]+ s: [\d,]+ tokens/s a GPU, MFU", out)
     assert re.search(r"a GPU sends +[\d.]+ GB over NVLink, [\d.]+ GB over network", out)
+
+
+@pytest.mark.parametrize(
+    ("device", "least", "state"), [("h200", 13_500, 59.8), ("h100", 11_000, 45.1)]
+)
+def test_llama_3_8b_fits_one_gpu(device: str, least: float, state: float) -> None:
+    """With 3 GiB to spare; 8 and 6 bytes of each parameter are there all the time."""
+    words = f"plan.device={device}", "plan.world_size=1"
+    config = resolution(f"experiment=llama3_8b_one_{device}", *words).config
+    parts = memory_by_part(config)
+    assert sum(parts.values()) < DEVICES[device].memory - (3 << 30)
+    kept = sum(size for name, size in parts.items() if name.startswith(STATE))
+    assert kept / (1 << 30) == pytest.approx(state, abs=0.1)
+    time = planned_time(config)
+    assert time is not None
+    assert time.tokens_per_second > least

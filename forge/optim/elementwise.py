@@ -54,7 +54,26 @@ class Part:
         return torch.stack(steps).to(self.weights[0].dtype).clamp(min=1)
 
 
-class Elementwise(torch.optim.Optimizer):
+class KeepsFormats(torch.optim.Optimizer):
+    """An optimizer whose state has formats of its own, whatever those of the parameters are."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Of an optimizer with the same groups; every value keeps its format, where torch gives it
+        that of the parameter.
+        """
+        super().load_state_dict({**state_dict, "state": {}})
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            if found := state_dict["state"].get(number):
+                self.state[parameter] = self.loaded(parameter, found)
+
+    def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The state of a parameter from one that was saved."""
+        return {key: value.to(parameter.device) for key, value in found.items()}
+
+
+class Elementwise(KeepsFormats):
     """A rule of update by element, which shards of a parameter follow each by itself.
 
     As torch's fused optimizers do, it leaves every value as it is where the attribute `found_inf`
@@ -99,21 +118,6 @@ class Elementwise(torch.optim.Optimizer):
             for some in [parameters] if at_once else [[parameter] for parameter in parameters]:
                 self.take(group, some)
         return loss
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of an optimizer with the same groups; every value keeps its format, where torch gives it
-        that of the parameter.
-        """
-        super().load_state_dict({**state_dict, "state": {}})
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        for number, parameter in zip(numbers, parameters, strict=True):
-            if found := state_dict["state"].get(number):
-                self.state[parameter] = self.loaded(parameter, found)
-
-    def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The state of a parameter from one that was saved."""
-        return {key: value.to(parameter.device) for key, value in found.items()}
 
 
 class ByParts(Elementwise):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forge.config.optimizer import Muon as MuonConfig
 from forge.masters import master
-from forge.optim.elementwise import in_16_bits, wide_dtype, write, zeros_of
+from forge.optim.elementwise import KeepsFormats, in_16_bits, wide_dtype, write, zeros_of
 from forge.optim.orthogonal import newton_schulz
 from forge.optim.rounding import Rounding
 from forge.optim.whole import Matrix, WholeMatrices
@@ -25,7 +25,7 @@ def muon(section: MuonConfig, *, params: list[dict[str, Any]]) -> Muon:
     return Muon(params, section)
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(KeepsFormats):
     """Jordan et al., 2024 (arXiv:2502.16982 for decay and scale); of a matrix W [rows, columns]:
 
     m <- momentum * m + (1 - momentum) * g

@@ -15,7 +15,6 @@ from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.config.rule import Derived, derivation, put, rules_of
 from forge.plan.memory import memory_by_part
-from forge.plan.time import planned_time
 from forge.plan.world import World, ranks_of, ranks_per_node
 from forge.resolve.layout import DEGREES, batch, pipeline
 from forge.resolve.rules import degrees as degree_rules
@@ -133,6 +132,10 @@ def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
             if degrees["dp_replicate"] == config.parallel.dp_replicate:
                 return degrees, UNKNOWN
         elif needed <= USABLE * memory:
+            if config.plan.device is None:
+                break
+            from forge.plan.time import planned_time  # which most commands have no use for
+
             time = planned_time(_gathering(tried), ranks_per_node(world))
             if time is None:
                 break

@@ -18,7 +18,6 @@ from forge.launch import jobs
 from forge.launch.sweep import local, messages
 from forge.launch.sweep.command import Command, keys_of, own_place
 from forge.launch.sweep.preflight import Preflight
-from forge.plan.time import expected_seconds
 from forge.plan.world import Devices, find_devices, ranks_of
 
 NEEDS = {"cmaes": ("cmaes",), "gp": ("torch", "scipy")}
@@ -44,6 +43,8 @@ def fly(flight: Preflight, here: Devices) -> int:
     if world.planned:
         where = f"{ranks_of(world.size)} ({world.devices.source})"
         print(f"{counted(len(planned), 'point')} can run on {where}; nothing was started there")
+        from forge.plan.time import expected_seconds  # which sweeps that start have no use for
+
         times = [expected_seconds(one.resolution.config, world) for one in planned]
         if None not in times:
             longest = duration(max(filter(None, times)))

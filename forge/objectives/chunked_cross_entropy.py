@@ -143,7 +143,11 @@ def _chunk(
         return losses, log_partition.where(unmasked, 0), logits
     scale = ((1 + 2 * z_loss_weight * log_partition) / partition).where(unmasked, 0)
     grad_logits = logits.mul_(scale.unsqueeze(1))
-    grad_logits.scatter_add_(1, labels, -here.unsqueeze(1).to(sum_dtype))
+    if torch.compiler.is_compiling():  # in one pass with the rest; a scatter needs all in memory
+        ids = torch.arange(logits.shape[1], device=logits.device)
+        grad_logits = grad_logits - ((ids == labels) & here.unsqueeze(1)).to(sum_dtype)
+    else:
+        grad_logits.scatter_add_(1, labels, -here.unsqueeze(1).to(sum_dtype))
     return losses, log_partition.where(unmasked, 0), grad_logits.mul_(slope).to(grad_dtype)
 
 

@@ -132,6 +132,7 @@ fsdp2, gathered weights kept | dp_shard=2 reshard_after_forward=never | | float6
 fsdp2, cpu offload | dp_shard=2 offload | llama, clipped | float64
 fsdp2, full recompute | dp_shard=2 recompute=full
 fsdp2, selective recompute | dp_shard=2 recompute=selective
+fsdp2, minimal recompute in host memory | dp_shard=2 recompute=minimal_offloaded
 fsdp2, recompute of every second block | dp_shard=2 recompute=full every=2
 fsdp2, compiled | dp_shard=2 compiled | | float64
 fsdp2, compiled, selective recompute | dp_shard=2 compiled recompute=selective
@@ -148,6 +149,7 @@ tp2 without loss parallel | tp=2 loss_parallel=false | llama, z-loss, clipped
 tp2, chunked cross-entropy | tp=2 chunked | llama, z-loss, clipped | float64
 tp2, full recompute | tp=2 recompute=full | | float64
 tp2, selective recompute | tp=2 recompute=selective
+tp2, minimal recompute | tp=2 recompute=minimal | | float64
 tp2, compiled | tp=2 compiled | | float64
 tp4 with 2 heads of keys | tp=4 | | float64
 tp4 with 2 heads of keys, without sequence parallel | tp=4 no_sp
@@ -160,6 +162,7 @@ cp2 all_gather, gpt2 | cp=2 | gpt2
 cp2 all_gather, contiguous parts | cp=2 cp_load_balance=false | | float64
 cp2 ulysses | cp=2 ulysses | | float64 float32
 cp2 all_gather, full recompute | cp=2 recompute=full
+cp2 all_gather, minimal recompute | cp=2 recompute=minimal
 cp2 all_gather, compiled | cp=2 compiled
 cp4 all_gather | cp=4
 cp4 ulysses | cp=4 ulysses | llama, 4 heads of keys
@@ -178,6 +181,7 @@ pp2, chunked cross-entropy | pp2 chunked | llama, z-loss, clipped
 pp2, accumulation over 2 | pp=2
 pp2, layers 1 + 2 | pp2 pp_layers=[1,2]
 pp2, full recompute | pp2 recompute=full
+pp2, minimal recompute in host memory | pp2 recompute=minimal_offloaded | | float64
 pp2, compiled | pp2 compiled
 pp2, gpt2 | pp2 | gpt2
 pp2 x fsdp2 | pp2 dp_shard=2 batch=4 | llama, clipped | float64
@@ -259,6 +263,8 @@ moe: ep2, accumulation over 4 | ep=2 batch=1 | moe
 moe: ep2, cpu offload | ep=2 offload | moe
 moe: ep2, full recompute | ep=2 recompute=full | moe | float64
 moe: ep2, selective recompute | ep=2 recompute=selective | moe, capacity
+moe: ep2, minimal recompute in host memory | ep=2 recompute=minimal_offloaded | moe
+moe: ep2, selective recompute | ep=2 recompute=selective | moe, capacity | float64
 moe: ep2, compiled | ep=2 compiled | moe
 moe: ep2, compiled, selective recompute | ep=2 compiled recompute=selective | moe
 moe: ep4 | ep=4 batch=2 | moe, 8 experts

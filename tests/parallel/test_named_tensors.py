@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from refusing import resolved
-from torch._dynamo.utils import counters  # noqa: F401
+from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
 from forge.config.recompute import OFFLOADED, SAVED, Policy, places_of
@@ -15,7 +15,8 @@ from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.parallel.activation_checkpoint import recompute
-from forge.parallel.host_memory import Host
+from forge.parallel.host_memory import Host, InHost
+from forge.parallel.modules import compile_blocks
 from forge.plan.activations import Activations, Stage
 
 SHAPE = ["model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.ffn_hidden_dim=48"]
@@ -128,3 +129,35 @@ class Fixed:
 
     def __getattr__(self, name: str):
         return getattr(self.section, name)
+
+
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)]
+)
+@pytest.mark.parametrize("policy", ["minimal", "minimal_offloaded"])
+def test_compiled_blocks_keep_by_name_too(
+    backend: str, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One graph, the plain gradients; to host memory go six products of each of two blocks, but not
+    the last, which nobody reads again.
+    """
+    config = composed("llama")
+    held, take = [], InHost.take
+
+    def taken(self: InHost) -> torch.Tensor:
+        held.append(self)
+        return take(self)
+
+    monkeypatch.setattr(InHost, "take", taken)
+    expected, model = gradients(made(config)), made(config)
+    recompute(model, policy)
+    in_host(model)
+    compile_blocks(model, backend)
+    counters.clear()
+    found = gradients(model)
+    assert counters["stats"]["unique_graphs"] == 1
+    products = [one for one in held if one.host.dim() == 2]  # not a generator's state
+    assert len(products) == (12 if policy == "minimal_offloaded" else 0)
+    for name, reference in expected.items():
+        atol = 1e-6 * reference.abs().max().item()
+        torch.testing.assert_close(found[name], reference, rtol=1e-6, atol=atol, msg=name)

@@ -79,7 +79,7 @@ class Quantized(Quantization):
         part = one.part.replace(" ", "_").replace("-", "_")
         if one.role not in (MATRIX, EXPERT) or part not in self.parts:
             return False
-        layer = int(one.name.split(".")[1])
+        layer = int(one.name.split(".")[1]) if one.name.startswith("blocks.") else 0
         return self.plain_first_layers <= layer < model.n_layers - self.plain_last_layers
 
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from forge.config.activations import FP32
 from forge.config.model import Decoder
 from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.precision import BYTES
+from forge.config.quantization import FP8, Sparse
 from forge.config.root import Config
-from forge.config.tensors import TensorSpec, within
+from forge.config.tensors import HEAD, MATRIX, TensorSpec, within
 from forge.plan.activations import Activations, Stage
 from forge.rundir.saved_config import load, newest
 
@@ -68,11 +69,17 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         several_passes = max(train.grad_accum_steps, activations.microbatches) > 1
         add_up = several_passes and (parallel.pp > 1 or parallel.reduce_gradients == "step")
         parts["gathered weights"] = width * (share.parameters if stays else at_once)
+        if isinstance(config.quantization, FP8) and config.quantization.fp8_all_gather:
+            eighth = _in_fp8(config, config.quantization, model, share, width)
+            whole = eighth.outside_at_once + eighth.two_blocks
+            parts["gathered weights"] = eighth.parameters if stays else whole
         # On one rank they may stay as backward gives them: `forge.parallel.apply`.
         same = precision.param_dtype == precision.mixed_precision
         unreduced = kind if same and not (several or several_passes) else "fp32"
         count = share.parameters if add_up else at_once
         parts[f"unreduced gradients ({unreduced})"] = BYTES[unreduced] * count
+    if isinstance(config.quantization, Sparse):
+        parts["zeroed weights, masks"] = _of_zeros(config, config.quantization, model, share)
     for frozen in _frozen_models(config):
         own = _share(frozen, parallel, first=True, last=True)
         at_once = own.outside_at_once + own.two_blocks if gathered else 0
@@ -90,6 +97,32 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         capped = model.final_logits_soft_cap > 0
         parts["logits"] = config.objective.logits_bytes(**sizes, capped=capped)
     return parts
+
+
+def _in_fp8(config: Config, section: FP8, model: Decoder, share: _Share, width: int) -> _Share:
+    """Bytes of weights that are gathered in fp8, where a layer takes them so."""
+    # of a block that is not named: one at an end that is left out, if one is
+    layer = 0 if section.plain_first_layers else model.n_layers - 1
+
+    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
+        if one.role == MATRIX and not one.name.startswith("blocks."):
+            one = replace(one, name=f"blocks.{layer}.{one.name}")
+        fp8 = one.role in (MATRIX, HEAD) and section.takes(one, model)
+        return math.prod(shape) * (1 if fp8 else width)
+
+    return _share(model, config.parallel, first=share.first, last=share.last, of=size)
+
+
+def _of_zeros(config: Config, section: Sparse, model: Decoder, share: _Share) -> int:
+    """Bytes of what weights that are 0 were, and of which these are."""
+    each = BYTES[config.precision.param_dtype] + 1
+
+    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
+        inside = one.name.startswith("blocks.") or one.role == HEAD
+        return math.prod(shape) * each if inside and section.takes(one, model) else 0
+
+    own = _share(model, config.parallel, first=share.first, last=share.last, of=size)
+    return own.sharded(config.parallel)
 
 
 def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> dict[str, int]:

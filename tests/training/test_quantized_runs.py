@@ -11,8 +11,10 @@ import torch
 from layouts import Train, trains
 from run_helpers import assert_bit_equal, logged, step_of, stored
 
+from forge.plan.memory import memory_by_part
 from forge.training.callback import Callback
 from forge.training.restore import load_run
+from forge.training.sparsity import Sparsity
 
 SHORT = "train.max_steps=8 checkpoint.interval=5 checkpoint.keep_last_n=0 eval.enabled=false "
 SPARSE = "quantization=sparse quantization.min_dim=8 quantization.weight_sparsity_start_step=2 "
@@ -78,6 +80,10 @@ def test_sparse_weights_are_trained_as_if_they_were_not(assembled) -> None:
         np.testing.assert_array_equal(saved[name].numpy(), expected)
         np.testing.assert_array_equal(read[step * made], expected, err_msg="what is multiplied")
     assert (kept[2] != kept[6]).any(), "nothing came back"
+    sparsity = next(one for one in loop.callbacks if isinstance(one, Sparsity))
+    tensors = [*sparsity.kept.values(), *sparsity.zeroed.values()]
+    estimate = memory_by_part(loop.session.config)["zeroed weights, masks"]
+    assert estimate == sum(tensor.nbytes for tensor in tensors)
     last = dict(load_run(loop.run_dir).model.named_parameters())[name]
     assert int((last != 0).sum()) == last.numel() // 2
 

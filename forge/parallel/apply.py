@@ -10,6 +10,7 @@ from torch import nn
 from forge.build import build
 from forge.config.document_attention import in_blocks
 from forge.config.model import Decoder as DecoderSection
+from forge.config.quantization import FP8
 from forge.config.root import Config
 from forge.models.attention import Attention
 from forge.models.decoder import Decoder
@@ -18,7 +19,6 @@ from forge.models.mla import MLA
 from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.context import spread_context
 from forge.parallel.expert import spread_experts
-from forge.parallel.fp8_gather import gather_in_fp8
 from forge.parallel.fsdp import shard
 from forge.parallel.materialize import materialize
 from forge.parallel.mesh import Mesh
@@ -27,7 +27,6 @@ from forge.parallel.pipeline import Pipeline, cut
 from forge.parallel.qk_clip import clip_logits
 from forge.parallel.scopes import spread_scopes
 from forge.parallel.tensor import spread_width
-from forge.quantization.fp8 import FP8
 from forge.quantization.layers import quantize
 
 
@@ -111,7 +110,11 @@ def apply(
     seed = config.seed if filled else None
     place = torch.device("cpu") if offloaded else device
     materialize(model, place, seed, buffers=device, masters=masters)
-    if isinstance(products, FP8) and products.gathers and mesh is not None:
+    if isinstance(config.quantization, FP8) and config.quantization.fp8_all_gather and mesh:
+        from forge.parallel.fp8_gather import (
+            gather_in_fp8,  # with the compiler, which takes seconds
+        )
+
         for _, part in parts:
             gather_in_fp8(part, products)
     return model

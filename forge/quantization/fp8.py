@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from forge.config.quantization import FP8 as FP8Section
-from forge.quantization.products import RECIPES, Products, Recipe, emulated, emulated_grouped
+from forge.quantization.emulation import RECIPES, Recipe, emulated, emulated_grouped
+from forge.quantization.products import Products
 from forge.quantization.rounding import E4M3, E5M2, fp8_of_rows, fp8_of_tensor
 
 _tensor = partial(fp8_of_tensor, dtype=E4M3)
@@ -29,7 +30,6 @@ class FP8(Products):
     def __init__(self, section: FP8Section, device: torch.device) -> None:
         super().__init__(section, device)
         self.recipe, self.emulate = section.recipe, section.emulate
-        self.gathers = section.fp8_all_gather
         self.by_torchao = None
         if not section.emulate or section.fp8_all_gather:
             self.by_torchao = ByTorchao(section.recipe, emulate=section.emulate)

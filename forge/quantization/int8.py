@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import Tensor
 
 from forge.config.quantization import PRODUCTS
 from forge.config.quantization import Int8 as Int8Section
-from forge.quantization.products import RECIPES, Products, Recipe, emulated, emulated_grouped
+from forge.quantization.emulation import RECIPES, Recipe, emulated, emulated_grouped
+from forge.quantization.products import Products
 from forge.quantization.rounding import int8_of_rows
 
 
@@ -22,20 +24,45 @@ class Int8(Products):
         self.recipe = "int8/" + ",".join(section.products)
         rounds = (int8_of_rows, int8_of_rows)
         RECIPES[self.recipe] = Recipe(*(rounds if chosen[name] else None for name in PRODUCTS))
-        self.product: Any = None
+        self.int8_mm: Any = None
         if not section.emulate:
             # torchao takes seconds to import, and not every run has a use for it.
-            from torchao.prototype.quantized_training import int8_mixed_precision as torchaos
+            from torchao.prototype.quantized_training.int8_mixed_precision import _dynamic_int8_mm
 
-            self.product = torchaos._Int8MixedPrecisionTrainingLinearFunction
-            self.config = torchaos.Int8MixedPrecisionTrainingConfig(**chosen)
+            MULTIPLY[self.recipe] = _dynamic_int8_mm
+            self.int8_mm = _dynamic_int8_mm
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        if self.product is None:
+        if self.int8_mm is None:
             return emulated(x, weight, self.recipe)
-        return self.product.apply(x.flatten(0, -2), weight, None, self.config).unflatten(
-            0, x.shape[:-1]
-        )
+        return _ByTorchao.apply(x.flatten(0, -2), weight, self.recipe).unflatten(0, x.shape[:-1])
 
     def grouped(self, x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         return emulated_grouped(x, weight, counts, self.recipe)
+
+
+MULTIPLY: dict[str, Any] = {}
+"""torchao's product, by names, which a compiler knows for constants."""
+
+
+@torch._dynamo.allow_in_graph
+class _ByTorchao(torch.autograd.Function):
+    """torchao's own function takes a section that compilers do not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: str) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.recipe = recipe
+        return _product(recipe, "output", x, weight.T)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        by_x = _product(ctx.recipe, "grad_input", gradient, weight)
+        return by_x, _product(ctx.recipe, "grad_weight", x.T, gradient).T, None
+
+
+def _product(recipe: str, name: str, left: Tensor, right: Tensor) -> Tensor:
+    if name not in recipe:
+        return left @ right
+    return MULTIPLY[recipe](left.contiguous(), right)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from forge.config.quantization import MXFP8 as MXFP8Section
-from forge.quantization.products import RECIPES, Products, Recipe, emulated, emulated_grouped
+from forge.quantization.emulation import RECIPES, Recipe, emulated, emulated_grouped
+from forge.quantization.products import Products
 from forge.quantization.rounding import mxfp8
 
 _both = (mxfp8, mxfp8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -62,6 +63,7 @@ def _range(bits: int) -> tuple[int, int]:
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
 
+@torch._dynamo.allow_in_graph
 class _Rounded(torch.autograd.Function):
     """Rounded forward; backward the gradient of what is not cut off."""
 

@@ -264,7 +264,6 @@ moe: ep2, cpu offload | ep=2 offload | moe
 moe: ep2, full recompute | ep=2 recompute=full | moe | float64
 moe: ep2, selective recompute | ep=2 recompute=selective | moe, capacity
 moe: ep2, minimal recompute in host memory | ep=2 recompute=minimal_offloaded | moe
-moe: ep2, selective recompute | ep=2 recompute=selective | moe, capacity | float64
 moe: ep2, compiled | ep=2 compiled | moe
 moe: ep2, compiled, selective recompute | ep=2 compiled recompute=selective | moe
 moe: ep4 | ep=4 batch=2 | moe, 8 experts

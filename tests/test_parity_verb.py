@@ -149,6 +149,8 @@ def test_sides_that_read_different_batches_or_16_bits_are_refused(
     seeds = "seed is 1 in a and 42 in b, so that they read different batches."
     assert f"1. seed   [a and b]\n     {seeds}" in said
     assert said.count("parity is of sums in float64 or float32.") == 2
+    said = refused(capsys, "a=precision.param_dtype=bf16", "b=", "precision=fp32")
+    assert said.count("parity is of weights in float64 or float32.") == 1
 
 
 def test_another_launcher_is_refused_once(

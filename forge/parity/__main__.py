@@ -176,6 +176,10 @@ def resolved(words: Words, config_dirs: Sequence[str] = ()) -> dict[str, Resolut
             key = f"precision.mixed_precision={found}"
             what = "parity is of sums in float64 or float32."
             problems.append(Problem(key, what, "precision=fp32", where=f"side {name}"))
+        if (found := side.config.precision.param_dtype) != "fp32":
+            key, fix = f"precision.param_dtype={found}", "precision.param_dtype=fp32"
+            what = "parity is of weights in float64 or float32."
+            problems.append(Problem(key, what, fix, where=f"side {name}"))
     if problems:
         raise ConfigError(problems)
     return sides

@@ -19,7 +19,7 @@ def _bytes(value: Any) -> int:
 
 def _group(group: Any) -> dist.ProcessGroup:
     """A group that an operator was given by name, or as an object of C++."""
-    by_name = dist.distributed_c10d._resolve_process_group
+    by_name: Any = getattr(dist.distributed_c10d, "_resolve_process_group")  # noqa: B009
     return by_name(group) if isinstance(group, str) else dist.ProcessGroup.unbox(group)
 
 

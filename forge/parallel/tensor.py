@@ -232,7 +232,7 @@ class SpreadDecoder:
 class SpreadHead(Head):
     """An output head whose rows are spread over the tp ranks."""
 
-    def __init__(self, weight: Tensor, width: Width, vocab_size: int, **of_logits: float) -> None:
+    def __init__(self, weight: Tensor, width: Width, vocab_size: int, **of_logits: Any) -> None:
         super().__init__(weight, **of_logits)
         self.width, self.vocab_size = width, vocab_size
         self.first = width.part(vocab_size).start

@@ -20,8 +20,8 @@ PINNED = """
     train.grad_accum_steps=2 scheduler.warmup_steps=10 run.device=cpu parallel=single"""
 PINNED_SAID = """\
 tokenizer=bpe model=tiny data=python objective=pretrain optimizer=muon scheduler=linear \
-precision=auto parallel=single train=quick eval=default checkpoint=default metrics=default \
-profiling=off run=default plan=here
+precision=auto quantization=none parallel=single train=quick eval=default checkpoint=default \
+metrics=default profiling=off run=default plan=here
 
 model
   parameters                     37,792

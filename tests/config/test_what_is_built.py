@@ -53,6 +53,7 @@ FORGE = {
             "samples": "Samples",
             "saving": "Saving",
             "signals": "Signals",
+            "sparsity": "Sparsity",
             "spikes": "Spikes",
             "stopping": "Agreement BadSteps EarlyStopping HealthCheck StopVote TimeLimit",
         }.items()

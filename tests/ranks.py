@@ -9,7 +9,8 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -36,16 +37,35 @@ def on_ranks(world: int, work: Callable[[int], None]) -> None:
     assert not failed, "\n".join(failed)
 
 
+@contextmanager
+def forking() -> Iterator[None]:
+    """Around the start of processes that meet as ranks: what an earlier test has left of a group is
+    neither joined again there nor, as garbage, ended, for which a process would wait for threads
+    that it has not.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def in_fork() -> None:
+    """The first thing that such a process does: a run that ends there unfreezes nothing."""
+    gc.unfreeze = lambda: None
+
+
 def _run(world: int, work: Callable[[int], None], folder: Path) -> list[str]:
     """What is said of the ranks that failed."""
     context = multiprocessing.get_context("fork")
     ranks = [
         context.Process(target=_rank, args=(rank, world, work, folder)) for rank in range(world)
     ]
-    gc.freeze()  # a group of an earlier test that a rank inherits as garbage would hang as it ends
-    for process in ranks:
-        process.start()
-    gc.unfreeze()
+    with forking():
+        for process in ranks:
+            process.start()
     end = time.monotonic() + SECONDS
     while any(process.exitcode is None for process in ranks) and time.monotonic() < end:
         time.sleep(0.01)
@@ -66,6 +86,7 @@ def _run(world: int, work: Callable[[int], None], folder: Path) -> list[str]:
 
 def _rank(rank: int, world: int, work: Callable[[int], None], folder: Path) -> None:
     code = 1
+    in_fork()
     try:
         torch.set_num_threads(1)
         store = f"file://{folder}/store"

@@ -20,6 +20,8 @@ from forge.config.model import Decoder
 from forge.config.rule import get
 from forge.optim import schedules
 
+EMULATED = ("quantization/fp8", "quantization/mxfp8", "quantization/int8")
+EMULATED = (*EMULATED, "experiment/llama3_8b_one_h200_fp8")
 FILES = sorted(
     path.relative_to(CONF).with_suffix("").as_posix()
     for path in CONF.rglob("*.yaml")
@@ -78,7 +80,7 @@ def needs(file: str, folder: Path) -> list[str]:
     (folder / "ranks.tiktoken").write_text("".join(ranks))
     if file.startswith("parallel/ep"):
         return ["model=moe_tiny"]
-    if file in ("quantization/fp8", "quantization/mxfp8", "quantization/int8"):
+    if file in EMULATED:
         return ["quantization.emulate=true"]
     return {
         "data/text": [f"data.path={folder / 'my.txt'}"],

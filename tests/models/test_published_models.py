@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from published import PUBLISHED
+from published_configs import PUBLISHED
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import forge

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from going_on_helpers import take
+from ranks import forking, in_fork
 
 from forge import worker
 from forge.data.loader import Step, TrainLoader
@@ -56,8 +57,9 @@ def trains(folder: Path, text_file: Path) -> Train:
         where = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         fork = multiprocessing.get_context("fork").Process
         ranks = [fork(target=rank_of, args=(path, rank, where)) for rank in range(world)]
-        for process in ranks:
-            process.start()
+        with forking():
+            for process in ranks:
+                process.start()
         for process in ranks:
             process.join(90)
         codes = [process.exitcode for process in ranks]
@@ -72,6 +74,7 @@ def trains(folder: Path, text_file: Path) -> Train:
 
 def rank_of(path: Path, rank: int, environ: dict[str, str]):
     """One rank: the worker of a run, which leaves the rows of tokens that it reads in each step."""
+    in_fork()
     os.environ.update(environ, RANK=str(rank), LOCAL_RANK=str(rank))
     read = TrainLoader.__next__
 

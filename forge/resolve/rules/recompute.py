@@ -49,9 +49,8 @@ def custom(train: Train) -> Findings:
 
 @rule("train.recompute_input", f"{TABLE}.{INPUT}", POLICY, "parallel.ep")
 def block_input(train: Train, parallel: Parallel) -> Findings:
-    """What enters a block is what its second run begins with: it is on the device or in host
-    memory; with parallel.ep > 1 and other names, whose layers run again each for itself, on the
-    device.
+    """What enters a block is kept, since it runs again from there; with parallel.ep > 1 and other
+    names on the device.
     """
     if train.activation_checkpointing != CUSTOM:
         return

@@ -101,13 +101,31 @@ def write(tmp_path: Path) -> Callable[[str, str], str]:
     return write_file
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with slow tests go first, so that none of them is left for the end, where it would run
     alone.
 
     Those of Slurm come after them: its jobs have time limits, which other tests of many ranks
     beside them use up.
     """
+    leave_to_nightly(items, whole=not any("::" in arg for arg in config.args))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     slurm = {item.path for item in items if item.get_closest_marker("slurm")}
     items.sort(key=lambda item: 1 if item.path in slurm else 0 if item.path in slow else 2)
+
+
+def leave_to_nightly(items: list[pytest.Item], *, whole: bool) -> None:
+    """Mark as nightly what `ci` leaves out. whole: all parameters of a test are among the items, so
+    that a name that none of them has is a mistake.
+    """
+    missing: dict[str, set[str]] = {}
+    for item in items:
+        if kept := item.get_closest_marker("ci"):
+            test, _, name = item.nodeid.partition("[")
+            missing.setdefault(test, set(kept.args)).discard(name[:-1])
+            if name[:-1] not in kept.args:
+                item.add_marker("nightly")
+    wrong = {test: names for test, names in missing.items() if names}
+    if whole and wrong:
+        raise pytest.UsageError(f"pytest.mark.ci names parameters that are not there: {wrong}")

@@ -57,6 +57,7 @@ def test_what_is_measured_of_a_sweep(tmp_path: Path) -> None:
     assert "USDT" not in done.stdout
 
 
+@pytest.mark.nightly
 def test_two_ranks_and_a_failure(tmp_path: Path) -> None:
     """A point that fails is a row, and the others are measured."""
     (tmp_path / "broken.py").write_text(

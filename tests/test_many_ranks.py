@@ -230,6 +230,7 @@ def test_a_command_that_is_killed_leaves_no_rank_and_no_loader(
     assert (run / "checkpoints").exists() == (what == "SIGCONT")
 
 
+@pytest.mark.nightly
 def test_a_rank_that_hangs_is_named(train, spawn, run):
     check = ["train.nccl_health_check_interval=1", "parallel.nccl_timeout_sec=2"]
     code, _, err = end(spawn(*train, *trouble("hang"), *check))

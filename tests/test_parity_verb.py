@@ -61,6 +61,7 @@ def test_two_layouts_that_are_equal() -> None:
     assert not list(Path().glob("runs")), "it leaves nothing behind"
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("text_here")
 def test_a_rank_behind_the_first_that_fails_says_why() -> None:
     """The first only loses it, and says nothing of that."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tiny import TINY
 
 OPTIONS = [
@@ -38,6 +39,7 @@ def metrics(folder: Path, name: str, *layout: str) -> str:
     return (folder / name / "metrics.jsonl").read_text()
 
 
+@pytest.mark.nightly
 def test_two_ranks_have_the_bits_of_one(tmp_path: Path) -> None:
     alone = metrics(tmp_path, "alone")
     assert '"eval/loss"' in alone

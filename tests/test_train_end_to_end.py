@@ -212,6 +212,7 @@ def test_a_mistake_in_the_data_is_said_once_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
 
 
+@pytest.mark.nightly
 def test_what_was_there_before_a_refused_run_stays(
     command: Callable[..., list[str]], tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def test_an_empty_plan_is_kept_too(store, tmp_path: Path, made: list) -> None:
     assert len(made) == 1
 
 
+@pytest.mark.nightly
 def test_files_that_are_hashed_in_samples_are_known_by_their_time_too(
     tmp_path: Path, made: list
 ) -> None:

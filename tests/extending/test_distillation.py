@@ -107,6 +107,7 @@ def test_batches_come_from_loader_processes_which_have_no_models() -> None:
     processes.close()
 
 
+@pytest.mark.ci("tp=2")
 @pytest.mark.parametrize("layout", ["dp_shard=2", "tp=2", "cp=2"])
 def test_layouts_equal_one_device(layout: str, tiny_run: Path, desk: Path) -> None:
     """The teacher is of another shape, from a checkpoint."""
@@ -158,6 +159,7 @@ def test_without_a_path_the_teacher_has_the_initial_weights(tiny_run: Path) -> N
     assert not teacher.training
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_with_the_teacher_that_it_began_with(verb: Verb, desk: Path) -> None:
     """Which is the student's first weights; and the best is that of the highest agreement."""
     (desk / "mine.txt").write_text("the sea and the ship " * 40)

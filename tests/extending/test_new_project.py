@@ -43,6 +43,7 @@ def demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_it_trains_and_goes_on_and_is_read_from_elsewhere(demo: Path, tmp_path: Path) -> None:
     said = verb("forge.train", *LITTLE, "+callback=lowest_loss", "run.dir=runs/one", cwd=demo)
     assert said.startswith(f"project: demo_lm ({demo / 'forge.yaml'})\n")

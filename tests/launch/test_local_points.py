@@ -85,6 +85,7 @@ def test_a_sweep_to_its_end_then_again_then_with_more_values(capfd: Capture) -> 
     assert len(directory.commands()) == 3
 
 
+@pytest.mark.ci("2-4")
 @pytest.mark.parametrize(("jobs", "share"), [(1, None), (2, "4"), (9, "2")])
 def test_so_many_at_a_time_with_a_share_of_the_cores(
     jobs: int, share: str | None, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +163,10 @@ def ready() -> tuple[Path, int]:
     return file.parent, int(file.read_text())
 
 
+@pytest.mark.ci(
+    "99-SIGTERM-stopped   seed=99   train/loss 0.0101-1 partial",
+    "55-SIGINT-stopped   seed=55-1 waiting",
+)
 @pytest.mark.parametrize(
     ("seed", "name", "line", "states"),
     [

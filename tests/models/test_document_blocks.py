@@ -139,6 +139,7 @@ def test_auto_is_flex_where_a_compiled_run_on_a_gpu_can(typed: str, expected: bo
     assert in_blocks(config, config.run.device) is expected
 
 
+@pytest.mark.ci("full")
 @pytest.mark.parametrize("mode", ["none", "full", "selective"])
 def test_compiled_blocks_are_traced_once(mode: str, backward_on_a_cpu: None) -> None:
     """All rows of a shape, with whatever documents, and the same numbers as without."""

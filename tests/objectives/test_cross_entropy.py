@@ -255,6 +255,7 @@ def test_capped_and_multiplied_logits(chunk_size) -> None:
     np.testing.assert_allclose(weight.grad.numpy(), gradient.T @ h[rows], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_inductor_makes_the_same_of_a_chunk_and_of_all_chunks_that_are_as_long():
     torch._dynamo.reset()

@@ -62,40 +62,40 @@ def cases(table: str) -> list[Case]:
 
 
 CASES = cases("""
-one device, one micro-batch | batch=8 | | float64 float32
+one device, one micro-batch | batch=8
 one device, full recompute | recompute=full | | float64
 one device, selective recompute of every second block | recompute=selective every=2 | | float64
 one device, chunked cross-entropy | chunked | llama, z-loss, clipped | float64
 one device, compiled | compiled | | float64
-ddp2 | ddp | | float64 float32
+ddp2 | ddp | | float64
 ddp2, gpt2 | ddp | gpt2
-fsdp2 | dp_shard=2 | llama, odd sizes | float64 float32
+fsdp2 | dp_shard=2 | llama, odd sizes | float64
 fsdp2, tied | dp_shard=2 | llama, tied
-fsdp2, z-loss, clipped | dp_shard=2 | llama, z-loss, clipped | float64
+fsdp2, z-loss, clipped | dp_shard=2 | llama, z-loss, clipped
 fsdp2, kinds of layers | dp_shard=2 | kinds
-tp2, norms on both sides | tp=2 | gemma | float64
+tp2, norms on both sides | tp=2 | gemma
 tp2 without sequence parallel, norms on both sides | tp=2 no_sp | gemma
 tp2, norms after | tp=2 | post-norms
-pp2, kinds of layers | pp2 | kinds | float64
-cp2, kinds of layers | cp=2 | kinds | float64
-cp2 ulysses, kinds of layers | cp=2 ulysses | kinds | float64
+pp2, kinds of layers | pp2 | kinds
+cp2, kinds of layers | cp=2 | kinds
+cp2 ulysses, kinds of layers | cp=2 ulysses | kinds
 tp2, capped logits | tp=2 | capped logits | float64
 tp2, capped logits, chunked cross-entropy | tp=2 chunked | capped logits
 cp2, capped logits | cp=2 | capped logits
 pp2, capped logits | pp2 | capped logits
 pp2, capped logits, chunked cross-entropy | pp2 chunked | capped logits
-fsdp2, gpt-oss | dp_shard=2 | gpt-oss | float64
-tp2, gpt-oss | tp=2 | gpt-oss | float64
+fsdp2, gpt-oss | dp_shard=2 | gpt-oss
+tp2, gpt-oss | tp=2 | gpt-oss
 cp2, gpt-oss | cp=2 | gpt-oss | float64
 pp2, gpt-oss | pp2 | gpt-oss
 cp2 ulysses, gpt-oss | cp=2 ulysses | gpt-oss
 fsdp2, llama4 | dp_shard=2 | llama4
-tp2, llama4 | tp=2 | llama4 | float64
+tp2, llama4 | tp=2 | llama4
 cp2, llama4 | cp=2 | llama4 | float64
-pp2, llama4 | pp2 | llama4 | float64
+pp2, llama4 | pp2 | llama4
 cp2 ulysses, llama4 | cp=2 ulysses | llama4
 fsdp2, gemma2 | dp_shard=2 | gemma2
-tp2, gemma2 | tp=2 | gemma2 | float64
+tp2, gemma2 | tp=2 | gemma2
 cp2, gemma2 | cp=2 | gemma2
 pp2, gemma2 | pp2 | gemma2
 cp2 ulysses, gemma2 | cp=2 ulysses | gemma2
@@ -104,7 +104,7 @@ tp2, olmo2 | tp=2 | olmo2
 cp2, olmo2 | cp=2 | olmo2
 pp2, olmo2 | pp2 | olmo2
 fsdp2, qwen3-next | dp_shard=2 | qwen3-next
-tp2, qwen3-next | tp=2 | qwen3-next | float64
+tp2, qwen3-next | tp=2 | qwen3-next
 cp2, qwen3-next | cp=2 | qwen3-next
 pp2, qwen3-next | pp2 | qwen3-next
 fsdp2, gemma4 | dp_shard=2 | gemma4
@@ -116,11 +116,11 @@ tp2 without sequence parallel, olmo2 | tp=2 no_sp | olmo2
 tp4, gpt-oss | tp=4 | gpt-oss
 cp2 x tp2, gpt-oss | cp=2 tp=2 | gpt-oss
 pp2 x tp2, llama4 | pp2 tp=2 | llama4
-fsdp2, gpt-oss, compiled | dp_shard=2 compiled | gpt-oss | float64
+fsdp2, gpt-oss, compiled | dp_shard=2 compiled | gpt-oss
 fsdp2, gemma2, full recompute | dp_shard=2 recompute=full | gemma2
 fsdp2, gemma2, selective recompute | dp_shard=2 recompute=selective | gemma2
 fsdp2, llama4, compiled | dp_shard=2 compiled | llama4
-packed: cp2 all_gather, gpt-oss | cp=2 | packed gpt-oss | float64
+packed: cp2 all_gather, gpt-oss | cp=2 | packed gpt-oss
 packed: cp2 ulysses, gpt-oss | cp=2 ulysses | packed gpt-oss
 packed: cp2 all_gather, llama4 | cp=2 | packed llama4
 packed: tp2, llama4 | tp=2 | packed llama4
@@ -138,16 +138,16 @@ fsdp2, compiled | dp_shard=2 compiled | | float64
 fsdp2, compiled, selective recompute | dp_shard=2 compiled recompute=selective
 fsdp4 | dp_shard=4 batch=2 | llama, odd sizes
 fsdp4, gpt2 | dp_shard=4 batch=2 | gpt2
-hsdp 2x2 | hsdp batch=2 | llama, odd sizes | float64 float32
+hsdp 2x2 | hsdp batch=2 | llama, odd sizes | float64
 hsdp 2x2, clipped, cpu offload | hsdp batch=2 offload | llama, clipped
 tp2 | tp=2 | | float64 float32
 tp2, tied, clipped | tp=2 | llama, tied, clipped | float64
-tp2, gpt2 | tp=2 | gpt2 | float64
+tp2, gpt2 | tp=2 | gpt2
 tp2 without sequence parallel | tp=2 no_sp | | float64
 tp2 without sequence parallel, gpt2 | tp=2 no_sp | gpt2
 tp2 without loss parallel | tp=2 loss_parallel=false | llama, z-loss, clipped
 tp2, chunked cross-entropy | tp=2 chunked | llama, z-loss, clipped | float64
-tp2, full recompute | tp=2 recompute=full | | float64
+tp2, full recompute | tp=2 recompute=full
 tp2, selective recompute | tp=2 recompute=selective
 tp2, minimal recompute | tp=2 recompute=minimal | | float64
 tp2, compiled | tp=2 compiled | | float64
@@ -156,11 +156,11 @@ tp4 with 2 heads of keys, without sequence parallel | tp=4 no_sp
 tp2 x fsdp2 | tp=2 dp_shard=2 | llama, clipped | float64
 tp2 x fsdp2, gpt2 | tp=2 dp_shard=2 | gpt2
 tp2 x fsdp2, cpu offload | tp=2 dp_shard=2 offload | llama, clipped
-tp2 x ddp2 | tp=2 dp_replicate=2 | llama, clipped | float64
-cp2 all_gather | cp=2 | | float64 float32
+tp2 x ddp2 | tp=2 dp_replicate=2 | llama, clipped
+cp2 all_gather | cp=2 | | float64
 cp2 all_gather, gpt2 | cp=2 | gpt2
-cp2 all_gather, contiguous parts | cp=2 cp_load_balance=false | | float64
-cp2 ulysses | cp=2 ulysses | | float64 float32
+cp2 all_gather, contiguous parts | cp=2 cp_load_balance=false
+cp2 ulysses | cp=2 ulysses | | float64
 cp2 all_gather, full recompute | cp=2 recompute=full
 cp2 all_gather, minimal recompute | cp=2 recompute=minimal
 cp2 all_gather, compiled | cp=2 compiled
@@ -169,14 +169,14 @@ cp4 ulysses | cp=4 ulysses | llama, 4 heads of keys
 cp2 x fsdp2 | cp=2 dp_shard=2 | llama, clipped | float64
 cp2 x tp2 | cp=2 tp=2 | | float64
 cp2 ulysses x tp2 | cp=2 tp=2 ulysses | llama, 4 heads of keys
-pp2 gpipe | pp2 schedule=gpipe | | float64
-pp2 1f1b | pp2 schedule=1f1b | | float64 float32
+pp2 gpipe | pp2 schedule=gpipe
+pp2 1f1b | pp2 schedule=1f1b | | float64
 pp2 interleaved_1f1b | pp2 schedule=interleaved_1f1b | llama, 5 blocks | float64
-pp2 interleaved_zero_bubble | pp2 schedule=interleaved_zero_bubble | llama, 5 blocks | float64
-pp2 zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | llama, 5 blocks | float64 float32
+pp2 interleaved_zero_bubble | pp2 schedule=interleaved_zero_bubble | llama, 5 blocks
+pp2 zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | llama, 5 blocks | float64
 pp2 tied | pp2 | llama, tied | float64
 pp2 tied, interleaved_1f1b | pp2 schedule=interleaved_1f1b | llama, tied, 5 blocks
-pp2, z-loss, clipped | pp2 | llama, z-loss, clipped | float64
+pp2, z-loss, clipped | pp2 | llama, z-loss, clipped
 pp2, chunked cross-entropy | pp2 chunked | llama, z-loss, clipped
 pp2, accumulation over 2 | pp=2
 pp2, layers 1 + 2 | pp2 pp_layers=[1,2]
@@ -192,40 +192,40 @@ pp2 x cp2 | pp2 cp=2 | | float64
 pp3 of 5 blocks | pp2 pp=3 | llama, 5 blocks
 pp2 x ddp2 | pp2 dp_replicate=2 batch=4 | llama, clipped
 cp2 x ddp2 | cp=2 dp_replicate=2 | llama, clipped
-mla: fsdp2 | dp_shard=2 | mla, clipped | float64 float32
+mla: fsdp2 | dp_shard=2 | mla, clipped | float64
 mla: tp2 | tp=2 | mla, clipped | float64
 mla: tp2 without sequence parallel | tp=2 no_sp | mla
 mla: tp4 | tp=4 | mla
 mla: cp2 all_gather | cp=2 | mla | float64
 mla: cp2 ulysses | cp=2 ulysses | mla
 mla: cp2 x tp2 | cp=2 tp=2 | mla
-mla: pp2 | pp2 | mla | float64
+mla: pp2 | pp2 | mla
 mla: fsdp2, selective recompute | dp_shard=2 recompute=selective | mla
 mla: fsdp2, compiled | dp_shard=2 compiled | mla
-delta nets: one device, full recompute | recompute=full | delta | float64
+delta nets: one device, full recompute | recompute=full | delta
 delta nets: one device, selective recompute | recompute=selective | delta
-delta nets: one device, compiled | compiled | delta | float64
-delta nets: fsdp2 | dp_shard=2 | delta, clipped | float64 float32
-delta nets: tp2 | tp=2 | delta, clipped | float64 float32
+delta nets: one device, compiled | compiled | delta
+delta nets: fsdp2 | dp_shard=2 | delta, clipped
+delta nets: tp2 | tp=2 | delta, clipped | float64
 delta nets: tp2 without sequence parallel | tp=2 no_sp | delta
-delta nets: tp4 with 2 key heads | tp=4 | delta | float64
+delta nets: tp4 with 2 key heads | tp=4 | delta
 delta nets: tp2 x fsdp2 | tp=2 dp_shard=2 | delta, clipped
 delta nets: pp2 | pp2 | delta | float64
 delta nets: tp2, compiled | tp=2 compiled | delta
 packed: delta nets, fsdp2, compiled | dp_shard=2 compiled | packed delta
 packed: delta nets, tp2 | tp=2 | packed delta
 packed: delta nets, pp2 | pp2 | packed delta | float64
-packed: one device, full recompute | recompute=full | packed kinds | float64
-packed: one device, compiled | compiled | packed kinds | float64
-packed: fsdp2 | dp_shard=2 | packed llama, clipped | float64 float32
+packed: one device, full recompute | recompute=full | packed kinds
+packed: one device, compiled | compiled | packed kinds
+packed: fsdp2 | dp_shard=2 | packed llama, clipped | float64
 packed: fsdp2, selective recompute | dp_shard=2 recompute=selective | packed kinds
 packed: tp2 | tp=2 | packed kinds | float64
 packed: tp2 without sequence parallel | tp=2 no_sp | packed kinds
 packed: tp2, gpt2 | tp=2 | packed gpt2
-packed: cp2 all_gather | cp=2 | packed kinds | float64 float32
+packed: cp2 all_gather | cp=2 | packed kinds | float64
 packed: cp2 all_gather, contiguous parts | cp=2 cp_load_balance=false | packed llama
 packed: cp2 all_gather, gpt2 | cp=2 | packed gpt2
-packed: cp2 ulysses | cp=2 ulysses | packed kinds | float64
+packed: cp2 ulysses | cp=2 ulysses | packed kinds
 packed: cp2 x tp2, gpt2 | cp=2 tp=2 | packed gpt2
 packed: pp2 | pp2 | packed kinds | float64
 packed: pp2 zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | packed llama, 5 blocks
@@ -236,14 +236,14 @@ packed: mla, tp2 | tp=2 | packed mla
 """)
 
 MOE_CASES = cases("""
-moe: one device, full recompute | recompute=full | moe | float64
+moe: one device, full recompute | recompute=full | moe
 moe: one device, selective recompute | recompute=selective | moe
-moe: one device, compiled | compiled | moe | float64
-moe: fsdp2 | dp_shard=2 | moe, clipped | float64 float32
+moe: one device, compiled | compiled | moe
+moe: fsdp2 | dp_shard=2 | moe, clipped | float64
 moe: fsdp2, capacity | dp_shard=2 | moe, capacity
 moe: fsdp2, micro-batch | dp_shard=2 batch=4 | moe, micro-batch
 moe: fsdp4 | dp_shard=4 batch=2 | moe
-moe: hsdp 2x2 | hsdp batch=2 | moe, clipped | float64
+moe: hsdp 2x2 | hsdp batch=2 | moe, clipped
 moe: hsdp 2x2, capacity, micro-batch | hsdp batch=2 | moe, capacity, micro-batch
 moe: tp2 | tp=2 | moe, clipped | float64
 moe: tp2, deepseek | tp=2 | moe, deepseek
@@ -252,16 +252,16 @@ moe: tp2, micro-batch | tp=2 | moe, micro-batch
 moe: tp2 x fsdp2 | tp=2 dp_shard=2 | moe
 moe: cp2 | cp=2 | moe | float64
 moe: cp2 ulysses, micro-batch | cp=2 ulysses | moe, micro-batch
-moe: cp2, capacity | cp=2 | moe, capacity | float64
+moe: cp2, capacity | cp=2 | moe, capacity
 moe: cp2, capacity, micro-batch | cp=2 | moe, capacity, micro-batch
 moe: ep2 | ep=2 | moe, clipped | float64 float32
-moe: ep2, deepseek | ep=2 | moe, deepseek | float64
+moe: ep2, deepseek | ep=2 | moe, deepseek
 moe: ep2, capacity | ep=2 | moe, capacity | float64
 moe: ep2, micro-batch | ep=2 batch=4 | moe, micro-batch
 moe: ep2, capacity, micro-batch | ep=2 batch=4 | moe, capacity, micro-batch
 moe: ep2, accumulation over 4 | ep=2 batch=1 | moe
 moe: ep2, cpu offload | ep=2 offload | moe
-moe: ep2, full recompute | ep=2 recompute=full | moe | float64
+moe: ep2, full recompute | ep=2 recompute=full | moe
 moe: ep2, selective recompute | ep=2 recompute=selective | moe, capacity
 moe: ep2, minimal recompute in host memory | ep=2 recompute=minimal_offloaded | moe
 moe: ep2, compiled | ep=2 compiled | moe
@@ -271,7 +271,7 @@ moe: ep4, micro-batch | ep=4 batch=2 | moe, 8 experts, micro-batch
 moe: ep2 x fsdp2 | ep=2 dp_shard=2 batch=2 | moe, clipped | float64
 moe: ep2 x fsdp2, 2 experts a rank | ep=2 dp_shard=2 batch=2 | moe, 8 experts
 moe: ep2 x ddp2 | ep=2 dp_replicate=2 batch=2 | moe
-moe: ep2 x tp2 | ep=2 tp=2 | moe, clipped | float64 float32
+moe: ep2 x tp2 | ep=2 tp=2 | moe, clipped | float64
 moe: ep2 x tp2, capacity | ep=2 tp=2 | moe, capacity
 moe: ep2 x cp2 | ep=2 cp=2 | moe | float64
 moe: ep2 x cp2, capacity, micro-batch | ep=2 cp=2 batch=4 | moe, capacity, micro-batch
@@ -288,15 +288,15 @@ moe: gpt-oss, ep2 | ep=2 | moe, gpt-oss
 moe: gpt-oss, ep2, capacity | ep=2 | moe, gpt-oss, capacity
 moe: gpt-oss, compiled | compiled | moe, gpt-oss
 moe: gpt-oss, ep2, selective recompute | ep=2 recompute=selective | moe, gpt-oss
-moe: gpt-oss, ep2 x tp2 | ep=2 tp=2 | moe, gpt-oss | float64
+moe: gpt-oss, ep2 x tp2 | ep=2 tp=2 | moe, gpt-oss
 moe: gpt-oss, pp2 | pp2 | moe, gpt-oss
 moe: beside, fsdp2 | dp_shard=2 | moe, beside
 moe: beside, fsdp2, compiled | dp_shard=2 compiled | moe, beside
 moe: beside, tp2 | tp=2 | moe, beside
 moe: beside, ep2 | ep=2 | moe, beside
 moe: beside, ep2, selective recompute | ep=2 recompute=selective | moe, beside
-moe: beside, ep2 x tp2 | ep=2 tp=2 | moe, beside | float64
-mla: ep2 | ep=2 | mla, moe | float64
+moe: beside, ep2 x tp2 | ep=2 tp=2 | moe, beside
+mla: ep2 | ep=2 | mla, moe
 mla: ep2 x tp2 | ep=2 tp=2 | mla, moe
 mla: ep2, selective recompute | ep=2 recompute=selective | mla, moe
 packed: moe, ep2 | ep=2 | packed moe | float64

@@ -68,6 +68,12 @@ def test_the_loss_is_the_mean_over_the_targets_that_count() -> None:
     assert first == pytest.approx(total / step.n_targets, rel=1e-12)
 
 
+@pytest.mark.ci(
+    "llama-parallel.cp=2",
+    "llama-parallel.pp=2 train.batch_size=8 parallel.pp_microbatches=4",
+    "llama-parallel.tp=2 objective.loss_fn=chunked_cross_entropy objective.ce_chunk_size=5",
+    "moe-parallel.ep=2",
+)
 @pytest.mark.parametrize(("model", "layout"), LAYOUTS)
 def test_every_layout_equals_one_device(model, layout) -> None:
     config, one = config_of(model, layout), record(model, "", Ranks())

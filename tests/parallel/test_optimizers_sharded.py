@@ -77,6 +77,11 @@ def train(optimizer: str, model: str, layout: str, ranks: Ranks) -> dict[str, to
 on_one_device = cache(lambda optimizer, model: train(optimizer, model, "", Ranks()))
 
 
+@pytest.mark.ci(
+    "muon-llama-parallel.tp=2 parallel.dp_shard=2 train.batch_size=2-4",
+    "normuon-moe-parallel.ep=2 parallel.tp=2 train.batch_size=2-4",
+    "lion-llama-parallel.tp=2 parallel.dp_shard=2 train.batch_size=2-4",
+)
 @pytest.mark.parametrize(("optimizer", "model", "layout", "ranks"), CASES)
 def test_sharded_weights_are_those_of_one_device(optimizer, model, layout, ranks):
     """Muon orthogonalises whole matrices, whichever rank has which part of them."""

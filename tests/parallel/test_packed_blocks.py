@@ -11,6 +11,9 @@ from torch.nn.attention import flex_attention
 from forge.parallel import apply
 
 
+@pytest.mark.ci(
+    "parallel.dp_shard=2-packed llama", "parallel.pp=2 parallel.pp_microbatches=2-packed kinds"
+)
 @pytest.mark.parametrize(
     ("layout", "model"),
     [

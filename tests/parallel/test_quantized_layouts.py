@@ -32,6 +32,7 @@ CASES = [
 ]
 
 
+@pytest.mark.ci("fsdp2", "ep2")
 @pytest.mark.parametrize(("model", "layout"), CASES, ids=["fsdp2", "compiled", "pp2", "ep2"])
 def test_a_layout_of_a_quantized_model_equals_one_device(model: str, layout: str) -> None:
     case = Case(name=layout, layout=layout_of(layout), model=model, formats=("float64",))

@@ -187,6 +187,7 @@ def test_a_line_break_begins_no_line_of_a_script(
     assert not any(line.startswith("touch") for line in lines)
 
 
+@pytest.mark.nightly
 def test_the_trust_of_a_worker_is_that_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

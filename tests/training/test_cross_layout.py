@@ -67,6 +67,7 @@ def test_a_run_that_changes_its_layout_at_every_stop_equals_one_that_never_stops
     assert len({batch.tobytes() for batch in batches}) == LAST
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("source", "model"),
     [

@@ -53,6 +53,7 @@ def test_a_rank_of_many_holds_and_sends_what_the_plan_says(words: str) -> None:
                 assert found["sent"][kind] == pytest.approx(count, abs=ROUNDED)
 
 
+@pytest.mark.nightly
 def test_the_verb_says_so_and_minds_the_tolerance(capsys: pytest.CaptureFixture[str]) -> None:
     """With tp=8 and one shard every rank holds all norms: 0.02 % more than an equal share."""
     words = ["llama3_8b", "--device", "h200", "--gpus", "8", "parallel.tp=8", "--dry-run"]

@@ -30,6 +30,7 @@ def train(tmp_path: Path, text_file: Path) -> Train:
     return trains(tmp_path, text_file)
 
 
+@pytest.mark.ci("stochastic-single")
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -51,6 +52,7 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(train, name, layout):
     assert losses[END] < losses[1]
 
 
+@pytest.mark.ci("masters")
 @pytest.mark.parametrize("name", ["masters", "stochastic"])
 def test_initial_weights_and_what_is_rounded_are_those_of_any_layout(train, name):
     """The start is drawn in fp32 and rounded; later a weight is another one only where gradients

@@ -70,6 +70,7 @@ def assert_ends_as(ours: Path, theirs: Path):
     assert results[0] == results[1]
 
 
+@pytest.mark.ci("2-4")
 @pytest.mark.parametrize(("which", "step"), [(1, 2), (2, 4), (3, 6)])
 def test_an_evaluation_is_broken_off_and_done_when_the_run_goes_on(
     undisturbed, new_run, which, step
@@ -83,6 +84,7 @@ def test_an_evaluation_is_broken_off_and_done_when_the_run_goes_on(
     assert_ends_as(path, undisturbed)
 
 
+@pytest.mark.nightly
 def test_an_evaluation_is_broken_off_twice(undisturbed, new_run):
     """The second time it is the one that is due, before the first update."""
     path = new_run(OPTIONS)
@@ -107,6 +109,7 @@ def test_a_signal_in_the_evaluation_of_the_end(undisturbed, new_run, capsys):
     assert found == [("stopped", "SIGTERM", 7), ("finished", "end", 7)]
 
 
+@pytest.mark.ci("3", "6")
 @pytest.mark.parametrize("step", [1, 3, 4, 6, 7])
 def test_a_signal_between_steps_leaves_no_trace_in_the_rows(undisturbed, new_run, step):
     path, real = new_run(OPTIONS), BadSteps.on_step_end

@@ -56,6 +56,7 @@ def train(tmp_path: Path, text_file: Path) -> Train:
     return trains(tmp_path, text_file)
 
 
+@pytest.mark.ci("schedule_free-pp2", "8bit-fsdp2")
 @pytest.mark.parametrize(("optimizer", "layout"), ALL)
 def test_a_run_goes_on_in_fresh_processes_as_if_it_had_never_stopped(train, optimizer, layout):
     """And in one process from there: what was saved of four ranks serves one."""

@@ -22,6 +22,7 @@ SPARSE += "quantization.weight_sparsity_update_step=4"
 FP8 = "quantization=fp8 quantization.emulate=true quantization.min_dim=16"
 
 
+@pytest.mark.ci("sparse")
 @pytest.mark.parametrize("options", [SPARSE, FP8], ids=["sparse", "fp8"])
 def test_a_run_that_goes_on_equals_one_that_never_stopped(trained, options: str) -> None:
     """Step 5 is between two choices of which weights are 0."""
@@ -93,6 +94,7 @@ def train(tmp_path: Path, text_file: Path) -> Train:
     return trains(tmp_path, text_file)
 
 
+@pytest.mark.nightly
 def test_a_sparse_run_goes_on_in_other_layouts(train: Train) -> None:
     whole = train("whole", "single", 8, SPARSE)
     for layout, step in (("fsdp2", 3), ("single", 5), ("hsdp 2x2", 8)):

@@ -46,6 +46,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.ci("train.grad_accum_steps=2", "checkpoint.async_mode=async data.num_workers=2")
 @pytest.mark.parametrize("options", OPTIONS)
 def test_with_options(trained, options):
     whole = trained(MID_EPOCH, EVALUATE, options)

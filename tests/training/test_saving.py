@@ -75,6 +75,7 @@ BEST = [
 ]
 
 
+@pytest.mark.ci("loss-values0-kept0", "token_accuracy-values2-kept2")
 @pytest.mark.parametrize(("metric", "values", "kept"), BEST)
 def test_the_best_are_kept_beside_the_newest(trained, monkeypatch, metric, values, kept):
     evaluating(monkeypatch, metric, values)

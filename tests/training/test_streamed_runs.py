@@ -71,6 +71,7 @@ def train(run_dir: Path, data: Path, *more: str, ranks: int = 1) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_a_run_on_two_ranks_goes_on_on_one(folder: Path, tmp_path: Path) -> None:
     """A checkpoint says the same of the place in the text, whatever ranks and loader processes
     were, and the losses are those of one rank.
@@ -164,6 +165,7 @@ def broken(folder: Path, capfd: pytest.CaptureFixture[str], *more: str) -> str:
     return said.partition("\n(the traceback")[0].strip()
 
 
+@pytest.mark.ci("0")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_file_that_is_not_complete_is_named_and_the_checkpoint_is_there(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], workers: int

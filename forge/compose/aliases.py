@@ -48,7 +48,6 @@ HINTS = {
     "beta2": BETAS,
     "adam_beta1": BETAS,
     "adam_beta2": BETAS,
-    "dropout": "no model has dropout: leave it out",
     "min_lr": "scheduler.min_lr_ratio=0.1, a share of optimizer.lr",
     "report_to": "metrics.enable_wandb=true or metrics.enable_tensorboard=true",
     "resume_from_checkpoint": "a run goes on with python -m forge.resume runs/<run>",

@@ -52,6 +52,11 @@ class Model(Section):
         """Whether any block routes its tokens to experts."""
         return False
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers in training, by `forge.models.dropout`."""
+        return False
+
     def flops_per_token(self, seq_len: int) -> int | None:
         """Training FLOPs a token, forward and backward; None = not known."""
         return None
@@ -106,6 +111,10 @@ class Decoder(RotaryOptions, AttentionOptions, Model):
     @property
     def is_moe(self) -> bool:
         return self.n_moe_layers > 0
+
+    @property
+    def draws(self) -> bool:
+        return any(one.dropout > 0 for one in (self, *(layer for _, layer in self.in_use())))
 
     @property
     def n_moe_layers(self) -> int:

@@ -83,6 +83,11 @@ class Config(Section):
     )
 
     @property
+    def draws(self) -> bool:
+        """Whether random numbers are drawn in each step, of which batches bring the noise."""
+        return self.model.draws
+
+    @property
     def overrides(self) -> tuple[str, ...]:
         """The overrides that make this config: as composed, and what was set in Python since."""
         source = self._source

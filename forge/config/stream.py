@@ -33,6 +33,13 @@ class Stream(Section):
     final_logits_soft_cap: float = opt(
         0.0, "logits are cap * tanh(logits / cap), as in Gemma 2; 0 = as they are", ge=0
     )
+    dropout: float = opt(
+        0.0,
+        "share of features that are 0 in training: of embeddings, and of what attention and "
+        "feed-forward layers give",
+        ge=0,
+        lt=1,
+    )
     bias: bool = opt(False, "add biases to the linear and LayerNorm layers of the blocks")
 
     @property

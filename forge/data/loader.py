@@ -119,10 +119,11 @@ class TrainLoader:
         prefetch_factor: int = 2,
         overfit_batches: int = 0,
         end_of_text: int | None = None,
+        noise: int | None = None,
     ) -> None:
         """shuffle: whether the samples of a text are permuted. sizes: sequences of each step, where
         they grow. overfit_batches: read the first N global batches over and over; 0 = off.
-        end_of_text: as of `Samples`.
+        end_of_text: as of `Samples`. noise: as of `MicroBatches`.
 
         ValueError: the split, or that of a source, has no sample.
         """
@@ -147,6 +148,7 @@ class TrainLoader:
             rank=rank,
             num_ranks=num_ranks,
             end_of_text=end_of_text,
+            noise=noise,
         )
         self._num_workers = num_workers
         self._pin_memory = pin_memory and torch.cuda.is_available()

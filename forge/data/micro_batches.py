@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from forge.data.mixture import Mixture, MixtureOrder
+from forge.data.noise import noise_of
 from forge.data.samples import Pieces, Samples
 from forge.data.store import TokenStore
 from forge.data.streams import Positions, Reader, Streamed, Unreadable, Window
@@ -53,10 +54,12 @@ class MicroBatches:
         rank: int,
         num_ranks: int,
         end_of_text: int | None,
+        noise: int | None = None,
     ) -> None:
+        """noise: seed of that of each place, where the model draws some."""
         self.mixture, self.names = mixture, tuple(mixture.stores)
         self.objective, self.seq_len, self.order = objective, seq_len, order
-        self.end_of_text = end_of_text
+        self.end_of_text, self.noise = end_of_text, noise
         self.batch_size, self.rank, self.num_ranks = batch_size, rank, num_ranks
         self.repeat_samples = repeat_samples
         self.readers: dict[str, Reader] = {}
@@ -84,6 +87,11 @@ class MicroBatches:
             batch, n_targets = self.objective.collate(own), self.objective.count(of_all)
             if len(self.names) > 1:
                 batch["sources"] = self._sources(own, rows=len(batch["tokens"]))
+            if self.noise is not None:
+                rows, seq_len = batch["tokens"].shape
+                first, each = own.numbers[0], rows // len(own)
+                numbers = range(first * each, first * each + rows)
+                batch["noise"] = noise_of(self.noise, numbers, seq_len)
             at = {name: reader.finish() for name, reader in self.readers.items()}
         except Unreadable as error:
             return error

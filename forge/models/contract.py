@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+BESIDE_TOKENS = ("documents", "noise", "jitter")
+"""Fields of a batch that `hidden` takes by name, where a run has them: documents that share rows,
+see `ReadsDocuments`; what is drawn in training, and how much of it is added to embeddings, see
+`forge.models.decoder.Decoder.hidden`.
+"""
+DRAWN = ("noise", "jitter")
+"""Those of them that are [batch, seq]; a rank has its own part of these under any layout."""
 PARTS = ("max_seq_len", "output_weight", "hidden", "init_std", "reset_buffers")
 
 
@@ -16,8 +23,8 @@ class LanguageModel(Protocol):
     Built on the meta device in fp32; `forge.models.init.init_weights` fills its parameters. In 16
     bits only parameters are cast while it runs: what it computes in fp32, such as with a table in a
     buffer, it returns in the type of its input. Blocks are in a ModuleDict or ModuleList named
-    `blocks`, if activation checkpointing and compilation are to find them. Nothing draws random
-    numbers.
+    `blocks`, if activation checkpointing and compilation are to find them. Random numbers are drawn
+    by `forge.models.dropout` alone.
     """
 
     max_seq_len: int
@@ -27,8 +34,10 @@ class LanguageModel(Protocol):
         """[vocab, dim]; may be the embedding table."""
         ...
 
-    def hidden(self, tokens: Tensor, /) -> Tensor:
-        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]; causal."""
+    def hidden(self, tokens: Tensor, /, **beside: Tensor) -> Tensor:
+        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]; causal. beside: as
+        of `BESIDE_TOKENS`, those that the run has.
+        """
         ...
 
     def __call__(self, tokens: Tensor, /) -> Tensor:
@@ -76,6 +85,11 @@ class ReadsDocuments(Protocol):
         falls; of whole rows, also where a rank has only parts of them.
         """
         ...
+
+
+def beside_tokens(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a model is given of a batch besides its tokens."""
+    return {name: batch[name] for name in BESIDE_TOKENS if name in batch}
 
 
 class StepReport(NamedTuple):

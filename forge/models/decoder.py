@@ -17,6 +17,7 @@ from forge.config.tensors import BIAS, LogUniform
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache, numbered, seen_in
 from forge.models.documents import Packed, Seen, as_scores, packed, packed_in_blocks
+from forge.models.dropout import Drawing, Jitter, Noise, StreamDropout
 from forge.models.head import Head
 from forge.models.moe import MoE
 from forge.models.norm import make_norm
@@ -30,10 +31,10 @@ class Block(nn.Module):
     """A token mixer, then a feed-forward layer or experts, each added to what it reads; norms stand
     before them, after them, or both.
 
-    section: that of the layer.
+    section: that of the layer. noise: that dropout is drawn of.
     """
 
-    def __init__(self, section: DecoderConfig, layer: int) -> None:
+    def __init__(self, section: DecoderConfig, layer: int, noise: Noise | None = None) -> None:
         super().__init__()
         before, after = section.norms_before, section.norms_after
         self.multiplier = section.residual_multiplier
@@ -47,6 +48,10 @@ class Block(nn.Module):
             else make(section.feed_forward, section)
         )
         self.feed_forward_post_norm = make_norm(section) if after else None
+        names = [f"blocks.{layer}.{child}" for child in ("attention", "feed_forward")]
+        rate = section.dropout
+        made = [StreamDropout(rate, name, noise) if rate else None for name in names]
+        self.attention_dropout, self.feed_forward_dropout = made
 
     def forward(
         self,
@@ -60,9 +65,10 @@ class Block(nn.Module):
         """
         before, after = self.attention_norm, self.attention_post_norm
         y = self.attention(self._entering(x, before, after), rotation, cache, *seen)
-        x = self._added(x, y, after)
+        x = self._added(x, y, after, self.attention_dropout)
         before, after = self.feed_forward_norm, self.feed_forward_post_norm
-        return self._added(x, self.feed_forward(self._entering(x, before, after)), after)
+        y = self.feed_forward(self._entering(x, before, after))
+        return self._added(x, y, after, self.feed_forward_dropout)
 
     def _entering(self, x: Tensor, before: nn.Module | None, after: nn.Module | None) -> Tensor:
         if before is not None:
@@ -70,12 +76,16 @@ class Block(nn.Module):
         assert after is not None
         return x.to(after.weight.dtype)  # type: ignore[arg-type]
 
-    def _added(self, x: Tensor, y: Tensor, after: nn.Module | None) -> Tensor:
+    def _added(
+        self, x: Tensor, y: Tensor, after: nn.Module | None, dropout: nn.Module | None
+    ) -> Tensor:
         y = y if after is None else after(y)
+        y = y if dropout is None else dropout(y)
         return x + (y if self.multiplier == 1 else y * self.multiplier)
 
 
 ADDED = {"learned": Positions, "sinusoidal": Sinusoids}
+BUFFERED = PositionTable | Sinusoids | Router | RoutingRecord | Drawing
 
 
 class OutputHead(nn.Linear):
@@ -99,6 +109,7 @@ class Decoder(Balanced, nn.Module):
     """
 
     residual_dtype: torch.dtype | None = None
+    jitter_width: Tensor | None = None
     in_blocks: bool = False
 
     def __init__(self, section: DecoderConfig) -> None:
@@ -107,7 +118,10 @@ class Decoder(Balanced, nn.Module):
         self.table = {one.name: one for one in section.tensors()}
         self.max_seq_len = section.max_seq_len
         self.reads_tokens = True
+        self.noise, rate = Noise(), section.dropout
         self.embedding: nn.Embedding | None = nn.Embedding(section.vocab_size, section.dim)
+        self.jitter = Jitter("jitter", self.noise)
+        self.dropout = StreamDropout(rate, "embedding", self.noise) if rate else None
         self.positions: Positions | Sinusoids | None = None
         if section.position in ADDED:
             self.positions = ADDED[section.position](section.max_seq_len, section.dim)
@@ -117,7 +131,9 @@ class Decoder(Balanced, nn.Module):
         self.spans = {kind: layer.span for kind, layer in scored.items()}
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
         layers = enumerate(self.kinds)
-        self.blocks = nn.ModuleDict({str(n): Block(of_kind[kind], n) for n, kind in layers})
+        self.blocks = nn.ModuleDict(
+            {str(n): Block(of_kind[kind], n, self.noise) for n, kind in layers}
+        )
         self.norm: nn.Module | None = make_norm(section)
         self.output: OutputHead | None = None
         if not section.tie_embeddings:
@@ -127,15 +143,23 @@ class Decoder(Balanced, nn.Module):
         return self.logits(self.hidden(tokens, cache=cache))
 
     def hidden(
-        self, tokens: Tensor, *, cache: KVCache | None = None, documents: Tensor | None = None
+        self,
+        tokens: Tensor,
+        *,
+        cache: KVCache | None = None,
+        documents: Tensor | None = None,
+        noise: Tensor | None = None,
+        jitter: Tensor | None = None,
     ) -> Tensor:
         """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim].
 
         With a cache the tokens follow those in it, and are added. documents: as of `packed`; each
-        is then read as if it were alone. Hidden states come in where `reads_tokens` is false.
-        Raises ValueError past max_seq_len.
+        is then read as if it were alone. noise: 32 bits of each token, for what is drawn in
+        training. jitter: [batch, seq], how much noise is added to embeddings, as of `Jitter`.
+        Hidden states come in where `reads_tokens` is false. Raises ValueError past max_seq_len.
         """
         assert cache is None or documents is None, "a cache holds one document"
+        self.noise.bits, self.jitter_width = noise, jitter
         if cache is not None and cache.padding is not None:
             return self._received(self._of_padded(tokens, cache, cache.padding))
         start, seq = cache.length if cache is not None else 0, tokens.shape[1]
@@ -202,15 +226,17 @@ class Decoder(Balanced, nn.Module):
         """
         assert self.embedding is not None
         x = self.embedding(tokens)
+        if self.jitter_width is not None:
+            x = self.jitter(x, self.jitter_width)
         if self.section.embedding_multiplier != 1:
             x = x * self.section.embedding_multiplier
         x = x if self.residual_dtype is None else x.to(self.residual_dtype)
-        if self.positions is None:
-            return x
-        if positions is None:
-            positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-        added = self.positions(positions)
-        return x + (added.to(x.dtype) if isinstance(self.positions, Sinusoids) else added)
+        if self.positions is not None:
+            if positions is None:
+                positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+            added = self.positions(positions)
+            x = x + (added.to(x.dtype) if isinstance(self.positions, Sinusoids) else added)
+        return x if self.dropout is None else self.dropout(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.spread_head().logits(hidden)
@@ -244,7 +270,7 @@ class Decoder(Balanced, nn.Module):
         self.spans = {kind: span for kind, span in self.spans.items() if kind in here}
         self.reads_tokens = first
         if not first:
-            self.positions = None
+            self.positions = self.dropout = None
             if not (last and self.section.tie_embeddings):
                 self.embedding = None
         if not last:
@@ -266,7 +292,7 @@ class Decoder(Balanced, nn.Module):
 
     def reset_buffers(self) -> None:
         for module in self.modules():
-            if isinstance(module, PositionTable | Sinusoids | Router | RoutingRecord):
+            if isinstance(module, BUFFERED):
                 module.reset_buffers()
 
     def init_std(self, name: str) -> float:

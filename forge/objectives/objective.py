@@ -12,7 +12,7 @@ from forge.data import IGNORE_INDEX
 from forge.data.loader import Batch
 from forge.data.samples import Samples
 from forge.data.tokenizer import Tokenizer
-from forge.models.contract import LanguageModel, ReadsDocuments
+from forge.models.contract import LanguageModel, beside_tokens
 from forge.objectives.losses import Losses
 
 
@@ -72,11 +72,7 @@ class Objective:
 
 
 def read(model: LanguageModel, batch: Batch) -> Tensor:
-    """What the output head reads of a batch's `tokens`, [batch, seq, dim]; where the batch has
-    `documents`, each is read as if it were alone.
+    """What the output head reads of a batch's `tokens`, [batch, seq, dim], with all else that a
+    model is given of a batch that has it, see `forge.models.contract.BESIDE_TOKENS`.
     """
-    documents = batch.get("documents")
-    if documents is None:
-        return model.hidden(batch["tokens"])
-    apart: ReadsDocuments = model  # type: ignore[assignment]
-    return apart.hidden(batch["tokens"], documents=documents)
+    return model.hidden(batch["tokens"], **beside_tokens(batch))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
+from forge.hashing import hashed, keys_of
 from forge.masters import master
 from forge.owned import local, owned
 
@@ -37,8 +37,7 @@ class Rounding:
         if parameter not in self.places:
             self.places[parameter] = places_of(parameter)
         named = f"{self.seed}/rounding/{number}/{self.names[parameter]}"
-        drawn = bytearray(blake2b(named.encode(), digest_size=8).digest())
-        first, second = torch.frombuffer(drawn, dtype=torch.int32).unbind()
+        first, second = keys_of(named).unbind()
         return first, second, self.places[parameter]
 
     def write(self, parameter: Tensor, values: Tensor, number: int) -> None:
@@ -59,17 +58,6 @@ def stochastic(values: Tensor, noise: Noise) -> Tensor:
         at = at + more
     bits = (values.view(torch.int32) + (hashed(at, first, second) & 0xFFFF)) & -0x10000
     return torch.where(values.isfinite(), bits.view(torch.float32), values)
-
-
-def hashed(at: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """32 bits of each place under two keys, all int32 whose products wrap: Wellons' lowbias32, with
-    a key at its start and one in the middle, so that no two keys give shifted equal sequences.
-    """
-    x = (at * -0x61C88647) ^ first
-    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
-    x = (x ^ ((x >> 15) & 0x1FFFF)) + second
-    x = x * (0x846CA68B - (1 << 32))
-    return x ^ ((x >> 16) & 0xFFFF)
 
 
 def places_of(parameter: Tensor) -> list[Tensor]:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from forge.config.recompute import INPUT, OFFLOAD, SELECTIVE, Policy, places_of
+from forge.models.dropout import Noise
 from forge.models.experts import Experts
 from forge.parallel.host_memory import Host, InHost, Run
 from forge.parallel.modules import blocks_of, layers_of, mix_in
@@ -40,13 +41,16 @@ def recompute(
     if not policy.recomputes:
         return
     blocks, host = numbered(model), Host()
+    noise = getattr(model, "noise", None)
     n_layers = len(blocks) if n_layers is None else n_layers
     first = next(iter(blocks), 0)
     for number, block in blocks.items():
         assert not any(isinstance(one, Recomputed) for one in block.modules()), "already done"
         if policy.recomputed(number, n_layers, first):
             places = policy.of_block(number, n_layers)
-            _recompute_block(block, policy, places, host=host, number=number, apart=layers)
+            _recompute_block(
+                block, policy, places, host=host, number=number, noise=noise, apart=layers
+            )
 
 
 def numbered(model: nn.Module) -> dict[int, nn.Module]:
@@ -63,14 +67,15 @@ def _recompute_block(
     *,
     host: Host,
     number: int,
+    noise: Noise | None,
     apart: bool,
 ) -> None:
-    in_host = {"host": host, "number": number, "run": None}
+    in_host = {"host": host, "number": number, "run": None, "drawn_of": noise}
     if not set(places) - {INPUT}:
         if INPUT in places:
             mix_in(block, InputInHost, **in_host)
         else:
-            mix_in(block, Recomputed)
+            mix_in(block, Recomputed, drawn_of=noise)
         return
     by_name = {"named": Places(places, everything=policy.name == SELECTIVE)}
     units: list[nn.Module] = [block]
@@ -84,7 +89,7 @@ def _recompute_block(
             kind = ExpertsByName
         elif OFFLOAD in places.values():
             kind = ByNameInHost
-        more = in_host if OFFLOAD in places.values() else {"host": None}
+        more = in_host if OFFLOAD in places.values() else {"host": None, "drawn_of": noise}
         mix_in(unit, kind, **by_name, **more)
 
 
@@ -112,10 +117,21 @@ def name_products(block: nn.Module, *, apart: bool) -> None:
 
 
 class Recomputed(nn.Module):
-    """Mixin of a block: forward keeps the inputs and runs again in backward."""
+    """Mixin of a block: forward keeps the inputs and runs again in backward. drawn_of: by then
+    another micro-batch may have been read.
+    """
+
+    drawn_of: Noise | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return run_again(super().forward, *args, **kwargs)
+        return self.run_again(super().forward, *args, **kwargs)
+
+    def run_again(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        noise = self.drawn_of
+        # A compiled block takes the noise as an input, which it keeps.
+        if not torch.compiler.is_compiling() and noise is not None and noise.bits is not None:
+            function = noise.bound(function)
+        return run_again(function, *args, **kwargs)
 
 
 class ByName(Recomputed):
@@ -134,7 +150,7 @@ class ByName(Recomputed):
         if not torch.compiler.is_compiling():
             run = self.run if self.host and self.run else self.host and self.host.run(self.number)
             contexts = functools.partial(self.named.contexts, run)
-        return run_again(function, *args, context_fn=contexts, **kwargs)
+        return self.run_again(function, *args, context_fn=contexts, **kwargs)
 
 
 class ExpertsByName(ByName):
@@ -197,7 +213,7 @@ class ByNameInHost(InputInHost, ByName):
         return pack
 
 
-# Nothing in a block draws random numbers, so there is no generator state to keep.
+# What a block draws is a hash, so there is no generator state to keep.
 run_again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 

@@ -16,6 +16,7 @@ from forge.config.root import Config
 from forge.config.tensors import LogUniform
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache
+from forge.models.contract import beside_tokens
 from forge.models.head import Head, head_of
 from forge.objectives.losses import Losses
 from forge.owned import local
@@ -139,11 +140,12 @@ class Pipeline(Balanced, nn.Module):
         *,
         cache: dict[int, KVCache] | None = None,
         documents: Tensor | None = None,
+        **drawn: Tensor,
     ) -> Tensor:
         """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]; without gradients.
 
         Zeros on ranks without the last stage. All ranks of the pipeline call it, with the same
-        tokens.
+        tokens. drawn: what only training reads.
         """
         shape = self._between(*tokens.shape, whole=cache is not None)
         states = pass_through(self.line, self._by_stage(), tokens, shape, cache, documents)
@@ -187,7 +189,7 @@ class Pipeline(Balanced, nn.Module):
         """Forward and backward of one step; gradients are then in `.grad`, summed over data ranks.
 
         batches: micro-batches, tensors [batch, ...] by name, with `tokens` [batch, seq], and
-        `documents` where documents share rows. Their
+        what else it is given. Their
         sequences go through the stages in `parallel.pp_microbatches` equal parts. weight: 1 /
         target tokens of the step. Returns the sum of the weighted losses and the objective's sums
         on the rank of the last stage; zeros elsewhere.
@@ -202,8 +204,7 @@ class Pipeline(Balanced, nn.Module):
             self._schedule, self._shape = self._make_schedule(*tokens.shape), tokens.shape
         inputs: tuple[Tensor, ...] = (tokens,) if self.first else ()
         kwargs: dict[str, Any] = {"return_outputs": False}
-        if "documents" in fields:  # which every stage reads
-            kwargs["documents"] = fields["documents"]
+        kwargs |= beside_tokens(fields)  # which every stage reads
         if self.last:
             chunks = zip(*(field.chunk(count) for field in fields.values()), strict=True)
             micro = [dict(zip(fields, tensors, strict=True)) for tensors in chunks]

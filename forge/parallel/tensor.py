@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from forge.config.parallel import Parallel
 from forge.config.tensors import TensorSpec
 from forge.models.decoder import Decoder
+from forge.models.dropout import Jitter, StreamDropout
 from forge.models.head import Head
 from forge.models.norm import NormOfHeads
 from forge.models.positions import Positions, Sinusoids
@@ -180,6 +181,20 @@ class WholeRotation:
         return super().forward(start, whole)  # type: ignore[misc]
 
 
+class PartOfNoise:
+    """Mixin of what draws between layers: cut as the hidden states that it is given."""
+
+    over_tp: Width
+
+    def here(self) -> Tensor:
+        return self.cut(super().here())  # type: ignore[misc]
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """[batch, seq] -> this rank's part of it."""
+        width = self.over_tp
+        return whole.chunk(width.size, 1)[width.rank] if width.cut else whole
+
+
 class NormOverRanks:
     """Mixin of a norm over all heads, of which this rank has some. Where ranks share heads of keys,
     each has as many of their copies.
@@ -207,6 +222,8 @@ SEAMS: dict[type, type] = {
     Sinusoids: PartOfPositions,
     NormOfHeads: NormOverRanks,
     nn.Embedding: Rows,
+    StreamDropout: PartOfNoise,
+    Jitter: PartOfNoise,
 }
 """Mixins by the type of what is around layers."""
 

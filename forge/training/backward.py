@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from forge.data.loader import Batch, Step
+from forge.models.contract import DRAWN
 from forge.objectives.objective import Objective
 from forge.parallel.fsdp import reduce_in_backward
 from forge.parallel.pipeline import Pipeline
@@ -40,7 +41,7 @@ class Backward:
     def __call__(self, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and the sums that the objective reports, over all ranks."""
         weight = 1.0 / max(step.n_targets, 1)
-        along = self.objective.along_sequence
+        along = (*self.objective.along_sequence, *DRAWN)
         batches = [self.ranks.own_batch(batch, along, self.device) for batch in step.batches]
         if isinstance(self.model, Pipeline):
             loss, sums = self.model.step(batches, self.objective, weight)

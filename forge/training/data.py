@@ -124,6 +124,7 @@ def train_loader(
         prefetch_factor=data.prefetch_factor,
         overfit_batches=data.overfit_batches,
         end_of_text=end_of_text(config, objective),
+        noise=config.seed if config.draws else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from transformers import (
 
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import MoE as MoEConfig
+from forge.data.noise import noise_of
 from forge.models.decoder import Decoder
 
 VOCAB, SEQ, DIM, LAYERS, HEADS, FFN = 97, 48, 32, 3, 4, 80
@@ -171,12 +173,20 @@ def test_qwen3_moe(normalised) -> None:
     assert_equal_models(ours, peer, lambda model, pick: moe_tensors(model, pick, qk_norm=True))
 
 
-def test_gpt2() -> None:
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_gpt2(rate: float) -> None:
+    """With dropout the peer is given our masks, in its own places."""
     options = {"position": "learned", "norm_type": "layernorm", "activation": "gelu_tanh"}
     options |= {"bias": True, "gated_mlp": False, "tie_embeddings": True}
-    ours = Decoder(DecoderConfig(**shape(**options)))
+    ours = Decoder(DecoderConfig(**shape(**options, dropout=rate)))
     sizes = {"n_embd": DIM, "n_layer": LAYERS, "n_head": HEADS, "n_inner": FFN}
     sizes |= {"vocab_size": VOCAB, "n_positions": SEQ}
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     peer = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, attn_implementation="eager"))
+    if rate:
+        ours.hidden = partial(ours.hidden, noise=noise_of(0, range(2), SEQ))  # type: ignore
+        peer.transformer.drop = ours.dropout
+        for block, layer in zip(ours.blocks.values(), peer.transformer.h, strict=True):
+            layer.attn.resid_dropout = block.attention_dropout
+            layer.mlp.dropout = block.feed_forward_dropout
     assert_equal_models(ours, peer, gpt2_tensors)

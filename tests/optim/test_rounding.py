@@ -10,10 +10,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from updates import set_gradients
 
+from forge.hashing import hashed
 from forge.optim.adam import Adam
 from forge.optim.adam_update import Options, _update
 from forge.optim.lion import Lion
-from forge.optim.rounding import Rounding, hashed, stochastic
+from forge.optim.rounding import Rounding, stochastic
 from forge.owned import local, owned, select
 
 SHAPE = (48, 64)

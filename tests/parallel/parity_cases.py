@@ -212,6 +212,13 @@ delta nets: tp4 with 2 key heads | tp=4 | delta
 delta nets: tp2 x fsdp2 | tp=2 dp_shard=2 | delta, clipped
 delta nets: pp2 | pp2 | delta | float64
 delta nets: tp2, compiled | tp=2 compiled | delta
+dropout: fsdp2, selective recompute | dp_shard=2 batch=2 recompute=selective | dropout
+dropout: cp2 x tp2 | cp=2 tp=2 | dropout, gpt2 | float64
+dropout: tp2 without sequence parallel | tp=2 no_sp | dropout, gpt2
+dropout: tp2, full recompute, compiled | tp=2 recompute=full compiled | dropout
+dropout: pp2, full recompute | pp2 recompute=full | dropout | float64
+dropout: pp2, minimal recompute in host memory | pp2 recompute=minimal_offloaded | dropout
+dropout: packed, cp2 | cp=2 | packed dropout
 packed: delta nets, fsdp2, compiled | dp_shard=2 compiled | packed delta
 packed: delta nets, tp2 | tp=2 | packed delta
 packed: delta nets, pp2 | pp2 | packed delta | float64
@@ -299,6 +306,8 @@ moe: beside, ep2 x tp2 | ep=2 tp=2 | moe, beside
 mla: ep2 | ep=2 | mla, moe
 mla: ep2 x tp2 | ep=2 tp=2 | mla, moe
 mla: ep2, selective recompute | ep=2 recompute=selective | mla, moe
+dropout: moe, ep2, selective recompute | ep=2 recompute=selective | dropout, moe
+dropout: moe, ep2, full recompute | ep=2 recompute=full | dropout, moe
 packed: moe, ep2 | ep=2 | packed moe | float64
 packed: moe, cp2 | cp=2 | packed moe
 packed: moe, ep2 x tp2 | ep=2 tp=2 | packed moe

@@ -66,7 +66,7 @@ DELTA = (
 
 PACKED = (
     *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
-    *("gpt-oss", "llama4"),
+    *("gpt-oss", "llama4", "dropout"),
 )
 """Models that are also tried with documents that share sequences."""
 
@@ -113,6 +113,8 @@ MODELS = {
     "model.partial_rotary_factor=0.4 model.query_scale=0.3",
     "capped logits": "model.logits_multiplier=3.1 model.final_logits_soft_cap=2.0 "
     "model.position=sinusoidal objective.z_loss_weight=0.01",
+    "dropout": "model.dropout=0.2",
+    "dropout, gpt2": f"model.dropout=0.2 {GPT2}",
     "post-norms": "model.norm_placement=post model.q_bias=true model.v_bias=true model.o_bias=true",
     "llama, tied, clipped": f"{TIED} {CLIPPED}",
     "moe": MOE,
@@ -126,6 +128,7 @@ MODELS = {
     "moe, capacity": f"{MOE} {CAPACITY}",
     "moe, micro-batch": f"{MOE} {MICRO_BATCH}",
     "moe, 8 experts, micro-batch": f"{MOE} {EIGHT} {MICRO_BATCH}",
+    "dropout, moe": f"model.dropout=0.2 {MOE}",
     "moe, pairs": f"{MOE} balance_scope={SCOPE} train.batch_size=2",
     "moe, capacity, micro-batch": f"{MOE} {CAPACITY} {MICRO_BATCH}",
 }

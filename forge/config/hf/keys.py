@@ -35,7 +35,7 @@ INERT = (
     # labels of other tasks
     *("id2label", "label2id", "num_labels", "problem_type", "task_specific_params"),
     *("finetuning_task", "_num_labels"),
-    # dropout in training, of which forge has none; how tensor parallel pretraining was split up
+    # dropout in training, which model.dropout sets; how tensor parallel pretraining was split up
     *("attention_dropout", "hidden_dropout", "hidden_dropout_prob", "dropout", "pretraining_tp"),
     # coefficients of losses in transformers; forge's own are options of model.moe
     *("router_aux_loss_coef", "router_z_loss_coef", "aux_loss_alpha", "seq_aux"),

@@ -69,8 +69,14 @@ class Data(Section):
     packing: str = opt(
         "concat_then_split",
         "cut the text at every seq_len; or put whole documents into the first sequence that has "
-        "room for them, or the one that they fill best",
-        choices=("concat_then_split", "first_fit", "best_fit"),
+        "room for them, or the one that they fill best; or each into one of its own (none)",
+        choices=("concat_then_split", "first_fit", "best_fit", "none"),
+    )
+    too_long: str = opt(
+        "split",
+        "documents longer than a sequence, where whole ones are put into them: divided among "
+        "several, cut off at its end, left out, or refused",
+        choices=("split", "truncate", "drop", "refuse"),
     )
     max_segments_per_seq: int = opt(
         -1, "documents that share a sequence at most; -1 or 0 = any number", ge=-1
@@ -238,11 +244,9 @@ STREAMED = Condition(
 
 
 @section
-class HuggingFace(Documents, Data):
-    """A dataset that the `datasets` library loads, of the hub or of this machine."""
+class Dataset(Data):
+    """Base of what the `datasets` library loads, of the hub or of this machine."""
 
-    schema_name = "hf"
-    _target_: str = "forge.data.hub.dataset"
     path: str = opt(
         "",
         "a dataset on this machine: a directory, also of save_to_disk, a file or a glob",
@@ -251,9 +255,17 @@ class HuggingFace(Documents, Data):
     hf_dataset_name: str = opt("", "id of a dataset on the hub, such as roneneldan/TinyStories")
     hf_dataset_config: str | None = opt(None, "its configuration; null = the only one")
     hf_dataset_split: str = opt("train", "its split, or a part of one: train[:10%]")
-    hf_dataset_text_field: str = opt("text", "column of the text")
     hf_data_dir: str | None = opt(None, "a directory inside the dataset; null = all of it")
     hf_data_files: str | None = opt(None, "files, or a glob of them, inside; null = all")
+
+
+@section
+class HuggingFace(Documents, Dataset):
+    """A dataset that the `datasets` library loads, of the hub or of this machine."""
+
+    schema_name = "hf"
+    _target_: str = "forge.data.hub.dataset"
+    hf_dataset_text_field: str = opt("text", "column of the text")
     hf_streaming: bool = opt(
         False, "read, tokenise and cut it while training, in the loader processes; prepare nothing"
     )

@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import forge.config.chats
 import forge.config.hf.section
 import forge.config.mixture  # to be imported is to be known
 import forge.config.tokenizer_files  # noqa: F401

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -20,6 +20,7 @@ def visible_bytes() -> list[str]:
 @dataclass(frozen=True)
 class Encoded:
     ids: list[int]
+    offsets: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,26 @@ class ByteText:
         self, texts: Sequence[str], *, add_special_tokens: bool = False
     ) -> list[Encoded]:
         return [self.encode(text) for text in texts]
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = False
+    ) -> list[Encoded]:
+        """With the characters of each id, and the special token, if texts may spell it."""
+        return [self._with_offsets(text) for text in texts]
+
+    def _with_offsets(self, text: str) -> Encoded:
+        ids, offsets, at = [], [], 0
+        parts = [text] if self.encode_special_tokens else text.split(self.special)
+        for number, part in enumerate(parts):
+            if number:
+                ids.append(256)
+                offsets.append((at, at := at + len(self.special)))
+            for place, letter in enumerate(part, start=at):
+                encoded = letter.encode()
+                ids += encoded
+                offsets += [(place, place + 1)] * len(encoded)
+            at += len(part)
+        return Encoded(ids, offsets)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         special = b"" if skip_special_tokens else self.special.encode()

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from forge.config.data import PythonDocs, PythonSource, Text
+from forge.data.conversation import Renders
 from forge.data.fingerprint import fingerprint
 from forge.data.python_docs import read_docs
 from forge.data.reading import Document, kind, read_python, read_text
@@ -23,7 +24,7 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "li
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
     """Files in a fixed order and the way they are read, which `reader` names. masked: whether some
-    tokens are no targets.
+    tokens are no targets. render: what makes tokens of its documents, where they are conversations.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Corpus:
     reader: str
     read: Callable[[Path], Iterator[Document]]
     masked: bool = False
+    render: Renders | None = None
 
     def documents(self) -> Iterator[Document]:
         """Every document, in the order of the files. ValueError: a file is not as it should be."""

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from forge.data.conversation import Rendered, Renders
 from forge.data.shards import COUNTED, Index, ShardWriter
 from forge.data.split import Piece, Split
+from forge.data.store import COUNTS, ENDS, GOES_ON
 from forge.data.tokenizer import Tokenizer
 
 BATCH_BYTES = 1 << 21
@@ -27,57 +30,84 @@ class Border(Enum):
 
 Items = list[Piece | Border]
 EncodeBatch = Callable[[list[str]], Sequence[Sequence[int] | np.ndarray]]
+Encoded = Sequence[int] | np.ndarray | Rendered
+"""The tokens of a piece."""
 
 
 @dataclass
 class Side:
-    """One split. counted: which of its tokens are targets, where not all are. ends: how many tokens
-    there are up to the end of each document.
+    """One split. counted: the marks of its tokens, where not all are targets. render: what makes
+    tokens of conversations, where it is of them. ends: how many tokens there are up to the end of
+    each document.
     """
 
     writer: ShardWriter
     counted: ShardWriter | None
+    render: Renders | None = None
     n_bytes: int = 0
     pending: Items = field(default_factory=list)
     ends: list[np.ndarray] = field(default_factory=list)
 
     @staticmethod
-    def open(folder: Path, *, vocab_size: int, masked: bool) -> Side:
+    def open(folder: Path, *, vocab_size: int, masked: bool, render: Renders | None = None) -> Side:
         writer = ShardWriter(folder, vocab_size=vocab_size)
-        return Side(writer, ShardWriter(folder / COUNTED, dtype="u1") if masked else None)
+        counted = ShardWriter(folder / COUNTED, dtype="u1") if masked else None
+        return Side(writer, counted, render)
 
     def flush(self, tokenizer: Tokenizer, encode: EncodeBatch | None = None) -> None:
         """Encode and write what is pending. encode: instead of the tokenizer's own."""
-        texts = [item.text for item in self.pending if isinstance(item, Piece)]
-        self.write(self.pending, (encode or tokenizer.encode_batch)(texts), tokenizer)
-        self.pending.clear()
+        items = list(self.pending)
+        self.write(items, self.encoded(tokenizer, encode), tokenizer)
 
-    def write(
-        self, items: Items, ids: Iterable[Sequence[int] | np.ndarray], tokenizer: Tokenizer
-    ) -> None:
+    def encoded(self, tokenizer: Tokenizer, encode: EncodeBatch | None = None) -> Sequence[Encoded]:
+        """The tokens of what was pending."""
+        pieces = [item for item in self.pending if isinstance(item, Piece)]
+        self.pending.clear()
+        if self.render is None:
+            return (encode or tokenizer.encode_batch)([piece.text for piece in pieces])
+        conversations = [piece.conversation for piece in pieces if piece.conversation is not None]
+        assert len(conversations) == len(pieces)
+        return self.render(conversations, tokenizer)
+
+    def write(self, items: Items, ids: Iterable[Encoded], tokenizer: Tokenizer) -> None:
         """ids: of the pieces among the items."""
         if not items:
             return
         self.n_bytes += sum(item.n_bytes for item in items if isinstance(item, Piece))
-        own = iter(ids)
         borders = {Border.BEGIN: tokenizer.begin_id, Border.END: tokenizer.last_id}
-        of = {border: [] if token is None else [token] for border, token in borders.items()}
+        if self.render is not None:  # which writes its own
+            borders = dict.fromkeys(borders)
+        own = iter(ids)
+        of: dict[Any, Encoded] = {
+            border: [] if token is None else [token] for border, token in borders.items()
+        }
         parts = [of[item] if isinstance(item, Border) else next(own) for item in items]
         lengths = [len(part) for part in parts]
         is_end = [item is Border.END for item in items]
         self.ends.append(self.writer.n_tokens + np.cumsum(lengths)[is_end])
-        self.writer.append(np.concatenate([np.asarray(part, dtype=np.uint32) for part in parts]))
+        tokens = (part.tokens if isinstance(part, Rendered) else part for part in parts)
+        self.writer.append(np.concatenate([np.asarray(each, dtype=np.uint32) for each in tokens]))
         if self.counted is not None:
-            counts = [
-                item is Border.END or (isinstance(item, Piece) and item.counted) for item in items
-            ]
-            self.counted.append(np.repeat(counts, lengths))
+            each = zip(items, parts, strict=True)
+            marks = [_marks(item, part, tokenizer.eos_id) for item, part in each]
+            self.counted.append(np.concatenate(marks))
 
     def close(self) -> Index:
         if self.counted is not None:
             self.counted.close(n_bytes=0, n_documents=0)
         n_documents = sum(map(len, self.ends))
         return self.writer.close(n_bytes=self.n_bytes, n_documents=n_documents)
+
+
+def _marks(item: Piece | Border, part: Encoded, end_of_text: int) -> np.ndarray:
+    """The marks of its tokens, as forge.data.store has them."""
+    if not isinstance(part, Rendered):
+        counts = item is Border.END or (isinstance(item, Piece) and item.counted)
+        return np.full(len(part), COUNTS if counts else 0, dtype=np.uint8)
+    inside = part.tokens == end_of_text
+    marks = np.where(part.counted, COUNTS, 0) | np.where(inside, GOES_ON, 0)
+    marks[-1] = (marks[-1] & COUNTS) | ENDS
+    return marks.astype(np.uint8)
 
 
 def encode_splits(
@@ -88,8 +118,9 @@ def encode_splits(
     Every document begins and ends in each split that has a piece of it. on_bytes is called with the
     bytes read so far.
     """
-    size, masked = tokenizer.vocab_size, split.corpus.masked
-    sides = [Side.open(directory / name, vocab_size=size, masked=masked) for name in SPLITS]
+    corpus = split.corpus
+    how: Any = {"vocab_size": tokenizer.vocab_size, "masked": corpus.masked}
+    sides = [Side.open(directory / name, **how, render=corpus.render) for name in SPLITS]
     waiting = done = 0
     for is_validation, item in with_borders(split.pieces()):
         sides[is_validation].pending.append(item)

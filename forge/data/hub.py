@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from forge.config.data import HuggingFace
+from forge.config.data import Dataset, HuggingFace
 from forge.data.cache import cache_root
+from forge.data.conversation import Conversation
 from forge.data.corpus import Corpus
 from forge.data.hub_stream import FIELD, StreamSource, no_column, reason_of, stream
 from forge.data.reading import UNPACKED, BadFile, Document
@@ -41,6 +42,7 @@ class Rows(Corpus):
     def _fingerprint(self) -> str:
         digest = hashlib.sha256(self.reader.encode())
         for document in self.documents():
+            assert not isinstance(document, Conversation)
             for text in document:
                 encoded = text.encode()
                 digest.update(len(encoded).to_bytes(8, "little") + encoded)
@@ -52,7 +54,8 @@ def dataset(section: HuggingFace) -> Corpus | StreamSource:
     ValueError, naming the key: it cannot be loaded, or has no such column.
     """
     streaming = section.hf_streaming and section.held_out.share < 1
-    table, field = _load(section, streaming=streaming), section.hf_dataset_text_field
+    parts = section.stream_parts if streaming else 0
+    table, field = load(section, parts=parts), section.hf_dataset_text_field
     if streaming:
         return stream(section, table)
     source = section.path or section.hf_dataset_name
@@ -81,12 +84,13 @@ def dataset(section: HuggingFace) -> Corpus | StreamSource:
     )
 
 
-def _load(section: HuggingFace, *, streaming: bool) -> Any:
+def load(section: Dataset, *, parts: int = 0) -> Any:
+    """The split of a dataset; in so many parts, as a stream. ValueError: it cannot be loaded."""
     import datasets
     from datasets.utils.logging import CRITICAL, disable_progress_bar, set_verbosity
 
     disable_progress_bar()
-    if streaming:
+    if parts:
         set_verbosity(CRITICAL)  # what is wrong is raised too
     source, split, path = section.hf_dataset_name, section.hf_dataset_split, Path(section.path)
     key = "data.hf_dataset_name"
@@ -101,8 +105,8 @@ def _load(section: HuggingFace, *, streaming: bool) -> Any:
                     names = ", ".join(map(str, saved))
                     raise ValueError(f"its splits are {names}, and not {split}")
                 saved = saved[split]
-            parts = min(section.stream_parts, max(len(saved), 1))
-            return saved.to_iterable_dataset(num_shards=parts) if streaming else saved
+            shards = min(parts, max(len(saved), 1))
+            return saved.to_iterable_dataset(num_shards=shards) if parts else saved
         is_glob = bool(path.suffix) and glob.has_magic(section.path) and not path.exists()
         if section.path and (path.is_file() or is_glob):
             kind = path.suffixes[-2 if path.suffix in UNPACKED else -1]
@@ -113,7 +117,7 @@ def _load(section: HuggingFace, *, streaming: bool) -> Any:
             split=split,
             data_dir=section.hf_data_dir,
             cache_dir=str(cache_root(section.cache_dir) / "huggingface"),
-            streaming=streaming,
+            streaming=parts > 0,
             **files,
         )
     except Exception as error:  # the library raises its own, of many kinds

@@ -10,10 +10,11 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from forge.data.store import TokenStore
+from forge.data.store import COUNTS, TokenStore, ends_of
 
 BLOCK = 1 << 24
 Bins = list[list[int]]
@@ -26,11 +27,14 @@ the pieces of each sample.
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """pieces: first tokens of pieces and those behind their last, int64 [pieces, 2]. begins: the
-    first piece of each sample, and behind the last their number, int64 [samples + 1].
+    first piece of each sample, and behind the last their number, int64 [samples + 1]. cut_off,
+    left_out: documents that are too long.
     """
 
     pieces: np.ndarray
     begins: np.ndarray
+    cut_off: int = 0
+    left_out: int = 0
 
     def __len__(self) -> int:
         return len(self.begins) - 1
@@ -50,32 +54,82 @@ class Plan:
 
 
 def plan(
-    store: TokenStore, *, end_of_text: int, seq_len: int, policy: str, max_segments: int
+    store: TokenStore,
+    *,
+    end_of_text: int,
+    seq_len: int,
+    policy: str,
+    max_segments: int,
+    too_long: str = "split",
 ) -> Plan:
-    """policy: concat_then_split, first_fit or best_fit. max_segments: documents of a sample at
-    most; 0 = any number. Documents of one token have no target, and are left out.
+    """policy, too_long: as in data.packing and data.too_long. max_segments: documents of a sample
+    at most; 0 = any number. Documents of one token have no target, and are left out. ValueError:
+    one is too long, and that is to be refused.
     """
     ends = find_ends(store, end_of_text)
     if policy == "concat_then_split":
         windows = list(split(ends, len(store), seq_len, max_segments))
         return Plan(pieces=_array(windows), begins=np.arange(len(windows) + 1))
-    pieces, closed = cut(ends, len(store), seq_len)
+    short = fitting(store, ends, seq_len, too_long)
+    pieces, closed = cut(ends, len(store), seq_len, short.stops)
     rests = [number for number in range(len(pieces)) if number not in closed]
     lengths = [pieces[number][1] - pieces[number][0] for number in rests]
     packed = FITS[policy](lengths, seq_len + 1, max_segments)
     bins = [[number] for number in closed] + [[rests[each] for each in one] for one in packed]
     bins.sort()  # as the text has their first pieces
     begins = np.cumsum([0, *map(len, bins)])
-    return Plan(pieces=_array([pieces[each] for one in bins for each in one]), begins=begins)
+    all_pieces = _array([pieces[each] for one in bins for each in one])
+    how = {"cut_off": short.cut_off, "left_out": short.left_out}
+    return Plan(pieces=all_pieces, begins=begins, **how)
+
+
+class Fitting(NamedTuple):
+    """stops: behind the last token that is read of each document, int64 [documents]. cut_off,
+    left_out: how many end before, and how many of which nothing is read.
+    """
+
+    stops: np.ndarray
+    cut_off: int
+    left_out: int
+
+
+def fitting(store: TokenStore, ends: np.ndarray, seq_len: int, too_long: str) -> Fitting:
+    """What is read of documents of more than seq_len + 1 tokens. What is left of one without a
+    target is left out too. ValueError: there is one, and that is to be refused.
+    """
+    stops = np.append(ends + 1, len(store)) if _unended(ends, len(store)) else ends + 1
+    starts = np.append(0, stops[:-1]) if len(stops) else stops
+    long = np.flatnonzero(stops - starts > seq_len + 1)
+    if too_long == "split" or not len(long):
+        return Fitting(stops, 0, 0)
+    if too_long == "refuse":
+        size, most = len(long), int((stops - starts).max())
+        what = f"{size:,} documents are longer than train.seq_len + 1, one of {most:,} tokens"
+        fix = "Set train.seq_len larger, or data.too_long=truncate or drop"
+        raise ValueError(f"data.too_long = refuse: {what}. {fix}.")
+    stops[long] = starts[long]
+    kept = 0
+    for number in long if too_long == "truncate" else ():
+        start = int(starts[number])
+        stop = start + seq_len + 1
+        marks = None if store.counted is None else store.counted.read(start + 1, stop)
+        if marks is None or (marks & COUNTS).any():
+            stops[number], kept = stop, kept + 1
+    return Fitting(stops, kept, len(long) - kept)
+
+
+def _unended(ends: np.ndarray, size: int) -> bool:
+    """Whether a text ends within a document."""
+    return bool(size) and (not len(ends) or int(ends[-1]) != size - 1)
 
 
 def find_ends(store: TokenStore, end_of_text: int) -> np.ndarray:
     """Where documents end: the numbers of their last tokens, int64."""
-    size = len(store)
-    blocks = range(0, size, BLOCK)
-    found = [
-        at + np.flatnonzero(store.read(at, min(at + BLOCK, size)) == end_of_text) for at in blocks
-    ]
+    size, found = len(store), []
+    for at in range(0, size, BLOCK):
+        stop = min(at + BLOCK, size)
+        marks = None if store.counted is None else store.counted.read(at, stop)
+        found.append(at + np.flatnonzero(ends_of(store.read(at, stop), marks, end_of_text)))
     return np.concatenate(found or [np.zeros(0, np.int64)]).astype(np.int64)
 
 
@@ -93,20 +147,22 @@ def split(
         start = stop
 
 
-def cut(ends: np.ndarray, size: int, seq_len: int) -> tuple[list[tuple[int, int]], set[int]]:
-    """The pieces of all documents; and the numbers of those that are a sample by themselves: whole
-    windows, and the last one where the text ends within a document.
+def cut(
+    ends: np.ndarray, size: int, seq_len: int, stops: np.ndarray
+) -> tuple[list[tuple[int, int]], set[int]]:
+    """The pieces of all documents up to their stops; and the numbers of those that are a sample by
+    themselves: whole windows, and the last one where the text ends within a document.
     """
     pieces: list[tuple[int, int]] = []
     closed: set[int] = set()
-    stops = [*(ends + 1).tolist(), size]
-    for start, stop in zip([0, *stops[:-1]], stops, strict=True):
+    starts = [0, *(ends + 1).tolist()]
+    for start, stop in zip(starts, stops.tolist(), strict=False):
         for window in range(start, stop - seq_len, seq_len):
             closed.add(len(pieces))
             pieces.append((window, window + seq_len + 1))
         rest = start + max(stop - start - 1, 0) // seq_len * seq_len
         if stop - rest > 1:
-            if stop == size and (not len(ends) or ends[-1] != size - 1):
+            if stop == size and _unended(ends, size):
                 closed.add(len(pieces))
             pieces.append((rest, stop))
     return pieces, closed
@@ -156,7 +212,12 @@ def best_fit(lengths: Sequence[int], room: int, most: int) -> Bins:
     return bins
 
 
-FITS: dict[str, Fit] = {"first_fit": first_fit, "best_fit": best_fit}
+def alone(lengths: Sequence[int], room: int, most: int) -> Bins:
+    """Each piece into a sample of its own."""
+    return [[number] for number in range(len(lengths))]
+
+
+FITS: dict[str, Fit] = {"first_fit": first_fit, "best_fit": best_fit, "none": alone}
 
 
 def _array(pieces: list[tuple[int, int]]) -> np.ndarray:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from forge.data.conversation import Conversation, Rendered, Renders
 from forge.data.encode import (
     BATCH_BYTES,
     OFFSET,
     SPLITS,
     Border,
     EncodeBatch,
+    Encoded,
     Items,
     Side,
     with_borders,
@@ -100,7 +102,9 @@ def _pieces(
                 found = list(found)
                 digest = hashlib.blake2b(digest_size=16)
                 for piece in found:
-                    digest.update(piece.text.encode() + (b"" if piece.counted else b"\0"))
+                    one = piece.conversation
+                    said = piece.text.encode() if one is None else one.content
+                    digest.update(said + (b"" if piece.counted else b"\0"))
                 if found and digest.digest() in known:
                     tally.duplicates += 1
                     tally.duplicate_bytes += sum(piece.n_bytes for piece in found)
@@ -121,7 +125,10 @@ def _pieces(
 def texts_of(split: Split) -> Iterator[str]:
     """The text of each document, in the order of the corpus."""
     for document in split.corpus.documents():
-        yield "\n".join(document) if isinstance(document, Pair) else "".join(document)
+        if isinstance(document, Conversation):
+            yield document.text
+        else:
+            yield "\n".join(document) if isinstance(document, Pair) else "".join(document)
 
 
 def _of_document(document: Document, unit: int) -> Iterator[Piece]:
@@ -130,7 +137,14 @@ def _of_document(document: Document, unit: int) -> Iterator[Piece]:
     return pieces([document], unit)
 
 
-def encode_part(part: Part, folder: Path, *, masked: bool, no_repetition: bool = False) -> int:
+def encode_part(
+    part: Part,
+    folder: Path,
+    *,
+    masked: bool,
+    render: Renders | None = None,
+    no_repetition: bool = False,
+) -> int:
     """Tokenise a part to folder/NUMBER, which is there once all of it is. Returns its tokens.
 
     folder/tokenizer has the tokenizer. no_repetition: leave out documents in which tokens are
@@ -141,8 +155,9 @@ def encode_part(part: Part, folder: Path, *, masked: bool, no_repetition: bool =
     shutil.rmtree(scratch, ignore_errors=True)
     n_tokens, left_out = 0, {"repetitive": 0, "repetitive_bytes": 0}
     for name, items in part.items.items():
-        side = Side.open(scratch / name, vocab_size=tokenizer.vocab_size, masked=masked)
-        encoded: list[np.ndarray] = []
+        size = tokenizer.vocab_size
+        side = Side.open(scratch / name, vocab_size=size, masked=masked, render=render)
+        encoded: list[Encoded] = []
         waiting = 0
         for item in items:
             side.pending.append(item)
@@ -166,21 +181,17 @@ def encode_part(part: Part, folder: Path, *, masked: bool, no_repetition: bool =
     return n_tokens
 
 
-def _encoded(
-    side: Side, tokenizer: Tokenizer, encode: EncodeBatch, *, keep: bool
-) -> list[np.ndarray]:
+def _encoded(side: Side, tokenizer: Tokenizer, encode: EncodeBatch, *, keep: bool) -> list[Encoded]:
     """The tokens of what is pending, if they are not to be written yet."""
     if not keep:
         side.flush(tokenizer, encode)
         return []
-    texts = [item.text for item in side.pending if isinstance(item, Piece)]
-    side.pending.clear()
-    return [np.asarray(ids, dtype=np.uint32) for ids in encode(texts)]
+    found = side.encoded(tokenizer, encode)
+    packed = (one if isinstance(one, Rendered) else np.asarray(one, np.uint32) for one in found)
+    return list(packed)
 
 
-def without_repetition(
-    items: Items, ids: list[np.ndarray]
-) -> tuple[Items, list[np.ndarray], int, int]:
+def without_repetition(items: Items, ids: list[Encoded]) -> tuple[Items, list[Encoded], int, int]:
     """Items and the tokens of their pieces, of the documents that are kept; and how many documents
     and bytes are left out.
     """
@@ -190,7 +201,8 @@ def without_repetition(
     if not pieces:
         return items, ids, 0, 0
     lengths = np.bincount(whose, weights=[len(each) for each in ids], minlength=document[-1] + 1)
-    bad = repetitive(np.concatenate(ids), np.cumsum(lengths.astype(np.int64)))
+    tokens = [one.tokens if isinstance(one, Rendered) else one for one in ids]
+    bad = repetitive(np.concatenate(tokens), np.cumsum(lengths.astype(np.int64)))
     kept = [item for item, number in zip(items, document, strict=True) if not bad[number]]
     own = [each for each, number in zip(ids, whose, strict=True) if not bad[number]]
     size = sum(piece.n_bytes for piece, number in zip(pieces, whose, strict=True) if bad[number])

@@ -17,7 +17,7 @@ from forge.data.packing import Plan, plan
 from forge.data.shards import INDEX_FILE, IndexedStore, ShardWriter
 from forge.data.store import TokenStore
 
-FORMAT = 1  # of plans that the same text and options give
+FORMAT = 2  # of plans that the same text and options give
 ARRAYS = {"pieces": (-1, 2), "begins": (-1,)}
 """Arrays of a plan and their shapes."""
 
@@ -27,9 +27,9 @@ class KeptPlan(Plan):
 
     def __init__(self, entry: Path) -> None:
         """BrokenStore: it is damaged."""
-        read_manifest(entry)
+        too_long = read_manifest(entry)["too_long"]
         found = {name: _mapped(entry / name).reshape(of) for name, of in ARRAYS.items()}
-        super().__init__(**found)
+        super().__init__(**found, **too_long)
         object.__setattr__(self, "entry", entry)
 
     def __reduce__(self) -> tuple[type[KeptPlan], tuple[Path]]:
@@ -61,7 +61,9 @@ def kept_plan(
         files = {
             f"{name}/{INDEX_FILE}": hash_file(directory / name / INDEX_FILE) for name in ARRAYS
         }
-        write_manifest(directory, {"identity": identity, "sha256": files})
+        too_long = {"cut_off": made.cut_off, "left_out": made.left_out}
+        content = {"identity": identity, "too_long": too_long, "sha256": files}
+        write_manifest(directory, content)
 
     with explained(root):
         return kept(entry, partial(KeptPlan, entry), make)

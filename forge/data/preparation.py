@@ -24,6 +24,7 @@ import numpy as np
 
 from forge.config.data import Data, HeldOut
 from forge.config.tokenizer import Tokenizer as TokenizerSection
+from forge.config.tokenizer_files import TEMPLATE
 from forge.data.cache import cache_root, one_builder
 from forge.data.corpus import Corpus
 from forge.data.encode import OFFSET, SPLITS
@@ -127,6 +128,8 @@ def prepare_shards(
         "minhash": minhash,
         "repetition_filter": repetition_filter,
     }
+    if corpus.render is not None:
+        identity["template"] = corpus.render.source(tokenizer)
     order = Order(
         out=out,
         corpus=corpus,
@@ -194,6 +197,8 @@ def _planned(order: Order, build: Build, progress: Progress) -> Split:
     progress("make the tokenizer", 0, split.n_bytes, 0)
     text = TrainingText(splits=(split,))
     tokenizer: Tokenizer = build(order.tokenizer, path="tokenizer", text=text)
+    if "template" in order.identity:
+        tokenizer.stated[TEMPLATE] = order.identity["template"]
     tokenizer.save(order.parts / TOKENIZER)
     how = {name: getattr(split, name) for name in ("unit", "threshold", "n_bytes")}
     write_json(plan_file, {"identity": order.identity, "split": how})
@@ -261,6 +266,7 @@ def _make_parts(
         whole=order.repetition_filter,
     )
     encode: Any = {"masked": order.corpus.masked, "no_repetition": order.repetition_filter}
+    encode["render"] = order.corpus.render
     done = tokens = 0
     running: dict[Future[int], int] = {}
 

@@ -15,7 +15,7 @@ from forge.config.data import Data, HeldOut
 from forge.config.problems import ConfigError
 from forge.config.reading import read_whole
 from forge.config.tokenizer import Tokenizer as TokenizerSection
-from forge.config.tokenizer_files import Existing, Facts
+from forge.config.tokenizer_files import TEMPLATE, Existing, Facts
 from forge.data.cache import cache_root, explained, kept
 from forge.data.corpus import Corpus
 from forge.data.encode import SPLITS, encode_splits
@@ -98,6 +98,8 @@ def prepare(
             "held_out": asdict(data.held_out),
             "tokenizer": identity_of(tokenizer),
         } | ({"borders": borders} if borders else {})
+        if corpus.render is not None:
+            identity["template"] = corpus.render.source(tokenizer)
         entry = root / "data" / f"{corpus.name}-{hash_json(identity)[:16]}"
         make = partial(_make, corpus, identity, data, tokenizer, build, progress)
         return kept(entry, partial(_open, entry, corpus), make)
@@ -335,6 +337,8 @@ def _make(
         else build(section, path="tokenizer", text=TrainingText(splits=(split,)))
     )
     trained = time.perf_counter()
+    if corpus.render is not None and not isinstance(section, Tokenizer):
+        tokenizer.stated[TEMPLATE] = corpus.render.source(tokenizer)  # of what is learnt of it
     tokenizer.save(directory / "tokenizer")
 
     def on_bytes(done: int) -> None:

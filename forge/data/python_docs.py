@@ -20,6 +20,7 @@ def read_docs(path: Path) -> Iterator[Document]:
     A file that does not parse has none.
     """
     for blocks in read_python(path):
+        assert isinstance(blocks, Iterator)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of invalid escapes in texts

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from forge.data.conversation import Conversation
+
 BLOCK_BYTES = 1 << 20
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 SHOWN = 20  # of many bad files
@@ -28,8 +30,8 @@ class Pair(NamedTuple):
     response: str
 
 
-Document = Iterator[str] | Pair
-"""Blocks of one text, read once, before the next document; or a pair, which is never divided."""
+Document = Iterator[str] | Pair | Conversation
+"""Blocks of one text, read once, before the next document; or what is never divided."""
 
 
 class BadFile(ValueError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from forge.data import reading
-from forge.data.reading import UNPACKED, BadFile, Document, open_bytes, readable
+from forge.data.reading import UNPACKED, BadFile, Document, kind, open_bytes, readable
 
 ROWS_AT_ONCE = 1024
 BETWEEN = re.compile(r"[\s,]*")
@@ -36,6 +36,30 @@ def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
             if line.strip():
                 with readable(where := f"{path} line {number}"):
                     yield iter((text_of(where, row_of_line(where, line, text_field), text_field),))
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where it is, the row) of each row of JSON lines, a JSON array or Parquet."""
+    found = kind(path)
+    if found == "jsonl":
+        with readable(path), open_bytes(path) as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    with readable(where := f"{path} line {number}"):
+                        yield where, row_of_line(where, line, "...")
+    elif found == "json":
+        with readable(path), _open_text(path) as text:
+            for number, element in enumerate(_elements(path, text), start=1):
+                if not isinstance(element, dict):
+                    what = f"{path} element {number} is not a JSON object"
+                    raise BadFile(what, "Every element must be one")
+                yield f"{path} element {number}", element
+    elif found == "parquet":
+        for number, row in enumerate(_parquet_rows(path, None), start=1):
+            yield f"{path} row {number}", row
+    else:
+        fix = "Give files named .jsonl, .json or .parquet"
+        raise BadFile(f"{path} is not named as rows of JSON or Parquet", fix)
 
 
 def row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
@@ -120,6 +144,12 @@ def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
 
 def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
     """One document a row, from a column."""
+    for number, row in enumerate(_parquet_rows(path, text_field), start=1):
+        yield iter((text_of(f"{path} row {number}", row, text_field),))
+
+
+def _parquet_rows(path: Path, field: str | None) -> Iterator[dict[str, Any]]:
+    """Rows with one field of them; None = with all."""
     if path.suffix in UNPACKED:
         how, command = {".gz": ("gzip", "gunzip"), ".zst": ("zstd", "unzstd")}[path.suffix]
         fix = f"Unpack it ({command}); Parquet is packed by itself"
@@ -130,13 +160,11 @@ def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
     with readable(path):
         try:
             file = parquet.ParquetFile(path)
-            _need(str(path), file.schema_arrow.names, text_field)
-            number = 0
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=[text_field]):
-                for text in batch.column(0).to_pylist():
-                    number += 1
-                    row = {text_field: text}
-                    yield iter((text_of(f"{path} row {number}", row, text_field),))
+            if field is not None:
+                _need(str(path), file.schema_arrow.names, field)
+            columns = None if field is None else [field]
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
+                yield from batch.to_pylist()
         except pyarrow.ArrowException as error:
             raise BadFile(f"cannot read {path} ({error})", "Check that it is complete") from error
 

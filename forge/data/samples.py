@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forge.data.store import TokenStore
+from forge.data.store import COUNTS, TokenStore, ends_of
 
 Pieces = Sequence[tuple[int, int]]
 """Of a split: the number of the first token, and of the one behind the last."""
@@ -33,8 +33,17 @@ class Sample:
     @property
     def counted(self) -> np.ndarray | None:
         """Whether each of the tokens counts as a target, 0 or 1; None where all do."""
-        counted = self.store.counted
-        return None if counted is None else self._read(counted)
+        marks = self._marks
+        return None if marks is None else marks & COUNTS
+
+    def ends(self, tokens: np.ndarray, end_of_text: int) -> np.ndarray:
+        """Whether a document ends with each of its tokens, which are read once."""
+        return ends_of(tokens, self._marks, end_of_text)
+
+    @property
+    def _marks(self) -> np.ndarray | None:
+        marks = self.store.counted
+        return None if marks is None else self._read(marks)
 
     def _read(self, store: TokenStore) -> np.ndarray:
         parts = [store.read(start, stop) for start, stop in self.pieces]

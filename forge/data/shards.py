@@ -17,7 +17,7 @@ from forge.data.store import MappedStore, sample_hash
 
 FORMAT = 1
 INDEX_FILE = "index.json"
-COUNTED = "counted"  # folder of a store: 1 for each token that counts as a target, else 0
+COUNTED = "counted"  # folder of a store: the marks of each token, as forge.data.store has them
 SHARD_TOKENS = 1 << 28
 HASHED_WHOLE_BYTES = 64 << 20
 

@@ -18,6 +18,7 @@ from functools import partial
 from itertools import chain
 
 from forge.config.data import HeldOut
+from forge.data.conversation import Conversation
 from forge.data.corpus import Corpus
 from forge.data.reading import BadFile, Document, Pair, all_of
 
@@ -30,7 +31,7 @@ HASH_RANGE = 1 << 64
 @dataclass(frozen=True, kw_only=True)
 class Piece:
     """A document, consecutive lines of a large one, or half of a pair; `last` when the document
-    ends with it. counted: whether its tokens are targets.
+    ends with it. counted: whether its tokens are targets. conversation: which it is, if it is one.
     """
 
     text: str
@@ -38,6 +39,7 @@ class Piece:
     digest: int
     last: bool
     counted: bool = True
+    conversation: Conversation | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +140,11 @@ def unit_of(corpus_bytes: int) -> int:
 
 def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
     for document in documents:
+        if isinstance(document, Conversation):
+            digest, text = _digest(document.content), document.text
+            size = len(text.encode())
+            yield Piece(text=text, n_bytes=size, digest=digest, last=True, conversation=document)
+            continue
         if isinstance(document, Pair):
             digest = _digest("\0".join(document).encode())
             for text, last in ((document.prompt, False), (document.response, True)):

@@ -10,14 +10,24 @@ from functools import cached_property
 
 import numpy as np
 
+COUNTS, ENDS, GOES_ON = 1, 2, 4
+"""Marks of a token: it counts as a target; a document ends with it; none does, though it is the one
+that ends documents elsewhere.
+"""
 SAMPLE_BLOCKS = 64
 SAMPLE_BLOCK_BYTES = 1 << 14
+
+
+def ends_of(tokens: np.ndarray, marks: np.ndarray | None, end_of_text: int) -> np.ndarray:
+    """With which tokens documents end: bool, of the shape of tokens."""
+    ends = tokens == end_of_text
+    return ends if marks is None else (ends & (marks & GOES_ON == 0)) | (marks & ENDS != 0)
 
 
 class TokenStore(ABC):
     """The tokens of one split, in order; it pickles without them.
 
-    counted: of equal length, 1 where a token counts as a target; None = all count.
+    counted: of equal length, the marks of each token; None = all count as targets.
     """
 
     counted: TokenStore | None = None

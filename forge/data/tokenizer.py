@@ -127,6 +127,23 @@ class Tokenizer:
         encodings = self._raw.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
+    def encode_marked(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Ids of texts in which special tokens are what spells them, as those of chat templates;
+        and which characters each id stands for, from the first to the one behind the last.
+        """
+        self._raw.encode_special_tokens = False
+        try:
+            encodings = self._raw.encode_batch(list(texts), add_special_tokens=False)
+        finally:
+            self._raw.encode_special_tokens = True
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """How templates spell the tokens that no text spells."""
+        added = self._raw.get_added_tokens_decoder()
+        return [token.content for _, token in sorted(added.items()) if token.special]
+
     def remember_words(self) -> Words | None:
         """What encodes batches on one core, and much faster there; None for other tokenizers than
         byte-level BPE of a usual pattern.

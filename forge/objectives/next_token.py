@@ -37,15 +37,17 @@ class NextToken(Objective):
         """A row for each sample; behind its end are tokens 0 without targets."""
         tokens = np.zeros((len(samples), samples.seq_len), dtype=np.int64)
         targets = np.full_like(tokens, IGNORE_INDEX)
+        ends = np.full(tokens.shape, samples.end_of_text == 0)
         for row, sample in enumerate(samples):
             window, counted = sample.tokens, sample.counted
             end = len(window) - 1
             tokens[row, :end], targets[row, :end] = window[:-1], window[1:]
             if counted is not None:
                 targets[row, :end][counted[1:] == 0] = IGNORE_INDEX
+            if samples.end_of_text is not None:
+                ends[row, :end] = sample.ends(window, samples.end_of_text)[:-1]
         batch = {"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}
         if samples.end_of_text is not None:
-            ends = tokens == samples.end_of_text
             targets[ends] = IGNORE_INDEX
             documents = (ends.cumsum(1) - ends).astype(np.int32)
             batch["documents"] = torch.from_numpy(documents)
@@ -118,5 +120,5 @@ def _targets(sample: Sample, end_of_text: int | None) -> int:
     if counted is not None:
         kept &= counted[1:] != 0
     if end_of_text is not None:
-        kept &= window[:-1] != end_of_text
+        kept &= ~sample.ends(window, end_of_text)[:-1]
     return int(kept.sum())

@@ -72,6 +72,10 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
             f"data: {pieces:,} pieces of documents{f' of {name}' if name else ''} in {len(one):,} "
             f"sequences, which are {full:.1%} full   (data.packing={config.data.packing})"
         )
+        for number, fate in ((one.cut_off, "cut off"), (one.left_out, "left out")):
+            if number:
+                what = f"{number:,} documents longer than train.seq_len are {fate}"
+                say(f"data: {what}   (data.too_long={config.data.too_long})")
     samples = count_samples(text, config.train.seq_len)
     found = [] if samples is None else fit_epochs(fitted, samples, derived)
     for one in found:
@@ -158,7 +162,8 @@ def planned(
     if data.packing == "concat_then_split" and not most:
         return mixture
     how: Any = {"end_of_text": tokenizer.eos_id, "seq_len": config.train.seq_len}
-    how |= {"policy": data.packing, "max_segments": most, "announce": announce}
+    how |= {"policy": data.packing, "max_segments": most, "too_long": data.too_long}
+    how["announce"] = announce
     stores = {n: one for n, one in mixture.stores.items() if not isinstance(one, Streamed)}
     root = cache_root(data.cache_dir)
     return replace(mixture, plans={n: kept_plan(root, one, **how) for n, one in stores.items()})

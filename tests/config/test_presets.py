@@ -66,6 +66,7 @@ PARAMETERS = {
     "smollm2_135m": 134_515_008,
     "smollm2_1_7b": 1_711_376_384,
 }
+CHATS = ("alpaca", "sharegpt", "chat")
 AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
 
 
@@ -85,6 +86,12 @@ def needs(file: str, folder: Path) -> list[str]:
     return {
         "data/text": [f"data.path={folder / 'my.txt'}"],
         "data/pairs": [f"data.path={folder / 'my.txt'}"],
+        **{f"data/{kind}": [f"data.path={folder / 'my.txt'}"] for kind in CHATS},
+        "data/formatted": [
+            f"data.path={folder / 'my.txt'}",
+            "+data.formatting_func._target_=mypkg.messages",
+            "run.trust=[mypkg.]",
+        ],
         "data/hf": [f"data.path={folder / 'my.txt'}"],
         "data/parquet": [f"data.path={folder / 'my.txt'}", "tokenizer=bytes"],
         "data/shards": [f"data.path={folder}", "data.file_pattern=*.txt", "tokenizer=bytes"],

@@ -25,6 +25,8 @@ FORGE = {
         "forge.data.tiktoken.tiktoken",
     },
     "data": {
+        *(f"forge.data.chats.{name}" for name in ("alpaca", "sharegpt", "chat", "formatted")),
+        "forge.data.chat_demo.chat_demo",
         "forge.data.corpus.python_docs",
         "forge.data.corpus.python_source",
         "forge.data.corpus.text_files",

@@ -71,3 +71,13 @@ def packing(data: Data) -> Findings:
         yield "data.packing", f"{OPTION}=true"
     elif data.max_segments_per_seq > 0:
         yield "data.max_segments_per_seq", f"{OPTION}=true"
+
+
+@rule("data.too_long", "data.too_long", "data.packing")
+def too_long(data: Data) -> Findings:
+    """What is done with long documents is planned only where data.packing puts whole ones into
+    sequences: by first_fit, best_fit or none.
+    """
+    if data.too_long != "split" and data.packing == "concat_then_split":
+        fix = f"data.packing=best_fit {OPTION}=true, or data.too_long=split"
+        yield "data.too_long", fix

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from forge.config import schemas
-from forge.config.data import Data, Files, HuggingFace, Shards
+from forge.config.chats import Formatted
+from forge.config.data import Data, Dataset, Files, Shards
 from forge.config.field import Section, default_of
 from forge.config.launch import Launch, Slurm
 from forge.config.metrics import Metrics
@@ -53,8 +54,8 @@ def data_path(data: Files) -> Findings:
 
 
 @rule("data.hf_dataset_name", "data.hf_dataset_name", "data.path")
-def one_dataset(data: HuggingFace) -> Findings:
-    """data=hf reads one dataset: data.hf_dataset_name of the hub, or data.path on this machine."""
+def one_dataset(data: Dataset) -> Findings:
+    """One dataset is read: data.hf_dataset_name of the hub, or data.path on this machine."""
     if bool(data.path) == bool(data.hf_dataset_name):
         key = "data.path" if data.path else "data.hf_dataset_name"
         yield key, "data.hf_dataset_name=my/dataset alone, or data.path=my/dataset alone"
@@ -147,6 +148,8 @@ def target(config: Config) -> Findings:
     for name, section in sections.items():
         if isinstance(section, Own):
             entries[name] = vars(section)
+    if isinstance(config.data, Formatted):
+        entries["data"] = {"formatting_func": config.data.formatting_func}
     for name, entry in entries.items():
         keywords = {key: value for key, value in entry.items() if key != "_target_"}
         yield from inner_faults(keywords, name, trust)

@@ -1,0 +1,146 @@
+"""Conversations in the `data` group: instructions and answers, in the turns of a chat template."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from forge.config.chat_template import NAMED, fault_of
+from forge.config.data import Data, Dataset
+from forge.config.field import opt, section
+from forge.config.rule import Findings, rule
+
+GUARD = "put {% generation %} and {% endgeneration %} around what the assistant says"
+
+
+@section
+class Chats(Data):
+    """Base of what is conversations: how they are written, and what of them is learnt."""
+
+    prompt = "User: What is Python?\nAssistant:"
+    chat_template: str | None = opt(
+        None,
+        f"Jinja that writes the turns, or {' or '.join(NAMED)}; null = that of the tokenizer, else "
+        "plain",
+        verbatim=True,
+    )
+    chat_template_path: str | None = opt(None, "the same in a file", path=True)
+    train_on: str = opt(
+        "responses",
+        "what is learnt: all tokens, those of the assistant, or of its last turn",
+        choices=("all", "responses", "last_response"),
+    )
+    end_responses: bool | None = opt(
+        None,
+        "end the last turn of the assistant with tokenizer.eos_token; null = where the template "
+        "ends it with no special token",
+    )
+
+    def template(self) -> str | None:
+        """The Jinja; None = that of the tokenizer. OSError, UnicodeDecodeError: of its file."""
+        if self.chat_template_path:
+            with open(self.chat_template_path, encoding="utf-8") as file:
+                return file.read()
+        return NAMED.get(self.chat_template or "", self.chat_template)
+
+
+@section
+class ChatDemo(Chats):
+    """Instructions and answers made of the functions of this Python's standard library, and of
+    what they say of themselves (PSF-2.0); without a download.
+    """
+
+    schema_name = "chat_demo"
+    _target_: str = "forge.data.chat_demo.chat_demo"
+
+
+@section
+class ChatRows(Chats, Dataset):
+    """Base of conversations of your own: rows of JSON, JSON lines or Parquet, or a dataset of the
+    `datasets` library, of the hub or of this machine.
+    """
+
+
+@section
+class Alpaca(ChatRows):
+    """Rows of an instruction, an input, which may be left out or empty, and an output."""
+
+    schema_name = "alpaca"
+    _target_: str = "forge.data.chats.alpaca"
+
+
+@section
+class ShareGPT(ChatRows):
+    """Rows of conversations: a list of who speaks, `from`, and what, `value`."""
+
+    schema_name = "sharegpt"
+    _target_: str = "forge.data.chats.sharegpt"
+    messages_field: str = opt("conversations", "field of the list")
+
+
+@section
+class Chat(ChatRows):
+    """Rows of messages: a list of who speaks, `role`, and what, `content`; and maybe of tools."""
+
+    schema_name = "chat"
+    _target_: str = "forge.data.chats.chat"
+    messages_field: str = opt("messages", "field of the list")
+
+
+@section
+class Formatted(ChatRows):
+    """Rows that a function of your own makes messages of."""
+
+    schema_name = "formatted"
+    _target_: str = "forge.data.chats.formatted"
+    formatting_func: dict[str, Any] = opt(
+        {},
+        "{_target_: mypkg.messages, name: value}: called with a row and these keywords, gives its "
+        "messages, each {role: user, content: ...}, or null to leave it out",
+    )
+
+    @property
+    def reader(self) -> dict[str, Any]:
+        """The function is built with it, of what the user trusts, and called with rows."""
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return options | {"formatting_func": {**self.formatting_func, "_partial_": True}}
+
+
+def own_template(stated: Any) -> str | None:
+    """The Jinja that a tokenizer brings, of what its files say: a text, or several by name."""
+    if isinstance(stated, list):
+        found = {one.get("name"): one.get("template") for one in stated if isinstance(one, dict)}
+        stated = found.get("default", next(iter(found.values()), None))
+    return stated if isinstance(stated, str) else None
+
+
+@rule("data.chat_template", "data.chat_template", "data.chat_template_path")
+def chat_template(data: Chats) -> Findings:
+    """A chat template is Jinja that writes every turn, and says where the assistant speaks."""
+    key, path = "data.chat_template", data.chat_template_path
+    other = "data.chat_template=plain"
+    if data.chat_template is not None and path is not None:
+        yield key, "two templates are given.", f"{key}_path=null"
+        return
+    if path is not None:
+        key, other = f"{key}_path", f"{other} data.chat_template_path=null"
+        if not os.path.isfile(path):
+            yield key, f"there is no file {path}.", f"check the path, or {other}"
+            return
+    try:
+        source = data.template()
+    except (OSError, UnicodeDecodeError) as error:
+        yield key, f"it cannot be read ({error}).", f"a file of Jinja in UTF-8, or {other}"
+        return
+    if source is not None and (fault := fault_of(source)):
+        fix = GUARD if "generation" in fault or "not known" in fault else "mend it"
+        yield key, fault, f"{fix}, or {other}"
+
+
+@rule("data.formatting_func")
+def formatting_func(data: Formatted) -> Findings:
+    """data=formatted needs the function that makes messages of a row, as a _target_."""
+    if not data.formatting_func.get("_target_"):
+        key = "data.formatting_func"
+        yield key, f"+{key}._target_=mypkg.messages run.trust=[mypkg.]"

@@ -1,0 +1,217 @@
+"""data=alpaca, sharegpt, chat, formatted: rows to conversations."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from forge.config.chats import Alpaca, Chat, ChatRows, Formatted, ShareGPT
+from forge.data import hub
+from forge.data.conversation import Conversation
+from forge.data.corpus import Corpus, matching
+from forge.data.fingerprint import hash_json
+from forge.data.reading import BadFile, Document, readable
+from forge.data.render import Render
+from forge.data.rows import read_rows
+
+SPEAKERS = {
+    **dict.fromkeys(("human", "user", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "bot", "chatgpt", "model"), "assistant"),
+    **dict.fromkeys(("tool", "function", "function_response", "observation"), "tool"),
+    "system": "system",
+    "developer": "developer",
+}
+SAVED = ("state.json", "dataset_dict.json")
+Row = Mapping[str, Any]
+Converts = Callable[[Row], "Conversation | None"]
+"""A row to a conversation, but for where it was read; None leaves it out. BadRow: it is none."""
+
+
+class BadRow(ValueError):
+    """What is wrong with a row, and what to do."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.what, self.fix = what, fix
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Corpus):
+    """The rows of a table of the `datasets` library. Its one file is a name for messages."""
+
+    table: Any
+
+    @property
+    def n_bytes(self) -> int:
+        return self.table.data.nbytes
+
+    def fingerprint(self, memo: Path | None = None) -> str:
+        """Hash of the conversations, wherever the library keeps them."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256(self.reader.encode())
+        for document in self.documents():
+            assert isinstance(document, Conversation)
+            digest.update(len(document.content).to_bytes(8, "little") + document.content)
+        return digest.hexdigest()
+
+
+def alpaca(section: Alpaca) -> Corpus:
+    """A user's turn of instruction and input, an empty line between them, and the output."""
+    return _corpus(section, "alpaca", of_alpaca)
+
+
+def sharegpt(section: ShareGPT) -> Corpus:
+    """The turns of a list, by who speaks."""
+    convert = partial(of_sharegpt, field=section.messages_field)
+    return _corpus(section, f"sharegpt:{section.messages_field}", convert)
+
+
+def chat(section: Chat) -> Corpus:
+    """The messages of a list."""
+    convert = partial(of_messages, field=section.messages_field)
+    return _corpus(section, f"chat:{section.messages_field}", convert)
+
+
+def formatted(*, formatting_func: Callable[..., Any], **options: Any) -> Corpus:
+    """What a function of the user's makes of each row. options: the others of the section."""
+    section = Formatted(**options)
+    convert = partial(of_function, function=formatting_func)
+    return _corpus(section, f"formatted:{_named(formatting_func)}", convert)
+
+
+def _corpus(section: ChatRows, how: str, convert: Converts) -> Corpus:
+    """ValueError, naming the key: nothing is there, or it cannot be loaded."""
+    render = Render.of(section)
+    shared: dict[str, Any] = {"name": section.schema_name, "masked": True, "render": render}
+    shared["reader"] = f"{how}:{hash_json([section.train_on, section.end_responses])}"
+    if _is_table(section):
+        table = hub.load(section)
+        source = section.path or section.hf_dataset_name
+
+        def rows(name: Path) -> Iterator[tuple[str, Row]]:
+            return ((f"{name} row {number}", row) for number, row in enumerate(table, start=1))
+
+        read = partial(_read, rows=rows, convert=convert)
+        return Table(source=source, files=(Path(source),), read=read, table=table, **shared)
+    read = partial(_read, rows=read_rows, convert=convert)
+    return Corpus(source=section.path, files=matching(section.path), read=read, **shared)
+
+
+def _is_table(section: ChatRows) -> bool:
+    """Whether the `datasets` library has to load it."""
+    chosen = (section.hf_dataset_config, section.hf_data_dir, section.hf_data_files)
+    if section.hf_dataset_name or any(chosen) or section.hf_dataset_split != "train":
+        return True
+    return any((Path(section.path) / name).is_file() for name in SAVED)
+
+
+def _read(
+    path: Path, *, rows: Callable[[Path], Iterator[tuple[str, Row]]], convert: Converts
+) -> Iterator[Document]:
+    """A conversation for each row that is one. BadFile: a row is not as it should be."""
+    for where, row in rows(path):
+        with readable(where):
+            try:
+                found = convert(row)
+            except BadRow as error:
+                raise BadFile(f"{where}: {error.what}", error.fix) from error
+            if found is not None:
+                found.content.decode()
+                yield Conversation(messages=found.messages, tools=found.tools, where=where)
+
+
+def of_alpaca(row: Row) -> Conversation:
+    """The prompt of system, if it has one, instruction and input; and the output."""
+    said = {name: _text(row, name, needed=name != "input") for name in ("instruction", "input")}
+    asked = "\n\n".join(filter(None, said.values()))
+    turns = [_turn("user", asked), _turn("assistant", _text(row, "output"))]
+    system = _text(row, "system", needed=False)
+    return _of([_turn("system", system), *turns] if system else turns)
+
+
+def of_sharegpt(row: Row, *, field: str) -> Conversation:
+    """from: human or user, gpt or assistant, system, tool or function; value: what is said."""
+    turns = []
+    for number, turn in enumerate(_list(row, field), start=1):
+        if not isinstance(turn, Mapping) or not isinstance(turn.get("value"), str):
+            what = f"turn {number} of field {field!r} has no text under 'value'"
+            raise BadRow(what, 'A turn is {"from": "human", "value": "Hello"}; data=chat has roles')
+        speaker = SPEAKERS.get(str(turn.get("from")).lower())
+        if speaker is None:
+            what = f"turn {number} of field {field!r} is from {turn.get('from')!r}"
+            raise BadRow(what, f"A turn is from one of {', '.join(SPEAKERS)}")
+        turns.append(_turn(speaker, turn["value"]))
+    system = _text(row, "system", needed=False)
+    if system and turns[0]["role"] != "system":
+        turns.insert(0, _turn("system", system))
+    return _of(turns, row.get("tools"))
+
+
+def of_messages(row: Row, *, field: str) -> Conversation:
+    """Messages as chat templates take them; what is null in them is left out."""
+    return _of(_list(row, field), row.get("tools"))
+
+
+def of_function(row: Row, *, function: Callable[..., Any]) -> Conversation | None:
+    """Messages that a function gives. What it raises is said with where the row is."""
+    try:
+        found = function(dict(row))
+    except Exception as error:  # whatever it does
+        what = f"data.formatting_func raises {type(error).__name__}: {error}"
+        raise BadRow(what, "Mend it, or let it give null for rows to leave out") from error
+    if found is None:
+        return None
+    if not isinstance(found, list | tuple):
+        what = f"data.formatting_func gives a value of type {type(found).__name__}, and no messages"
+        raise BadRow(what, 'It gives a list such as [{"role": "user", "content": "Hello"}, ...]')
+    return _of(found)
+
+
+def _of(messages: Any, tools: Any = None) -> Conversation:
+    found = []
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            what = f"message {number} has no text under 'role'"
+            raise BadRow(what, 'A message is {"role": "user", "content": "Hello"}')
+        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
+            kind = type(message.get("content")).__name__
+            what = f"message {number}, of {message['role']}, has no text under 'content' ({kind})"
+            raise BadRow(what, "What is said is one text, or the message has tool_calls")
+        found.append({name: one for name, one in message.items() if one is not None})
+    return Conversation(messages=tuple(found), where="", tools=tools or None)
+
+
+def _turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _list(row: Row, field: str) -> list[Any]:
+    found = row.get(field)
+    if not isinstance(found, list) or not found:
+        what = f"it has no list under {field!r} (its fields: {', '.join(map(str, row)) or 'none'})"
+        raise BadRow(what, "Name the one that holds the messages with data.messages_field")
+    return found
+
+
+def _named(function: Callable[..., Any]) -> str:
+    """What it is called and given; what it does with a row is not known again when it changes."""
+    inner = function.func if isinstance(function, partial) else function
+    given = function.keywords if isinstance(function, partial) else {}
+    return hash_json([inner.__module__, inner.__qualname__, given])
+
+
+def _text(row: Row, field: str, *, needed: bool = True) -> str:
+    found = row.get(field)
+    if found is None and not needed:
+        return ""
+    if not isinstance(found, str):
+        what = f"it has no text under {field!r} (its fields: {', '.join(map(str, row)) or 'none'})"
+        raise BadRow(what, 'A row is {"instruction": "...", "input": "", "output": "..."}')
+    return found

@@ -1,0 +1,182 @@
+"""Conversations to tokens by a chat template, and which of these count."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forge.config.chat_template import BEGIN, BROKEN, END, PLAIN, BadTemplate, ChatTemplate, Written
+from forge.config.chats import Chats, own_template
+from forge.config.tokenizer import Tokenizer as TokenizerSection
+from forge.config.tokenizer_files import TEMPLATE, Existing, Facts, stated_beside
+from forge.data.conversation import Conversation, Rendered
+from forge.data.reading import BadFile
+from forge.data.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+NAMES = ("pad_token", "unk_token")
+MINE = re.compile(f"[{BEGIN}{END}{BROKEN}]")
+FIX = "Mend or leave out that conversation, or give another data.chat_template"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Render:
+    """How conversations become tokens; it is sent to processes that tokenise. template: Jinja;
+    None = that of the tokenizer.
+    """
+
+    template: str | None
+    train_on: str
+    end_responses: bool | None = None
+
+    @staticmethod
+    def of(section: Chats) -> Render:
+        how = {"train_on": section.train_on, "end_responses": section.end_responses}
+        return Render(template=section.template(), **how)
+
+    def source(self, tokenizer: Tokenizer | TokenizerSection) -> str:
+        """The Jinja that is used with a tokenizer, or with a section of one."""
+        if self.template is not None:
+            return self.template
+        stated = tokenizer.stated if isinstance(tokenizer, Tokenizer) else {}
+        if isinstance(tokenizer, Existing) and isinstance(facts := tokenizer.facts(), Facts):
+            stated = stated_beside(facts.file) if facts.file else {}
+        return own_template(stated.get(TEMPLATE)) or PLAIN
+
+    def __call__(
+        self, conversations: Sequence[Conversation], tokenizer: Tokenizer
+    ) -> list[Rendered]:
+        """BadFile: a conversation cannot be written, loses what is said, or teaches nothing."""
+        template = chat_template(self.source(tokenizer), tokenizer)
+        guard = _Guard(tokenizer.special_tokens)
+        written = [self._written(one, template, guard) for one in conversations]
+        encoded = encode([one.text for one in written], tokenizer)
+        found, changed = [], []
+        for one, text, (ids, starts, stops) in zip(conversations, written, encoded, strict=True):
+            counted = _marked(text, starts, stops, everything=self.train_on == "all")
+            found.append(self._ended(one, text, ids, counted, tokenizer))
+            if tokenizer.decode(ids.tolist()) != text.text.replace(BROKEN, ""):
+                changed.append(one.where)
+        if changed:
+            what = f"{len(changed):,} of {len(found):,} conversations are not spelled again by"
+            log.warning("%s their tokens; the first is %s", what, changed[0])
+        return found
+
+    def _written(self, one: Conversation, template: ChatTemplate, guard: _Guard) -> Written:
+        messages = [guard(message) for message in one.messages]
+        last_alone = self.train_on == "last_response"
+        if self.train_on != "all" and not any(m["role"] == "assistant" for m in messages):
+            fix = "Leave it out, or learn all of it: data.train_on=all"
+            raise BadFile(f"{one.where} has no turn of the assistant to learn from", fix)
+        try:
+            written = template.write(messages, guard(one.tools), last_alone=last_alone)
+        except BadTemplate as error:
+            fix = f"{FIX}, or data.train_on=last_response" if "turn" in str(error) else FIX
+            raise BadFile(f"{one.where} does not fit the chat template: {error}", fix) from error
+        for message in messages:
+            said = message.get("content")
+            kept = message["role"] in ("system", "user") and isinstance(said, str)
+            if kept and said.strip() not in written.text:
+                what = f"the chat template drops what the {message['role']} says in {one.where}"
+                raise BadFile(what, "Give a data.chat_template that writes every turn")
+        return written
+
+    def _ended(
+        self,
+        one: Conversation,
+        text: Written,
+        ids: np.ndarray,
+        counted: np.ndarray,
+        tokenizer: Tokenizer,
+    ) -> Rendered:
+        """With the token that ends the last response, and that which begins a document, where the
+        template writes none.
+        """
+        answers = one.messages[-1]["role"] == "assistant"
+        said = text.text.rstrip()
+        special = [tokenizer.eos_token] if self.end_responses else tokenizer.special_tokens
+        if answers and self.end_responses is not False and not said.endswith(tuple(special)):
+            ids, counted = np.append(ids, tokenizer.eos_id), np.append(counted, True)
+        if tokenizer.begin_id is not None and ids[0] != tokenizer.begin_id:
+            ids = np.insert(ids, 0, tokenizer.begin_id)
+            counted = np.insert(counted, 0, self.train_on == "all")
+        return Rendered(tokens=ids.astype(np.uint32), counted=counted)
+
+
+def render(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    *,
+    template: str | None = None,
+    train_on: str = "responses",
+    where: str = "the conversation",
+) -> Rendered:
+    """Tokens of one conversation, and which of them are learnt. template: Jinja; None = that of
+    the tokenizer, else plain. BadFile, naming `where`: it does not fit the template.
+    """
+    one = Conversation(messages=tuple(map(dict, messages)), where=where)
+    return Render(template=template, train_on=train_on)([one], tokenizer)[0]
+
+
+def chat_template(source: str, tokenizer: Tokenizer) -> ChatTemplate:
+    """A template with the special tokens of a tokenizer."""
+    tokens = {"eos_token": tokenizer.eos_token, "bos_token": tokenizer.bos_token}
+    for name in NAMES:
+        stated = tokenizer.stated.get(name)
+        tokens[name] = stated.get("content") if isinstance(stated, dict) else stated
+    known = {name: token for name, token in tokens.items() if isinstance(token, str)}
+    return ChatTemplate(source=source, tokens=known)
+
+
+class _Guard:
+    """Breaks what a message spells like a special token, so that it does not become one."""
+
+    def __init__(self, special: Sequence[str]) -> None:
+        longest = sorted(filter(None, special), key=len, reverse=True)
+        self.pattern = re.compile("|".join(map(re.escape, longest)) or "(?!)")
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, str):
+            value = MINE.sub("", value)
+            return self.pattern.sub(lambda found: f"{found[0][0]}{BROKEN}{found[0][1:]}", value)
+        if isinstance(value, Mapping):
+            return {name: self(one) for name, one in value.items()}
+        return [self(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def encode(
+    texts: Sequence[str], tokenizer: Tokenizer
+) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Of each text its ids, and where in it the characters of each of them begin and end. Special
+    tokens are what spells them, unless it is broken.
+    """
+    parts = [text.split(BROKEN) for text in texts]
+    encoded = iter(tokenizer.encode_marked([part for each in parts for part in each]))
+    found = []
+    for each in parts:
+        at, ids, spans = 0, [], []
+        for part in each:
+            own, offsets = next(encoded)
+            ids += own
+            spans += [(start + at, stop + at) for start, stop in offsets]
+            at += len(part) + 1
+        starts, stops = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+        found.append((np.array(ids, dtype=np.int64), starts, stops))
+    return found
+
+
+def _marked(
+    text: Written, starts: np.ndarray, stops: np.ndarray, *, everything: bool
+) -> np.ndarray:
+    """Which tokens have characters of what the assistant says."""
+    counted = np.full(len(starts), everything)
+    for begin, end in text.spans:
+        inside = np.flatnonzero((stops > begin) & (starts < end))
+        if len(inside):
+            counted[inside[0] : inside[-1] + 1] = True
+    return counted

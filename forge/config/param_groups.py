@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forge.config.adapter import adapted
 from forge.config.field import variants_of
 from forge.config.horizon import open_steps
 from forge.config.model import Decoder
@@ -81,23 +82,43 @@ def groups(config: Config) -> dict[str, Group]:
     return made
 
 
-def members(optimizer: Optimizer, parameters: Iterable[Named]) -> dict[str, str | None]:
+def members(config: Config, parameters: Iterable[Named]) -> dict[str, str | None]:
     """The name of the group of each parameter; None = it is frozen.
 
     An entry that names a parameter comes before one that names its role.
     """
-    return {name: _group_of(optimizer, name, role) for name, role in parameters}
+    optimizer, is_trained = config.optimizer, trained(config)
+    return {
+        name: group_of(optimizer, name, role) if is_trained(name) else None
+        for name, role in parameters
+    }
 
 
-def is_trained(optimizer: Optimizer, name: str) -> bool:
-    """Whether a parameter is, by its name."""
-    only = optimizer.trainable_parameters
-    return (not only or found(only, name)) and not found(optimizer.freeze_parameters, name)
+def trained(config: Config) -> Callable[[str], bool]:
+    """Whether a parameter is, by its name: what an adapter and patterns of the optimizer leave."""
+    optimizer, adapter = config.optimizer, config.adapter
+    only, never = optimizer.trainable_parameters, optimizer.freeze_parameters
+    base: set[str] = set()
+    if adapter.active and isinstance(config.model, Decoder):
+        base = {one.name for one in config.model.tensors() if not adapter.trains(one)}
+
+    def is_trained(name: str) -> bool:
+        return name not in base and (not only or found(only, name)) and not found(never, name)
+
+    return is_trained
 
 
-def parameters_of(model: Decoder) -> list[Named]:
-    """All parameters of a model."""
-    return [(one.name, one.role) for one in model.tensors()]
+def some_frozen(config: Config) -> bool:
+    """Whether some parameters may not be trained."""
+    optimizer = config.optimizer
+    patterns = optimizer.trainable_parameters or optimizer.freeze_parameters
+    return bool(patterns) or config.adapter.active
+
+
+def parameters_of(config: Config) -> list[Named]:
+    """All parameters of a decoder, those of its adapters too."""
+    assert isinstance(config.model, Decoder)
+    return [(one.name, one.role) for one in adapted(config.model, config.adapter)]
 
 
 def found(patterns: Sequence[str], name: str) -> bool:
@@ -138,17 +159,16 @@ def tensors_in(config: Config) -> dict[str | None, list[TensorSpec]]:
     """The parameters of each group that has any, frozen ones under None; {} if not known."""
     if not isinstance(config.model, Decoder):
         return {}
-    tensors = list(config.model.tensors())
-    member = members(config.optimizer, ((one.name, one.role) for one in tensors))
+    tensors = adapted(config.model, config.adapter)
+    member = members(config, ((one.name, one.role) for one in tensors))
     made: dict[str | None, list[TensorSpec]] = {}
     for one in tensors:
         made.setdefault(member[one.name], []).append(one)
     return made
 
 
-def _group_of(optimizer: Optimizer, name: str, role: str) -> str | None:
-    if not is_trained(optimizer, name):
-        return None
+def group_of(optimizer: Optimizer, name: str, role: str) -> str:
+    """The name of the group of a parameter that is trained."""
     by_name = (key for key, e in optimizer.groups.items() if found(e.get(PARAMETERS, ()), name))
     by_role = (key for key, e in optimizer.groups.items() if role in e.get(ROLES, ()))
     return next(by_name, None) or next(by_role, OWN)

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import MISSING
 
 import forge.config.optimizers  # noqa: F401  # to be imported is to be known
+from forge.config.adapter import Adapter
 from forge.config.changes import assignments
 from forge.config.checkpoint import Checkpoint
 from forge.config.data import Data
@@ -51,6 +52,7 @@ class Config(Section):
     tokenizer: Tokenizer = MISSING
     data: Data = MISSING
     objective: Objective = MISSING
+    adapter: Adapter = MISSING
     optimizer: Optimizer = MISSING
     scheduler: Scheduler = MISSING
     precision: Precision = MISSING

@@ -33,8 +33,8 @@ class TensorSpec:
     as into heads; where tp does not divide them, every rank has all of it. met: of a stack of
     experts, (number that a token goes to, number of experts). of_experts: its rows are those of
     experts, which ep ranks share. residual: its product is added to the residual stream. initial:
-    the first value of a vector, or how they are drawn. once: added to what tp ranks sum up, so that
-    one of them adds it.
+    the first value of a vector, or how they are drawn. std: of the first values of a matrix; None =
+    as model.init_std has it. once: added to what tp ranks sum up, so that one of them adds it.
     """
 
     name: str
@@ -47,6 +47,7 @@ class TensorSpec:
     of_experts: bool = False
     residual: bool = False
     initial: float | LogUniform = 0.0
+    std: float | None = None
     once: bool = False
 
     @property

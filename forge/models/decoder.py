@@ -18,7 +18,7 @@ from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache, numbered, seen_in
 from forge.models.documents import Packed, Seen, as_scores, packed, packed_in_blocks
 from forge.models.dropout import Drawing, Jitter, Noise, StreamDropout
-from forge.models.head import Head
+from forge.models.head import Head, weight_of
 from forge.models.moe import MoE
 from forge.models.norm import make_norm
 from forge.models.positions import Positions, Sinusoids
@@ -257,7 +257,7 @@ class Decoder(Balanced, nn.Module):
         """[vocab, dim]; the embedding table when they are tied."""
         head = self.output if self.output is not None else self.embedding
         assert head is not None, "this part of the model has no output head"
-        return head.weight
+        return weight_of(head)
 
     def keep(self, layers: range, *, first: bool, last: bool) -> None:
         """Cut the model down to these blocks, with what is before the first of all and after the
@@ -299,9 +299,12 @@ class Decoder(Balanced, nn.Module):
         """Of parameter `name`: 1/sqrt(2 * n_layers) as much if it writes to the residual stream
         (GPT-2; Radford et al. 2019, section 2.3); 0 of the biases of experts.
         """
-        if self.table[name].role == BIAS:
+        one = self.table[name]
+        if one.std is not None:
+            return one.std
+        if one.role == BIAS:
             return 0.0
-        if self.section.init_scale_residual and self.table[name].residual:
+        if self.section.init_scale_residual and one.residual:
             return self.section.init_std / math.sqrt(2 * self.section.n_layers)
         return self.section.init_std
 

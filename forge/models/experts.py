@@ -62,7 +62,7 @@ class Experts(nn.Module):
 
         def product(rows: Tensor, name: str) -> Tensor:
             weight, bias = self._matrix(name)
-            made = multiply(rows, weight)
+            made = self.beside(name, rows, multiply(rows, weight), counts)
             return made if bias is None or expert is None else made + rows_of(bias, expert)
 
         return self.expert(x, product)
@@ -72,7 +72,7 @@ class Experts(nn.Module):
 
         def product(rows: Tensor, name: str) -> Tensor:
             weight, bias = self._matrix(name)
-            made = self.multiply_equal(rows, weight)
+            made = self.beside(name, rows, self.multiply_equal(rows, weight))
             return made if bias is None else made + bias.unsqueeze(1)
 
         return self.expert(x, product)
@@ -83,6 +83,12 @@ class Experts(nn.Module):
             return lambda rows, weight: looped_mm(rows, weight.transpose(1, 2), counts)
         ends = counts.cumsum(0, dtype=torch.int32)
         return lambda rows, weight: grouped_mm(rows, weight.transpose(1, 2), ends)
+
+    def beside(self, name: str, x: Tensor, product: Tensor, counts: Tensor | None = None) -> Tensor:
+        """A product of rows with the weight of this name, and what stands beside it. counts: as of
+        `forward`; null = as many rows of each.
+        """
+        return product
 
     def multiply_equal(self, x: Tensor, weight: Tensor) -> Tensor:
         """The same product of as many rows of each expert, [experts, rows, in]."""

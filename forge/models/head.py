@@ -6,13 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def soft_cap(values: Tensor, cap: float) -> Tensor:
     """Between -cap and cap, and near 0 as they are: cap * tanh(values / cap)."""
     scaled = values / cap
     return scaled.tanh() * cap if values.requires_grad else scaled.tanh_().mul_(cap)
+
+
+def weight_of(layer: nn.Module) -> Tensor:
+    """What a layer multiplies with, for whoever does so in its place."""
+    made = getattr(layer, "adapted_weight", None)
+    return layer.weight if made is None else made()  # type: ignore[return-value]
 
 
 class Head:

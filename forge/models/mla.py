@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from forge.config.mixers.mla import MLA as MLAConfig
 from forge.config.model import Decoder as DecoderConfig
 from forge.models.cache import LayerCache
+from forge.models.head import weight_of
 from forge.models.norm import make_rms_norm
 from forge.models.rope import Rotation, rotate, softmax_scale
 from forge.models.sdpa import WRITTEN_OUT, causal_attention, on_device, written_out
@@ -123,7 +124,7 @@ class MLA(nn.Module):
         """
         section = self.section
         widths = section.qk_nope_head_dim, section.v_head_dim
-        to_keys, to_values = self.wkv_b.weight.unflatten(0, (-1, sum(widths))).split(widths, 1)
+        to_keys, to_values = weight_of(self.wkv_b).unflatten(0, (-1, sum(widths))).split(widths, 1)
         parts = section.qk_nope_head_dim, section.qk_rope_head_dim
         q_own, q_shared = q.transpose(1, 2).split(parts, -1)
         q = torch.cat((torch.einsum("bshn,hnr->bshr", q_own, to_keys), q_shared), -1)

@@ -25,9 +25,9 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
 
     Raises ConfigError where nothing is trained, or an optimizer cannot update what it is given.
     """
-    roles = roles_of(model, config.model)
+    roles = roles_of(model, config)
     here = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    member = members(config.optimizer, ((name, roles[name]) for name, _ in here))
+    member = members(config, ((name, roles[name]) for name, _ in here))
     made, trust = [], config.run.trust
     for group in groups(config).values():
         mine = [(name, roles[name], p) for name, p in here if member[name] == group.name]

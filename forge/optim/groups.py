@@ -7,21 +7,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from forge.config.model import Decoder, Model
-from forge.config.optimizer import Optimizer
-from forge.config.param_groups import Group, is_trained, parameters_of
+from forge.config.model import Decoder
+from forge.config.param_groups import Group, parameters_of, trained
+from forge.config.root import Config
 from forge.config.tensors import BIAS, EMBEDDING, MATRIX, NORM
 
 Schedule = Callable[[int], float]
 
 
-def roles_of(model: nn.Module, section: Model) -> dict[str, str]:
+def roles_of(model: nn.Module, config: Config) -> dict[str, str]:
     """The role of each parameter by its name, from the table of a decoder.
 
     Of other models, and of parameters that were added to one: embedding = the weight of an
     nn.Embedding, matrix = two or more dimensions, bias = named so, norm = all else.
     """
-    table = dict(parameters_of(section)) if isinstance(section, Decoder) else {}
+    table = dict(parameters_of(config)) if isinstance(config.model, Decoder) else {}
     embeddings = {
         id(table)
         for module in model.modules()
@@ -40,10 +40,11 @@ def _guess(name: str, values: Tensor, is_embedding: bool) -> str:
     return BIAS if name.endswith("bias") else NORM
 
 
-def freeze(model: nn.Module, optimizer: Optimizer) -> None:
-    """Parameters that the patterns of an optimizer leave out need no gradient."""
+def freeze(model: nn.Module, config: Config) -> None:
+    """Parameters that an adapter or the patterns of an optimizer leave out need no gradient."""
+    is_trained = trained(config)
     for name, values in model.named_parameters():
-        if not is_trained(optimizer, name):
+        if not is_trained(name):
             values.requires_grad_(False)
 
 

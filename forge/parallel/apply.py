@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from forge.adapters.adapter import Adapter
 from forge.build import build
 from forge.config.document_attention import in_blocks
 from forge.config.model import Decoder as DecoderSection
@@ -17,6 +18,7 @@ from forge.models.decoder import Decoder
 from forge.models.experts import Experts
 from forge.models.mla import MLA
 from forge.parallel.activation_checkpoint import recompute
+from forge.parallel.adapters import spread_lengths
 from forge.parallel.context import spread_context
 from forge.parallel.expert import spread_experts
 from forge.parallel.fsdp import shard
@@ -36,6 +38,7 @@ def apply(
     mesh: Mesh | None,
     device: torch.device,
     *,
+    adapter: Adapter | None = None,
     filled: bool = True,
     masters: bool = False,
 ) -> nn.Module:
@@ -50,7 +53,7 @@ def apply(
     2. expert parallelism, and counts of routed tokens over all ranks;
     3. context parallelism: sequences over cp, inside attention; QK-Clip of what attention sees;
        then the entries of `techniques`, in their order; products in the numbers of
-       `quantization`;
+       `quantization`, and what `adapter` stands beside them;
     4. activation checkpointing, then 5. compilation, of all that is inside a block by then;
     6. FSDP, last: it gathers and frees all parameters, in 16 bits if so configured, and sums
        gradients.
@@ -87,6 +90,10 @@ def apply(
             build(entry, path=f"techniques.{name}", trust=config.run.trust)(part, config, mesh)
         if config.quantization.in_products and isinstance(config.model, DecoderSection):
             quantize(part, config.quantization, config.model, products)
+        if adapter is not None:
+            adapter.activate(part)
+            if mesh is not None and config.parallel.tp > 1:
+                spread_lengths(part, mesh)
         if isinstance(part, Decoder):
             part.in_blocks = in_blocks(config, device.type)
         if device.type == "cuda":

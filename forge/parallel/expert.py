@@ -8,7 +8,7 @@ experts, and their output is a summand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from forge.config.tensors import TensorSpec
 from forge.models.dispatch import rearrange
@@ -44,10 +44,19 @@ def spread_experts(model: Any, mesh: Mesh, table: Iterable[TensorSpec] | None = 
         hidden: Placement = Replicate() if cut is None else Shard(cut)
         layer, _, name = path.rpartition(".")
         cuts = [Shard(0)] * (ep > 1) + [hidden] * (tp > 1)
-        see = partial(added_once, mesh.tp.get_group()) if rows[path].once and tp > 1 else local
+        see = local
+        if tp > 1 and rows[path].once:
+            see = partial(added_once, mesh.tp.get_group())
+        elif tp > 1 and cut is None:
+            see = partial(_used_apart, cuts)
         place(model.get_submodule(layer), name, over, cuts, see)
     if ep > 1:
         mix_in_each(model, {MoE: OverRanks}, over_ep=mesh.axes.get_group("ep"))
+
+
+def _used_apart(cuts: Sequence[Placement], parameter: DTensor) -> Tensor:
+    """What all tp ranks have, and multiply with different parts of the hidden width."""
+    return parameter.to_local(grad_placements=[*cuts[:-1], Partial()])
 
 
 class OverRanks:

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
+from forge.adapters.adapter import Adapted
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
 from forge.owned import local
@@ -64,7 +65,8 @@ def shard(
         fully_shard(block, mesh=mesh.fsdp, shard_placement_fn=of_block, **freed)
     if embedding is not None:
         sharded = fully_shard(embedding, mesh=mesh.fsdp, **freed)
-        sharded.set_unshard_in_backward(False)  # its gradient does not need it
+        # Its gradient does not need it, but that of what stands beside it does.
+        sharded.set_unshard_in_backward(isinstance(embedding, Adapted))
         groups.insert(0, [embedding])
     if head is not None:
         fully_shard(head, **kept)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from forge.config.adapter import is_added
 from forge.config.parallel import Parallel
 from forge.config.tensors import TensorSpec
 from forge.models.decoder import Decoder
@@ -90,7 +91,8 @@ def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
         spec = table.get(path)
         if spec is None or not spec.of_experts:
             module, _, name = path.rpartition(".")
-            placement, see = _plan(spec, width, inside=path in inside)
+            # What an adapter adds around layers each rank uses for its rows of a table.
+            placement, see = _plan(spec, width, inside=path in inside or is_added(path))
             place(model.get_submodule(module), name, width.mesh, [placement], see)
     mix_in_each(model, SEAMS, over_tp=width)
     if not model.reads_tokens:

@@ -29,7 +29,7 @@ class Record:
 
     Whole tensors on the CPU by name; a gradient that a rank did not have is None. state: the
     buffers that checkpoints hold, after the last step. replicas: tensors of which ranks have
-    different bits where they should be copies.
+    different bits where they should be copies. frozen: parameters that are not trained.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -39,6 +39,7 @@ class Record:
     after: Tensors = field(default_factory=dict)
     state: Tensors = field(default_factory=dict)
     replicas: list[str] = field(default_factory=list)
+    frozen: list[str] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
         torch.save(vars(self), folder / FILE)
@@ -80,10 +81,13 @@ def measure(
         reduce_each=config.parallel.reduce_gradients == "micro_batch",
     )
     loader = train_loader(config, text, objective, ranks, device)
-    record = Record(before=gather(model.named_parameters(), ranks).tensors)
+    of_ranks = ranks.of_all([name for name, p in model.named_parameters() if not p.requires_grad])
+    frozen = sorted({name for names in of_ranks for name in names})
+    record = Record(before=gather(model.named_parameters(), ranks).tensors, frozen=frozen)
     for number, step in zip(range(steps), loader, strict=False):
         output = update.gradients(step, number)
-        named = ((name, parameter.grad) for name, parameter in model.named_parameters())
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        named = ((name, parameter.grad) for name, parameter in trained)
         found = gather(named, ranks)
         record.gradients.append(found.tensors)
         place = f"in step {number + 1}"

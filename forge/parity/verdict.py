@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from forge.config.adapter import A
 from forge.config.model import Decoder
 from forge.config.numbers import aligned
 from forge.config.root import Config
@@ -109,8 +110,11 @@ def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] =
     if len(a.losses) != len(b.losses):
         verdict.faults.append(f"a made {len(a.losses)} steps and b {len(b.losses)}")
     vanishing = {name for name in shared if name.endswith(tuple(may_vanish))}
+    shared = [name for name in shared if name not in a.frozen]
     for step in range(min(len(a.gradients), len(b.gradients))):
-        faults = _compare_step(verdict, step, a, b, shared, vanishing, bounds)
+        # That of A is a product with B, which begins at 0.
+        none_yet = {name for name in shared if name.endswith(A)} if step == 0 else set()
+        faults = _compare_step(verdict, step, a, b, shared, vanishing | none_yet, bounds)
         verdict.faults += [f"step {step + 1}: {fault}" for fault in faults]
     if not verdict.rows:
         verdict.faults.append("no step was made")

@@ -13,6 +13,7 @@ from typing import Any
 
 from forge.config import param_groups
 from forge.config.activations import FP32
+from forge.config.adapter import Adapter, NoAdapter
 from forge.config.model import Decoder
 from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.precision import BYTES
@@ -24,6 +25,7 @@ from forge.rundir.saved_config import load, newest
 
 STATE = ("weights", "gradients", "fp32 masters", "optimizer state")
 """How the names of parts begin that are exact, and there all the time."""
+NO_ADAPTER = NoAdapter()
 
 
 def memory_by_part(config: Config) -> dict[str, int]:
@@ -41,11 +43,12 @@ def memory_by_part(config: Config) -> dict[str, int]:
     if not isinstance(model, Decoder):
         return {}
     # the ranks that may need most are those at the ends of the pipeline
-    shares = [_share(model, parallel, first=True, last=True)]
+    adapter = config.adapter
+    shares = [_share(model, parallel, adapter, first=True, last=True)]
     if parallel.pp > 1:
         is_last = parallel.pp_schedule == V_SCHEDULE
-        shares = [_share(model, parallel, first=True, last=is_last)]
-        shares.append(_share(model, parallel, first=False, last=True))
+        shares = [_share(model, parallel, adapter, first=True, last=is_last)]
+        shares.append(_share(model, parallel, adapter, first=False, last=True))
     ranks = [_of_rank(config, model, share) for share in shares]
     return max(ranks, key=lambda parts: sum(parts.values()))
 
@@ -128,14 +131,16 @@ def _of_zeros(config: Config, section: Sparse, model: Decoder, share: _Share) ->
 def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> dict[str, int]:
     """Gradients, of what is trained, and what the optimizer keeps of it. here: on the device."""
     made, optimizer = param_groups.groups(config), config.optimizer
+    is_trained = param_groups.trained(config)
+    some_frozen = param_groups.some_frozen(config)
 
     def kept(one: TensorSpec, shape: tuple[int, ...]) -> float:
-        (name,) = param_groups.members(optimizer, [(one.name, one.role)]).values()
-        found = 0 if name is None else made[name].section.state_bytes(shape)
+        name = param_groups.group_of(optimizer, one.name, one.role)
+        found = made[name].section.state_bytes(shape) if is_trained(one.name) else 0
         return math.nan if found is None else found
 
     def trained(one: TensorSpec, shape: tuple[int, ...]) -> float:
-        return math.prod(shape) if param_groups.is_trained(optimizer, one.name) else 0
+        return math.prod(shape) if is_trained(one.name) else 0
 
     parts, ends = {}, {"first": share.first, "last": share.last}
     precision, parallel = config.precision, config.parallel
@@ -143,15 +148,15 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
     if config.train.optimizer_in_backward and here:  # those of a block, a table or the head
         at_once = max(share.two_blocks // 2, share.outside_at_once)
         parts[f"gradients ({precision.param_dtype})"] = weight * -(-at_once // each)
-    if optimizer.trainable_parameters or optimizer.freeze_parameters:
-        own = _share(model, config.parallel, of=trained, **ends)
+    if some_frozen:
+        own = _share(model, config.parallel, config.adapter, of=trained, **ends)
         count, kind = own.sharded(parallel) * here, precision.param_dtype
         if f"gradients ({kind})" not in parts:
             parts[f"gradients ({kind})"] = weight * count
         if precision.master_weights:
             parts["fp32 masters"] = FP32 * count
-    by_name = optimizer.groups or optimizer.trainable_parameters or optimizer.freeze_parameters
-    state = _share(model, config.parallel, of=kept, named=bool(by_name), **ends)
+    by_name = optimizer.groups or some_frozen
+    state = _share(model, parallel, config.adapter, of=kept, named=bool(by_name), **ends)
     if state.known:
         parts["optimizer state"] = state.sharded(parallel) * here
     if parallel.offload_optimizer and not parallel.cpu_offload:
@@ -162,7 +167,7 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
             largest = max(largest, kept(one, shape) + master * math.prod(shape))
             return 0
 
-        _share(model, parallel, of=most, **ends)
+        _share(model, parallel, config.adapter, of=most, **ends)
         # What is updated, and what comes for the next one or goes back.
         parts["optimizer state"] = 2 * -(-round(largest) // each)
         parts.pop("fp32 masters", None)
@@ -221,9 +226,16 @@ class _Share:
         return -(-(self.in_blocks + self.outside) // fsdp) + experts
 
 
+def _with(adapter: Adapter, tensors: Iterable[TensorSpec]) -> list[TensorSpec]:
+    """Parameters of a model, and what stands beside them."""
+    own = list(tensors)
+    return [*own, *adapter.added(own)]
+
+
 def _share(
     model: Decoder,
     parallel: Parallel,
+    adapter: Adapter = NO_ADAPTER,
     *,
     first: bool,
     last: bool,
@@ -245,13 +257,15 @@ def _share(
     blocks = {kind: model.block_tensors(kind) for kind in kinds}
     packed = {kind: [one for one in blocks[kind] if one.of_experts] for kind in kinds}
     counted = [(number, blocks[kind]) for kind, number in kinds.items()]
-    if of and named:  # by names, which each block has its own of
-        names = ((f"blocks.{start + at}", blocks[kind]) for at, kind in enumerate(here))
-        counted = [(1, list(within(name, tensors))) for name, tensors in names]
-    experts = sum(n * size(one for one in each if one.of_experts) for n, each in counted)
     sizes = {kind: size(tensors) for kind, tensors in blocks.items()}
-    two = max((sizes[a] + sizes[b] for a, b in pairwise(here)), default=sizes[here[0]])
-    tables, after = model.outside()
+    of_layers = [sizes[kind] for kind in here]
+    if (of and named) or adapter.active:  # by names, which each block has its own of
+        names = ((f"blocks.{start + at}", blocks[kind]) for at, kind in enumerate(here))
+        counted = [(1, _with(adapter, within(name, tensors))) for name, tensors in names]
+        of_layers = [size(each) for _, each in counted]
+    experts = sum(n * size(one for one in each if one.of_experts) for n, each in counted)
+    two = max((a + b for a, b in pairwise(of_layers)), default=of_layers[0])
+    tables, after = (_with(adapter, tensors) for tensors in model.outside())
     embedding, has_head = size(tables[:1]), last and not (first and model.tie_embeddings)
     outside = (size(tables) if first else 0) + (size(after) if last else 0)
     if has_head and model.tie_embeddings:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from forge.adapters.adapter import adapter_of
 from forge.build import build
 from forge.config.hf.folder import is_folder
 from forge.config.root import Config
@@ -38,17 +39,22 @@ def build_model(
     that is to be `trained` in the formats of `precision`.
     """
     kept = FORMATS[config.precision.param_dtype] if trained else dtype
+    adapter = adapter_of(config)
 
     def make() -> nn.Module:
         model = make_model(config.model, config.run.trust)
-        freeze(model, config.optimizer)
+        adapter.inject(model)
+        freeze(model, config)
         model = model.to(dtype)
         for parameter in model.parameters() if kept != dtype else ():
             parameter.data = parameter.data.to(kept)
         return model
 
     masters = trained and bool(config.precision.master_weights)
-    return apply(make, config, ranks.mesh, device, filled=filled, masters=masters)
+    model = apply(make, config, ranks.mesh, device, adapter=adapter, filled=filled, masters=masters)
+    if filled:
+        adapter.begin(model)
+    return model
 
 
 def load_on_ranks(path: Path, config: Config, ranks: Ranks, device: torch.device) -> Trained:

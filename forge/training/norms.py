@@ -32,7 +32,7 @@ class Norms(Callback):
 
     def __init__(self, session: Session) -> None:
         self.interval, self.ranks = session.config.metrics.log_interval, session.ranks
-        self.roles = roles_of(session.model, session.config.model)
+        self.roles = roles_of(session.model, session.config)
         self.before: dict[str, Tensor] = {}
         self.gradients: Mapping[str, Tensor] = {}
 

@@ -15,6 +15,7 @@ import yaml
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from forge.adapters.adapter import adapter_of
 from forge.config.hf.folder import is_folder
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.model import Model
@@ -76,8 +77,11 @@ def load_run(
     config = replace(config, run=replace(config.run, device=kind))
     own = set_up(config)
     device = device if device is not None and device.index is not None else own
+    adapter = adapter_of(config)
     with torch.device("meta"):
         model = make_model(config.model, trust)
+        adapter.inject(model)
+    adapter.activate(model)
     allocate(model, device)
     model.reset_buffers()
     load(found.path, model=model)

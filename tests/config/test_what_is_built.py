@@ -36,6 +36,7 @@ FORGE = {
         "forge.data.tokens.shards",
         "forge.data.tokens.synthetic",
     },
+    "adapter": {"forge.adapters.adapter.Adapter", "forge.adapters.lora.LoRA"},
     "objective": {"forge.objectives.pretrain.Pretrain"},
     "optimizer": set(OPTIMIZERS),
     "scheduler": {

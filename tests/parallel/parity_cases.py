@@ -242,6 +242,25 @@ packed: mla, cp2 ulysses | cp=2 ulysses | packed mla
 packed: mla, tp2 | tp=2 | packed mla
 """)
 
+ADAPTER_CASES = cases("""
+lora: fsdp2 | dp_shard=2 | lora, all
+lora: tp2 | tp=2 | lora, all | float64
+lora: tp2 x fsdp2 | tp=2 dp_shard=2 | lora, all
+lora: tp2 without sequence parallel | tp=2 no_sp | lora
+lora: pp2 | pp2 | lora, all
+lora: pp2, tied | pp2 | lora, tied
+lora: cp2 | cp=2 | lora
+lora: fsdp2, chunked, full recompute | dp_shard=2 chunked recompute=full | lora, all
+lora: fsdp2, compiled | dp_shard=2 compiled | lora
+lora: fsdp2, selective recompute | dp_shard=2 recompute=selective | lora
+lora: tp2, mla | tp=2 | lora, mla
+lora: tp2, delta | tp=2 | lora, delta
+lora: dora, fsdp2 | dp_shard=2 | dora
+lora: dora, tp2 | tp=2 | dora
+lora: dora, tp2 x fsdp2 | tp=2 dp_shard=2 | dora | float64
+lora: dora, pp2 | pp2 | dora
+""")
+
 MOE_CASES = cases("""
 moe: one device, full recompute | recompute=full | moe
 moe: one device, selective recompute | recompute=selective | moe
@@ -297,6 +316,15 @@ moe: gpt-oss, compiled | compiled | moe, gpt-oss
 moe: gpt-oss, ep2, selective recompute | ep=2 recompute=selective | moe, gpt-oss
 moe: gpt-oss, ep2 x tp2 | ep=2 tp=2 | moe, gpt-oss
 moe: gpt-oss, pp2 | pp2 | moe, gpt-oss
+moe: lora, fsdp2 | dp_shard=2 | lora, moe
+moe: lora, tp2 | tp=2 | lora, moe
+moe: lora, ep2 | ep=2 | lora, moe
+moe: lora, ep2 x tp2 | ep=2 tp=2 | lora, moe | float64
+moe: lora, ep2, capacity | ep=2 | lora, moe, capacity
+moe: lora, ep2, compiled | ep=2 compiled | lora, moe
+moe: lora, ep2, full recompute | ep=2 recompute=full | lora, moe
+moe: lora, pp2 x ep2 | pp2 ep=2 batch=4 | lora, moe
+moe: dora, ep2 x tp2 | ep=2 tp=2 | dora, moe
 moe: beside, fsdp2 | dp_shard=2 | moe, beside
 moe: beside, fsdp2, compiled | dp_shard=2 compiled | moe, beside
 moe: beside, tp2 | tp=2 | moe, beside

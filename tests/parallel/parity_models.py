@@ -64,6 +64,11 @@ DELTA = (
     "model.layers=[delta,default]"
 )
 
+# A rank that is odd, and by name another one.
+LORA = "adapter=lora adapter.rank=3 adapter.alpha=6"
+DORA = f"{LORA} adapter.dora=true adapter.target_modules=[all,head] adapter.ranks={{wo:5}}"
+LORA_OF_ALL = f"{LORA} adapter.target_modules=[all,head,embedding] adapter.bias=all"
+
 PACKED = (
     *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
     *("gpt-oss", "llama4", "dropout"),
@@ -72,8 +77,10 @@ PACKED = (
 
 
 def _moe(options: str) -> list[str]:
-    """Words without a section are options of `model.moe`."""
-    return [word if "." in word.split("=")[0] else f"model.moe.{word}" for word in options.split()]
+    """Words without a section are options of `model.moe`, but for the choice of an adapter."""
+    keys = [(word, word.partition("=")[0]) for word in options.split()]
+    whole = {word for word, key in keys if "." in key or key == "adapter"}
+    return [word if word in whole else f"model.moe.{word}" for word, _ in keys]
 
 
 MODELS = {
@@ -119,6 +126,15 @@ MODELS = {
     "llama, tied, clipped": f"{TIED} {CLIPPED}",
     "moe": MOE,
     "moe, clipped": f"{MOE} {CLIPPED}",
+    "lora": LORA,
+    "lora, all": f"{LORA_OF_ALL} model.bias=true adapter.rank_stabilized=true",
+    "lora, tied": f"{LORA} {TIED} adapter.modules_to_save=[norm]",
+    "dora": f"{DORA} model.bias=true",
+    "lora, mla": f"{MLA} {LORA}",
+    "lora, delta": f"{DELTA} {LORA}",
+    "lora, moe": f"{MOE} {LORA_OF_ALL}",
+    "dora, moe": f"{MOE} {DORA} adapter.target_modules=[all]",
+    "lora, moe, capacity": f"{MOE} {CAPACITY} {LORA_OF_ALL}",
     "moe, 8 experts": f"{MOE} {EIGHT}",
     "moe, deepseek": f"{MOE} {DEEPSEEK}",
     "moe, gpt-oss": f"{MOE} {GPT_OSS}",

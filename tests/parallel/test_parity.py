@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity_cases import BF16_CASES, CASES, MOE_CASES, REFUSED
+from parity_cases import ADAPTER_CASES, BF16_CASES, CASES, MOE_CASES, REFUSED
 from parity_run import (
     FORMATS,
     STEPS,
@@ -26,7 +26,7 @@ from forge.config.problems import ConfigError
 from forge.parallel.ranks import Ranks
 from forge.training.data import train_loader
 
-ALL = [*CASES, *MOE_CASES]
+ALL = [*CASES, *ADAPTER_CASES, *MOE_CASES]
 
 
 def params():

@@ -73,10 +73,12 @@ def test_only_a_decoder_is_cut_and_any_model_is_sharded(axis: str):
     assert found.key == f"parallel.{axis}=2"
 
 
-def test_quantization_is_of_a_decoder():
-    config = composition.config([*SMALL, "quantization=fp8", "quantization.emulate=true"])
+def test_quantization_and_adapters_are_of_a_decoder():
+    lora = "adapter=lora"
+    config = composition.config([*SMALL, "quantization=fp8", "quantization.emulate=true", lora])
     config.model = Model(_target_="torch.nn.Linear", vocab_size=300, max_seq_len=128)
     with pytest.raises(ConfigError) as refused:
         config.validate()
-    (found,) = [p for p in refused.value.problems if p.rule == "quantization.needs_decoder"]
-    assert found.fix == "quantization=none"
+    found = {p.rule: p.fix for p in refused.value.problems}
+    assert found["quantization.needs_decoder"] == "quantization=none"
+    assert found["adapter.needs_decoder"] == "adapter=none"

@@ -191,6 +191,7 @@ def test_every_rule_has_a_case():
     objectives with frozen models (test_distillation.py).
     """
     elsewhere = {"parallel.needs_decoder", "parallel.pp_frozen", "quantization.needs_decoder"}
+    elsewhere |= {"adapter.needs_decoder"}
     assert {case.rule for case in CASES} | elsewhere == {rule.id for rule in RULES}
     assert len({rule.id for rule in RULES}) == len(RULES)
 

@@ -7,6 +7,7 @@ import sys
 from forge.config import schemas
 from forge.config.rule import rules_of
 from forge.resolve.rules import (
+    adapter,
     borders,
     degrees,
     devices,
@@ -41,6 +42,7 @@ OF_ALL = (
     degrees,
     devices,
     quantization,
+    adapter,
     run,
     run_directory,
     hugging_face,

@@ -22,14 +22,14 @@ READS = ("model", *GROUPED)
 
 
 @rule("optimizer.patterns", *READS)
-def patterns(model: Decoder, optimizer: Optimizer) -> Findings:
+def patterns(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
     """Each regular expression of an optimizer is found in the name of a parameter of the model."""
     said = {f"optimizer.{option}": getattr(optimizer, option) for option in PATTERNS}
     said |= {f"{GROUPS}.{n}.{PARAMETERS}": e.get(PARAMETERS, ()) for n, e in _entries(optimizer)}
     for key, each in said.items():
         if not each:
             continue
-        names = [name for name, _ in parameters_of(model)]
+        names = [name for name, _ in parameters_of(config)]
         for pattern in each:
             if not any(found([pattern], name) for name in names):
                 what = f"'{pattern}' is in the name of no parameter, such as {_last(names)}."
@@ -115,11 +115,11 @@ def _not_one_by_one(config: Config, key: str, off: str) -> Findings:
 
 
 @rule("optimizer.roles", *READS)
-def roles(model: Decoder, optimizer: Optimizer) -> Findings:
+def roles(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
     """A role, or a parameter that is named, is of one group."""
     yield from _twice(optimizer, ROLES, lambda role, said: role in said, param_groups.ALL_ROLES)
     if sum(PARAMETERS in entry for _, entry in _entries(optimizer)) > 1:
-        names = [name for name, _ in parameters_of(model)]
+        names = [name for name, _ in parameters_of(config)]
         yield from _twice(optimizer, PARAMETERS, lambda name, said: found(said, name), names)
 
 
@@ -129,8 +129,8 @@ def takes(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
     made = param_groups.groups(config)
     if not any(group.section.takes for group in made.values()):
         return
-    parameters = parameters_of(model)
-    of_group = members(optimizer, parameters)
+    parameters = parameters_of(config)
+    of_group = members(config, parameters)
     for name, group in made.items():
         here = [role for one, role in parameters if of_group[one] == name]
         left = [role for role in dict.fromkeys(here) if role not in group.section.takes]
@@ -146,10 +146,10 @@ def takes(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
 
 
 @rule("optimizer.nothing", *READS)
-def nothing(model: Decoder, optimizer: Optimizer) -> Findings:
+def nothing(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
     """Something is trained: patterns leave a parameter that is not frozen."""
     only = optimizer.trainable_parameters or optimizer.freeze_parameters
-    if only and all(one is None for one in members(optimizer, parameters_of(model)).values()):
+    if only and all(one is None for one in members(config, parameters_of(config)).values()):
         key = "freeze_parameters" if optimizer.freeze_parameters else "trainable_parameters"
         yield f"optimizer.{key}", f"optimizer.{key}=[]"
 

@@ -1,0 +1,1 @@
+"""What is trained beside weights that stay as they are: see the `adapter` group."""

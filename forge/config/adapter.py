@@ -1,0 +1,187 @@
+"""The `adapter` group: small matrices that are trained beside weights which stay as they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
+
+from omegaconf import MISSING
+
+from forge.config.field import Section, opt
+from forge.config.model import Decoder
+from forge.config.problems import Problem
+from forge.config.tensors import BIAS, EMBEDDING, EXPERT, HEAD, MATRIX, NORM, TensorSpec
+
+AUTO, ALL = "auto", "all"
+ROLES = (MATRIX, EXPERT, HEAD, EMBEDDING)
+"""Of parameters that an adapter can stand beside."""
+PARTS = ("attention", "feed_forward", "experts", "shared_experts")
+A, B, MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
+ADDED = re.compile(rf"(\.|_)({A}|{B}|{MAGNITUDE})$")
+
+
+def is_added(name: str) -> bool:
+    """Whether a parameter of this name is an adapter's own."""
+    return ADDED.search(name) is not None
+
+
+def place_of(one: TensorSpec) -> str:
+    """What the adapter of a matrix is named after: its module, or of experts the matrix."""
+    return one.name.removesuffix(".weight")
+
+
+def name_of(one: TensorSpec, which: str) -> str:
+    """The name of A, B or the magnitudes beside a matrix."""
+    return f"{place_of(one)}{'_' if one.of_experts else '.'}{which}"
+
+
+@dataclass(kw_only=True)
+class Adapter(Section):
+    """Base of every adapter. active: whether the weights of the model are its base, which stays as
+    it is, and is in no checkpoint.
+    """
+
+    active: ClassVar[bool] = False
+
+    _target_: str = MISSING
+
+    def added(self, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
+        """The parameters that it adds to these of a model."""
+        return iter(())
+
+    def trains(self, one: TensorSpec) -> bool:
+        """Whether a parameter of the model is trained beside what is added."""
+        return True
+
+
+@dataclass(kw_only=True)
+class NoAdapter(Adapter):
+    """The weights of the model itself are trained."""
+
+    schema_name = "none"
+    _target_: str = "forge.adapters.adapter.Adapter"
+
+
+@dataclass(kw_only=True)
+class LoRA(Adapter):
+    """W + alpha / rank * B A, of which A [rank, in] and B [out, rank] are trained
+    (arXiv:2106.09685).
+    """
+
+    schema_name = "lora"
+    active: ClassVar[bool] = True
+    _target_: str = "forge.adapters.lora.LoRA"
+
+    rank: int = opt(16, "rows of A and columns of B", gt=0)
+    alpha: float = opt(32.0, "what B A is multiplied by, over the rank", gt=0)
+    rank_stabilized: bool = opt(False, "over the root of the rank (arXiv:2312.03732)")
+    dora: bool = opt(
+        False, "train the length of each row of the sum apart from its direction (arXiv:2402.09353)"
+    )
+    target_modules: list[str] = opt(
+        [AUTO],
+        "matrices that have one: auto (of attention and feed-forward), all (of experts too), a "
+        "role, a part, a name such as wq, or a pattern such as blocks.0.*",
+    )
+    ranks: dict[str, int] = opt(
+        {}, "other ranks, by what target_modules may say; the last that fits, 0 = none"
+    )
+    bias: str = opt(
+        "none",
+        "biases that are trained too: of what has one, or all",
+        choices=("none", "lora", "all"),
+    )
+    modules_to_save: list[str] = opt(
+        [], "parameters that are trained and saved whole, by regular expressions in their names"
+    )
+
+    def faults(self, prefix: str) -> Iterator[Problem]:
+        key = f"{prefix}modules_to_save"
+        for pattern in self.modules_to_save:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                what = f"'{pattern}' is no regular expression: {error}."
+                yield Problem(key, what, f"{key}=[norm]", rule="type")
+
+    def rank_of(self, one: TensorSpec) -> int:
+        """The rank of what stands beside a parameter; 0 = nothing does."""
+        if not _can_have(one) or not any(fits(word, one) for word in self.target_modules):
+            return 0
+        return next((n for w, n in reversed(self.ranks.items()) if fits(w, one)), self.rank)
+
+    def scale(self, rank: int) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / (rank**0.5 if self.rank_stabilized else rank)
+
+    def added(self, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
+        for one in tensors:
+            if rank := self.rank_of(one):
+                yield from _beside(one, rank, dora=self.dora)
+
+    def trains(self, one: TensorSpec) -> bool:
+        if any(re.search(pattern, one.name) for pattern in self.modules_to_save):
+            return True
+        if one.role != BIAS or self.bias == "none":
+            return False
+        return self.bias == "all" or bool(self.rank_of(_matrix_of(one)))
+
+
+def fits(word: str, one: TensorSpec) -> bool:
+    """Whether an entry of adapter.target_modules means a parameter."""
+    if word == AUTO:
+        return one.role == MATRIX
+    if word == ALL:
+        return one.role in (MATRIX, EXPERT)
+    if word in ROLES:
+        return one.role == word
+    if word in PARTS:
+        return one.part.replace(" ", "_").replace("-", "_") == word
+    place = place_of(one)
+    return fnmatchcase(place, word) or place.rpartition(".")[2] == word
+
+
+def _can_have(one: TensorSpec) -> bool:
+    return one.role == EXPERT or (one.role in ROLES and one.name.endswith(".weight"))
+
+
+def _matrix_of(bias: TensorSpec) -> TensorSpec:
+    """The matrix that a bias belongs to, by what `fits` reads of it."""
+    experts = bias.of_experts
+    name = bias.name.removesuffix("_bias" if experts else ".bias") + ("" if experts else ".weight")
+    role = EXPERT if experts else MATRIX
+    return TensorSpec(name=name, shape=(), role=role, part=bias.part, of_experts=experts)
+
+
+def _beside(one: TensorSpec, rank: int, *, dora: bool) -> Iterator[TensorSpec]:
+    """What stands beside a parameter. tp cuts A as it does the columns, and B as the rows: so a
+    rank's product is the same part, or the same summand, as that of the matrix.
+    """
+    *stack, rows, columns = one.shape
+    of_rows = None if one.tp is None else one.tp - len(stack)
+    if one.role == EMBEDDING:  # a table is looked up, so that its rows are what enters
+        rows, columns = columns, rows
+        of_rows = None if of_rows is None else 1 - of_rows
+    common: dict[str, Any] = {"part": one.part, "of_experts": one.of_experts, "met": one.met}
+    matrix = common | {"role": EXPERT if one.of_experts else MATRIX}
+    cut_rows: dict[str, Any] = {"tp": len(stack), "pieces": one.pieces} if of_rows == 0 else {}
+    cut_columns: dict[str, Any] = (
+        {"tp": len(stack) + 1, "pieces": one.pieces} if of_rows == 1 else {}
+    )
+    std = (3 * columns) ** -0.5  # that of torch's linear layers, in which PEFT begins
+    shape = (*stack, rank, columns)
+    yield TensorSpec(name=name_of(one, A), shape=shape, std=std, **matrix, **cut_columns)
+    shape = (*stack, rows, rank)
+    yield TensorSpec(name=name_of(one, B), shape=shape, std=0.0, **matrix, **cut_rows)
+    if dora:
+        shape, own = (*stack, rows), common | cut_rows
+        yield TensorSpec(name=name_of(one, MAGNITUDE), shape=shape, role=NORM, std=0.0, **own)
+
+
+def adapted(model: Decoder, adapter: Adapter) -> list[TensorSpec]:
+    """All parameters: of the model, and those that an adapter adds."""
+    own = list(model.tensors())
+    return [*own, *adapter.added(own)]

@@ -1,0 +1,129 @@
+"""Rules on what is trained beside weights that stay as they are."""
+
+from __future__ import annotations
+
+import re
+
+from forge.config.adapter import PARTS, ROLES, Adapter, LoRA, fits, place_of
+from forge.config.model import Decoder, Model
+from forge.config.quantization import FP8, Quantization, Sparse
+from forge.config.rule import Findings, rule
+from forge.config.tensors import EMBEDDING, HEAD, MATRIX, TensorSpec
+from forge.config.train import Train
+
+TARGETS, RANKS, SAVED = "adapter.target_modules", "adapter.ranks", "adapter.modules_to_save"
+NONE = "adapter=none"
+THEIRS = {
+    "q_proj": "wq",
+    "k_proj": "wk",
+    "v_proj": "wv",
+    "o_proj": "wo",
+    "lm_head": HEAD,
+    "gate_proj": "w_gate",
+    "up_proj": "w_up",
+    "down_proj": "w_down",
+    "embed_tokens": EMBEDDING,
+    "all-linear": MATRIX,
+    "mlp": "feed_forward",
+}
+"""What others call what has another name here."""
+
+
+@rule("adapter.needs_decoder", "adapter")
+def needs_decoder(model: Model, adapter: Adapter) -> Findings:
+    """An adapter stands beside matrices of forge's Decoder, which it knows by their roles."""
+    if adapter.active and not isinstance(model, Decoder):
+        yield "adapter", NONE
+
+
+@rule(TARGETS, TARGETS, "model")
+def target_modules(model: Decoder, adapter: LoRA) -> Findings:
+    """Each entry of adapter.target_modules is of a matrix of the model."""
+    tensors = [one for one in model.tensors() if one.role in ROLES]
+    if not adapter.target_modules:
+        yield TARGETS, "it names no matrix.", f"{TARGETS}=[auto]"
+    for word in adapter.target_modules:
+        if word == HEAD and model.tie_embeddings:
+            what = "with model.tie_embeddings=true the head is the embedding."
+            yield TARGETS, what, f"model.tie_embeddings=false, or {TARGETS}=[auto]"
+        elif not any(fits(word, one) for one in tensors):
+            what = f"'{word}' is of no matrix of this model, but {_known(tensors)}."
+            yield TARGETS, what, f"{TARGETS}=[{_meant(word)}]"
+
+
+@rule(RANKS, RANKS, TARGETS, "model")
+def ranks(model: Decoder, adapter: LoRA) -> Findings:
+    """Each entry of adapter.ranks is of a matrix that adapter.target_modules names, and is no less
+    than 0.
+    """
+    chosen = [one for one in model.tensors() if any(fits(w, one) for w in adapter.target_modules)]
+    for word, rank in adapter.ranks.items():
+        if rank < 0:
+            yield RANKS, f"{word} has a rank of {rank}.", "leave it out"
+        elif not any(fits(word, one) for one in chosen):
+            what = f"'{word}' is of no matrix that has an adapter, but {_known(chosen)}."
+            yield RANKS, what, "leave it out"
+    if adapter.ranks and chosen and not any(map(adapter.rank_of, chosen)):
+        yield RANKS, "it leaves no matrix an adapter.", "leave it out"
+
+
+@rule(SAVED, SAVED, "model")
+def modules_to_save(model: Decoder, adapter: LoRA) -> Findings:
+    """Each regular expression of adapter.modules_to_save is found in the name of a parameter."""
+    names = [one.name for one in model.tensors()]
+    for pattern in adapter.modules_to_save:
+        if not any(re.search(pattern, name) for name in names):
+            what = f"'{pattern}' is in the name of no parameter, such as {names[-1]}."
+            yield SAVED, what, f"{SAVED}=[norm]"
+
+
+@rule("adapter.embedding", TARGETS, "adapter.dora", "model.tie_embeddings")
+def embedding(model: Decoder, adapter: LoRA) -> Findings:
+    """What stands beside the embedding is looked up with it: it is no head, and has no rows whose
+    lengths are trained.
+    """
+    table = next(one for one in model.tensors() if one.role == EMBEDDING)
+    if not adapter.rank_of(table):
+        return
+    fix = f"{TARGETS}=[auto]"
+    if model.tie_embeddings:
+        what = "with model.tie_embeddings=true the table is the output head too."
+        yield TARGETS, what, f"model.tie_embeddings=false, or {fix}"
+    if adapter.dora:
+        yield "adapter.dora", f"adapter.dora=false, or {fix}"
+
+
+@rule("adapter.qk_clip", "train.use_qk_clip", "adapter")
+def qk_clip(adapter: Adapter, train: Train) -> Findings:
+    """train.use_qk_clip scales the weights of queries and keys, which an adapter leaves as they
+    are.
+    """
+    if adapter.active and train.use_qk_clip:
+        yield "train.use_qk_clip", f"train.use_qk_clip=false, or {NONE}"
+
+
+@rule("adapter.quantization", "quantization", "adapter")
+def quantization(adapter: Adapter, quantization: Quantization) -> Findings:
+    """Beside an adapter weights stay as they are: quantization makes none 0, and FSDP gathers all
+    of them in the same numbers.
+    """
+    if not adapter.active:
+        return
+    if isinstance(quantization, Sparse):
+        yield "quantization", f"{NONE}, or no quantization"
+    if isinstance(quantization, FP8) and quantization.fp8_all_gather:
+        key = "quantization.fp8_all_gather"
+        yield key, f"{key}=false, or {NONE}"
+
+
+def _known(tensors: list[TensorSpec]) -> str:
+    """The entries that there are."""
+    roles = dict.fromkeys(one.role for one in tensors)
+    parts = dict.fromkeys(one.part.replace(" ", "_").replace("-", "_") for one in tensors)
+    names = dict.fromkeys(place_of(one).rpartition(".")[2] for one in tensors)
+    words = [*roles, *(part for part in parts if part in PARTS), *names]
+    return ", ".join(dict.fromkeys(words))
+
+
+def _meant(word: str) -> str:
+    return THEIRS.get(word.rpartition(".")[2], "auto")

@@ -18,7 +18,7 @@ from typing import Any
 from forge import cli
 from forge.compose.trust import in_project
 from forge.config.numbers import counted, duration, time_span
-from forge.config.problems import COMMAND_LINE, refusal
+from forge.config.problems import COMMAND_LINE, ConfigError, refusal
 
 DESCRIPTION = "Text of any data kind to a directory of token shards, which data=shards reads."
 EVERY = 10.0  # seconds between lines, where there is no terminal
@@ -61,9 +61,9 @@ def _verb(options: argparse.Namespace) -> int:
         if options.validate:
             return _validate(out)
         return _prepare(out, overrides, options)
+    except ConfigError:  # which prints itself
+        raise
     except ValueError as error:
-        if type(error) is not ValueError:  # a refusal prints itself
-            raise
         print(cli.printable(str(error)), file=sys.stderr)
         return 2
 

@@ -25,6 +25,7 @@ ORDER = (
         "bench",
         "plan",
         "prepare",
+        "preview",
         "checkpoints",
         "cancel",
         "clean",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -66,16 +66,8 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
     fitted = copy.deepcopy(config)
     fitted.thaw()
     text = Mixture.of(prepared.train)
-    for name, one in text.plans.items():
-        pieces, full = len(one.pieces), one.filled(config.train.seq_len)
-        say(
-            f"data: {pieces:,} pieces of documents{f' of {name}' if name else ''} in {len(one):,} "
-            f"sequences, which are {full:.1%} full   (data.packing={config.data.packing})"
-        )
-        for number, fate in ((one.cut_off, "cut off"), (one.left_out, "left out")):
-            if number:
-                what = f"{number:,} documents longer than train.seq_len are {fate}"
-                say(f"data: {what}   (data.too_long={config.data.too_long})")
+    for line in how_packed(config, text):
+        say(line)
     samples = count_samples(text, config.train.seq_len)
     found = [] if samples is None else fit_epochs(fitted, samples, derived)
     for one in found:
@@ -97,6 +89,21 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
         found.append(Derived("eval.sample_prompts", [prompt], why))
     fitted.freeze()
     return fitted, list((derived | {one.key: asdict(one) for one in found}).values())
+
+
+def how_packed(config: Config, text: Mixture) -> Iterator[str]:
+    """What is said of each plan of which documents share a sequence."""
+    data = config.data
+    for name, one in text.plans.items():
+        pieces, full = len(one.pieces), one.filled(config.train.seq_len)
+        yield (
+            f"data: {pieces:,} pieces of documents{f' of {name}' if name else ''} in {len(one):,} "
+            f"sequences, which are {full:.1%} full   (data.packing={data.packing})"
+        )
+        for number, fate in ((one.cut_off, "cut off"), (one.left_out, "left out")):
+            if number:
+                what = f"{number:,} documents longer than train.seq_len are {fate}"
+                yield f"data: {what}   (data.too_long={data.too_long})"
 
 
 def derived_file(run_dir: Path) -> Path:

@@ -1,0 +1,137 @@
+"""`python -m forge.preview [overrides]`: examples as a run reads them, and what of them is learnt.
+
+Examples:
+    python -m forge.preview data=chat_demo
+    python -m forge.preview data=chat data.path=my.jsonl data.chat_template=chatml --rows 1 --tokens
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from forge import cli
+from forge.compose.trust import in_project
+from forge.config.problems import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from forge.config.root import Config
+
+DESCRIPTION = "The first rows that a run reads, with what of them is learnt; nothing is trained."
+LEARNT, END = "\x1b[1;32m", "\x1b[0m"  # on a terminal; elsewhere these signs:
+OPEN, CLOSE = "⟦", "⟧"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print rows of the first batches; 2 for what cannot be read."""
+    arguments = cli.parser("forge.preview", DESCRIPTION)
+    add = arguments.add_argument
+    add("--rows", type=int, default=4, metavar="N", help="rows that are shown (default 4)")
+    add("--tokens", action="store_true", help="put | between tokens")
+    add("--json", action="store_true", help="a line a row: ids, and 1 for each that is learnt")
+    options = cli.parse(arguments, argv)
+    if options.help:
+        return cli.help("forge.preview", arguments, options)
+    return cli.refuse(lambda: _verb(options))
+
+
+def _verb(options: argparse.Namespace) -> int:
+    config = cli.resolved(in_project(options.overrides), options.config_dir)[1].config
+    try:
+        _preview(config, options)
+    except ConfigError:  # which prints itself
+        raise
+    except ValueError as error:
+        print(cli.printable(str(error)), file=sys.stderr)
+        return 2
+    return 0
+
+
+def _preview(config: Config, options: argparse.Namespace) -> None:
+    import torch
+
+    from forge.build import build
+    from forge.parallel.ranks import Ranks
+    from forge.training import data
+
+    announce = cache(lambda stage: print(f"data: {stage}", file=sys.stderr))
+    prepared = data.prepared_text(config, announce)
+    data.check_vocabulary(config, prepared)
+    text = data.planned(config, prepared.train, prepared.tokenizer, announce)
+    tokenizer, trust = prepared.tokenizer, config.run.trust
+    given: Any = {"path": "objective", "trust": trust, "tokenizer": tokenizer, "models": {}}
+    objective = build(config.objective, **given)
+    for line in data.how_packed(config, text):
+        print(line, file=sys.stderr)
+    loader = data.train_loader(config, text, objective, Ranks(), torch.device("cpu"))
+    shown = learnt = places = 0
+    while shown < options.rows:
+        for row in _rows(next(loader).batches):
+            if shown == options.rows:
+                break
+            shown, learnt, places = (
+                shown + 1,
+                learnt + sum(row["learnt"]),
+                places + len(row["tokens"]),
+            )
+            if options.json:
+                print(json.dumps(row))
+            else:
+                print(f"row {shown}: {_said(row)}")
+                print(_spelled(row, tokenizer, between="|" if options.tokens else ""), end="\n\n")
+    loader.close()
+    if not options.json:
+        print(f"of {places:,} tokens {learnt:,} are learnt, {learnt / max(places, 1):.0%}")
+
+
+def _rows(batches: list[dict[str, Tensor]]) -> Iterator[dict[str, Any]]:
+    """Of each row its ids, which are learnt, and the number of the document of each, without what
+    is empty.
+    """
+    from forge.data import IGNORE_INDEX
+
+    for batch in batches:
+        if "targets" not in batch:
+            raise ValueError("objective: its batches have no targets that could be shown.")
+        documents = batch.get("documents")
+        for number, (tokens, targets) in enumerate(
+            zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True)
+        ):
+            kept = [0, *(int(target != IGNORE_INDEX) for target in targets)]
+            held = [0] * len(tokens) if documents is None else documents[number].tolist()
+            # The last token of a row is a target alone.
+            each = zip([*tokens, 0], [0, *targets], kept, strict=True)
+            ids = [target if learnt else token for token, target, learnt in each]
+            held = [*held, held[-1]]
+            end = max((n for n, one in enumerate(ids) if one or kept[n]), default=-1) + 1
+            yield {"tokens": ids[:end], "learnt": kept[:end], "documents": held[:end]}
+
+
+def _said(row: dict[str, Any]) -> str:
+    documents = len(set(row["documents"]))
+    several = f" of {documents} documents" if documents > 1 else ""
+    return f"{len(row['tokens']):,} tokens{several}, {sum(row['learnt']):,} of them learnt"
+
+
+def _spelled(row: dict[str, Any], tokenizer: Any, *, between: str) -> str:
+    """The text, with what is learnt in colour, or between signs."""
+    begin, end = (LEARNT, END) if sys.stdout.isatty() else (OPEN, CLOSE)
+    found = []
+    ids = zip(row["tokens"], row["learnt"], strict=True)
+    for is_learnt, run in groupby(ids, key=lambda pair: pair[1]):
+        held = [one for one, _ in run]
+        own = [[one] for one in held] if between else [held]
+        text = cli.printable(between.join(tokenizer.decode(one) for one in own))
+        found.append(f"{begin}{text}{end}" if is_learnt else text)
+    return between.join(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

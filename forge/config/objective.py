@@ -22,11 +22,14 @@ class Objective(Section):
 
     metrics: what an evaluation reports; higher_is_better: those of which more is better.
     reads_documents: whether it keeps documents apart that share a row, wherever it reads a batch.
+    compares: which examples it reads, as `Data.examples`; "" = running text. rows: of a sample.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ()
     higher_is_better: ClassVar[frozenset[str]] = frozenset()
     reads_documents: ClassVar[bool] = False
+    compares: ClassVar[tuple[str, ...]] = ("",)
+    rows: ClassVar[int] = 1
 
     _target_: str = MISSING
 

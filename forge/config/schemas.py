@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import forge.config.chats
 import forge.config.hf.section
 import forge.config.mixture  # to be imported is to be known
+import forge.config.preference
 import forge.config.tokenizer_files  # noqa: F401
 from forge.config import feed_forwards, mixers
 from forge.config.feed_forwards.base import FeedForward

@@ -25,6 +25,7 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "li
 class Corpus:
     """Files in a fixed order and the way they are read, which `reader` names. masked: whether some
     tokens are no targets. render: what makes tokens of its documents, where they are conversations.
+    together: how many documents are an example; 0 = they are running text.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Corpus:
     read: Callable[[Path], Iterator[Document]]
     masked: bool = False
     render: Renders | None = None
+    together: int = 0
 
     def documents(self) -> Iterator[Document]:
         """Every document, in the order of the files. ValueError: a file is not as it should be."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from forge.data.conversation import Rendered, Renders
-from forge.data.shards import COUNTED, Index, ShardWriter
+from forge.data.shards import COUNTED, DOCUMENTS, Index, ShardWriter, write_index
 from forge.data.split import Piece, Split
 from forge.data.store import COUNTS, ENDS, GOES_ON
 from forge.data.tokenizer import Tokenizer
@@ -92,11 +92,19 @@ class Side:
             marks = [_marks(item, part, tokenizer.eos_id) for item, part in each]
             self.counted.append(np.concatenate(marks))
 
-    def close(self) -> Index:
+    def close(self, *, together: int = 0) -> Index:
+        """together: of how many documents an example is; it is known where they end then."""
         if self.counted is not None:
             self.counted.close(n_bytes=0, n_documents=0)
         n_documents = sum(map(len, self.ends))
-        return self.writer.close(n_bytes=self.n_bytes, n_documents=n_documents)
+        index = self.writer.close(n_bytes=self.n_bytes, n_documents=n_documents)
+        if not together:
+            return index
+        offsets = np.concatenate([np.zeros(1, OFFSET), *self.ends])
+        offsets.astype(OFFSET).tofile(self.writer.directory / DOCUMENTS)
+        index = replace(index, documents=DOCUMENTS, together=together)
+        write_index(self.writer.directory, index)
+        return index
 
 
 def _marks(item: Piece | Border, part: Encoded, end_of_text: int) -> np.ndarray:
@@ -133,7 +141,8 @@ def encode_splits(
     for each in sides:
         each.flush(tokenizer)
     on_bytes(done + waiting)
-    return {name: side.close() for name, side in zip(SPLITS, sides, strict=True)}
+    together = split.corpus.together
+    return {name: side.close(together=together) for name, side in zip(SPLITS, sides, strict=True)}
 
 
 def with_borders(

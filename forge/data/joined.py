@@ -21,6 +21,13 @@ class Joined(TokenStore):
         self._starts = [0, *accumulate(map(len, self.stores))]
         if any(store.counted is not None for store in self.stores):
             self.counted = Joined([store.counted or Ones(len(store)) for store in self.stores])
+        if len(kinds := {store.together for store in self.stores}) == 1:
+            (self.together,) = kinds
+
+    @property
+    def offsets(self) -> np.ndarray:
+        pairs = zip(self.stores, self._starts, strict=False)
+        return np.concatenate([[0], *(one.offsets[1:] + start for one, start in pairs)])
 
     def __len__(self) -> int:
         return self._starts[-1]

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from forge.config.batch_sizes import BatchSizes
+from forge.data.examples import Examples
 from forge.data.micro_batches import Batch, Collates, MicroBatches, Read
 from forge.data.mixture import Mixture, MixtureOrder
 from forge.data.packing import Plan
@@ -70,6 +71,9 @@ def _of_sources(mixture: Mixture, seq_len: int) -> list[int | None]:
 
 def _planned(name: str, plan: Plan) -> int:
     if not len(plan):
+        if isinstance(plan, Examples):
+            what = f"data: no example of the training split{_of(name)} has a target"
+            raise ValueError(f"{what}. Give others, or set train.seq_len higher.")
         raise ValueError(
             f"data.packing: no document of the training split{_of(name)} has two tokens, so there "
             "is nothing to predict. Give other text, or another tokenizer."
@@ -286,22 +290,26 @@ def eval_batches(
     sequences: int = 0,
     part: tuple[int, int] = (0, 1),
     end_of_text: int | None = None,
+    plan: Examples | None = None,
 ) -> Iterator[Batch]:
     """At most `sequences` sequences, spread evenly over a split, the same every time; 0 = all.
 
     A split has the order of its corpus, so its beginning alone may be the first of many folders.
     part: (i, n), the i-th of n shares of the rows; all shares have equally many batches of equally
     many rows, some with samples of one token, which have no target. The last batch may have fewer
-    rows. end_of_text: as of `Samples`.
+    rows. end_of_text: as of `Samples`. plan: of a split that is examples, which are the sequences.
     """
     last, (index, shares) = len(store) - 1, part
-    windows = -(-last // seq_len)
+    windows = -(-last // seq_len) if plan is None else len(plan)
     count = min(sequences or windows, windows)
     for first in range(0, count, batch_size * shares):
         held = -(-min(batch_size * shares, count - first) // shares)
         start, end = first + index * held, min(first + batch_size * shares, count)
 
         def find(row: int, end: int = end) -> tuple[TokenStore, Pieces]:
+            if plan is not None:
+                nothing = [(last, last + 1)] * plan.rows
+                return store, plan.pieces_of(row * windows // count) if row < end else nothing
             first = row * windows // count * seq_len if row < end else last
             return store, [(first, min(first + seq_len + 1, last + 1))]
 
@@ -312,5 +320,6 @@ def eval_batches(
                 find=find,
                 masked=store.counted is not None,
                 end_of_text=end_of_text,
+                apart=plan is not None,
             )
         )

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from forge.data.examples import Examples
 from forge.data.mixture import Mixture, MixtureOrder
 from forge.data.noise import noise_of
 from forge.data.samples import Pieces, Samples
@@ -110,6 +111,7 @@ class MicroBatches:
             find=self._find,
             masked=self.mixture.masked,
             end_of_text=self.end_of_text,
+            apart=any(isinstance(plan, Examples) for plan in self.mixture.plans.values()),
         )
 
     def _read(self, sample: int) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from forge.config.data import Pairs
 from forge.data.corpus import Corpus, matching
 from forge.data.reading import BadFile, Pair, kind, open_bytes, readable
 from forge.data.rows import row_of_line, text_of
+
+LOOK = 'lines like {"prompt": ..., "response": ...}'
 
 
 def pairs(section: Pairs) -> Corpus:
@@ -30,14 +33,22 @@ def pairs(section: Pairs) -> Corpus:
 
 def read_pairs(path: Path, *, prompt_field: str, response_field: str) -> Iterator[Pair]:
     """A pair a line, from two fields of a JSON object; empty lines are skipped."""
+    for where, row in lines_of(path, response_field, LOOK):
+        with readable(where):
+            prompt = text_of(where, row, prompt_field, option="data.prompt_field")
+            response = text_of(where, row, response_field, option="data.response_field")
+        yield Pair(prompt, response)
+
+
+def lines_of(path: Path, field: str, look: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where it is, what it says) of each line that is not empty. look: of the lines that there
+    should be, with a field of that name.
+    """
     if kind(path) not in ("jsonl", "json"):
-        fix = 'Give files named .jsonl of lines like {"prompt": ..., "response": ...}'
-        raise BadFile(f"{path} is not named as JSON lines", fix)
+        raise BadFile(f"{path} is not named as JSON lines", f"Give files named .jsonl of {look}")
     with readable(path), open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 with readable(where := f"{path} line {number}"):
-                    row = row_of_line(where, line, response_field)
-                    prompt = text_of(where, row, prompt_field, option="data.prompt_field")
-                    response = text_of(where, row, response_field, option="data.response_field")
-                    yield Pair(prompt, response)
+                    row = row_of_line(where, line, field)
+                yield where, row

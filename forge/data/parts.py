@@ -24,13 +24,14 @@ from forge.data.encode import (
     with_borders,
 )
 from forge.data.minhash import signatures
-from forge.data.reading import Document, Pair
+from forge.data.reading import Document, Example, Pair
 from forge.data.repetition import repetitive
+from forge.data.shards import DOCUMENTS
 from forge.data.split import Piece, Split, pieces
 from forge.data.tokenizer import Tokenizer
 from forge.rundir.files import sync, write_json
 
-TOKENIZER, DOCUMENTS, LEFT_OUT = "tokenizer", "documents.i64", "left_out.json"
+TOKENIZER, LEFT_OUT = "tokenizer", "left_out.json"
 
 
 @dataclass(kw_only=True)
@@ -125,6 +126,7 @@ def _pieces(
 def texts_of(split: Split) -> Iterator[str]:
     """The text of each document, in the order of the corpus."""
     for document in split.corpus.documents():
+        assert not isinstance(document, Example)
         if isinstance(document, Conversation):
             yield document.text
         else:

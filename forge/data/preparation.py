@@ -34,7 +34,6 @@ from forge.data.manifest import MANIFEST_FILE, read_manifest, write_manifest
 from forge.data.minhash import near_duplicates
 from forge.data.mixed import Mixed
 from forge.data.parts import (
-    DOCUMENTS,
     LEFT_OUT,
     TOKENIZER,
     Tally,
@@ -46,6 +45,7 @@ from forge.data.parts import (
 from forge.data.prepare import Build, facts_of, fingerprint_of, identity_of
 from forge.data.shards import (
     COUNTED,
+    DOCUMENTS,
     FORMAT,
     INDEX_FILE,
     BrokenStore,
@@ -113,6 +113,9 @@ def prepare_shards(
         raise ValueError(f"data: {what}. Prepare each by itself; data=mix mixes shards too.")
     if isinstance(corpus, TokenSource):
         raise ValueError("data: these are tokens already. Train on them as they are.")
+    if corpus.together:
+        what = "shards are of running text, and these are examples, which are kept apart"
+        raise ValueError(f"data: {what}. Train on them as they are, which prepares them.")
     if data.validation:
         what = "this prepares one text, and data.validation is another"
         raise ValueError(f"data.validation: {what}. Prepare each, with data.val_fraction=0.")

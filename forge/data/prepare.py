@@ -27,7 +27,7 @@ from forge.data.manifest import read_manifest, write_manifest
 from forge.data.mixed import Mixed
 from forge.data.mixture import Mixture
 from forge.data.reading import BadFile
-from forge.data.shards import COUNTED, FORMAT, INDEX_FILE, IndexedStore
+from forge.data.shards import COUNTED, DOCUMENTS, FORMAT, INDEX_FILE, IndexedStore
 from forge.data.split import TrainingText, split_corpus
 from forge.data.store import TokenStore
 from forge.data.streams import Streamed
@@ -355,6 +355,7 @@ def _make(
     folders = [Path(name) for name in SPLITS]
     folders += [folder / COUNTED for folder in folders if corpus.masked]
     files += [str(folder / INDEX_FILE) for folder in folders]
+    files += [f"{name}/{DOCUMENTS}" for name in SPLITS if corpus.together]
     manifest = {
         "identity": identity,
         "bytes": split.n_bytes,

@@ -30,7 +30,13 @@ class Pair(NamedTuple):
     response: str
 
 
-Document = Iterator[str] | Pair | Conversation
+class Example(NamedTuple):
+    """Documents that are compared, which stand one behind the other in one split."""
+
+    documents: tuple[Pair | Conversation, ...]
+
+
+Document = Iterator[str] | Pair | Conversation | Example
 """Blocks of one text, read once, before the next document; or what is never divided."""
 
 

@@ -45,6 +45,15 @@ class Sample:
         marks = self.store.counted
         return None if marks is None else self._read(marks)
 
+    @property
+    def rows(self) -> list[tuple[np.ndarray, np.ndarray | None]]:
+        """Tokens of each piece by itself, and whether they count."""
+        store, marks = self.store, self.store.counted
+        return [
+            (store.read(a, b), None if marks is None else marks.read(a, b) & COUNTS)
+            for a, b in self.pieces
+        ]
+
     def _read(self, store: TokenStore) -> np.ndarray:
         parts = [store.read(start, stop) for start, stop in self.pieces]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -56,7 +65,7 @@ class Samples:
 
     find: the store of a sample and what it is made of there, by its number. masked: whether some
     tokens do not count as targets. end_of_text: the token that ends a document, where documents are
-    to be kept apart; null = a sample is one text.
+    to be kept apart; null = a sample is one text. apart: whether each piece is a row of its own.
     """
 
     seq_len: int
@@ -64,15 +73,17 @@ class Samples:
     find: Callable[[int], tuple[TokenStore, Pieces]]
     masked: bool
     end_of_text: int | None = None
+    apart: bool = False
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     @property
     def n_empty(self) -> int:
-        """Places of a row of seq_len for each that are behind what it has, without reading it."""
-        found = (self.find(number)[1] for number in self.numbers)
-        return sum(self.seq_len + 1 - sum(b - a for a, b in pieces) for pieces in found)
+        """Places of rows of seq_len that are behind what they have, without reading it."""
+        found = [self.find(number)[1] for number in self.numbers]
+        rows = sum(map(len, found)) if self.apart else len(found)
+        return rows * (self.seq_len + 1) - sum(b - a for pieces in found for a, b in pieces)
 
     def __iter__(self) -> Iterator[Sample]:
         for number in self.numbers:

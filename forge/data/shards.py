@@ -17,6 +17,7 @@ from forge.data.store import MappedStore, sample_hash
 
 FORMAT = 1
 INDEX_FILE = "index.json"
+DOCUMENTS = "documents.i64"  # file of a store: where each document begins, and the last one ends
 COUNTED = "counted"  # folder of a store: the marks of each token, as forge.data.store has them
 SHARD_TOKENS = 1 << 28
 HASHED_WHOLE_BYTES = 64 << 20
@@ -39,7 +40,8 @@ class Shard:
 @dataclass(frozen=True, kw_only=True)
 class Index:
     """What a store holds. tokenizer: its fingerprint. documents: the file of where each begins,
-    int64, and behind them where the last one ends. Both are of forge.prepare alone.
+    int64, and behind them where the last one ends. Both are of forge.prepare alone, the second of
+    examples too. together: how many documents are an example; 0 = they are running text.
     """
 
     dtype: str
@@ -49,6 +51,7 @@ class Index:
     shards: tuple[Shard, ...]
     tokenizer: str = ""
     documents: str = ""
+    together: int = 0
 
 
 class IndexedStore(MappedStore):
@@ -65,6 +68,11 @@ class IndexedStore(MappedStore):
         )
         folder = directory / COUNTED
         self.counted: IndexedStore | None = IndexedStore(folder) if folder.is_dir() else None
+        self.together = self.index.together
+
+    @property
+    def offsets(self) -> np.ndarray:
+        return np.fromfile(self.directory / self.index.documents, "<i8")
 
     def __reduce__(self) -> tuple[type[IndexedStore], tuple[Path]]:
         return IndexedStore, (self.directory,)
@@ -105,7 +113,8 @@ def read_index(directory: Path) -> Index:
 
 def write_index(directory: Path, index: Index) -> None:
     """Write what a directory of shards holds."""
-    content = {name: value for name, value in asdict(index).items() if value != ""}
+    unsaid = {"tokenizer": "", "documents": "", "together": 0}
+    content = {k: value for k, value in asdict(index).items() if value != unsaid.get(k)}
     (directory / INDEX_FILE).write_text(json.dumps({"format": FORMAT} | content, indent=2))
 
 
@@ -146,7 +155,7 @@ class ShardWriter:
         directory.mkdir(parents=True)
         self.dtype = np.dtype(dtype or ("<u2" if vocab_size <= 1 << 16 else "<u4"))
         self.n_tokens = 0
-        self._directory = directory
+        self.directory = directory
         self._shard_tokens = shard_tokens
         self._shards: list[Shard] = []
         self._file: Any = None
@@ -159,7 +168,7 @@ class ShardWriter:
         while len(tokens):
             part, tokens = np.split(tokens, [self._shard_tokens - self._in_shard])
             if self._file is None:
-                self._file = open(self._directory / self._name(), "wb")  # noqa: SIM115
+                self._file = open(self.directory / self._name(), "wb")  # noqa: SIM115
             self._file.write(part)
             self._digest.update(part.data)
             self._in_shard += len(part)
@@ -178,7 +187,7 @@ class ShardWriter:
             n_documents=n_documents,
             shards=tuple(self._shards),
         )
-        write_index(self._directory, index)
+        write_index(self.directory, index)
         return index
 
     def _name(self) -> str:
@@ -187,7 +196,7 @@ class ShardWriter:
     def _finish_shard(self) -> None:
         self._file.close()
         name = self._name()
-        tokens = _map(self._directory / name, self.dtype.str, self._in_shard)
+        tokens = _map(self.directory / name, self.dtype.str, self._in_shard)
         shard = Shard(
             file=name,
             n_tokens=self._in_shard,

@@ -20,7 +20,7 @@ from itertools import chain
 from forge.config.data import HeldOut
 from forge.data.conversation import Conversation
 from forge.data.corpus import Corpus
-from forge.data.reading import BadFile, Document, Pair, all_of
+from forge.data.reading import BadFile, Document, Example, Pair, all_of
 
 MAX_UNIT = 1 << 16
 MIN_UNIT = 1 << 8
@@ -140,20 +140,30 @@ def unit_of(corpus_bytes: int) -> int:
 
 def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
     for document in documents:
-        if isinstance(document, Conversation):
-            digest, text = _digest(document.content), document.text
-            size = len(text.encode())
-            yield Piece(text=text, n_bytes=size, digest=digest, last=True, conversation=document)
-            continue
-        if isinstance(document, Pair):
-            digest = _digest("\0".join(document).encode())
-            for text, last in ((document.prompt, False), (document.response, True)):
-                size = len(text.encode())
-                yield Piece(text=text, n_bytes=size, digest=digest, last=last, counted=last)
+        if isinstance(document, Pair | Conversation | Example):
+            yield from _whole(document)
             continue
         for text, last in cut(document, unit):
             encoded = text.encode()
             yield Piece(text=text, n_bytes=len(encoded), digest=_digest(encoded), last=last)
+
+
+def _whole(document: Pair | Conversation | Example) -> Iterator[Piece]:
+    """The pieces of what is never divided, which are on one side, by the hash of it all."""
+    parts = document.documents if isinstance(document, Example) else (document,)
+    digest = _digest(b"\0".join(_content(part) for part in parts))
+    for part in parts:
+        if isinstance(part, Conversation):
+            size = len(part.text.encode())
+            yield Piece(text=part.text, n_bytes=size, digest=digest, last=True, conversation=part)
+            continue
+        for text, last in ((part.prompt, False), (part.response, True)):
+            size = len(text.encode())
+            yield Piece(text=text, n_bytes=size, digest=digest, last=last, counted=last)
+
+
+def _content(document: Pair | Conversation) -> bytes:
+    return "\0".join(document).encode() if isinstance(document, Pair) else document.content
 
 
 def _digest(text: bytes) -> int:

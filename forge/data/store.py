@@ -27,10 +27,17 @@ def ends_of(tokens: np.ndarray, marks: np.ndarray | None, end_of_text: int) -> n
 class TokenStore(ABC):
     """The tokens of one split, in order; it pickles without them.
 
-    counted: of equal length, the marks of each token; None = all count as targets.
+    counted: of equal length, the marks of each token; None = all count as targets. together: how
+    many documents are an example; 0 = they are running text. offsets: of examples, where each
+    document begins, and the last one ends, int64 [documents + 1].
     """
 
     counted: TokenStore | None = None
+    together: int = 0
+
+    @property
+    def offsets(self) -> np.ndarray:
+        raise NotImplementedError
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -91,7 +91,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if grad_hidden is not None and grad_matrix is not None:
                 grad_hidden[rows] = grad_logits @ grad_matrix
             if grad_weight is not None:
-                _add_product(grad_weight, grad_logits.T, hidden[rows].to(grad_dtype))
+                add_product(grad_weight, grad_logits.T, hidden[rows].to(grad_dtype))
             del grad_logits  # else it is held beside the next chunk's product
 
         if grad_weight is not None:
@@ -157,7 +157,7 @@ def _compiled(backend: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     return torch.compile(_chunk, backend=backend, fullgraph=True, dynamic=False)
 
 
-def _add_product(accumulator: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product(accumulator: Tensor, left: Tensor, right: Tensor) -> None:
     """accumulator += left @ right, in place, without a temporary if they are of one type, or on a
     GPU, whose products of 16 bits can be fp32.
     """

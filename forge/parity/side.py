@@ -17,6 +17,7 @@ from forge.parallel.ranks import Ranks
 from forge.training.data import train_loader
 from forge.training.models import build_model, build_objective
 from forge.training.process import loss_scaler
+from forge.training.references import add_references
 from forge.training.step import Update
 
 LR = 0.1
@@ -68,6 +69,8 @@ def measure(
     device = device or torch.device("cpu")
     model = build_model(config, device, ranks, dtype)
     objective = build_objective(config, device, ranks, tokenizer=tokenizer, dtype=dtype)
+    stores = Mixture.of(text).stores.values()
+    add_references(objective, config, stores, device, ranks, tokenizer=tokenizer, dtype=dtype)
     update = Update(
         model=model,
         objective=objective,

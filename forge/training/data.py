@@ -16,6 +16,7 @@ from forge.config.eval_sets import data_of
 from forge.config.root import Config
 from forge.config.rule import Derived
 from forge.data.cache import cache_root
+from forge.data.examples import Examples, plan_examples
 from forge.data.loader import TrainLoader, count_samples
 from forge.data.mixture import Mixture
 from forge.data.plans import kept_plan
@@ -95,6 +96,9 @@ def how_packed(config: Config, text: Mixture) -> Iterator[str]:
     """What is said of each plan of which documents share a sequence."""
     data = config.data
     for name, one in text.plans.items():
+        if isinstance(one, Examples):
+            yield f"data: {one.said(config.train.seq_len)}{f', of {name}' if name else ''}"
+            continue
         pieces, full = len(one.pieces), one.filled(config.train.seq_len)
         yield (
             f"data: {pieces:,} pieces of documents{f' of {name}' if name else ''} in {len(one):,} "
@@ -166,14 +170,24 @@ def planned(
     at every seq_len; from the cache or made now, which `announce` is told of.
     """
     data, most, mixture = config.data, max(config.data.max_segments_per_seq, 0), Mixture.of(text)
+    stores = {n: one for n, one in mixture.stores.items() if not isinstance(one, Streamed)}
+    found = {name: examples_of(config, one) for name, one in stores.items()}
+    if examples := {name: plan for name, plan in found.items() if plan is not None}:
+        return replace(mixture, plans=examples)
     if data.packing == "concat_then_split" and not most:
         return mixture
     how: Any = {"end_of_text": tokenizer.eos_id, "seq_len": config.train.seq_len}
     how |= {"policy": data.packing, "max_segments": most, "too_long": data.too_long}
     how["announce"] = announce
-    stores = {n: one for n, one in mixture.stores.items() if not isinstance(one, Streamed)}
     root = cache_root(data.cache_dir)
     return replace(mixture, plans={n: kept_plan(root, one, **how) for n, one in stores.items()})
+
+
+def examples_of(config: Config, store: TokenStore) -> Examples | None:
+    """The plan of a split that is examples; None of running text."""
+    if not store.together:
+        return None
+    return plan_examples(store, seq_len=config.train.seq_len, too_long=config.data.too_long)
 
 
 def end_of_text(config: Config, objective: Objective) -> int | None:

@@ -27,6 +27,7 @@ from forge.rundir.directory import Place, path_of, short
 from forge.training.data import prepared_text
 from forge.training.evaluation import evaluate_sets, most_sequences
 from forge.training.models import build_objective
+from forge.training.references import add_references
 from forge.training.restore import Trained, load_run
 from forge.training.writing import ROWS, Writer, encode_prompt
 
@@ -124,6 +125,10 @@ class Loaded(Trained):
             stores = {"": self._read(data)}
         else:
             stores = {"": _documents(self, data)}
+        if any(not one.together for one in stores.values()) and self._objective.section.rows > 1:
+            what = "the run's objective compares responses, and this is running text"
+            raise ValueError(f"evaluate(): {what}; name data of examples")
+        add_references(self._objective, self.config, stores.values(), self.device, Ranks())
         return evaluate_sets(
             self.config, stores, self.model, self._objective, sequences=most, device=self.device
         )

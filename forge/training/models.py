@@ -88,7 +88,7 @@ def build_objective(
     models = {}
     for name, source in config.objective.frozen_models().items():
         try:
-            models[name] = _frozen(config, source, device, ranks, tokenizer, dtype)
+            models[name] = frozen_model(config, source, device, ranks, tokenizer, dtype)
         except CheckpointError as error:
             raise CheckpointError(f"objective, its model '{name}': {error}") from error
     trust = config.run.trust
@@ -100,7 +100,7 @@ def build_objective(
     return objective
 
 
-def _frozen(
+def frozen_model(
     config: Config,
     source: str | None,
     device: torch.device,
@@ -113,7 +113,7 @@ def _frozen(
     """
     place = source or config.checkpoint.init_from
     exclude = () if source else tuple(config.checkpoint.exclude_from_loading)
-    path = ranks.from_main(_found(place) if ranks.main and place else None)
+    path = ranks.from_main(found_place(place) if ranks.main and place else None)
     if isinstance(path, CheckpointError):
         raise path
     if source and is_folder(path):
@@ -137,7 +137,7 @@ def _config_of(path: Path, config: Config, tokenizer: Tokenizer | None) -> Confi
     return restore.config_of(path, trust=config.run.trust)
 
 
-def _found(place: str) -> Path | CheckpointError:
+def found_place(place: str) -> Path | CheckpointError:
     """The file or checkpoint that a path means."""
     try:
         path = Path(place)

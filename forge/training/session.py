@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from forge.config.root import Config
+from forge.data.mixture import Mixture
 from forge.data.prepare import Prepared
 from forge.data.tokenizer import Tokenizer
 from forge.objectives.objective import Objective
@@ -26,6 +27,7 @@ from forge.training.data import check_vocabulary, fit, prepare_data
 from forge.training.entries import check_entries
 from forge.training.models import build_model, build_objective
 from forge.training.process import check_dtypes, loss_scaler, record_collectives, set_up
+from forge.training.references import add_references
 from forge.training.signals import Signals
 
 
@@ -79,6 +81,9 @@ def join(
     config, derived = fit(config, run_dir, prepared)
     model = build_model(config, device, ranks, trained=True)
     check_dtypes(model, FORMATS[config.precision.param_dtype])
+    objective = build_objective(config, device, ranks, tokenizer=prepared.tokenizer)
+    stores = [*Mixture.of(prepared.train).stores.values(), *prepared.evaluated.values()]
+    add_references(objective, config, stores, device, ranks, tokenizer=prepared.tokenizer)
     return Session(
         config=config,
         run_dir=run_dir,
@@ -87,7 +92,7 @@ def join(
         prepared=prepared,
         derived=derived,
         model=model,
-        objective=build_objective(config, device, ranks, tokenizer=prepared.tokenizer),
+        objective=objective,
         optimizer=build_optimizer(config, model),
         schedule=scaled(build_schedule(config.scheduler, config), config.data),
         scaler=loss_scaler(config.precision, device),

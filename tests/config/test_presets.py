@@ -92,6 +92,11 @@ def needs(file: str, folder: Path) -> list[str]:
             "+data.formatting_func._target_=mypkg.messages",
             "run.trust=[mypkg.]",
         ],
+        "data/preference": [f"data.path={folder / 'my.txt'}", "objective=dpo"],
+        **{
+            f"objective/{name}": ["data=preference", f"data.path={folder / 'my.txt'}"]
+            for name in ("dpo", "orpo", "simpo", "cpo")
+        },
         "data/hf": [f"data.path={folder / 'my.txt'}"],
         "data/parquet": [f"data.path={folder / 'my.txt'}", "tokenizer=bytes"],
         "data/shards": [f"data.path={folder}", "data.file_pattern=*.txt", "tokenizer=bytes"],

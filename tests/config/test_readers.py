@@ -21,6 +21,12 @@ OPTIONS = sorted({key for key, *_ in FIELDS})
 INNER = {key.split(".")[-2] for key in OPTIONS if key.count(".") > 1}
 SCHEMA_FILES = {f"{group}.py" for group in schemas.sections()} | {"root.py", "optimizers.py"}
 
+HOMES: dict[str, set[str]] = defaultdict(set)
+"""The groups that each module has sections of."""
+for group in schemas.sections():
+    for each in variants(group).values():
+        HOMES[each.__module__].add(group)
+
 READ_BY_NAME = "train.recompute."
 """Its options are the names of tensors, and read as such: tests/parallel/test_named_tensors.py has
 each.
@@ -48,6 +54,7 @@ def reads() -> dict[tuple[str, str], set[str]]:
         groups = known.intersection(node.attr for node in attributes)
         modules = (module.rpartition(".")[2] for module in imports)
         groups |= known.intersection(name.removesuffix("s") for name in modules)
+        groups |= {group for module in imports for group in HOMES[module]}
         for node in attributes:
             value = node.value
             owner = getattr(value, "attr", getattr(value, "id", ""))

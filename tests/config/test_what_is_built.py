@@ -32,12 +32,16 @@ FORGE = {
         "forge.data.corpus.text_files",
         "forge.data.mixed.mixed",
         "forge.data.pairs.pairs",
+        "forge.data.preferences.preference",
         "forge.data.hub.dataset",
         "forge.data.tokens.shards",
         "forge.data.tokens.synthetic",
     },
     "adapter": {"forge.adapters.adapter.Adapter", "forge.adapters.lora.LoRA"},
-    "objective": {"forge.objectives.pretrain.Pretrain"},
+    "objective": {
+        "forge.objectives.pretrain.Pretrain",
+        *(f"forge.objectives.{name.lower()}.{name}" for name in ("DPO", "ORPO", "SimPO", "CPO")),
+    },
     "optimizer": set(OPTIMIZERS),
     "scheduler": {
         f"forge.optim.schedules.{name}"

@@ -27,6 +27,7 @@ NOTHING_TO_TYPE = {
     "data.sources": "a path",
     "data.validation": "a path",
     "data.file_pattern": "a path, or a pattern",
+    "objective.examples": "a path",
     "eval.sets": "a path, or another name",
     "tokenizer.path": "a path",
     "tokenizer.name": "a name",

@@ -35,11 +35,13 @@ IDENTITY = {
     "": "hparams seed",
     "checkpoint": "dir exclude_from_loading init_from",
     "data": "_target_ add_bos add_eos anneal_start_step anneal_weights chat_template "
-    "chat_template_path dtype end_responses file_pattern formatting_func messages_field "
+    "chat_template_path chosen_field dtype end_responses file_pattern formatting_func "
+    "messages_field "
     "hf_data_dir hf_data_files hf_dataset_config hf_dataset_name hf_dataset_split "
     "hf_dataset_text_field hf_streaming "
     "max_segments_per_seq mix_temperature overfit_batches pack_sequences packing path phases "
-    "prompt_field response_field seed shuffle shuffle_buffer shuffle_seed sources stream_parts "
+    "prompt_field rejected_field response_field seed shuffle shuffle_buffer shuffle_seed sources "
+    "stream_parts "
     "text_field tokens too_long train_on val_documents val_fraction val_from_first validation",
     "train": "global_batch_size global_batch_tokens grad_clip_norm grad_clip_value max_steps "
     "rampup_increment rampup_samples rampup_start seq_len skip_step_interval skip_step_on_spikes "

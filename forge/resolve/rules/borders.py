@@ -20,7 +20,7 @@ READ = ("data.add_bos", "data.add_eos", "data.sources", "data.validation", "eval
 @rule("data.borders", *READ, "tokenizer.add_bos", "tokenizer.add_eos", "tokenizer.bos_token")
 def borders(config: Config, tokenizer: Tokenizer) -> Findings:
     """Where a text has add_bos or add_eos of its own, the tokenizer has the tokens for that."""
-    for key, data in _all_read(config):
+    for key, data in all_read(config):
         own = data.borders(tokenizer)
         known = _tokens(tokenizer) if own else None
         if known is None:
@@ -51,7 +51,7 @@ def pack_borders(config: Config, data: Data, tokenizer: Tokenizer) -> Findings:
     """data.pack_sequences tells documents apart by the token that ends them: tokenizer.add_eos."""
     if not data.pack_sequences:
         return
-    for key, each in _all_read(config):
+    for key, each in all_read(config):
         own = each.borders(tokenizer)
         if own.get("add_eos", tokenizer.add_eos):
             continue
@@ -78,7 +78,7 @@ def _typed(config: Config, key: str, option: str) -> str:
     return f"{key}.{option}" if there else f"+{key}.{option}"
 
 
-def _all_read(config: Config) -> Iterator[tuple[str, Data]]:
+def all_read(config: Config) -> Iterator[tuple[str, Data]]:
     """(key, section) of each text that is read; faults of entries have rules of their own."""
     data = config.data
     if not isinstance(data, Mix):

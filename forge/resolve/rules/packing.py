@@ -76,8 +76,8 @@ def packing(data: Data) -> Findings:
 @rule("data.too_long", "data.too_long", "data.packing")
 def too_long(data: Data) -> Findings:
     """What is done with long documents is planned only where data.packing puts whole ones into
-    sequences: by first_fit, best_fit or none.
+    sequences: by first_fit, best_fit or none; or where they are examples.
     """
-    if data.too_long != "split" and data.packing == "concat_then_split":
+    if not data.examples and data.too_long != "split" and data.packing == "concat_then_split":
         fix = f"data.packing=best_fit {OPTION}=true, or data.too_long=split"
         yield "data.too_long", fix

@@ -1,0 +1,87 @@
+"""Log-probabilities of targets, differentiable, without all logits at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from forge.config.objective import auto_chunk_size
+from forge.data import IGNORE_INDEX
+from forge.models.head import Head
+from forge.objectives.chunked_cross_entropy import add_product
+
+
+def log_probs(hidden: Tensor, head: Head, targets: Tensor, *, chunk_size: int = 0) -> Tensor:
+    """The log-probability of each target, 0 where masked: [...], in fp32 (fp64 of fp64 inputs).
+
+    hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens whose logits are
+    there at a time, in the backward pass again; 0 = `auto_chunk_size`. With a head spread over
+    ranks three numbers of each token are exchanged, and the gradient of hidden is this rank's
+    summand, as of `chunked_cross_entropy`.
+    """
+    rows, dim = head.weight.shape
+    size = chunk_size or auto_chunk_size(vocab=rows, dim=dim)
+    flat = hidden.reshape(-1, dim)
+    return _LogProbs.apply(flat, head.weight, head, targets.flatten(), size).view_as(targets)
+
+
+class _LogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, head: Head, targets: Tensor, size: int
+    ) -> Tensor:
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        matrix = weight.to(hidden.dtype)
+        found = hidden.new_empty(len(targets), dtype=dtype)
+        log_partitions = torch.empty_like(found)
+        for start in range(0, len(targets), size):
+            rows = slice(start, start + size)
+            logits = head.shaped((hidden[rows] @ matrix.T).to(dtype))
+            labels, here = _labels(targets[rows], head, len(matrix))
+            wanted = head.total(logits.gather(1, labels).where(here, 0)).squeeze(1)
+            peaks = head.largest(logits.amax(1, keepdim=True))
+            partition = head.total(logits.sub_(peaks).exp_().sum(1))
+            log_partitions[rows] = partition.log() + peaks.squeeze(1)
+            found[rows] = wanted - log_partitions[rows]
+        ctx.head, ctx.size = head, size
+        ctx.save_for_backward(hidden, weight, targets, log_partitions)
+        return found.masked_fill_(targets == IGNORE_INDEX, 0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, log_partitions = ctx.saved_tensors
+        want_hidden, want_weight = ctx.needs_input_grad[:2]
+        dtype, head = log_partitions.dtype, ctx.head
+        # In fp16 gradients would underflow: the loss is divided by the pairs of the step.
+        kept = dtype if hidden.dtype == torch.float16 else hidden.dtype
+        matrix, factors = weight.to(hidden.dtype), grads.masked_fill(targets == IGNORE_INDEX, 0)
+        grad_hidden = torch.empty_like(hidden, dtype=kept) if want_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=dtype) if want_weight else None
+        for start in range(0, len(targets), ctx.size):
+            rows = slice(start, start + ctx.size)
+            logits = head.shaped((hidden[rows] @ matrix.T).to(dtype))
+            slope = head.slope(logits)
+            labels, here = _labels(targets[rows], head, len(matrix))
+            own = factors[rows].unsqueeze(1)
+            grad = logits.sub_(log_partitions[rows].unsqueeze(1)).exp_().mul_(-own)
+            grad = grad.scatter_add_(1, labels, own.where(here, 0)).mul_(slope).to(kept)
+            if grad_hidden is not None:
+                grad_hidden[rows] = grad @ matrix.to(kept)
+            if grad_weight is not None:
+                add_product(grad_weight, grad.T, hidden[rows].to(kept))
+        if grad_hidden is not None:
+            grad_hidden = grad_hidden.to(hidden.dtype)
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None
+
+
+def _labels(targets: Tensor, head: Head, rows: int) -> tuple[Tensor, Tensor]:
+    """[tokens, 1] each: the row of each target on this rank, 0 where it is none; and whether."""
+    labels = targets - head.first
+    here = (targets != IGNORE_INDEX) & (labels >= 0) & (labels < rows)
+    return labels.where(here, 0).unsqueeze(1), here.unsqueeze(1)

@@ -1,0 +1,50 @@
+"""Rules on what learns from preferences."""
+
+from __future__ import annotations
+
+from forge.config.data import Data
+from forge.config.objective import Objective
+from forge.config.parallel import Parallel
+from forge.config.root import Config
+from forge.config.rule import Findings, rule
+from forge.resolve.rules.borders import all_read
+
+EXAMPLES = {"": "running text", "pairs": "pairs of responses"}
+FOR = {"": "objective=pretrain", "pairs": "objective=dpo, or orpo, simpo, cpo"}
+KIND = {"": "text", "pairs": "preference"}
+
+
+@rule("objective.examples", "data._target_", "data.sources", "data.validation", "eval.sets")
+def examples(config: Config, objective: Objective) -> Findings:
+    """An objective reads data of its kind: running text, or pairs of responses."""
+    for key, section in all_read(config):
+        if section.examples in objective.compares:
+            continue
+        name = objective.schema_name or objective._target_
+        known = " or ".join(EXAMPLES[kind] for kind in objective.compares)
+        what = f"objective={name} reads {known}, and this is {EXAMPLES[section.examples]}."
+        kinds = " or ".join(KIND[kind] for kind in objective.compares)
+        if key == "data":
+            fix = f"{FOR[section.examples]}; or data={kinds} data.path=my.jsonl"
+            key = "data._target_"
+        else:
+            fix = f"name other text there: {kinds} data"
+        yield key, what, fix
+
+
+@rule("objective.pack_sequences", "data.pack_sequences")
+def pack_sequences(data: Data, objective: Objective) -> Findings:
+    """Responses are compared row by row, so that none shares a sequence with another:
+    data.pack_sequences must be false.
+    """
+    if data.pack_sequences and "" not in objective.compares:
+        yield "data.pack_sequences", "data.pack_sequences=false"
+
+
+@rule("objective.cp", "parallel.cp")
+def cp(objective: Objective, parallel: Parallel) -> Findings:
+    """The log-probability of a response is a sum over its tokens, which parallel.cp would spread
+    over ranks: it must be 1.
+    """
+    if parallel.cp > 1 and "" not in objective.compares:
+        yield "parallel.cp", "parallel.cp=1"

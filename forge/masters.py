@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -40,9 +42,9 @@ def round_masters(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def round_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """Round the weights of a model to a format, in the format that they have."""
-    for parameter in model.parameters():
+def round_weights(weights: Iterable[Tensor], dtype: torch.dtype) -> None:
+    """Round weights to a format, in the format that they have."""
+    for parameter in weights:
         own = local(parameter)
         if own.dtype.itemsize > dtype.itemsize:
             own.copy_(own.to(dtype))

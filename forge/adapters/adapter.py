@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 from forge.build import build
@@ -20,6 +21,11 @@ class Adapter:
 
     def inject(self, model: nn.Module) -> None:
         """Add parameters to a whole model on the meta device, and to its table."""
+
+    def pack(self, model: nn.Module, dtype: torch.dtype) -> None:
+        """Keep weights that stay as they are in another form, before it is cut over ranks. dtype:
+        of what is multiplied.
+        """
 
     def activate(self, model: nn.Module) -> None:
         """Have the layers of a model, or of a stage, compute with what was added, in place."""

@@ -15,6 +15,7 @@ import forge.config.chats
 import forge.config.hf.section
 import forge.config.mixture  # to be imported is to be known
 import forge.config.preference
+import forge.config.qlora
 import forge.config.tokenizer_files  # noqa: F401
 from forge.config import feed_forwards, mixers
 from forge.config.feed_forwards.base import FeedForward

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from forge.adapters.packed import Packed
 from forge.config.hf import folder as folders
 from forge.config.hf.shards import AGAIN, FolderError, Stored
 from forge.config.hf.table import Row
@@ -23,13 +25,18 @@ DTYPES = {
 
 
 def load_folder(
-    path: Path, section: Decoder, tensors: Mapping[str, Tensor], exclude: Sequence[str] = ()
+    path: Path,
+    section: Decoder,
+    tensors: Mapping[str, Tensor],
+    exclude: Sequence[str] = (),
+    packed: Sequence[Packed] = (),
 ) -> None:
     """Fill tensors of a model, or what this rank has of them, in place.
 
     A rank reads the rows that it owns and no more than one tensor at a time. tensors: by their
     names in the model, all of it or a stage. Parameters whose names begin with a prefix of
-    `exclude` keep what they have. Raises FolderError for what cannot be read or does not fit.
+    `exclude` keep what they have. packed: weights that are kept in few bits. Raises FolderError
+    for what cannot be read or does not fit.
     """
     folder = folders.read(path)
     if found := folders.faults(folder, section, exclude):
@@ -37,10 +44,14 @@ def load_folder(
         fix = f"model=hf model.path={path}, or checkpoint.exclude_from_loading"
         raise FolderError(what, fix)
     rows, files = folders.places(folder, section)
+    in_few_bits = {one.name: one for one in packed}
     for row in rows:
-        target = tensors.get(row.ours.name)
-        if target is not None and not row.ours.name.startswith(tuple(exclude)):
+        if row.ours.name.startswith(tuple(exclude)):
+            continue
+        if (target := tensors.get(row.ours.name)) is not None:
             _fill(target, row, files)
+        elif one := in_few_bits.get(row.ours.name):
+            one.fill(partial(_read_rows, row, files))
 
 
 def read_whole(row: Row, files: Mapping[str, Stored]) -> Tensor:
@@ -57,6 +68,15 @@ def _fill(target: Tensor, row: Row, files: Mapping[str, Stored]) -> None:
         return
     for place, expert in enumerate(mine[0].tolist()):
         here[place].copy_(_read(files[row.names[expert]], row, mine[1:]))
+
+
+def _read_rows(row: Row, files: Mapping[str, Stored], indices: Sequence[Tensor]) -> Tensor:
+    """Whole rows of one of ours; of a stack those of one expert."""
+    mine = [*indices, torch.arange(row.ours.shape[-1])]
+    if not row.theirs.stacked:
+        return _read(files[row.theirs.name], row, mine)
+    (expert,) = mine[0].tolist()
+    return _read(files[row.names[expert]], row, mine[1:])
 
 
 def _read(stored: Stored, row: Row, mine: Sequence[Tensor]) -> Tensor:

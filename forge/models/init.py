@@ -7,7 +7,7 @@ of its own, so that any device can make just the rows it owns, equal to the bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -30,7 +30,12 @@ def whole(values: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def init_weights(
-    model: Any, seed: int, *, held: Held = whole, num_threads: int | None = None
+    model: Any,
+    seed: int,
+    *,
+    held: Held = whole,
+    but: Container[str] = (),
+    num_threads: int | None = None,
 ) -> None:
     """Fill every parameter and computed buffer of the model, in place.
 
@@ -39,7 +44,8 @@ def init_weights(
     weights). A tied
     weight is drawn once, under its first name. A model that has `initial_values(seed)`, whole
     tensors by name, gets these. held: what this process has of a parameter, and its
-    indices along each dimension. num_threads: null = torch's own.
+    indices along each dimension. but: names of parameters that are left out. num_threads: null =
+    torch's own.
     """
     if given := getattr(model, "initial_values", None):
         values = given(seed)
@@ -52,6 +58,8 @@ def init_weights(
     with ThreadPoolExecutor(num_threads or torch.get_num_threads()) as pool:
         filling = []
         for name, parameter in model.named_parameters():
+            if name in but:
+                continue
             values = parameter.detach()
             local, indices = held(parameter)
             if values.dim() == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -19,6 +20,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 
 from forge.adapters.adapter import Adapted
+from forge.adapters.packed import few_bits, packed_in
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
 from forge.owned import local
@@ -49,8 +51,10 @@ def shard(
     common: dict[str, Any] = {"mp_policy": policy, "offload_policy": offload}
     kept: dict[str, Any] = {**common, "mesh": mesh.fsdp, "reshard_after_forward": False}
     freed: dict[str, Any] = {**common, "reshard_after_forward": reshard_after_forward}
-    of_block = partial(placement, ranks=mesh.parallel.fsdp)
-    of_experts = partial(placement, ranks=mesh.parallel.efsdp)
+    packed = [values for one in packed_in(model) for values in one.parameters().values()]
+    rows = {id(values) for values in packed}
+    of_block = partial(placement, ranks=mesh.parallel.fsdp, rows=rows)
+    of_experts = partial(placement, ranks=mesh.parallel.efsdp, rows=rows)
     embedding = head = None
     if isinstance(model, Decoder) and not model.section.tie_embeddings:  # else with the root
         embedding, head = model.embedding, model.output
@@ -81,6 +85,7 @@ def shard(
             following[0].set_modules_to_backward_prefetch(group)  # type: ignore[operator]
     register_fsdp_forward_method(model, "hidden")
     mix_in(model, ReshardsOnModeChange)
+    _keep_formats(model)
     if mesh.fsdp.size() == 1:
         return  # no rank adds anything, and a factor would be one more copy
     for module in model.modules():
@@ -89,19 +94,38 @@ def shard(
             module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
 
 
-def placement(parameter: nn.Parameter, ranks: int) -> Shard | None:
+def placement(parameter: nn.Parameter, ranks: int, rows: Container[int] = ()) -> Shard | None:
     """The dimension along which a parameter is sharded; null = rows, as in torch.
 
     Packed experts, fewer than ranks, are cut across if possible: else some ranks would have none,
-    and all would gather padding.
+    and all would gather padding. rows: ids of those of which ranks need whole rows.
     """
     here = local(parameter)
     if here.dim() != 3 or len(here) >= ranks:
         return None
     placements = parameter.placements if isinstance(parameter, DTensor) else ()
     cut = {place.dim for place in placements if isinstance(place, Shard)}
-    dims = [dim for dim in (1, 2) if here.shape[dim] % ranks == 0]
+    across = (1,) if id(parameter) in rows else (1, 2)
+    dims = [dim for dim in across if here.shape[dim] % ranks == 0]
     return Shard(min(dims, key=lambda dim: dim in cut)) if dims else None
+
+
+def _keep_formats(model: nn.Module) -> None:
+    """Have what is kept of weights in few bits gathered as it is, whatever param_dtype is."""
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        group: Any = module._get_fsdp_state()._fsdp_param_group
+        for one in group.fsdp_params if group else ():
+            where = one._module_info
+            if any(where.param_name in own.attributes for own in few_bits(where.module)):
+                one.init_dtype_attrs = partial(_as_it_is, one)
+
+
+def _as_it_is(one: Any, policy: MixedPrecisionPolicy) -> None:
+    """In place of FSDP's choice of formats, which casts numbers, and in torch 2.11 integers too."""
+    one.orig_dtype = one.sharded_param.dtype
+    one.param_dtype = one.reduce_dtype = None
 
 
 class ReshardsOnModeChange(nn.Module):

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from forge.adapters.packed import drawn, packed_in
 from forge.masters import add_masters, master, round_masters
 from forge.models.init import init_weights
 from forge.owned import local, owned
@@ -34,7 +35,10 @@ def materialize(
     if seed is None:
         model.reset_buffers()  # type: ignore[operator]
     else:
-        init_weights(model, seed, held=_held)
+        packed = packed_in(model)
+        init_weights(model, seed, held=_held, but={name for one in packed for name in one.names})
+        for one in packed:
+            one.fill(drawn(model, one.name, one.shape, seed))
         round_masters(model)
     check_buffers(model)
     if first != device:

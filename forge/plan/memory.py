@@ -15,8 +15,10 @@ from forge.config import param_groups
 from forge.config.activations import FP32
 from forge.config.adapter import Adapter, NoAdapter
 from forge.config.model import Decoder
+from forge.config.packed import made_bytes, packed_bytes
 from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.precision import BYTES
+from forge.config.qlora import QLoRA
 from forge.config.quantization import FP8, Sparse
 from forge.config.root import Config
 from forge.config.tensors import HEAD, MATRIX, TensorSpec, within
@@ -65,6 +67,12 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
     if precision.master_weights:
         parts["fp32 masters"] = FP32 * sharded
     parts |= _of_optimizer(config, model, share, sharded > 0)
+    adapter = config.adapter
+    if isinstance(adapter, QLoRA):
+        if sharded:
+            kept = _in_few_bits(config, adapter, model, share, weight)
+            parts[f"weights ({kind})"] = kept.sharded(parallel)
+        parts["weights made again"] = _made_again(config, adapter, model, share, width)
     activations = Activations(config, model)
     if gathered:
         at_once = share.outside_at_once + share.two_blocks  # a block, and the next one on its way
@@ -72,6 +80,10 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         several_passes = max(train.grad_accum_steps, activations.microbatches) > 1
         add_up = several_passes and (parallel.pp > 1 or parallel.reduce_gradients == "step")
         parts["gathered weights"] = width * (share.parameters if stays else at_once)
+        if isinstance(adapter, QLoRA):
+            codes = _in_few_bits(config, adapter, model, share, width)
+            whole = codes.outside_at_once + codes.two_blocks
+            parts["gathered weights"] = codes.parameters if stays else whole
         if isinstance(config.quantization, FP8) and config.quantization.fp8_all_gather:
             eighth = _in_fp8(config, config.quantization, model, share, width)
             whole = eighth.outside_at_once + eighth.two_blocks
@@ -114,6 +126,35 @@ def _in_fp8(config: Config, section: FP8, model: Decoder, share: _Share, width: 
         return math.prod(shape) * (1 if fp8 else width)
 
     return _share(model, config.parallel, first=share.first, last=share.last, of=size)
+
+
+def _in_few_bits(
+    config: Config, adapter: QLoRA, model: Decoder, share: _Share, width: int
+) -> _Share:
+    """Bytes of weights, of which some are kept in few bits, and the others in numbers of `width`
+    bytes.
+    """
+
+    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
+        if adapter.packs(one):
+            return packed_bytes(shape, adapter.how)
+        return width * math.prod(shape)
+
+    ends = {"first": share.first, "last": share.last}
+    return _share(model, config.parallel, adapter, of=size, **ends)
+
+
+def _made_again(config: Config, adapter: QLoRA, model: Decoder, share: _Share, width: int) -> int:
+    """Bytes of the largest weight that is made of few bits, and of what that takes."""
+    most = 0
+
+    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
+        nonlocal most
+        most = max(most, made_bytes(shape, width) if adapter.packs(one) else 0)
+        return 0
+
+    _share(model, config.parallel, adapter, of=size, first=share.first, last=share.last)
+    return most
 
 
 def _of_zeros(config: Config, section: Sparse, model: Decoder, share: _Share) -> int:

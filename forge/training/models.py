@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from forge.adapters.adapter import adapter_of
+from forge.adapters.packed import plain_parameters
 from forge.build import build
 from forge.config.hf.folder import is_folder
 from forge.config.root import Config
@@ -48,6 +49,7 @@ def build_model(
         model = model.to(dtype)
         for parameter in model.parameters() if kept != dtype else ():
             parameter.data = parameter.data.to(kept)
+        adapter.pack(model, HALF.get(config.precision.mixed_precision, dtype))
         return model
 
     masters = trained and bool(config.precision.master_weights)
@@ -65,7 +67,7 @@ def load_on_ranks(path: Path, config: Config, ranks: Ranks, device: torch.device
     dtype = HALF.get(config.precision.mixed_precision, torch.float32)
     model = build_model(config, device, ranks, dtype, filled=False)
     restore.load(path, model=model, group=ranks.saver)
-    round_weights(model, FORMATS[config.precision.param_dtype])
+    round_weights(plain_parameters(model), FORMATS[config.precision.param_dtype])
     return Trained(
         config=config,
         model=model.eval(),

@@ -80,7 +80,7 @@ def check_dtypes(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
     wrong = [
         f"{name} ({p.dtype})"
         for name, p in model.named_parameters()
-        if p.is_floating_point() and p.dtype != dtype
+        if p.requires_grad and p.dtype != dtype
     ]
     if wrong:
         kind = str(dtype).removeprefix("torch.").replace("float32", "fp32")

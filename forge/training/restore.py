@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from forge.adapters.adapter import adapter_of
+from forge.adapters.packed import Packed, packed_in, plain_parameters
 from forge.config.hf.folder import is_folder
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.model import Model
@@ -25,7 +27,7 @@ from forge.hf.read import load_folder
 from forge.masters import exact_state, round_masters, round_weights
 from forge.models.decoder import Decoder
 from forge.models.plain import make_model
-from forge.owned import copy_owned, cut_dim
+from forge.owned import copy_owned, cut_dim, local, select
 from forge.parallel.materialize import allocate, check_buffers
 from forge.parallel.modules import FORMATS, HALF
 from forge.rundir import checkpoints, saved_config
@@ -81,16 +83,17 @@ def load_run(
     with torch.device("meta"):
         model = make_model(config.model, trust)
         adapter.inject(model)
+        adapter.pack(model, HALF.get(config.precision.mixed_precision, torch.float32))
     adapter.activate(model)
     allocate(model, device)
     model.reset_buffers()
     load(found.path, model=model)
     check_buffers(model)
     if not fp32:
-        round_weights(model, FORMATS[config.precision.param_dtype])
+        round_weights(plain_parameters(model), FORMATS[config.precision.param_dtype])
     dtype = None if fp32 else HALF.get(config.precision.mixed_precision)
     if dtype is not None:
-        for parameter in model.parameters():
+        for parameter in plain_parameters(model):
             parameter.data = parameter.to(dtype)
         if isinstance(model, Decoder):
             model.residual_dtype = FORMATS[config.precision.residual_dtype]
@@ -142,19 +145,23 @@ def load(
     """
     with _readable(path):
         stored = tensor_storage.stored(path / WEIGHTS)
-    own = exact_state(model)
     theirs = {name: tuple(what.size) for name, what in _below("model/", stored).items()}
-    kept = _kept(path, _shapes(own, group), theirs, exclude, changed) & set(own)
-    wanted = prefixed("model", {name: own[name] for name in sorted(kept)})
+    own, packed = _state(model, theirs)
+    shapes = _shapes(own, packed, group)
+    kept = _kept(path, shapes, theirs, exclude, changed)
+    wanted = prefixed("model", {name: own[name] for name in sorted(kept & set(own))})
     if optimizer is not None:
         for key, what in _below("callbacks/", stored).items():
             wanted[f"callbacks/{key}"] = _like(None, what)
         for key, what in _below("optimizer/", stored).items():
             name, _, entry = key.rpartition("/")
-            if with_optimizer_state and name in kept:
+            if with_optimizer_state and name in kept and name in own:
                 wanted[f"optimizer/{key}"] = _like(own[name], what, in_parts="." in entry)
     with _readable(path):
         tensor_storage.load(wanted, path / WEIGHTS, group=group)
+        for one in packed:
+            if one.name in kept:
+                _pack(one, path / WEIGHTS, stored[f"model/{one.name}"])
         round_masters(model)
         if optimizer is not None and with_optimizer_state:
             restore_optimizer(model, optimizer, _below("optimizer/", wanted))
@@ -176,7 +183,7 @@ def load_weights(
     if is_folder(path):
         assert isinstance(section, DecoderConfig), path
         try:
-            load_folder(path, section, exact_state(model), exclude)
+            load_folder(path, section, exact_state(model), exclude, packed_in(model))
             round_masters(model)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
@@ -191,13 +198,17 @@ def _load_file(
 ) -> None:
     from safetensors import SafetensorError, safe_open
 
-    own = exact_state(model)
     try:
         with safe_open(path, framework="pt") as file:
             names = file.keys()
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-            for name in _kept(path, _shapes(own, group), shapes, exclude, changed=False) & set(own):
+            own, packed = _state(model, shapes)
+            kept = _kept(path, _shapes(own, packed, group), shapes, exclude, changed=False)
+            for name in kept & set(own):
                 copy_owned(own[name], file.get_tensor(name))
+            for one in packed:
+                if one.name in kept:
+                    one.fill(partial(select, file.get_tensor(one.name)))
         round_masters(model)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
@@ -216,6 +227,13 @@ def _like(parameter: Tensor | None, what: Any, *, in_parts: bool = False) -> Ten
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     if not in_parts:
         return torch.empty(shape, dtype=dtype)
+    return _whole_rows(parameter, shape, dtype)
+
+
+def _whole_rows(parameter: DTensor, shape: tuple[int, ...], dtype: torch.dtype) -> DTensor:
+    """Room on the CPU for rows of another length, of which a rank has those that it has of a
+    parameter.
+    """
     last = parameter.ndim - 1
     places = [Replicate() if cut_dim(one) == last else one for one in parameter.placements]
     part = torch.empty(*parameter.to_local().shape[:-1], shape[-1], dtype=dtype)
@@ -238,9 +256,28 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _shapes(own: Tensors, group: dist.ProcessGroup | None) -> Shapes:
+def _state(model: nn.Module, theirs: Collection[str]) -> tuple[Tensors, list[Packed]]:
+    """What is loaded as it is, and what is made of weights that are whole there."""
+    packed = [one for one in packed_in(model) if one.names[0] not in theirs]
+    parts = {name for one in packed for name in one.names}
+    state = exact_state(model)
+    return {name: values for name, values in state.items() if name not in parts}, packed
+
+
+def _pack(one: Packed, folder: Path, what: Any) -> None:
+    """Fill what is packed from a checkpoint, of which this rank reads its own rows."""
+    codes = one.parameters()["codes"]
+    shape, dtype = tuple(what.size), what.properties.dtype
+    room = _whole_rows(codes, shape, dtype) if isinstance(codes, DTensor) else None
+    room = torch.empty(shape, dtype=dtype) if room is None else room
+    tensor_storage.load({f"model/{one.name}": room}, folder, alone=True)
+    one.fill(one.rows_of(local(room)))
+
+
+def _shapes(own: Tensors, packed: list[Packed], group: dist.ProcessGroup | None) -> Shapes:
     """Names and shapes of the whole model, of which each stage of a pipeline has a part."""
     shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
+    shapes |= {one.name: one.shape for one in packed}
     if group is None:
         return shapes
     of_ranks: list[Any] = [None] * dist.get_world_size(group)

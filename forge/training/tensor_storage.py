@@ -93,9 +93,15 @@ def save(
 
 
 def load(
-    tensors: dict[str, Tensor], folder: Path, *, group: dist.ProcessGroup | None = None
+    tensors: dict[str, Tensor],
+    folder: Path,
+    *,
+    group: dist.ProcessGroup | None = None,
+    alone: bool = False,
 ) -> None:
     """Load into tensors, in place, whatever layout saved them; a rank reads no more than it holds.
+
+    alone: other ranks do not call it.
 
     Raises OSError, and ValueError in one line, also where a checksum does not match.
     """
@@ -103,7 +109,7 @@ def load(
     threads = 1 if any(one.device.type == "mps" for one in tensors.values()) else THREADS
     reader = _TensorReader(folder, threads)
     with _cause():
-        state_dict_loader.load(tensors, storage_reader=reader, process_group=group)
+        state_dict_loader.load(tensors, storage_reader=reader, process_group=group, no_dist=alone)
 
 
 def stored(folder: Path) -> dict[str, TensorStorageMetadata]:

@@ -37,7 +37,11 @@ FORGE = {
         "forge.data.tokens.shards",
         "forge.data.tokens.synthetic",
     },
-    "adapter": {"forge.adapters.adapter.Adapter", "forge.adapters.lora.LoRA"},
+    "adapter": {
+        "forge.adapters.adapter.Adapter",
+        "forge.adapters.lora.LoRA",
+        "forge.adapters.qlora.QLoRA",
+    },
     "objective": {
         "forge.objectives.pretrain.Pretrain",
         *(f"forge.objectives.{name.lower()}.{name}" for name in ("DPO", "ORPO", "SimPO", "CPO")),

@@ -68,6 +68,9 @@ DELTA = (
 LORA = "adapter=lora adapter.rank=3 adapter.alpha=6"
 DORA = f"{LORA} adapter.dora=true adapter.target_modules=[all,head] adapter.ranks={{wo:5}}"
 LORA_OF_ALL = f"{LORA} adapter.target_modules=[all,head,embedding] adapter.bias=all"
+# Rows that two ranks cut into whole blocks of 64 weights.
+WIDE = "model.dim=128 model.ffn_hidden_dim=256 model.n_layers=2"
+QLORA = f"{WIDE} adapter=qlora adapter.rank=3 adapter.target_modules=[all,head,embedding]"
 
 PACKED = (
     *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
@@ -135,6 +138,11 @@ MODELS = {
     "lora, moe": f"{MOE} {LORA_OF_ALL}",
     "dora, moe": f"{MOE} {DORA} adapter.target_modules=[all]",
     "lora, moe, capacity": f"{MOE} {CAPACITY} {LORA_OF_ALL}",
+    "qlora": QLORA,
+    "qlora, int8": f"{QLORA} adapter.base_format=int8",
+    "qlora, one scale": f"{QLORA} adapter.double_quantization=false",
+    "qlora, moe": f"{MOE} {QLORA} ffn_hidden_dim=128",
+    "qlora, moe, capacity": f"{MOE} {CAPACITY} {QLORA} ffn_hidden_dim=128",
     "moe, 8 experts": f"{MOE} {EIGHT}",
     "moe, deepseek": f"{MOE} {DEEPSEEK}",
     "moe, gpt-oss": f"{MOE} {GPT_OSS}",

@@ -1,0 +1,163 @@
+"""Weights in few bits, as a base under adapters keeps them: made of whole rows, and read again.
+
+A weight is [..., out, in]; each row is rounded for itself, so that any cut into rows has the same
+values. What is kept of one are several tensors, by the names of `forge.config.packed`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forge.config.packed import AT_ONCE, BLOCK, PARTS
+
+Parts = Mapping[str, Tensor]
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+"""The values of 4-bit NormalFloat (QLoRA, arXiv:2305.14314, appendix E)."""
+LEAST = 1e-38
+"""What a block of zeros is divided by."""
+
+
+class Format(NamedTuple):
+    """pack: [rows, in] fp32 -> its parts, each [rows, ...]. unpack: parts -> [rows, in] fp32."""
+
+    pack: Callable[[Tensor], dict[str, Tensor]]
+    unpack: Callable[[Parts], Tensor]
+
+
+def pack(weight: Tensor, how: str) -> dict[str, Tensor]:
+    """weight: [..., in] -> the tensors that are kept of it, each [..., n]. how: a name of FORMATS.
+
+    A number of rows is in fp32 at a time.
+    """
+    rows = weight.flatten(0, -2)
+    each = max(1, AT_ONCE // max(1, rows.shape[1]))
+    made = [FORMATS[how].pack(part.float()) for part in rows.split(each)]
+    joined = {name: torch.cat([one[name] for one in made]) for name in made[0]}
+    return {name: part.unflatten(0, weight.shape[:-1]) for name, part in joined.items()}
+
+
+def unpack(parts: Parts, how: str, dtype: torch.dtype) -> Tensor:
+    """The weight again, [..., in]."""
+    flat = {name: part.flatten(0, -2) for name, part in parts.items()}
+    codes = parts["codes"]
+    width = codes.shape[-1] * _in_a_code(how)
+    made = torch.empty(*codes.shape[:-1], width, dtype=dtype, device=codes.device)
+    rows = made.view(-1, width)
+    each = max(1, AT_ONCE // max(1, width))
+    for start in range(0, len(rows), each):
+        here = {name: part[start : start + each] for name, part in flat.items()}
+        rows[start : start + each] = FORMATS[how].unpack(here)
+    return made
+
+
+@torch.library.custom_op(
+    "forge::unpack", mutates_args=(), schema="(Tensor[] parts, str how, ScalarType to) -> Tensor"
+)
+def _unpacked(parts: list[Tensor], how: str, to: torch.dtype) -> Tensor:
+    """An operator, so that a compiler does not look inside: tables are tensors of their own."""
+    return unpack(dict(zip(PARTS[how], parts, strict=True)), how, to)
+
+
+@_unpacked.register_fake
+def _(parts: list[Tensor], how: str, to: torch.dtype) -> Tensor:
+    codes = parts[0]
+    return codes.new_empty((*codes.shape[:-1], codes.shape[-1] * _in_a_code(how)), dtype=to)
+
+
+def weight_of(how: str, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """parts: in the order of PARTS -> [..., out, in]; without gradients."""
+    return _unpacked(list(parts), how, dtype)
+
+
+def _in_a_code(how: str) -> int:
+    return PARTS[how]["codes"].weights
+
+
+def _nf4(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes, two in a byte, and the scale of each block."""
+    blocks = rows.unflatten(-1, (-1, BLOCK))
+    scales = blocks.abs().amax(-1)
+    parts = (blocks * (1.0 / scales.clamp(min=LEAST)).unsqueeze(-1)).clamp(-1, 1).flatten(-2)
+    codes = torch.bucketize(parts, _borders(NF4, rows.device), out_int32=True).to(torch.uint8)
+    return (codes[..., ::2] << 4) | codes[..., 1::2], scales
+
+
+def _of_nf4(codes: Tensor, scales: Tensor) -> Tensor:
+    values = F.embedding(codes.int(), _pairs(codes.device)).flatten(-2)
+    return (values.unflatten(-1, (-1, BLOCK)) * scales.unsqueeze(-1)).flatten(-2)
+
+
+def _pack_nf4(rows: Tensor) -> dict[str, Tensor]:
+    codes, scales = _nf4(rows)
+    return {"codes": codes, "scales": scales}
+
+
+def _pack_nf4_double(rows: Tensor) -> dict[str, Tensor]:
+    """Scales of a row less their mean are 8 bits of a scale of their own."""
+    codes, scales = _nf4(rows)
+    mean = scales.double().mean(-1, keepdim=True).float()  # the same of any number of rows
+    left = scales - mean
+    largest = left.abs().amax(-1, keepdim=True)
+    parts = (left * (1.0 / largest.clamp(min=LEAST))).clamp(-1, 1)
+    of_scales = torch.bucketize(parts, _borders(dynamic(), rows.device), out_int32=True)
+    return {
+        "codes": codes,
+        "scale_codes": of_scales.to(torch.uint8),
+        "row_scales": torch.cat([largest, mean], -1),
+    }
+
+
+def _unpack_nf4_double(parts: Parts) -> Tensor:
+    largest, mean = parts["row_scales"].split(1, -1)
+    table = torch.tensor(dynamic(), device=mean.device)
+    scales = table[parts["scale_codes"].int()] * largest + mean
+    return _of_nf4(parts["codes"], scales)
+
+
+def _pack_int8(rows: Tensor) -> dict[str, Tensor]:
+    """As the weights of LLM.int8() (arXiv:2208.07339)."""
+    largest = rows.abs().amax(-1, keepdim=True)
+    codes = (rows * (127.0 / largest.clamp(min=LEAST))).round().to(torch.int8)
+    return {"codes": codes, "row_scales": largest}
+
+
+FORMATS = {
+    "nf4": Format(_pack_nf4, lambda parts: _of_nf4(parts["codes"], parts["scales"])),
+    "nf4_double": Format(_pack_nf4_double, _unpack_nf4_double),
+    "int8": Format(_pack_int8, lambda parts: parts["codes"] * (parts["row_scales"] / 127)),
+}
+
+
+@functools.cache
+def dynamic() -> tuple[float, ...]:
+    """The 256 values of the signed dynamic type (arXiv:1511.04561), in order."""
+    found = [0.0, 1.0]
+    for exponent in range(7):
+        edges = torch.linspace(0.1, 1, 2**exponent + 1, dtype=torch.float32)
+        middles = (10.0 ** (exponent - 6) * ((edges[:-1] + edges[1:]) / 2)).tolist()
+        found += [sign * value for value in middles for sign in (1, -1)]
+    return tuple(sorted(found))
+
+
+@functools.cache
+def _borders(values: tuple[float, ...], device: torch.device) -> Tensor:
+    table = torch.tensor(values, device=device)
+    return (table[:-1] + table[1:]) / 2
+
+
+@functools.cache
+def _pairs(device: torch.device) -> Tensor:
+    """[256, 2], the two values of a byte."""
+    byte = torch.arange(256)
+    return torch.tensor(NF4)[torch.stack([byte >> 4, byte & 15], 1)].to(device)

@@ -1,0 +1,105 @@
+"""Layers whose matrices are kept in few bits, as classes that are mixed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forge.adapters.packed import Packed, few_bits
+from forge.adapters.products import Linear, OfEqualExperts, OfExperts
+from forge.config.packed import PARTS, kept
+from forge.config.tensors import TensorSpec
+from forge.models.experts import Experts
+from forge.models.mixin import mix_in
+
+CODES = {"nf4": torch.uint8, "nf4_double": torch.uint8, "int8": torch.int8}
+
+
+class _Stacked:
+    """In place of a stack of experts: what makes products of it."""
+
+    def __init__(self, packed: Packed) -> None:
+        self.packed = packed
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of what this rank computes with."""
+        codes = self.packed.tensors()[0]
+        values = codes.shape[-1] * self.packed.shape[-1] // _width(self.packed)
+        return torch.Size((*codes.shape[:-1], values))
+
+
+def _width(packed: Packed) -> int:
+    """Codes of a whole row."""
+    return packed.shape[-1] // PARTS[packed.how]["codes"].weights
+
+
+class PackedLinear(nn.Module):
+    """Mixin of nn.Linear. weight_dtype: of the weight where it is asked for as a whole."""
+
+    few_bits: list[Packed]
+    weight_dtype: torch.dtype
+    bias: Tensor | None
+
+    @property
+    def weight(self) -> Tensor:
+        """What this rank has of it, made again."""
+        return self.few_bits[0].weight(self.weight_dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.few_bits[0]
+        made: Tensor = Linear.apply(x, one.how, *one.tensors())
+        return made if self.bias is None else made + self.bias
+
+
+class PackedExperts(nn.Module):
+    """Mixin of experts, some or all of whose matrices are packed."""
+
+    few_bits: list[Packed]
+    weight_dtype: torch.dtype
+
+    def multiply(self, x: Tensor, counts: Tensor) -> Callable[[Tensor, Any], Tensor]:
+        plain, grouped = super().multiply(x, counts), self._grouped(x)  # type: ignore[misc]
+
+        def product_with(rows: Tensor, weight: Any) -> Tensor:
+            if not isinstance(weight, _Stacked):
+                return plain(rows, weight)
+            one = weight.packed
+            return OfExperts.apply(rows, counts, grouped, one.how, *one.tensors())
+
+        return product_with
+
+    def multiply_equal(self, x: Tensor, weight: Any) -> Tensor:
+        if not isinstance(weight, _Stacked):
+            return super().multiply_equal(x, weight)  # type: ignore[misc]
+        return OfEqualExperts.apply(x, weight.packed.how, *weight.packed.tensors())
+
+
+def pack_weights(model: Any, weights: Iterable[TensorSpec], how: str, dtype: torch.dtype) -> None:
+    """Keep these weights of a model, or those of them that a stage of it has, in few bits; in place
+    while it is on the meta device. dtype: of products.
+    """
+    modules = dict(model.named_modules())
+    for one in weights:
+        place, _, attribute = one.name.rpartition(".")
+        module = modules.get(place)
+        if module is None:
+            continue  # of another stage
+        first = not isinstance(module, PackedLinear | PackedExperts)
+        if first:
+            mixin = PackedExperts if isinstance(module, Experts) else PackedLinear
+            mix_in(module, mixin, few_bits=[], weight_dtype=dtype)
+        own = Packed(module, attribute, one.name, tuple(one.shape), how)
+        few_bits(module).append(own)
+        del module._parameters[attribute]
+        if isinstance(module, Experts):
+            setattr(module, attribute, _Stacked(own))
+        for part in kept(one, how):
+            kind = torch.float32 if part.bytes == 4 else CODES[how]
+            values = torch.empty(part.spec.shape, dtype=kind, device="meta")
+            name = f"{attribute}_{part.part}"
+            module.register_parameter(name, nn.Parameter(values, requires_grad=False))
+            model.table[part.spec.name] = part.spec

@@ -1,0 +1,51 @@
+"""`adapter=qlora`: LoRA beside weights that are kept in few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from forge.config.adapter import LoRA
+from forge.config.field import opt
+from forge.config.packed import BLOCK, Kept, kept
+from forge.config.tensors import EXPERT, MATRIX, TensorSpec
+
+
+@dataclass(kw_only=True)
+class QLoRA(LoRA):
+    """LoRA beside a base in few bits, which is made again for each product (arXiv:2305.14314).
+
+    The matrices of blocks whose rows are whole blocks of 64 weights are kept so; embeddings, the
+    head, norms, routers, biases and what is trained itself stay as they are.
+    """
+
+    schema_name = "qlora"
+    _target_: str = "forge.adapters.qlora.QLoRA"
+
+    base_format: str = opt(
+        "nf4",
+        "4-bit NormalFloat with a scale for each 64 weights, or integers of 8 bits with one a row",
+        choices=("nf4", "int8"),
+    )
+    double_quantization: bool = opt(
+        True, "with nf4: keep scales in 8 bits too, with two numbers a row"
+    )
+
+    @property
+    def how(self) -> str:
+        """The format, as `forge.config.packed` names it."""
+        double = self.base_format == "nf4" and self.double_quantization
+        return "nf4_double" if double else self.base_format
+
+    def packs(self, one: TensorSpec) -> bool:
+        """Whether a weight is kept in few bits."""
+        inside = one.role in (MATRIX, EXPERT) and one.name.startswith("blocks.")
+        return inside and one.shape[-1] % BLOCK == 0 and not self.trains(one)
+
+    def packed(self, tensors: Iterable[TensorSpec]) -> list[TensorSpec]:
+        """Those of these weights that are."""
+        return [one for one in tensors if self.packs(one)]
+
+    def kept(self, one: TensorSpec) -> list[Kept]:
+        """What is there in place of such a weight."""
+        return list(kept(one, self.how))

@@ -2,6 +2,7 @@
 
 Examples:
     python -m forge.generate runs/mine --prompt 'def ' --tokens 100 --temperature 0.8
+    python -m forge.generate runs/mine --chat 'What is 2+2?' --system 'Be brief.'
     python -m forge.generate runs/mine --prompts prompts.txt --out texts.jsonl --stop '###'
     python -m forge.generate runs/mine --prompts prompts.jsonl --out texts.jsonl --parallel tp2
 """
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from forge import cli
 from forge.compose.trust import for_run
 from forge.plan.launcher_environment import launcher_environment
-from forge.prompts import read_prompts
+from forge.prompts import Prompt, read_prompts
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.files import replacing, write_json
 from forge.rundir.saved_config import CONFIG
@@ -40,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     text = "text to continue, or several (default: a new document)"
     add("--prompt", action="append", metavar="TEXT", help=text)
-    rows = 'a .txt, a line a prompt, or a .jsonl with "prompt" or "text"'
+    asked = "what a user says, or several; the assistant answers, by the run's chat template"
+    add("--chat", action="append", metavar="TEXT", help=asked)
+    add("--system", metavar="TEXT", help="the system turn before each --chat")
+    rows = 'a .txt, a line a prompt, or a .jsonl with "prompt" or "text", or with "messages"'
     add("--prompts", type=Path, metavar="FILE", help=rows)
     written = "write a row each to a .jsonl: prompt, text, tokens, and what ended it"
     add("--out", type=Path, metavar="FILE", help=written)
@@ -109,19 +113,26 @@ def _generate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _prompts(options: argparse.Namespace) -> list[str]:
-    if options.prompts is None:
-        return options.prompt or [""]
-    if options.prompt:
-        raise ValueError("--prompt and --prompts: give one of them")
-    return read_prompts(options.prompts)
+def _prompts(options: argparse.Namespace) -> list[Prompt]:
+    given = {"--prompt": options.prompt, "--chat": options.chat, "--prompts": options.prompts}
+    several = [name for name, value in given.items() if value]
+    if len(several) > 1:
+        raise ValueError(f"{' and '.join(several)}: give one of them")
+    if options.system is not None and not options.chat:
+        raise ValueError("--system: it stands before what a user says; give that with --chat")
+    if options.prompts is not None:
+        return read_prompts(options.prompts)
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    asked = options.chat or ()
+    chats: list[Prompt] = [[*system, {"role": "user", "content": said}] for said in asked]
+    return chats or options.prompt or [""]
 
 
 def _on_ranks(
     path: Path,
     trust: Sequence[str],
     layout: str,
-    prompts: list[str],
+    prompts: list[Prompt],
     out: Path | None,
     how: dict[str, Any],
 ) -> int:
@@ -144,9 +155,11 @@ def _on_ranks(
         return processes.start(folder, ranks, module=module, trust=trust)
 
 
-def write_texts(writer: Writer, prompts: list[str], out: Path | None, *, main: bool = True) -> None:
-    """Print what follows, or write it to a file that is there once it is whole; and how fast. All
-    ranks call it, and the main one writes.
+def write_texts(
+    writer: Writer, prompts: Sequence[Prompt], out: Path | None, *, main: bool = True
+) -> None:
+    """Print texts with what follows, and what the assistant answers; or write it to a file that is
+    there once it is whole; and how fast. All ranks call it, and the main one writes.
     """
     made = writer.write(prompts)
     if not main:
@@ -155,12 +168,14 @@ def write_texts(writer: Writer, prompts: list[str], out: Path | None, *, main: b
         return
     if out is None:
         for prompt, text in zip(prompts, made, strict=True):
-            print(prompt + text.text, flush=True)
+            is_text = isinstance(prompt, str)
+            print(prompt + text.text if is_text else text.text.strip(), flush=True)
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as scratch, scratch.open("w", encoding="utf-8") as file:
             for prompt, text in zip(prompts, made, strict=True):
-                row = {"prompt": prompt, **asdict(text)}
+                name = "prompt" if isinstance(prompt, str) else "messages"
+                row = {name: prompt, **asdict(text)}
                 print(json.dumps(row, ensure_ascii=False), file=file)
     print(writer.speed, file=sys.stderr)
 

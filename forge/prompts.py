@@ -1,14 +1,20 @@
-"""Prompts in a file: a line each of a .txt, or the `prompt` or `text` of each row of a .jsonl."""
+"""Prompts in a file: a line each of a .txt, or of each row of a .jsonl its `prompt`, its `text` or
+its `messages`, which the assistant answers.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 KINDS = (".txt", ".jsonl")
 
 
-def read_prompts(file: Path) -> list[str]:
+Prompt = str | list[dict[str, Any]]
+
+
+def read_prompts(file: Path) -> list[Prompt]:
     """ValueError, naming the file and the line: it cannot be read, or there is no prompt."""
     if file.suffix not in KINDS:
         raise ValueError(f"{file}: prompts are in a file {' or '.join(KINDS)}")
@@ -23,7 +29,7 @@ def read_prompts(file: Path) -> list[str]:
     if not lines:
         raise ValueError(f"{file} is empty; a prompt is a line of it")
     of_line = _of_text if file.suffix == ".txt" else _of_row
-    prompts = []
+    prompts: list[Prompt] = []
     for number, line in enumerate(lines, 1):
         try:
             prompts.append(of_line(line))
@@ -38,12 +44,25 @@ def _of_text(line: str) -> str:
     return line
 
 
-def _of_row(line: str) -> str:
+def _of_row(line: str) -> Prompt:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         raise ValueError('it is no JSON; a row is such as {"prompt": "The "}') from None
-    prompt = row.get("prompt", row.get("text")) if isinstance(row, dict) else None
+    row = row if isinstance(row, dict) else {}
+    if "messages" in row and "prompt" not in row:
+        return _messages(row["messages"])
+    prompt = row.get("prompt", row.get("text"))
     if not isinstance(prompt, str):
         raise ValueError('it has no text under "prompt" or "text"')
     return prompt
+
+
+def _messages(found: Any) -> list[dict[str, Any]]:
+    each = [
+        one if isinstance(one, dict) else {} for one in (found if isinstance(found, list) else ())
+    ]
+    said = [one.get(name) for one in each for name in ("role", "content")]
+    if not each or not all(isinstance(one, str) for one in said):
+        raise ValueError('its "messages" are no list such as [{"role": "user", "content": "Hi"}]')
+    return each

@@ -37,6 +37,21 @@ def test_prompts_of_a_file(rows: Path, tmp_path: Path) -> None:
     assert read_prompts(text) == PROMPTS[:3]
 
 
+def test_the_assistant_answers(tiny_run: Path, tmp_path: Path, capsys: Capture) -> None:
+    """What is read before the answer is what the chat template writes."""
+    words = ["--tokens", 5, "--seed", 3]
+    assert run(tiny_run, "--chat", "hi", "--system", "Be kind.", *words) == 0
+    answer = capsys.readouterr().out
+    assert run(tiny_run, "--prompt", "System: Be kind.\nUser: hi\nAssistant:", *words) == 0
+    assert capsys.readouterr().out.partition("Assistant:")[2].strip() == answer.strip()
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    out = tmp_path / "out.jsonl"
+    assert run(tiny_run, "--prompts", tmp_path / "a.jsonl", "--out", out, *words) == 0
+    row = json.loads(out.read_text())
+    assert (row["messages"], row["text"].strip()) == (messages, answer.strip())
+
+
 def test_rows_are_written_in_order_whatever_the_batch(
     tiny_run: Path, rows: Path, tmp_path: Path, capsys: Capture
 ) -> None:

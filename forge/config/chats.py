@@ -18,7 +18,7 @@ GUARD = "put {% generation %} and {% endgeneration %} around what the assistant 
 class Chats(Data):
     """Base of what is conversations: how they are written, and what of them is learnt."""
 
-    prompt = "User: What is Python?\nAssistant:"
+    prompt = "What is Python?"
     chat_template: str | None = opt(
         None,
         f"Jinja that writes the turns, or {' or '.join(NAMED)}; null = that of the tokenizer, else "
@@ -52,6 +52,7 @@ class ChatDemo(Chats):
     """
 
     schema_name = "chat_demo"
+    prompt = "What does Path.exists do?"
     _target_: str = "forge.data.chat_demo.chat_demo"
 
 

@@ -32,7 +32,9 @@ class Eval(Section):
     patience: int = opt(0, "stop after this many evaluations without improvement; 0 = off", ge=0)
     min_delta: float = opt(0.0, "least change of `metric` that counts as improvement", ge=0)
     sample_interval: int = opt(0, "print a sample every N steps; 0 = only at the end", ge=0)
-    sample_prompts: list[str] = opt([], "texts to continue; [] = one that fits the corpus")
+    sample_prompts: list[str] = opt(
+        [], "texts to continue, or of conversations what users say; [] = one that fits the corpus"
+    )
     sample_tokens: int = opt(64, "tokens a sample; 0 = no samples", ge=0)
     sample_temperature: float = opt(0.8, "softmax temperature of samples; 0 = greedy", ge=0)
     sample_top_k: int = opt(50, "sample among the k likeliest tokens; 0 = all", ge=0)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forge.config.chats import Chats
 from forge.config.data import Data, HeldOut
 from forge.config.problems import ConfigError
 from forge.config.reading import read_whole
@@ -27,6 +28,7 @@ from forge.data.manifest import read_manifest, write_manifest
 from forge.data.mixed import Mixed
 from forge.data.mixture import Mixture
 from forge.data.reading import BadFile
+from forge.data.render import Render
 from forge.data.shards import COUNTED, DOCUMENTS, FORMAT, INDEX_FILE, IndexedStore
 from forge.data.split import TrainingText, split_corpus
 from forge.data.store import TokenStore
@@ -165,6 +167,9 @@ def _prepare_mixed(
     if not isinstance(tokenizer, Tokenizer):
         with explained(root):
             tokenizer = _shared_tokenizer(mixed, tokenizer, root, build)
+    chats = (one for one in mixed.sections.values() if isinstance(one, Chats))
+    if len(found := {Render.of(one).source(tokenizer) for one in chats}) == 1:
+        tokenizer.stated[TEMPLATE] = found.pop()  # of what is learnt of it
     parts = {}
     for name, section in mixed.sections.items():
         with _named(f"data.sources.{name}"):

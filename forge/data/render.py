@@ -123,6 +123,34 @@ def render(
     return Render(template=template, train_on=train_on)([one], tokenizer)[0]
 
 
+def prompt_text(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> str:
+    """What is read before the assistant answers; special tokens that messages spell are broken.
+    ValueError: the template of the tokenizer refuses it.
+    """
+    guard, source = _Guard(tokenizer.special_tokens), Render(template=None, train_on="all")
+    try:
+        template = chat_template(source.source(tokenizer), tokenizer)
+        return template.prompt([guard(message) for message in messages])
+    except BadTemplate as error:
+        raise ValueError(f"the chat template does not take these messages: {error}") from error
+
+
+def prompt_ids(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> list[int]:
+    """The tokens of it, which begin as documents do."""
+    ((ids, _, _),) = encode([prompt_text(messages, tokenizer)], tokenizer)
+    begin = tokenizer.begin_id
+    return [*([begin] if begin is not None and ids[:1] != [begin] else []), *ids.tolist()]
+
+
+def turn_ends(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """The special tokens, as they are spelled, with which the template ends an answer."""
+    template = chat_template(Render(template=None, train_on="all").source(tokenizer), tokenizer)
+    asked, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "zqanswerzq"}
+    behind = template.write([asked, answer]).text.partition(answer["content"])[2]
+    special = [token for token in tokenizer.special_tokens if token in behind]
+    return tuple(sorted(special, key=behind.index)[:1])
+
+
 def chat_template(source: str, tokenizer: Tokenizer) -> ChatTemplate:
     """A template with the special tokens of a tokenizer."""
     tokens = {"eos_token": tokenizer.eos_token, "bos_token": tokenizer.bos_token}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from forge.config.chats import Chats
 from forge.config.objective import NextToken
 from forge.rundir.checkpoints import newest_usable
 from forge.rundir.directory import prolonging_override, resume_command, short
@@ -45,7 +46,8 @@ def summary(loop: Loop, reason: str, metrics: dict[str, float]) -> str:
     folder = run_dir / config.checkpoint.dir
     if not loop.interrupted and newest_usable(folder)[0]:
         prompts = [prompt for prompt in config.eval.sample_prompts if prompt]
-        prompt = ["--prompt", prompts[0]] if prompts else []
+        name = "--chat" if isinstance(config.data, Chats) else "--prompt"
+        prompt = [name, prompts[0]] if prompts else []
         trust = [word for prefix in config.run.trust for word in ("--trust", prefix)]
         rows["next"] = shlex.join(["python", "-m", "forge.generate", place, *prompt, *trust])
     if newest_usable(folder, to_go_on=True)[0]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from forge.config.chat_template import BROKEN
+from forge.config.chats import Chats
+from forge.data.render import prompt_text
 from forge.data.store import TokenStore
 from forge.data.tokenizer import Tokenizer
 from forge.rundir.files import append_row
 from forge.rundir.progress import SAMPLES
 from forge.training.callback import Callback
 from forge.training.process import say
-from forge.training.writing import Writer, encode_prompt
+from forge.training.writing import Prompt, Writer, encode_prompt
 
 if TYPE_CHECKING:
     from forge.training.loop import Loop
@@ -40,7 +44,8 @@ class Samples(Callback):
     def __init__(self, session: Session) -> None:
         """Raises ValueError for too long a prompt."""
         section, ranks = session.config.eval, session.ranks
-        self.interval, self.prompts = section.sample_interval, section.sample_prompts
+        self.interval = section.sample_interval
+        self.prompts = _prompts(session)
         self.path = session.run_dir / SAMPLES if ranks.main else None
         self.show = session.config.metrics.enable_console and ranks.main
         self.writer = Writer(
@@ -85,7 +90,18 @@ class Samples(Callback):
                 say(f"no sample at step {step}: {error}")
                 return
         for prompt, made in zip(self.prompts, written, strict=True):
+            text = prompt
+            if not isinstance(prompt, str):
+                text = prompt_text(prompt, self.writer.tokenizer).replace(BROKEN, "")
             if self.path is not None:
-                append_row(self.path, {"step": step, "prompt": prompt, "text": made.text})
+                append_row(self.path, {"step": step, "prompt": text, "text": made.text})
             if self.show:
-                say(f"--- sample at step {step} ---\n{prompt}{made.text}\n---")
+                say(f"--- sample at step {step} ---\n{text}{made.text}\n---")
+
+
+def _prompts(session: Session) -> Sequence[Prompt]:
+    """Texts; of conversations, what users say."""
+    prompts = session.config.eval.sample_prompts
+    if not isinstance(session.config.data, Chats):
+        return prompts
+    return [[{"role": "user", "content": said}] for said in prompts]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from forge.data.render import prompt_ids, turn_ends
 from forge.data.tokenizer import Tokenizer
 from forge.models.drawing import Sampling
 from forge.models.sampling import How, continue_rows
@@ -17,16 +18,22 @@ END, STOP, LENGTH = "end", "stop", "length"
 ROWS = 32  # prompts that are continued at once
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
+Prompt = str | Sequence[Mapping[str, Any]]
+"""A text to continue, or messages that the assistant answers, by the tokenizer's chat template."""
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     """Token ids of a prompt, which begins as documents do; an empty one begins a new document."""
+    if not isinstance(prompt, str):
+        return prompt_ids(prompt, tokenizer)
     begin = [] if tokenizer.begin_id is None else [tokenizer.begin_id]
     return begin + tokenizer.encode(prompt) or [tokenizer.eos_id]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What follows a prompt, of how many tokens, and why it ends there: at the end of a document,
-    before a stop string, or at the longest that may be.
+    """What follows a prompt, of how many tokens, and why it ends there: at the end of a document
+    or of an answer, before a stop string, or at the longest that may be.
     """
 
     text: str
@@ -79,19 +86,20 @@ class Writer:
             raise ValueError("stop='': every text begins with it; give a text that is not empty")
         self.model, self.tokenizer, self.device = model, tokenizer, device
         self.tokens, self.stop, self.batch_size = tokens, tuple(stop), batch_size
+        self.ends: tuple[str, ...] = ()  # of answers
         self.how = How(
             sampling=Sampling(**sampling),
             eos_id=tokenizer.end_id,
             n_ids=tokenizer.vocab_size,
-            ended=self._stops if stop else lambda row, drawn: False,
+            ended=self._stops,
             agree=agree,
         )
-        # A stop string is of no more tokens than bytes. The first ones of a text may lose a space.
-        self.tail = max((len(each.encode()) for each in stop), default=0) + 4
         self.speed = Speed()
 
-    def write(self, prompts: Sequence[str]) -> Iterator[Written]:
+    def write(self, prompts: Sequence[Prompt]) -> Iterator[Written]:
         """What follows each, in order. A prompt's place among all is the number of its stream."""
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            self.ends = turn_ends(self.tokenizer)
         encoded = [encode_prompt(self.tokenizer, prompt) for prompt in prompts]
         longest = int(self.model.max_seq_len)
         for number, ids in enumerate(encoded, 1):
@@ -111,15 +119,20 @@ class Writer:
 
     def _stops(self, row: int, drawn: list[int]) -> bool:
         """Whether a stop string ends in the last token; the whole text is read only if it may."""
-        return self._stop_in(drawn[-self.tail :]) and self._stop_in(drawn)
-
-    def _stop_in(self, ids: list[int]) -> bool:
-        text = self.tokenizer.decode(ids)
-        return any(stop in text for stop in self.stop)
+        stops = (*self.stop, *self.ends)
+        if not stops:
+            return False
+        # A stop string is of no more tokens than bytes. The first ones of a text may lose a space.
+        tail = max(len(each.encode()) for each in stops) + 4
+        texts = (self.tokenizer.decode(ids) for ids in (drawn[-tail:], drawn))
+        return all(any(stop in text for stop in stops) for text in texts)
 
     def _written(self, drawn: list[int]) -> Written:
         end = self.tokenizer.end_id
         text = self.tokenizer.decode([token for token in drawn if token != end])
-        found = [place for stop in self.stop if (place := text.find(stop)) >= 0]
-        ended = STOP if found else END if drawn and drawn[-1] == end else LENGTH
-        return Written(text=text[: min(found)] if found else text, tokens=len(drawn), ended=ended)
+        stops = (*self.stop, *self.ends)
+        found = min((text.find(stop) for stop in stops if stop in text), default=None)
+        ended = END if drawn and drawn[-1] == end else LENGTH
+        if found is not None:
+            ended = END if self.ends and text.startswith(self.ends, found) else STOP
+        return Written(text=text[:found], tokens=len(drawn), ended=ended)

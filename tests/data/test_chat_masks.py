@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as Raw
 from tokenizers import decoders, models, pre_tokenizers
 
-from forge.data.render import render
+from forge.data.render import prompt_ids, render, turn_ends
 from forge.data.tokenizer import Tokenizer
 
 SPECIAL = [
@@ -140,3 +140,10 @@ def test_transformers_masks_the_same(raw: Raw, name: str, system: bool) -> None:
     assert ids == found["input_ids"]
     assert counted == found["assistant_masks"]
     assert 0 < sum(counted) < len(counted)
+    asked, how = said[:-1], {"chat_template": template, "add_generation_prompt": True}
+    prompt: Any = theirs.apply_chat_template(asked, **how, return_dict=True)
+    tokenizer = Tokenizer(Raw.from_str(raw.to_str()), eos_token=eos, bos_token=bos)
+    tokenizer.stated["chat_template"] = template
+    assert prompt_ids(asked, tokenizer) == prompt["input_ids"]
+    (end,) = turn_ends(tokenizer)
+    assert end in ("</s>", "<end_of_turn>", "<|eot_id|>", "<|im_end|>")

@@ -290,16 +290,18 @@ def eval_batches(
     sequences: int = 0,
     part: tuple[int, int] = (0, 1),
     end_of_text: int | None = None,
-    plan: Examples | None = None,
+    plan: Plan | None = None,
 ) -> Iterator[Batch]:
     """At most `sequences` sequences, spread evenly over a split, the same every time; 0 = all.
 
     A split has the order of its corpus, so its beginning alone may be the first of many folders.
     part: (i, n), the i-th of n shares of the rows; all shares have equally many batches of equally
     many rows, some with samples of one token, which have no target. The last batch may have fewer
-    rows. end_of_text: as of `Samples`. plan: of a split that is examples, which are the sequences.
+    rows. end_of_text: as of `Samples`. plan: of the sequences, where these are not
+    windows of the split.
     """
     last, (index, shares) = len(store) - 1, part
+    rows = plan.rows if isinstance(plan, Examples) else 1
     windows = -(-last // seq_len) if plan is None else len(plan)
     count = min(sequences or windows, windows)
     for first in range(0, count, batch_size * shares):
@@ -308,7 +310,7 @@ def eval_batches(
 
         def find(row: int, end: int = end) -> tuple[TokenStore, Pieces]:
             if plan is not None:
-                nothing = [(last, last + 1)] * plan.rows
+                nothing = [(last, last + 1)] * rows
                 return store, plan.pieces_of(row * windows // count) if row < end else nothing
             first = row * windows // count * seq_len if row < end else last
             return store, [(first, min(first + seq_len + 1, last + 1))]
@@ -320,6 +322,6 @@ def eval_batches(
                 find=find,
                 masked=store.counted is not None,
                 end_of_text=end_of_text,
-                apart=plan is not None,
+                apart=isinstance(plan, Examples),
             )
         )

@@ -19,6 +19,7 @@ from forge.data.cache import cache_root
 from forge.data.examples import Examples, plan_examples
 from forge.data.loader import TrainLoader, count_samples
 from forge.data.mixture import Mixture
+from forge.data.packing import Plan, plan
 from forge.data.plans import kept_plan
 from forge.data.prepare import Prepared, prepare, with_sets
 from forge.data.store import TokenStore
@@ -169,15 +170,13 @@ def planned(
     """A text with plans of which documents share a sequence, where data cuts them otherwise than
     at every seq_len; from the cache or made now, which `announce` is told of.
     """
-    data, most, mixture = config.data, max(config.data.max_segments_per_seq, 0), Mixture.of(text)
+    data, mixture = config.data, Mixture.of(text)
     stores = {n: one for n, one in mixture.stores.items() if not isinstance(one, Streamed)}
     found = {name: examples_of(config, one) for name, one in stores.items()}
     if examples := {name: plan for name, plan in found.items() if plan is not None}:
         return replace(mixture, plans=examples)
-    if data.packing == "concat_then_split" and not most:
+    if (how := packed_how(config, tokenizer)) is None:
         return mixture
-    how: Any = {"end_of_text": tokenizer.eos_id, "seq_len": config.train.seq_len}
-    how |= {"policy": data.packing, "max_segments": most, "too_long": data.too_long}
     how["announce"] = announce
     root = cache_root(data.cache_dir)
     return replace(mixture, plans={n: kept_plan(root, one, **how) for n, one in stores.items()})
@@ -188,6 +187,26 @@ def examples_of(config: Config, store: TokenStore) -> Examples | None:
     if not store.together:
         return None
     return plan_examples(store, seq_len=config.train.seq_len, too_long=config.data.too_long)
+
+
+def packed_how(config: Config, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """How documents are put into sequences; None where these are windows of the text."""
+    data, most = config.data, max(config.data.max_segments_per_seq, 0)
+    if data.packing == "concat_then_split" and not most:
+        return None
+    how: dict[str, Any] = {"end_of_text": tokenizer.eos_id, "seq_len": config.train.seq_len}
+    return how | {"policy": data.packing, "max_segments": most, "too_long": data.too_long}
+
+
+def evaluated_plan(config: Config, store: TokenStore, objective: Objective) -> Plan | None:
+    """The sequences of a split that is evaluated; None = windows. Where some tokens alone count,
+    documents are put into them as those that are trained on: a response has its prompt.
+    """
+    if store.counted is None or store.together:
+        return examples_of(config, store)
+    assert objective.tokenizer is not None
+    how = packed_how(config, objective.tokenizer)
+    return None if how is None else plan(store, **how)
 
 
 def end_of_text(config: Config, objective: Objective) -> int | None:

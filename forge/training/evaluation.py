@@ -19,7 +19,7 @@ from forge.objectives.objective import Objective
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.training.callback import Callback
-from forge.training.data import end_of_text, examples_of
+from forge.training.data import end_of_text, evaluated_plan
 from forge.wide import widest
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def evaluate_sets(
             sequences=sequences,
             part=ranks.batch,
             end_of_text=end_of_text(config, objective),
-            plan=examples_of(config, store),
+            plan=evaluated_plan(config, store, objective),
         )
         metrics = evaluate(model, objective, watched(batches), device=device, ranks=ranks)
         found |= {f"{name}/{one}".lstrip("/"): value for one, value in metrics.items()}

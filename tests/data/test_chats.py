@@ -9,15 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from data_helpers import build_section
 
 from forge.build import build
 from forge.config.chats import Alpaca, Chat, ChatRows, Formatted, ShareGPT
+from forge.config.objective import Pretrain as PretrainConfig
 from forge.config.tokenizer import BPE, Bytes
+from forge.data import IGNORE_INDEX
+from forge.data.loader import eval_batches
 from forge.data.packing import plan
 from forge.data.prepare import Prepared, prepare
 from forge.data.render import render
 from forge.data.tokenizer import Tokenizer, byte_ids
+from forge.objectives.pretrain import Pretrain
 
 SAID = [
     {"role": "system", "content": "Be kind."},
@@ -196,3 +201,28 @@ def test_turns_that_end_as_documents_do_are_one_document(tmp_path):
     assert found.left_out == 1, "nothing of it would be learnt"
     with pytest.raises(ValueError, match=r"^data\.too_long = refuse: 1 documents are longer than"):
         plan(store, seq_len=seq_len, too_long="refuse", **how)  # type: ignore[arg-type]
+
+
+def test_evaluations_have_whole_conversations(tmp_path):
+    """As those are that are trained on, so that every response follows its question."""
+    lines = [{"messages": SAID}, {"messages": SAID[1:3]}, {"messages": SAID[3:]}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    section = Chat(path=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path), val_fraction=0.0)
+    found = prepare(section, Bytes(), build=build_section)
+    store: Any = found.train
+    how: Any = {"end_of_text": found.tokenizer.eos_id, "policy": "best_fit", "max_segments": 0}
+    rows = plan(store, seq_len=110, **how)
+    batches = eval_batches(
+        store,
+        Pretrain(PretrainConfig()),
+        seq_len=110,
+        batch_size=2,
+        end_of_text=found.tokenizer.eos_id,
+        plan=rows,
+    )
+    read = list(batches)
+    tokens, targets = (torch.cat([one[name] for one in read]) for name in ("tokens", "targets"))
+    assert all(found.tokenizer.decode(row[:5].tolist()) in ("Syste", "User:") for row in tokens)
+    assert int((targets != IGNORE_INDEX).sum()) == int(
+        (store.counted.read(0, len(store)) & 1).sum()
+    )

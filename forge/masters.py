@@ -33,6 +33,12 @@ def exact_state(model: nn.Module) -> dict[str, Tensor]:
     return {**model.state_dict(), **masters}
 
 
+def trained_state(model: nn.Module) -> dict[str, Tensor]:
+    """The same without parameters that are not trained."""
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    return {name: values for name, values in exact_state(model).items() if name not in frozen}
+
+
 @torch.no_grad()
 def round_masters(model: nn.Module) -> None:
     """Make the weights of a model those of its masters, after these were filled or loaded."""

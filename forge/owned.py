@@ -14,6 +14,11 @@ def local(values: Tensor) -> Tensor:
     return values.to_local() if isinstance(values, DTensor) else values
 
 
+def full(values: Tensor) -> Tensor:
+    """All of a tensor; of a DTensor a collective of the ranks that have parts of it."""
+    return values.full_tensor() if isinstance(values, DTensor) else values
+
+
 def copy_owned(values: Tensor, whole: Tensor) -> None:
     local(values).copy_(select(whole, owned(values)))
 

@@ -40,7 +40,10 @@ class AdaptedExperts(Adapted):
     def summed(self, name: str) -> Tensor:
         """[experts, out, in], of what this rank has."""
         beside = getattr(self, f"{name}_{B}") @ getattr(self, f"{name}_{A}")
-        return getattr(self, name) + self.scaling[name] * beside
+        weight = getattr(self, name)
+        if not isinstance(weight, Tensor):  # it is kept in few bits
+            weight = weight.packed.weight(beside.dtype)
+        return weight + self.scaling[name] * beside
 
     def total(self, squares: Tensor, name: str) -> Tensor:
         """Of rows, a part of which each of some ranks may have."""

@@ -8,17 +8,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from forge.adapters.adapter import Adapted, Adapter
 from forge.adapters.experts import AdaptedExperts
+from forge.adapters.packed import packed_in
 from forge.config.adapter import MAGNITUDE, A, name_of, place_of
 from forge.config.adapter import LoRA as LoRASection
 from forge.config.tensors import EMBEDDING, TensorSpec
+from forge.masters import master
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
 from forge.models.mixin import mix_in
-from forge.owned import copy_owned
+from forge.owned import copy_owned, full
 
 
 class LoRA(Adapter):
@@ -57,11 +58,18 @@ class LoRA(Adapter):
         if not self.section.dora:
             return
         own = dict(model.named_parameters())
+        in_few_bits = {one.name: one for one in packed_in(model)}
         for one in self._targets(model):
-            if one.name in own:
-                weight = own[one.name].detach()
-                whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
-                copy_owned(own[name_of(one, MAGNITUDE)], whole.norm(dim=-1))
+            if one.name in in_few_bits:
+                whole = in_few_bits[one.name].whole()
+            elif one.name in own:
+                whole = full(own[one.name].detach())
+            else:
+                continue  # of another stage
+            wide = torch.promote_types(whole.dtype, torch.float32)
+            lengths, magnitude = whole.to(wide).norm(dim=-1), own[name_of(one, MAGNITUDE)]
+            copy_owned(magnitude, lengths)
+            copy_owned(master(magnitude), lengths)
 
     def _scale(self, one: TensorSpec) -> float:
         return self.section.scale(self.section.rank_of(one))
@@ -69,6 +77,20 @@ class LoRA(Adapter):
     def _targets(self, model: nn.Module) -> Iterator[TensorSpec]:
         parts = getattr(model, "parts", [model])
         yield from (one for one in parts[0].table.values() if self.section.rank_of(one))
+
+
+def merged(
+    weight: Tensor, a: Tensor, b: Tensor, magnitude: Tensor | None, *, role: str, scale: float
+) -> Tensor:
+    """What a layer without an adapter would have: weight [..., out, in], a [..., rank, in], b [...,
+    out, rank], magnitude [..., out]; of an embedding [vocab, dim]. In the format of the weight.
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    added = scale * (b.to(wide) @ a.to(wide))
+    summed = weight.to(wide) + (added.T if role == EMBEDDING else added)
+    if magnitude is not None:
+        summed *= (magnitude.to(wide) / summed.norm(dim=-1)).unsqueeze(-1)
+    return summed.to(weight.dtype)
 
 
 class AdaptedLinear(Adapted):

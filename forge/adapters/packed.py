@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from forge.adapters.formats import pack, weight_of
 from forge.config.packed import AT_ONCE, PARTS
 from forge.models.init import Initial
-from forge.owned import local, owned, select
+from forge.owned import full, local, owned, select
 
 Read = Callable[[Sequence[Tensor]], Tensor]
 """Indices along each dimension but the last -> these rows of a weight, whole, in any format."""
@@ -50,6 +50,11 @@ class Packed:
     def weight(self, dtype: torch.dtype) -> Tensor:
         """The part of the weight that this rank computes with."""
         return weight_of(self.how, self.tensors(), dtype)
+
+    def whole(self) -> Tensor:
+        """The weight in fp32, as products have it; a collective."""
+        parts = tuple(full(values.detach()) for values in self.parameters().values())
+        return weight_of(self.how, parts, torch.float32)
 
     def parameters(self) -> dict[str, Tensor]:
         """What is kept, by part, laid out over ranks."""

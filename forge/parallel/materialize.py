@@ -35,14 +35,19 @@ def materialize(
     if seed is None:
         model.reset_buffers()  # type: ignore[operator]
     else:
-        packed = packed_in(model)
-        init_weights(model, seed, held=_held, but={name for one in packed for name in one.names})
-        for one in packed:
-            one.fill(drawn(model, one.name, one.shape, seed))
-        round_masters(model)
+        fill(model, seed)
     check_buffers(model)
     if first != device:
         model.to(device)
+
+
+def fill(model: nn.Module, seed: int) -> None:
+    """Give a model the initial weights of a seed, each rank what it has of them."""
+    packed = packed_in(model)
+    init_weights(model, seed, held=_held, but={name for one in packed for name in one.names})
+    for one in packed:
+        one.fill(drawn(model, one.name, one.shape, seed))
+    round_masters(model)
 
 
 def _held(parameter: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -20,7 +20,7 @@ from forge.config.numbers import byte_size
 from forge.config.objective import is_higher_better
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
-from forge.masters import exact_state
+from forge.masters import exact_state, trained_state
 from forge.optim.offload import Offloaded
 from forge.parallel.ranks import Ranks
 from forge.rundir import checkpoints, saved_config
@@ -29,6 +29,7 @@ from forge.rundir.files import sync, write_json
 from forge.rundir.provenance import now, versions
 from forge.rundir.saved_config import CONFIG
 from forge.training import tensor_storage
+from forge.training.base import BASE
 from forge.training.staging import Copies, Staging
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Checkpointer:
     parameters (never of ranks), and `meta.json`, which is written last and names every file with
     its size. It is written as `.step_N.partial`.
 
+    base: of a run with an adapter, `forge.training.base`; only what is trained is saved then.
     before_commit: called with that directory once all but meta.json is written; for tests of what a
     kill leaves behind.
     """
@@ -57,6 +59,7 @@ class Checkpointer:
     ) -> None:
         self.folder, self.section, self.config = folder, config.checkpoint, config
         self.tokenizer, self.run_id, self.ranks = tokenizer, run_id, ranks or Ranks()
+        self.base: dict[str, Any] | None = None
         self.before_commit: list[Callable[[Path], None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._staging: Staging | None = None
@@ -83,7 +86,9 @@ class Checkpointer:
         if isinstance(optimizer, Offloaded):
             optimizer.settle()
         target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
-        tensors = prefixed("model", exact_state(model))
+        # What an adapter stands beside is said in `base`.
+        own = exact_state(model) if self.base is None else trained_state(model)
+        tensors = prefixed("model", own)
         if not weights_only:
             tensors |= {**prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
         tensors = {name: _readable_by_threads(tensor) for name, tensor in tensors.items()}
@@ -124,6 +129,7 @@ class Checkpointer:
             "run_id": self.run_id,
             "versions": versions(),
             "weights_only": weights_only,
+            **({} if self.base is None else {BASE: self.base}),
             **meta,
         }
 

@@ -11,6 +11,7 @@ from torch import nn
 from forge.adapters.adapter import adapter_of
 from forge.adapters.packed import plain_parameters
 from forge.build import build
+from forge.config.adapter import NoAdapter
 from forge.config.hf.folder import is_folder
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
@@ -66,7 +67,7 @@ def load_on_ranks(path: Path, config: Config, ranks: Ranks, device: torch.device
     """
     dtype = HALF.get(config.precision.mixed_precision, torch.float32)
     model = build_model(config, device, ranks, dtype, filled=False)
-    restore.load(path, model=model, group=ranks.saver)
+    restore.load(path, model=model, trust=config.run.trust, group=ranks.saver)
     round_weights(plain_parameters(model), FORMATS[config.precision.param_dtype])
     return Trained(
         config=config,
@@ -123,11 +124,11 @@ def frozen_model(
         raise CheckpointError(f"{path} does not say which tokenizer it was trained with; {fix}")
     if source and path.is_dir():
         config = replace(config, model=_config_of(path, config, tokenizer).model)
+    config = replace(config, adapter=NoAdapter())
     model = build_model(config, device, ranks, dtype)
     if path is not None:
-        restore.load_weights(
-            path, model=model, section=config.model, exclude=exclude, group=ranks.saver
-        )
+        more = {"exclude": exclude, "trust": config.run.trust, "group": ranks.saver}
+        restore.load_weights(path, model=model, section=config.model, **more)
     return model.requires_grad_(False).eval()
 
 

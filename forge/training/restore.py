@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from forge.adapters.adapter import adapter_of
 from forge.adapters.packed import Packed, packed_in, plain_parameters
+from forge.config.adapter import is_added
 from forge.config.hf.folder import is_folder
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.model import Model
@@ -28,13 +29,15 @@ from forge.masters import exact_state, round_masters, round_weights
 from forge.models.decoder import Decoder
 from forge.models.plain import make_model
 from forge.owned import copy_owned, cut_dim, local, select
-from forge.parallel.materialize import allocate, check_buffers
+from forge.parallel.materialize import allocate, check_buffers, fill
 from forge.parallel.modules import FORMATS, HALF
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.checkpoints import TOKENIZER, WEIGHTS, CheckpointError, Saved
 from forge.rundir.saved_config import CONFIG
 from forge.training import tensor_storage
+from forge.training.base import BASE, located
 from forge.training.checkpoint import Tensors, prefixed
+from forge.training.merging import Merged
 from forge.training.process import set_up
 
 log = logging.getLogger(__name__)
@@ -87,7 +90,7 @@ def load_run(
     adapter.activate(model)
     allocate(model, device)
     model.reset_buffers()
-    load(found.path, model=model)
+    load(found.path, model=model, trust=trust)
     check_buffers(model)
     if not fp32:
         round_weights(plain_parameters(model), FORMATS[config.precision.param_dtype])
@@ -133,20 +136,28 @@ def load(
     exclude: tuple[str, ...] = (),
     changed: bool = False,
     with_optimizer_state: bool = True,
+    adapters: bool = True,
+    trust: Sequence[str] = (),
     group: dist.ProcessGroup | None = None,
 ) -> Tensors:
     """Load weights, and the state of an optimizer where one is given, in place; returns the tensors
-    of callbacks.
+    of callbacks. adapters: load these too, and their base; else they keep what they have.
+
 
     Parameters whose names begin with a prefix of `exclude` keep what they have, without optimizer
     state; so do, when the model was `changed` on purpose, those that do not fit, with a warning.
     Raises CheckpointError naming the parameters that only one side has or that differ in shape, and
-    a prefix that fits no parameter. group: of all ranks; each may have other parameters.
+    a prefix that fits no parameter. trust: as of `config_of`, for a base. group: of
+    all ranks; each may have other parameters.
     """
     with _readable(path):
         stored = tensor_storage.stored(path / WEIGHTS)
     theirs = {name: tuple(what.size) for name, what in _below("model/", stored).items()}
-    own, packed = _state(model, theirs)
+    own, packed = _state(model, theirs, adapters=adapters)
+    if adapters and (base := Saved(path).meta.get(BASE)) is not None:
+        _load_base(base, path, model, trust, group)
+        own = {name: values for name, values in own.items() if name in theirs or is_added(name)}
+        packed = []
     shapes = _shapes(own, packed, group)
     kept = _kept(path, shapes, theirs, exclude, changed)
     wanted = prefixed("model", {name: own[name] for name in sorted(kept & set(own))})
@@ -174,23 +185,46 @@ def load_weights(
     model: nn.Module,
     section: Model,
     exclude: tuple[str, ...] = (),
+    trust: Sequence[str] = (),
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Load the weights of a checkpoint, a .safetensors file or a Hugging Face folder, see `load`.
+    """Load the weights of a checkpoint, a .safetensors file or a Hugging Face folder, see `load`;
+    adapters that it has are merged, and those of the model keep what they have.
 
     section: that the model was built with.
     """
     if is_folder(path):
         assert isinstance(section, DecoderConfig), path
         try:
-            load_folder(path, section, exact_state(model), exclude, packed_in(model))
-            round_masters(model)
+            own = _state(model, (), adapters=False)[0]
+            load_folder(path, section, own, exclude, packed_in(model))
         except ValueError as error:
             raise CheckpointError(str(error)) from error
+    elif path.is_dir() and BASE in Saved(path).meta:
+        found = Merged(path, config_of(path, trust=trust))
+        _fill(path, model, found.__getitem__, found.shapes(), exclude, group)
     elif path.is_dir():
-        load(path, model=model, exclude=exclude, group=group)
+        load(path, model=model, exclude=exclude, adapters=False, group=group)
     else:
         _load_file(path, model, exclude, group)
+    round_masters(model)
+
+
+def _load_base(
+    base: dict[str, Any],
+    path: Path,
+    model: nn.Module,
+    trust: Sequence[str],
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Load what the adapters of a checkpoint stand beside."""
+    config = config_of(path, trust=trust)
+    place, exclude = located(base, config, path), tuple(config.checkpoint.exclude_from_loading)
+    if place is None or exclude:
+        fill(model, config.seed)
+    if place is not None:
+        more = {"exclude": exclude, "trust": trust, "group": group}
+        load_weights(place, model=model, section=config.model, **more)
 
 
 def _load_file(
@@ -202,16 +236,27 @@ def _load_file(
         with safe_open(path, framework="pt") as file:
             names = file.keys()
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-            own, packed = _state(model, shapes)
-            kept = _kept(path, _shapes(own, packed, group), shapes, exclude, changed=False)
-            for name in kept & set(own):
-                copy_owned(own[name], file.get_tensor(name))
-            for one in packed:
-                if one.name in kept:
-                    one.fill(partial(select, file.get_tensor(one.name)))
-        round_masters(model)
+            _fill(path, model, file.get_tensor, shapes, exclude, group)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def _fill(
+    path: Path,
+    model: nn.Module,
+    whole: Callable[[str], Tensor],
+    shapes: Shapes,
+    exclude: tuple[str, ...],
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Give a model the weights that a path has, one whole tensor at a time."""
+    own, packed = _state(model, shapes, adapters=False)
+    kept = _kept(path, _shapes(own, packed, group), shapes, exclude, changed=False)
+    for name in kept & set(own):
+        copy_owned(own[name], whole(name))
+    for one in packed:
+        if one.name in kept:
+            one.fill(partial(select, whole(one.name)))
 
 
 def _like(parameter: Tensor | None, what: Any, *, in_parts: bool = False) -> Tensor:
@@ -256,12 +301,17 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _state(model: nn.Module, theirs: Collection[str]) -> tuple[Tensors, list[Packed]]:
-    """What is loaded as it is, and what is made of weights that are whole there."""
+def _state(
+    model: nn.Module, theirs: Collection[str], *, adapters: bool
+) -> tuple[Tensors, list[Packed]]:
+    """What is loaded as it is, with what adapters add or without, and what is made of weights that
+    are whole there.
+    """
     packed = [one for one in packed_in(model) if one.names[0] not in theirs]
     parts = {name for one in packed for name in one.names}
     state = exact_state(model)
-    return {name: values for name, values in state.items() if name not in parts}, packed
+    left = {name for name in state if is_added(name) and not adapters} | parts
+    return {name: values for name, values in state.items() if name not in left}, packed
 
 
 def _pack(one: Packed, folder: Path, what: Any) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forge.adapters.adapter import adapter_of
 from forge.config.changes import changes, permitted
 from forge.config.hf.folder import is_folder
 from forge.config.root import Config
@@ -18,6 +19,7 @@ from forge.rundir.checkpoints import TOKENIZER, CheckpointError, NoneLeft, Saved
 from forge.rundir.files import cut_rows
 from forge.rundir.progress import row_files
 from forge.training import restore
+from forge.training.base import BASE, identity
 from forge.training.checkpoint import Checkpointer
 from forge.training.loop import Loop
 from forge.training.process import say
@@ -106,10 +108,12 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
     model, optimizer = loop.model, loop.optimizer
     exclude = tuple(config.checkpoint.exclude_from_loading)
     source = "nothing"
+    if config.adapter.active:
+        checkpointer.base = ranks.from_main(_base_of(start) if ranks.main else None)
     if start.weights is not None:
-        restore.load_weights(
-            start.weights, model=model, section=config.model, exclude=exclude, group=ranks.saver
-        )
+        more = {"exclude": exclude, "trust": config.run.trust, "group": ranks.saver}
+        restore.load_weights(start.weights, model=model, section=config.model, **more)
+        adapter_of(config).begin(model)
         source = str(start.weights)
         say(f"beginning with the weights of {source}")
     elif start.checkpoint is not None:
@@ -127,6 +131,7 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
                 exclude=() if start.own else exclude,
                 changed=start.own and changed,
                 with_optimizer_state=same_optimizer,
+                trust=config.run.trust,
                 group=ranks.saver,
             )
         load_state(start.meta, tensors, loop)
@@ -159,6 +164,11 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
     cut_rows(row_files(run_dir), start.meta.get("rows", {}) if start.own else {})
     resume_from = config.checkpoint.resume_from
     outcome.record_start(run_dir, step=loop.state.step, source=source, resume_from=resume_from)
+
+
+def _base_of(start: Start) -> dict[str, Any]:
+    """What adapters stand beside: as the checkpoint says, or what the run begins with."""
+    return start.meta[BASE] if BASE in start.meta else identity(start.weights)
 
 
 def _wanted(folder: Path, wanted: str, checkpointer: Checkpointer) -> Start:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +16,7 @@ from forge.config.adapter import LoRA as LoRASection
 from forge.config.tensors import EMBEDDING, TensorSpec
 from forge.masters import master
 from forge.models.decoder import Decoder
+from forge.models.dropout import Dropout
 from forge.models.experts import Experts
 from forge.models.mixin import mix_in
 from forge.owned import copy_owned, full
@@ -37,9 +37,14 @@ class LoRA(Adapter):
             model.get_submodule(place).register_parameter(name, nn.Parameter(empty))
         model.table |= {one.name: one for one in self.section.added(model.table.values())}
         for one in self._targets(model):
+            if one.of_experts:
+                continue
+            layer = model.get_submodule(place_of(one))
             if one.role == EMBEDDING:  # now, so that it is inside of what looks up a part of it
-                own: dict[str, Any] = {"scaling": self._scale(one), "adapter_is_on": True}
-                mix_in(model.get_submodule(place_of(one)), AdaptedTable, **own)
+                mix_in(layer, AdaptedTable, scaling=self._scale(one), adapter_is_on=True)
+            elif self.section.dropout:
+                drops = Dropout(self.section.dropout, name_of(one, "lora"), model.noise)
+                layer.lora_dropout = drops
 
     def activate(self, model: nn.Module) -> None:
         modules, scales = dict(model.named_modules()), dict[nn.Module, dict[str, float]]()
@@ -103,12 +108,14 @@ class AdaptedLinear(Adapted):
     bias: Tensor | None
     lora_a: Tensor
     lora_b: Tensor
+    lora_dropout: Dropout | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         made = super().forward(x)
         if not self.adapter_is_on:
             return made
-        beside = F.linear(F.linear(x, self.lora_a), self.lora_b)
+        seen = x if self.lora_dropout is None else self.lora_dropout(x)
+        beside = F.linear(F.linear(seen, self.lora_a), self.lora_b)
         if not hasattr(self, MAGNITUDE):
             return torch.add(made, beside.to(made.dtype), alpha=self.scaling)
         bias = self.bias

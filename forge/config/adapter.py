@@ -48,6 +48,11 @@ class Adapter(Section):
 
     _target_: str = MISSING
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers in training, by `forge.models.dropout`."""
+        return False
+
     def added(self, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
         """The parameters that it adds to these of a model."""
         return iter(())
@@ -77,6 +82,9 @@ class LoRA(Adapter):
 
     rank: int = opt(16, "rows of A and columns of B", gt=0)
     alpha: float = opt(32.0, "what B A is multiplied by, over the rank", gt=0)
+    dropout: float = opt(
+        0.05, "share of the features that A does not see in training; of linear layers", ge=0, lt=1
+    )
     rank_stabilized: bool = opt(False, "over the root of the rank (arXiv:2312.03732)")
     dora: bool = opt(
         False, "train the length of each row of the sum apart from its direction (arXiv:2402.09353)"
@@ -106,6 +114,10 @@ class LoRA(Adapter):
             except re.error as error:
                 what = f"'{pattern}' is no regular expression: {error}."
                 yield Problem(key, what, f"{key}=[norm]", rule="type")
+
+    @property
+    def draws(self) -> bool:
+        return self.dropout > 0
 
     def rank_of(self, one: TensorSpec) -> int:
         """The rank of what stands beside a parameter; 0 = nothing does."""

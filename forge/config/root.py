@@ -87,7 +87,7 @@ class Config(Section):
     @property
     def draws(self) -> bool:
         """Whether random numbers are drawn in each step, of which batches bring the noise."""
-        return self.model.draws
+        return self.model.draws or self.adapter.draws
 
     @property
     def overrides(self) -> tuple[str, ...]:

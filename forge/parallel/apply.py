@@ -18,7 +18,7 @@ from forge.models.decoder import Decoder
 from forge.models.experts import Experts
 from forge.models.mla import MLA
 from forge.parallel.activation_checkpoint import recompute
-from forge.parallel.adapters import spread_lengths
+from forge.parallel.adapters import spread_adapters
 from forge.parallel.context import spread_context
 from forge.parallel.expert import spread_experts
 from forge.parallel.fsdp import shard
@@ -93,7 +93,7 @@ def apply(
         if adapter is not None:
             adapter.activate(part)
             if mesh is not None and config.parallel.tp > 1:
-                spread_lengths(part, mesh)
+                spread_adapters(part, mesh)
         if isinstance(part, Decoder):
             part.in_blocks = in_blocks(config, device.type)
         if device.type == "cuda":

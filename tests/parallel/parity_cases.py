@@ -255,6 +255,13 @@ lora: fsdp2, compiled | dp_shard=2 compiled | lora
 lora: fsdp2, selective recompute | dp_shard=2 recompute=selective | lora
 lora: tp2, mla | tp=2 | lora, mla
 lora: tp2, delta | tp=2 | lora, delta
+lora: dropped, one device, one micro-batch | batch=8 | lora, dropped
+lora: dropped, tp2 x fsdp2 | tp=2 dp_shard=2 | lora, dropped | float64
+lora: dropped, tp2 without sequence parallel | tp=2 no_sp | lora, mla, dropped
+lora: dropped, pp2 | pp2 | lora, dropped
+lora: dropped, cp2 | cp=2 | lora, dropped
+lora: dropped, fsdp2, full recompute | dp_shard=2 recompute=full | lora, dropped
+lora: dropped, fsdp2, compiled | dp_shard=2 compiled | lora, dropped
 lora: dora, fsdp2 | dp_shard=2 | dora
 lora: dora, tp2 | tp=2 | dora
 lora: dora, tp2 x fsdp2 | tp=2 dp_shard=2 | dora | float64

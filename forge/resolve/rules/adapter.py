@@ -8,7 +8,7 @@ from forge.config.adapter import PARTS, ROLES, Adapter, LoRA, fits, place_of
 from forge.config.model import Decoder, Model
 from forge.config.quantization import FP8, Quantization, Sparse
 from forge.config.rule import Findings, rule
-from forge.config.tensors import EMBEDDING, HEAD, MATRIX, TensorSpec
+from forge.config.tensors import EMBEDDING, EXPERT, HEAD, MATRIX, TensorSpec
 from forge.config.train import Train
 
 TARGETS, RANKS, SAVED = "adapter.target_modules", "adapter.ranks", "adapter.modules_to_save"
@@ -91,6 +91,18 @@ def embedding(model: Decoder, adapter: LoRA) -> Findings:
         yield TARGETS, what, f"model.tie_embeddings=false, or {fix}"
     if adapter.dora:
         yield "adapter.dora", f"adapter.dora=false, or {fix}"
+
+
+@rule("adapter.dropout", "adapter.dropout", TARGETS, "model")
+def dropout(model: Decoder, adapter: LoRA) -> Findings:
+    """adapter.dropout is of linear layers: rows that go to experts have no place in a text, and the
+    head is multiplied with as one matrix.
+    """
+    if not adapter.dropout:
+        return
+    roles = {one.role for one in model.tensors() if adapter.rank_of(one)}
+    if roles & {EXPERT, HEAD}:
+        yield "adapter.dropout", f"adapter.dropout=0, or {TARGETS}=[auto]"
 
 
 @rule("adapter.qk_clip", "train.use_qk_clip", "adapter")

@@ -70,7 +70,10 @@ DORA = f"{LORA} adapter.dora=true adapter.target_modules=[all,head] adapter.rank
 LORA_OF_ALL = f"{LORA} adapter.target_modules=[all,head,embedding] adapter.bias=all"
 # Rows that two ranks cut into whole blocks of 64 weights.
 WIDE = "model.dim=128 model.ffn_hidden_dim=256 model.n_layers=2"
-QLORA = f"{WIDE} adapter=qlora adapter.rank=3 adapter.target_modules=[all,head,embedding]"
+QLORA = (
+    f"{WIDE} adapter=qlora adapter.rank=3 adapter.dropout=0 "
+    "adapter.target_modules=[all,head,embedding]"
+)
 
 PACKED = (
     *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),

@@ -20,7 +20,6 @@ from forge.config.numbers import byte_size, duration, percent
 from forge.config.quantization import Quantized
 from forge.config.root import Config
 from forge.config.tensors import TensorSpec
-from forge.config.train import Train
 from forge.plan.activations import host_bytes
 from forge.plan.allocation import Allocation, allocation
 from forge.plan.memory import memory_by_part
@@ -110,7 +109,7 @@ def _model(config: Config) -> list[Row]:
     if model.is_moe:
         rows.append(("active parameters", f"{model.num_active_params:,} (what one token meets)"))
     context = f"(forward and backward, {train.seq_len} tokens of context)"
-    total = flops * _tokens(train)
+    total = flops * _tokens(config)
     return [*rows, ("FLOPs a token", f"{flops:.4g} {context}"), ("FLOPs in all", f"{total:.4g}")]
 
 
@@ -150,21 +149,24 @@ def _of(tensors: Sequence[TensorSpec]) -> str:
 
 
 def _training(config: Config) -> list[Row]:
-    train = config.train
-    tokens = train.global_batch_tokens or 0
+    train, rows = config.train, config.objective.rows
+    tokens = (train.global_batch_tokens or 0) * rows
+    sequences = "sequences" if rows == 1 else f"examples of {rows} sequences"
     ends = [f"{train.max_steps:,} steps"]
     ends += [f"{train.max_epochs:g} epochs"] if train.max_epochs else []
     ends += [f"{train.max_time:g} minutes"] if train.max_time else []
     return [
-        ("global batch", f"{train.global_batch_size:,} sequences = {tokens:,} tokens"),
+        ("global batch", f"{train.global_batch_size:,} {sequences} = {tokens:,} tokens"),
         *_rampup(train.batch_sizes),
         ("ends after", " or ".join(ends) + (", whichever is first" if len(ends) > 1 else "")),
-        ("tokens", f"{_tokens(train):,}"),
+        ("tokens", f"{_tokens(config):,}"),
     ]
 
 
-def _tokens(train: Train) -> int:
-    return train.batch_sizes.samples(train.max_steps) * train.seq_len
+def _tokens(config: Config) -> int:
+    """Of all steps, where every sequence is full."""
+    train = config.train
+    return train.batch_sizes.samples(train.max_steps) * config.objective.rows * train.seq_len
 
 
 def _time(config: Config, world: World) -> list[Row]:

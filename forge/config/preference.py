@@ -82,9 +82,9 @@ class DPO(Preference):
     reference_free: bool = opt(False, "compare log-probabilities themselves, with no reference")
     reference: str = opt(
         "cached",
-        "its log-probabilities are computed once, before training, and kept; or copy: by a frozen "
-        "second model in each step",
-        choices=("cached", "copy"),
+        "its log-probabilities are computed once, before training, and kept; or in each step by a "
+        "copy, a frozen second model; or by the model without its adapter",
+        choices=("cached", "copy", "adapter"),
         acts_when=READS_REFERENCE,
     )
     reference_model: str | None = opt(

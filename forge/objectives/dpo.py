@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from typing import Any
+
 import torch
-from torch import Tensor
 
 from forge.config.preference import DPO as DPOConfig
 from forge.data.loader import Batch
-from forge.objectives.preference import Both, Compared, Preference, paired, preferred, responses
+from forge.models.contract import LanguageModel
+from forge.models.modes import evaluating
+from forge.objectives.preference import Both, Compared, Preference, each_response, preferred
 
 
 class DPO(Preference):
@@ -20,36 +24,31 @@ class DPO(Preference):
 
     section: DPOConfig
 
+    def with_reference(self, model: LanguageModel, batch: Batch) -> Batch:
+        if self.section.reference_free or "reference" in batch:
+            return batch
+        with ExitStack() as inside, torch.no_grad():
+            own: Any = self.models.get("reference", model)
+            if self.section.reference == "adapter":
+                inside.enter_context(self.without_adapter(own))
+                inside.enter_context(evaluating(own))
+            return batch | {"reference": each_response(own, batch)}
+
     def compare(self, both: Both, batch: Batch) -> Compared:
         section, beta = self.section, self.section.beta
-        reference = self._reference(both, batch)
-        pairs = zip(both, reference, strict=True)
-        ratios = [ours.logp - theirs.logp for ours, theirs in pairs]
-        difference = ratios[0] - ratios[1]
+        chosen, rejected = (side.logp for side in both)
+        if "reference" in batch:
+            known = batch["reference"].to(chosen.dtype)
+            chosen, rejected = chosen - known[0::2], rejected - known[1::2]
         if section.loss_fn == "ipo":
-            each = [
-                ratio / side.tokens.clamp(min=1) for ratio, side in zip(ratios, both, strict=True)
-            ]
-            loss = (each[0] - each[1] - 1 / (2 * beta)).square()
+            lengths = [side.tokens.clamp(min=1) for side in both]
+            loss = (chosen / lengths[0] - rejected / lengths[1] - 1 / (2 * beta)).square()
         elif section.loss_fn == "hinge":
-            loss = (1 - beta * difference).relu()
+            loss = (1 - beta * (chosen - rejected)).relu()
         else:
-            loss = preferred(beta * difference, section.label_smoothing)
+            loss = preferred(beta * (chosen - rejected), section.label_smoothing)
         return Compared(
             loss=loss,
-            rewards=(beta * ratios[0], beta * ratios[1]),
-            more={"kl": (ratios[0] + ratios[1]) / 2},
+            rewards=(beta * chosen, beta * rejected),
+            more={"kl": (chosen + rejected) / 2},
         )
-
-    def _reference(self, both: Both, batch: Batch) -> Both:
-        logp = torch.zeros_like(both.chosen.logp).repeat(2)
-        if "reference" in batch:
-            logp = batch["reference"].to(logp.dtype)
-        elif not self.section.reference_free:
-            with torch.no_grad():
-                return responses(self.models["reference"], batch)  # type: ignore[arg-type]
-        return paired(logp, _tokens(both))
-
-
-def _tokens(both: Both) -> Tensor:
-    return torch.stack([both.chosen.tokens, both.rejected.tokens], dim=1).flatten()

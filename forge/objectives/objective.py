@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,13 +24,15 @@ class Objective:
     along_sequence: the fields of a batch that are [batch, seq, ...]; with context parallelism each
     rank has its part of these, and the whole of all others. sums, maxima: names of what `evaluate`
     gives, by how it adds up over batches and ranks. compile_backend: of torch.compile, for what of
-    the loss it pays; null = nothing is compiled. In a loader process there are no models.
+    the loss it pays; null = nothing is compiled. without_adapter: a model is inside of it what it
+    was without its adapter. In a loader process there are no models.
     """
 
     along_sequence: tuple[str, ...] = ("tokens", "targets")
     sums: tuple[str, ...] = ()
     maxima: tuple[str, ...] = ()
     compile_backend: str | None = None
+    without_adapter: Callable[[nn.Module], AbstractContextManager[None]]
     section: Any
 
     def __init__(

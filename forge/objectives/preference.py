@@ -63,6 +63,10 @@ class Preference(Objective):
         self.sums = ("pairs", *section.metrics)
         self.references: dict[str, References] = {}
 
+    def with_reference(self, model: LanguageModel, batch: Batch) -> Batch:
+        """The batch with `reference`, where the objective reads one, and it has none."""
+        return batch
+
     def compare(self, both: Both, batch: Batch) -> Compared:
         """What each pair of a batch gives."""
         raise NotImplementedError
@@ -101,6 +105,7 @@ class Preference(Objective):
 
     def _compared(self, model: LanguageModel, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Sums over pairs by name, without a graph; and that of the loss."""
+        batch = self.with_reference(model, batch)  # first, since it leaves nothing for a backward
         both = responses(model, batch)
         there = both.chosen.tokens * both.rejected.tokens > 0
         found = self.compare(both, batch)
@@ -139,10 +144,14 @@ class References:
 
 def responses(model: LanguageModel, batch: Batch) -> Both:
     """The responses of each pair, as a model has them."""
-    hidden = read(model, batch)
-    each = log_probs(hidden, head_of(model), batch["targets"])
     tokens = (batch["targets"] != IGNORE_INDEX).sum(1)
-    return paired(each.sum(1), tokens)
+    return paired(each_response(model, batch), tokens)
+
+
+def each_response(model: LanguageModel, batch: Batch) -> Tensor:
+    """The log-probability of each row's response, [rows]."""
+    hidden = read(model, batch)
+    return log_probs(hidden, head_of(model), batch["targets"]).sum(1)
 
 
 def paired(logp: Tensor, tokens: Tensor) -> Both:

@@ -14,7 +14,7 @@ from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.precision import BYTES
 from forge.config.recompute import INPUT, LAST, OFFLOAD, ROUTER
 from forge.config.root import Config
-from forge.plan.layout import sequences_of_rank
+from forge.plan.layout import rows_of_rank
 
 IN_LAYERS = frozenset(("out_proj", LAST, "moe_mlpwo", ROUTER))
 """What nobody reads again where each layer is recomputed for itself: what they end with, and what
@@ -99,9 +99,9 @@ class Activations:
         train, parallel = config.train, config.parallel
         self.width = BYTES[config.precision.mixed_precision]
         self.microbatches = parallel.pp_microbatches or 1 if parallel.pp > 1 else 1
-        self.sequences = train.batch_size
+        self.sequences = train.batch_size * config.objective.rows
         if parallel.pp > 1:
-            self.sequences = -(-sequences_of_rank(config) // self.microbatches)
+            self.sequences = -(-rows_of_rank(config) // self.microbatches)
         self.tokens = self.sequences * train.seq_len // parallel.cp
         narrow = self.width == 2 and config.precision.residual_dtype != "fp32"
         self.residual = 2 if narrow else FP32

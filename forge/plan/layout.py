@@ -13,8 +13,13 @@ def data_ranks(config: Config) -> int:
 
 
 def sequences_of_rank(config: Config) -> int:
-    """Sequences that a rank reads in one step."""
+    """Samples that a rank reads in one step."""
     return config.train.batch_size * config.train.grad_accum_steps
+
+
+def rows_of_rank(config: Config) -> int:
+    """Rows of them that its model computes: of some objectives a sample has several."""
+    return sequences_of_rank(config) * config.objective.rows
 
 
 def legal_microbatches(sequences: int, pp: int, schedule: str) -> list[int]:

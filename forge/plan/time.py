@@ -93,7 +93,7 @@ def step_time(
         parts={name: part for name, part in slowest.parts.items() if part > 0},
         hidden=slowest.hidden,
         links=link_bytes(slowest.sent, parallel, gpus_per_node),
-        tokens=(train.global_batch_size or 0) * train.seq_len,
+        tokens=(train.global_batch_size or 0) * config.objective.rows * train.seq_len,
         ranks=ranks,
         flops=model.flops_per_token(train.seq_len),
         peak=device.flops("bf16"),
@@ -113,7 +113,8 @@ def expected_seconds(config: Config, world: World) -> float | None:
     time, train = planned_time(config, ranks_per_node(world)), config.train
     if time is None:
         return None
-    return train.batch_sizes.samples(train.max_steps) * train.seq_len / time.tokens * time.seconds
+    rows = train.batch_sizes.samples(train.max_steps) * config.objective.rows
+    return rows * train.seq_len / time.tokens * time.seconds
 
 
 def device_of(config: Config) -> Device:

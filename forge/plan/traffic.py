@@ -23,7 +23,7 @@ from forge.config.objective import Pretrain
 from forge.config.root import Config
 from forge.config.tensors import EMBEDDING, TensorSpec
 from forge.plan.activations import rows_of_room, runs_of_sequence
-from forge.plan.layout import sequences_of_rank
+from forge.plan.layout import rows_of_rank
 from forge.plan.shapes import added_up, elements, outside_blocks
 from forge.plan.stages import cut, owner, stages_of
 
@@ -96,7 +96,7 @@ class Rank:
         self.layers = {stage: range(starts[stage], starts[stage + 1]) for stage in self.stages}
         self.blocks = sum(map(len, self.layers.values()))
         self.tables = {kind: model.block_tensors(kind) for kind in model.kinds_in()}
-        self.sequences = sequences_of_rank(config)
+        self.sequences = rows_of_rank(config)
         self.tokens = self.sequences * config.train.seq_len // p.cp
         self.passes = (p.pp_microbatches or 1) if p.pp > 1 else config.train.grad_accum_steps
         self.width = FP32 if config.precision.mixed_precision == "fp32" else 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from forge.adapters.adapter import adapter_of
+from forge.adapters.adapter import adapter_of, adapters_off
 from forge.adapters.packed import plain_parameters
 from forge.build import build
 from forge.config.adapter import NoAdapter
@@ -98,6 +98,8 @@ def build_objective(
     objective = build(
         config.objective, path="objective", trust=trust, tokenizer=tokenizer, models=models
     )
+    if isinstance(objective, Objective):
+        objective.without_adapter = adapters_off
     if config.train.compile_model and isinstance(objective, Objective):
         objective.compile_backend = config.train.compile_backend
     return objective
@@ -111,9 +113,10 @@ def frozen_model(
     tokenizer: Tokenizer | None,
     dtype: torch.dtype,
 ) -> nn.Module:
-    """A model in eval mode, laid out as the trained one. source: as `frozen_models` gives it; of a
-    checkpoint it has the shape too.
+    """A model in eval mode, laid out as the trained one, without its adapter. source: as
+    `frozen_models` gives it; of a checkpoint it has the shape too.
     """
+    config = replace(config, adapter=NoAdapter())
     place = source or config.checkpoint.init_from
     exclude = () if source else tuple(config.checkpoint.exclude_from_loading)
     path = ranks.from_main(found_place(place) if ranks.main and place else None)

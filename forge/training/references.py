@@ -26,7 +26,7 @@ from forge.data.streams import Streamed
 from forge.data.tokenizer import Tokenizer
 from forge.models.modes import evaluating
 from forge.objectives.objective import Objective
-from forge.objectives.preference import Preference, References, responses
+from forge.objectives.preference import Preference, References, each_response
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.rundir.checkpoints import META
@@ -111,7 +111,7 @@ def _computed(
             read: Any = model.read(own) if isinstance(model, Pipeline) else model
             if read is None or first >= len(plan):
                 continue
-            found = torch.stack([side.logp for side in responses(read, own)], dim=1)
+            found = each_response(read, own).view(-1, plan.rows)
             values[first : first + size] = found[: len(plan) - first].double()
     return ranks.total(values).cpu().numpy()
 

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 
 from forge.config.objective import CHUNK_BYTES, MAX_CHUNK_TOKENS, auto_chunk_size
 from forge.models.head import Head
-from forge.objectives.chunked_cross_entropy import _add_product, chunked_cross_entropy
+from forge.objectives.chunked_cross_entropy import add_product, chunked_cross_entropy
 from forge.objectives.cross_entropy import cross_entropy
 
 TOKENS, DIM, VOCAB = 23, 8, 37
@@ -152,7 +152,7 @@ def test_without_grad_no_gradient_is_computed(monkeypatch):
     def refuse(*args: object) -> None:
         raise AssertionError("made a gradient under no_grad")
 
-    monkeypatch.setattr("forge.objectives.chunked_cross_entropy._add_product", refuse)
+    monkeypatch.setattr("forge.objectives.chunked_cross_entropy.add_product", refuse)
     with torch.no_grad():
         total = chunked(4)(hidden, weight, targets).total
     assert not total.requires_grad
@@ -288,6 +288,6 @@ def test_a_gpu_adds_products_of_16_bits_in_fp32():
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(64, 32, generator=generator).bfloat16().cuda() for _ in range(2))
     added = torch.ones(32, 32, device="cuda")
-    _add_product(added, left.T, right)
+    add_product(added, left.T, right)
     expected = 1 + left.T.double() @ right.double()
     torch.testing.assert_close(added.double(), expected, rtol=1e-5, atol=1e-5)

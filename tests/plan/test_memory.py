@@ -17,10 +17,12 @@ from torch.utils._pytree import tree_leaves
 import forge
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.objective import Pretrain as PretrainConfig
+from forge.config.preference import DPO as DPOConfig
 from forge.config.recompute import Policy
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.objectives.chunked_cross_entropy import auto_chunk_size
+from forge.objectives.dpo import DPO
 from forge.objectives.pretrain import Pretrain
 from forge.optim.build import build_optimizer
 from forge.parallel.activation_checkpoint import recompute
@@ -258,6 +260,21 @@ def test_logits_are_the_peak_of_the_loss(
     with Live(head) as live:
         batch = {"tokens": zeros, "targets": zeros}
         Pretrain(section)(head, batch).total.backward()  # type: ignore[arg-type]
+    assert memory_by_part(chosen)["logits"] == pytest.approx(live.peak, rel=0.25)
+
+
+@pytest.mark.parametrize("format", ["fp32", "bf16"])
+def test_the_same_of_responses_that_are_compared(
+    config: Callable[..., Config], format: str
+) -> None:
+    words = ["objective=dpo", "data=preference", f"data.path={__file__}", f"precision={format}"]
+    chosen = config(*words, "train.batch_size=1", dim=8, vocab_size=8192, n_heads=2)
+    head = Head(vocab=8192, dim=8).to(torch.bfloat16 if format == "bf16" else torch.float32)
+    ones = torch.ones(BATCH, SEQ, dtype=torch.int64)
+    assert chosen.objective.rows == BATCH
+    with Live(head) as live:
+        objective = DPO(DPOConfig(reference_free=True))
+        objective(head, {"tokens": ones, "targets": ones}).total.backward()  # type: ignore[arg-type]
     assert memory_by_part(chosen)["logits"] == pytest.approx(live.peak, rel=0.25)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from forge.config.adapter import Adapter
 from forge.config.data import Data
 from forge.config.objective import Objective
 from forge.config.parallel import Parallel
+from forge.config.preference import DPO
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.resolve.rules.borders import all_read
@@ -48,3 +50,24 @@ def cp(objective: Objective, parallel: Parallel) -> Findings:
     """
     if parallel.cp > 1 and "" not in objective.compares:
         yield "parallel.cp", "parallel.cp=1"
+
+
+@rule("objective.reference", "objective.reference", "objective.reference_free", "parallel.pp")
+def reference(objective: DPO, adapter: Adapter, parallel: Parallel) -> Findings:
+    """A model without its adapter is a reference where there is an adapter; a pipeline, which reads
+    a batch once, cannot read it without one too.
+    """
+    if objective.reference_free or objective.reference != "adapter":
+        return
+    fix = "objective.reference=cached"
+    if not adapter.active:
+        yield "objective.reference", "there is no adapter.", f"{fix}, or adapter=lora"
+    elif parallel.pp > 1:
+        yield "objective.reference", f"a pipeline of {parallel.pp} reads a batch once.", fix
+
+
+@rule("objective.reference_model", "objective.reference_model", "objective.reference")
+def reference_model(objective: DPO) -> Findings:
+    """The reference is objective.reference_model, or with reference=adapter the base: not both."""
+    if objective.reference == "adapter" and objective.reference_model:
+        yield "objective.reference_model", "objective.reference=cached"

@@ -1,0 +1,92 @@
+"""Objectives on preferences compute the same on every layout, whatever the reference is."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from parity_run import Tokens, config_of, this_rank, world_of
+from ranks import on_ranks
+
+from forge.data.examples import plan_examples
+from forge.data.mixture import Mixture
+from forge.parallel.ranks import Ranks
+from forge.parity.side import Record, measure
+from forge.parity.verdict import BOUNDS, compare, may_vanish, table
+
+FP64 = torch.float64
+DPO, PP2 = "objective=dpo", "parallel.pp=2 train.batch_size=8 parallel.pp_microbatches=4"
+CASES = [
+    (DPO, "llama", "parallel.tp=2"),
+    (DPO, "llama", PP2),
+    (DPO, "llama", "parallel.dp_shard=2"),
+    (DPO, "llama", "parallel.dp_shard=2 train.batch_size=1"),
+    (DPO, "llama", "parallel.dp_replicate=2 train.batch_size=2"),
+    (DPO, "llama", "parallel.tp=2 parallel.sequence_parallel=false"),
+    (DPO, "gemma2", "parallel.tp=2"),
+    (DPO, "moe", "parallel.ep=2"),
+    (f"{DPO} objective.reference=copy", "llama", "parallel.dp_shard=2"),
+    (f"{DPO} objective.reference=copy objective.loss_fn=ipo", "llama", "parallel.tp=2"),
+    (f"{DPO} objective.reference=adapter", "lora", "parallel.dp_shard=2"),
+    (f"{DPO} objective.reference=adapter", "lora", "parallel.tp=2"),
+    ("objective=orpo", "llama", "parallel.tp=2"),
+    ("objective=simpo", "llama", PP2),
+    ("objective=cpo", "gpt2", "parallel.tp=2 parallel.dp_shard=2 train.batch_size=2"),
+]
+CI = CASES[:2]
+
+
+class Preferred(Tokens):
+    """Examples of two documents of 3 to 16 tokens, of which the last ones are the response."""
+
+    together, fingerprint, stamp = 2, "drawn", "drawn"
+
+    def __init__(self) -> None:
+        super().__init__()
+        draw = np.random.default_rng(1)
+        lengths = draw.integers(3, 17, size=400)
+        self.offsets = np.append(0, lengths.cumsum())
+        self.ids, self.counted = self.ids[: self.offsets[-1]], Tokens()
+        self.counted.ids = np.zeros(len(self.ids), dtype=np.uint8)
+        for start, length in zip(self.offsets, lengths, strict=False):
+            self.counted.ids[start + draw.integers(1, length) : start + length] = 1
+
+
+def record(objective: str, model: str, layout: str, ranks: Ranks, folder: Path) -> Record:
+    data = f"data=preference data.path={__file__} data.cache_dir={folder} objective.beta=0.5"
+    if objective == "objective=orpo":
+        data = data.replace("objective.beta", "objective.lambda_weight")
+    config = config_of(model, f"{objective} {data} {layout}")
+    store = Preferred()
+    plan = plan_examples(store, seq_len=16, too_long="refuse")  # type: ignore[arg-type]
+    text = Mixture(stores={"": store}, plans={"": plan})  # type: ignore[dict-item]
+    return measure(config, ranks, text, dtype=FP64, steps=3, lr=0.05)
+
+
+@cache
+def reference(objective: str, model: str, folder: Path) -> Record:
+    return record(objective, model, "", Ranks(), folder)
+
+
+@pytest.mark.parametrize(
+    ("objective", "model", "layout"),
+    [pytest.param(*case, marks=[] if case in CI else pytest.mark.nightly) for case in CASES],
+)
+def test_a_layout_equals_one_device(objective, model, layout, tmp_path) -> None:
+    """The reference is computed by each side itself, in caches of their own."""
+    one = reference(objective, model, tmp_path / "one")
+    assert len(set(one.losses)) == 3
+    many = config_of(model, layout)
+
+    def work(rank: int) -> None:
+        found = record(objective, model, layout, this_rank(many), tmp_path / "many")
+        if rank == 0:
+            verdict = compare(one, found, BOUNDS[FP64], may_vanish=may_vanish(many))
+            assert not verdict.faults, table(verdict, BOUNDS[FP64])
+
+    on_ranks(world_of(many), work)
+    cached = (tmp_path / "many" / "references").is_dir()
+    assert cached == (objective == DPO)

@@ -10,6 +10,8 @@ from forge.config.chat_template import NAMED, fault_of
 from forge.config.data import Data, Dataset
 from forge.config.field import opt, section
 from forge.config.rule import Findings, rule
+from forge.config.tokenizer import Tokenizer
+from forge.config.tokenizer_files import TEMPLATE, Existing, Facts, stated_beside
 
 GUARD = "put {% generation %} and {% endgeneration %} around what the assistant says"
 
@@ -116,8 +118,15 @@ def own_template(stated: Any) -> str | None:
     return stated if isinstance(stated, str) else None
 
 
-@rule("data.chat_template", "data.chat_template", "data.chat_template_path")
-def chat_template(data: Chats) -> Findings:
+def template_beside(tokenizer: Tokenizer) -> str | None:
+    """The Jinja that a tokenizer of a file brings."""
+    facts = tokenizer.facts() if isinstance(tokenizer, Existing) else ""
+    file = facts.file if isinstance(facts, Facts) else None
+    return own_template(stated_beside(file).get(TEMPLATE)) if file is not None else None
+
+
+@rule("data.chat_template", "data.chat_template", "data.chat_template_path", "tokenizer.path")
+def chat_template(data: Chats, tokenizer: Tokenizer) -> Findings:
     """A chat template is Jinja that writes every turn, and says where the assistant speaks."""
     key, path = "data.chat_template", data.chat_template_path
     other = "data.chat_template=plain"
@@ -134,7 +143,10 @@ def chat_template(data: Chats) -> Findings:
     except (OSError, UnicodeDecodeError) as error:
         yield key, f"it cannot be read ({error}).", f"a file of Jinja in UTF-8, or {other}"
         return
-    if source is not None and (fault := fault_of(source)):
+    if (own := source is None) and (source := template_beside(tokenizer)) is None:
+        return
+    if fault := fault_of(source):
+        fault = f"in the template of the tokenizer: {fault}" if own else fault
         fix = GUARD if "generation" in fault or "not known" in fault else "mend it"
         yield key, fault, f"{fix}, or {other}"
 

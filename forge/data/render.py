@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from forge.config.chat_template import BEGIN, BROKEN, END, PLAIN, BadTemplate, ChatTemplate, Written
-from forge.config.chats import Chats, own_template
+from forge.config.chats import Chats, own_template, template_beside
 from forge.config.tokenizer import Tokenizer as TokenizerSection
-from forge.config.tokenizer_files import TEMPLATE, Existing, Facts, stated_beside
+from forge.config.tokenizer_files import TEMPLATE
 from forge.data.conversation import Conversation, Rendered
 from forge.data.reading import BadFile
 from forge.data.tokenizer import Tokenizer
@@ -43,10 +43,9 @@ class Render:
         """The Jinja that is used with a tokenizer, or with a section of one."""
         if self.template is not None:
             return self.template
-        stated = tokenizer.stated if isinstance(tokenizer, Tokenizer) else {}
-        if isinstance(tokenizer, Existing) and isinstance(facts := tokenizer.facts(), Facts):
-            stated = stated_beside(facts.file) if facts.file else {}
-        return own_template(stated.get(TEMPLATE)) or PLAIN
+        if isinstance(tokenizer, Tokenizer):
+            return own_template(tokenizer.stated.get(TEMPLATE)) or PLAIN
+        return template_beside(tokenizer) or PLAIN
 
     def __call__(
         self, conversations: Sequence[Conversation], tokenizer: Tokenizer

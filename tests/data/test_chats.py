@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_helpers import build_section
+from data_helpers import build_section, shards_of
 
 from forge.build import build
-from forge.config.chats import Alpaca, Chat, ChatRows, Formatted, ShareGPT
+from forge.config.chats import Alpaca, Chat, ChatRows, Formatted, ShareGPT, chat_template
 from forge.config.objective import Pretrain as PretrainConfig
 from forge.config.tokenizer import BPE, Bytes
+from forge.config.tokenizer_files import TokenizerFile
 from forge.data import IGNORE_INDEX
 from forge.data.loader import eval_batches
 from forge.data.packing import plan
 from forge.data.prepare import Prepared, prepare
 from forge.data.render import render
+from forge.data.shards import IndexedStore
 from forge.data.tokenizer import Tokenizer, byte_ids
 from forge.objectives.pretrain import Pretrain
 
@@ -226,3 +228,25 @@ def test_evaluations_have_whole_conversations(tmp_path):
     assert int((targets != IGNORE_INDEX).sum()) == int(
         (store.counted.read(0, len(store)) & 1).sum()
     )
+
+
+def test_the_template_of_a_tokenizer_is_checked_too(tmp_path):
+    byte_ids(Bytes(add_bos=True), text=None).save(tmp_path)  # type: ignore[arg-type]
+    named: Any = TokenizerFile(path=str(tmp_path / "tokenizer.json"))
+    assert not [*chat_template.body(Chat(), named)]
+    drops = "{% for m in messages %}{{ m.content if m.role != 'system' }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(drops)
+    ((key, what, _),) = chat_template.body(Chat(), named)
+    assert key == "data.chat_template"
+    assert what == "in the template of the tokenizer: it drops the system turn."
+    assert not [*chat_template.body(Chat(chat_template="chatml"), named)]
+
+
+def test_shards_have_the_same_tokens_and_marks(tmp_path):
+    lines = [{"messages": SAID}, {"messages": SAID[1:3]}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    section = Chat(path=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path), val_fraction=0.0)
+    store: Any = prepare(section, Bytes(), build=build_section).train
+    shards_of(tmp_path / "out", section, Bytes())
+    made = IndexedStore(tmp_path / "out" / "train")
+    assert made.fingerprint == store.fingerprint

@@ -20,6 +20,7 @@ GUARD = "put {% generation %} and {% endgeneration %} around what the assistant 
 class Chats(Data):
     """Base of what is conversations: how they are written, and what of them is learnt."""
 
+    marks_responses = True
     prompt = "What is Python?"
     chat_template: str | None = opt(
         None,

@@ -8,6 +8,9 @@ LOADED = Condition(
     lambda config, ranks: bool(config.checkpoint.init_from or config.checkpoint.resume_from),
     "without checkpoint.init_from",
 )
+INITIAL = Condition(
+    lambda config, ranks: bool(config.checkpoint.init_from), "without checkpoint.init_from"
+)
 
 
 @section
@@ -41,6 +44,11 @@ class Checkpoint(Section):
         None,
         "begin with the weights of this checkpoint, run, .safetensors file or Hugging Face folder",
         path=True,
+    )
+    init_optimizer: bool = opt(
+        False,
+        "take the optimizer's state of init_from too, but no step, schedule or place in the data",
+        acts_when=INITIAL,
     )
     exclude_from_loading: list[str] = opt(
         [],

@@ -37,6 +37,7 @@ class Data(Section):
     tokenized = False  # whether it is tokens already, so that no tokenizer can learn from it
     mixes = False  # whether it is several corpora
     place = "data"  # of what is built to read it
+    marks_responses = False  # whether it says which tokens are learnt
     streamed = False  # whether it is read while it trains, so that its length is not known
     _target_: str = MISSING
     val_fraction: float = opt(
@@ -172,6 +173,7 @@ class Pairs(Documents, Files):
     """Prompts and responses in JSON lines; the tokens of responses are the targets."""
 
     schema_name = "pairs"
+    marks_responses = True
     _target_: str = "forge.data.pairs.pairs"
     prompt_field: str = opt("prompt", "field of the text that a response follows")
     response_field: str = opt("response", "field of the text that is learnt")
@@ -183,6 +185,7 @@ class Shards(Files):
 
     schema_name = "shards"
     tokenized = True
+    marks_responses = True  # where forge.prepare has made them of such data
     _target_: str = "forge.data.tokens.shards"
     path: str = opt("", "directory of token shards, or one of them", path=True)
     file_pattern: str | None = opt(

@@ -58,6 +58,12 @@ class Mix(Data):
         entries = [entry for entry in self.sources.values() if isinstance(entry, Mapping)]
         return any(schema_of(self, one) is HuggingFace and one.get(STREAMING) for one in entries)
 
+    @property
+    def marks_responses(self) -> bool:  # type: ignore[override]
+        """Whether a source does."""
+        entries = (entry for entry in self.sources.values() if isinstance(entry, Mapping))
+        return any((one := schema_of(self, entry)) and one.marks_responses for entry in entries)
+
     def source_sections(self) -> dict[str, Data]:
         """The section of each source; what is of all data is this one's."""
         held: dict[str, Any] = {"validation": {}, "val_fraction": self.held_out.share}

@@ -33,6 +33,11 @@ class Objective(Section):
 
     _target_: str = MISSING
 
+    @property
+    def draws(self) -> bool:
+        """Whether its batches ask the model to draw random numbers."""
+        return False
+
     def frozen_models(self) -> dict[str, str | None]:
         """The models that the loss reads besides the trained one, by name: a checkpoint, a run or
         a .safetensors file; None for the initial weights, those of checkpoint.init_from if given.
@@ -59,12 +64,11 @@ class NextToken(Objective):
 
 
 @section
-class Pretrain(NextToken):
-    """Next-token prediction over every target that is not masked."""
+class CrossEntropy(NextToken):
+    """Options of cross-entropy over every target that is not masked."""
 
-    schema_name = "pretrain"
     reads_documents = True
-    _target_: str = "forge.objectives.pretrain.Pretrain"
+    smoothing = 0.0  # share of each target that is spread over the vocabulary
     loss_fn: str = opt(
         "cross_entropy",
         "chunked_cross_entropy never holds all logits at once",
@@ -78,15 +82,51 @@ class Pretrain(NextToken):
     def logits_bytes(
         self, *, tokens: int, vocab: int, dim: int, width: int, capped: bool = False
     ) -> int:
-        """As above, two more with z-loss. Chunked: the logits of one chunk, in 16 bits their
-        gradient too, with a soft cap its slope, and the gradients of hidden states and output head.
+        """As above, two more with z-loss, three with smoothed labels. Chunked: the logits of one
+        chunk, in 16 bits their gradient too, with a soft cap its slope, and the gradients of hidden
+        states and output head.
         """
         if self.loss_fn == "chunked_cross_entropy":
             rows = min(self.ce_chunk_size or auto_chunk_size(vocab=vocab, dim=dim), tokens)
             of_logit = FP32 + (2 if width == 2 else 0) + (FP32 if capped else 0)
             return vocab * rows * of_logit + FP32 * dim * (tokens + vocab)
-        of_logit = (5 if self.z_loss_weight else 3) * FP32 + (width if capped else 0)
-        return of_logit * vocab * tokens
+        kept = 6 if self.smoothing else 5 if self.z_loss_weight else 3
+        return (kept * FP32 + (width if capped else 0)) * vocab * tokens
+
+
+@section
+class Pretrain(CrossEntropy):
+    """Next-token prediction over every target that is not masked."""
+
+    schema_name = "pretrain"
+    _target_: str = "forge.objectives.pretrain.Pretrain"
+
+
+@section
+class SFT(CrossEntropy):
+    """Supervised fine-tuning on examples, of which the data marks what is learnt."""
+
+    schema_name = "sft"
+    _target_: str = "forge.objectives.sft.SFT"
+    weighting: str = opt(
+        "token",
+        "each token that is learnt counts the same; or each example, whose tokens share its weight",
+        choices=("token", "example"),
+    )
+    neftune_alpha: float = opt(
+        0.0, "noise on embeddings in training, within alpha / sqrt(tokens * dim); 0 = off", ge=0
+    )
+    label_smoothing: float = opt(
+        0.0, "share of each target that is spread over the whole vocabulary; 0 = off", ge=0, lt=1
+    )
+
+    @property
+    def smoothing(self) -> float:  # type: ignore[override]
+        return self.label_smoothing
+
+    @property
+    def draws(self) -> bool:
+        return self.neftune_alpha > 0
 
 
 def is_higher_better(metric: str) -> bool:

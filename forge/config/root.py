@@ -87,7 +87,7 @@ class Config(Section):
     @property
     def draws(self) -> bool:
         """Whether random numbers are drawn in each step, of which batches bring the noise."""
-        return self.model.draws or self.adapter.draws
+        return any(one.draws for one in (self.model, self.objective, self.adapter))
 
     @property
     def overrides(self) -> tuple[str, ...]:

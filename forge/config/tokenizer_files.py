@@ -277,11 +277,14 @@ READERS: dict[str, Callable[..., Facts]] = {
 
 @rule("tokenizer.path")
 def tokenizer_path(tokenizer: TokenizerFile) -> Findings:
-    """tokenizer=file needs the path of an existing tokenizer.json."""
+    """tokenizer=file needs the path of an existing tokenizer.json; without one it is that of the
+    run in checkpoint.init_from.
+    """
     path, facts = tokenizer.path, tokenizer.facts()
     what, fix = "", "check the path; it is relative to where you are"
     if not path:
-        yield "tokenizer.path", "tokenizer.path=my/tokenizer.json"
+        fix = "tokenizer.path=my/tokenizer.json, or checkpoint.init_from=my/run with its own"
+        yield "tokenizer.path", fix
     elif os.path.isdir(path):
         what = f"the directory {path} has no {FILE_NAME}."
         if os.path.isfile(model := os.path.join(path, "tokenizer.model")):

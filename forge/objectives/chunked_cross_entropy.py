@@ -15,6 +15,8 @@ from forge.data import IGNORE_INDEX
 from forge.models.head import Head
 from forge.objectives.cross_entropy import CrossEntropySums
 
+OfChunk = tuple[Tensor, Tensor, Tensor, Tensor]
+
 
 def chunked_cross_entropy(
     hidden: Tensor,
@@ -24,6 +26,8 @@ def chunked_cross_entropy(
     z_loss_weight: float = 0.0,
     chunk_size: int = 0,
     each: bool = False,
+    weights: Tensor | None = None,
+    smoothing: float = 0.0,
     compile_backend: str | None = None,
 ) -> CrossEntropySums:
     """The sums of `cross_entropy(head.logits(hidden), targets)`, a chunk of tokens at a time.
@@ -33,7 +37,7 @@ def chunked_cross_entropy(
     (arXiv:1909.08053, section 3), and the gradient of hidden is this rank's summand. Gradients are
     made in the forward pass, while a chunk's logits are there. Matrix products are in hidden's
     type; the softmax and the sums in fp32 (fp64 for fp64 inputs). compile_backend: compiles a
-    chunk, where no rank exchanges anything in it; null = not.
+    chunk, where no rank exchanges anything in it; null = not. weights, smoothing: as there.
     """
     alone = type(head).total is Head.total
     body = _compiled(compile_backend) if compile_backend is not None and alone else _chunk
@@ -43,7 +47,8 @@ def chunked_cross_entropy(
         head.weight,
         head,
         targets.flatten(),
-        z_loss_weight,
+        None if weights is None else weights.flatten(),
+        (z_loss_weight, smoothing),
         chunk_size or auto_chunk_size(vocab=rows, dim=dim),
         torch.is_grad_enabled(),
         each,
@@ -60,12 +65,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         head: Head,
         targets: Tensor,
-        z_loss_weight: float,
+        weights: Tensor | None,
+        terms: tuple[float, float],
         chunk_size: int,
         grad_enabled: bool,
         each: bool,
-        body: Callable[..., tuple[Tensor, Tensor, Tensor]],
+        body: Callable[..., OfChunk],
     ) -> tuple[Tensor, ...]:
+        z_loss_weight, smoothing = terms
         want_hidden, want_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
         sum_dtype = torch.promote_types(hidden.dtype, torch.float32)
         # In fp16 gradients would underflow before the loss scale reaches them.
@@ -74,20 +81,27 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_matrix = matrix.to(grad_dtype) if want_hidden else None
         grad_hidden = torch.empty_like(hidden, dtype=grad_dtype) if want_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=sum_dtype) if want_weight else None
-        ce, z_loss = hidden.new_zeros((), dtype=sum_dtype), hidden.new_zeros((), dtype=sum_dtype)
+        ce, z_loss, uniform = hidden.new_zeros(3, dtype=sum_dtype).unbind()
 
         parts = ce.new_empty(len(targets) if each else 0)
         wanted = grad_dtype if want_hidden or want_weight else None
         for start in range(0, len(targets), chunk_size):
             rows = slice(start, start + chunk_size)
-            losses, log_partition, grad_logits = body(
-                hidden[rows], matrix, targets[rows], head, z_loss_weight, sum_dtype, wanted
+            share = None if weights is None else weights[rows].to(sum_dtype)
+            losses, log_partition, level, grad_logits = body(
+                hidden[rows], matrix, targets[rows], share, head, terms, sum_dtype, wanted
+            )
+            losses, squares, spread = (
+                values if share is None else values * share
+                for values in (losses, log_partition.square(), log_partition - level)
             )
             ce += losses.sum()
             if each:
                 parts[rows] = losses
             if z_loss_weight:
-                z_loss += log_partition.square().sum()
+                z_loss += squares.sum()
+            if smoothing:
+                uniform += spread.sum()
             if grad_hidden is not None and grad_matrix is not None:
                 grad_hidden[rows] = grad_logits @ grad_matrix
             if grad_weight is not None:
@@ -98,8 +112,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             grad_weight = grad_weight.to(torch.promote_types(grad_dtype, weight.dtype))
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.mark_non_differentiable(ce, z_loss, parts)
-        return ce + z_loss_weight * z_loss, ce, z_loss, parts
+        ctx.mark_non_differentiable(ce, z_loss, parts, uniform)
+        total = (1 - smoothing) * ce + smoothing * uniform + z_loss_weight * z_loss
+        return total, ce, z_loss, parts, uniform
 
     @staticmethod
     @once_differentiable
@@ -112,21 +127,24 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             None if grad is None else torch.mul(grad, factor, out=None if keeps else grad).to(dtype)
             for grad, dtype in saved
         )
-        return *grads, None, None, None, None, None, None, None
+        return *grads, None, None, None, None, None, None, None, None
 
 
 def _chunk(
     states: Tensor,
     matrix: Tensor,
     targets: Tensor,
+    weights: Tensor | None,
     head: Head,
-    z_loss_weight: float,
+    terms: tuple[float, float],
     sum_dtype: torch.dtype,
     grad_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of some tokens, [tokens, dim]: cross-entropy and log-partition of each, 0 where masked, and
-    the gradient of logits, [tokens, vocab], in grad_dtype; null = none.
+) -> OfChunk:
+    """Of some tokens, [tokens, dim]: cross-entropy, log-partition and mean logit of each, 0 where
+    masked, and the gradient of logits, [tokens, vocab], in grad_dtype; null = none. Means are found
+    where labels are smoothed. terms: z_loss_weight, smoothing.
     """
+    z_loss_weight, smoothing = terms
     logits = head.shaped((states @ matrix.T).to(sum_dtype))
     slope = head.slope(logits) if grad_dtype is not None else 1.0  # logits are changed in place
     unmasked = targets != IGNORE_INDEX
@@ -135,24 +153,32 @@ def _chunk(
     labels = labels.where(here, 0).unsqueeze(1)
     target_logits = head.total(logits.gather(1, labels).squeeze(1).where(here, 0))
 
+    level = torch.zeros_like(target_logits)
+    if smoothing:
+        level = (head.total(logits.sum(1)) / head.vocab_size).where(unmasked, 0)
     peaks = head.largest(logits.amax(1, keepdim=True))
     partition = head.total(logits.sub_(peaks).exp_().sum(1))
     log_partition = partition.log() + peaks.squeeze(1)
     losses = (log_partition - target_logits).where(unmasked, 0)
     if grad_dtype is None:
-        return losses, log_partition.where(unmasked, 0), logits
-    scale = ((1 + 2 * z_loss_weight * log_partition) / partition).where(unmasked, 0)
+        return losses, log_partition.where(unmasked, 0), level, logits
+    share = unmasked.to(sum_dtype) if weights is None else weights.where(unmasked, 0)
+    scale = share * ((1 + 2 * z_loss_weight * log_partition) / partition).where(unmasked, 0)
     grad_logits = logits.mul_(scale.unsqueeze(1))
+    if smoothing:
+        grad_logits.sub_((share * (smoothing / head.vocab_size)).unsqueeze(1))
+    of_label = ((1 - smoothing) * share * here).unsqueeze(1)
     if torch.compiler.is_compiling():  # in one pass with the rest; a scatter needs all in memory
         ids = torch.arange(logits.shape[1], device=logits.device)
-        grad_logits = grad_logits - ((ids == labels) & here.unsqueeze(1)).to(sum_dtype)
+        grad_logits = grad_logits - (ids == labels) * of_label
     else:
-        grad_logits.scatter_add_(1, labels, -here.unsqueeze(1).to(sum_dtype))
-    return losses, log_partition.where(unmasked, 0), grad_logits.mul_(slope).to(grad_dtype)
+        grad_logits.scatter_add_(1, labels, -of_label)
+    grad_logits = grad_logits.mul_(slope).to(grad_dtype)
+    return losses, log_partition.where(unmasked, 0), level, grad_logits
 
 
 @functools.cache
-def _compiled(backend: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+def _compiled(backend: str) -> Callable[..., OfChunk]:
     """Of a shape, which chunks but the last share, what is between the products is few kernels."""
     return torch.compile(_chunk, backend=backend, fullgraph=True, dynamic=False)
 

@@ -12,31 +12,55 @@ from forge.data import IGNORE_INDEX
 
 
 class CrossEntropySums(NamedTuple):
-    """Scalars: total = ce + z_loss_weight * z_loss, with a graph; ce and z_loss without. each: the
-    summands of ce, [targets], without a graph; empty where they were not asked for.
+    """Scalars: total = (1 - smoothing) * ce + smoothing * uniform + z_loss_weight * z_loss, with a
+    graph; the others without. uniform: cross-entropy of a target that is every token alike. each:
+    the summands of ce, [targets], without a graph; empty where they were not asked for.
     """
 
     total: Tensor
     ce: Tensor
     z_loss: Tensor
     each: Tensor
+    uniform: Tensor
 
 
 def cross_entropy(
-    logits: Tensor, targets: Tensor, *, z_loss_weight: float = 0.0, each: bool = False
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    z_loss_weight: float = 0.0,
+    each: bool = False,
+    weights: Tensor | None = None,
+    smoothing: float = 0.0,
 ) -> CrossEntropySums:
     """Sums over targets other than -100 of cross-entropy and of the squared log-partition.
 
     logits: [..., vocab], half precision is raised to fp32. targets: [...] int64. With all targets
     masked total is 0, and so is its gradient. each: give the cross-entropy of each target too.
+    weights: of the summands, [...]. smoothing: of labels (arXiv:1512.00567, section 7).
     """
     logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
     targets = targets.flatten()
-    how = "none" if each else "sum"
+    how = "none" if each or weights is not None else "sum"
     losses = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction=how)
+    if weights is not None:
+        weights = weights.flatten().to(losses.dtype)
+        losses = losses * weights
     ce, parts = losses.sum(), losses.detach() if each else losses.new_empty(0)
-    if z_loss_weight == 0:
-        return CrossEntropySums(ce, ce.detach(), ce.new_zeros(()), parts)
-    log_partition = logits.logsumexp(-1).masked_fill(targets == IGNORE_INDEX, 0)
-    z_loss = log_partition.square().sum()
-    return CrossEntropySums(ce + z_loss_weight * z_loss, ce.detach(), z_loss.detach(), parts)
+    none = ce.new_zeros(())
+    if z_loss_weight == 0 and smoothing == 0:
+        return CrossEntropySums(ce, ce.detach(), none, parts, none)
+    total, z_loss, uniform = (1 - smoothing) * ce, none, none
+    log_partition = logits.logsumexp(-1)
+
+    def summed(values: Tensor) -> Tensor:
+        values = values.masked_fill(targets == IGNORE_INDEX, 0)
+        return (values if weights is None else values * weights).sum()
+
+    if z_loss_weight:
+        z_loss = summed(log_partition.square())
+        total = total + z_loss_weight * z_loss
+    if smoothing:
+        uniform = summed(log_partition - logits.mean(-1))
+        total = total + smoothing * uniform
+    return CrossEntropySums(total, ce.detach(), z_loss.detach(), parts, uniform.detach())

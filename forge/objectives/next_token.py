@@ -103,7 +103,7 @@ def of_sources(batch: Batch, ce: Tensor) -> dict[str, Tensor]:
     from the cross-entropy of each target, [batch * seq].
     """
     sources = batch["sources"].to(ce.dtype)
-    counted = batch["targets"] != IGNORE_INDEX
+    counted = batch.get("weights", batch["targets"] != IGNORE_INDEX)
     of_rows = torch.stack([ce.view_as(counted).sum(1), counted.sum(1).to(ce.dtype)])
     found = (of_rows @ sources).unbind(1)
     return {
@@ -115,10 +115,17 @@ def of_sources(batch: Batch, ce: Tensor) -> dict[str, Tensor]:
 
 def _targets(sample: Sample, end_of_text: int | None) -> int:
     """How many of a sample's targets count."""
+    return int(kept_of(sample, end_of_text)[0].sum())
+
+
+def kept_of(sample: Sample, end_of_text: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Of a sample's tokens but the last, whether their targets count, and which document of the row
+    they are of, as `collate` has it.
+    """
     window, counted = sample.tokens, sample.counted
-    kept = np.ones(len(window) - 1, dtype=bool)
+    kept, ends = np.ones(len(window) - 1, dtype=bool), np.zeros(len(window) - 1, dtype=bool)
     if counted is not None:
         kept &= counted[1:] != 0
     if end_of_text is not None:
-        kept &= ~sample.ends(window, end_of_text)[:-1]
-    return int(kept.sum())
+        ends = sample.ends(window, end_of_text)[:-1]
+    return kept & ~ends, ends.cumsum() - ends

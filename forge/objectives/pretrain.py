@@ -1,10 +1,10 @@
-"""Next-token prediction."""
+"""Next-token prediction, and what it has in common with supervised fine-tuning."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from forge.config.objective import Pretrain as PretrainConfig
+from forge.config.objective import CrossEntropy as Section
 from forge.data.loader import Batch
 from forge.models.contract import LanguageModel
 from forge.models.head import head_of
@@ -15,17 +15,22 @@ from forge.objectives.next_token import NextToken, of_sources
 from forge.objectives.objective import read
 
 
-class Pretrain(NextToken):
-    """Sum over the targets of cross-entropy + z_loss_weight * (log-partition)^2.
+class CrossEntropy(NextToken):
+    """Sum over the targets of cross-entropy + z_loss_weight * (log-partition)^2, each times its
+    `weights`, where the batch has such.
 
     The second term is PaLM's z-loss (arXiv:2204.02311, section 5).
     """
 
-    section: PretrainConfig
+    section: Section
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
         targets, options = batch["targets"], dict[str, Any](each="sources" in batch)
-        options["z_loss_weight"] = self.section.z_loss_weight
+        options |= {
+            "z_loss_weight": self.section.z_loss_weight,
+            "smoothing": self.section.smoothing,
+        }
+        options["weights"] = batch.get("weights")
         chunked = self.section.loss_fn == "chunked_cross_entropy"
         hidden = read(model, batch)
         head = head_of(model)
@@ -39,6 +44,12 @@ class Pretrain(NextToken):
         sums = {"ce": found.ce, "z_loss": found.z_loss}
         if not self.section.z_loss_weight > 0:
             del sums["z_loss"]
+        if self.section.smoothing > 0:
+            sums["uniform_ce"] = found.uniform
         if "sources" in batch:
             sums |= of_sources(batch, found.each)
         return Losses(total=found.total, sums=sums)
+
+
+class Pretrain(CrossEntropy):
+    """Of running text."""

@@ -13,7 +13,7 @@ from math import ceil, prod
 from forge.config.activations import FP32, Numbers
 from forge.config.devices import Device
 from forge.config.model import Decoder, Kind
-from forge.config.objective import Pretrain
+from forge.config.objective import CrossEntropy
 from forge.config.root import Config
 from forge.config.tensors import HEAD, ROUTER, TensorSpec
 from forge.plan import calibration as known
@@ -94,7 +94,7 @@ class Compute:
         )
         forward, backward = self._of_tensor(table)
         logits = self.tokens * model.vocab_size / (parallel.tp if parallel.loss_parallel else 1)
-        name = objective.loss_fn if isinstance(objective, Pretrain) else "cross_entropy"
+        name = objective.loss_fn if isinstance(objective, CrossEntropy) else "cross_entropy"
         memory = logits * known.LOSS_BYTES[name] / self.stream
         return Pass(
             forward=Seconds(products=forward, memory=0.5 * memory),

@@ -19,7 +19,7 @@ from math import prod
 
 from forge.config.model import Decoder, Kind
 from forge.config.moe import is_moe_layer
-from forge.config.objective import Pretrain
+from forge.config.objective import CrossEntropy
 from forge.config.root import Config
 from forge.config.tensors import EMBEDDING, TensorSpec
 from forge.plan.activations import rows_of_room, runs_of_sequence
@@ -196,7 +196,9 @@ class Rank:
         target's logit. Else all logits.
         """
         p, objective = self.p, self.config.objective
-        chunked = isinstance(objective, Pretrain) and objective.loss_fn == "chunked_cross_entropy"
+        chunked = (
+            isinstance(objective, CrossEntropy) and objective.loss_fn == "chunked_cross_entropy"
+        )
         if p.loss_parallel or chunked:
             size = 2 * 3 * FP32 * self.tokens
             self.ring("loss: all-reduce over the vocabulary", size, TP, 3 * self.passes)
@@ -294,7 +296,9 @@ class Rank:
         whether any rank wishes something.
         """
         objective, moe = self.config.objective, self.model.moe
-        numbers = 3 if isinstance(objective, Pretrain) and objective.z_loss_weight > 0 else 2
+        numbers = 2
+        if isinstance(objective, CrossEntropy):
+            numbers += (objective.z_loss_weight > 0) + (objective.smoothing > 0)
         self.ring("all: loss and gradient norm", 2 * FP32 * numbers, (*PP, *DATA), 1)
         self.ring("all: loss and gradient norm", 2 * FP64 * 2, (*PP, *DATA, *TP), 2)
         records = self.model.n_moe_layers * (moe.num_experts + REPORTED)

@@ -29,6 +29,7 @@ from forge.plan.world import World
 from forge.resolve.auto import auto, memory_for_time
 from forge.resolve.layout import batch, layout, pipeline
 from forge.resolve.recompute import recompute
+from forge.rundir.checkpoints import BEST, TOKENIZER
 
 PATHS = tuple(dict.fromkeys(schemas.keys_with("path")))
 UNKNOWN_ROWS = 32000
@@ -92,6 +93,19 @@ def of_folder(
     goes_on = checkpoint.resume_from is not None and not checkpoint.resume_from.isdecimal()
     if model.pretrained and checkpoint.init_from is None and not goes_on:
         yield Derived("checkpoint.init_from", model.path, "that of model.path")
+
+
+@derivation("tokenizer.path", "checkpoint.init_from", writes=("tokenizer.path",))
+def of_base(tokenizer: TokenizerFile, checkpoint: Checkpoint) -> Iterator[Derived]:
+    """With tokenizer=file and no path the tokenizer is that of the run in checkpoint.init_from."""
+    base = checkpoint.init_from
+    if tokenizer.path or base is None:
+        return
+    run = os.path.dirname(base) if os.path.basename(base) == BEST else base
+    for place in (os.path.join(run, TOKENIZER, FILE_NAME), os.path.join(run, FILE_NAME)):
+        if os.path.isfile(os.path.expanduser(place)):
+            yield Derived("tokenizer.path", place, "that of checkpoint.init_from")
+            return
 
 
 FORMATS = ("run.device", "precision.mixed_precision", "precision.residual_dtype")
@@ -222,6 +236,7 @@ def schedule(scheduler: Scheduler, train: Train) -> Iterator[Derived]:
 
 DERIVATIONS = (
     of_folder,
+    of_base,
     model_shape,
     device,
     masters,

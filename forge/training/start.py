@@ -111,11 +111,18 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
     if config.adapter.active:
         checkpointer.base = ranks.from_main(_base_of(start) if ranks.main else None)
     if start.weights is not None:
-        more = {"exclude": exclude, "trust": config.run.trust, "group": ranks.saver}
-        restore.load_weights(start.weights, model=model, section=config.model, **more)
-        adapter_of(config).begin(model)
         source = str(start.weights)
-        say(f"beginning with the weights of {source}")
+        _check_vocabulary(start.weights, loop.session)
+        if config.checkpoint.init_optimizer:
+            _check_state(start.weights, config)
+            more = {"exclude": exclude, "group": ranks.saver}
+            restore.load(start.weights, model=model, optimizer=optimizer, **more)
+            say(f"beginning with the weights and the optimizer of {source}")
+        else:
+            more = {"exclude": exclude, "trust": config.run.trust, "group": ranks.saver}
+            restore.load_weights(start.weights, model=model, section=config.model, **more)
+            say(f"beginning with the weights of {source}")
+        adapter_of(config).begin(model)
     elif start.checkpoint is not None:
         path = start.checkpoint.path
         same_text = _check_data(start, path, loop.session)
@@ -203,6 +210,36 @@ def _or_another(start: Start, checkpointer: Checkpointer) -> Iterator[None]:
             raise
         others = f"checkpoint.resume_from={steps[-1]}; this run has steps {', '.join(steps)}"
         raise CheckpointError(f"{error}: {others}") from error
+
+
+def _check_vocabulary(path: Path, session: Session) -> None:
+    """Raises CheckpointError for the weights of a run with another tokenizer, unless
+    run.allow_change permits it.
+    """
+    its = Saved(path).meta.get("data", {}).get("tokenizer")
+    if its in (None, session.prepared.identity["tokenizer"]):
+        return
+    if not permitted("tokenizer", session.config.run.allow_change):
+        typed = Tokenizer.load(path / TOKENIZER).typed(path / TOKENIZER / "tokenizer.json")
+        what = "it was trained with another tokenizer, so its token ids mean something else here"
+        fix = f"take its own: {typed}; run.allow_change=[tokenizer] takes the weights all the same"
+        raise CheckpointError(f"checkpoint.init_from={path}: {what}; {fix}")
+
+
+def _check_state(path: Path, config: Config) -> None:
+    """Raises CheckpointError where checkpoint.init_from has no state of such an optimizer."""
+    fault, saved = None, Saved(path)
+    if config.adapter.active:
+        fault = f"adapter={config.adapter.schema_name} trains none of what it has the state of"
+    elif not saved.meta or saved.meta.get("weights_only"):
+        fault = "it holds the weights alone"
+    else:
+        old, new = restore.config_of(path, trust=config.run.trust).optimizer, config.optimizer
+        if (old.variant, old._target_) != (new.variant, new._target_):
+            fault = f"it has the state of optimizer={old.schema_name}"
+    if fault:
+        fix = "set checkpoint.init_optimizer=false, and the optimizer begins anew"
+        raise CheckpointError(f"checkpoint.init_from={path}: {fault}; {fix}")
 
 
 def _check_data(start: Start, path: Path, session: Session) -> bool:

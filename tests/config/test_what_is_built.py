@@ -44,6 +44,7 @@ FORGE = {
     },
     "objective": {
         "forge.objectives.pretrain.Pretrain",
+        "forge.objectives.sft.SFT",
         *(f"forge.objectives.{name.lower()}.{name}" for name in ("DPO", "ORPO", "SimPO", "CPO")),
     },
     "optimizer": set(OPTIMIZERS),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,19 +35,30 @@ class Reference:
     grad_weight: np.ndarray
 
 
-def reference(hidden: Tensor, weight: Tensor, targets: Tensor, z_loss_weight: float) -> Reference:
+def reference(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    z_loss_weight: float,
+    weights: np.ndarray | None = None,
+    smoothing: float = 0.0,
+) -> Reference:
     h, w, t = hidden.detach().double().numpy(), weight.detach().double().numpy(), targets.numpy()
     rows = np.flatnonzero(t != -100)
+    of = np.ones(len(rows)) if weights is None else weights[rows]
     logits = h[rows] @ w.T
     log_partition = np.log(np.exp(logits).sum(1))
     softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    ce = (log_partition - logits[np.arange(len(rows)), t[rows]]).sum()
-    z_loss = (log_partition**2).sum()
+    ce = (of * (log_partition - logits[np.arange(len(rows)), t[rows]])).sum()
+    uniform = (of * (log_partition - logits.mean(1))).sum()
+    z_loss = (of * log_partition**2).sum()
     grad_logits = softmax * (1 + 2 * z_loss_weight * log_partition[:, None])
-    grad_logits[np.arange(len(rows)), t[rows]] -= 1
+    grad_logits[np.arange(len(rows)), t[rows]] -= 1 - smoothing
+    grad_logits = of[:, None] * (grad_logits - smoothing / VOCAB)
     grad_hidden = np.zeros_like(h)
     grad_hidden[rows] = grad_logits @ w
-    total, grad_weight = ce + z_loss_weight * z_loss, grad_logits.T @ h[rows]
+    total = (1 - smoothing) * ce + smoothing * uniform + z_loss_weight * z_loss
+    grad_weight = grad_logits.T @ h[rows]
     gradients = {"grad_hidden": grad_hidden, "grad_weight": grad_weight}
     return Reference(ce=ce, z_loss=z_loss, total=total, **gradients)
 
@@ -62,16 +74,14 @@ def problem(
     return hidden, weight, targets
 
 
-def plain(hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss_weight: float = 0.0):
-    return cross_entropy(hidden @ weight.T, targets, z_loss_weight=z_loss_weight)
+def plain(hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any):
+    return cross_entropy(hidden @ weight.T, targets, **options)
 
 
 def chunked(size: int, compile_backend: str | None = None):
-    def loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, z_loss_weight: float = 0.0):
+    def loss(hidden: Tensor, weight: Tensor, targets: Tensor, **options: Any):
         how = {"chunk_size": size, "compile_backend": compile_backend}
-        return chunked_cross_entropy(
-            hidden, Head(weight), targets, z_loss_weight=z_loss_weight, **how
-        )
+        return chunked_cross_entropy(hidden, Head(weight), targets, **options, **how)
 
     return loss
 
@@ -112,6 +122,25 @@ def test_sums_and_gradients_equal_the_closed_form(loss, dtype, tolerance, z_loss
     assert relative_error(sums.z_loss, expected.z_loss if z_loss_weight else 0.0) <= tolerance
     assert relative_error(hidden.grad, expected.grad_hidden) <= tolerance
     assert relative_error(weight.grad, expected.grad_weight) <= tolerance
+
+
+@pytest.mark.parametrize("loss", ["plain", "chunk 5", "chunk 5 compiled"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_weights_and_smoothed_labels_by_hand(loss: str, smoothing: float) -> None:
+    torch.compiler.reset()  # there is a limit to how often a function is compiled
+    hidden, weight, targets = problem(torch.float64)
+    weights = torch.rand(TOKENS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = reference(hidden, weight, targets, 0.3, weights.numpy(), smoothing)
+    options = {"z_loss_weight": 0.3, "weights": weights, "smoothing": smoothing, "each": True}
+    sums = LOSSES[loss](hidden, weight, targets, **options)
+    sums.total.backward()
+    for got, wanted in (
+        (sums.total, expected.total),
+        (sums.each.sum(), expected.ce),
+        (hidden.grad, expected.grad_hidden),
+        (weight.grad, expected.grad_weight),
+    ):
+        assert relative_error(got, wanted) <= 1e-12
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)

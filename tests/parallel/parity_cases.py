@@ -219,6 +219,10 @@ dropout: tp2, full recompute, compiled | tp=2 recompute=full compiled | dropout
 dropout: pp2, full recompute | pp2 recompute=full | dropout | float64
 dropout: pp2, minimal recompute in host memory | pp2 recompute=minimal_offloaded | dropout
 dropout: packed, cp2 | cp=2 | packed dropout
+sft: fsdp2 | dp_shard=2 batch=2 | sft
+sft: tp2, chunked cross-entropy | tp=2 chunked | sft
+sft: pp2 | pp2 recompute=full | sft
+sft: cp2 x tp2 | cp=2 tp=2 | sft | float64
 packed: delta nets, fsdp2, compiled | dp_shard=2 compiled | packed delta
 packed: delta nets, tp2 | tp=2 | packed delta
 packed: delta nets, pp2 | pp2 | packed delta | float64
@@ -341,6 +345,7 @@ moe: beside, ep2 x tp2 | ep=2 tp=2 | moe, beside
 mla: ep2 | ep=2 | mla, moe
 mla: ep2 x tp2 | ep=2 tp=2 | mla, moe
 mla: ep2, selective recompute | ep=2 recompute=selective | mla, moe
+sft: moe, ep2 | ep=2 | sft, moe
 dropout: moe, ep2, selective recompute | ep=2 recompute=selective | dropout, moe
 dropout: moe, ep2, full recompute | ep=2 recompute=full | dropout, moe
 packed: moe, ep2 | ep=2 | packed moe | float64

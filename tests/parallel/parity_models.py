@@ -74,6 +74,10 @@ QLORA = (
     f"{WIDE} adapter=qlora adapter.rank=3 adapter.dropout=0 "
     "adapter.target_modules=[all,head,embedding]"
 )
+SFT = (
+    "objective=sft objective.weighting=example objective.neftune_alpha=5 "
+    "objective.label_smoothing=0.1 model.dropout=0.1 data.pack_sequences=true"
+)
 
 PACKED = (
     *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
@@ -83,9 +87,9 @@ PACKED = (
 
 
 def _moe(options: str) -> list[str]:
-    """Words without a section are options of `model.moe`, but for the choice of an adapter."""
+    """Words without a section are options of `model.moe`, but for choices of groups."""
     keys = [(word, word.partition("=")[0]) for word in options.split()]
-    whole = {word for word, key in keys if "." in key or key == "adapter"}
+    whole = {word for word, key in keys if "." in key or key in ("adapter", "objective")}
     return [word if word in whole else f"model.moe.{word}" for word, _ in keys]
 
 
@@ -128,6 +132,7 @@ MODELS = {
     "model.position=sinusoidal objective.z_loss_weight=0.01",
     "dropout": "model.dropout=0.2",
     "dropout, gpt2": f"model.dropout=0.2 {GPT2}",
+    "sft": SFT,
     "post-norms": "model.norm_placement=post model.q_bias=true model.v_bias=true model.o_bias=true",
     "llama, tied, clipped": f"{TIED} {CLIPPED}",
     "moe": MOE,
@@ -158,6 +163,7 @@ MODELS = {
     "moe, micro-batch": f"{MOE} {MICRO_BATCH}",
     "moe, 8 experts, micro-batch": f"{MOE} {EIGHT} {MICRO_BATCH}",
     "dropout, moe": f"model.dropout=0.2 {MOE}",
+    "sft, moe": f"{SFT} {MOE}",
     "moe, pairs": f"{MOE} balance_scope={SCOPE} train.batch_size=2",
     "moe, capacity, micro-batch": f"{MOE} {CAPACITY} {MICRO_BATCH}",
 }

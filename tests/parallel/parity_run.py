@@ -22,6 +22,7 @@ from ranks import on_ranks
 from torch import Tensor
 
 from forge.compose import composition
+from forge.config.objective import SFT
 from forge.config.problems import ConfigError
 from forge.config.root import Config
 from forge.parallel.gather import Tensors
@@ -41,12 +42,18 @@ class Tokens:
 
     counted: Any = None
 
-    def __init__(self, rows: int = 4096, vocab: int = 301, *, documents: bool = False) -> None:
-        """documents: whether some tokens end one, six in a sequence of 16 tokens at times."""
+    def __init__(
+        self, rows: int = 4096, vocab: int = 301, *, documents: bool = False, marked: bool = False
+    ) -> None:
+        """documents: whether some tokens end one, six in a sequence of 16 tokens at times. marked:
+        whether only some count.
+        """
         draw = np.random.default_rng(0)
         self.ids = draw.integers(vocab, size=rows)
         if documents:
             self.ids[draw.random(rows) < 0.15] = TOKENIZER.eos_id
+        if marked:
+            self.counted = Tokens(rows, vocab=2)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -78,7 +85,8 @@ def record_of(config: Config, ranks: Ranks, dtype: torch.dtype) -> tuple[Record,
     seen = config.model.is_moe and not config.train.compile_model
     with recorded() if seen else nullcontext() as calls:
         steps = STEPS[dtype]
-        tokens: Any = Tokens(documents=config.data.pack_sequences)
+        marked = isinstance(config.objective, SFT)
+        tokens: Any = Tokens(documents=config.data.pack_sequences, marked=marked)
         how: dict[str, Any] = {"dtype": dtype, "steps": steps, "lr": LR, "tokenizer": TOKENIZER}
         record = measure(config, ranks, tokens, **how)
     return record, None if calls is None else calls.counts(config, ranks, tokens, STEPS[dtype])

@@ -152,6 +152,16 @@ def test_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert found["model.vocab_size"] == (8, "the tokenizer has 8 ids")
 
 
+@pytest.mark.parametrize(("place", "named"), [("tokenizer", ""), ("", ""), ("tokenizer", "best")])
+def test_the_tokenizer_of_a_base(tmp_path: Path, place: str, named: str):
+    file = tmp_path / "base" / place / "tokenizer.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"model": {"vocab": {"a": 0, "</s>": 7}}}')
+    told = ["tokenizer=file", f"checkpoint.init_from={tmp_path / 'base' / named}"]
+    found = {one.key: (one.value, one.why) for one in resolved(told).derived}
+    assert found["tokenizer.path"] == (str(file), "that of checkpoint.init_from")
+
+
 @pytest.mark.parametrize(
     ("given", "rows", "why"),
     [

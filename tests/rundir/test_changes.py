@@ -33,7 +33,7 @@ FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "plan", "profiling",
 FREE_AS_A_WHOLE |= {"sweeper"}
 IDENTITY = {
     "": "hparams seed",
-    "checkpoint": "dir exclude_from_loading init_from",
+    "checkpoint": "dir exclude_from_loading init_from init_optimizer",
     "data": "_target_ add_bos add_eos anneal_start_step anneal_weights chat_template "
     "chat_template_path chosen_field dtype end_responses file_pattern formatting_func "
     "messages_field "

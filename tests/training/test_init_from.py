@@ -58,6 +58,42 @@ def test_excluded_prefixes_keep_their_initial_values(saved_run, exported, assemb
     assert_bit_equal(weights(loop.model), stored(step_of(saved_run, 6), "model/") | kept)
 
 
+def test_the_optimizer_of_another_run(saved_run, new_run, exported, capsys):
+    """Its state alone: no step, and the schedule begins."""
+    warm = "checkpoint.init_optimizer=true"
+    loop, source = built(new_run(f"{warm} checkpoint.init_from={saved_run}")), step_of(saved_run, 6)
+    assert f"beginning with the weights and the optimizer of {source}\n" in capsys.readouterr().out
+    assert_bit_equal(weights(loop.model), stored(source, "model/"))
+    names = {parameter: name for name, parameter in loop.model.named_parameters()}
+    state = {
+        f"{names[parameter]}/{key}": value
+        for parameter, values in loop.optimizer.state.items()
+        for key, value in values.items()
+        if isinstance(value, torch.Tensor)
+    }
+    assert_bit_equal(state, stored(source, "optimizer/"))
+    assert (loop.state.step, loop.state.samples, loop.loader.samples) == (0, 0, 0)
+    for told, fault in (
+        (f"checkpoint.init_from={exported}", "it holds the weights alone"),
+        (f"checkpoint.init_from={saved_run} optimizer=lion", "it has the state of optimizer=adamw"),
+    ):
+        assert worker.main([str(new_run(f"{warm} {told}"))]) == 2
+        said = capsys.readouterr().err
+        assert f"{fault}; set checkpoint.init_optimizer=false" in said
+
+
+def test_the_weights_of_another_vocabulary_are_refused(saved_run, new_run, capsys):
+    """Also where it has as many ids."""
+    base = f"checkpoint.init_from={saved_run}"
+    other = f"{base} tokenizer.train_bytes=1000"
+    assert worker.main([str(new_run(other))]) == 2
+    own = step_of(saved_run, 6) / "tokenizer" / "tokenizer.json"
+    said = capsys.readouterr().err
+    assert "it was trained with another tokenizer, so its token ids mean something else" in said
+    assert f"take its own: tokenizer=file tokenizer.path={own}" in said
+    assert_fresh(built(new_run(f"{other} run.allow_change=[tokenizer]")))
+
+
 def test_it_is_done_once(saved_run, new_run):
     """A run that has a checkpoint of its own goes on from that; one that was killed before begins
     with the weights again.

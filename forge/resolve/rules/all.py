@@ -25,6 +25,7 @@ from forge.resolve.rules import (
     recompute,
     run,
     run_directory,
+    sft,
     streaming,
     training,
 )
@@ -39,6 +40,7 @@ OF_ALL = (
     preference,
     streaming,
     training,
+    sft,
     recompute,
     mixture,
     evaluation,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 
 from forge.config.model import Decoder, Model
-from forge.config.objective import Objective, Pretrain
+from forge.config.objective import CrossEntropy, Objective
 from forge.config.parallel import ONE_STAGE_SCHEDULES, V_SCHEDULE, ZERO_BUBBLE_SCHEDULES, Parallel
 from forge.config.precision import Precision
 from forge.config.root import Config
@@ -66,7 +66,7 @@ def tp_divides(model: Decoder, parallel: Parallel) -> Findings:
 
 
 @rule("parallel.tp_loss", TP, "parallel.loss_parallel", "objective.loss_fn")
-def tp_loss(objective: Pretrain, parallel: Parallel) -> Findings:
+def tp_loss(objective: CrossEntropy, parallel: Parallel) -> Findings:
     """objective.loss_fn=chunked_cross_entropy never holds all logits, so with tp > 1 it needs
     parallel.loss_parallel=true.
     """

@@ -1,0 +1,55 @@
+"""Supervised fine-tuning: of examples what the data marks is learnt."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from forge.config.objective import SFT as SFTConfig
+from forge.data import IGNORE_INDEX
+from forge.data.loader import Batch
+from forge.data.samples import Samples
+from forge.objectives.next_token import kept_of
+from forge.objectives.pretrain import CrossEntropy
+
+
+class SFT(CrossEntropy):
+    """Cross-entropy of the marked tokens, of which each counts the same, or each example.
+
+    An example is a document where documents are kept apart, else what a row has. With
+    weighting=example there are `weights`, float32 [batch, seq], 1 / targets of the example; what
+    the loss of a step is divided by is then the number of examples. With NEFTune there is `jitter`,
+    float32 [batch, seq], alpha / sqrt(tokens of the example).
+    """
+
+    section: SFTConfig
+    along_sequence = ("tokens", "targets", "weights")
+
+    def collate(self, samples: Samples) -> Batch:
+        batch, alpha = super().collate(samples), self.section.neftune_alpha
+        by_example = self.section.weighting == "example"
+        if not (alpha or by_example):
+            return batch
+        targets = batch["targets"].numpy()
+        numbers = batch["documents"].numpy() if "documents" in batch else np.zeros_like(targets)
+        weights = np.zeros(targets.shape, dtype=np.float32)
+        jitter = np.zeros_like(weights)
+        for row, sample in enumerate(samples):
+            end = sum(stop - start for start, stop in sample.pieces) - 1
+            each, counted = numbers[row, :end], targets[row, :end] != IGNORE_INDEX
+            if end and alpha:
+                jitter[row, :end] = alpha * np.bincount(each)[each] ** -0.5
+            if end and by_example:
+                shared = np.bincount(each, counted)[each]
+                weights[row, :end] = counted / np.maximum(shared, 1)
+        if alpha:
+            batch["jitter"] = torch.from_numpy(jitter)
+        if by_example:
+            batch["weights"] = torch.from_numpy(weights)
+        return batch
+
+    def count(self, samples: Samples) -> int:
+        if self.section.weighting == "token":
+            return super().count(samples)
+        found = (kept_of(sample, samples.end_of_text) for sample in samples)
+        return sum(len(np.unique(numbers[kept])) for kept, numbers in found)

@@ -1,9 +1,11 @@
 """`python -m forge.export RUN PLACE`: the weights of a run as safetensors, or as a folder of
-Hugging Face.
+Hugging Face; its adapters as a folder of PEFT.
 
 Examples:
     python -m forge.export runs/mine mine.safetensors --dtype bfloat16
     python -m forge.export runs/mine my-model --format hf
+    python -m forge.export runs/adapters my-adapters --format peft
+    python -m forge.export runs/adapters my-model --format hf --merge
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 
 from forge.compose.trust import for_run
 from forge.config.numbers import read_amount
+from forge.config.root import Config
 from forge.generate import checkpoint_path, reader
 from forge.rundir import checkpoints
 from forge.rundir.files import replacing
@@ -31,11 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = reader("forge.export", what)
     add = parser.add_argument
     add("place", type=Path, help="the .safetensors file to write; with --format hf the folder")
-    formats = "one file with forge's names, or a folder for transformers and vLLM"
-    add("--format", choices=("safetensors", "hf"), default="safetensors", help=formats)
+    formats = "one file with forge's names, a folder for transformers and vLLM, or for PEFT"
+    add("--format", choices=("safetensors", "hf", "peft"), default="safetensors", help=formats)
+    add("--merge", action="store_true", help="add adapters to the weights that they stand beside")
     dtype = "number format (default: the run's checkpoint.export_dtype)"
     add("--dtype", choices=("float32", "bfloat16", "float16"), help=dtype)
-    add("--family", help="with hf: a model_type such as llama (default: the first that fits)")
+    add(
+        "--family",
+        help="with hf, peft: a model_type such as llama (default: the first that fits)",
+    )
     add("--shard-size", default="5GB", help="with hf: bytes of a file at most (default 5GB)")
     add("--overwrite", action="store_true", help="replace what is there")
     try:
@@ -48,13 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export(options: argparse.Namespace) -> str:
     place: Path = options.place
-    is_folder = options.format == "hf"
+    is_folder = options.format != "safetensors"
     if place.exists() and not options.overwrite:
         raise ValueError(f"{place} exists; give another name, or --overwrite")
     if place.exists() and place.is_dir() != is_folder:
         raise ValueError(f"{place} is {'no' if is_folder else 'a'} folder; give another name")
     if not is_folder and options.family:
-        raise ValueError(f"--family {options.family}: it is of --format hf")
+        raise ValueError(f"--family {options.family}: it is of --format hf and peft")
+    if options.merge and options.format == "peft":
+        raise ValueError("--merge: PEFT keeps adapters apart; --format hf, or leave it out")
     path = checkpoint_path(options)
     return _folder(options, path) if is_folder else _file(options, path)
 
@@ -64,23 +73,21 @@ def _file(options: argparse.Namespace, path: Path) -> str:
     from safetensors.torch import save_file
 
     from forge.training.hugging_face import export_dtype
-    from forge.training.restore import load_run
+    from forge.training.merging import Merged
 
     file: Path = options.place
-    trained = load_run(path, trust=for_run(path, options.trust), fp32=True)
-    dtype = export_dtype(trained.config, trained.path, options.dtype)
-    tensors = {
-        key: value.detach().to("cpu", dtype).contiguous()
-        for key, value in trained.model.state_dict().items()
-    }
+    saved, config = _of(options, path)
+    dtype = export_dtype(config, saved.path, options.dtype)
+    weights = Merged(saved.path, config)
+    tensors = {name: weights[name].to(dtype).contiguous() for name in weights}
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(file) as scratch:
-            save_file(tensors, scratch, metadata={"format": "pt", "step": str(trained.step)})
+            save_file(tensors, scratch, metadata={"format": "pt", "step": str(saved.step)})
     except SafetensorError as error:
         raise OSError(f"{file} cannot be written: {error}") from error
     word = str(dtype).removeprefix("torch.")
-    return f"{file}: {len(tensors)} tensors of step {trained.step} in {word}"
+    return f"{file}: {len(tensors)} tensors of step {saved.step} in {word}"
 
 
 def _folder(options: argparse.Namespace, path: Path) -> str:
@@ -89,30 +96,44 @@ def _folder(options: argparse.Namespace, path: Path) -> str:
         size = int(read_amount(options.shard_size, UNITS))
     except ValueError as error:
         raise ValueError(f"--shard-size {options.shard_size}: it is {error}") from None
-    from forge.training import restore
     from forge.training.hugging_face import export_folder
+    from forge.training.peft import export_peft
 
-    saved, skipped = checkpoints.find(path)
-    restore.warn_of(skipped)
-    config = restore.config_of(saved.path, trust=for_run(path, options.trust))
+    saved, config = _of(options, path)
     out: Path = options.place
     scratch = out.with_name(f".{out.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        said = export_folder(
-            saved.path,
-            config,
-            scratch,
-            family=options.family,
-            dtype=options.dtype,
-            shard_bytes=size,
-        )
+        common = {"family": options.family, "dtype": options.dtype}
+        if options.format == "peft":
+            said = export_peft(saved.path, config, scratch, **common)
+        else:
+            said = export_folder(saved.path, config, scratch, **common, shard_bytes=size)
         if out.exists():
             shutil.rmtree(out)
         scratch.rename(out)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return f"{out}: {said}"
+
+
+def _of(options: argparse.Namespace, path: Path) -> tuple[checkpoints.Saved, Config]:
+    """The checkpoint, and its config. Raises ValueError where it is not said what is to become of
+    adapters, or there are none.
+    """
+    from forge.training import restore
+
+    saved, skipped = checkpoints.find(path)
+    restore.warn_of(skipped)
+    config = restore.config_of(saved.path, trust=for_run(path, options.trust))
+    has, apart = config.adapter.active, options.format == "peft"
+    if has and not (options.merge or apart):
+        what = f"{path} has adapters beside weights that stay as they are"
+        raise ValueError(f"{what}; --merge adds them, --format peft writes them apart")
+    if not has and (options.merge or apart):
+        flag = "--format peft" if apart else "--merge"
+        raise ValueError(f"{flag}: {path} has no adapters; leave it out")
+    return saved, config
 
 
 if __name__ == "__main__":

@@ -102,6 +102,9 @@ class LoRA(Adapter):
         "biases that are trained too: of what has one, or all",
         choices=("none", "lora", "all"),
     )
+    init_from: str | None = opt(
+        None, "begin with the adapters of this folder of PEFT; new ones begin as nothing", path=True
+    )
     modules_to_save: list[str] = opt(
         [], "parameters that are trained and saved whole, by regular expressions in their names"
     )

@@ -7,10 +7,13 @@ import os
 from collections.abc import Collection, Iterator
 
 from forge.config import schemas
+from forge.config.adapter import LoRA
 from forge.config.checkpoint import Checkpoint
 from forge.config.data import Data
 from forge.config.eval import Eval
+from forge.config.hf import peft
 from forge.config.hf.section import FolderDecoder
+from forge.config.hf.shards import FolderError
 from forge.config.horizon import SCHEDULE, open_steps
 from forge.config.launch import Slurm
 from forge.config.mixture import Mix
@@ -106,6 +109,30 @@ def of_base(tokenizer: TokenizerFile, checkpoint: Checkpoint) -> Iterator[Derive
         if os.path.isfile(os.path.expanduser(place)):
             yield Derived("tokenizer.path", place, "that of checkpoint.init_from")
             return
+
+
+@derivation(
+    "checkpoint.init_from",
+    "adapter",
+    "model",
+    writes=("adapter.init_from", "checkpoint.init_from"),
+)
+def of_adapters(model: Model, adapter: LoRA, checkpoint: Checkpoint) -> Iterator[Derived]:
+    """Adapters of PEFT in checkpoint.init_from are adapter.init_from, and what they stand beside is
+    as their config says.
+    """
+    place = checkpoint.init_from
+    if place is None or not peft.is_peft(place) or adapter.init_from is not None:
+        return
+    try:
+        base = peft.read(place).get("base_model_name_or_path")
+    except FolderError:
+        base = None  # a rule says what is wrong
+    own = model.path if isinstance(model, FolderDecoder) and model.pretrained else None
+    yield Derived("adapter.init_from", place, "the adapters in checkpoint.init_from")
+    if own or (base and os.path.exists(base)):
+        why = "that of model.path" if own else "the base that the adapters name"
+        yield Derived("checkpoint.init_from", own or base, why)
 
 
 FORMATS = ("run.device", "precision.mixed_precision", "precision.residual_dtype")
@@ -236,6 +263,7 @@ def schedule(scheduler: Scheduler, train: Train) -> Iterator[Derived]:
 
 DERIVATIONS = (
     of_folder,
+    of_adapters,
     of_base,
     model_shape,
     device,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge.config.adapter import is_added
 from forge.config.hf import folder as folders
 from forge.config.hf.family import Family
 from forge.config.hf.shards import FolderError
@@ -22,7 +23,8 @@ from forge.hf.write import write_weights
 from forge.models.plain import make_model
 from forge.rundir.checkpoints import TOKENIZER, WEIGHTS, Saved
 from forge.training import tensor_storage
-from forge.training.checkpoint import Checkpointer, Tensors
+from forge.training.checkpoint import Checkpointer
+from forge.training.merging import Merged
 
 PREFIX = "model/"
 IMPORTED = "imported"
@@ -128,18 +130,15 @@ def export_folder(
         what = f"model._target_={section._target_} is no decoder of forge"
         raise ValueError(f"{what}, and only these have families; --format safetensors")
     chosen = choose_family(section, family)
-    stored = tensor_storage.stored(path / WEIGHTS)
+    weights = Merged(path, config)
     rows = chosen.rows(section)
     known = {row.ours.name for row in rows}
-    for name in stored:
-        if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
-            _check_buffer(name, _read(path, name), chosen)
+    for name in weights.stored:
+        if name not in known and not is_added(name):
+            _check_buffer(name, weights[name], chosen)
     number = export_dtype(config, path, dtype)
-
-    def read(name: str) -> Tensor:
-        return _read(path, PREFIX + name)
-
     out.mkdir(parents=True)
+    read = weights.__getitem__
     files = write_weights(out, rows, read, dtype=number, shard_bytes=shard_bytes)
     tokenizer = Tokenizer.load(path / TOKENIZER)
     tokenizer.save(out)
@@ -186,18 +185,8 @@ def generation_of(tokenizer: Tokenizer) -> dict[str, Any]:
 def _check_buffer(name: str, values: Tensor, family: Family) -> None:
     """A buffer that a family has not must do nothing."""
     if bool(values.any()):
-        what = (
-            f"{name.removeprefix(PREFIX)} is not zero, and {family.model_type} has no such tensor"
-        )
+        what = f"{name} is not zero, and {family.model_type} has no such tensor"
         raise ValueError(f"{what}; a family that has it: --family deepseek_v3")
-
-
-def _read(path: Path, name: str) -> Tensor:
-    """One tensor of a checkpoint, whole."""
-    what = tensor_storage.stored(path / WEIGHTS)[name]
-    values: Tensors = {name: torch.empty(tuple(what.size), dtype=what.properties.dtype)}
-    tensor_storage.load(values, path / WEIGHTS)
-    return values[name]
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

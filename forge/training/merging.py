@@ -8,10 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from forge.adapters.formats import pack, unpack
 from forge.adapters.lora import merged
 from forge.config.adapter import MAGNITUDE, A, B, LoRA, is_added, name_of
 from forge.config.hf import folder as folders
 from forge.config.model import Decoder
+from forge.config.qlora import QLoRA
 from forge.config.root import Config
 from forge.hf.read import read_whole
 from forge.models.init import init_weights
@@ -48,13 +50,16 @@ class Merged(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self.stored:
-            return self._read(name)
+            return self.own(name)
         values, one = self.base[name], self.beside.get(name)
         adapter = self.adapter
+        if one is not None and isinstance(adapter, QLoRA) and adapter.packs(one):
+            # What was trained beside; in fp32, as products have it.
+            values = unpack(pack(values, adapter.how), adapter.how, torch.float32)
         if one is None or not isinstance(adapter, LoRA) or not (rank := adapter.rank_of(one)):
             return values
-        magnitude = self._read(name_of(one, MAGNITUDE)) if adapter.dora else None
-        pair = self._read(name_of(one, A)), self._read(name_of(one, B))
+        magnitude = self.own(name_of(one, MAGNITUDE)) if adapter.dora else None
+        pair = self.own(name_of(one, A)), self.own(name_of(one, B))
         return merged(values, *pair, magnitude, role=one.role, scale=adapter.scale(rank))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -70,7 +75,8 @@ class Merged(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def _read(self, name: str) -> Tensor:
+    def own(self, name: str) -> Tensor:
+        """What the checkpoint itself holds under a name."""
         what = self.stored[name]
         values = {PREFIX + name: torch.empty(tuple(what.size), dtype=what.properties.dtype)}
         tensor_storage.load(values, self.path / WEIGHTS)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.adapters.adapter import adapter_of
+from forge.config.adapter import LoRA
 from forge.config.changes import changes, permitted
 from forge.config.hf.folder import is_folder
 from forge.config.root import Config
@@ -22,6 +23,7 @@ from forge.training import restore
 from forge.training.base import BASE, identity
 from forge.training.checkpoint import Checkpointer
 from forge.training.loop import Loop
+from forge.training.peft import load_adapters
 from forge.training.process import say
 from forge.training.saving import restore as load_state
 from forge.training.session import Session
@@ -159,6 +161,10 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
         say(f"going on from {source} at step {loop.state.step}, {where}: {rest}")
         if not same_optimizer:
             say(f"the optimizer begins anew: {source} has the state of another")
+    adapter = config.adapter
+    if start.checkpoint is None and isinstance(adapter, LoRA) and adapter.init_from:
+        load_adapters(Path(adapter.init_from), model, config.model, adapter)
+        say(f"beginning with the adapters of {adapter.init_from}")
     if isinstance(optimizer, Modes):
         optimizer.train()
     if not ranks.main:

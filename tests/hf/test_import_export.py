@@ -99,13 +99,13 @@ def test_a_sharded_checkpoint_is_exported_tensor_by_tensor(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The largest tensor, and what it is made of, is the most that is in memory at once."""
-    from forge.training import hugging_face
+    from forge.training.merging import Merged
 
     assert main([str(llama), str(tmp_path / "run")]) == 0
     held: list[int] = []
-    read = hugging_face._read
+    read = Merged.own
     monkeypatch.setattr(
-        hugging_face, "_read", lambda *words: held.append(read(*words).numel()) or read(*words)
+        Merged, "own", lambda *words: held.append(read(*words).numel()) or read(*words)
     )
     assert export.main([str(tmp_path / "run"), str(tmp_path / "out"), "--format", "hf"]) == 0
     assert max(held) == 260 * 32

@@ -142,6 +142,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_folder(path / "hf")
     ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))
     (path / "bytes.tiktoken").write_text("".join(ranks))
+    for name, base in {"peft": str(path / "run"), "alone": "hub/model"}.items():
+        (path / name).mkdir()
+        (path / name / "adapter_model.safetensors").touch()
+        said = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": base}
+        (path / name / "adapter_config.json").write_text(json.dumps(said))
     for step in (2, 10):
         (path / "run" / "checkpoints" / f"step_{step}").mkdir(parents=True)
     saved_config.save(resolved(SMALL, as_point=True).config, path / "run" / "config.yaml")

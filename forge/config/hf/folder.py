@@ -14,6 +14,7 @@ from typing import Any
 from forge.config.hf import families
 from forge.config.hf.family import Family, section_of
 from forge.config.hf.keys import Keys
+from forge.config.hf.peft import is_peft
 from forge.config.hf.shards import AGAIN, FolderError, Stored, stored
 from forge.config.hf.table import Row, shapes
 from forge.config.model import Decoder
@@ -71,9 +72,9 @@ class Folder:
 
 
 def is_folder(path: str | Path) -> bool:
-    """Whether a path is such a folder, and no run or checkpoint of forge."""
+    """Whether a path is such a folder, and no run or checkpoint of forge, nor adapters alone."""
     place = Path(path)
-    return (place / CONFIG).is_file() or any(place.glob("*.safetensors"))
+    return (place / CONFIG).is_file() or (any(place.glob("*.safetensors")) and not is_peft(place))
 
 
 def read(path: str | Path) -> Folder:

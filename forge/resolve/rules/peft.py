@@ -1,0 +1,67 @@
+"""Rules on folders of adapters, as PEFT writes them."""
+
+from __future__ import annotations
+
+from forge.config.adapter import Adapter, LoRA
+from forge.config.checkpoint import Checkpoint
+from forge.config.hf import peft
+from forge.config.hf.shards import FolderError
+from forge.config.problems import shown
+from forge.config.root import Config
+from forge.config.rule import Findings, rule
+from forge.resolve.rules.run_directory import has_saved_since
+
+INIT_FROM = "adapter.init_from"
+
+
+@rule(INIT_FROM, INIT_FROM, "adapter", "checkpoint.init_from", "run.dir", "checkpoint.dir")
+def init_from(config: Config, adapter: LoRA) -> Findings:
+    """adapter.init_from is a folder of PEFT, whose adapters have the options of these."""
+    place = adapter.init_from
+    if place is None or has_saved_since(config, "init_from"):
+        return
+    if not peft.is_peft(place):
+        what = f"{place} has no {peft.CONFIG}."
+        yield INIT_FROM, what, f"{INIT_FROM}=null, or a folder as save_pretrained of PEFT writes it"
+        return
+    try:
+        theirs = peft.options(peft.read(place))
+    except FolderError as error:
+        yield INIT_FROM, error.what, error.fix
+        return
+    for name, value in theirs.items():
+        if (ours := getattr(adapter, name)) != value:
+            key, said = f"adapter.{name}", shown(value)
+            yield (
+                key,
+                f"{place} has adapters of {name}={said}, and this is {shown(ours)}.",
+                (f"{key}={said}"),
+            )
+
+
+@rule("checkpoint.adapters", "checkpoint.init_from", "adapter", "run.dir", "checkpoint.dir")
+def adapters(config: Config, adapter: Adapter, checkpoint: Checkpoint) -> Findings:
+    """A folder of adapters alone is beside weights that are somewhere else, for a run with
+    adapters.
+    """
+    place = checkpoint.init_from
+    if place is None or not peft.is_peft(place) or has_saved_since(config, "init_from"):
+        return
+    if not isinstance(adapter, LoRA):
+        yield "adapter", f"{place} has adapters alone.", " ".join(["adapter=lora", *_typed(place)])
+        return
+    what = f"{place} has adapters alone, whose base is not on this machine."
+    yield (
+        "checkpoint.init_from",
+        what,
+        f"checkpoint.init_from=null {INIT_FROM}={place}, or its base for null",
+    )
+
+
+def _typed(place: str) -> list[str]:
+    """Overrides by which an adapter is as one in a folder."""
+    try:
+        theirs = peft.options(peft.read(place))
+    except FolderError:
+        return []  # the rule above says what is wrong
+    return [f"adapter.{name}={shown(value)}" for name, value in theirs.items() if value]

@@ -1,0 +1,138 @@
+"""Adapters as folders of PEFT, out of runs and into them; and merged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import write_llama
+from safetensors.torch import load_file
+
+import forge
+from forge import export, train
+from forge.config.adapter import is_added
+
+TEXT = "The sea is calm. " * 60
+SIZES = {"hidden_size": 64, "intermediate_size": 128}
+TOKENS = torch.arange(24).view(2, 12)
+
+
+def trained(folder: Path, run: Path, *options: str) -> None:
+    """Some steps large enough that adapters do something."""
+    words = [f"model.path={folder}", f"run.dir={run}", "train.max_steps=3"]
+    words += ["model=hf", "data=text", f"data.path={run.with_suffix('.txt')}", "run.device=cpu"]
+    words += ["train.seq_len=16", "train.batch_size=2", "train.global_batch_size=2"]
+    words += ["optimizer=adamw", "optimizer.lr=0.03", "precision=fp32"]
+    words += ["eval.enabled=false", "data.val_fraction=0"]
+    run.with_suffix(".txt").write_text(TEXT)
+    assert train.main([*words, *options]) == 0
+
+
+def logits(run: Path) -> torch.Tensor:
+    return forge.load(run).model(TOKENS).detach()
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("peft") / "llama", **SIZES)
+
+
+def test_adapters_go_out_and_in_again_and_are_merged(wide: Path, tmp_path: Path, capsys) -> None:
+    """Names and sums by hand; beside a base in 4 bits, which is merged as products have it."""
+    run, out = tmp_path / "run", tmp_path / "adapters"
+    trained(wide, run, "adapter=qlora", "adapter.rank=2", "adapter.target_modules=[wq,w_down]")
+    assert export.main([str(run), str(out), "--format", "peft"]) == 0
+    config = json.loads((out / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["use_dora"]) == (2, 32.0, False)
+    assert config["target_modules"] == ["down_proj", "q_proj"]
+    stored = load_file(out / "adapter_model.safetensors")
+    name = "base_model.model.model.layers.1.mlp.down_proj.lora_"
+    assert stored[f"{name}A.weight"].shape == (2, 128)
+    model: Any = forge.load(run).model
+    own = model.get_submodule("blocks.1.feed_forward.w_down")
+    assert torch.equal(stored[f"{name}B.weight"], own.lora_b)
+
+    assert export.main([str(run), str(tmp_path / "merged.safetensors")]) == 2
+    assert "--merge adds them, --format peft writes them apart" in capsys.readouterr().err
+    assert export.main([str(run), str(tmp_path / "merged.safetensors"), "--merge"]) == 0
+    merged = load_file(tmp_path / "merged.safetensors")
+    expected = own.weight + 16 * stored[f"{name}B.weight"] @ stored[f"{name}A.weight"]
+    assert torch.allclose(merged["blocks.1.feed_forward.w_down.weight"], expected, atol=1e-6)
+    assert not any(is_added(key) for key in merged)
+
+    again = tmp_path / "again"
+    same = ("adapter=qlora", "adapter.rank=2", "adapter.target_modules=[wq,w_down]")
+    trained(wide, again, *same, f"checkpoint.init_from={out}", "optimizer.lr=1e-30")
+    assert torch.allclose(logits(again), logits(run), atol=1e-6)
+
+
+CASES = {
+    "lora": (
+        "wide",
+        "adapter.target_modules=[auto,head,embedding]",
+        "adapter.dropout=0",
+        "adapter.ranks={wk:3}",
+    ),
+    "rslora": ("wide", "adapter.rank_stabilized=true", "adapter.modules_to_save=[norm]"),
+    "dora": ("wide", "adapter.dora=true"),
+    "gpt2": ("gpt2", "adapter.ranks={wv:0,wk:3}"),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", CASES)
+def test_transformers_and_peft_read_them_with_equal_logits(
+    case: str, wide: Path, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    kind, *options = CASES[case]
+    folder = wide if kind == "wide" else write_gpt2(tmp_path / "gpt2")
+    run, out, whole = tmp_path / "run", tmp_path / "out", tmp_path / "whole"
+    trained(folder, run, "adapter=lora", "adapter.rank=4", *options)
+    ours, base = logits(run), AutoModelForCausalLM.from_pretrained(folder)
+    assert not torch.allclose(base(TOKENS).logits, ours, atol=1e-2)
+    assert export.main([str(run), str(out), "--format", "peft"]) == 0
+    theirs = PeftModel.from_pretrained(base, str(out))
+    assert torch.allclose(theirs.eval()(TOKENS).logits, ours, atol=1e-5)
+    assert export.main([str(run), str(whole), "--format", "hf", "--merge"]) == 0
+    merged = AutoModelForCausalLM.from_pretrained(whole)
+    assert torch.allclose(merged.eval()(TOKENS).logits, ours, atol=1e-5)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dora", [False, True])
+def test_what_peft_saved_is_read_with_equal_logits(dora: bool, wide: Path, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(wide)
+    config = LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj", "up_proj"], use_dora=dora)
+    theirs: Any = get_peft_model(base, config)
+    for name, values in theirs.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(values, std=0.3)
+    theirs.save_pretrained(tmp_path / "theirs")
+    options = ["adapter=lora", "adapter.rank=4", "adapter.alpha=6", "optimizer.lr=1e-30"]
+    options += ["adapter.target_modules=[wq,w_up]", f"adapter.dora={str(dora).lower()}"]
+    run = tmp_path / "run"
+    trained(wide, run, *options, f"checkpoint.init_from={tmp_path / 'theirs'}")
+    assert torch.allclose(logits(run), theirs.eval()(TOKENS).logits, atol=1e-5)
+
+
+def write_gpt2(place: Path) -> Path:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from forge.config.tokenizer import Bytes
+    from forge.data.tokenizer import byte_ids
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 260, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=256))
+    model.save_pretrained(place)
+    byte_ids(Bytes(), text=None).save(place)
+    return place

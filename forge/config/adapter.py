@@ -186,7 +186,7 @@ def _beside(one: TensorSpec, rank: int, *, dora: bool) -> Iterator[TensorSpec]:
     cut_columns: dict[str, Any] = (
         {"tp": len(stack) + 1, "pieces": one.pieces} if of_rows == 1 else {}
     )
-    std = (3 * columns) ** -0.5  # that of torch's linear layers, in which PEFT begins
+    std = (3 * max(columns, 1)) ** -0.5  # that of torch's linear layers, in which PEFT begins
     shape = (*stack, rank, columns)
     yield TensorSpec(name=name_of(one, A), shape=shape, std=std, **matrix, **cut_columns)
     shape = (*stack, rows, rank)

@@ -41,6 +41,7 @@ DEGREE_RULES = tuple(rule for rule in rules_of(degree_rules) if not rule.warning
     "model.vocab_size",
     "model.moe.num_experts",
     *GROUPED,
+    "adapter",
     "model.moe.frequency",
     "model.moe.ffn_hidden_dim",
     "model.moe.shared_hidden_dim",
@@ -73,6 +74,7 @@ RESHARD, REDUCE = "parallel.reshard_after_forward", "parallel.reduce_gradients"
     "train.seq_len",
     "train.grad_accum_steps",
     *GROUPED,
+    "adapter",
     writes=(RESHARD, REDUCE),
 )
 def memory_for_time(config: Config, parallel: Parallel, world: World) -> Iterator[Derived]:

@@ -28,6 +28,7 @@ GIB = 1 << 30
     "train.batch_size",
     "train.seq_len",
     *GROUPED,
+    "adapter",
     writes=(
         POLICY,
         "train.recompute_layers",

@@ -108,9 +108,9 @@ def test_a_value_of_another_type_set_in_python(key: str, value: object, what: st
     assert what in str(refused.value)
 
 
-@pytest.mark.parametrize("layout", ["auto", "ep2"])
-def test_no_rule_or_derivation_stumbles_over_a_broken_option(layout: str):
-    composed = composition.config(["model=moe_tiny", f"parallel={layout}"])
+@pytest.mark.parametrize("choices", ["parallel=auto", "parallel=ep2", "adapter=qlora"])
+def test_no_rule_or_derivation_stumbles_over_a_broken_option(choices: str):
+    composed = composition.config(["model=moe_tiny", choices])
     for key, schema, field in OPTIONS:
         group = key.rpartition(".")[0]
         broken = [object(), *(value for _, value, legal in limits(field) if not legal)]

@@ -77,7 +77,7 @@ def modules_to_save(model: Decoder, adapter: LoRA) -> Findings:
             yield SAVED, what, f"{SAVED}=[norm]"
 
 
-@rule("adapter.embedding", TARGETS, "adapter.dora", "model.tie_embeddings")
+@rule("adapter.embedding", TARGETS, "adapter.dora", "model")
 def embedding(model: Decoder, adapter: LoRA) -> Findings:
     """What stands beside the embedding is looked up with it: it is no head, and has no rows whose
     lengths are trained.

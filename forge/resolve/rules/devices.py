@@ -98,7 +98,15 @@ def offload_backend(parallel: Parallel, world: World) -> Findings:
         yield "parallel.backend", "parallel.cpu_offload=false, or no parallel.backend"
 
 
-@rule("parallel.memory", *RANKS, "train.batch_size", "train.seq_len", *GROUPED, warning=True)
+@rule(
+    "parallel.memory",
+    *RANKS,
+    "train.batch_size",
+    "train.seq_len",
+    *GROUPED,
+    "adapter",
+    warning=True,
+)
 def memory(config: Config, world: World) -> Findings:
     """The estimated memory of a device should be at most what its GPU has."""
     there = world.devices.memory if world.device == "cuda" else None
@@ -109,7 +117,7 @@ def memory(config: Config, world: World) -> Findings:
         yield "parallel", f"{what} {byte_size(there)}.", fix
 
 
-@rule(HOST_MEMORY, "run.device", *RANKS, *GROUPED, warning=True)
+@rule(HOST_MEMORY, "run.device", *RANKS, *GROUPED, "adapter", warning=True)
 def host_memory(config: Config, world: World) -> Findings:
     """On a CPU the weights, gradients and optimizer state of all ranks fit in the machine's memory;
     forge.train refuses others.

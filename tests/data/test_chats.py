@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from data_helpers import build_section, shards_of
+from tokenizers import Tokenizer as Raw
+from tokenizers import normalizers
 
 from forge.build import build
 from forge.config.chats import Alpaca, Chat, ChatRows, Formatted, ShareGPT, chat_template
@@ -250,3 +252,13 @@ def test_shards_have_the_same_tokens_and_marks(tmp_path):
     shards_of(tmp_path / "out", section, Bytes())
     made = IndexedStore(tmp_path / "out" / "train")
     assert made.fingerprint == store.fingerprint
+
+
+def test_what_is_not_spelled_again_is_reported(tokenizer, caplog):
+    lowered = Raw.from_str(tokenizer._raw.to_str())
+    lowered.normalizer = normalizers.Lowercase()
+    loses = Tokenizer(lowered, eos_token=END)
+    render(SAID, loses, where="a.jsonl line 7")
+    assert caplog.messages == [
+        "1 of 1 conversations are not spelled again by their tokens; the first is a.jsonl line 7"
+    ]

@@ -20,14 +20,16 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 
 from forge.adapters.adapter import Adapted
-from forge.adapters.packed import few_bits, packed_in
+from forge.adapters.packed import packed_in
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
 from forge.owned import local
+from forge.parallel.fsdp_formats import integers, keep_formats
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import blocks_of, mix_in
 
 
+@integers()
 def shard(
     model: nn.Module,
     mesh: Mesh,
@@ -85,7 +87,7 @@ def shard(
             following[0].set_modules_to_backward_prefetch(group)  # type: ignore[operator]
     register_fsdp_forward_method(model, "hidden")
     mix_in(model, ReshardsOnModeChange)
-    _keep_formats(model)
+    keep_formats(model)
     if mesh.fsdp.size() == 1:
         return  # no rank adds anything, and a factor would be one more copy
     for module in model.modules():
@@ -108,24 +110,6 @@ def placement(parameter: nn.Parameter, ranks: int, rows: Container[int] = ()) ->
     across = (1,) if id(parameter) in rows else (1, 2)
     dims = [dim for dim in across if here.shape[dim] % ranks == 0]
     return Shard(min(dims, key=lambda dim: dim in cut)) if dims else None
-
-
-def _keep_formats(model: nn.Module) -> None:
-    """Have what is kept of weights in few bits gathered as it is, whatever param_dtype is."""
-    for module in model.modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        group: Any = module._get_fsdp_state()._fsdp_param_group
-        for one in group.fsdp_params if group else ():
-            where = one._module_info
-            if any(where.param_name in own.attributes for own in few_bits(where.module)):
-                one.init_dtype_attrs = partial(_as_it_is, one)
-
-
-def _as_it_is(one: Any, policy: MixedPrecisionPolicy) -> None:
-    """In place of FSDP's choice of formats, which casts numbers, and in torch 2.11 integers too."""
-    one.orig_dtype = one.sharded_param.dtype
-    one.param_dtype = one.reduce_dtype = None
 
 
 class ReshardsOnModeChange(nn.Module):

@@ -17,13 +17,14 @@ from forge.launch.sweep.preflight import Preflight
 ROOT = Path(__file__).parents[1]
 NAMES = (
     "getting_started concepts how_to layouts launching experts optimizers "
-    "sweeps slurm optuna reports hugging_face"
+    "sweeps slurm optuna reports hugging_face sft"
 )
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES.split())]
-PARTS = {"sweeps.md", "slurm.md", "optuna.md", "reports.md"}  # spans are parts of a command
+# Whose spans are parts of a command.
+PARTS = {"sft.md", "sweeps.md", "slurm.md", "optuna.md", "reports.md"}
 REFUSED = ("optimizer.lrr=1", "model.n_heads=3,4", "scheduler.stable_steps=10")
 # Refused on purpose, a pattern, or the user's own file.
-LEFT_OUT = (*REFUSED, "group=option", "...", "<", "experiment=tune")
+LEFT_OUT = (*REFUSED, "group=option", "...", "<", "experiment=tune", "run.dir=runs/base")
 
 
 def commands() -> list[tuple[str, str]]:
@@ -48,8 +49,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     apple = SimpleNamespace(system=lambda: "Darwin", machine=lambda: "arm64")
     monkeypatch.setattr("forge.plan.world.platform", apple)  # for run.device=mps
-    for name in ("books", "docs", "RUN"):
-        (tmp_path / name).mkdir()
+    for name in ("books", "docs", "RUN", "runs/base/tokenizer"):
+        (tmp_path / name).mkdir(parents=True)
     (tmp_path / "my" / "conf").mkdir(parents=True)
     for name in ("my.txt", "books/one.txt", "docs/one.md"):
         (tmp_path / name).write_text("text\n")
@@ -71,6 +72,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "my/tokenizer.json",
         "my/model/tokenizer.json",
         "my/tokenizer/tokenizer.json",
+        "runs/base/tokenizer/tokenizer.json",
         "my/tokens/tokenizer/tokenizer.json",
     ):
         content = {"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []}

@@ -39,9 +39,16 @@ Starter = Callable[..., list[Outcome]]
 
 
 @pytest.fixture
-def command(text_file: Path) -> Command:
+def options() -> str:
+    """Further ones, of all starts."""
+    return ""
+
+
+@pytest.fixture
+def command(text_file: Path, options: str) -> Command:
     """forge.train of a small model into a directory."""
     common = [sys.executable, "-m", "forge.train", "data=text", f"data.path={text_file}", *SMALL]
+    common += options.split()
     return lambda run_dir, batch_size=4, *more: [
         *common,
         f"run.dir={run_dir}",
@@ -74,7 +81,16 @@ def killed(command: Command, tmp_path: Path) -> Starter:
     return run
 
 
+SFT = (
+    "objective=sft objective.weighting=example objective.neftune_alpha=5 model.dropout=0.2 "
+    "data.pack_sequences=true"
+)
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", ["", pytest.param(SFT, marks=pytest.mark.nightly)], ids=["pretrain", "sft"]
+)
 def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(
     killed: Starter, undisturbed: Path, tmp_path: Path
 ) -> None:

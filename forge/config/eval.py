@@ -17,6 +17,9 @@ class Eval(Section):
 
     enabled: bool = opt(False, "evaluate in the loop and at its end")
     interval: int = opt(1000, "evaluate every N steps", gt=0)
+    at_start: bool = opt(
+        False, "evaluate, and print samples, before the first step too: what training begins with"
+    )
     steps: int = opt(50, "evaluate as many sequences as N steps train on; 0 = all", ge=0)
     max_tokens: int = opt(1_000_000, "evaluate at most this many tokens; 0 = all", ge=0)
     batch_size: int | None = opt(

@@ -131,7 +131,7 @@ class Evaluation(Callback):
         return session.config.eval.enabled
 
     def on_start(self, loop: Loop) -> None:
-        if self.due:
+        if self.due or (loop.state.step == 0 and loop.config.eval.at_start):
             self.evaluate(loop)
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:

@@ -70,6 +70,10 @@ class Samples(Callback):
         section = session.config.eval
         return section.enabled and section.sample_tokens > 0
 
+    def on_start(self, loop: Loop) -> None:
+        if loop.state.step == 0 and loop.config.eval.at_start:
+            self.sample(loop)
+
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         if self._is_due(loop):
             self.sample(loop)

@@ -138,11 +138,14 @@ def test_the_mode_of_the_model_is_restored_also_after_an_error(assembled):
 
 def test_evaluation_and_samples_do_not_change_training_and_come_when_they_are_due(assembled):
     plain = assembled("train.max_steps=5")
-    evaluated = assembled(EVALUATE, "eval.sample_interval=1 train.max_steps=5")
+    often = "eval.at_start=true eval.sample_interval=1 train.max_steps=5"
+    evaluated = assembled(EVALUATE, often)
     for loop in (plain, evaluated):
         loop.run()
     assert_bit_equal(weights(evaluated.model), weights(plain.model))
-    assert set(logged(evaluated.run_dir, "eval/loss")) == {2, 4, 5}
+    assert set(logged(evaluated.run_dir, "eval/loss")) == {0, 2, 4, 5}
+    rows = (evaluated.run_dir / "samples.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
 
 
 def test_compiled_models_are_evaluated_and_sampled_without_compiling_anew(assembled):

@@ -43,10 +43,15 @@ OPTIONS = [
     "checkpoint.async_mode=async data.num_workers=2",
     "run.deterministic=true optimizer.fused=false",
     "scheduler=wsd scheduler.warmup_steps=7",
+    pytest.param(
+        "objective=sft objective.weighting=example objective.neftune_alpha=5 model.dropout=0.2 "
+        "data.pack_sequences=true",
+        id="sft",
+    ),
 ]
 
 
-@pytest.mark.ci("train.grad_accum_steps=2", "checkpoint.async_mode=async data.num_workers=2")
+@pytest.mark.ci("train.grad_accum_steps=2", "checkpoint.async_mode=async data.num_workers=2", "sft")
 @pytest.mark.parametrize("options", OPTIONS)
 def test_with_options(trained, options):
     whole = trained(MID_EPOCH, EVALUATE, options)

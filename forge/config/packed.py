@@ -67,5 +67,5 @@ def packed_bytes(shape: tuple[int, ...], how: str) -> int:
 def made_bytes(shape: tuple[int, ...], width: int) -> int:
     """Most bytes of a weight that is made again, and of what it is made of. width: of a number."""
     values = math.prod(shape)
-    # codes as indices, what they stand for, and that times its scales
-    return width * values + (FP32 // 2 + 2 * FP32) * min(values, AT_ONCE)
+    # what codes stand for, that times its scales, and what these are made of
+    return width * values + round((2 * FP32 + 10 * FP32 / BLOCK) * min(values, AT_ONCE))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from forge.config.adapter import LoRA
+from forge.config.adapter import LoRA, is_added
 from forge.config.field import opt
-from forge.config.packed import BLOCK, Kept, kept
+from forge.config.packed import BLOCK
 from forge.config.tensors import EXPERT, MATRIX, TensorSpec
 
 
@@ -40,12 +39,5 @@ class QLoRA(LoRA):
     def packs(self, one: TensorSpec) -> bool:
         """Whether a weight is kept in few bits."""
         inside = one.role in (MATRIX, EXPERT) and one.name.startswith("blocks.")
-        return inside and one.shape[-1] % BLOCK == 0 and not self.trains(one)
-
-    def packed(self, tensors: Iterable[TensorSpec]) -> list[TensorSpec]:
-        """Those of these weights that are."""
-        return [one for one in tensors if self.packs(one)]
-
-    def kept(self, one: TensorSpec) -> list[Kept]:
-        """What is there in place of such a weight."""
-        return list(kept(one, self.how))
+        stays = not is_added(one.name) and not self.trains(one)
+        return inside and stays and one.shape[-1] % BLOCK == 0

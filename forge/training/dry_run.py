@@ -90,7 +90,10 @@ def _step(config: Config, rank: int, size: int) -> dict[str, Any]:
     )
     train = config.train
     tokens = torch.zeros(train.batch_size, train.seq_len, dtype=torch.int64)
-    batches = [{"tokens": tokens, "targets": tokens} for _ in range(train.grad_accum_steps)]
+    batch = {"tokens": tokens, "targets": tokens}
+    if config.draws:
+        batch["noise"] = tokens.to(torch.int32)
+    batches = [batch] * train.grad_accum_steps
     count = (train.global_batch_size or 1) * train.seq_len
     step = Step(batches=batches, n_tokens=count, n_targets=count)
     with Imagined():

@@ -16,14 +16,14 @@ from torch.utils._pytree import tree_leaves
 
 import forge
 from forge.config.model import Decoder as DecoderConfig
-from forge.config.objective import Pretrain as PretrainConfig
+from forge.config.objective import SFT as SFTConfig
 from forge.config.preference import DPO as DPOConfig
 from forge.config.recompute import Policy
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.objectives.chunked_cross_entropy import auto_chunk_size
 from forge.objectives.dpo import DPO
-from forge.objectives.pretrain import Pretrain
+from forge.objectives.sft import SFT
 from forge.optim.build import build_optimizer
 from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.host_memory import Host
@@ -170,6 +170,8 @@ def test_weights_gradients_and_optimizer_state_are_exact(
         {"position": "none", "temperature_tuning": True},
         {"qk_norm": True, "qk_norm_after_rope": True, "partial_rotary_factor": 0.5},
         GPT2,
+        GPT2 | {"dropout": 0.1},
+        {"dropout": 0.1, "norm_placement": "both"},
         MOE,
         MOE | {"moe.shared_experts": 2, "moe.frequency": 2},
         MOE | {"moe.capacity_factor": 1.0, "moe.router": "sigmoid_topk"},
@@ -201,9 +203,11 @@ def test_activations_are_what_forward_leaves_alive(
     model.residual_dtype = FORMATS[residual] if format == "bf16" else None
     recompute(model, mode)
     tokens = torch.zeros(BATCH, SEQ, dtype=torch.int64)
+    noise = tokens.int()
     with Live(model) as live:
-        kept = model(tokens)
+        kept = model.logits(model.hidden(tokens, noise=noise))
         held = live.bytes() - kept.nbytes
+    held -= noise.nbytes if chosen.model.dropout else 0  # of the batch, which layers look at
     assert held == pytest.approx(memory_by_part(chosen)["activations"], rel=0.01, abs=640)
 
 
@@ -237,29 +241,32 @@ def test_documents_apart_cost_the_masks_that_layers_share(
 
 @pytest.mark.parametrize("format", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("loss", "z_loss_weight", "chunk"),
+    ("loss", "z_loss_weight", "chunk", "smoothing"),
     [
-        ("cross_entropy", 0.0, 0),
-        ("cross_entropy", 1e-4, 0),
-        ("chunked_cross_entropy", 0.0, 64),
-        ("chunked_cross_entropy", 1e-4, 0),
+        ("cross_entropy", 0.0, 0, 0.0),
+        ("cross_entropy", 1e-4, 0, 0.0),
+        ("cross_entropy", 0.0, 0, 0.1),
+        ("chunked_cross_entropy", 0.0, 64, 0.0),
+        ("chunked_cross_entropy", 1e-4, 0, 0.1),
     ],
 )
 def test_logits_are_the_peak_of_the_loss(
-    config: Callable[..., Config], loss: str, z_loss_weight: float, chunk: int, format: str
+    config: Callable[..., Config],
+    loss: str,
+    z_loss_weight: float,
+    chunk: int,
+    smoothing: float,
+    format: str,
 ) -> None:
-    objective = (
-        f"objective.loss_fn={loss}",
-        f"objective.z_loss_weight={z_loss_weight}",
-        f"objective.ce_chunk_size={chunk}",
-    )
+    options = {"loss_fn": loss, "z_loss_weight": z_loss_weight, "ce_chunk_size": chunk}
+    options["label_smoothing"] = smoothing
+    objective = ("objective=sft", *(f"objective.{key}={each}" for key, each in options.items()))
     chosen = config(*objective, f"precision={format}", dim=8, vocab_size=2048, n_heads=2)
     head = Head(vocab=2048, dim=8).to(torch.bfloat16 if format == "bf16" else torch.float32)
-    section = PretrainConfig(loss_fn=loss, z_loss_weight=z_loss_weight, ce_chunk_size=chunk)
     zeros = torch.zeros(BATCH, SEQ, dtype=torch.int64)
     with Live(head) as live:
         batch = {"tokens": zeros, "targets": zeros}
-        Pretrain(section)(head, batch).total.backward()  # type: ignore[arg-type]
+        SFT(SFTConfig(**options))(head, batch).total.backward()  # type: ignore[arg-type]
     assert memory_by_part(chosen)["logits"] == pytest.approx(live.peak, rel=0.25)
 
 

@@ -19,7 +19,7 @@ from forge.training.dry_run import step_of
 LAPTOP = Devices(gpus=0, source=CPU_BUILD, torch=(2, 13))
 EIGHT, MOE = "model=llama3_8b train.seq_len=8192", "model=mixtral_8x7b"
 LAYOUTS = [
-    f"{EIGHT} parallel.dp_shard=8 parallel.tp=8 plan.world_size=64",
+    f"{EIGHT} parallel.dp_shard=8 parallel.tp=8 plan.world_size=64 model.dropout=0.1",
     pytest.param(f"{EIGHT} parallel.dp_shard=1024 plan.world_size=1024", marks=pytest.mark.nightly),
     pytest.param(
         f"{EIGHT} parallel.dp_replicate=2 parallel.dp_shard=8 parallel.cp=4 plan.world_size=64",

@@ -240,7 +240,10 @@ class Pipeline(Balanced, nn.Module):
         if not self.section.tie_embeddings or self.first == self.last:
             return
         part = self.parts[0] if self.first else self.parts[-1]
-        gradient = part.embedding.weight.grad  # type: ignore[union-attr]
+        table: Any = part.embedding.weight  # type: ignore[union-attr]
+        if not table.requires_grad:
+            return
+        gradient = table.grad
         assert isinstance(gradient, Tensor), "a copy of the tied table has no gradient"
         own = local(gradient)
         other, peer = torch.empty_like(own), self.line.owner(self.line.last if self.first else 0)

@@ -25,6 +25,7 @@ one device, full recompute, experts | recompute=full | qlora, moe
 fsdp2, experts | dp_shard=2 | qlora, moe
 ep2, experts | ep=2 | qlora, moe
 ep2 x tp2, experts | ep=2 tp=2 | qlora, moe
+pp2 x ep2, experts | pp2 ep=2 batch=4 | qlora, moe
 ep2, experts with a capacity | ep=2 | qlora, moe, capacity
 ep2 x fsdp2, experts | ep=2 dp_shard=2 batch=2 | qlora, moe
 """)

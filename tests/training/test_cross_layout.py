@@ -15,6 +15,10 @@ MOE = """
     model.moe.num_experts=8 model.moe.ffn_hidden_dim=18 model.moe.bias_update_rate=0.01
     model.moe.sequence_aux_loss_weight=0.01
 """
+QLORA = """
+    adapter=qlora adapter.rank=2 adapter.dropout=0.1 optimizer=adamw
+    model.dim=128 model.n_heads=4 model.ffn_hidden_dim=256
+"""
 DRAWN = """
     objective=sft objective.weighting=example objective.neftune_alpha=5 model.dropout=0.2
     data.pack_sequences=true
@@ -54,8 +58,9 @@ STOPS_OF_EXPERTS = (
         ("", STOPS),
         pytest.param(MOE, STOPS_OF_EXPERTS, marks=pytest.mark.nightly),
         pytest.param(DRAWN, STOPS, marks=pytest.mark.nightly),
+        pytest.param(QLORA, STOPS, marks=pytest.mark.nightly),
     ],
-    ids=["dense", "experts", "sft with dropout"],
+    ids=["dense", "experts", "sft with dropout", "qlora"],
 )
 def test_a_run_that_changes_its_layout_at_every_stop_equals_one_that_never_stops(
     train, model, stops

@@ -1,12 +1,12 @@
 """Whether post-training helps: the three demos from one base, over three seeds, before and after.
 
-    python benchmarks/post_training.py [--folder FOLDER] [--base STEPS] [--steps N] [DEMO ...]
+    python benchmarks/post_training.py [--folder FOLDER] [--base STEPS] [DEMO[=STEPS] ...]
 
 Of each demo an ablation with two arms: the base as it is, which takes one step with a learning rate
-of next to nothing, and the demo. Writes results/post_training.md and a page of each demo beside
-this file. FOLDER: where the base and the sweeps are, which go on where they were; default: a
-temporary one. Without numbers of steps they are those of the default run and of the demos, and take
-half an hour on two quiet cores.
+of next to nothing, and the demo. Writes results/post_training.md beside this file. FOLDER: where
+the base and the sweeps are, which go on where they were, and of which forge.report makes pages;
+default: a temporary one. Steps: of the base and of demos; without them those of the default run and
+of the demos, which take half an hour on two quiet cores.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-RESULTS = Path(__file__).with_name("results")
+RESULTS = Path(__file__).resolve().with_name("results")
 DEMOS = {
-    "sft_demo": "Supervised fine-tuning of all weights on questions about Python, and answers.",
-    "lora_demo": "The same by low-rank adapters alone.",
-    "dpo_demo": "Direct preference optimisation on answers and damaged ones.",
+    "sft": "experiment=sft_demo",  # all weights, on questions about Python, and answers
+    "lora": "experiment=sft_demo adapter=lora",  # low-rank adapters alone
+    "dpo": "experiment=dpo_demo",  # prefers these answers to damaged ones
 }
 BEFORE = ["train.max_steps=1", "optimizer.lr=1e-12", "scheduler.warmup_steps=0"]
 SEEDS = [1, 2, 3]
@@ -44,7 +44,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--base", type=int, metavar="STEPS")
-    parser.add_argument("--steps", type=int)
     parser.add_argument("demos", nargs="*", default=list(DEMOS))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -58,32 +57,33 @@ def main() -> None:
         said = f"`{words}`, {machine}. Arms: the base as it is, and the demo; paired by seed.\n"
         parts = ["# What post-training does\n", said]
         for demo in options.demos:
-            parts += of_demo(folder, demo, options.steps, more)
+            name, _, steps = demo.partition("=")
+            parts += of_demo(folder, name, steps, more)
     (RESULTS / "post_training.md").write_text("\n".join(parts), encoding="utf-8")
 
 
-def of_demo(folder: Path, name: str, steps: int | None, more: list[str]) -> Iterator[str]:
+def of_demo(folder: Path, name: str, steps: str, more: list[str]) -> Iterator[str]:
     """The tables of a demo, and what is written before and after."""
     after = [f"train.max_steps={steps}"] if steps else []
-    words = [f"experiment={name}", f"checkpoint.init_from={folder}/base", f"sweep.name={name}"]
+    words = [*DEMOS[name].split(), f"checkpoint.init_from={folder}/base", f"sweep.name={name}"]
     words += [f"sweep.ablation.arms={{before: {BEFORE}, after: {after}}}"]
     words += ["sweep.ablation.baseline=before", f"sweep.ablation.seeds={SEEDS}"]
     forge(folder, "train", "-m", *words, *more)
-    page = RESULTS / f"post_training_{name}.html"
-    how = ["--html", str(page), "--markdown", "-"]
-    tables = forge(folder, "report", f"sweeps/{name}", *how)
+    tables = forge(folder, "report", f"sweeps/{name}", "--markdown", "-")
     found = tables.partition("\n\n")[2].partition("\n## how soon")[0].replace("\n##", "\n###")
-    yield f"## {name}\n\n{DEMOS[name]} [Page]({page.name}).\n\n{found}"
+    yield f"## {name}\n\n`{DEMOS[name]}`: {found}"
     yield "### what the first seed writes\n"
     yield from answers(folder / "sweeps" / name)
 
 
 def answers(sweep: Path) -> Iterator[str]:
-    """What is written behind the first prompt, by each arm."""
+    """What is written behind each prompt at the end, by each arm."""
     for arm in ("before", "after"):
         for file in sweep.glob(f"points/*_{arm}_seed-{SEEDS[0]}_*/samples.jsonl"):
-            row = json.loads(file.read_text().splitlines()[-1])
-            yield f"{arm}:\n\n```text\n{row['prompt']}{row['text']}\n```\n"
+            rows = [json.loads(line) for line in file.read_text().splitlines()]
+            last = [row for row in rows if row["step"] == rows[-1]["step"]]
+            texts = "\n\n".join(f"{row['prompt']}{row['text']}".strip() for row in last)
+            yield f"{arm}:\n\n```text\n{texts}\n```\n"
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def integers() -> Iterator[None]:
     try:
         yield
     finally:
-        _fsdp_param.nn = nn
+        _fsdp_param.nn = nn  # type: ignore[reportPrivateImportUsage]
 
 
 def keep_formats(model: nn.Module) -> None:

@@ -76,6 +76,8 @@ def needs(file: str, folder: Path) -> list[str]:
     write_folder(folder)
     vocab = {"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []}
     (folder / "tokenizer.json").write_text(json.dumps(vocab))
+    (folder / "base" / "tokenizer").mkdir(parents=True)
+    (folder / "base" / "tokenizer" / "tokenizer.json").write_text(json.dumps(vocab))
     (folder / "pieces.model").write_bytes(b"\n\x05\n\x03<s>\n\x06\n\x04</s>")
     ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))
     (folder / "ranks.tiktoken").write_text("".join(ranks))
@@ -107,7 +109,7 @@ def needs(file: str, folder: Path) -> list[str]:
         "tokenizer/hf": ["tokenizer.name=my/model"],
         "tokenizer/sentencepiece": [f"tokenizer.path={folder / 'pieces.model'}"],
         "tokenizer/tiktoken": [f"tokenizer.path={folder / 'ranks.tiktoken'}"],
-        "experiment/sft_demo": [f"checkpoint.init_from={folder}"],
+        "experiment/sft_demo": [f"checkpoint.init_from={folder / 'base'}"],
         "train/long": ["model.max_seq_len=2048"],
         "parallel/pp4": ["model=llama7b"],
         "parallel/tp8": ["model=llama7b"],

@@ -20,15 +20,19 @@ class AdaptedExperts(Adapted):
         """See `forge.models.experts.Experts.beside`."""
         if name not in self.scaling or not self.adapter_is_on:
             return product
-        made = self._products(x, getattr(self, f"{name}_{A}"), counts)
-        made = self._products(made, getattr(self, f"{name}_{B}"), counts).to(product.dtype)
-        made = torch.add(product, made, alpha=self.scaling[name])
+        added = self.inner(name, x, counts).to(product.dtype)
+        made = torch.add(product, added, alpha=self.scaling[name])
         if not hasattr(self, f"{name}_{MAGNITUDE}"):
             return made
         factor = self.lengthened(name).to(made.dtype)
         if counts is None:
             return made * factor.unsqueeze(1)
         return made * rows_of(factor, group_of_rows(counts, len(x)))
+
+    def inner(self, name: str, x: Tensor, counts: Tensor | None) -> Tensor:
+        """B A x, of rows of experts."""
+        within = self._products(x, getattr(self, f"{name}_{A}"), counts)
+        return self._products(within, getattr(self, f"{name}_{B}"), counts)
 
     def lengthened(self, name: str) -> Tensor:
         """[experts, out], by what rows of the sums are multiplied."""

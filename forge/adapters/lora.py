@@ -114,14 +114,19 @@ class AdaptedLinear(Adapted):
         made = super().forward(x)
         if not self.adapter_is_on:
             return made
-        seen = x if self.lora_dropout is None else self.lora_dropout(x)
-        beside = F.linear(F.linear(seen, self.lora_a), self.lora_b)
+        beside = self.inner(x)
         if not hasattr(self, MAGNITUDE):
             return torch.add(made, beside.to(made.dtype), alpha=self.scaling)
         bias = self.bias
         product = made if bias is None else made - bias
         y = (product + self.scaling * beside) * self.lengthened().to(made.dtype)
         return y if bias is None else y + bias
+
+    def inner(self, x: Tensor) -> Tensor:
+        """B A x."""
+        drops = self.lora_dropout
+        within = F.linear(x, self.lora_a) if drops is None else drops.linear(x, self.lora_a)
+        return F.linear(within, self.lora_b)
 
     def lengthened(self) -> Tensor:
         """[out], by what rows of the sum are multiplied."""

@@ -46,7 +46,8 @@ class Numbers:
 
     width: bytes of one in matrix products. seq_len: tokens of a sequence. tp: ranks that share
     heads and widths, and tokens_cut that share the tokens between layers. cuda: whether norms are
-    fused. masked: whether attention is given a mask.
+    fused. masked: whether attention is given a mask. residual: bytes of a number between layers.
+    norms_frozen: whether weights of norms have no gradient.
     """
 
     width: int
@@ -55,6 +56,8 @@ class Numbers:
     cuda: bool
     masked: bool = False
     tokens_cut: int = 1
+    residual: int = FP32
+    norms_frozen: bool = False
 
     def product(self, made: float, read: int, ranks: int = 0) -> Named:
         """What a matrix makes of a vector. ranks: that share it; 0 = tp."""
@@ -65,10 +68,11 @@ class Numbers:
         return self.product(dim, read, self.tokens_cut)
 
     def rms_norm(self, dim: int, width: int) -> int:
-        """The input and the root, or, on a CPU, where no kernel fuses it, an fp32 copy and the
-        ratio. width: bytes of a number of the input.
+        """The input and the root, or, on a CPU, where no kernel fuses it, an fp32 copy and, for
+        the gradient of its weights, the ratio. width: bytes of a number of the input.
         """
-        return FP32 + (width * dim if self.cuda else 2 * FP32 * dim)
+        copies = 1 if self.norms_frozen else 2
+        return FP32 + (width * dim if self.cuda else copies * FP32 * dim)
 
     def norm(self, kind: str, dim: int, width: int) -> int:
         """The same of either norm_type; LayerNorm keeps the input, mean and deviation."""

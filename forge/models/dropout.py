@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.hashing import hashed, keys_of
@@ -81,6 +82,14 @@ class Dropout(Drawing):
             return x
         return _Dropped.apply(x, self.here(), self.keys, self.rate, self.first)  # type: ignore[return-value]
 
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """What a matrix [out, features] makes of it; kept is x, which others may keep too, and what
+        is dropped of it is dropped again in backward.
+        """
+        if not self.training or not self.rate:
+            return F.linear(x, weight)
+        return _OfDropped.apply(x, weight, self.here(), self.keys, self.rate, self.first)  # type: ignore[return-value]
+
 
 class StreamDropout(Dropout):
     """The same of what goes into the residual stream, between layers."""
@@ -114,6 +123,26 @@ class _Dropped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return _dropped(gradients[0], *ctx.saved_tensors, *ctx.how), None, None, None, None
+
+
+class _OfDropped(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bits: Tensor, keys: Tensor, rate: float, first: int
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, bits, keys)
+        ctx.how = rate, first
+        return F.linear(_dropped(x, bits, keys, rate, first), weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *noise = ctx.saved_tensors
+        seen = _dropped(x, *noise, *ctx.how).flatten(0, -2)
+        of_weight = gradients[0].flatten(0, -2).T @ seen
+        of_x = (
+            _dropped(gradients[0] @ weight, *noise, *ctx.how) if ctx.needs_input_grad[0] else None
+        )
+        return of_x, of_weight, None, None, None, None
 
 
 def _dropped(x: Tensor, bits: Tensor, keys: Tensor, rate: float, first: int) -> Tensor:

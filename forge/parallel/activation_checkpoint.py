@@ -14,12 +14,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from forge.adapters.experts import AdaptedExperts
+from forge.adapters.lora import AdaptedLinear
 from forge.config.recompute import INPUT, OFFLOAD, SELECTIVE, Policy, places_of
 from forge.models.dropout import Noise
 from forge.models.experts import Experts
 from forge.parallel.host_memory import Host, InHost, Run
 from forge.parallel.modules import blocks_of, layers_of, mix_in
-from forge.parallel.named import NOBODYS, Named, NamedExperts, NamedSum, Places
+from forge.parallel.named import NOBODYS, BesideAgain, Named, NamedExperts, NamedSum, Places
 from forge.parallel.tensor import Layer
 
 ENDS = ("out_proj", "mlpwo", "moe_mlpwo")
@@ -104,6 +106,8 @@ def name_products(block: nn.Module, *, apart: bool) -> None:
         ends = apart or (module is last and is_last)
         ended = [child for child, name in names.items() if name in ENDS]
         names = dict(names) | dict.fromkeys(ended if ends else (), NOBODYS)
+        if isinstance(module, AdaptedLinear | AdaptedExperts):
+            mix_in(module, BesideAgain)
         if isinstance(module, Experts):
             mix_in(module, NamedExperts, kept_as=names)
             continue

@@ -86,6 +86,18 @@ class NamedExperts(nn.Module):
         return super().expert(x, named_product)  # type: ignore[misc]
 
 
+class BesideAgain(nn.Module):
+    """Mixin of a layer with an adapter, whose products are cheap: run again, whatever is kept."""
+
+    def inner(self, *args: Any) -> Tensor:
+        with named(NOBODYS):
+            return super().inner(*args)  # type: ignore[misc]
+
+    def lengthened(self, *args: Any) -> Tensor:
+        with named(NOBODYS):
+            return super().lengthened(*args)  # type: ignore[misc]
+
+
 class NamedSum(Layer):
     """Mixin of a layer under tensor parallelism: not a rank's summand has the name, but the sum."""
 

@@ -14,6 +14,7 @@ from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.precision import BYTES
 from forge.config.recompute import INPUT, LAST, OFFLOAD, ROUTER
 from forge.config.root import Config
+from forge.plan.beside import Beside
 from forge.plan.layout import rows_of_rank
 
 IN_LAYERS = frozenset(("out_proj", LAST, "moe_mlpwo", ROUTER))
@@ -106,7 +107,10 @@ class Activations:
         narrow = self.width == 2 and config.precision.residual_dtype != "fp32"
         self.residual = 2 if narrow else FP32
         self.cut = parallel.tp if parallel.sequence_parallel else 1
+        self.beside = Beside(config, model, _rows_of_token(config, model, self.sequences))
         self.numbers = Numbers(
+            residual=self.residual,
+            norms_frozen=self.beside.norms_frozen,
             width=self.width,
             seq_len=train.seq_len,
             tp=parallel.tp,
@@ -138,11 +142,15 @@ class Activations:
         if len(blocks) < len(stage.layers):
             return None
         found = sum((block.held(places) for block, places in blocks), Held())
+        for layer, (_, places) in zip(stage.layers, blocks, strict=True):
+            if places is None:
+                found += Held(device=self.beside.of_block(layer, self.numbers))
         found = found * self.in_flight(stage)
         if stage.last:
             model = self.model
             norm = self.numbers.norm(model.norm_type, model.dim, self.residual)
             found += Held(device=norm + self.width * model.dim)
+            found += Held(device=self.beside.of_head(self.numbers, self.tokens))
         return found * self.tokens
 
     def of_documents(self, stage: Stage) -> int:

@@ -91,7 +91,10 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         # On one rank they may stay as backward gives them: `forge.parallel.apply`.
         same = precision.param_dtype == precision.mixed_precision
         unreduced = kind if same and not (several or several_passes) else "fp32"
-        count = share.parameters if add_up else at_once
+        own = share
+        if param_groups.some_frozen(config):
+            own = _of_trained(config, model, share)
+        count = own.parameters if add_up else own.outside_at_once + own.two_blocks
         parts[f"unreduced gradients ({unreduced})"] = BYTES[unreduced] * count
     if isinstance(config.quantization, Sparse):
         parts["zeroed weights, masks"] = _of_zeros(config, config.quantization, model, share)
@@ -180,9 +183,6 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
         found = made[name].section.state_bytes(shape) if is_trained(one.name) else 0
         return math.nan if found is None else found
 
-    def trained(one: TensorSpec, shape: tuple[int, ...]) -> float:
-        return math.prod(shape) if is_trained(one.name) else 0
-
     parts, ends = {}, {"first": share.first, "last": share.last}
     precision, parallel = config.precision, config.parallel
     weight, each = BYTES[precision.param_dtype], max(parallel.fsdp, 1)
@@ -190,7 +190,7 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
         at_once = max(share.two_blocks // 2, share.outside_at_once)
         parts[f"gradients ({precision.param_dtype})"] = weight * -(-at_once // each)
     if some_frozen:
-        own = _share(model, config.parallel, config.adapter, of=trained, **ends)
+        own = _of_trained(config, model, share)
         count, kind = own.sharded(parallel) * here, precision.param_dtype
         if f"gradients ({kind})" not in parts:
             parts[f"gradients ({kind})"] = weight * count
@@ -215,6 +215,17 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
         if precision.master_weights:
             parts["fp32 masters"] = 0
     return parts
+
+
+def _of_trained(config: Config, model: Decoder, share: _Share) -> _Share:
+    """Values of the parameters that are trained."""
+    is_trained = param_groups.trained(config)
+
+    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
+        return math.prod(shape) if is_trained(one.name) else 0
+
+    ends = {"first": share.first, "last": share.last}
+    return _share(model, config.parallel, config.adapter, of=size, **ends)
 
 
 def _frozen_models(config: Config) -> Iterator[Decoder]:

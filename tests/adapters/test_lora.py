@@ -1,0 +1,128 @@
+"""Low-rank adapters against formulas written out, and against PEFT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from refusing import SMALL, resolved
+from torch import Tensor, nn
+
+from forge.adapters.adapter import adapters_off
+from forge.adapters.lora import merged
+from forge.config.adapter import A, B, is_added, name_of
+from forge.models.plain import make_model
+from forge.parallel.ranks import Ranks
+from forge.training.models import build_model
+
+TOKENS = torch.arange(48).view(2, 24) * 7 % 300
+NAMES = ["wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down"]
+LORA = "adapter=lora adapter.rank=4 adapter.alpha=6 adapter.dropout=0 adapter.ranks={wk:3}"
+CASES = {
+    "plain": "",
+    "rank stabilised": "adapter.rank_stabilized=true",
+    "dora": "adapter.dora=true model.bias=true",
+}
+
+
+def built(options: str) -> Any:
+    """A model in fp64 whose adapters are no more what they begin as."""
+    words = f"{LORA} model.activation=silu run.device=cpu {options}".split()
+    config = resolved([*SMALL, *words]).config
+    model = build_model(config, torch.device("cpu"), Ranks(), torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if is_added(name):
+                values.add_(torch.randn(values.shape, generator=generator, dtype=values.dtype) / 9)
+    return config, model
+
+
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_a_layer_is_its_formula(options: str) -> None:
+    """LoRA: W x + s B A x + bias; DoRA: m * (W + s B A) x / |W + s B A| + bias, of each row."""
+    config, model = built(options)
+    for layer in (model.blocks["0"].attention.wk, model.blocks["1"].feed_forward.w_down):
+        own: dict[str, Any] = {n: v.detach().numpy() for n, v in layer.named_parameters()}
+        a, b = own["lora_a"], own["lora_b"]
+        rank = len(a)
+        assert rank == (3 if layer is model.blocks["0"].attention.wk else 4)
+        scale = 6 / rank**0.5 if config.adapter.rank_stabilized else 6 / rank
+        whole = own["weight"] + scale * (b @ a)
+        if config.adapter.dora:
+            whole *= (own["lora_magnitude"] / np.linalg.norm(whole, axis=1))[:, None]
+        x = np.random.default_rng(0).normal(size=(2, 5, a.shape[1]))
+        expected = x @ whole.T + own.get("bias", 0.0)
+        assert np.allclose(layer(torch.from_numpy(x)).detach(), expected, atol=1e-12)
+        magnitude = torch.from_numpy(own["lora_magnitude"]) if config.adapter.dora else None
+        pair = torch.from_numpy(a), torch.from_numpy(b)
+        weight = torch.from_numpy(own["weight"])
+        found = merged(weight, *pair, magnitude, role="matrix", scale=scale)
+        assert np.allclose(found, whole, atol=1e-12)
+
+
+def test_a_model_is_its_base_without_its_adapters_and_with_them_one_of_merged_weights() -> None:
+    everything = "adapter.target_modules=[all,head,embedding] model.tie_embeddings=false"
+    config, model = built(f"{everything} model.moe.num_experts=4")
+    plain = make_model(model.section).double()
+    own = {n: v for n, v in model.state_dict().items() if not is_added(n)}
+    plain.load_state_dict(own)
+    with adapters_off(model):
+        assert torch.equal(model(TOKENS), plain(TOKENS))
+    assert not torch.allclose(model(TOKENS), plain(TOKENS), atol=1e-2)
+    whole = dict(own)
+    for one in config.model.tensors():
+        if rank := config.adapter.rank_of(one):
+            a, b = (model.state_dict()[name_of(one, which)] for which in (A, B))
+            how = {"role": one.role, "scale": config.adapter.scale(rank)}
+            whole[one.name] = merged(own[one.name], a, b, None, **how)
+    plain.load_state_dict(whole)
+    assert torch.allclose(model(TOKENS), plain(TOKENS), atol=1e-10)
+    assert all(p.requires_grad == is_added(name) for name, p in model.named_parameters())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_logits_gradients_and_merged_weights_are_those_of_peft(options: str) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config, model = built(options)
+    plain: Any = make_model(config.model).double()
+    plain.load_state_dict({n: v for n, v in model.state_dict().items() if not is_added(n)})
+    theirs: Any = get_peft_model(
+        plain,
+        LoraConfig(
+            r=4,
+            lora_alpha=6,
+            target_modules=NAMES,
+            rank_pattern={"wk": 3},
+            use_rslora=config.adapter.rank_stabilized,
+            use_dora=config.adapter.dora,
+        ),
+        autocast_adapter_dtype=False,
+    )
+    pairs: dict[str, tuple[Tensor, nn.Parameter]] = {}
+    for name, values in model.named_parameters():
+        place, _, kind = name.rpartition(".")
+        if kind in ("lora_a", "lora_b", "lora_magnitude"):
+            layer = theirs.get_submodule(f"base_model.model.{place}")
+            which = {"lora_a": "lora_A", "lora_b": "lora_B"}.get(kind, "lora_magnitude_vector")
+            pairs[name] = values, getattr(layer, which)["default"].weight
+    assert len(pairs) == 2 * len(NAMES) * (3 if config.adapter.dora else 2)
+    with torch.no_grad():
+        for ours, other in pairs.values():
+            other.copy_(ours)
+    made, expected = model(TOKENS), theirs(TOKENS)
+    assert torch.allclose(made, expected, atol=1e-6)
+    for logits in (made, expected):
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS.flatten()).backward()
+    for name, (ours, other) in pairs.items():
+        assert torch.allclose(ours.grad, other.grad, atol=1e-6), name  # type: ignore[arg-type]
+        assert other.grad.abs().max() > 1e-5  # type: ignore[union-attr]
+    whole = theirs.merge_and_unload().state_dict()
+    for name, _ in model.named_parameters():
+        layer = model.get_submodule(name.rpartition(".")[0])
+        if name.endswith(".weight") and hasattr(layer, "lora_a"):
+            assert torch.allclose(layer.adapted_weight(), whole[name], atol=1e-6), name

@@ -1,0 +1,80 @@
+"""The memory estimate of models with adapters or frozen weights, against what is held."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ranks import on_ranks
+from test_memory import BATCH, MLA, MOE, SEQ, SIZES, Live
+
+import forge
+from forge.config.root import Config
+from forge.masters import master
+from forge.optim.build import build_optimizer
+from forge.parallel.ranks import Ranks, join
+from forge.plan.memory import memory_by_part
+from forge.resolve.resolve import resolve
+from forge.training.models import build_model
+
+CPU = torch.device("cpu")
+LORA = "adapter=lora adapter.rank=4"
+NIGHTLY = pytest.mark.nightly
+MODELS = {
+    "lora": LORA,
+    "dora": f"{LORA} adapter.dora=true",
+    "of attention": f"{LORA} adapter.target_modules=[attention]",
+    "experts": f"{LORA} adapter.target_modules=[all] adapter.dropout=0",
+    "mla": LORA,
+    "norms alone": "optimizer.trainable_parameters=[norm]",
+}
+OPTIONS = {"experts": MOE, "mla": MLA}
+
+
+def chosen(name: str, *more: str) -> Config:
+    sizes = SIZES | {"n_layers": 8} | OPTIONS.get(name, {})
+    words = [f"model.{key}={value}" for key, value in sizes.items()]
+    words += ["+mixer@model.mixer=mla"] if name == "mla" else []
+    words += [f"train.batch_size={BATCH}", f"train.seq_len={SEQ}", "precision=fp32"]
+    small = ["tokenizer.vocab_size=300", "run.device=cpu", "optimizer=adamw"]
+    return resolve(forge.compose([*words, *small, *MODELS[name].split(), *more])).config
+
+
+@pytest.mark.parametrize("mode", ["none", pytest.param("selective", marks=NIGHTLY), "full"])
+@pytest.mark.parametrize(
+    "name", [name if name == "lora" else pytest.param(name, marks=NIGHTLY) for name in MODELS]
+)
+def test_activations_are_what_forward_leaves_alive(name: str, mode: str) -> None:
+    config = chosen(name, f"train.activation_checkpointing={mode}")
+    model = build_model(config, CPU, Ranks())
+    tokens, noise = torch.zeros(2, BATCH, SEQ, dtype=torch.int64)
+    drawn = {"noise": noise.int()} if config.draws else {}
+    with Live(model) as live:
+        kept = model.logits(model.hidden(tokens, **drawn))  # type: ignore[operator]
+        held = live.bytes() - kept.nbytes
+    assert held == pytest.approx(memory_by_part(config)["activations"], rel=0.02)
+
+
+@pytest.mark.parametrize("formats", ["", "precision.param_dtype=bf16"])
+def test_only_what_is_trained_has_gradients_and_state(formats: str) -> None:
+    config = chosen("dora", "adapter.dropout=0", *formats.split())
+
+    def work(_: int) -> None:
+        model = build_model(config, CPU, join(config, CPU), trained=True)
+        optimizer = build_optimizer(config, model)
+        tokens = torch.zeros(1, 4, dtype=torch.int64)
+        model(tokens).sum().backward()
+        optimizer.step()
+        model.train()
+        parts, kind = memory_by_part(config), config.precision.param_dtype
+        found = {
+            f"weights ({kind})": list(model.parameters()),
+            f"gradients ({kind})": [p.grad for p in model.parameters() if p.grad is not None],
+            "optimizer state": [v for s in optimizer.state.values() for v in s.values() if v.dim()],
+        }
+        if formats:
+            found["fp32 masters"] = [master(p) for p in model.parameters() if hasattr(p, "master")]
+        for part, tensors in found.items():
+            own = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+            assert parts[part] == sum(t.nbytes for t in own), part
+
+    on_ranks(1, work)

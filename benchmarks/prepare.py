@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
@@ -24,7 +25,7 @@ import tokenizers
 
 from forge.config.data import PythonSource
 from forge.data.corpus import python_source
-from forge.data.reading import read_python
+from forge.data.reading import Document, read_python
 
 MAP = """
 import sys, datasets, tokenizers
@@ -64,10 +65,15 @@ def forge(out: str, file: Path, tokenizer: str, processes: int) -> list[str]:
     return [*words, "data=text", f"data.path={file}", *tokenizer.split(), "run.device=cpu"]
 
 
+def text_of(document: Document) -> str:
+    assert isinstance(document, Iterator)
+    return "".join(document)
+
+
 def write(file: Path) -> None:
     with file.open("w") as output:
         for document in python_source(PythonSource()).documents():
-            output.write(json.dumps({"text": "".join(document)}) + "\n")
+            output.write(json.dumps({"text": text_of(document)}) + "\n")
 
 
 def write_packages(file: Path, size: int) -> None:
@@ -77,7 +83,7 @@ def write_packages(file: Path, size: int) -> None:
         for path in sorted(Path(datasets.__file__).resolve().parents[1].rglob("*.py")):
             if output.tell() >= size:
                 return
-            text = "".join("".join(document) for document in read_python(path))
+            text = "".join(map(text_of, read_python(path)))
             if text.strip() and text not in known:
                 known.add(text)
                 output.write(json.dumps({"text": text}) + "\n")

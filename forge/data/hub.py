@@ -16,7 +16,7 @@ from forge.data.cache import cache_root
 from forge.data.conversation import Conversation
 from forge.data.corpus import Corpus
 from forge.data.hub_stream import FIELD, StreamSource, no_column, reason_of, stream
-from forge.data.reading import UNPACKED, BadFile, Document
+from forge.data.reading import UNPACKED, BadFile, Document, Example
 from forge.data.rows import text_of
 
 ROWS_AT_ONCE = 1000
@@ -42,7 +42,7 @@ class Rows(Corpus):
     def _fingerprint(self) -> str:
         digest = hashlib.sha256(self.reader.encode())
         for document in self.documents():
-            assert not isinstance(document, Conversation)
+            assert not isinstance(document, Conversation | Example)
             for text in document:
                 encoded = text.encode()
                 digest.update(len(encoded).to_bytes(8, "little") + encoded)

@@ -34,9 +34,9 @@ class LanguageModel(Protocol):
         """[vocab, dim]; may be the embedding table."""
         ...
 
-    def hidden(self, tokens: Tensor, /, **beside: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, /, *args: Any, **beside: Any) -> Tensor:
         """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]; causal. beside: as
-        of `BESIDE_TOKENS`, those that the run has.
+        of `BESIDE_TOKENS`, those that the run has; a model takes by name what it reads.
         """
         ...
 

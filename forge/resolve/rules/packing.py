@@ -75,8 +75,8 @@ def packing(data: Data) -> Findings:
 
 @rule("data.too_long", "data.too_long", "data.packing")
 def too_long(data: Data) -> Findings:
-    """What is done with long documents is planned only where data.packing puts whole ones into
-    sequences: by first_fit, best_fit or none; or where they are examples.
+    """data.too_long is obeyed where whole documents are packed (first_fit, best_fit, none) or are
+    examples.
     """
     if not data.examples and data.too_long != "split" and data.packing == "concat_then_split":
         fix = f"data.packing=best_fit {OPTION}=true, or data.too_long=split"

@@ -17,6 +17,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "parallel")]
 
 import torch  # noqa: E402
 from parity_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+    ADAPTER_CASES,
     BF16_CASES,
     CASES,
     MOE_CASES,
@@ -115,7 +116,8 @@ def main() -> int:
         " weights | equal |"
     )
     equal = True
-    for title, cases in (("Dense models", CASES), ("Mixtures of experts", MOE_CASES)):
+    parts = {"Dense models": CASES, "Adapters": ADAPTER_CASES, "Mixtures of experts": MOE_CASES}
+    for title, cases in parts.items():
         print(f"\n## {title}\n")
         if cases is MOE_CASES:
             print(

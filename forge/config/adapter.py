@@ -160,7 +160,9 @@ def fits(word: str, one: TensorSpec) -> bool:
 
 
 def _can_have(one: TensorSpec) -> bool:
-    return one.role == EXPERT or (one.role in ROLES and one.name.endswith(".weight"))
+    if one.role == EXPERT:
+        return not is_added(one.name)
+    return one.role in ROLES and one.name.endswith(".weight")
 
 
 def _matrix_of(bias: TensorSpec) -> TensorSpec:

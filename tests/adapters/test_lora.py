@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from forge.adapters.adapter import adapters_off
 from forge.adapters.lora import merged
-from forge.config.adapter import A, B, is_added, name_of
+from forge.config.adapter import MAGNITUDE, A, B, is_added, name_of
 from forge.models.plain import make_model
 from forge.parallel.ranks import Ranks
 from forge.training.models import build_model
@@ -27,17 +27,23 @@ CASES = {
 }
 
 
-def built(options: str) -> Any:
-    """A model in fp64 whose adapters are no more what they begin as."""
+def built(options: str, *, moved: bool = True) -> Any:
+    """A config, and its model in fp64."""
     words = f"{LORA} model.activation=silu run.device=cpu {options}".split()
     config = resolved([*SMALL, *words]).config
     model = build_model(config, torch.device("cpu"), Ranks(), torch.float64)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, values in model.named_parameters():
-            if is_added(name):
-                values.add_(torch.randn(values.shape, generator=generator, dtype=values.dtype) / 9)
+    if moved:
+        move(model)
     return config, model
+
+
+@torch.no_grad()
+def move(model: Any) -> None:
+    """Have adapters be no more what they begin as."""
+    generator = torch.Generator().manual_seed(1)
+    for name, values in model.named_parameters():
+        if is_added(name):
+            values.add_(torch.randn(values.shape, generator=generator, dtype=values.dtype) / 9)
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
@@ -63,21 +69,35 @@ def test_a_layer_is_its_formula(options: str) -> None:
         assert np.allclose(found, whole, atol=1e-12)
 
 
-def test_a_model_is_its_base_without_its_adapters_and_with_them_one_of_merged_weights() -> None:
-    everything = "adapter.target_modules=[all,head,embedding] model.tie_embeddings=false"
-    config, model = built(f"{everything} model.moe.num_experts=4")
+@pytest.mark.parametrize(
+    "options",
+    [
+        "adapter.target_modules=[all,head,embedding]",
+        "adapter.target_modules=[all] adapter.dora=true",
+    ],
+    ids=["lora", "dora"],
+)
+def test_a_model_is_its_base_without_its_adapters_and_with_them_one_of_merged_weights(
+    options: str,
+) -> None:
+    """Experts too; and magnitudes begin as what changes nothing."""
+    config, model = built(
+        f"{options} model.tie_embeddings=false model.moe.num_experts=4", moved=False
+    )
     plain = make_model(model.section).double()
     own = {n: v for n, v in model.state_dict().items() if not is_added(n)}
     plain.load_state_dict(own)
+    assert torch.allclose(model(TOKENS), plain(TOKENS), atol=1e-12)
+    move(model)
     with adapters_off(model):
         assert torch.equal(model(TOKENS), plain(TOKENS))
     assert not torch.allclose(model(TOKENS), plain(TOKENS), atol=1e-2)
     whole = dict(own)
     for one in config.model.tensors():
         if rank := config.adapter.rank_of(one):
-            a, b = (model.state_dict()[name_of(one, which)] for which in (A, B))
+            added = (model.state_dict().get(name_of(one, which)) for which in (A, B, MAGNITUDE))
             how = {"role": one.role, "scale": config.adapter.scale(rank)}
-            whole[one.name] = merged(own[one.name], a, b, None, **how)
+            whole[one.name] = merged(own[one.name], *added, **how)
     plain.load_state_dict(whole)
     assert torch.allclose(model(TOKENS), plain(TOKENS), atol=1e-10)
     assert all(p.requires_grad == is_added(name) for name, p in model.named_parameters())

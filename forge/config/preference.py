@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forge.config.chats import ChatRows, Chats
 from forge.config.data import Documents, Files
 from forge.config.field import Condition, opt, section
 from forge.config.objective import FP32, Objective, auto_chunk_size
@@ -13,6 +14,7 @@ SIGMOID = Condition(
     lambda config, ranks: config.objective.loss_fn == "sigmoid",
     "with objective.loss_fn=hinge or ipo",
 )
+TOO_LONG = "what becomes of an example with more than seq_len + 1 tokens on a side"
 LOSSES = ("sigmoid", "hinge", "ipo")
 SMOOTHING = "probability that a label is wrong (conservative DPO); 0 = off"
 
@@ -27,11 +29,40 @@ class PreferencePairs(Documents, Files):
     prompt_field: str = opt("prompt", "field of the text that both responses follow")
     chosen_field: str = opt("chosen", "field of the response that is preferred")
     rejected_field: str = opt("rejected", "field of the other response")
-    too_long: str = opt(
-        "truncate",
-        "what becomes of an example with more than seq_len + 1 tokens on a side",
-        choices=("truncate", "drop", "refuse"),
+    too_long: str = opt("truncate", TOO_LONG, choices=("truncate", "drop", "refuse"))
+
+
+@section
+class ChatPreference(ChatRows):
+    """Rows of two conversations that end with another turn of the assistant, as lists of messages;
+    or of such turns, or texts, behind a prompt.
+    """
+
+    schema_name = "chat_preference"
+    examples = "pairs"
+    _target_: str = "forge.data.preferences.chat_preference"
+    prompt_field: str = opt("prompt", "field of what both follow, where they do not begin with it")
+    chosen_field: str = opt("chosen", "field of the conversation that is preferred, or its end")
+    rejected_field: str = opt("rejected", "field of the other one")
+    train_on: str = opt(
+        "last_response",
+        "what is compared: the last turns of the assistant, all of them, or all tokens",
+        choices=("all", "responses", "last_response"),
     )
+    too_long: str = opt("truncate", TOO_LONG, choices=("truncate", "drop", "refuse"))
+
+
+@section
+class PreferenceDemo(Chats):
+    """Answers of data=chat_demo against the same words in another order; without a download
+    (PSF-2.0).
+    """
+
+    schema_name = "preference_demo"
+    examples = "pairs"
+    prompt = "What does Path.exists do?"
+    _target_: str = "forge.data.preferences.preference_demo"
+    too_long: str = opt("truncate", TOO_LONG, choices=("truncate", "drop", "refuse"))
 
 
 @section

@@ -40,11 +40,11 @@ def chat_demo(section: ChatDemo) -> Corpus:
 
 def read_demo(path: Path) -> Iterator[Document]:
     """The conversations of a Python file; one that does not parse has none."""
-    yield from _of_file(path)
+    yield from of_file(path)
 
 
 @cache  # a corpus is read twice, and to parse its files takes longest
-def _of_file(path: Path) -> tuple[Conversation, ...]:
+def of_file(path: Path) -> tuple[Conversation, ...]:
     return tuple(_conversations(path))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from forge.data import hub
 from forge.data.conversation import Conversation
 from forge.data.corpus import Corpus, matching
 from forge.data.fingerprint import hash_json
-from forge.data.reading import BadFile, Document, readable
+from forge.data.reading import BadFile, Document, Example, readable
 from forge.data.render import Render
 from forge.data.rows import read_rows
 
@@ -27,8 +27,10 @@ SPEAKERS = {
 }
 SAVED = ("state.json", "dataset_dict.json")
 Row = Mapping[str, Any]
-Converts = Callable[[Row], "Conversation | None"]
-"""A row to a conversation, but for where it was read; None leaves it out. BadRow: it is none."""
+Converts = Callable[[Row], "Conversation | tuple[Conversation, ...] | None"]
+"""A row to a conversation, or to several that are compared, but for where it was read; None leaves
+it out. BadRow: it is none.
+"""
 
 
 class BadRow(ValueError):
@@ -57,39 +59,43 @@ class Table(Corpus):
     def _fingerprint(self) -> str:
         digest = hashlib.sha256(self.reader.encode())
         for document in self.documents():
-            assert isinstance(document, Conversation)
-            digest.update(len(document.content).to_bytes(8, "little") + document.content)
+            for one in document.documents if isinstance(document, Example) else (document,):
+                assert isinstance(one, Conversation)
+                digest.update(len(one.content).to_bytes(8, "little") + one.content)
         return digest.hexdigest()
 
 
 def alpaca(section: Alpaca) -> Corpus:
     """A user's turn of instruction and input, an empty line between them, and the output."""
-    return _corpus(section, "alpaca", of_alpaca)
+    return corpus_of(section, "alpaca", of_alpaca)
 
 
 def sharegpt(section: ShareGPT) -> Corpus:
     """The turns of a list, by who speaks."""
     convert = partial(of_sharegpt, field=section.messages_field)
-    return _corpus(section, f"sharegpt:{section.messages_field}", convert)
+    return corpus_of(section, f"sharegpt:{section.messages_field}", convert)
 
 
 def chat(section: Chat) -> Corpus:
     """The messages of a list."""
     convert = partial(of_messages, field=section.messages_field)
-    return _corpus(section, f"chat:{section.messages_field}", convert)
+    return corpus_of(section, f"chat:{section.messages_field}", convert)
 
 
 def formatted(*, formatting_func: Callable[..., Any], **options: Any) -> Corpus:
     """What a function of the user's makes of each row. options: the others of the section."""
     section = Formatted(**options)
     convert = partial(of_function, function=formatting_func)
-    return _corpus(section, f"formatted:{_named(formatting_func)}", convert)
+    return corpus_of(section, f"formatted:{_named(formatting_func)}", convert)
 
 
-def _corpus(section: ChatRows, how: str, convert: Converts) -> Corpus:
-    """ValueError, naming the key: nothing is there, or it cannot be loaded."""
+def corpus_of(section: ChatRows, how: str, convert: Converts, *, together: int = 0) -> Corpus:
+    """together: how many conversations a row gives, where these are compared. ValueError, naming
+    the key: nothing is there, or it cannot be loaded.
+    """
     render = Render.of(section)
     shared: dict[str, Any] = {"name": section.schema_name, "masked": True, "render": render}
+    shared["together"] = together
     shared["reader"] = f"{how}:{hash_json([section.train_on, section.end_responses])}"
     if _is_table(section):
         table = hub.load(section)
@@ -122,18 +128,22 @@ def _read(
                 found = convert(row)
             except BadRow as error:
                 raise BadFile(f"{where}: {error.what}", error.fix) from error
-            if found is not None:
-                found.content.decode()
-                yield Conversation(messages=found.messages, tools=found.tools, where=where)
+            if found is None:
+                continue
+            several = found if isinstance(found, tuple) else (found,)
+            read = tuple(replace(one, where=where) for one in several)
+            for one in read:
+                one.content.decode()
+            yield Example(read) if isinstance(found, tuple) else read[0]
 
 
 def of_alpaca(row: Row) -> Conversation:
     """The prompt of system, if it has one, instruction and input; and the output."""
     said = {name: _text(row, name, needed=name != "input") for name in ("instruction", "input")}
     asked = "\n\n".join(filter(None, said.values()))
-    turns = [_turn("user", asked), _turn("assistant", _text(row, "output"))]
+    turns = [turn_of("user", asked), turn_of("assistant", _text(row, "output"))]
     system = _text(row, "system", needed=False)
-    return _of([_turn("system", system), *turns] if system else turns)
+    return messages_of([turn_of("system", system), *turns] if system else turns)
 
 
 def of_sharegpt(row: Row, *, field: str) -> Conversation:
@@ -147,16 +157,16 @@ def of_sharegpt(row: Row, *, field: str) -> Conversation:
         if speaker is None:
             what = f"turn {number} of field {field!r} is from {turn.get('from')!r}"
             raise BadRow(what, f"A turn is from one of {', '.join(SPEAKERS)}")
-        turns.append(_turn(speaker, turn["value"]))
+        turns.append(turn_of(speaker, turn["value"]))
     system = _text(row, "system", needed=False)
     if system and turns[0]["role"] != "system":
-        turns.insert(0, _turn("system", system))
-    return _of(turns, row.get("tools"))
+        turns.insert(0, turn_of("system", system))
+    return messages_of(turns, row.get("tools"))
 
 
 def of_messages(row: Row, *, field: str) -> Conversation:
     """Messages as chat templates take them; what is null in them is left out."""
-    return _of(_list(row, field), row.get("tools"))
+    return messages_of(_list(row, field), row.get("tools"))
 
 
 def of_function(row: Row, *, function: Callable[..., Any]) -> Conversation | None:
@@ -171,10 +181,10 @@ def of_function(row: Row, *, function: Callable[..., Any]) -> Conversation | Non
     if not isinstance(found, list | tuple):
         what = f"data.formatting_func gives a value of type {type(found).__name__}, and no messages"
         raise BadRow(what, 'It gives a list such as [{"role": "user", "content": "Hello"}, ...]')
-    return _of(found)
+    return messages_of(found)
 
 
-def _of(messages: Any, tools: Any = None) -> Conversation:
+def messages_of(messages: Any, tools: Any = None) -> Conversation:
     found = []
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -188,7 +198,7 @@ def _of(messages: Any, tools: Any = None) -> Conversation:
     return Conversation(messages=tuple(found), where="", tools=tools or None)
 
 
-def _turn(role: str, content: str) -> dict[str, str]:
+def turn_of(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 

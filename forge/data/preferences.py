@@ -1,15 +1,24 @@
-"""data=preference: prompts with the response that is preferred and one that is not."""
+"""data=preference, chat_preference, preference_demo: two responses to a prompt, of which one is
+preferred.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
+from typing import Any
 
-from forge.config.preference import PreferencePairs
-from forge.data.corpus import Corpus, matching
+from forge.config.data import PythonSource
+from forge.config.preference import ChatPreference, PreferenceDemo, PreferencePairs
+from forge.data.chat_demo import of_file
+from forge.data.chats import BadRow, Row, corpus_of, messages_of, turn_of
+from forge.data.conversation import Conversation
+from forge.data.corpus import Corpus, matching, python_source
 from forge.data.pairs import lines_of
 from forge.data.reading import Example, Pair, readable
+from forge.data.render import Render
 from forge.data.rows import text_of
 
 LOOK = 'lines like {"prompt": ..., "chosen": ..., "rejected": ...}'
@@ -47,3 +56,58 @@ def read_preferences(
             chosen = text_of(where, row, chosen_field, option="data.chosen_field")
             rejected = text_of(where, row, rejected_field, option="data.rejected_field")
         yield Example((Pair(prompt, chosen), Pair(prompt, rejected)))
+
+
+def chat_preference(section: ChatPreference) -> Corpus:
+    """Two conversations for each row, as a chat template writes them."""
+    names = (section.prompt_field, section.chosen_field, section.rejected_field)
+    how = ":".join(("chat_preference", *names))
+    return corpus_of(section, how, partial(of_preference, names=names), together=2)
+
+
+def of_preference(row: Row, *, names: tuple[str, str, str]) -> tuple[Conversation, ...]:
+    """names: of the fields of prompt, chosen and rejected."""
+    prompt, *sides = (row.get(name) for name in names)
+    before = [turn_of("user", prompt)] if isinstance(prompt, str) else list(prompt or [])
+    return tuple(_one(before, side, name, row) for side, name in zip(sides, names[1:], strict=True))
+
+
+def _one(before: list[Any], side: Any, name: str, row: Row) -> Conversation:
+    """A whole conversation begins with somebody else than the assistant."""
+    turns = [turn_of("assistant", side)] if isinstance(side, str) else side
+    if not isinstance(turns, list) or not turns:
+        what = f"it has no text and no list under {name!r} (its fields: {', '.join(map(str, row))})"
+        raise BadRow(what, 'A side is {"chosen": [{"role": "user", ...}, ...]}, or a text')
+    found = messages_of(turns)
+    if found.messages[0]["role"] == "assistant":
+        found = messages_of([*before, *turns], row.get("tools"))
+    if found.messages[-1]["role"] != "assistant" or len(found.messages) == 1:
+        what = f"what is under {name!r} is no answer of the assistant to somebody"
+        raise BadRow(what, "Give what it answers to under data.prompt_field, or before the answer")
+    return found
+
+
+def preference_demo(section: PreferenceDemo) -> Corpus:
+    """Of each conversation of data=chat_demo the first answer, and its words in another order."""
+    source = python_source(PythonSource())
+    return Corpus(
+        name="preference_demo",
+        source=source.source,
+        files=source.files,
+        reader=f"preference_demo:{section.train_on}:{section.end_responses}",
+        read=read_demo,
+        masked=True,
+        render=Render.of(section),
+        together=2,
+    )
+
+
+def read_demo(path: Path) -> Iterator[Example]:
+    """Those of a Python file."""
+    for one in of_file(path):
+        question, answer = one.messages[:2]
+        words = answer["content"].split()
+        Random(answer["content"]).shuffle(words)
+        damaged = {"role": "assistant", "content": " ".join(words)}
+        sides = ((question, answer), (question, damaged))
+        yield Example(tuple(Conversation(messages=side, where=one.where) for side in sides))

@@ -94,6 +94,10 @@ def needs(file: str, folder: Path) -> list[str]:
             "+data.formatting_func._target_=mypkg.messages",
             "run.trust=[mypkg.]",
         ],
+        "data/chat_preference": [f"data.path={folder / 'my.txt'}", "objective=dpo"],
+        "data/preference_demo": ["objective=dpo"],
+        "experiment/dpo_demo": [f"tokenizer.path={folder / 'tokenizer.json'}"],
+        "experiment/zephyr_dpo_8gpu": ["plan.device=h100", "plan.world_size=8"],
         "data/preference": [f"data.path={folder / 'my.txt'}", "objective=dpo"],
         **{
             f"objective/{name}": ["data=preference", f"data.path={folder / 'my.txt'}"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 from data_helpers import build_section, make_prose
 
-from forge.config.preference import DPO, PreferencePairs
-from forge.config.tokenizer import BPE
+from forge.config.preference import DPO, ChatPreference, PreferencePairs
+from forge.config.tokenizer import BPE, Bytes
 from forge.data.examples import plan_examples
 from forge.data.loader import TrainLoader, eval_batches
 from forge.data.mixture import Mixture
@@ -116,3 +116,54 @@ def test_a_row_without_a_field_is_said(section) -> None:
     Path(section.path).write_text('{"prompt": "q", "chosen": "a"}\n')
     with pytest.raises(ValueError, match=r"has no field 'rejected'.*data\.rejected_field"):
         prepared_of(section)
+
+
+def conversation(*turns: str) -> list[dict[str, str]]:
+    roles = ("user", "assistant")
+    return [{"role": roles[n % 2], "content": turn} for n, turn in enumerate(turns)]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {
+            "chosen": conversation("Hi", "Ho", "Hm?", "Yes it is"),
+            "rejected": conversation("Hi", "Ho", "Hm?", "no"),
+        },
+        {
+            "prompt": conversation("Hi", "Ho", "Hm?"),
+            "chosen": [{"role": "assistant", "content": "Yes it is"}],
+            "rejected": "no",
+        },
+    ],
+    ids=["whole conversations", "ends of one"],
+)
+def test_conversations_are_compared_by_their_last_turn(row, tmp_path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row | {"n": n}) + "\n" for n in range(3)))
+    section = ChatPreference(path=str(path), cache_dir=str(tmp_path), val_fraction=0.0)
+    prepared = prepare(section, Bytes(), build=build_section)
+    store, tokenizer = prepared.train, prepared.tokenizer
+    assert (store.together, len(store.offsets)) == (2, 7)
+    for side, answer in ((0, "Yes it is"), (1, "no")):
+        start, stop = store.offsets[side : side + 2]
+        ids, marks = store.read(start, stop), store.counted.read(start, stop)
+        counted = (marks & 1).astype(bool)
+        assert tokenizer.decode(ids[counted].tolist()).strip().startswith(answer)
+        assert tokenizer.decode(ids[~counted].tolist()).count("Ho") == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"chosen": conversation("Hi", "Ho")}, "it has no text and no list under 'rejected'"),
+        ({"chosen": "Ho", "rejected": "no"}, "what is under 'chosen' is no answer"),
+        ({"chosen": conversation("Hi"), "rejected": "no"}, "what is under 'chosen' is no answer"),
+    ],
+)
+def test_rows_that_compare_nothing_are_said(row, said, tmp_path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    section = ChatPreference(path=str(path), cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=said):
+        prepare(section, Bytes(), build=build_section)

@@ -37,6 +37,12 @@ def sections() -> dict[str, type[Section]]:
     return {name: hint for name, hint in types_of(Config).items() if _is_section(hint)}
 
 
+def _in_order(base: type[Section]) -> list[type[Section]]:
+    """The variants of a base: those of its own module, then by module, whichever came first."""
+    home = base.__module__
+    return sorted(variants_of(base), key=lambda v: (v.__module__ != home, v.__module__))
+
+
 INNER: dict[str, type[Section]] = {"mixer": Mixer, "feed_forward": FeedForward}
 """Groups of a section inside of another, as model.mixer, with their base classes."""
 
@@ -47,7 +53,7 @@ for package in (mixers, feed_forwards):  # a file each; to be imported is to be 
 SCHEMAS: dict[str, dict[str, type[Section]]] = {
     group: {schema.schema_name: schema for schema in found}
     for group, base in (sections() | INNER).items()
-    if (found := list(variants_of(base)))
+    if (found := _in_order(base))
 }
 
 

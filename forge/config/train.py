@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import field
 
 from forge.config.batch_sizes import BatchSizes
 from forge.config.field import Condition, Section, opt, section
 from forge.config.parallel import SEVERAL_RANKS
+from forge.config.problems import Problem
 from forge.config.recompute import AUTO, CUSTOM, POLICIES, Policy, Recompute, places_of
 
 RECOMPUTED = Condition(
@@ -126,6 +128,12 @@ class Train(Section):
         free=True,
         acts_when=SEVERAL_RANKS,
     )
+
+    def faults(self, prefix: str) -> Iterator[Problem]:
+        if self.batch_size == 0:
+            key, what = f"{prefix}batch_size", "a micro-batch has a sequence or more"
+            fix = f"{key}=1, or -1 to work it out"
+            yield Problem(f"{key}=0", f"{key} = 0: {what}.", fix, rule="sequences")
 
     @property
     def batch_sizes(self) -> BatchSizes:

@@ -99,4 +99,7 @@ def test_a_problem_is_reported_once() -> None:
 
 def test_problems_come_in_the_order_they_were_typed() -> None:
     typed = "train.seq_len=9999 optimizer.lrr=1 model=lama7b train.batch_size=0 foo seed=abc"
-    assert [p.key for p in problems(typed.split())] == typed.split()
+    found = problems(typed.split())
+    assert [p.key for p in found] == typed.split()
+    assert found[3].what == "train.batch_size = 0: a micro-batch has a sequence or more."
+    assert found[3].fix == "train.batch_size=1, or -1 to work it out"

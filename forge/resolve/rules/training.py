@@ -20,13 +20,6 @@ RAMPUP, INCREMENT = "train.rampup_start", "train.rampup_increment"
 BATCH = ("train.batch_size", "train.seq_len", "train.grad_accum_steps", SIZE, TOKENS)
 
 
-@rule("train.batch_size")
-def batch_size(train: Train) -> Findings:
-    """A micro-batch has a sequence or more; train.batch_size=-1 works it out."""
-    if train.batch_size == 0:
-        yield "train.batch_size", "train.batch_size=1, or -1 to work it out"
-
-
 @rule(TOKENS, *BATCH)
 def global_batch_tokens(config: Config, train: Train) -> Findings:
     """train.global_batch_tokens must be train.global_batch_size * train.seq_len."""

@@ -23,7 +23,7 @@ from pathlib import Path
 RESULTS = Path(__file__).resolve().with_name("results")
 DEMOS = {
     "sft": "experiment=sft_demo",  # all weights, on questions about Python, and answers
-    "lora": "experiment=sft_demo adapter=lora",  # low-rank adapters alone
+    "lora": "experiment=lora_demo",  # low-rank adapters alone
     "dpo": "experiment=dpo_demo",  # prefers these answers to damaged ones
 }
 BEFORE = ["train.max_steps=1", "optimizer.lr=1e-12", "scheduler.warmup_steps=0"]

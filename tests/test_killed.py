@@ -85,11 +85,14 @@ SFT = (
     "objective=sft objective.weighting=example objective.neftune_alpha=5 model.dropout=0.2 "
     "data.pack_sequences=true"
 )
+LORA = "adapter=lora adapter.rank=2 adapter.dropout=0.1 adapter.dora=true optimizer=adamw"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", ["", pytest.param(SFT, marks=pytest.mark.nightly)], ids=["pretrain", "sft"]
+    "options",
+    ["", *(pytest.param(words, marks=pytest.mark.nightly) for words in (SFT, f"{SFT} {LORA}"))],
+    ids=["pretrain", "sft", "sft, lora"],
 )
 def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(
     killed: Starter, undisturbed: Path, tmp_path: Path

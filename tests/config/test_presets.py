@@ -114,6 +114,7 @@ def needs(file: str, folder: Path) -> list[str]:
         "tokenizer/sentencepiece": [f"tokenizer.path={folder / 'pieces.model'}"],
         "tokenizer/tiktoken": [f"tokenizer.path={folder / 'ranks.tiktoken'}"],
         "experiment/sft_demo": [f"checkpoint.init_from={folder / 'base'}"],
+        "experiment/lora_demo": [f"checkpoint.init_from={folder / 'base'}"],
         "train/long": ["model.max_seq_len=2048"],
         "parallel/pp4": ["model=llama7b"],
         "parallel/tp8": ["model=llama7b"],

@@ -23,6 +23,8 @@ DRAWN = """
     objective=sft objective.weighting=example objective.neftune_alpha=5 model.dropout=0.2
     data.pack_sequences=true
 """
+LORA = f"{DRAWN} adapter=lora adapter.rank=3 adapter.dropout=0.1 adapter.dora=true optimizer=adamw"
+FROZEN = "optimizer.freeze_parameters=[embedding,w_up]"
 LAST, SEQ = 12, 16
 
 
@@ -58,9 +60,11 @@ STOPS_OF_EXPERTS = (
         ("", STOPS),
         pytest.param(MOE, STOPS_OF_EXPERTS, marks=pytest.mark.nightly),
         pytest.param(DRAWN, STOPS, marks=pytest.mark.nightly),
+        pytest.param(LORA, STOPS, marks=pytest.mark.nightly),
+        pytest.param(FROZEN, STOPS, marks=pytest.mark.nightly),
         pytest.param(QLORA, STOPS, marks=pytest.mark.nightly),
     ],
-    ids=["dense", "experts", "sft with dropout", "qlora"],
+    ids=["dense", "experts", "sft with dropout", "sft with adapters", "a part", "qlora"],
 )
 def test_a_run_that_changes_its_layout_at_every_stop_equals_one_that_never_stops(
     train, model, stops

@@ -37,17 +37,20 @@ def test_in_a_fresh_process_with_loader_processes(trained, new_run):
     assert_same_end(resumed, whole)
 
 
+SFT = (
+    "objective=sft objective.weighting=example objective.neftune_alpha=5 model.dropout=0.2 "
+    "data.pack_sequences=true"
+)
+LORA = "adapter=lora adapter.rank=2 adapter.dropout=0.1 adapter.dora=true optimizer=adamw"
 OPTIONS = [
     "train.grad_accum_steps=2",
     "train.activation_checkpointing=selective objective.loss_fn=chunked_cross_entropy",
     "checkpoint.async_mode=async data.num_workers=2",
     "run.deterministic=true optimizer.fused=false",
     "scheduler=wsd scheduler.warmup_steps=7",
-    pytest.param(
-        "objective=sft objective.weighting=example objective.neftune_alpha=5 model.dropout=0.2 "
-        "data.pack_sequences=true",
-        id="sft",
-    ),
+    pytest.param(SFT, id="sft"),
+    pytest.param(f"{SFT} {LORA}", id="sft, lora"),
+    pytest.param("optimizer.trainable_parameters=[wq,norm]", id="a part"),
 ]
 
 

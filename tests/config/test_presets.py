@@ -15,10 +15,12 @@ from refusing import resolved
 
 from forge.compose.engine import CONF, Library
 from forge.config import schemas
+from forge.config.devices import DEVICES
 from forge.config.field import thaw_value
 from forge.config.model import Decoder
 from forge.config.rule import get
 from forge.optim import schedules
+from forge.resolve.auto import USABLE, memory_needed
 
 EMULATED = ("quantization/fp8", "quantization/mxfp8", "quantization/int8")
 EMULATED = (*EMULATED, "experiment/llama3_8b_one_h200_fp8")
@@ -177,6 +179,15 @@ def test_a_model_is_as_large_as_published_and_as_its_comment_says(file: str):
     assert counts or preset == "tiny"
     for exact in re.findall(r"([\d,]{6,}) of them active", comment):
         assert int(exact.replace(",", "")) == model.num_active_params
+
+
+@pytest.mark.parametrize(
+    ("name", "device"), [("llama3_8b_lora_one_gpu", "h100"), ("llama3_8b_qlora_24gb", "rtx4090")]
+)
+def test_adapters_beside_llama_3_8b_fit_the_gpu_that_they_are_for(name: str, device: str):
+    planned = [f"plan.device={device}", "plan.world_size=1", "data=synthetic", "tokenizer=bytes"]
+    needed = memory_needed(resolved([f"experiment={name}", *planned]).config)
+    assert 0.4 < needed / DEVICES[device].memory < USABLE
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.startswith("parallel/")])

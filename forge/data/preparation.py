@@ -7,13 +7,9 @@ makes those that are missing. At the end their files become the shards of OUT.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -56,6 +52,7 @@ from forge.data.shards import (
     write_index,
 )
 from forge.data.split import Split, TrainingText, split_corpus
+from forge.data.tokenising_processes import processes_for
 from forge.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
 from forge.data.tokens import TokenSource
 from forge.rundir.files import read_json, write_json
@@ -218,7 +215,7 @@ def _near_duplicates(
     folder.mkdir(exist_ok=True)
     running: list[Future[int]] = []
     names: list[str] = []
-    with _pool(processes) as pool:
+    with processes_for(processes) as pool:
         for texts in _batches(texts_of(split)):
             number = len(names)
             names.append(f"{number:05d}.npy")
@@ -281,7 +278,7 @@ def _make_parts(
             progress("tokenise", done, split.n_bytes, tokens)
 
     progress("tokenise", 0, split.n_bytes, 0)
-    with _pool(processes) as pool:
+    with processes_for(processes) as pool:
         for part in found:
             if (order.parts / f"{part.number:05d}").is_dir():
                 done += part.n_bytes
@@ -298,35 +295,6 @@ def _make_parts(
         collect(wait(running).done)
     if done < split.n_bytes:  # what was left out is done too
         progress("tokenise", split.n_bytes, split.n_bytes, tokens)
-
-
-@contextmanager
-def _pool(processes: int) -> Iterator[ProcessPoolExecutor | None]:
-    if processes == 1:
-        yield None
-        return
-    # The threads of the tokenizers library do not survive a fork of this process.
-    ways = multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if "forkserver" in ways else "spawn")
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin() -> None:
-    """Let a process tokenise by one thread, and end with the one that started it."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()
 
 
 def _finish(order: Order, split: Split, tally: Tally) -> dict[str, Any]:

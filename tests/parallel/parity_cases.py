@@ -1,4 +1,4 @@
-"""The layouts that must equal one device, each with a model of `parity_models`; refused layouts."""
+"""The layouts that must equal one device, each with a model of `parity_models`."""
 
 from __future__ import annotations
 
@@ -383,42 +383,3 @@ BF16_CASES = [
         ("pp2, fp32 between layers", "pp2", {"both": FP32_BETWEEN}),
     )
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refused:
-    """A layout that cannot hold, and the rule that says why."""
-
-    name: str
-    layout: str
-    rule: str
-    model: str
-
-
-def refused(table: str) -> list[Refused]:
-    """Of lines `name | layout | rule | model`."""
-    found = []
-    for line in table.strip().splitlines():
-        name, layout, rule, model, *_ = [*map(str.strip, line.split("|")), ""]
-        case = Refused(
-            name=name, layout=layout_of(layout), rule=f"parallel.{rule}", model=model or "llama"
-        )
-        found.append(case)
-    return found
-
-
-REFUSED = refused("""
-tp2 of three heads | tp=2 | tp_divides | llama, odd sizes
-tp4 with 6 heads of keys | tp=4 model.dim=48 model.n_heads=12 model.n_kv_heads=6 | tp_divides
-tp2 of an odd feed-forward width | tp=2 model.ffn_hidden_dim=53 | tp_divides
-tp2 without loss parallel, chunked | tp=2 loss_parallel=false chunked | tp_loss
-cp2 of 15 tokens | cp=2 train.seq_len=15 | seq_len
-cp4 ulysses of 2 heads of keys | cp=4 ulysses | ulysses_heads
-pp4 of three blocks | pp=4 | pp_layers
-pp2 1f1b, fewer micro-batches than stages | pp2 pp_microbatches=1 | pp_microbatches
-pp2 x fsdp2, weights freed | pp2 dp_shard=2 reshard_after_forward=always | pp_once
-pp2 tied, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | pp_tied | llama, tied, 5 blocks
-pp2 zbv_zero_bubble, compiled | pp2 zbv compiled | pp_zero_bubble | llama, 5 blocks
-fsdp2 x ep2 | dp_shard=2 ep=2 | ep_needs_moe
-cp2 of delta nets | cp=2 | cp_recurrent | delta
-""")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity_cases import ADAPTER_CASES, BF16_CASES, CASES, MOE_CASES, REFUSED
+from parity_cases import ADAPTER_CASES, BF16_CASES, CASES, MOE_CASES
 from parity_run import (
     FORMATS,
     STEPS,
@@ -20,6 +20,7 @@ from parity_run import (
     on_one_device,
     outcomes,
 )
+from refused_layouts import REFUSED
 
 from forge.build import build
 from forge.config.problems import ConfigError

@@ -1,0 +1,41 @@
+"""The processes that share the tokenising of a corpus."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+
+
+@contextmanager
+def processes_for(processes: int) -> Iterator[ProcessPoolExecutor | None]:
+    """So many processes that tokenise; None = one, this one."""
+    if processes == 1:
+        yield None
+        return
+    # The threads of the tokenizers library do not survive a fork of this process.
+    ways = multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if "forkserver" in ways else "spawn")
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin() -> None:
+    """Let a process tokenise by one thread, and end with the one that started it."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()

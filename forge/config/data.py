@@ -33,7 +33,7 @@ class Data(Section):
 
     # a text to continue that fits the corpus; empty = the beginning of a validation document
     prompt = ""
-    examples = ""  # what is compared in it: "pairs" of responses; of running text nothing
+    examples = ""  # what is compared in it: "pairs" of responses, "labels"; of text nothing
     tokenized = False  # whether it is tokens already, so that no tokenizer can learn from it
     mixes = False  # whether it is several corpora
     place = "data"  # of what is built to read it

@@ -22,7 +22,8 @@ class Objective(Section):
 
     metrics: what an evaluation reports; higher_is_better: those of which more is better.
     reads_documents: whether it keeps documents apart that share a row, wherever it reads a batch.
-    compares: which examples it reads, as `Data.examples`; "" = running text. rows: of a sample.
+    compares: which examples it reads, as `Data.examples`; "" = running text. rows: of a sample,
+    from which the model learns; rows_ahead: others of it, which are read before without gradients.
     """
 
     metrics: ClassVar[tuple[str, ...]] = ()
@@ -30,6 +31,7 @@ class Objective(Section):
     reads_documents: ClassVar[bool] = False
     compares: ClassVar[tuple[str, ...]] = ("",)
     rows: ClassVar[int] = 1
+    rows_ahead: ClassVar[int] = 0
 
     _target_: str = MISSING
 

@@ -1,4 +1,6 @@
-"""What learns from preferences: `data=preference`, and the objectives that read it."""
+"""What learns from preferences: `data=preference` and `data=labelled`, and the objectives that read
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,11 @@ SIGMOID = Condition(
     lambda config, ranks: config.objective.loss_fn == "sigmoid",
     "with objective.loss_fn=hinge or ipo",
 )
+EXAMPLES = {
+    "": "running text",
+    "pairs": "pairs of responses",
+    "labels": "responses with a label",
+}
 TOO_LONG = "what becomes of an example with more than seq_len + 1 tokens on a side"
 LOSSES = ("sigmoid", "hinge", "ipo")
 SMOOTHING = "probability that a label is wrong (conservative DPO); 0 = off"
@@ -66,26 +73,41 @@ class PreferenceDemo(Chats):
 
 
 @section
-class Preference(Objective):
-    """Base of objectives that compare two responses to one prompt; the loss is a mean over pairs.
+class Labelled(Documents, Files):
+    """Prompts with a response that is desirable or is not, in JSON lines."""
 
-    A reward is what the loss compares, as each objective says; margin: that of the chosen response
-    less that of the rejected one. accuracy: share of pairs with a margin above 0. logp: of all
-    tokens of a response.
+    schema_name = "labelled"
+    examples = "labels"
+    _target_: str = "forge.data.labelled.labelled"
+    prompt_field: str = opt("prompt", "field of the text that the response follows")
+    completion_field: str = opt("completion", "field of the response")
+    label_field: str = opt("label", "field that says whether it is desirable: true or false")
+    too_long: str = opt("truncate", TOO_LONG, choices=("truncate", "drop", "refuse"))
+
+
+@section
+class ChatLabelled(ChatRows):
+    """Rows of a conversation that ends with a turn of the assistant, which is desirable or not, as
+    messages; or of such a turn, or a text, behind a prompt.
     """
 
-    metrics = (
-        "loss",
-        "accuracy",
-        "margin",
-        "reward_chosen",
-        "reward_rejected",
-        "logp_chosen",
-        "logp_rejected",
+    schema_name = "chat_labelled"
+    examples = "labels"
+    _target_: str = "forge.data.labelled.chat_labelled"
+    prompt_field: str = opt("prompt", "field of what it answers, a text or messages")
+    completion_field: str = opt("completion", "field of the answer, a text or messages")
+    label_field: str = opt("label", "field that says whether it is desirable: true or false")
+    train_on: str = opt(
+        "last_response",
+        "what the label is of: the last turn of the assistant, all of them, or all tokens",
+        choices=("all", "responses", "last_response"),
     )
-    higher_is_better = frozenset({"accuracy", "margin", "reward_chosen"})
-    compares = ("pairs",)
-    rows = 2
+    too_long: str = opt("truncate", TOO_LONG, choices=("truncate", "drop", "refuse"))
+
+
+@section
+class Responses(Objective):
+    """Base of objectives on log-probabilities of whole responses."""
 
     def logits_bytes(
         self, *, tokens: int, vocab: int, dim: int, width: int, capped: bool = False
@@ -99,18 +121,11 @@ class Preference(Objective):
 
 
 @section
-class DPO(Preference):
-    """Direct preference optimization (arXiv:2305.18290): a reward is beta times how much likelier a
-    response is than with the reference. kl: mean log-ratio to it of both responses, in nats.
-    """
+class Referenced(Responses):
+    """Base of those that compare a response with what a reference gives it."""
 
-    schema_name = "dpo"
-    metrics = (*Preference.metrics, "kl")
-    _target_: str = "forge.objectives.dpo.DPO"
-    loss_fn: str = opt("sigmoid", "or hinge (SLiC), or ipo (arXiv:2310.12036)", choices=LOSSES)
-    beta: float = opt(0.1, "strength of the pull towards the reference; of ipo its tau", gt=0)
-    label_smoothing: float = opt(0.0, SMOOTHING, ge=0, le=1, acts_when=SIGMOID)
-    reference_free: bool = opt(False, "compare log-probabilities themselves, with no reference")
+    reference_free = False
+    beta: float = opt(0.1, "strength of the pull towards the reference", gt=0)
     reference: str = opt(
         "cached",
         "its log-probabilities are computed once, before training, and kept; or in each step by a "
@@ -133,6 +148,73 @@ class DPO(Preference):
     def frozen_models(self) -> dict[str, str | None]:
         copied = not self.reference_free and self.reference == "copy"
         return {"reference": self.reference_model} if copied else {}
+
+
+@section
+class Preference(Responses):
+    """Base of objectives that compare two responses to one prompt; the loss is a mean over pairs.
+
+    A reward is what the loss compares, as each objective says; margin: that of the chosen response
+    less that of the rejected one. accuracy: share of pairs with a margin above 0. logp: of all
+    tokens of a response.
+    """
+
+    metrics = (
+        "loss",
+        "accuracy",
+        "margin",
+        "reward_chosen",
+        "reward_rejected",
+        "logp_chosen",
+        "logp_rejected",
+    )
+    higher_is_better = frozenset({"accuracy", "margin", "reward_chosen"})
+    compares = ("pairs",)
+    rows = 2
+
+
+@section
+class DPO(Preference, Referenced):
+    """Direct preference optimization (arXiv:2305.18290): a reward is beta times how much likelier a
+    response is than with the reference. kl: mean log-ratio to it of both responses, in nats.
+    """
+
+    schema_name = "dpo"
+    metrics = (*Preference.metrics, "kl")
+    _target_: str = "forge.objectives.dpo.DPO"
+    loss_fn: str = opt("sigmoid", "or hinge (SLiC), or ipo (arXiv:2310.12036)", choices=LOSSES)
+    beta: float = opt(0.1, "strength of the pull towards the reference; of ipo its tau", gt=0)
+    label_smoothing: float = opt(0.0, SMOOTHING, ge=0, le=1, acts_when=SIGMOID)
+    reference_free: bool = opt(False, "compare log-probabilities themselves, with no reference")
+
+
+@section
+class KTO(Referenced):
+    """Kahneman-Tversky optimization (arXiv:2402.01306) of responses with a label, desirable or not:
+    a reward is beta times how much likelier a response is than with the reference.
+
+    kl: mean log-ratio to it, in nats, of responses to other prompts, at least 0; margin: how far a
+    reward is on its label's side of beta * kl. accuracy: share of examples with a margin above 0.
+    Rewards and logp are means over the examples of a label; logp is of all tokens of a response.
+    """
+
+    schema_name = "kto"
+    metrics = (
+        "loss",
+        "accuracy",
+        "margin",
+        "kl",
+        "reward_desirable",
+        "reward_undesirable",
+        "logp_desirable",
+        "logp_undesirable",
+    )
+    higher_is_better = frozenset({"accuracy", "margin", "reward_desirable"})
+    compares = ("labels",)
+    rows_ahead = 1
+    _target_: str = "forge.objectives.kto.KTO"
+    desirable_weight: float = opt(1.0, "weight of an example that is desirable", gt=0)
+    undesirable_weight: float = opt(1.0, "weight of one that is not", gt=0)
 
 
 @section

@@ -27,10 +27,11 @@ SPEAKERS = {
 }
 SAVED = ("state.json", "dataset_dict.json")
 Row = Mapping[str, Any]
-Converts = Callable[[Row], "Conversation | tuple[Conversation, ...] | None"]
+Converts = Callable[[Row], "Conversation | Example | None"]
 """A row to a conversation, or to several that are compared, but for where it was read; None leaves
 it out. BadRow: it is none.
 """
+Regroups = Callable[[Iterator[Document]], Iterator[Document]]
 
 
 class BadRow(ValueError):
@@ -59,9 +60,11 @@ class Table(Corpus):
     def _fingerprint(self) -> str:
         digest = hashlib.sha256(self.reader.encode())
         for document in self.documents():
+            liked = document.liked if isinstance(document, Example) else None
             for one in document.documents if isinstance(document, Example) else (document,):
                 assert isinstance(one, Conversation)
                 digest.update(len(one.content).to_bytes(8, "little") + one.content)
+            digest.update(b"" if liked is None else bytes([liked]))
         return digest.hexdigest()
 
 
@@ -89,9 +92,16 @@ def formatted(*, formatting_func: Callable[..., Any], **options: Any) -> Corpus:
     return corpus_of(section, f"formatted:{_named(formatting_func)}", convert)
 
 
-def corpus_of(section: ChatRows, how: str, convert: Converts, *, together: int = 0) -> Corpus:
-    """together: how many conversations a row gives, where these are compared. ValueError, naming
-    the key: nothing is there, or it cannot be loaded.
+def corpus_of(
+    section: ChatRows,
+    how: str,
+    convert: Converts,
+    *,
+    together: int = 0,
+    regroup: Regroups | None = None,
+) -> Corpus:
+    """together: how many conversations a row gives, where these are compared. regroup: what becomes
+    of those of a file. ValueError, naming the key: nothing is there, or it cannot be loaded.
     """
     render = Render.of(section)
     shared: dict[str, Any] = {"name": section.schema_name, "masked": True, "render": render}
@@ -104,9 +114,9 @@ def corpus_of(section: ChatRows, how: str, convert: Converts, *, together: int =
         def rows(name: Path) -> Iterator[tuple[str, Row]]:
             return ((f"{name} row {number}", row) for number, row in enumerate(table, start=1))
 
-        read = partial(_read, rows=rows, convert=convert)
+        read = partial(_read, rows=rows, convert=convert, regroup=regroup)
         return Table(source=source, files=(Path(source),), read=read, table=table, **shared)
-    read = partial(_read, rows=read_rows, convert=convert)
+    read = partial(_read, rows=read_rows, convert=convert, regroup=regroup)
     return Corpus(source=section.path, files=matching(section.path), read=read, **shared)
 
 
@@ -119,10 +129,19 @@ def _is_table(section: ChatRows) -> bool:
 
 
 def _read(
-    path: Path, *, rows: Callable[[Path], Iterator[tuple[str, Row]]], convert: Converts
+    path: Path,
+    *,
+    rows: Callable[[Path], Iterator[tuple[str, Row]]],
+    convert: Converts,
+    regroup: Regroups | None = None,
 ) -> Iterator[Document]:
     """A conversation for each row that is one. BadFile: a row is not as it should be."""
-    for where, row in rows(path):
+    found = _converted(rows(path), convert)
+    yield from regroup(found) if regroup else found
+
+
+def _converted(rows: Iterator[tuple[str, Row]], convert: Converts) -> Iterator[Document]:
+    for where, row in rows:
         with readable(where):
             try:
                 found = convert(row)
@@ -130,11 +149,11 @@ def _read(
                 raise BadFile(f"{where}: {error.what}", error.fix) from error
             if found is None:
                 continue
-            several = found if isinstance(found, tuple) else (found,)
-            read = tuple(replace(one, where=where) for one in several)
+            several = found.documents if isinstance(found, Example) else (found,)
+            read = tuple(replace(one, where=where) for one in several)  # type: ignore[type-var]
             for one in read:
                 one.content.decode()
-            yield Example(read) if isinstance(found, tuple) else read[0]
+            yield found._replace(documents=read) if isinstance(found, Example) else read[0]
 
 
 def of_alpaca(row: Row) -> Conversation:

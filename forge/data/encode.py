@@ -13,7 +13,7 @@ import numpy as np
 from forge.data.conversation import Rendered, Renders
 from forge.data.shards import COUNTED, DOCUMENTS, Index, ShardWriter, write_index
 from forge.data.split import Piece, Split
-from forge.data.store import COUNTS, ENDS, GOES_ON
+from forge.data.store import COUNTS, ENDS, GOES_ON, LIKED
 from forge.data.tokenizer import Tokenizer
 
 BATCH_BYTES = 1 << 21
@@ -109,13 +109,14 @@ class Side:
 
 def _marks(item: Piece | Border, part: Encoded, end_of_text: int) -> np.ndarray:
     """The marks of its tokens, as forge.data.store has them."""
+    liked = LIKED if isinstance(item, Piece) and item.liked else 0
     if not isinstance(part, Rendered):
         counts = item is Border.END or (isinstance(item, Piece) and item.counted)
-        return np.full(len(part), COUNTS if counts else 0, dtype=np.uint8)
+        return np.full(len(part), (COUNTS if counts else 0) | liked, dtype=np.uint8)
     inside = part.tokens == end_of_text
     marks = np.where(part.counted, COUNTS, 0) | np.where(inside, GOES_ON, 0)
     marks[-1] = (marks[-1] & COUNTS) | ENDS
-    return marks.astype(np.uint8)
+    return (marks | liked).astype(np.uint8)
 
 
 def encode_splits(

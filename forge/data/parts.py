@@ -105,7 +105,7 @@ def _pieces(
                 for piece in found:
                     one = piece.conversation
                     said = piece.text.encode() if one is None else one.content
-                    digest.update(said + (b"" if piece.counted else b"\0"))
+                    digest.update(said + b"\0" * (not piece.counted) + b"\1" * piece.liked)
                 if found and digest.digest() in known:
                     tally.duplicates += 1
                     tally.duplicate_bytes += sum(piece.n_bytes for piece in found)

@@ -65,14 +65,20 @@ def chat_preference(section: ChatPreference) -> Corpus:
     return corpus_of(section, how, partial(of_preference, names=names), together=2)
 
 
-def of_preference(row: Row, *, names: tuple[str, str, str]) -> tuple[Conversation, ...]:
+def of_preference(row: Row, *, names: tuple[str, str, str]) -> Example:
     """names: of the fields of prompt, chosen and rejected."""
     prompt, *sides = (row.get(name) for name in names)
-    before = [turn_of("user", prompt)] if isinstance(prompt, str) else list(prompt or [])
-    return tuple(_one(before, side, name, row) for side, name in zip(sides, names[1:], strict=True))
+    before = turns_of(prompt)
+    each = zip(sides, names[1:], strict=True)
+    return Example(tuple(answered(before, side, name, row) for side, name in each))
 
 
-def _one(before: list[Any], side: Any, name: str, row: Row) -> Conversation:
+def turns_of(prompt: Any) -> list[Any]:
+    """A prompt, a text or messages, as messages; none where there is none."""
+    return [turn_of("user", prompt)] if isinstance(prompt, str) else list(prompt or [])
+
+
+def answered(before: list[Any], side: Any, name: str, row: Row) -> Conversation:
     """A whole conversation begins with somebody else than the assistant."""
     turns = [turn_of("assistant", side)] if isinstance(side, str) else side
     if not isinstance(turns, list) or not turns:

@@ -31,9 +31,17 @@ class Pair(NamedTuple):
 
 
 class Example(NamedTuple):
-    """Documents that are compared, which stand one behind the other in one split."""
+    """Documents that are compared, which stand one behind the other in one split. liked: of an
+    example with a label, whether its first document is desirable; the others are of other examples.
+    """
 
     documents: tuple[Pair | Conversation, ...]
+    liked: bool | None = None
+
+    @property
+    def own(self) -> tuple[Pair | Conversation, ...]:
+        """Those by which its split is known."""
+        return self.documents if self.liked is None else self.documents[:1]
 
 
 Document = Iterator[str] | Pair | Conversation | Example

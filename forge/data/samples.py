@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forge.data.store import COUNTS, TokenStore, ends_of
+from forge.data.store import COUNTS, LIKED, TokenStore, ends_of
 
 Pieces = Sequence[tuple[int, int]]
 """Of a split: the number of the first token, and of the one behind the last."""
@@ -35,6 +35,12 @@ class Sample:
         """Whether each of the tokens counts as a target, 0 or 1; None where all do."""
         marks = self._marks
         return None if marks is None else marks & COUNTS
+
+    @property
+    def liked(self) -> bool:
+        """Whether it is of an example that is desirable."""
+        marks = self._marks
+        return marks is not None and bool((marks & LIKED).any())
 
     def ends(self, tokens: np.ndarray, end_of_text: int) -> np.ndarray:
         """Whether a document ends with each of its tokens, which are read once."""

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from forge.config.data import HeldOut
 from forge.data.conversation import Conversation
@@ -32,6 +33,7 @@ HASH_RANGE = 1 << 64
 class Piece:
     """A document, consecutive lines of a large one, or half of a pair; `last` when the document
     ends with it. counted: whether its tokens are targets. conversation: which it is, if it is one.
+    liked: whether it is of an example that is desirable.
     """
 
     text: str
@@ -40,6 +42,7 @@ class Piece:
     last: bool
     counted: bool = True
     conversation: Conversation | None = None
+    liked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,16 +153,17 @@ def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
 
 def _whole(document: Pair | Conversation | Example) -> Iterator[Piece]:
     """The pieces of what is never divided, which are on one side, by the hash of it all."""
-    parts = document.documents if isinstance(document, Example) else (document,)
-    digest = _digest(b"\0".join(_content(part) for part in parts))
-    for part in parts:
+    example = document if isinstance(document, Example) else Example((document,))
+    digest = _digest(b"\0".join(_content(part) for part in example.own))
+    for part in example.documents:
+        said: dict[str, Any] = {"digest": digest, "liked": bool(example.liked)}
         if isinstance(part, Conversation):
             size = len(part.text.encode())
-            yield Piece(text=part.text, n_bytes=size, digest=digest, last=True, conversation=part)
+            yield Piece(text=part.text, n_bytes=size, last=True, conversation=part, **said)
             continue
         for text, last in ((part.prompt, False), (part.response, True)):
             size = len(text.encode())
-            yield Piece(text=text, n_bytes=size, digest=digest, last=last, counted=last)
+            yield Piece(text=text, n_bytes=size, last=last, counted=last, **said)
 
 
 def _content(document: Pair | Conversation) -> bytes:

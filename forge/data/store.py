@@ -10,9 +10,9 @@ from functools import cached_property
 
 import numpy as np
 
-COUNTS, ENDS, GOES_ON = 1, 2, 4
+COUNTS, ENDS, GOES_ON, LIKED = 1, 2, 4, 8
 """Marks of a token: it counts as a target; a document ends with it; none does, though it is the one
-that ends documents elsewhere.
+that ends documents elsewhere; it is of an example that is desirable.
 """
 SAMPLE_BLOCKS = 64
 SAMPLE_BLOCK_BYTES = 1 << 14

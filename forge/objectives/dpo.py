@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Any
-
-import torch
-
 from forge.config.preference import DPO as DPOConfig
 from forge.data.loader import Batch
 from forge.models.contract import LanguageModel
-from forge.models.modes import evaluating
-from forge.objectives.preference import Both, Compared, Preference, each_response, preferred
+from forge.objectives.preference import Both, Compared, Preference, preferred
 
 
 class DPO(Preference):
@@ -25,14 +19,9 @@ class DPO(Preference):
     section: DPOConfig
 
     def with_reference(self, model: LanguageModel, batch: Batch) -> Batch:
-        if self.section.reference_free or "reference" in batch:
+        if self.section.reference_free:
             return batch
-        with ExitStack() as inside, torch.no_grad():
-            own: Any = self.models.get("reference", model)
-            if self.section.reference == "adapter":
-                inside.enter_context(self.without_adapter(own))
-                inside.enter_context(evaluating(own))
-            return batch | {"reference": each_response(own, batch)}
+        return batch | {"reference": self.reference(model, batch)}
 
     def compare(self, both: Both, batch: Batch) -> Compared:
         section, beta = self.section, self.section.beta

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +17,11 @@ from forge.data.tokenizer import Tokenizer
 from forge.models.contract import LanguageModel, beside_tokens
 from forge.objectives.losses import Losses
 
+Reads = Callable[[Batch], LanguageModel | None]
+"""The model that has read a batch's `tokens`, or does so when it is asked; None on ranks of a
+pipeline without the loss.
+"""
+
 
 class Objective:
     """Base of every objective; built from its section with the run's tokenizer, and with the frozen
@@ -25,13 +31,17 @@ class Objective:
     rank has its part of these, and the whole of all others. sums, maxima: names of what `evaluate`
     gives, by how it adds up over batches and ranks. compile_backend: of torch.compile, for what of
     the loss it pays; null = nothing is compiled. without_adapter: a model is inside of it what it
-    was without its adapter. In a loader process there are no models.
+    was without its adapter. looks_ahead: whether `looked_ahead` does anything. counts: of sums that
+    are no means over targets, by name, the sum that they are divided by. In a loader process there
+    are no models.
     """
 
     along_sequence: tuple[str, ...] = ("tokens", "targets")
     sums: tuple[str, ...] = ()
     maxima: tuple[str, ...] = ()
     compile_backend: str | None = None
+    looks_ahead: bool = False
+    counts: Mapping[str, str] = MappingProxyType({})
     without_adapter: Callable[[nn.Module], AbstractContextManager[None]]
     section: Any
 
@@ -47,6 +57,11 @@ class Objective:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "models": {}}
 
+    @property
+    def learnt(self) -> float:
+        """Share of the rows of a batch that are learnt from."""
+        return self.section.rows / (self.section.rows + self.section.rows_ahead)
+
     def collate(self, samples: Samples) -> Batch:
         """Fields [batch, ...], as many rows for each sample, with `tokens`, int64 [batch, seq_len];
         the same from the same samples, in whatever process.
@@ -58,6 +73,15 @@ class Objective:
         of all ranks by itself, so an objective that knows it of less than their batch says so.
         """
         return int((self.collate(samples)["targets"] != IGNORE_INDEX).sum())
+
+    def looked_ahead(
+        self, batches: Sequence[Batch], read: Reads, total: Callable[[Tensor], Tensor]
+    ) -> list[Batch]:
+        """The micro-batches of a step, or all batches of an evaluation, as they are learnt from or
+        evaluated then: with what the loss of each has to know of all. All ranks call it, without
+        gradients and in eval mode. total: the sum over ranks with a part of the batch, in place.
+        """
+        return list(batches)
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
         """Sums over the targets of a micro-batch. It may read any tokens with a frozen model, and

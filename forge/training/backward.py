@@ -13,6 +13,7 @@ from forge.objectives.objective import Objective
 from forge.parallel.fsdp import reduce_in_backward
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
+from forge.training.ahead import look_ahead
 
 
 class Backward:
@@ -43,6 +44,7 @@ class Backward:
         weight = 1.0 / max(step.n_targets, 1)
         along = (*self.objective.along_sequence, *DRAWN)
         batches = [self.ranks.own_batch(batch, along, self.device) for batch in step.batches]
+        batches = look_ahead(self.model, self.objective, batches, self.ranks)
         if isinstance(self.model, Pipeline):
             loss, sums = self.model.step(batches, self.objective, weight)
         else:

@@ -18,6 +18,7 @@ from forge.models.modes import evaluating
 from forge.objectives.objective import Objective
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
+from forge.training.ahead import look_ahead
 from forge.training.callback import Callback
 from forge.training.data import end_of_text, evaluated_plan
 from forge.wide import widest
@@ -48,8 +49,11 @@ def evaluate(
     sums, maxima = totals.split([len(objective.sums), len(objective.maxima)])
     maxima.fill_(-math.inf)
     with evaluating(model):
-        for batch in batches:
-            own = ranks.own_batch(batch, objective.along_sequence, device)
+        along = objective.along_sequence
+        parts: Iterable[Batch] = (ranks.own_batch(batch, along, device) for batch in batches)
+        if objective.looks_ahead:
+            parts = look_ahead(model, objective, list(parts), ranks)
+        for own in parts:
             read: Any = model.read(own) if isinstance(model, Pipeline) else model
             if read is None:
                 continue

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forge.build import build
 from forge.compose.trust import for_run
+from forge.config.preference import EXAMPLES
 from forge.config.reading import read_whole
 from forge.data.prepare import prepare
 from forge.data.store import MappedStore, TokenStore
@@ -124,10 +125,8 @@ class Loaded(Trained):
         elif isinstance(data, str | os.PathLike | Mapping):
             stores = {"": self._read(data)}
         else:
+            self._refuse_other("")
             stores = {"": _documents(self, data)}
-        if any(not one.together for one in stores.values()) and self._objective.section.rows > 1:
-            what = "the run's objective compares responses, and this is running text"
-            raise ValueError(f"evaluate(): {what}; name data of examples")
         add_references(self._objective, self.config, stores.values(), self.device, Ranks())
         return evaluate_sets(
             self.config, stores, self.model, self._objective, sequences=most, device=self.device
@@ -136,6 +135,13 @@ class Loaded(Trained):
     @cached_property
     def _objective(self) -> Objective:
         return build_objective(self.config, self.device, Ranks(), tokenizer=self.tokenizer)
+
+    def _refuse_other(self, kind: str) -> None:
+        """ValueError: the objective does not read such examples."""
+        if kind not in (reads := self.config.objective.compares):
+            known = " or ".join(EXAMPLES[one] for one in reads)
+            what = f"the run's objective reads {known}, and this is {EXAMPLES[kind]}"
+            raise ValueError(f"evaluate(): {what}; name other data")
 
     def _held_out(self) -> dict[str, TokenStore]:
         prepared = prepared_text(self.config, lambda stage: None)
@@ -151,6 +157,7 @@ class Loaded(Trained):
         for _, what, *_ in entry_faults(self.config.data, "evaluate", "data", entry):
             raise ValueError(f"evaluate({data!r}): {what}")
         section = read_whole(self.config.data, entry, "evaluate.data")
+        self._refuse_other(section.examples)
         making = partial(build, trust=self.config.run.trust)
         store = prepare(section, self.tokenizer, build=making).val
         if not len(store):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import resource
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,17 +59,17 @@ class Gathered:
         numbers = {name: int(name.removeprefix("targets/")) for name in counts}
         return {n: self.sums[f"ce/{n}"] / counts[name] for name, n in numbers.items()}
 
-    def means(self) -> dict[str, float]:
+    def means(self, counts: Mapping[str, str] = MappingProxyType({})) -> dict[str, float]:
         """Means over the target tokens of the updates that were made, or over those updates; NaN
-        where none was.
+        where none was. counts: as of `Objective`.
         """
-        parts = ((self.sums, self.targets), (self.of_steps, self.kept))
-        return {
-            name: sums[name] / max(count, 1) if self.kept else math.nan
-            for sums, count in parts
-            for name in sorted(sums)
-            if not name.startswith(OF_SOURCE)
-        }
+        parts, found = ((self.sums, self.targets), (self.of_steps, self.kept)), {}
+        for sums, count in parts:
+            for name in sorted(sums.keys() - set(counts.values())):
+                if not name.startswith(OF_SOURCE):
+                    size = sums[counts[name]] if name in counts else self.kept and max(count, 1)
+                    found[name] = sums[name] / size if size else math.nan
+        return found
 
 
 class Logger(Callback):
@@ -83,7 +85,7 @@ class Logger(Callback):
     def __init__(self, session: Session) -> None:
         self.interval, self.device = session.config.metrics.log_interval, session.device
         self.peak_rate, self.trackers = peak_rate(session), Trackers()
-        self.gathered = Gathered()
+        self.gathered, self.counts = Gathered(), session.objective.counts
         self.unread: list[StepOutput] = []
         self.last: dict[str, float] = {}
         self.since = 0.0
@@ -127,7 +129,7 @@ class Logger(Callback):
         self._read()
         loop.state.count_skipped()
         gathered, self.gathered = self.gathered, Gathered()
-        self.last = {_name(name): mean for name, mean in gathered.means().items()}
+        self.last = {_name(name): mean for name, mean in gathered.means(self.counts).items()}
         self.last |= {"train/grad_norm": gathered.grad_norm, "lr": gathered.lr}
         for name, rate in self.group_rates.items():
             self.last[f"lr/{name}" if name != OWN else "lr"] = rate(loop.state.step - 1)

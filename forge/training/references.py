@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from forge.config.preference import DPO
+from forge.config.preference import Referenced
 from forge.config.root import Config
 from forge.data.cache import cache_root, explained, kept
 from forge.data.examples import Examples
@@ -26,7 +26,7 @@ from forge.data.streams import Streamed
 from forge.data.tokenizer import Tokenizer
 from forge.models.modes import evaluating
 from forge.objectives.objective import Objective
-from forge.objectives.preference import Preference, References, each_response
+from forge.objectives.responses import References, Responded, each_response
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.rundir.checkpoints import META
@@ -53,7 +53,7 @@ def add_references(
     Raises ValueError where the reference cannot be used.
     """
     section = config.objective
-    if not (isinstance(objective, Preference) and isinstance(section, DPO)):
+    if not (isinstance(objective, Responded) and isinstance(section, Referenced)):
         return
     if not section.cached_model:
         return
@@ -83,7 +83,7 @@ def add_references(
 
 @torch.no_grad()
 def _computed(
-    objective: Preference,
+    objective: Responded,
     model: nn.Module,
     store: TokenStore,
     plan: Examples,

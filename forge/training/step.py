@@ -121,7 +121,8 @@ class Update:
         this rank has one for the others.
         """
         lr = self.learning_rate.set(number)
-        self.modules.begin(step, self.scaler, self.device)
+        places = round(step.n_places * self.backward.objective.learnt)
+        self.modules.begin(places, self.scaler, self.device)
         loss, sums = self.backward(step)
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
@@ -141,7 +142,7 @@ class Update:
         return StepOutput(
             n_tokens=step.n_tokens,
             n_targets=step.n_targets,
-            n_places=step.n_places,
+            n_places=places,
             lr=lr,
             loss=loss,
             grad_norm=grad_norm,

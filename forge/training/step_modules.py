@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from forge.data.loader import Step
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 
@@ -29,8 +28,9 @@ class StepModules:
         ]
         self.ranks, self.max_steps = ranks, max_steps
 
-    def begin(self, step: Step, scaler: torch.amp.GradScaler, device: torch.device) -> None:
-        scale: float | torch.Tensor = 1.0 / max(step.n_places, 1)
+    def begin(self, places: int, scaler: torch.amp.GradScaler, device: torch.device) -> None:
+        """places: of all rows of all ranks that are learnt from."""
+        scale: float | torch.Tensor = 1.0 / max(places, 1)
         if self.modules and scaler.is_enabled():
             scale = scaler.scale(torch.full((), scale, device=device))
         for module in self.modules:

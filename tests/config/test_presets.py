@@ -101,6 +101,11 @@ def needs(file: str, folder: Path) -> list[str]:
         "experiment/dpo_demo": [f"tokenizer.path={folder / 'tokenizer.json'}"],
         "experiment/zephyr_dpo_8gpu": ["plan.device=h100", "plan.world_size=8"],
         "data/preference": [f"data.path={folder / 'my.txt'}", "objective=dpo"],
+        "objective/kto": ["data=labelled", f"data.path={folder / 'my.txt'}"],
+        **{
+            f"data/{kind}": [f"data.path={folder / 'my.txt'}", "objective=kto"]
+            for kind in ("labelled", "chat_labelled")
+        },
         **{
             f"objective/{name}": ["data=preference", f"data.path={folder / 'my.txt'}"]
             for name in ("dpo", "orpo", "simpo", "cpo")

@@ -34,6 +34,7 @@ FORGE = {
         "forge.data.pairs.pairs",
         *(f"forge.data.preferences.{kind}" for kind in ("preference", "chat_preference")),
         "forge.data.preferences.preference_demo",
+        *(f"forge.data.labelled.{kind}" for kind in ("labelled", "chat_labelled")),
         "forge.data.hub.dataset",
         "forge.data.tokens.shards",
         "forge.data.tokens.synthetic",
@@ -46,7 +47,10 @@ FORGE = {
     "objective": {
         "forge.objectives.pretrain.Pretrain",
         "forge.objectives.sft.SFT",
-        *(f"forge.objectives.{name.lower()}.{name}" for name in ("DPO", "ORPO", "SimPO", "CPO")),
+        *(
+            f"forge.objectives.{name.lower()}.{name}"
+            for name in ("DPO", "ORPO", "SimPO", "CPO", "KTO")
+        ),
     },
     "optimizer": set(OPTIMIZERS),
     "scheduler": {

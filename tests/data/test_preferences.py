@@ -17,7 +17,7 @@ from forge.data.examples import plan_examples
 from forge.data.loader import TrainLoader, eval_batches
 from forge.data.mixture import Mixture
 from forge.data.prepare import Prepared, prepare
-from forge.objectives.preference import References
+from forge.objectives.responses import References
 
 ROWS = 40
 

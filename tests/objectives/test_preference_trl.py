@@ -11,9 +11,11 @@ import torch
 
 from forge.build import build
 from forge.config.model import Decoder as DecoderConfig
-from forge.config.preference import CPO, DPO, ORPO, Preference, SimPO
+from forge.config.preference import CPO, DPO, KTO, ORPO, Preference, SimPO
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
+from forge.parallel.ranks import Ranks
+from forge.training.ahead import look_ahead
 
 pytestmark = pytest.mark.nightly
 
@@ -48,6 +50,20 @@ def rows() -> list[dict[str, str]]:
         return "".join(WORDS[i] for i in torch.randint(26, (length,), generator=draw))
 
     return [{"prompt": text(5), "chosen": text(7), "rejected": text(4)} for _ in range(4)]
+
+
+def labelled() -> list[dict[str, Any]]:
+    """Of several lengths."""
+    draw = torch.Generator().manual_seed(4)
+
+    def text(length: int) -> str:
+        return "".join(WORDS[i] for i in torch.randint(26, (length,), generator=draw))
+
+    likes = [True, False, False, True]
+    return [
+        {"prompt": text(4 + n), "completion": text(9 - 2 * n), "label": liked}
+        for n, liked in enumerate(likes)
+    ]
 
 
 def peers(seed: int) -> tuple[Decoder, Any]:
@@ -116,11 +132,17 @@ def trainer(kind: str, options: dict[str, Any], model: Any, reference: Any, fold
         "beta": BETA,
     }
     how |= {"per_device_train_batch_size": 4, "gradient_checkpointing": False, "max_length": 32}
-    given: dict[str, Any] = {"model": model, "train_dataset": Dataset.from_list(rows())}
+    given: dict[str, Any] = {"model": model}
+    given["train_dataset"] = Dataset.from_list(labelled() if kind == "kto" else rows())
     given["processing_class"] = tokenizer
     if kind == "dpo":
         from trl import DPOConfig as Config
         from trl import DPOTrainer as Trainer
+
+        given["ref_model"] = reference
+    elif kind == "kto":
+        from trl import KTOConfig as Config
+        from trl import KTOTrainer as Trainer
 
         given["ref_model"] = reference
     elif kind == "orpo":
@@ -186,11 +208,47 @@ def test_losses_and_gradients_equal_those_of_trl(name: str, tmp_path: Path) -> N
         assert own > 0
     total.backward()
     assert total.item() == pytest.approx(wanted.item(), rel=1e-5)
+    gradients_are_equal(ours, made.model)
+
+
+def gradients_are_equal(ours: Decoder, theirs: Any) -> None:
     grads = dict(ours.named_parameters())
-    for key, their in llama_tensors(made.model, lambda parameter: parameter.grad).items():
+    for key, their in llama_tensors(theirs, lambda parameter: parameter.grad).items():
         own = grads[key].grad
         assert own is not None
         torch.testing.assert_close(own, their, rtol=1e-5, atol=1e-5 * float(their.abs().max()))
+
+
+@pytest.mark.parametrize("seeds", [(1, 0), (0, 1)], ids=["kl", "no kl"])
+def test_kto_equals_that_of_trl(seeds: tuple[int, int], tmp_path: Path) -> None:
+    """Of one batch, with the mismatched responses that TRL makes of it."""
+    (ours, theirs), (reference, their_reference) = peers(seeds[0]), peers(seeds[1])
+    weights = {"desirable_weight": 1.3, "undesirable_weight": 0.6}
+    made = trainer("kto", weights, theirs, their_reference, tmp_path)
+    made.model.train()
+    batch = next(iter(made.get_train_dataloader()))
+    wanted = made.compute_loss(made.model, batch)
+    wanted.backward()
+    tokens = torch.zeros(8, 32, dtype=torch.int64)
+    targets = torch.full_like(tokens, -100)
+    for side, prefix in enumerate(("", "KL_")):
+        for row, ids in enumerate(batch[f"{prefix}input_ids"]):
+            counted = batch[f"{prefix}completion_mask"][row].bool()
+            place = 2 * row + side
+            tokens[place, : len(ids) - 1] = ids[:-1]
+            targets[place, : len(ids) - 1] = ids[1:].where(counted[1:], -100)
+    liked = batch["label"].bool().repeat_interleave(2)
+    objective: Any = build(KTO(beta=BETA, reference="copy", **weights), path="objective")
+    objective.models["reference"] = reference.requires_grad_(False)
+    data = {"tokens": tokens, "targets": targets, "liked": liked}
+    (ready,) = look_ahead(ours, objective, [data], Ranks())
+    total = objective(ours, ready).total / 4
+    total.backward()
+    assert total.item() == pytest.approx(wanted.item(), rel=1e-5)
+    found = made._metrics["train"]["kl"][-1]
+    assert float(ready["kl"][0]) == pytest.approx(found, rel=1e-4, abs=1e-6)
+    assert (found > 0) == (seeds == (1, 0))
+    gradients_are_equal(ours, made.model)
 
 
 def own_nll(objective: Any, model: Decoder, data: dict[str, torch.Tensor]) -> torch.Tensor:

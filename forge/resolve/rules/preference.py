@@ -6,19 +6,23 @@ from forge.config.adapter import Adapter
 from forge.config.data import Data
 from forge.config.objective import Objective
 from forge.config.parallel import Parallel
-from forge.config.preference import DPO
+from forge.config.preference import EXAMPLES, Referenced
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.resolve.rules.borders import all_read
 
-EXAMPLES = {"": "running text", "pairs": "pairs of responses"}
-FOR = {"": "objective=pretrain", "pairs": "objective=dpo, or orpo, simpo, cpo"}
-KIND = {"": "text", "pairs": "preference"}
+FOR = {
+    "": "objective=pretrain",
+    "pairs": "objective=dpo, or orpo, simpo, cpo",
+    "labels": "objective=kto",
+}
+KIND = {"": "text", "pairs": "preference", "labels": "labelled"}
 
 
 @rule("objective.examples", "data._target_", "data.sources", "data.validation", "eval.sets")
 def examples(config: Config, objective: Objective) -> Findings:
-    """An objective reads data of its kind: running text, or pairs of responses."""
+    """An objective reads data of its kind: running text, pairs of responses, or
+    responses with a label."""
     for key, section in all_read(config):
         if section.examples in objective.compares:
             continue
@@ -53,7 +57,7 @@ def cp(objective: Objective, parallel: Parallel) -> Findings:
 
 
 @rule("objective.reference", "objective.reference", "objective.reference_free", "parallel.pp")
-def reference(objective: DPO, adapter: Adapter, parallel: Parallel) -> Findings:
+def reference(objective: Referenced, adapter: Adapter, parallel: Parallel) -> Findings:
     """A model without its adapter is a reference where there is an adapter; a pipeline, which reads
     a batch once, cannot read it without one too.
     """
@@ -67,7 +71,7 @@ def reference(objective: DPO, adapter: Adapter, parallel: Parallel) -> Findings:
 
 
 @rule("objective.reference_model", "objective.reference_model", "objective.reference")
-def reference_model(objective: DPO) -> Findings:
+def reference_model(objective: Referenced) -> Findings:
     """The reference is objective.reference_model, or with reference=adapter the base: not both."""
     if objective.reference == "adapter" and objective.reference_model:
         yield "objective.reference_model", "objective.reference=cached"

@@ -1,0 +1,149 @@
+"""data=labelled, chat_labelled: responses with a label, each with a mismatched one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from forge.config.preference import ChatLabelled, Labelled
+from forge.data.chats import BadRow, Row, corpus_of
+from forge.data.conversation import Conversation
+from forge.data.corpus import Corpus, matching
+from forge.data.pairs import lines_of
+from forge.data.preferences import answered, turns_of
+from forge.data.reading import BadFile, Document, Example, Pair, readable
+from forge.data.rows import text_of
+
+LOOK = 'lines like {"prompt": ..., "completion": ..., "label": true}'
+
+
+class Rated(NamedTuple):
+    """A response to a prompt, texts or messages. where: it was read."""
+
+    prompt: Any
+    completion: Any
+    liked: bool
+    where: str
+
+
+def labelled(section: Labelled) -> Corpus:
+    """Two documents for each row of files of JSON lines: the prompt with the response right behind
+    it, and with a response to another prompt.
+
+    ValueError, naming data.path: it is empty, or nothing is there.
+    """
+    names = (section.prompt_field, section.completion_field, section.label_field)
+    return Corpus(
+        name="labelled",
+        source=section.path,
+        files=matching(section.path),
+        reader=":".join(["labelled", *names]),
+        read=partial(read_labelled, names=names),
+        masked=True,
+        together=2,
+    )
+
+
+def read_labelled(path: Path, *, names: tuple[str, str, str]) -> Iterator[Example]:
+    """An example a line, from the fields of a JSON object for prompt, response and label; empty
+    lines are skipped. BadFile: a row is not as it should be, or all have one prompt.
+    """
+    return mismatched(_rated(path, *names), Pair)
+
+
+def _rated(path: Path, prompt_field: str, completion_field: str, field: str) -> Iterator[Rated]:
+    for where, row in lines_of(path, field, LOOK):
+        with readable(where):
+            prompt = text_of(where, row, prompt_field, option="data.prompt_field")
+            completion = text_of(where, row, completion_field, option="data.completion_field")
+        try:
+            liked = label_of(row, field)
+        except BadRow as error:
+            raise BadFile(f"{where}: {error.what}", error.fix) from error
+        if not prompt + completion:
+            raise BadFile(f"{where}: prompt and response are empty", "Leave that line out")
+        yield Rated(prompt, completion, liked, where)
+
+
+def chat_labelled(section: ChatLabelled) -> Corpus:
+    """Two conversations for each row, as a chat template writes them."""
+    names = (section.prompt_field, section.completion_field, section.label_field)
+    how = ":".join(("chat_labelled", *names))
+    convert = partial(of_labelled, names=names)
+    return corpus_of(section, how, convert, together=2, regroup=regrouped)
+
+
+def of_labelled(row: Row, *, names: tuple[str, str, str]) -> Example:
+    """What is asked and the whole. names: of the fields of prompt, response and label."""
+    said: Any = row.get(names[1])
+    whole = answered(turns_of(row.get(names[0])), said, names[1], row)
+    turns = 1 if isinstance(said, str) or len(said) == len(whole.messages) else len(said)
+    asked = replace(whole, messages=whole.messages[:-turns])
+    return Example((asked, whole), label_of(row, names[2]))
+
+
+def regrouped(examples: Iterator[Document]) -> Iterator[Example]:
+    """The whole, and what is asked with an answer to something else."""
+
+    def join(asked: Conversation, answer: tuple[Any, ...]) -> Conversation:
+        return replace(asked, messages=asked.messages + answer)
+
+    def each() -> Iterator[Rated]:
+        for example in examples:
+            assert isinstance(example, Example)
+            asked, whole = example.documents
+            assert isinstance(asked, Conversation)
+            assert isinstance(whole, Conversation)
+            answer = whole.messages[len(asked.messages) :]
+            yield Rated(asked, answer, bool(example.liked), whole.where)
+
+    return mismatched(each(), join)
+
+
+def label_of(row: Row, field: str) -> bool:
+    found, fields = row.get(field), ", ".join(map(str, row))
+    if found not in (True, False):  # 1 and 0 too
+        what = f"{field!r} is {found!r}, and neither true nor false"
+        what = what if field in row else f"it has no field {field!r} (its fields: {fields})"
+        raise BadRow(what, "Name the one that holds the label with data.label_field")
+    return bool(found)
+
+
+def mismatched(rows: Iterable[Rated], join: Callable[[Any, Any], Any]) -> Iterator[Example]:
+    """Each row with its prompt before a response to another one: those of the group before, rows of
+    one prompt that follow each other; and of the first group to those of the last. BadFile: all
+    have one prompt.
+    """
+    first: list[Rated] = []
+    before: list[Rated] = []
+    group: list[Rated] = []
+
+    def example(row: Rated, other: Rated) -> Example:
+        own = join(row.prompt, row.completion)
+        return Example((own, join(row.prompt, other.completion)), row.liked)
+
+    for row in rows:
+        if group and not _same(group[0], row):
+            before, group = group, []
+        group.append(row)
+        if before:
+            yield example(row, before[(len(group) - 1) % len(before)])
+        else:
+            first.append(row)
+    if first and not before:
+        what = f"all rows up to {first[-1].where} have one prompt"
+        raise BadFile(what, "Give responses to several prompts: each is read with another one too")
+    others = before if first and _same(group[0], first[0]) else group
+    for number, row in enumerate(first):
+        yield example(row, others[number % len(others)])
+
+
+def _same(one: Rated, other: Rated) -> bool:
+    """Whether they have one prompt."""
+    prompts = (one.prompt, other.prompt)
+    if isinstance(one.prompt, Conversation):
+        return prompts[0].messages == prompts[1].messages
+    return prompts[0] == prompts[1]

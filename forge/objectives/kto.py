@@ -1,0 +1,114 @@
+"""Kahneman-Tversky optimization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge.config.preference import KTO as KTOConfig
+from forge.data import IGNORE_INDEX
+from forge.data.loader import Batch
+from forge.data.samples import Samples
+from forge.models.contract import LanguageModel
+from forge.objectives.losses import Losses
+from forge.objectives.objective import Reads
+from forge.objectives.responses import Responded, each_response
+from forge.wide import widest
+
+LABELS = {"desirable": True, "undesirable": False}
+
+
+class KTO(Responded):
+    """w * (1 - sigmoid(s * beta * (r - kl))), r = log p(response) - log p_ref(response), w =
+    desirable_weight and s = 1 of a response that is desirable, undesirable_weight and -1 of another
+    (arXiv:2402.01306, equation 8, less its constant).
+
+    kl = max(0, mean of r over mismatched responses), which has no gradient. Each example brings a
+    response to another prompt behind its own, the same one in every epoch, so that a reference can
+    be computed before training. The mean is over all examples of a step, however they are spread
+    over ranks and micro-batches, so that every layout has the same loss; in an evaluation it is
+    over all that are evaluated. It takes a forward pass before that of the loss.
+
+    A batch has two rows for each example, its own and the mismatched one, and `liked`, bool [rows];
+    the one that is learnt from has the first of each, and `kl`, [rows].
+    """
+
+    section: KTOConfig
+    looks_ahead = True
+
+    def __init__(self, section: KTOConfig, **runtime: Any) -> None:
+        super().__init__(section, **runtime)
+        self.counts = {
+            f"{name}_{label}": f"n_{label}" for label in LABELS for name in ("reward", "logp")
+        }
+        self.sums = ("n", *dict.fromkeys(self.counts.values()), *section.metrics)
+
+    def collate(self, samples: Samples) -> Batch:
+        liked = torch.tensor([sample.liked for sample in samples])
+        return super().collate(samples) | {"liked": liked.repeat_interleave(2)}
+
+    def looked_ahead(
+        self, batches: Sequence[Batch], read: Reads, total: Callable[[Tensor], Tensor]
+    ) -> list[Batch]:
+        own, others = ([_of_side(batch, side) for batch in batches] for side in (0, 1))
+        device = batches[0]["tokens"].device
+        sums = torch.zeros(2, dtype=widest(device), device=device)
+        for batch in others:
+            model = read(batch)
+            if model is not None:
+                ratio = each_response(model, batch) - self.reference(model, batch)
+                there = _there(batch)
+                sums[0] += ratio.where(there, 0).sum()
+                sums[1] += there.sum()
+        total(sums)
+        kl = (sums[0] / sums[1].clamp(min=1)).clamp(min=0)
+        return [batch | {"kl": kl.expand(len(batch["liked"]))} for batch in own]
+
+    def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
+        found, loss = self._valued(model, batch)
+        return Losses(total=loss, sums={name: found[name] for name in self.sums[1:]})
+
+    def evaluate(self, model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
+        return self._valued(model, batch)[0]
+
+    def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Means over examples, or over those of a label; NaN where there is none of it."""
+        sizes = {name: totals[self.counts.get(name, "n")] for name in self.section.metrics}
+        return {name: totals[name] / n if n else math.nan for name, n in sizes.items()}
+
+    def _valued(self, model: LanguageModel, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """Sums over examples by name, without a graph; and that of the loss."""
+        section, liked = self.section, batch["liked"]
+        known = self.reference(model, batch)  # first, since it leaves nothing for a backward
+        logp = each_response(model, batch)
+        ratio, kl = logp - known.to(logp.dtype), batch["kl"].to(logp.dtype)
+        margin = section.beta * torch.where(liked, ratio - kl, kl - ratio)
+        weight = torch.full_like(margin, section.undesirable_weight)
+        weight = weight.masked_fill(liked, section.desirable_weight)
+        values = {
+            "n": torch.ones_like(margin),
+            "loss": weight * torch.sigmoid(-margin),
+            "accuracy": (margin > 0).to(margin.dtype),
+            "margin": margin,
+            "kl": kl,
+        }
+        for label, sign in LABELS.items():
+            of_label = liked == sign
+            values[f"n_{label}"] = of_label.to(margin.dtype)
+            values[f"reward_{label}"] = (section.beta * ratio).where(of_label, 0)
+            values[f"logp_{label}"] = logp.where(of_label, 0)
+        sums = {name: one.where(_there(batch), 0).sum() for name, one in values.items()}
+        return {name: one.detach() for name, one in sums.items()}, sums["loss"]
+
+
+def _of_side(batch: Batch, side: int) -> Batch:
+    return {name: values[side::2] for name, values in batch.items()}
+
+
+def _there(batch: Batch) -> Tensor:
+    """Which rows have a response: none of a sample that only fills up a batch has, bool [rows]."""
+    return (batch["targets"] != IGNORE_INDEX).any(1)

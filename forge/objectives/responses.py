@@ -1,0 +1,89 @@
+"""Base of objectives on log-probabilities of whole responses."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forge.config.preference import Responses as Section
+from forge.data import IGNORE_INDEX
+from forge.data.loader import Batch
+from forge.data.samples import Sample, Samples
+from forge.models.contract import LanguageModel
+from forge.models.head import head_of
+from forge.models.modes import evaluating
+from forge.objectives.log_probs import log_probs
+from forge.objectives.objective import Objective, read
+
+
+class Responded(Objective):
+    """Batches of `tokens` and `targets`, int64 [rows, seq]: of a sample all rows of its example,
+    with a target where a response has a token.
+
+    references: of each store of examples, by its fingerprint, the log-probabilities that were
+    computed before; such a batch has `reference`, [rows].
+    """
+
+    section: Any
+
+    def __init__(self, section: Section, **runtime: Any) -> None:
+        super().__init__(section, **runtime)
+        self.references: dict[str, References] = {}
+
+    def reference(self, model: LanguageModel, batch: Batch) -> Tensor:
+        """What the reference gives each row's response, [rows], without a graph."""
+        if "reference" in batch:
+            return batch["reference"]
+        with ExitStack() as inside, torch.no_grad():
+            own: Any = self.models.get("reference", model)
+            if self.section.reference == "adapter":
+                inside.enter_context(self.without_adapter(own))
+                inside.enter_context(evaluating(own))
+            return each_response(own, batch)
+
+    def collate(self, samples: Samples) -> Batch:
+        """All rows of each sample; behind the end of each are tokens 0 without targets."""
+        rows = self.section.rows + self.section.rows_ahead
+        tokens = np.zeros((len(samples) * rows, samples.seq_len), dtype=np.int64)
+        targets = np.full_like(tokens, IGNORE_INDEX)
+        known = np.zeros(len(tokens))
+        for number, sample in enumerate(samples):
+            for row, (window, counted) in enumerate(sample.rows, start=number * rows):
+                assert counted is not None
+                end = len(window) - 1
+                tokens[row, :end], targets[row, :end] = window[:-1], window[1:]
+                targets[row, :end][counted[1:] == 0] = IGNORE_INDEX
+            if found := self.references.get(sample.store.fingerprint if self.references else ""):
+                known[number * rows : (number + 1) * rows] = found.of(sample)
+        batch = {"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}
+        return batch | ({"reference": torch.from_numpy(known)} if self.references else {})
+
+    def count(self, samples: Samples) -> int:
+        """Examples."""
+        return len(samples)
+
+
+class References:
+    """What a reference gives the examples of a store: starts: their first tokens, [examples].
+    values: [examples, rows].
+    """
+
+    def __init__(self, starts: np.ndarray, values: np.ndarray) -> None:
+        self.starts, self.values = starts, values
+
+    def of(self, sample: Sample) -> np.ndarray | float:
+        """Of its rows; 0 of a sample that only fills up a batch."""
+        start = sample.pieces[0][0]
+        at = int(np.searchsorted(self.starts, start))
+        there = at < len(self.starts) and self.starts[at] == start
+        return self.values[at] if there else 0.0
+
+
+def each_response(model: LanguageModel, batch: Batch) -> Tensor:
+    """The log-probability of each row's response, [rows]."""
+    hidden = read(model, batch)
+    return log_probs(hidden, head_of(model), batch["targets"]).sum(1)

@@ -192,7 +192,8 @@ def test_speed_and_mfu_leave_out_pauses(assembled):
 
 def test_values_that_are_not_finite_survive_a_stop():
     config, device = composition.config([]).validate().config, torch.device("cpu")
-    session: Any = SimpleNamespace(config=config, device=device, ranks=Ranks())
+    objective = SimpleNamespace(counts={})
+    session: Any = SimpleNamespace(config=config, device=device, ranks=Ranks(), objective=objective)
     logger, other = Logger(session), Logger(session)
     logger.gathered.sums, logger.gathered.grad_norm = {"ce": math.nan}, math.inf
     logger.last = {"train/loss": math.nan, "lr": 0.1}

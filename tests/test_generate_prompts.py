@@ -50,6 +50,9 @@ def test_the_assistant_answers(tiny_run: Path, tmp_path: Path, capsys: Capture) 
     assert run(tiny_run, "--prompts", tmp_path / "a.jsonl", "--out", out, *words) == 0
     row = json.loads(out.read_text())
     assert (row["messages"], row["text"].strip()) == (messages, answer.strip())
+    loaded = forge.load(tiny_run)
+    assert loaded.chat(messages, max_new_tokens=5, seed=3) == answer.strip()
+    assert loaded.chat("hi", max_new_tokens=5) == loaded.chat(messages[1:], max_new_tokens=5)
 
 
 def test_rows_are_written_in_order_whatever_the_batch(

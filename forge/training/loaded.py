@@ -99,6 +99,14 @@ class Loaded(Trained):
             return next(writer.write([prompts])).text
         return [made.text for made in writer.write(prompts)]
 
+    def chat(self, said: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """What the assistant answers to what a user says, or to a conversation of {"role": "user",
+        "content": ...} and so on, by the run's chat template. options: as of `generate`.
+        """
+        asked = [{"role": "user", "content": said}] if isinstance(said, str) else said
+        prompts: Any = [asked]
+        return self.generate(prompts, **options)[0].strip()
+
     @torch.no_grad()
     def logits(self, text: str) -> Tensor:
         """fp32 [seq, vocab] on its device: row t is of what follows the first t + 1 tokens. These

@@ -5,11 +5,11 @@ not hold.
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 from forge.config.hf.folder import is_folder
-from forge.config.root import Config
 from forge.rundir import checkpoints
 from forge.rundir.checkpoints import WEIGHTS, CheckpointError, Saved
 
@@ -27,32 +27,41 @@ def place_of(init_from: str) -> Path:
     return checkpoints.find(path, name="checkpoint.init_from=")[0].path
 
 
-def identity(path: Path | None) -> dict[str, Any]:
-    """What meta.json keeps of a base. path: null = initial weights, which the seed makes."""
+def identity(path: Path | None, folder: Path) -> dict[str, Any]:
+    """What meta.json keeps of a base. path: null = initial weights, which the seed makes. folder:
+    of the checkpoints.
+    """
     if path is None:
-        return {"path": None, "fingerprint": None}
-    return {"path": str(path.absolute()), "fingerprint": fingerprint(path)}
+        return {"path": None, "from_here": None, "fingerprint": None}
+    return {
+        "path": str(path.absolute()),
+        "from_here": os.path.relpath(path, folder),
+        "fingerprint": fingerprint(path),
+    }
 
 
-def located(base: dict[str, Any], config: Config, checkpoint: Path) -> Path | None:
-    """Where a base is now: where it was, or what checkpoint.init_from means; null = the seed makes
-    it. Raises CheckpointError for one that is gone or another one.
+def located(base: dict[str, Any], checkpoint: Path, init_from: str | None = None) -> Path | None:
+    """Where a base is now: where it was, as it was to the checkpoint's folder, or what
+    checkpoint.init_from means; null = the seed makes it. Raises CheckpointError for one that is
+    gone or another one.
     """
     if base["path"] is None:
         return None
     was = Path(base["path"])
-    if was.exists() and fingerprint(was) == base["fingerprint"]:
-        return was
+    for place in (was, checkpoint.parent.absolute() / base["from_here"], _named(init_from)):
+        if place is not None and place.exists() and fingerprint(place) == base["fingerprint"]:
+            return Path(os.path.normpath(place))
     what = "has changed since" if was.exists() else "is not there any more"
-    try:
-        now = place_of(config.checkpoint.init_from) if config.checkpoint.init_from else was
-    except CheckpointError:
-        now = was
-    if now != was and fingerprint(now) == base["fingerprint"]:
-        return now
     said = f"{checkpoint} holds adapters of the weights in {was}, which {what}"
-    fix = "Put them back, or say where they are now: checkpoint.init_from=PATH"
-    raise CheckpointError(f"{said}. {fix} run.allow_change=[checkpoint.init_from]")
+    fix = "Put them or a link to them back, or go on with checkpoint.init_from=PATH"
+    raise CheckpointError(f"{said}. {fix} run.allow_change=[checkpoint.init_from,tokenizer.path]")
+
+
+def _named(init_from: str | None) -> Path | None:
+    try:
+        return place_of(init_from) if init_from else None
+    except CheckpointError:
+        return None
 
 
 def fingerprint(path: Path) -> str:

@@ -45,7 +45,7 @@ class Merged(Mapping[str, Tensor]):
         self.beside = {}
         if self.below is not None:
             assert isinstance(config.model, Decoder)
-            self.base = whole(located(self.below, config, path), config)
+            self.base = whole(located(self.below, path), config)
             self.beside = {one.name: one for one in config.model.tensors()}
 
     def __getitem__(self, name: str) -> Tensor:

@@ -137,12 +137,13 @@ def load(
     changed: bool = False,
     with_optimizer_state: bool = True,
     adapters: bool = True,
+    init_from: str | None = None,
     trust: Sequence[str] = (),
     group: dist.ProcessGroup | None = None,
 ) -> Tensors:
     """Load weights, and the state of an optimizer where one is given, in place; returns the tensors
-    of callbacks. adapters: load these too, and their base; else they keep what they have.
-
+    of callbacks. adapters: load these too, and their base, which may be in `init_from` by now; else
+    they keep what they have.
 
     Parameters whose names begin with a prefix of `exclude` keep what they have, without optimizer
     state; so do, when the model was `changed` on purpose, those that do not fit, with a warning.
@@ -155,7 +156,7 @@ def load(
     theirs = {name: tuple(what.size) for name, what in _below("model/", stored).items()}
     own, packed = _state(model, theirs, adapters=adapters)
     if adapters and (base := Saved(path).meta.get(BASE)) is not None:
-        _load_base(base, path, model, trust, group)
+        _load_base(base, path, init_from, model, trust, group)
         own = {name: values for name, values in own.items() if name in theirs or is_added(name)}
         packed = []
     shapes = _shapes(own, packed, group)
@@ -213,13 +214,15 @@ def load_weights(
 def _load_base(
     base: dict[str, Any],
     path: Path,
+    init_from: str | None,
     model: nn.Module,
     trust: Sequence[str],
     group: dist.ProcessGroup | None,
 ) -> None:
     """Load what the adapters of a checkpoint stand beside."""
     config = config_of(path, trust=trust)
-    place, exclude = located(base, config, path), tuple(config.checkpoint.exclude_from_loading)
+    place = located(base, path, init_from)
+    exclude = tuple(config.checkpoint.exclude_from_loading)
     if place is None or exclude:
         fill(model, config.seed)
     if place is not None:

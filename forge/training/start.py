@@ -20,7 +20,7 @@ from forge.rundir.checkpoints import TOKENIZER, CheckpointError, NoneLeft, Saved
 from forge.rundir.files import cut_rows
 from forge.rundir.progress import row_files
 from forge.training import restore
-from forge.training.base import BASE, identity
+from forge.training.base import BASE, identity, located
 from forge.training.checkpoint import Checkpointer
 from forge.training.loop import Loop
 from forge.training.peft import load_adapters
@@ -110,8 +110,6 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
     model, optimizer = loop.model, loop.optimizer
     exclude = tuple(config.checkpoint.exclude_from_loading)
     source = "nothing"
-    if config.adapter.active:
-        checkpointer.base = ranks.from_main(_base_of(start) if ranks.main else None)
     if start.weights is not None:
         source = str(start.weights)
         _check_vocabulary(start.weights, loop.session)
@@ -140,6 +138,7 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
                 exclude=() if start.own else exclude,
                 changed=start.own and changed,
                 with_optimizer_state=same_optimizer,
+                init_from=config.checkpoint.init_from,
                 trust=config.run.trust,
                 group=ranks.saver,
             )
@@ -162,6 +161,9 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
         if not same_optimizer:
             say(f"the optimizer begins anew: {source} has the state of another")
     adapter = config.adapter
+    if adapter.active:
+        base = _base_of(start, checkpointer, config) if ranks.main else None
+        checkpointer.base = ranks.from_main(base)
     if start.checkpoint is None and isinstance(adapter, LoRA) and adapter.init_from:
         load_adapters(Path(adapter.init_from), model, config.model, adapter)
         say(f"beginning with the adapters of {adapter.init_from}")
@@ -179,9 +181,14 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
     outcome.record_start(run_dir, step=loop.state.step, source=source, resume_from=resume_from)
 
 
-def _base_of(start: Start) -> dict[str, Any]:
-    """What adapters stand beside: as the checkpoint says, or what the run begins with."""
-    return start.meta[BASE] if BASE in start.meta else identity(start.weights)
+def _base_of(start: Start, checkpointer: Checkpointer, config: Config) -> dict[str, Any]:
+    """What adapters stand beside: what the checkpoint says, where it is now, or what the run begins
+    with.
+    """
+    place = start.weights
+    if start.checkpoint is not None and BASE in start.meta:
+        place = located(start.meta[BASE], start.checkpoint.path, config.checkpoint.init_from)
+    return identity(place, checkpointer.folder)
 
 
 def _wanted(folder: Path, wanted: str, checkpointer: Checkpointer) -> Start:

@@ -12,18 +12,22 @@ from torch import Tensor, nn
 
 from forge.adapters.adapter import adapters_off
 from forge.adapters.lora import merged
-from forge.config.adapter import MAGNITUDE, A, B, is_added, name_of
+from forge.config.adapter import MAGNITUDE, A, B, is_added, name_of, place_of
 from forge.models.plain import make_model
 from forge.parallel.ranks import Ranks
 from forge.training.models import build_model
 
 TOKENS = torch.arange(48).view(2, 24) * 7 % 300
-NAMES = ["wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down"]
-LORA = "adapter=lora adapter.rank=4 adapter.alpha=6 adapter.dropout=0 adapter.ranks={wk:3}"
+LORA = "adapter=lora adapter.rank=4 adapter.alpha=6 adapter.dropout=0"
 CASES = {
-    "plain": "",
-    "rank stabilised": "adapter.rank_stabilized=true",
-    "dora": "adapter.dora=true model.bias=true",
+    "plain": "adapter.ranks={wk:3}",
+    "rank stabilised": "adapter.ranks={wk:3} adapter.rank_stabilized=true",
+    "dora": "adapter.ranks={wk:3} adapter.dora=true model.bias=true",
+}
+MLA = "+mixer@model.mixer=mla model.mixer.q_lora_rank=12 model.mixer.kv_lora_rank=14"
+WITH_PEFT = CASES | {
+    "mla": MLA,
+    "ranks of layers": "adapter.ranks={wk:3,blocks.1.*:5,w_up:2}",
 }
 
 
@@ -103,21 +107,26 @@ def test_a_model_is_its_base_without_its_adapters_and_with_them_one_of_merged_we
     assert all(p.requires_grad == is_added(name) for name, p in model.named_parameters())
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+@pytest.mark.ci("plain")
+@pytest.mark.parametrize("options", WITH_PEFT.values(), ids=WITH_PEFT)
 def test_logits_gradients_and_merged_weights_are_those_of_peft(options: str) -> None:
     from peft import LoraConfig, get_peft_model
 
     config, model = built(options)
     plain: Any = make_model(config.model).double()
     plain.load_state_dict({n: v for n, v in model.state_dict().items() if not is_added(n)})
+    ranks = {
+        place_of(one): rank
+        for one in config.model.tensors()
+        if (rank := config.adapter.rank_of(one))
+    }
     theirs: Any = get_peft_model(
         plain,
         LoraConfig(
             r=4,
             lora_alpha=6,
-            target_modules=NAMES,
-            rank_pattern={"wk": 3},
+            target_modules=list(ranks),
+            rank_pattern=ranks,
             use_rslora=config.adapter.rank_stabilized,
             use_dora=config.adapter.dora,
         ),
@@ -130,7 +139,7 @@ def test_logits_gradients_and_merged_weights_are_those_of_peft(options: str) -> 
             layer = theirs.get_submodule(f"base_model.model.{place}")
             which = {"lora_a": "lora_A", "lora_b": "lora_B"}.get(kind, "lora_magnitude_vector")
             pairs[name] = values, getattr(layer, which)["default"].weight
-    assert len(pairs) == 2 * len(NAMES) * (3 if config.adapter.dora else 2)
+    assert len(pairs) == len(ranks) * (3 if config.adapter.dora else 2)
     with torch.no_grad():
         for ours, other in pairs.values():
             other.copy_(ours)

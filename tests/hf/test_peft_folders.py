@@ -105,6 +105,33 @@ def test_transformers_and_peft_read_them_with_equal_logits(
 
 
 @pytest.mark.nightly
+def test_the_demo_of_adapters_is_read_beside_its_exported_base(tmp_path: Path) -> None:
+    """Tied tables, norms of queries and keys, and a base that is a run."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base, run, small = tmp_path / "base", tmp_path / "lora", ["run.device=cpu", "precision=fp32"]
+    small += ["eval.enabled=false", "eval.at_start=false", f"data.cache_dir={tmp_path / 'cache'}"]
+    assert train.main([*small, f"run.dir={base}", "train.max_steps=20"]) == 0
+    words = ["experiment=lora_demo", f"checkpoint.init_from={base}", "train.max_steps=20"]
+    assert train.main([*small, *words, f"run.dir={run}"]) == 0
+    ours, theirs = logits(run), {}
+    for name, *how in (
+        ("base", str(base), "--format", "hf"),
+        ("adapters", str(run), "--format", "peft"),
+        ("merged", str(run), "--format", "hf", "--merge"),
+    ):
+        theirs[name] = str(tmp_path / f"their-{name}")
+        assert export.main([how[0], theirs[name], *how[1:]]) == 0
+    model = AutoModelForCausalLM.from_pretrained(theirs["base"])
+    assert not torch.allclose(model(TOKENS).logits, ours, atol=1e-2)
+    adapted = PeftModel.from_pretrained(model, theirs["adapters"])
+    assert torch.allclose(adapted.eval()(TOKENS).logits, ours, atol=1e-5)
+    merged = AutoModelForCausalLM.from_pretrained(theirs["merged"])
+    assert torch.allclose(merged.eval()(TOKENS).logits, ours, atol=1e-5)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("dora", [False, True])
 def test_what_peft_saved_is_read_with_equal_logits(dora: bool, wide: Path, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model

@@ -67,7 +67,7 @@ DELTA = (
 # A rank that is odd, and by name another one.
 LORA = "adapter=lora adapter.rank=3 adapter.alpha=6 adapter.dropout=0"
 DORA = f"{LORA} adapter.dora=true adapter.target_modules=[all,head] adapter.ranks={{wo:5}}"
-LORA_OF_ALL = f"{LORA} adapter.target_modules=[all,head,embedding] adapter.bias=all"
+LORA_OF_ALL = f"{LORA} adapter.target_modules=[all,head,embedding]"
 # Rows that two ranks cut into whole blocks of 64 weights.
 WIDE = "model.dim=128 model.ffn_hidden_dim=256 model.n_layers=2"
 QLORA = (
@@ -140,7 +140,7 @@ MODELS = {
     "lora": LORA,
     "lora, dropped": f"{LORA} adapter.dropout=0.3",
     "lora, mla, dropped": f"{MLA} {LORA} adapter.dropout=0.3",
-    "lora, all": f"{LORA_OF_ALL} model.bias=true adapter.rank_stabilized=true",
+    "lora, all": f"{LORA_OF_ALL} adapter.bias=all model.bias=true adapter.rank_stabilized=true",
     "lora, tied": f"{LORA} {TIED} adapter.modules_to_save=[norm]",
     "dora": f"{DORA} model.bias=true",
     "lora, mla": f"{MLA} {LORA}",

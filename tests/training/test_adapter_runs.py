@@ -6,7 +6,7 @@ import pytest
 import torch
 from run_helpers import assert_bit_equal, built, logged, meta, step_of, stored, weights
 
-from forge import worker
+from forge import resume, worker
 from forge.adapters.adapter import adapters_off
 from forge.config.adapter import is_added
 from forge.models.plain import make_model
@@ -79,11 +79,26 @@ def test_it_goes_on_to_the_bit_and_only_with_its_base(base, run, new_run, capsys
     )
 
 
+def test_a_base_that_was_moved_is_found_again(base, run, tmp_path):
+    """With the run, or where checkpoint.init_from says."""
+    expected = load_run(run).model(TOKENS)
+    runs = run.parent.rename(tmp_path / "elsewhere")
+    assert torch.equal(load_run(runs / run.name).model(TOKENS), expected)
+
+    alone = (runs / base.name).rename(tmp_path / "alone")
+    with pytest.raises(CheckpointError, match="go on with checkpoint.init_from=PATH"):
+        load_run(runs / run.name)
+    more = [f"checkpoint.init_from={alone}", "run.allow_change=[checkpoint.init_from]"]
+    assert resume.main([str(runs / run.name), "train.max_steps=5", *more]) == 0
+    assert meta(step_of(runs / run.name, 5))["base"]["path"] == str(step_of(alone, 2))
+    load_run(runs / run.name)
+
+
 def test_what_stands_beside_initial_weights_has_these_again(trained):
     run = trained(f"{LORA} train.max_steps=2 checkpoint.interval=2")
     model = load_run(run).model
     saved = stored(step_of(run, 2), "model/")
-    assert meta(step_of(run, 2))["base"] == {"path": None, "fingerprint": None}
+    assert meta(step_of(run, 2))["base"]["path"] is None
     assert "blocks.0.attention.wq.weight" not in saved
     other = trained("train.max_steps=1 optimizer=adamw optimizer.lr=1e-30 optimizer.weight_decay=0")
     before = stored(step_of(other, 1), "model/")

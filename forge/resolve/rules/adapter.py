@@ -8,11 +8,11 @@ from forge.config.adapter import PARTS, ROLES, Adapter, LoRA, fits, place_of
 from forge.config.model import Decoder, Model
 from forge.config.quantization import FP8, Quantization, Sparse
 from forge.config.rule import Findings, rule
-from forge.config.tensors import EMBEDDING, EXPERT, HEAD, MATRIX, TensorSpec
+from forge.config.tensors import BIAS, EMBEDDING, EXPERT, HEAD, MATRIX, TensorSpec
 from forge.config.train import Train
 
 TARGETS, RANKS, SAVED = "adapter.target_modules", "adapter.ranks", "adapter.modules_to_save"
-NONE = "adapter=none"
+NONE, BIASED = "adapter=none", "model.bias=true"
 THEIRS = {
     "q_proj": "wq",
     "k_proj": "wk",
@@ -75,6 +75,14 @@ def modules_to_save(model: Decoder, adapter: LoRA) -> Findings:
         if not any(re.search(pattern, name) for name in names):
             what = f"'{pattern}' is in the name of no parameter, such as {names[-1]}."
             yield SAVED, what, f"{SAVED}=[norm]"
+
+
+@rule("adapter.bias", "adapter.bias", TARGETS, "model")
+def bias(model: Decoder, adapter: LoRA) -> Findings:
+    """Where adapter.bias is not none, there are biases that it means."""
+    chosen = adapter.bias != "none"
+    if chosen and not any(one.role == BIAS and adapter.trains(one) for one in model.tensors()):
+        yield "adapter.bias", f"adapter.bias=none, or {BIASED}"
 
 
 @rule("adapter.embedding", TARGETS, "adapter.dora", "model")

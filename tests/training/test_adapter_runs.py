@@ -86,7 +86,7 @@ def test_a_base_that_was_moved_is_found_again(base, run, tmp_path):
     assert torch.equal(load_run(runs / run.name).model(TOKENS), expected)
 
     alone = (runs / base.name).rename(tmp_path / "alone")
-    with pytest.raises(CheckpointError, match="go on with checkpoint.init_from=PATH"):
+    with pytest.raises(CheckpointError, match="a link to them back, or go on with"):
         load_run(runs / run.name)
     more = [f"checkpoint.init_from={alone}", "run.allow_change=[checkpoint.init_from]"]
     assert resume.main([str(runs / run.name), "train.max_steps=5", *more]) == 0

@@ -22,6 +22,7 @@ from forge.config.numbers import byte_size
 from forge.config.problems import refusal
 from forge.launch.local import processes
 from forge.plan.activations import flops_again
+from forge.plan.flops import flops_per_token
 from forge.plan.launcher_environment import launcher_environment
 from forge.plan.memory import memory_by_part
 from forge.plan.world import check_startable
@@ -117,7 +118,7 @@ def measure(resolution: Resolution) -> dict[str, Any]:
     row = {"hash": identity.hash_of(config), "estimate_bytes": memory_by_part(config)}
     if isinstance(config.model, Decoder):
         row["parameters"] = config.model.num_params_estimate
-        row["flops_a_token"] = config.model.flops_per_token(config.train.seq_len)
+        row["flops_a_token"] = flops_per_token(config)
     run_dir, _ = directory.prepare(resolution, overrides=())
     if code := processes.start(run_dir, resolution.world.size, trust=config.run.trust):
         failure = outcome.failure(run_dir) or {}

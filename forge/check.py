@@ -22,6 +22,7 @@ from forge.config.root import Config
 from forge.config.tensors import TensorSpec
 from forge.plan.activations import host_bytes
 from forge.plan.allocation import Allocation, allocation
+from forge.plan.flops import flops_per_token
 from forge.plan.memory import memory_by_part
 from forge.plan.time import expected_seconds, planned_time
 from forge.plan.world import World, ranks_of, ranks_per_node
@@ -103,7 +104,7 @@ def _model(config: Config) -> list[Row]:
     model, train = config.model, config.train
     if not isinstance(model, Decoder):
         return []
-    flops = model.flops_per_token(train.seq_len)
+    flops = flops_per_token(config) or 0
     rows = [("parameters", f"{model.num_params_estimate:,}")]
     rows += [(f"  {name}", f"{n:,}") for name, n in model.params_by_part().items()]
     if model.is_moe:

@@ -6,16 +6,18 @@ the share of the peak that large products sustain, less what the last wave of it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
 
 from forge.config.activations import FP32, Numbers
+from forge.config.adapter import is_added
 from forge.config.devices import Device
 from forge.config.model import Decoder, Kind
 from forge.config.objective import CrossEntropy
+from forge.config.param_groups import trained
 from forge.config.root import Config
-from forge.config.tensors import HEAD, ROUTER, TensorSpec
+from forge.config.tensors import HEAD, ROUTER, TensorSpec, within
 from forge.plan import calibration as known
 
 LOW = ("fp8", "mxfp8", "nvfp4", "int8")
@@ -72,10 +74,14 @@ class Compute:
         by_name = {"highest": "fp32", "high": "tf32", "medium": "bf16"}
         self.format = by_name[precision.matmul_precision] if self.width == FP32 else "bf16"
         self.mode = "compiled" if train.compile_model else "eager"
+        self.is_trained = trained(config)
 
     def block(self, kind: Kind) -> Pass:
         """One block of a kind."""
-        found = [self._of_tensor(one) for one in self.model.block_tensors(kind) if one.multiplied]
+        # As if it were in the middle: the first and the last may be left out of what is quantised.
+        own = list(within(f"blocks.{self.model.n_layers // 2}", self.model.block_tensors(kind)))
+        every = [*own, *self.config.adapter.added(own)]
+        found = [self._of_tensor(one) for one in every if one.multiplied]
         forward_scores, backward_scores = self._attention(kind)
         memory = self._memory(kind)
         forward = Seconds(
@@ -107,7 +113,9 @@ class Compute:
         return known.STREAM * self.device.bandwidth
 
     def _of_tensor(self, one: TensorSpec) -> tuple[float, float]:
-        """Of the product with a weight, and of the two products of its backward pass."""
+        """Of the product with a weight, and of its backward pass: the gradient of what it reads and
+        its own, if it is trained.
+        """
         parallel = self.config.parallel
         shape = one.on_rank(parallel.tp, parallel.ep)
         number, rows = 1, self.tokens
@@ -119,20 +127,19 @@ class Compute:
         format, of_weights = self._formats(one)
         made = self._product(rows, out, into, number, format)
         of_input = self._product(rows, into, out, number, format)
-        of_weight = self._product(out, into, rows, number, of_weights)
-        return made, of_input + of_weight
+        tied = one.role == HEAD and self.model.tie_embeddings
+        if not self.is_trained("embedding.weight" if tied else one.name):
+            return made, of_input
+        return made, of_input + self._product(out, into, rows, number, of_weights)
 
     def _formats(self, one: TensorSpec) -> tuple[str, str]:
-        """What a tensor is multiplied in, and what its gradient is; of a block in the middle, since
-        the first and the last may be left out.
-        """
+        """What a tensor is multiplied in, and what its gradient is."""
         if one.role == ROUTER and self.model.moe.float32_gate_logits:
             return "fp32", "fp32"
-        section, middle = self.config.quantization, self.model.n_layers // 2
-        name = one.name if one.role == HEAD else f"blocks.{middle}.{one.name}"
+        section = self.config.quantization
         kind = section.schema_name
-        emulated = getattr(section, "emulate", False)
-        if kind not in LOW or emulated or not section.takes(replace(one, name=name), self.model):
+        plain = getattr(section, "emulate", False) or is_added(one.name)
+        if kind not in LOW or plain or not section.takes(one, self.model):
             return self.format, self.format
         exact = getattr(section, "wgrad_with_hp", False)
         exact |= getattr(section, "recipe", "") == "rowwise_with_gw_hp"

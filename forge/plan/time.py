@@ -20,6 +20,7 @@ from forge.config.root import Config
 from forge.plan import calibration as known
 from forge.plan.activations import Activations
 from forge.plan.compute import Compute, Pass, Seconds
+from forge.plan.flops import flops_per_token
 from forge.plan.links import group, link_bytes, seconds
 from forge.plan.memory import STATE, memory_by_part
 from forge.plan.traffic import Rank, Sent
@@ -38,7 +39,7 @@ class StepTime:
 
     parts: seconds that add up to those of the step. hidden: of communication beside products.
     links: bytes that a rank sends in a step over each kind of link. tokens: of all ranks. flops: a
-    token, by `Decoder.flops_per_token`. peak: FLOP/s of one device in bf16, or fp32's where that is
+    token, by `flops_per_token`. peak: FLOP/s of one device in bf16, or fp32's where that is
     what is multiplied.
     """
 
@@ -95,7 +96,7 @@ def step_time(
         links=link_bytes(slowest.sent, parallel, gpus_per_node),
         tokens=(train.global_batch_size or 0) * config.objective.rows * train.seq_len,
         ranks=ranks,
-        flops=model.flops_per_token(train.seq_len),
+        flops=flops_per_token(config) or 0,
         peak=device.flops("bf16"),
     )
 

@@ -15,6 +15,7 @@ import torch
 from forge.config.param_groups import OWN
 from forge.optim.build import rates
 from forge.optim.groups import Schedule
+from forge.plan.flops import flops_per_token
 from forge.training.callback import Callback
 from forge.training.flops import peak_flops
 from forge.training.trackers import Trackers
@@ -194,7 +195,7 @@ def peak_rate(session: Session) -> float | None:
     config, device = session.config, session.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     peak = config.metrics.peak_tflops * 1e12 or peak_flops(name)
-    flops = config.model.flops_per_token(config.train.seq_len)
+    flops = flops_per_token(config)
     return session.ranks.size * peak / flops if peak and flops else None
 
 

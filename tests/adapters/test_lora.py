@@ -9,12 +9,14 @@ import pytest
 import torch
 from refusing import SMALL, resolved
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from forge.adapters.adapter import adapters_off
 from forge.adapters.lora import merged
 from forge.config.adapter import MAGNITUDE, A, B, is_added, name_of, place_of
 from forge.models.plain import make_model
 from forge.parallel.ranks import Ranks
+from forge.plan.flops import flops_per_token
 from forge.training.models import build_model
 
 TOKENS = torch.arange(48).view(2, 24) * 7 % 300
@@ -105,6 +107,26 @@ def test_a_model_is_its_base_without_its_adapters_and_with_them_one_of_merged_we
     plain.load_state_dict(whole)
     assert torch.allclose(model(TOKENS), plain(TOKENS), atol=1e-10)
     assert all(p.requires_grad == is_added(name) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "model.tie_embeddings=false",
+        "adapter.modules_to_save=[embedding,wq] model.tie_embeddings=true",
+    ],
+)
+def test_flops_of_a_token_are_those_counted(options: str) -> None:
+    """Frozen weights have no gradient; of the first block nothing that enters it has one."""
+    config, model = built(f"{options} model.sdpa_backend=math train.seq_len=16 model.n_kv_heads=4")
+    with FlopCounterMode(display=False) as counter:
+        model(TOKENS.view(3, 16)).sum().backward()
+    spared = 0
+    if not config.adapter.modules_to_save:
+        one = model.blocks["0"].attention
+        spared = sum(w.weight.numel() + w.lora_a.numel() for w in (one.wq, one.wk, one.wv))
+    expected = flops_per_token(config) - 2 * spared  # type: ignore[operator]
+    assert counter.get_total_flops() == expected * TOKENS.numel()
 
 
 @pytest.mark.ci("plain")

@@ -62,6 +62,12 @@ def test_parts_of_one_device_are_their_closed_forms() -> None:
     assert time.mfu == pytest.approx(time.flops * tokens / time.seconds / 989.4e12)
 
 
+def test_frozen_weights_have_no_product_for_their_gradient() -> None:
+    words = ["plan.world_size=1", "optimizer=adamw"]
+    whole, part = time_of(*words), time_of(*words, "optimizer.trainable_parameters=[norm]")
+    assert part.parts["products"] / whole.parts["products"] == pytest.approx(2 / 3, rel=0.01)
+
+
 def test_recomputation_repeats_the_forward_pass() -> None:
     none, full = (
         time_of("plan.world_size=1", f"train.activation_checkpointing={mode}")

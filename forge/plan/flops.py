@@ -1,0 +1,26 @@
+"""FLOPs of a token in training: frozen weights have no gradient, adapters have products too."""
+
+from __future__ import annotations
+
+from forge.config.model import Decoder
+from forge.config.param_groups import some_frozen, trained
+from forge.config.root import Config
+from forge.config.tensors import EXPERT, HEAD, MATRIX
+
+
+def flops_per_token(config: Config) -> int | None:
+    """Forward and backward; null = not known. As of `Decoder.flops_per_token`, with 4 in place of 6
+    for each weight that is not trained, and 6 for those of adapters.
+    """
+    model, is_trained = config.model, trained(config)
+    found = model.flops_per_token(config.train.seq_len)
+    if found is None or not isinstance(model, Decoder) or not some_frozen(config):
+        return found
+    own = list(model.tensors())
+    frozen = sum(one.multiplied for one in own if not is_trained(one.name))
+    tables, after = model.outside()
+    if not any(one.role == HEAD for one in after) and not is_trained(tables[0].name):
+        frozen += tables[0].size  # it is the head too
+    beside = config.adapter.added(one for one in own if one.role in (MATRIX, EXPERT))
+    added = sum(one.multiplied for one in beside if is_trained(one.name))
+    return found - 2 * frozen + 6 * added

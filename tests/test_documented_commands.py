@@ -5,12 +5,11 @@ import json
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from folders import write_folder
+from refusing import resolved
 
-from forge import cli
 from forge.launch.optuna.search import checked
 from forge.launch.sweep.preflight import Preflight
 
@@ -24,7 +23,8 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES.sp
 PARTS = {"sft.md", "adapters.md", "qlora.md", "sweeps.md", "slurm.md", "optuna.md", "reports.md"}
 REFUSED = ("optimizer.lrr=1", "model.n_heads=3,4", "scheduler.stable_steps=10")
 # Refused on purpose, a pattern, or the user's own file.
-LEFT_OUT = (*REFUSED, "group=option", "...", "<", "experiment=tune", "run.dir=runs/base")
+MADE_BEFORE = ("run.dir=runs/base", "run.dir=runs/chat")
+LEFT_OUT = (*REFUSED, *MADE_BEFORE, "group=option", "...", "<", "experiment=tune")
 
 
 def commands() -> list[tuple[str, str]]:
@@ -47,9 +47,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the commands name, and a login to W&B."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    apple = SimpleNamespace(system=lambda: "Darwin", machine=lambda: "arm64")
-    monkeypatch.setattr("forge.plan.world.platform", apple)  # for run.device=mps
-    for name in ("books", "docs", "RUN", "runs/base/tokenizer"):
+    for name in ("books", "docs", "RUN", "runs/base/tokenizer", "runs/chat/tokenizer"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "my" / "conf").mkdir(parents=True)
     for name in ("my.txt", "books/one.txt", "docs/one.md"):
@@ -73,6 +71,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "my/model/tokenizer.json",
         "my/tokenizer/tokenizer.json",
         "runs/base/tokenizer/tokenizer.json",
+        "runs/chat/tokenizer/tokenizer.json",
         "my/tokens/tokenizer/tokenizer.json",
     ):
         content = {"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []}
@@ -89,9 +88,8 @@ def test_documented_command_is_legal(desk: Path, page: str, command: str) -> Non
     if shlex.split(command)[:1] == ["-m"]:
         assert len(Preflight(words).points()) > 1
         return
-    composition, resolution = cli.resolved(words)
-    assert resolution.config.frozen
-    assert not composition.problems
+    apple = "run.device=mps" in words
+    assert resolved(words, as_point=True, apple=apple).config.frozen
 
 
 def test_commands_are_found() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -45,8 +46,12 @@ def options() -> str:
 
 
 @pytest.fixture
-def command(text_file: Path, options: str) -> Command:
+def command(text_file: Path, options: str, tmp_path: Path) -> Command:
     """forge.train of a small model into a directory."""
+    rows = tmp_path / "rows.jsonl"
+    pairs = ({"prompt": f"{n}+1=", "chosen": f"{n + 1}", "rejected": f"{n}"} for n in range(300))
+    rows.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    options = options.replace("{rows}", str(rows))
     common = [sys.executable, "-m", "forge.train", "data=text", f"data.path={text_file}", *SMALL]
     common += options.split()
     return lambda run_dir, batch_size=4, *more: [
@@ -85,14 +90,21 @@ SFT = (
     "objective=sft objective.weighting=example objective.neftune_alpha=5 model.dropout=0.2 "
     "data.pack_sequences=true"
 )
+DPO = "data=preference data.path={rows} objective=dpo data.val_fraction=0.2"
 LORA = "adapter=lora adapter.rank=2 adapter.dropout=0.1 adapter.dora=true optimizer=adamw"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    ["", *(pytest.param(words, marks=pytest.mark.nightly) for words in (SFT, f"{SFT} {LORA}"))],
-    ids=["pretrain", "sft", "sft, lora"],
+    [
+        "",
+        *(
+            pytest.param(words, marks=pytest.mark.nightly)
+            for words in (SFT, f"{SFT} {LORA}", DPO, f"{DPO} objective.reference=adapter {LORA}")
+        ),
+    ],
+    ids=["pretrain", "sft", "sft, lora", "dpo", "dpo, lora"],
 )
 def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(
     killed: Starter, undisturbed: Path, tmp_path: Path

@@ -7,13 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from refusing import SMALL, resolved
 from test_pretrain import TinyModel
 
+from forge.adapters.adapter import adapters_off
 from forge.build import build
+from forge.config.adapter import is_added
 from forge.config.preference import CPO, DPO, ORPO, Preference, SimPO
 from forge.models.head import Head
+from forge.models.plain import make_model
 from forge.objectives import preference
 from forge.objectives.log_probs import log_probs
+from forge.parallel.ranks import Ranks
+from forge.training.ahead import look_ahead
+from forge.training.models import build_model
 
 VOCAB, PAIRS, SEQ, BETA = 19, 3, 7, 0.3
 
@@ -176,3 +183,40 @@ def test_log_probs_equal_those_of_all_logits(capped: float) -> None:
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("words", ["objective=dpo data=preference", "objective=kto data=labelled"])
+def test_the_model_without_its_adapter_is_a_frozen_copy_of_its_base(words: str) -> None:
+    """Loss and gradients, and none of the base."""
+    options = f"{words} data.path={__file__} adapter=lora adapter.rank=2 run.device=cpu"
+    config = resolved([*SMALL, *options.split(), "objective.reference=adapter"]).config
+    model: Any = build_model(config, torch.device("cpu"), Ranks(), torch.float64)
+    base: Any = make_model(config.model).double().requires_grad_(False)
+    base.load_state_dict({n: v for n, v in model.state_dict().items() if not is_added(n)})
+    generator = torch.Generator().manual_seed(1)
+    for name, values in model.named_parameters():
+        if is_added(name):
+            with torch.no_grad():
+                values.add_(torch.randn(values.shape, generator=generator, dtype=values.dtype) / 9)
+    found = []
+    for reference, models in (("adapter", {}), ("copy", {"reference": base})):
+        section = type(config.objective)(reference=reference, beta=BETA)  # type: ignore[call-arg]
+        objective = build(section, path="objective", models=models)
+        objective.without_adapter = adapters_off
+        data = batch()
+        del data["reference"]
+        data["liked"] = torch.tensor([True, True, False, False, True, True])
+        (ready,) = look_ahead(model, objective, [data], Ranks())
+        total = objective(model, ready).total
+        total.backward()
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        found.append((total.item(), grads))
+    (loss, grads), (wanted, by_copy) = found
+    assert loss == pytest.approx(wanted, rel=1e-14)
+    assert all(map(is_added, grads))
+    assert grads.keys() == by_copy.keys()
+    for name, grad in grads.items():
+        torch.testing.assert_close(grad, by_copy[name], rtol=1e-12, atol=1e-14)
+    at_first = {"objective=dpo": np.log(2), "objective=kto": 0.5}[words.split()[0]]
+    assert abs(loss / (PAIRS - 1) - at_first) > 1e-3

@@ -4,6 +4,7 @@ batches, the same curve.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,11 @@ DRAWN = """
     objective=sft objective.weighting=example objective.neftune_alpha=5 model.dropout=0.2
     data.pack_sequences=true
 """
-LORA = f"{DRAWN} adapter=lora adapter.rank=3 adapter.dropout=0.1 adapter.dora=true optimizer=adamw"
+OF_LORA = "adapter=lora adapter.rank=3 adapter.dropout=0.1 adapter.dora=true optimizer=adamw"
+LORA = f"{DRAWN} {OF_LORA}"
+PAIRS = "data=preference data.path={rows} objective=dpo"
+UNDER = f"{PAIRS} objective.reference=adapter"
+LABELS = "data=labelled data.path={rows} objective=kto"
 FROZEN = "optimizer.freeze_parameters=[embedding,w_up]"
 LAST, SEQ = 12, 16
 
@@ -31,6 +36,18 @@ LAST, SEQ = 12, 16
 @pytest.fixture
 def train(tmp_path: Path, text_file: Path) -> Train:
     return trains(tmp_path, text_file)
+
+
+def responses(path: Path) -> Path:
+    """Prompts with two responses, and with one that has a label."""
+    rows = []
+    for number in range(200):
+        row: dict[str, object] = {"prompt": f"{number}+{number % 7}="}
+        row |= {"chosen": f" {number + number % 7}", "rejected": f" no {number * 3 % 11}"}
+        liked = number % 3 > 0
+        rows.append(row | {"completion": row["chosen" if liked else "rejected"], "label": liked})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 def rows_of_step(path: Path, number: int) -> np.ndarray:
@@ -44,6 +61,7 @@ def rows_of_step(path: Path, number: int) -> np.ndarray:
 
 STOPS = (("fsdp2 x tp2", 3), ("single", 5), ("fsdp4", 7), ("pp2", 9), ("fsdp2 x tp2", LAST))
 """Where the travelling run is stopped: out, over every kind of layout, and back."""
+NO_PIPELINE = (("fsdp2 x tp2", 3), ("single", 5), ("hsdp 2x2", 8), ("fsdp2", LAST))
 STOPS_OF_EXPERTS = (
     ("ep2 x fsdp2", 3),
     ("single", 5),
@@ -63,12 +81,29 @@ STOPS_OF_EXPERTS = (
         pytest.param(LORA, STOPS, marks=pytest.mark.nightly),
         pytest.param(FROZEN, STOPS, marks=pytest.mark.nightly),
         pytest.param(QLORA, STOPS, marks=pytest.mark.nightly),
+        pytest.param(PAIRS, STOPS, marks=pytest.mark.nightly),
+        pytest.param(f"{UNDER} {OF_LORA}", NO_PIPELINE, marks=pytest.mark.nightly),
+        pytest.param(f"{UNDER} {QLORA}", NO_PIPELINE, marks=pytest.mark.nightly),
+        pytest.param(LABELS, STOPS, marks=pytest.mark.nightly),
     ],
-    ids=["dense", "experts", "sft with dropout", "sft with adapters", "a part", "qlora"],
+    ids=[
+        "dense",
+        "experts",
+        "sft with dropout",
+        "sft with adapters",
+        "a part",
+        "qlora",
+        "dpo",
+        "dpo with adapters",
+        "dpo with qlora",
+        "kto",
+    ],
 )
 def test_a_run_that_changes_its_layout_at_every_stop_equals_one_that_never_stops(
-    train, model, stops
+    train, model, stops, tmp_path
 ):
+    rows = 16 if "{rows}" in model else 8  # an example has two
+    model = model.replace("{rows}", str(responses(tmp_path / "rows.jsonl")))
     whole = train("whole", "single", LAST, model)
     for layout, step in stops:
         path = train("travelling", layout, step, model)
@@ -79,7 +114,7 @@ def test_a_run_that_changes_its_layout_at_every_stop_equals_one_that_never_stops
             assert abs(found[step] - value) <= bound * abs(value), (key, step)
     batches = [rows_of_step(whole, number) for number in range(1, LAST + 1)]
     for number, expected in enumerate(batches, start=1):
-        assert expected.shape == (8, SEQ + 1)
+        assert expected.shape == (rows, SEQ + 1)
         assert np.array_equal(rows_of_step(path, number), expected), number
     assert len({batch.tobytes() for batch in batches}) == LAST
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from forge.adapters.adapter import adapters_off
 from forge.build import build
+from forge.compose import composition
+from forge.config.adapter import is_added
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.preference import CPO, DPO, KTO, ORPO, Preference, SimPO
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.parallel.ranks import Ranks
 from forge.training.ahead import look_ahead
+from forge.training.models import build_model
 
 pytestmark = pytest.mark.nightly
 
@@ -68,6 +73,24 @@ def labelled() -> list[dict[str, Any]]:
 
 def peers(seed: int) -> tuple[Decoder, Any]:
     """The same weights here and in transformers."""
+    section = DecoderConfig(
+        dim=DIM,
+        n_layers=LAYERS,
+        n_heads=HEADS,
+        ffn_hidden_dim=FFN,
+        vocab_size=VOCAB,
+        max_seq_len=64,
+    )
+    ours = Decoder(section)
+    init_weights(ours, seed)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.mul_(4)
+    return ours, peer_of(ours)
+
+
+def peer_of(ours: Any) -> Any:
+    """transformers' model with its weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = LlamaConfig(
@@ -83,23 +106,11 @@ def peers(seed: int) -> tuple[Decoder, Any]:
         eos_token_id=1,
         pad_token_id=0,
     )
-    section = DecoderConfig(
-        dim=DIM,
-        n_layers=LAYERS,
-        n_heads=HEADS,
-        ffn_hidden_dim=FFN,
-        vocab_size=VOCAB,
-        max_seq_len=64,
-    )
-    ours, theirs = Decoder(section), LlamaForCausalLM(shape)
-    init_weights(ours, seed)
+    theirs, weights = LlamaForCausalLM(shape), dict(ours.named_parameters())
     with torch.no_grad():
-        for parameter in ours.parameters():
-            parameter.mul_(4)
-        weights = dict(ours.named_parameters())
         for name, own in llama_tensors(theirs, lambda parameter: parameter).items():
             own.copy_(weights[name])
-    return ours, theirs
+    return theirs
 
 
 def llama_tensors(peer: Any, pick: Callable[[Any], torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -219,6 +230,20 @@ def gradients_are_equal(ours: Decoder, theirs: Any) -> None:
         torch.testing.assert_close(own, their, rtol=1e-5, atol=1e-5 * float(their.abs().max()))
 
 
+def mismatched(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """As forge has it: of each example its own row and the one that TRL made of it for the KL."""
+    tokens = torch.zeros(8, 32, dtype=torch.int64)
+    targets = torch.full_like(tokens, -100)
+    for side, prefix in enumerate(("", "KL_")):
+        for row, ids in enumerate(batch[f"{prefix}input_ids"]):
+            counted = batch[f"{prefix}completion_mask"][row].bool()
+            place = 2 * row + side
+            tokens[place, : len(ids) - 1] = ids[:-1]
+            targets[place, : len(ids) - 1] = ids[1:].where(counted[1:], -100)
+    liked = batch["label"].bool().repeat_interleave(2)
+    return {"tokens": tokens, "targets": targets, "liked": liked}
+
+
 @pytest.mark.parametrize("seeds", [(1, 0), (0, 1)], ids=["kl", "no kl"])
 def test_kto_equals_that_of_trl(seeds: tuple[int, int], tmp_path: Path) -> None:
     """Of one batch, with the mismatched responses that TRL makes of it."""
@@ -229,19 +254,9 @@ def test_kto_equals_that_of_trl(seeds: tuple[int, int], tmp_path: Path) -> None:
     batch = next(iter(made.get_train_dataloader()))
     wanted = made.compute_loss(made.model, batch)
     wanted.backward()
-    tokens = torch.zeros(8, 32, dtype=torch.int64)
-    targets = torch.full_like(tokens, -100)
-    for side, prefix in enumerate(("", "KL_")):
-        for row, ids in enumerate(batch[f"{prefix}input_ids"]):
-            counted = batch[f"{prefix}completion_mask"][row].bool()
-            place = 2 * row + side
-            tokens[place, : len(ids) - 1] = ids[:-1]
-            targets[place, : len(ids) - 1] = ids[1:].where(counted[1:], -100)
-    liked = batch["label"].bool().repeat_interleave(2)
     objective: Any = build(KTO(beta=BETA, reference="copy", **weights), path="objective")
     objective.models["reference"] = reference.requires_grad_(False)
-    data = {"tokens": tokens, "targets": targets, "liked": liked}
-    (ready,) = look_ahead(ours, objective, [data], Ranks())
+    (ready,) = look_ahead(ours, objective, [mismatched(batch)], Ranks())
     total = objective(ours, ready).total / 4
     total.backward()
     assert total.item() == pytest.approx(wanted.item(), rel=1e-5)
@@ -255,3 +270,64 @@ def own_nll(objective: Any, model: Decoder, data: dict[str, torch.Tensor]) -> to
     from forge.objectives.preference import responses
 
     return -responses(model, data).chosen.per_token.mean()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_with_adapters_they_equal_trl_with_peft(kind: str, tmp_path: Path) -> None:
+    """The reference is the base under the adapters on both sides, with no second model."""
+    from peft import LoraConfig, get_peft_model
+
+    data = {"dpo": "preference", "kto": "labelled"}[kind]
+    words = f"""
+        objective={kind} data={data} data.path={__file__} tokenizer=file
+        tokenizer.path={tmp_path / "tokenizer.json"} adapter=lora adapter.rank=4 adapter.alpha=6
+        adapter.target_modules=[wq,wk,wv,wo] model=tiny model.dim={DIM} model.n_layers={LAYERS}
+        model.n_heads={HEADS} model.ffn_hidden_dim={FFN} model.vocab_size={VOCAB}
+        model.max_seq_len=64 model.activation=silu model.tie_embeddings=false model.qk_norm=false
+        run.device=cpu objective.beta={BETA} objective.reference=adapter train.seq_len=32
+    """
+    vocab = {"model": {"vocab": {"a": 0, "</s>": 1}}, "added_tokens": []}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocab))
+    config = composition.config(words.split()).validate().config
+    ours: Any = build_model(config, torch.device("cpu"), Ranks(), torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            if is_added(name):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / 5)
+    names = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    how = LoraConfig(r=4, lora_alpha=6, target_modules=names, task_type="CAUSAL_LM")
+    theirs: Any = get_peft_model(peer_of(ours), how)
+    places = {}
+    for name, _ in ours.named_parameters():
+        if is_added(name):
+            _, block, _, layer, which = name.split(".")
+            where = f"base_model.model.model.layers.{block}.self_attn.{layer[1:]}_proj"
+            side = {"lora_a": "lora_A", "lora_b": "lora_B"}[which]
+            places[name] = getattr(theirs.get_submodule(where), side)["default"].weight
+    assert len(places) == 2 * 4 * LAYERS
+    # Its reference is the adapter that the model came with, which begins as nothing.
+    made = trainer(kind, {}, theirs, None, tmp_path)
+    for name, parameter in ours.named_parameters():
+        if name in places:
+            places[name].data.copy_(parameter.data)
+    made.model.train()
+    batch = next(iter(made.get_train_dataloader()))
+    wanted = made.compute_loss(made.model, batch)
+    wanted.backward()
+    objective: Any = build(config.objective, path="objective")
+    objective.without_adapter = adapters_off
+    if kind == "kto":
+        (ready,) = look_ahead(ours, objective, [mismatched(batch)], Ranks())
+    else:
+        ready = collated(batch, of_prompts=False)
+    total = objective(ours, ready).total / 4
+    total.backward()
+    assert total.item() == pytest.approx(wanted.item(), rel=1e-5)
+    for name, parameter in ours.named_parameters():
+        assert (parameter.grad is not None) == (name in places)
+        if name in places:
+            their = places[name].grad
+            assert their.abs().max() > 0
+            bound = 1e-5 * float(their.abs().max())
+            torch.testing.assert_close(parameter.grad, their, rtol=1e-5, atol=bound)

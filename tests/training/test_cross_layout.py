@@ -27,7 +27,7 @@ DRAWN = """
 OF_LORA = "adapter=lora adapter.rank=3 adapter.dropout=0.1 adapter.dora=true optimizer=adamw"
 LORA = f"{DRAWN} {OF_LORA}"
 PAIRS = "data=preference data.path={rows} objective=dpo"
-UNDER = f"{PAIRS} objective.reference=adapter"
+UNDER = f"{PAIRS} objective.reference=adapter optimizer.lr=0.0005"
 LABELS = "data=labelled data.path={rows} objective=kto"
 FROZEN = "optimizer.freeze_parameters=[embedding,w_up]"
 LAST, SEQ = 12, 16

@@ -150,7 +150,7 @@ def _of(tensors: Sequence[TensorSpec]) -> str:
 
 
 def _training(config: Config) -> list[Row]:
-    train, rows = config.train, config.objective.rows
+    train, rows = config.train, config.objective.rows + config.objective.rows_ahead
     tokens = (train.global_batch_tokens or 0) * rows
     sequences = "sequences" if rows == 1 else f"examples of {rows} sequences"
     ends = [f"{train.max_steps:,} steps"]
@@ -167,7 +167,8 @@ def _training(config: Config) -> list[Row]:
 def _tokens(config: Config) -> int:
     """Of all steps, where every sequence is full."""
     train = config.train
-    return train.batch_sizes.samples(train.max_steps) * config.objective.rows * train.seq_len
+    rows = config.objective.rows + config.objective.rows_ahead
+    return train.batch_sizes.samples(train.max_steps) * rows * train.seq_len
 
 
 def _time(config: Config, world: World) -> list[Row]:

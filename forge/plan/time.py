@@ -174,6 +174,9 @@ class _OfRank:
         self.parts["elementwise"] += passes * both.memory
         self.parts["head and loss"] += passes * (head.forward.all + head.backward.all)
         self.parts["recomputed"] += passes * again.all
+        objective = self.config.objective
+        ahead = passes * objective.rows_ahead / objective.rows
+        self.parts["read ahead"] += ahead * (forward.all + head.forward.all)
         self.parts["offload"] += passes * self._beside(moved, self.forward, 2)
         launch = [number * each for each in known.LAUNCH[self.compute.mode]]
         late = max(launch[0] - self.forward, 0) + max(launch[1] - self.backward, 0)

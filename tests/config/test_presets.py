@@ -136,7 +136,7 @@ def test_every_file_composes_and_resolves_to_its_values_and_says_what_it_is_for(
     monkeypatch.setattr("forge.config.hub.fetched", lambda name, revision: (kept, ""))
     group, _, option = file.partition("/")
     choice = f"+{group}@model.{group}" if group in schemas.INNER else group
-    config = resolved([f"{choice}={option}", *needs(file, tmp_path)]).config
+    config = resolved([f"{choice}={option}", *needs(file, tmp_path)], as_point=True).config
     content = OmegaConf.to_container(OmegaConf.load(CONF / f"{file}.yaml"))
     assert isinstance(content, dict)
     content.pop("defaults", None)
@@ -170,7 +170,7 @@ def test_every_group_is_in_the_primary_config_and_every_folder_is_a_group():
 @pytest.mark.parametrize("file", [f for f in FILES if f.startswith("model/") and f != "model/hf"])
 def test_a_model_is_as_large_as_published_and_as_its_comment_says(file: str):
     preset = file.partition("/")[2]
-    model = resolved([f"model={preset}"]).config.model
+    model = resolved([f"model={preset}"], as_point=True).config.model
     assert isinstance(model, Decoder)
     built = model.num_params_estimate
     assert built == PARAMETERS.get(preset, built)

@@ -21,10 +21,8 @@ from parity_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports
     BF16_CASES,
     CASES,
     MOE_CASES,
-    REFUSED,
     Case,
     InBf16,
-    Refused,
 )
 from parity_models import MODELS, SMALL  # noqa: E402  # pyright: ignore[reportMissingImports]
 from parity_run import (  # noqa: E402  # pyright: ignore[reportMissingImports]
@@ -34,6 +32,7 @@ from parity_run import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     distance_in_bf16,
     outcomes,
 )
+from refused_layouts import REFUSED, Refused  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 from forge.config.problems import ConfigError  # noqa: E402
 from forge.parity.verdict import BOUNDS  # noqa: E402

@@ -251,7 +251,10 @@ lora: fsdp2 | dp_shard=2 | lora, all
 lora: tp2 | tp=2 | lora, all | float64
 lora: tp2 x fsdp2 | tp=2 dp_shard=2 | lora, all
 lora: tp2 without sequence parallel | tp=2 no_sp | lora
+lora: hsdp 2x2 | hsdp batch=2 | lora, all
+lora: fsdp2, cpu offload | dp_shard=2 offload | lora, all
 lora: pp2 | pp2 | lora, all
+lora: pp2, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | lora, 5 blocks
 lora: pp2, tied | pp2 | lora, tied
 lora: cp2 | cp=2 | lora
 lora: fsdp2, chunked, full recompute | dp_shard=2 chunked recompute=full | lora, all
@@ -270,6 +273,8 @@ lora: dora, fsdp2 | dp_shard=2 | dora
 lora: dora, tp2 | tp=2 | dora
 lora: dora, tp2 x fsdp2 | tp=2 dp_shard=2 | dora | float64
 lora: dora, pp2 | pp2 | dora
+a part: tp2 x fsdp2 | tp=2 dp_shard=2 | a part
+a part: pp2, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | a part, 5 blocks
 """)
 
 MOE_CASES = cases("""
@@ -336,6 +341,8 @@ moe: lora, ep2, compiled | ep=2 compiled | lora, moe
 moe: lora, ep2, full recompute | ep=2 recompute=full | lora, moe
 moe: lora, pp2 x ep2 | pp2 ep=2 batch=4 | lora, moe
 moe: dora, ep2 x tp2 | ep=2 tp=2 | dora, moe
+moe: dora, pp2 x ep2 | pp2 ep=2 batch=4 | dora, moe
+moe: a part, ep2 | ep=2 | a part, moe
 moe: beside, fsdp2 | dp_shard=2 | moe, beside
 moe: beside, fsdp2, compiled | dp_shard=2 compiled | moe, beside
 moe: beside, tp2 | tp=2 | moe, beside

@@ -68,6 +68,7 @@ DELTA = (
 LORA = "adapter=lora adapter.rank=3 adapter.alpha=6 adapter.dropout=0"
 DORA = f"{LORA} adapter.dora=true adapter.target_modules=[all,head] adapter.ranks={{wo:5}}"
 LORA_OF_ALL = f"{LORA} adapter.target_modules=[all,head,embedding]"
+FROZEN = "optimizer.freeze_parameters=[embedding,w_up,blocks.0.attention]"
 # Rows that two ranks cut into whole blocks of 64 weights.
 WIDE = "model.dim=128 model.ffn_hidden_dim=256 model.n_layers=2"
 QLORA = (
@@ -141,10 +142,14 @@ MODELS = {
     "lora, dropped": f"{LORA} adapter.dropout=0.3",
     "lora, mla, dropped": f"{MLA} {LORA} adapter.dropout=0.3",
     "lora, all": f"{LORA_OF_ALL} adapter.bias=all model.bias=true adapter.rank_stabilized=true",
+    "lora, 5 blocks": f"{LORA} {BLOCKS_5}",
     "lora, tied": f"{LORA} {TIED} adapter.modules_to_save=[norm]",
     "dora": f"{DORA} model.bias=true",
     "lora, mla": f"{MLA} {LORA}",
     "lora, delta": f"{DELTA} {LORA}",
+    "a part": FROZEN,
+    "a part, 5 blocks": f"{FROZEN} {BLOCKS_5}",
+    "a part, moe": f"{MOE} optimizer.freeze_parameters=[embedding,w_up,router,blocks.0]",
     "lora, moe": f"{MOE} {LORA_OF_ALL}",
     "dora, moe": f"{MOE} {DORA} adapter.target_modules=[all]",
     "lora, moe, capacity": f"{MOE} {CAPACITY} {LORA_OF_ALL}",

@@ -103,6 +103,9 @@ def test_what_cannot_be_evaluated(tiny_run: Path, tmp_path: Path, text_file: Pat
         loaded.evaluate(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="has no option 'pahts'"):
         loaded.evaluate({"pahts": "x"})
+    said = "the run's objective reads running text, and this is pairs of responses; name other data"
+    with pytest.raises(ValueError, match=said):
+        loaded.evaluate({"data": "preference", "path": str(text_file)})
     original = text_file.read_text()
     try:
         text_file.write_text(original.replace("0 ", "1 ", 1))

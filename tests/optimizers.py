@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
 
 from forge.build import build
+from forge.config.adapter import NoAdapter
 from forge.config.model import Model
 from forge.config.optimizer import Optimizer
 from forge.config.param_groups import OWN, Group
@@ -17,7 +19,9 @@ from forge.optim.groups import roles_of, torch_groups
 def params_of(section: Optimizer, model: nn.Module, horizon: int = 1) -> list[dict[str, Any]]:
     """What a target gets as `params`."""
     group = Group(name=OWN, section=section, scheduler=NoSchedule())
-    roles = roles_of(model, getattr(model, "section", None) or Model())
+    own = getattr(model, "section", None) or Model()
+    config: Any = SimpleNamespace(model=own, adapter=NoAdapter())
+    roles = roles_of(model, config)
     members = [(name, roles[name], p) for name, p in model.named_parameters() if p.requires_grad]
     return torch_groups(group, members, dim=None, horizon=horizon, schedule=None)
 

@@ -29,7 +29,7 @@ def config_of(*overrides: str) -> Config:
 
 def by_group(config: Config) -> dict[str | None, set[str]]:
     found: dict[str | None, set[str]] = {}
-    of = members(config.optimizer, parameters_of(config.model))  # type: ignore[arg-type]
+    of = members(config, parameters_of(config))
     for name, group in of.items():
         found.setdefault(group, set()).add(name.removesuffix(".weight").rpartition(".")[2])
     return found
@@ -95,7 +95,7 @@ def test_norms_are_not_decayed_but_where_their_group_says_it() -> None:
 def test_two_kinds_update_as_one_and_are_skipped_as_one() -> None:
     config = config_of("optimizer=muon", "+optimizer.groups.q={parameters:[wq],optimizer:lion}")
     model = Decoder(config.model)  # type: ignore[arg-type]
-    freeze(model, config.optimizer)
+    freeze(model, config)
     optimizer = build_optimizer(config, model)
     assert isinstance(optimizer, Together)
     assert [type(one).__name__ for one in optimizer.optimizers] == ["Muon", "AdamW", "Lion"]

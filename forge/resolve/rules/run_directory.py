@@ -9,10 +9,12 @@ from pathlib import Path
 
 from forge.config import changes
 from forge.config.checkpoint import Checkpoint
+from forge.config.model import Decoder
 from forge.config.problems import closest, did_you_mean, shown
 from forge.config.root import Config
 from forge.config.rule import Findings, rule, walk
 from forge.config.run import Run
+from forge.config.tensors import TensorSpec
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.files import unwritable
 
@@ -65,6 +67,28 @@ def identity(config: Config, run: Run) -> Findings:
             keep += " train.batch_size=-1"  # what it was divided into may not fit these ranks
         what = f"the run in {run.dir} has {key}={old}; here it is {new}."
         yield f"{key}={new}", what, f"{keep}, run.allow_change=[{key}], or another run.dir"
+
+
+@rule("run.adapter", "adapter", "run.dir", "run.allow_change")
+def keeps_adapters(config: Config, run: Run) -> Findings:
+    """A run goes on with the adapters that its checkpoints have, or without any, whatever
+    run.allow_change says.
+    """
+    before = _stored(config)
+    if not run.allow_change or not isinstance(before, Config):
+        return
+    found = [one for one in changes.changes(before, config) if one.key.startswith("adapter")]
+    if not all(changes.permitted(one.key, run.allow_change) for one in found):
+        return  # which run.identity says
+    own, new = ({one.name: one.shape for one in _added(each)} for each in (before, config))
+    if found and own != new:
+        fix = f"{found[0].key} as it was, or run.dir=null checkpoint.init_from={run.dir}"
+        yield found[0].key, f"the checkpoints in {run.dir} have other adapters, or none.", fix
+
+
+def _added(config: Config) -> list[TensorSpec]:
+    model = config.model
+    return list(config.adapter.added(model.tensors())) if isinstance(model, Decoder) else []
 
 
 @rule("run.allow_change")

@@ -42,7 +42,7 @@ def measured(model: str, layout: str, ranks: Ranks) -> tuple[dict[str, float], d
         ranks=ranks,
     )
     metrics = SimpleNamespace(log_interval=2, norms_by_role=True)
-    own = SimpleNamespace(metrics=metrics, model=config.model)
+    own = SimpleNamespace(metrics=metrics, model=config.model, adapter=config.adapter)
     session: Any = SimpleNamespace(config=own, ranks=ranks, model=built, device=device)
     assert Norms.wanted(session)
     logs: list[dict[str, float]] = []
@@ -75,7 +75,7 @@ def whole(named: Any, ranks: Ranks) -> Any:
 @pytest.mark.parametrize("model", [model for model, _ in LAYOUTS])
 def test_norms_of_one_device_are_those_of_numpy(model):
     found, seen = measured(model, "", Ranks())
-    roles = dict(parameters_of(config_of(model).model))
+    roles = dict(parameters_of(config_of(model)))
     after, before = seen.pop("after"), seen["weights"]
     seen["updates"] = {name: after[name] - before[name] for name in before}
     expected: dict[str, float] = {}

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from ranks import on_ranks
 
+from forge.config.data import Text
 from forge.config.eval import Eval
 from forge.config.parallel import Parallel
 from forge.models.decoder import Decoder
@@ -42,7 +43,7 @@ def texts(model: Decoder, folder: Path, ranks: Ranks) -> list[str]:
     """What a callback writes for the prompts."""
     folder.mkdir()
     quiet = SimpleNamespace(enable_console=False)
-    config: Any = SimpleNamespace(eval=SECTION, seed=48, metrics=quiet)
+    config: Any = SimpleNamespace(eval=SECTION, seed=48, metrics=quiet, data=Text())
     session: Any = SimpleNamespace(
         config=config,
         model=model,

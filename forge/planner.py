@@ -11,6 +11,7 @@ from forge.compose.composition import compose
 from forge.config.devices import DEVICES
 from forge.config.model import Decoder
 from forge.config.numbers import byte_size, compact, counted, duration
+from forge.config.objective import CrossEntropy
 from forge.config.problems import COMMAND_LINE, closest, refusal
 from forge.config.root import Config
 from forge.plan.links import NETWORK, NVLINK
@@ -21,7 +22,7 @@ from forge.resolve.search import Layout, layouts, why_not
 
 DESCRIPTION = "Days to train a model on machines that are not here; layouts, memory and time."
 BEHIND = ("eval=off", "checkpoint=off", "data=synthetic", "tokenizer=bytes", "train=long")
-BEHIND = (*BEHIND, "optimizer=adamw", "precision=bf16", "objective.loss_fn=chunked_cross_entropy")
+BEHIND = (*BEHIND, "optimizer=adamw", "precision=bf16")
 LEAST_TOKENS, TOKENS_A_RANK = 1 << 22, 1 << 10
 """Of a step where no batch is given: 4.2 million, and from 4,096 ranks on 1,024 for each, which
 gives 16,384 ranks the 16.8 million that Llama 3 405B had there (arXiv:2407.21783, table 4).
@@ -61,6 +62,10 @@ def _main(options: argparse.Namespace) -> int:
     ]
     cli.enter(options)
     config, typed = _config(options)
+    if options.dry_run and "" not in config.objective.compares:
+        name = config.objective.schema_name
+        what = f"its step is one of running text, and objective={name} compares examples."
+        raise refusal("--dry-run", what, "leave --dry-run out", COMMAND_LINE)
     config, world = worked_out(config)
     model = config.model
     if not isinstance(model, Decoder):
@@ -107,6 +112,9 @@ def _config(options: argparse.Namespace) -> tuple[Config, frozenset[str]]:
         config.plan.world_size = options.nodes * config.plan.gpus_per_node
     if config.run.device == "auto":
         config.run.device = "cuda"
+    objective = config.objective
+    if isinstance(objective, CrossEntropy) and "objective.loss_fn" not in keys:
+        objective.loss_fn = "chunked_cross_entropy"
     if "train.seq_len" not in keys:
         config.train.seq_len = min(config.model.max_seq_len, LONGEST)
     ranks = config.plan.world_size or config.plan.gpus_per_node

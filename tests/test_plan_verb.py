@@ -17,6 +17,7 @@ from forge.plan.time import planned_time
 from forge.plan.world import CPU_BUILD, Devices
 from forge.resolve.resolve import resolve
 
+CHUNKED = "objective.loss_fn=chunked_cross_entropy"
 LAPTOP = Devices(gpus=0, source=CPU_BUILD, torch=(2, 13))
 
 
@@ -43,7 +44,7 @@ def test_a_plan_says_days_parts_and_layouts(capsys: pytest.CaptureFixture[str]) 
     assert "does not fit" in text.partition("the others")[2]
     typed = text.partition("to train so\n")[2].split()
     common = ["model=llama3_8b", "plan.device=h100", "plan.world_size=16", "train.seq_len=4096"]
-    config = composition.config([*common, *planner.BEHIND, "run.device=cuda", *typed])
+    config = composition.config([*common, *planner.BEHIND, CHUNKED, "run.device=cuda", *typed])
     config = resolve(config, devices=LAPTOP).config
     again, needed = planned_time(config), sum(memory_by_part(config).values())
     assert again is not None
@@ -57,6 +58,18 @@ def test_what_is_given_stays(capsys: pytest.CaptureFixture[str]) -> None:
     layouts = re.findall(r"^  \d+ +(\S+), (\w+), micro", text, re.MULTILINE)
     assert layouts
     assert all("tp4" in name and mode == "full" for name, mode in layouts)
+
+
+def test_objectives_that_compare_are_planned_and_take_no_dry_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["llama3_8b", "objective=dpo", "data=preference", f"data.path={__file__}"]
+    words += ["--device", "h100", "--nodes", "1"]
+    assert "llama3_8b on 8 h100 (1 node)" in plan(capsys, *words)
+    assert planner.main([*words, "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert "its step is one of running text, and objective=dpo compares examples." in said
+    assert "-> leave --dry-run out" in said
 
 
 def test_a_slow_network_asks_for_another_layout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import TEMPLATE, write_llama
+from llama_folder import TEMPLATE, write_llama
 
 import forge
 from forge import export, generate, train

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import write_llama
+from llama_folder import write_llama
 from safetensors.torch import load_file
 
 import forge

@@ -99,6 +99,7 @@ def mixture(tmp_path: Path) -> Mixture:
     return Mixture(stores={"a": first, "b": second}, phases=phases)
 
 
+@pytest.mark.ci("1-0", "4-1", "3-2", "7-3")
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 7])
 def test_the_global_batch_is_the_same_on_any_number_of_ranks(mixture, num_ranks, num_workers):

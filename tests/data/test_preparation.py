@@ -137,6 +137,7 @@ PROGRAM = """if True:
 """
 
 
+@pytest.mark.nightly
 def test_after_kill_9_it_goes_on_and_the_shards_are_the_same(tmp_path: Path) -> None:
     """What was complete is not made again, and no process is left behind."""
     written(tmp_path / "docs.jsonl", [make_prose(4, seed) for seed in range(3000)])

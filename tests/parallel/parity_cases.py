@@ -65,7 +65,7 @@ CASES = cases("""
 one device, one micro-batch | batch=8
 one device, full recompute | recompute=full | | float64
 one device, selective recompute of every second block | recompute=selective every=2 | | float64
-one device, chunked cross-entropy | chunked | llama, z-loss, clipped | float64
+one device, chunked cross-entropy | chunked | llama, z-loss, clipped
 one device, compiled | compiled | | float64
 ddp2 | ddp | | float64
 ddp2, gpt2 | ddp | gpt2
@@ -91,7 +91,7 @@ pp2, gpt-oss | pp2 | gpt-oss
 cp2 ulysses, gpt-oss | cp=2 ulysses | gpt-oss
 fsdp2, llama4 | dp_shard=2 | llama4
 tp2, llama4 | tp=2 | llama4
-cp2, llama4 | cp=2 | llama4 | float64
+cp2, llama4 | cp=2 | llama4
 pp2, llama4 | pp2 | llama4
 cp2 ulysses, llama4 | cp=2 ulysses | llama4
 fsdp2, gemma2 | dp_shard=2 | gemma2
@@ -111,7 +111,7 @@ fsdp2, gemma4 | dp_shard=2 | gemma4
 tp2, gemma4 | tp=2 | gemma4
 cp2, gemma4 | cp=2 | gemma4
 pp2, gemma4 | pp2 | gemma4
-tp4, olmo2 | tp=4 | olmo2 | float64
+tp4, olmo2 | tp=4 | olmo2
 tp2 without sequence parallel, olmo2 | tp=2 no_sp | olmo2
 tp4, gpt-oss | tp=4 | gpt-oss
 cp2 x tp2, gpt-oss | cp=2 tp=2 | gpt-oss
@@ -141,7 +141,7 @@ fsdp4, gpt2 | dp_shard=4 batch=2 | gpt2
 hsdp 2x2 | hsdp batch=2 | llama, odd sizes | float64
 hsdp 2x2, clipped, cpu offload | hsdp batch=2 offload | llama, clipped
 tp2 | tp=2 | | float64 float32
-tp2, tied, clipped | tp=2 | llama, tied, clipped | float64
+tp2, tied, clipped | tp=2 | llama, tied, clipped
 tp2, gpt2 | tp=2 | gpt2
 tp2 without sequence parallel | tp=2 no_sp | | float64
 tp2 without sequence parallel, gpt2 | tp=2 no_sp | gpt2
@@ -166,7 +166,7 @@ cp2 all_gather, minimal recompute | cp=2 recompute=minimal
 cp2 all_gather, compiled | cp=2 compiled
 cp4 all_gather | cp=4
 cp4 ulysses | cp=4 ulysses | llama, 4 heads of keys
-cp2 x fsdp2 | cp=2 dp_shard=2 | llama, clipped | float64
+cp2 x fsdp2 | cp=2 dp_shard=2 | llama, clipped
 cp2 x tp2 | cp=2 tp=2 | | float64
 cp2 ulysses x tp2 | cp=2 tp=2 ulysses | llama, 4 heads of keys
 pp2 gpipe | pp2 schedule=gpipe
@@ -174,7 +174,7 @@ pp2 1f1b | pp2 schedule=1f1b | | float64
 pp2 interleaved_1f1b | pp2 schedule=interleaved_1f1b | llama, 5 blocks | float64
 pp2 interleaved_zero_bubble | pp2 schedule=interleaved_zero_bubble | llama, 5 blocks
 pp2 zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | llama, 5 blocks | float64
-pp2 tied | pp2 | llama, tied | float64
+pp2 tied | pp2 | llama, tied
 pp2 tied, interleaved_1f1b | pp2 schedule=interleaved_1f1b | llama, tied, 5 blocks
 pp2, z-loss, clipped | pp2 | llama, z-loss, clipped
 pp2, chunked cross-entropy | pp2 chunked | llama, z-loss, clipped
@@ -196,7 +196,7 @@ mla: fsdp2 | dp_shard=2 | mla, clipped | float64
 mla: tp2 | tp=2 | mla, clipped | float64
 mla: tp2 without sequence parallel | tp=2 no_sp | mla
 mla: tp4 | tp=4 | mla
-mla: cp2 all_gather | cp=2 | mla | float64
+mla: cp2 all_gather | cp=2 | mla
 mla: cp2 ulysses | cp=2 ulysses | mla
 mla: cp2 x tp2 | cp=2 tp=2 | mla
 mla: pp2 | pp2 | mla
@@ -216,7 +216,7 @@ dropout: fsdp2, selective recompute | dp_shard=2 batch=2 recompute=selective | d
 dropout: cp2 x tp2 | cp=2 tp=2 | dropout, gpt2 | float64
 dropout: tp2 without sequence parallel | tp=2 no_sp | dropout, gpt2
 dropout: tp2, full recompute, compiled | tp=2 recompute=full compiled | dropout
-dropout: pp2, full recompute | pp2 recompute=full | dropout | float64
+dropout: pp2, full recompute | pp2 recompute=full | dropout
 dropout: pp2, minimal recompute in host memory | pp2 recompute=minimal_offloaded | dropout
 dropout: packed, cp2 | cp=2 | packed dropout
 sft: fsdp2 | dp_shard=2 batch=2 | sft
@@ -228,17 +228,17 @@ packed: delta nets, tp2 | tp=2 | packed delta
 packed: delta nets, pp2 | pp2 | packed delta | float64
 packed: one device, full recompute | recompute=full | packed kinds
 packed: one device, compiled | compiled | packed kinds
-packed: fsdp2 | dp_shard=2 | packed llama, clipped | float64
+packed: fsdp2 | dp_shard=2 | packed llama, clipped
 packed: fsdp2, selective recompute | dp_shard=2 recompute=selective | packed kinds
 packed: tp2 | tp=2 | packed kinds | float64
 packed: tp2 without sequence parallel | tp=2 no_sp | packed kinds
 packed: tp2, gpt2 | tp=2 | packed gpt2
-packed: cp2 all_gather | cp=2 | packed kinds | float64
+packed: cp2 all_gather | cp=2 | packed kinds
 packed: cp2 all_gather, contiguous parts | cp=2 cp_load_balance=false | packed llama
 packed: cp2 all_gather, gpt2 | cp=2 | packed gpt2
 packed: cp2 ulysses | cp=2 ulysses | packed kinds
 packed: cp2 x tp2, gpt2 | cp=2 tp=2 | packed gpt2
-packed: pp2 | pp2 | packed kinds | float64
+packed: pp2 | pp2 | packed kinds
 packed: pp2 zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | packed llama, 5 blocks
 packed: pp2 x cp2 | pp2 cp=2 | packed llama
 packed: mla, cp2 all_gather | cp=2 | packed mla
@@ -281,22 +281,22 @@ MOE_CASES = cases("""
 moe: one device, full recompute | recompute=full | moe
 moe: one device, selective recompute | recompute=selective | moe
 moe: one device, compiled | compiled | moe
-moe: fsdp2 | dp_shard=2 | moe, clipped | float64
+moe: fsdp2 | dp_shard=2 | moe, clipped
 moe: fsdp2, capacity | dp_shard=2 | moe, capacity
 moe: fsdp2, micro-batch | dp_shard=2 batch=4 | moe, micro-batch
 moe: fsdp4 | dp_shard=4 batch=2 | moe
 moe: hsdp 2x2 | hsdp batch=2 | moe, clipped
 moe: hsdp 2x2, capacity, micro-batch | hsdp batch=2 | moe, capacity, micro-batch
-moe: tp2 | tp=2 | moe, clipped | float64
+moe: tp2 | tp=2 | moe, clipped
 moe: tp2, deepseek | tp=2 | moe, deepseek
 moe: tp2 without sequence parallel | tp=2 no_sp | moe, capacity
 moe: tp2, micro-batch | tp=2 | moe, micro-batch
 moe: tp2 x fsdp2 | tp=2 dp_shard=2 | moe
-moe: cp2 | cp=2 | moe | float64
+moe: cp2 | cp=2 | moe
 moe: cp2 ulysses, micro-batch | cp=2 ulysses | moe, micro-batch
 moe: cp2, capacity | cp=2 | moe, capacity
 moe: cp2, capacity, micro-batch | cp=2 | moe, capacity, micro-batch
-moe: ep2 | ep=2 | moe, clipped | float64 float32
+moe: ep2 | ep=2 | moe, clipped
 moe: ep2, deepseek | ep=2 | moe, deepseek
 moe: ep2, capacity | ep=2 | moe, capacity | float64
 moe: ep2, micro-batch | ep=2 batch=4 | moe, micro-batch
@@ -317,7 +317,7 @@ moe: ep2 x tp2 | ep=2 tp=2 | moe, clipped | float64
 moe: ep2 x tp2, capacity | ep=2 tp=2 | moe, capacity
 moe: ep2 x cp2 | ep=2 cp=2 | moe | float64
 moe: ep2 x cp2, capacity, micro-batch | ep=2 cp=2 batch=4 | moe, capacity, micro-batch
-moe: pp2 | pp2 | moe, clipped | float64
+moe: pp2 | pp2 | moe, clipped
 moe: pp2, interleaved_zero_bubble | pp2 schedule=interleaved_zero_bubble | moe, 5 blocks
 moe: pp2, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | moe, 5 blocks
 moe: pp2 x fsdp2, micro-batch | pp2 dp_shard=2 batch=1 | moe, pairs

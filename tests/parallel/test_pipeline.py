@@ -52,6 +52,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.ci("looped")
 @pytest.mark.parametrize("layout", SCHEDULES.values(), ids=SCHEDULES)
 def test_steps_and_readings_of_any_shape(layout) -> None:
     """A stage runs on what it is sent and on nothing else: left to itself, torch finds shapes by

@@ -153,6 +153,7 @@ def one_side(config: Config, change: Callable[..., DecoderConfig], ranks: Ranks)
     return measure(config, ranks, tokens, dtype=dtype, steps=STEPS[dtype], lr=LR)
 
 
+@pytest.mark.ci("latent-llama-tp=2 cp=2")
 @pytest.mark.ci("low_rank-llama-tp=2", "latent-llama-tp=2 cp=2")
 @pytest.mark.parametrize(
     ("change", "model", "layout"),

@@ -38,6 +38,7 @@ class Sent(TorchDispatchMode):
         return result
 
 
+@pytest.mark.ci("tp=2")
 @pytest.mark.parametrize(
     "options", ["tp=2", "tp=2 no_sp", "tp=2 objective.loss_fn=chunked_cross_entropy"]
 )

@@ -27,6 +27,7 @@ def needed(config: Any, table: Recompute | None = None, name: str = "custom") ->
     return sum(memory_by_part(replace(config, train=train)).values())
 
 
+@pytest.mark.ci("parallel.tp=2")
 @pytest.mark.parametrize("layout", ["", "parallel.tp=2", "parallel.pp=2 model.n_layers=4"])
 def test_no_set_of_names_that_fits_is_cheaper_by_more_than_a_tensor_of_a_block(layout: str) -> None:
     base = [*SHAPE, *layout.split()]

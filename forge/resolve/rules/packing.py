@@ -21,7 +21,7 @@ def pack_sequences(data: Data, model: Model, objective: Objective) -> Findings:
     """With data.pack_sequences the objective, the model and the mixers of its layers must keep
     documents apart.
     """
-    if not data.pack_sequences:
+    if not data.pack_sequences or "" not in objective.compares:  # which is told by itself
         return
     layers = [layer for _, layer in model.in_use()] if isinstance(model, Decoder) else []
     for section in (objective, model, *(layer.mixer for layer in layers)):
@@ -61,11 +61,11 @@ def document_attention(
 
 
 @rule("data.packing", "data.packing", "data.max_segments_per_seq", OPTION)
-def packing(data: Data) -> Findings:
+def packing(data: Data, objective: Objective) -> Findings:
     """Which documents share a sequence is planned only where they are kept apart: with
     data.pack_sequences.
     """
-    if data.pack_sequences:
+    if data.pack_sequences or "" not in objective.compares:
         return
     if data.packing != "concat_then_split":
         yield "data.packing", f"{OPTION}=true"

@@ -38,13 +38,19 @@ def examples(config: Config, objective: Objective) -> Findings:
         yield key, what, fix
 
 
-@rule("objective.pack_sequences", "data.pack_sequences")
+@rule(
+    "objective.pack_sequences", "data.pack_sequences", "data.packing", "data.max_segments_per_seq"
+)
 def pack_sequences(data: Data, objective: Objective) -> Findings:
-    """Responses are compared row by row, so that none shares a sequence with another:
-    data.pack_sequences must be false.
-    """
-    if data.pack_sequences and "" not in objective.compares:
+    """Responses are compared row by row, so that none is packed with another."""
+    if "" in objective.compares:
+        return
+    if data.pack_sequences:
         yield "data.pack_sequences", "data.pack_sequences=false"
+    if data.packing != "concat_then_split":
+        yield "data.packing", "data.packing=concat_then_split"
+    if data.max_segments_per_seq > 0:
+        yield "data.max_segments_per_seq", "data.max_segments_per_seq=0"
 
 
 @rule("objective.cp", "parallel.cp")

@@ -52,7 +52,9 @@ def main() -> None:
         if not base.exists():
             steps = [f"train.max_steps={options.base}"] if options.base else []
             forge(folder, "train", f"run.dir={base}", *steps, *more)
-        words = " ".join(["python", "benchmarks/post_training.py", *sys.argv[1:]])
+        length = ["--base", str(options.base)] if options.base else []
+        named = [] if options.demos == list(DEMOS) else options.demos
+        words = " ".join(["python", "benchmarks/post_training.py", *length, *named])
         machine = f"{platform.machine()}, Python {platform.python_version()}"
         said = f"`{words}`, {machine}. Arms: the base as it is, and the demo; paired by seed.\n"
         parts = ["# What post-training does\n", said]

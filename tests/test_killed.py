@@ -49,7 +49,11 @@ def options() -> str:
 def command(text_file: Path, options: str, tmp_path: Path) -> Command:
     """forge.train of a small model into a directory."""
     rows = tmp_path / "rows.jsonl"
-    pairs = ({"prompt": f"{n}+1=", "chosen": f"{n + 1}", "rejected": f"{n}"} for n in range(300))
+    pairs = (
+        {"prompt": f"{n}+1=", "chosen": f"{n + 1}", "rejected": f"{n}"}
+        | {"completion": f"{n + n % 2}", "label": n % 2 == 1}
+        for n in range(300)
+    )
     rows.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     options = options.replace("{rows}", str(rows))
     common = [sys.executable, "-m", "forge.train", "data=text", f"data.path={text_file}", *SMALL]
@@ -92,6 +96,8 @@ SFT = (
 )
 DPO = "data=preference data.path={rows} objective=dpo data.val_fraction=0.2"
 LORA = "adapter=lora adapter.rank=2 adapter.dropout=0.1 adapter.dora=true optimizer=adamw"
+QLORA = "adapter=qlora adapter.rank=2 optimizer=adamw model.dim=64"
+KTO = "data=labelled data.path={rows} objective=kto data.val_fraction=0.2"
 
 
 @pytest.mark.slow
@@ -101,10 +107,18 @@ LORA = "adapter=lora adapter.rank=2 adapter.dropout=0.1 adapter.dora=true optimi
         "",
         *(
             pytest.param(words, marks=pytest.mark.nightly)
-            for words in (SFT, f"{SFT} {LORA}", DPO, f"{DPO} objective.reference=adapter {LORA}")
+            for words in (
+                SFT,
+                f"{SFT} {LORA}",
+                f"{SFT} {QLORA}",
+                DPO,
+                f"{DPO} objective.reference=adapter {LORA}",
+                f"{DPO} objective.reference=adapter {QLORA}",
+                KTO,
+            )
         ),
     ],
-    ids=["pretrain", "sft", "sft, lora", "dpo", "dpo, lora"],
+    ids=["pretrain", "sft", "sft, lora", "sft, qlora", "dpo", "dpo, lora", "dpo, qlora", "kto"],
 )
 def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(
     killed: Starter, undisturbed: Path, tmp_path: Path

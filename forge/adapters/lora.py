@@ -42,9 +42,9 @@ class LoRA(Adapter):
             layer = model.get_submodule(place_of(one))
             if one.role == EMBEDDING:  # now, so that it is inside of what looks up a part of it
                 mix_in(layer, AdaptedTable, scaling=self._scale(one), adapter_is_on=True)
-            elif self.section.dropout:
+            else:
                 drops = Dropout(self.section.dropout, name_of(one, "lora"), model.noise)
-                layer.lora_dropout = drops
+                layer.lora_dropout = drops if drops.rate else None  # type: ignore[assignment]
 
     def activate(self, model: nn.Module) -> None:
         modules, scales = dict(model.named_modules()), dict[nn.Module, dict[str, float]]()
@@ -108,7 +108,7 @@ class AdaptedLinear(Adapted):
     bias: Tensor | None
     lora_a: Tensor
     lora_b: Tensor
-    lora_dropout: Dropout | None = None
+    lora_dropout: Dropout | None
 
     def forward(self, x: Tensor) -> Tensor:
         made = super().forward(x)

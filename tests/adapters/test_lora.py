@@ -75,6 +75,30 @@ def test_a_layer_is_its_formula(options: str) -> None:
         assert np.allclose(found, whole, atol=1e-12)
 
 
+@pytest.mark.parametrize("options", ["", "adapter.dora=true", "adapter=qlora"])
+def test_dropout_is_of_what_a_sees_in_training_alone(options: str) -> None:
+    """With an A and a B that are the identity, what is added is what A has seen: each feature
+    times 1 / (1 - rate), or 0; the base sees all of them.
+    """
+    sizes = "model.dim=128 model.n_heads=4 adapter.rank=128 adapter.alpha=128"
+    _, model = built(f"{sizes} {options} adapter.dropout=0.25", moved=False)
+    layer = model.blocks["0"].attention.wq
+    model.noise.bits = torch.arange(600, dtype=torch.int32).view(2, 300) * 40503
+    x = torch.randn(2, 300, 128, dtype=torch.float64)
+    with torch.no_grad():
+        base = layer(x)
+        layer.lora_a.copy_(torch.eye(128))
+        layer.lora_b.copy_(torch.eye(128))
+        lengths = layer.lengthened() if "dora" in options else 1.0
+        seen = layer.train()(x) / lengths - base
+        whole = layer.eval()(x) / lengths - base
+    assert torch.allclose(whole, x, atol=1e-9)
+    gone = seen.abs() < 1e-9
+    assert torch.allclose(seen, torch.where(gone, 0, x / 0.75), atol=1e-9)
+    assert 0.24 < gone.double().mean() < 0.26
+    assert not torch.equal(gone[0], gone[1])
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -188,7 +188,9 @@ def test_log_probs_equal_those_of_all_logits(capped: float) -> None:
 @pytest.mark.parametrize("words", ["objective=dpo data=preference", "objective=kto data=labelled"])
 def test_the_model_without_its_adapter_is_a_frozen_copy_of_its_base(words: str) -> None:
     """Loss and gradients, and none of the base."""
-    options = f"{words} data.path={__file__} adapter=lora adapter.rank=2 run.device=cpu"
+    options = (
+        f"{words} data.path={__file__} adapter=lora adapter.rank=2 adapter.dropout=0 run.device=cpu"
+    )
     config = resolved([*SMALL, *options.split(), "objective.reference=adapter"]).config
     model: Any = build_model(config, torch.device("cpu"), Ranks(), torch.float64)
     base: Any = make_model(config.model).double().requires_grad_(False)

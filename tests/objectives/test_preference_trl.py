@@ -281,7 +281,8 @@ def test_with_adapters_they_equal_trl_with_peft(kind: str, tmp_path: Path) -> No
     words = f"""
         objective={kind} data={data} data.path={__file__} tokenizer=file
         tokenizer.path={tmp_path / "tokenizer.json"} adapter=lora adapter.rank=4 adapter.alpha=6
-        adapter.target_modules=[wq,wk,wv,wo] model=tiny model.dim={DIM} model.n_layers={LAYERS}
+        adapter.dropout=0 adapter.target_modules=[wq,wk,wv,wo]
+        model=tiny model.dim={DIM} model.n_layers={LAYERS}
         model.n_heads={HEADS} model.ffn_hidden_dim={FFN} model.vocab_size={VOCAB}
         model.max_seq_len=64 model.activation=silu model.tie_embeddings=false model.qk_norm=false
         run.device=cpu objective.beta={BETA} objective.reference=adapter train.seq_len=32

@@ -17,7 +17,7 @@ MOE = """
     model.moe.sequence_aux_loss_weight=0.01
 """
 QLORA = """
-    adapter=qlora adapter.rank=2 adapter.dropout=0.1 optimizer=adamw
+    adapter=qlora adapter.rank=2 adapter.dropout=0.1 optimizer=adamw optimizer.lr=0.001
     model.dim=128 model.n_heads=4 model.ffn_hidden_dim=256
 """
 DRAWN = """
@@ -81,6 +81,7 @@ STOPS_OF_EXPERTS = (
         pytest.param(LORA, STOPS, marks=pytest.mark.nightly),
         pytest.param(FROZEN, STOPS, marks=pytest.mark.nightly),
         pytest.param(QLORA, STOPS, marks=pytest.mark.nightly),
+        pytest.param(f"{QLORA} {MOE}", STOPS_OF_EXPERTS, marks=pytest.mark.nightly),
         pytest.param(PAIRS, STOPS, marks=pytest.mark.nightly),
         pytest.param(f"{UNDER} {OF_LORA}", NO_PIPELINE, marks=pytest.mark.nightly),
         pytest.param(f"{UNDER} {QLORA}", NO_PIPELINE, marks=pytest.mark.nightly),
@@ -93,6 +94,7 @@ STOPS_OF_EXPERTS = (
         "sft with adapters",
         "a part",
         "qlora",
+        "qlora of experts",
         "dpo",
         "dpo with adapters",
         "dpo with qlora",

@@ -1,10 +1,11 @@
-"""Whether post-training helps: the three demos from one base, over three seeds, before and after.
+"""Whether post-training helps: the three demos over three seeds, before and after.
 
     python benchmarks/post_training.py [--folder FOLDER] [--base STEPS] [DEMO[=STEPS] ...]
 
-Of each demo an ablation with two arms: the base as it is, which takes one step with a learning rate
-of next to nothing, and the demo. Writes results/post_training.md beside this file. FOLDER: where
-the base and the sweeps are, which go on where they were, and of which forge.report makes pages;
+Instructions begin with one base, preferences with what sft_demo has made of it. Of each demo an
+ablation with two arms: the model that it begins with, which takes one step with a learning rate of
+next to nothing, and the demo. Writes results/post_training.md beside this file. FOLDER: where
+the models and the sweeps are, which go on where they were, and of which forge.report makes pages;
 default: a temporary one. Steps: of the base and of demos; without them those of the default run and
 of the demos, which take half an hour on two quiet cores.
 """
@@ -26,6 +27,7 @@ DEMOS = {
     "lora": "experiment=lora_demo",  # low-rank adapters alone
     "dpo": "experiment=dpo_demo",  # prefers these answers to damaged ones
 }
+CHAT = "experiment=sft_demo checkpoint.init_from=base"
 BEFORE = ["train.max_steps=1", "optimizer.lr=1e-12", "scheduler.warmup_steps=0"]
 SEEDS = [1, 2, 3]
 
@@ -48,15 +50,17 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).absolute()
-        base, more = folder / "base", ["run.num_threads=1", "run.device=cpu"]
-        if not base.exists():
-            steps = [f"train.max_steps={options.base}"] if options.base else []
-            forge(folder, "train", f"run.dir={base}", *steps, *more)
+        more = ["run.num_threads=1", "run.device=cpu"]
+        steps = [f"train.max_steps={options.base}"] if options.base else []
+        if not (folder / "base").exists():
+            forge(folder, "train", "run.dir=base", *steps, *more)
+        if not (folder / "chat").exists() and any(one.startswith("dpo") for one in options.demos):
+            forge(folder, "train", *CHAT.split(), "run.dir=chat", *steps, *more)
         length = ["--base", str(options.base)] if options.base else []
         named = [] if options.demos == list(DEMOS) else options.demos
         words = " ".join(["python", "benchmarks/post_training.py", *length, *named])
         machine = f"{platform.machine()}, Python {platform.python_version()}"
-        said = f"`{words}`, {machine}. Arms: the base as it is, and the demo; paired by seed.\n"
+        said = f"`{words}`, {machine}. Arms: the model as it is, and the demo; paired by seed.\n"
         parts = ["# What post-training does\n", said]
         for demo in options.demos:
             name, _, steps = demo.partition("=")
@@ -67,7 +71,8 @@ def main() -> None:
 def of_demo(folder: Path, name: str, steps: str, more: list[str]) -> Iterator[str]:
     """The tables of a demo, and what is written before and after."""
     after = [f"train.max_steps={steps}"] if steps else []
-    words = [*DEMOS[name].split(), f"checkpoint.init_from={folder}/base", f"sweep.name={name}"]
+    model = folder / ("chat" if name == "dpo" else "base")
+    words = [*DEMOS[name].split(), f"checkpoint.init_from={model}", f"sweep.name={name}"]
     words += [f"sweep.ablation.arms={{before: {BEFORE}, after: {after}}}"]
     words += ["sweep.ablation.baseline=before", f"sweep.ablation.seeds={SEEDS}"]
     forge(folder, "train", "-m", *words, *more)

@@ -26,6 +26,7 @@ def verb(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.nightly
 def test_what_is_measured_of_a_sweep(tmp_path: Path) -> None:
     places = {"--json": tmp_path / "all.json", "--markdown": tmp_path / "table.md"}
     files = [str(word) for pair in places.items() for word in pair]

@@ -39,6 +39,7 @@ def verb(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.nightly
 def test_a_finished_run_is_made_longer_from_elsewhere(tiny_run: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     os.chdir(tmp_path / "elsewhere")

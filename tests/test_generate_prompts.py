@@ -83,6 +83,7 @@ def test_rows_are_written_in_order_whatever_the_batch(
     assert loaded.generate(PROMPTS[0], **how, top_p=0.9, stop="e").partition("sh")[0] == texts[0]
 
 
+@pytest.mark.nightly
 def test_several_ranks_write_the_same(
     tiny_run: Path, rows: Path, tmp_path: Path, capfd: Capture
 ) -> None:

@@ -202,6 +202,7 @@ def test_one_of_four_is_killed_and_the_same_command_goes_on(train, spawn, run, t
     assert not (run / "error.json").exists()
 
 
+@pytest.mark.nightly
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(train, spawn, run):
     """Without agreement one rank would save while the other trains on."""
     code, _, err = end(spawn(*train, *trouble("SIGUSR1")))
@@ -259,6 +260,7 @@ def torchrun(*arguments: str) -> Command:
     return ["-m", "torch.distributed.run", *arguments]
 
 
+@pytest.mark.nightly
 def test_torchrun(launched, spawn, tmp_path):
     """One directory, one voice, and forge.resume goes on there as well."""
     local = torchrun("--standalone", "--nproc-per-node", "2")

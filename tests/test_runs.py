@@ -202,6 +202,7 @@ def test_a_config_read_by_sections_is_the_config(desk: Path) -> None:
         assert read_plain(path, known) == read_plain(path)
 
 
+@pytest.mark.nightly
 def test_two_hundred_runs_take_less_than_a_second(tmp_path: Path) -> None:
     """Of the CPU, in a process of its own."""
     example = Example(tmp_path / "sweep", steps=200)

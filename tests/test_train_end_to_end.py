@@ -194,6 +194,7 @@ def test_a_stop_that_takes_too_long_is_ended(running: Callable[..., Process]) ->
     assert "the stop took longer than train.shutdown_timeout_sec=0.5" in err
 
 
+@pytest.mark.ci("more0")
 @pytest.mark.parametrize("more", [["run.num_processes=2", "parallel=fsdp"], ["run.inline=true"]])
 def test_a_mistake_in_the_data_is_said_once_and_leaves_nothing(
     command: Callable[..., list[str]], tmp_path: Path, more: list[str]

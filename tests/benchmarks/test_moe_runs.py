@@ -49,6 +49,7 @@ def test_small_form(
     assert "| dropped | neither |" not in page
 
 
+@pytest.mark.nightly
 def test_flops_must_be_equal() -> None:
     found = [line.split(" | ") for line in moe_runs.equal_flops([]).splitlines()[2:]]
     flops = 6 * (2 * (4 + 3 * 4) * 128 * 128 + 4096 * 128) + 12 * 2 * 128 * 256

@@ -114,6 +114,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(capsys: pytest.CaptureFixture[s
     compare("file", refused(capsys, "experiment=mine", "scheduler.foo=1", "run.device=cpu"))
 
 
+@pytest.mark.nightly
 def test_mistakes_that_hide_others(capsys: pytest.CaptureFixture[str]) -> None:
     shown = []
     for name, text in ALONE.items():

@@ -186,6 +186,7 @@ def test_a_run_goes_on_with_the_teacher_that_it_began_with(verb: Verb, desk: Pat
     assert [one["best"] for one in found] == [value == max(agreement) for value in agreement]
 
 
+@pytest.mark.nightly
 def test_a_teacher_that_cannot_be_used_is_refused(tiny_run: Path, desk: Path, verb: Verb) -> None:
     options = [*USE, *SMALL, *STUDENT, "objective=distillation", "train.max_steps=1"]
     for teacher, what in (

@@ -83,6 +83,7 @@ def test_a_killed_run_ends_with_the_average_and_the_rows_of_an_undisturbed_one(
     assert not exported["embedding.weight"].equal(whole["embedding.weight"])
 
 
+@pytest.mark.nightly
 def test_a_broken_callback_is_one_message(verb: Verb, desk: Path) -> None:
     (desk / "mine.py").write_text(KILLER)
     small = [*SMALL, "model.dim=16", "model.n_layers=1", "train.max_steps=4", "eval.enabled=false"]

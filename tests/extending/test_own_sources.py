@@ -86,6 +86,7 @@ def test_what_is_wrong_names_it(folder: Path, entry: str, said: str) -> None:
         prepared(folder, "data=mix", f"+data.sources.mine={entry}")
 
 
+@pytest.mark.nightly
 def test_a_run_trains_on_it_and_goes_on(verb: Verb, desk: Path) -> None:
     (desk / "texts").mkdir()
     (desk / "texts" / "a.txt").write_text("\n\n".join(TEXTS))

@@ -160,6 +160,7 @@ def test_a_run_reads_the_mean_and_trains_the_others(desk: Path, monkeypatch: Any
     assert equal(dict(plain.model.named_parameters()), parameters), "reading leaves no trace"
 
 
+@pytest.mark.nightly
 def test_a_run_that_goes_on_is_the_one_that_never_stopped(desk: Path, monkeypatch: Any) -> None:
     """A checkpoint has the mean as the model, and z and the trained weights as state."""
     monkeypatch.chdir(desk)

@@ -268,6 +268,7 @@ def test_points_of_several_ranks(capfd: Capture) -> None:
     assert "     | RuntimeError: it cannot go on\n" in out
 
 
+@pytest.mark.nightly
 def test_another_question_does_not_come_into_the_same_directory(capfd: Capture) -> None:
     unnamed = [text for text in SMALL if not text.startswith("sweep.name")]
     root = Path("sweeps")

@@ -150,6 +150,7 @@ def test_trials_are_points_and_their_objectives_what_optuna_learns_from(
     ]
 
 
+@pytest.mark.nightly
 def test_the_same_seed_gives_the_same_trials_and_another_others() -> None:
     runs = {name: Here() for name in "abcd"}
     own = {

@@ -238,6 +238,7 @@ EVAL += ["eval.sample_prompts=[ship]", "eval.sample_tokens=4"]
 SWEEP = ["-m", *TINY, *EVAL, "train.max_steps=25", "checkpoint.interval=10", "seed=1,2,3"]
 
 
+@pytest.mark.nightly
 def test_a_sweep_that_trains_has_the_runs_that_were_typed_alone() -> None:
     done = shell("-m", *TINY, "seed=1,2", "launch.jobs=2", "sweep.name=s")
     assert done.returncode == 0, done.stdout

@@ -60,6 +60,7 @@ KINDS = {
 }
 
 
+@pytest.mark.nightly
 def test_params_by_part_is_exact_for_all_combinations(small_section) -> None:
     for values in product(*KINDS.values()):
         chosen = small_section(**dict(zip(KINDS, values, strict=True)))

@@ -120,6 +120,7 @@ def tensors(state: object) -> list[torch.Tensor]:
     return [tensor for value in values for tensor in tensors(value)]
 
 
+@pytest.mark.ci("adamw-4")
 @pytest.mark.parametrize(("name", "values"), [("adamw", 4), ("lion", 2)])
 def test_saved_loaded_and_continued_in_a_fresh_process_is_bit_equal(name, values, tmp_path):
     """values: of a parameter: its weight, AdamW's two moments and count of steps, Lion's one."""

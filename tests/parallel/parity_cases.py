@@ -64,7 +64,7 @@ def cases(table: str) -> list[Case]:
 CASES = cases("""
 one device, one micro-batch | batch=8
 one device, full recompute | recompute=full | | float64
-one device, selective recompute of every second block | recompute=selective every=2 | | float64
+one device, selective recompute of every second block | recompute=selective every=2
 one device, chunked cross-entropy | chunked | llama, z-loss, clipped
 one device, compiled | compiled | | float64
 ddp2 | ddp | | float64
@@ -79,7 +79,7 @@ tp2, norms after | tp=2 | post-norms
 pp2, kinds of layers | pp2 | kinds
 cp2, kinds of layers | cp=2 | kinds
 cp2 ulysses, kinds of layers | cp=2 ulysses | kinds
-tp2, capped logits | tp=2 | capped logits | float64
+tp2, capped logits | tp=2 | capped logits
 tp2, capped logits, chunked cross-entropy | tp=2 chunked | capped logits
 cp2, capped logits | cp=2 | capped logits
 pp2, capped logits | pp2 | capped logits
@@ -127,8 +127,8 @@ packed: tp2, llama4 | tp=2 | packed llama4
 packed: pp2, llama4 | pp2 | packed llama4
 fsdp2, chunked cross-entropy | dp_shard=2 chunked | llama, z-loss, clipped
 fsdp2, accumulation over 4 | dp_shard=2 batch=1 | llama, odd sizes
-fsdp2, each micro-batch reduced | dp_shard=2 batch=2 reduce_gradients=micro_batch | | float64
-fsdp2, gathered weights kept | dp_shard=2 reshard_after_forward=never | | float64
+fsdp2, each micro-batch reduced | dp_shard=2 batch=2 reduce_gradients=micro_batch
+fsdp2, gathered weights kept | dp_shard=2 reshard_after_forward=never
 fsdp2, cpu offload | dp_shard=2 offload | llama, clipped | float64
 fsdp2, full recompute | dp_shard=2 recompute=full
 fsdp2, selective recompute | dp_shard=2 recompute=selective
@@ -143,21 +143,21 @@ hsdp 2x2, clipped, cpu offload | hsdp batch=2 offload | llama, clipped
 tp2 | tp=2 | | float64 float32
 tp2, tied, clipped | tp=2 | llama, tied, clipped
 tp2, gpt2 | tp=2 | gpt2
-tp2 without sequence parallel | tp=2 no_sp | | float64
+tp2 without sequence parallel | tp=2 no_sp
 tp2 without sequence parallel, gpt2 | tp=2 no_sp | gpt2
 tp2 without loss parallel | tp=2 loss_parallel=false | llama, z-loss, clipped
-tp2, chunked cross-entropy | tp=2 chunked | llama, z-loss, clipped | float64
+tp2, chunked cross-entropy | tp=2 chunked | llama, z-loss, clipped
 tp2, full recompute | tp=2 recompute=full
 tp2, selective recompute | tp=2 recompute=selective
-tp2, minimal recompute | tp=2 recompute=minimal | | float64
-tp2, compiled | tp=2 compiled | | float64
-tp4 with 2 heads of keys | tp=4 | | float64
+tp2, minimal recompute | tp=2 recompute=minimal
+tp2, compiled | tp=2 compiled
+tp4 with 2 heads of keys | tp=4
 tp4 with 2 heads of keys, without sequence parallel | tp=4 no_sp
 tp2 x fsdp2 | tp=2 dp_shard=2 | llama, clipped | float64
 tp2 x fsdp2, gpt2 | tp=2 dp_shard=2 | gpt2
 tp2 x fsdp2, cpu offload | tp=2 dp_shard=2 offload | llama, clipped
 tp2 x ddp2 | tp=2 dp_replicate=2 | llama, clipped
-cp2 all_gather | cp=2 | | float64
+cp2 all_gather | cp=2
 cp2 all_gather, gpt2 | cp=2 | gpt2
 cp2 all_gather, contiguous parts | cp=2 cp_load_balance=false
 cp2 ulysses | cp=2 ulysses | | float64
@@ -170,7 +170,7 @@ cp2 x fsdp2 | cp=2 dp_shard=2 | llama, clipped
 cp2 x tp2 | cp=2 tp=2 | | float64
 cp2 ulysses x tp2 | cp=2 tp=2 ulysses | llama, 4 heads of keys
 pp2 gpipe | pp2 schedule=gpipe
-pp2 1f1b | pp2 schedule=1f1b | | float64
+pp2 1f1b | pp2 schedule=1f1b
 pp2 interleaved_1f1b | pp2 schedule=interleaved_1f1b | llama, 5 blocks | float64
 pp2 interleaved_zero_bubble | pp2 schedule=interleaved_zero_bubble | llama, 5 blocks
 pp2 zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | llama, 5 blocks | float64
@@ -181,18 +181,18 @@ pp2, chunked cross-entropy | pp2 chunked | llama, z-loss, clipped
 pp2, accumulation over 2 | pp=2
 pp2, layers 1 + 2 | pp2 pp_layers=[1,2]
 pp2, full recompute | pp2 recompute=full
-pp2, minimal recompute in host memory | pp2 recompute=minimal_offloaded | | float64
+pp2, minimal recompute in host memory | pp2 recompute=minimal_offloaded
 pp2, compiled | pp2 compiled
 pp2, gpt2 | pp2 | gpt2
 pp2 x fsdp2 | pp2 dp_shard=2 batch=4 | llama, clipped | float64
 pp2 x fsdp2, zbv_zero_bubble | pp2 dp_shard=2 batch=4 schedule=zbv_zero_bubble | llama, 5 blocks
 pp2 x tp2 | pp2 tp=2 | llama, clipped | float64
 pp2 x tp2, interleaved_1f1b, gpt2 | pp2 tp=2 schedule=interleaved_1f1b | gpt2, 5 blocks
-pp2 x cp2 | pp2 cp=2 | | float64
+pp2 x cp2 | pp2 cp=2
 pp3 of 5 blocks | pp2 pp=3 | llama, 5 blocks
 pp2 x ddp2 | pp2 dp_replicate=2 batch=4 | llama, clipped
 cp2 x ddp2 | cp=2 dp_replicate=2 | llama, clipped
-mla: fsdp2 | dp_shard=2 | mla, clipped | float64
+mla: fsdp2 | dp_shard=2 | mla, clipped
 mla: tp2 | tp=2 | mla, clipped | float64
 mla: tp2 without sequence parallel | tp=2 no_sp | mla
 mla: tp4 | tp=4 | mla
@@ -210,7 +210,7 @@ delta nets: tp2 | tp=2 | delta, clipped | float64
 delta nets: tp2 without sequence parallel | tp=2 no_sp | delta
 delta nets: tp4 with 2 key heads | tp=4 | delta
 delta nets: tp2 x fsdp2 | tp=2 dp_shard=2 | delta, clipped
-delta nets: pp2 | pp2 | delta | float64
+delta nets: pp2 | pp2 | delta
 delta nets: tp2, compiled | tp=2 compiled | delta
 dropout: fsdp2, selective recompute | dp_shard=2 batch=2 recompute=selective | dropout
 dropout: cp2 x tp2 | cp=2 tp=2 | dropout, gpt2 | float64
@@ -222,7 +222,7 @@ dropout: packed, cp2 | cp=2 | packed dropout
 sft: fsdp2 | dp_shard=2 batch=2 | sft
 sft: tp2, chunked cross-entropy | tp=2 chunked | sft
 sft: pp2 | pp2 recompute=full | sft
-sft: cp2 x tp2 | cp=2 tp=2 | sft | float64
+sft: cp2 x tp2 | cp=2 tp=2 | sft
 packed: delta nets, fsdp2, compiled | dp_shard=2 compiled | packed delta
 packed: delta nets, tp2 | tp=2 | packed delta
 packed: delta nets, pp2 | pp2 | packed delta | float64
@@ -298,7 +298,7 @@ moe: cp2, capacity | cp=2 | moe, capacity
 moe: cp2, capacity, micro-batch | cp=2 | moe, capacity, micro-batch
 moe: ep2 | ep=2 | moe, clipped
 moe: ep2, deepseek | ep=2 | moe, deepseek
-moe: ep2, capacity | ep=2 | moe, capacity | float64
+moe: ep2, capacity | ep=2 | moe, capacity
 moe: ep2, micro-batch | ep=2 batch=4 | moe, micro-batch
 moe: ep2, capacity, micro-batch | ep=2 batch=4 | moe, capacity, micro-batch
 moe: ep2, accumulation over 4 | ep=2 batch=1 | moe
@@ -315,7 +315,7 @@ moe: ep2 x fsdp2, 2 experts a rank | ep=2 dp_shard=2 batch=2 | moe, 8 experts
 moe: ep2 x ddp2 | ep=2 dp_replicate=2 batch=2 | moe
 moe: ep2 x tp2 | ep=2 tp=2 | moe, clipped | float64
 moe: ep2 x tp2, capacity | ep=2 tp=2 | moe, capacity
-moe: ep2 x cp2 | ep=2 cp=2 | moe | float64
+moe: ep2 x cp2 | ep=2 cp=2 | moe
 moe: ep2 x cp2, capacity, micro-batch | ep=2 cp=2 batch=4 | moe, capacity, micro-batch
 moe: pp2 | pp2 | moe, clipped
 moe: pp2, interleaved_zero_bubble | pp2 schedule=interleaved_zero_bubble | moe, 5 blocks
@@ -355,7 +355,7 @@ mla: ep2, selective recompute | ep=2 recompute=selective | mla, moe
 sft: moe, ep2 | ep=2 | sft, moe
 dropout: moe, ep2, selective recompute | ep=2 recompute=selective | dropout, moe
 dropout: moe, ep2, full recompute | ep=2 recompute=full | dropout, moe
-packed: moe, ep2 | ep=2 | packed moe | float64
+packed: moe, ep2 | ep=2 | packed moe
 packed: moe, cp2 | cp=2 | packed moe
 packed: moe, ep2 x tp2 | ep=2 tp=2 | packed moe
 packed: moe, pp2 | pp2 | packed moe

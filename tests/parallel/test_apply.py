@@ -26,7 +26,7 @@ def config(mode: str, **options) -> SimpleNamespace:
     ("mode", "options"),
     [
         ("none", {"position": "learned", "activation": "relu2", "sdpa_backend": "math"}),
-        ("full", {}),
+        pytest.param("full", {}, marks=pytest.mark.nightly),
         ("selective", {}),
     ],
 )

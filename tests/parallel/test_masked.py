@@ -69,9 +69,7 @@ def test_the_loss_is_the_mean_over_the_targets_that_count() -> None:
 
 
 @pytest.mark.ci(
-    "llama-parallel.cp=2",
     "llama-parallel.pp=2 train.batch_size=8 parallel.pp_microbatches=4",
-    "llama-parallel.tp=2 objective.loss_fn=chunked_cross_entropy objective.ce_chunk_size=5",
     "moe-parallel.ep=2",
 )
 @pytest.mark.parametrize(("model", "layout"), LAYOUTS)

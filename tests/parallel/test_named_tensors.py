@@ -38,7 +38,7 @@ SHAPES = {
     "moe": [*MOE, "model.moe.shared_experts=1", "model.moe.shared_expert_gate=true"],
     "capacity": [*MOE, "model.moe.capacity_factor=1.0", "model.attention_output_gate=true"],
 }
-IN_CI = ("llama", "capacity")
+IN_CI = ("capacity",)
 
 
 def nightly(shape: str):
@@ -131,9 +131,8 @@ class Fixed:
         return getattr(self.section, name)
 
 
-@pytest.mark.parametrize(
-    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)]
-)
+@pytest.mark.ci("minimal_offloaded-aot_eager")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("policy", ["minimal", "minimal_offloaded"])
 def test_compiled_blocks_keep_by_name_too(
     backend: str, policy: str, monkeypatch: pytest.MonkeyPatch

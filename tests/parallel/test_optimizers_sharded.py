@@ -79,7 +79,6 @@ on_one_device = cache(lambda optimizer, model: train(optimizer, model, "", Ranks
 
 @pytest.mark.ci(
     "muon-llama-parallel.tp=2 parallel.dp_shard=2 train.batch_size=2-4",
-    "normuon-moe-parallel.ep=2 parallel.tp=2 train.batch_size=2-4",
     "lion-llama-parallel.tp=2 parallel.dp_shard=2 train.batch_size=2-4",
 )
 @pytest.mark.parametrize(("optimizer", "model", "layout", "ranks"), CASES)

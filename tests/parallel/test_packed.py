@@ -103,6 +103,7 @@ def evaluated(config: Config, ranks: Ranks) -> dict[str, float]:
     return evaluate(model, objective, batches, device=CPU, ranks=ranks)
 
 
+@pytest.mark.nightly
 def test_an_evaluation_reads_documents_alone_on_every_layout() -> None:
     one = evaluated(config_of("packed kinds"), Ranks())
     plain = evaluated(config_of("kinds"), Ranks())

@@ -11,9 +11,7 @@ from torch.nn.attention import flex_attention
 from forge.parallel import apply
 
 
-@pytest.mark.ci(
-    "parallel.dp_shard=2-packed llama", "parallel.pp=2 parallel.pp_microbatches=2-packed kinds"
-)
+@pytest.mark.ci("parallel.pp=2 parallel.pp_microbatches=2-packed kinds")
 @pytest.mark.parametrize(
     ("layout", "model"),
     [

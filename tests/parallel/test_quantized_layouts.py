@@ -45,6 +45,7 @@ GATHERED = "quantization.fp8_all_gather=true quantization.in_evaluation=true"
 MODELS["fp8 gathered"] = [*MODELS["fp8 of tensors"], *GATHERED.split()]
 
 
+@pytest.mark.nightly
 def test_weights_that_are_gathered_in_fp8_are_those_that_a_product_rounds() -> None:
     """The scale is of the whole weight: losses and gradients are those of weights in fp32."""
     layout = "dp_shard=2 train.batch_size=2"

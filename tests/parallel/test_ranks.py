@@ -121,6 +121,7 @@ def test_ranks_that_are_not_there_are_named() -> None:
     on_ranks(3, work)
 
 
+@pytest.mark.nightly
 def test_a_rank_may_prepare_data_for_longer_than_a_collective_may_take() -> None:
     """The main rank, or one of another host. No rank goes on before all are through."""
     port = free_port()
@@ -139,6 +140,7 @@ def test_a_rank_may_prepare_data_for_longer_than_a_collective_may_take() -> None
     on_ranks(3, work)
 
 
+@pytest.mark.ci("0")
 @pytest.mark.parametrize("failing", [0, 1])
 def test_ranks_that_wait_for_one_that_fails_or_hangs_name_it(failing, monkeypatch) -> None:
     port = free_port()

@@ -153,19 +153,18 @@ def one_side(config: Config, change: Callable[..., DecoderConfig], ranks: Ranks)
     return measure(config, ranks, tokens, dtype=dtype, steps=STEPS[dtype], lr=LR)
 
 
-@pytest.mark.ci("latent-llama-tp=2 cp=2")
-@pytest.mark.ci("low_rank-llama-tp=2", "latent-llama-tp=2 cp=2")
+@pytest.mark.ci("low_rank-llama-tp=2")
 @pytest.mark.parametrize(
     ("change", "model", "layout"),
     [
         (low_rank, "llama", "tp=2"),
         (low_rank, "gpt2", "tp=2 no_sp"),
-        pytest.param(low_rank, "llama", "tp=4", marks=pytest.mark.nightly),
-        pytest.param(low_rank, "gpt2", "tp=2 compiled", marks=pytest.mark.nightly),
+        (low_rank, "llama", "tp=4"),
+        (low_rank, "gpt2", "tp=2 compiled"),
         (latent, "llama", "tp=2 compiled recompute=full"),
-        pytest.param(latent, "llama", "tp=2 no_sp", marks=pytest.mark.nightly),
+        (latent, "llama", "tp=2 no_sp"),
         (latent, "llama", "tp=2 cp=2"),
-        pytest.param(latent, "llama", "cp=2 compiled", marks=pytest.mark.nightly),
+        (latent, "llama", "cp=2 compiled"),
         (latent, "llama", "cp=2 ulysses"),
     ],
 )

@@ -40,9 +40,6 @@ WAYS: list[dict[str, Any]] = [
 
 
 @pytest.mark.ci("pp2 x tp2", "ep2 x tp2, nothing is dropped")
-@pytest.mark.ci(
-    "fsdp2", "tp4 with 2 heads of keys", "cp2", "pp2 x tp2", "ep2 x tp2, nothing is dropped"
-)
 @pytest.mark.parametrize(
     ("layout", "model"), [each[1:] for each in LAYOUTS], ids=[each[0] for each in LAYOUTS]
 )

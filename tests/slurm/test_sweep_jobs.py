@@ -60,6 +60,7 @@ def submitted(sweep: Path) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if row["event"] == "submitted"]
 
 
+@pytest.mark.nightly
 def test_the_submitting_process_is_killed_and_the_same_command_picks_up(
     verb: Verb, small: list[str], tmp_path: Path
 ) -> None:

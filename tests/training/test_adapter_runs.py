@@ -79,6 +79,7 @@ def test_it_goes_on_to_the_bit_and_only_with_its_base(base, run, new_run, capsys
     )
 
 
+@pytest.mark.nightly
 def test_a_base_that_was_moved_is_found_again(base, run, tmp_path):
     """With the run, or where checkpoint.init_from says."""
     expected = load_run(run).model(TOKENS)

@@ -148,6 +148,7 @@ def test_evaluation_and_samples_do_not_change_training_and_come_when_they_are_du
     assert [json.loads(row)["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.nightly
 def test_compiled_models_are_evaluated_and_sampled_without_compiling_anew(assembled):
     """The last batch is smaller, and eval mode alone would compile every block again."""
     torch.compiler.reset()

@@ -74,6 +74,7 @@ def test_initial_weights_and_what_is_rounded_are_those_of_any_layout(train, name
         assert away < 0.02, (key, away)
 
 
+@pytest.mark.nightly
 def test_a_run_moves_between_formats(train):
     """What an fp32 run saved becomes the masters, and the masters the weights in fp32."""
     options = "optimizer=adamw", "checkpoint.interval=1", "checkpoint.keep_last_n=0"

@@ -134,6 +134,7 @@ def test_what_goes_on_has_no_further_patience_until_a_good_step(bad, reason, tmp
     assert loop.reason == reason
 
 
+@pytest.mark.nightly
 def test_skipped_steps_are_left_out_of_the_loss_and_data_and_schedule_go_on(assembled):
     # With no learning rate to speak of each step's loss is that of its data, whichever updates are
     # made.

@@ -94,6 +94,7 @@ def test_an_evaluation_is_broken_off_twice(undisturbed, new_run):
     assert_ends_as(path, undisturbed)
 
 
+@pytest.mark.nightly
 def test_a_signal_in_the_evaluation_of_the_end(undisturbed, new_run, capsys):
     """All updates are made and saved, yet the run is stopped, not finished."""
     path = new_run(OPTIONS)
@@ -109,7 +110,7 @@ def test_a_signal_in_the_evaluation_of_the_end(undisturbed, new_run, capsys):
     assert found == [("stopped", "SIGTERM", 7), ("finished", "end", 7)]
 
 
-@pytest.mark.ci("3", "6")
+@pytest.mark.ci("3")
 @pytest.mark.parametrize("step", [1, 3, 4, 6, 7])
 def test_a_signal_between_steps_leaves_no_trace_in_the_rows(undisturbed, new_run, step):
     path, real = new_run(OPTIONS), BadSteps.on_step_end

@@ -106,6 +106,7 @@ def test_what_is_wrong_with_the_text_of_a_source_names_it(new_run, assembled, tm
         assembled("data=mix", "+data.sources.code={data:python}", entry)
 
 
+@pytest.mark.nightly
 def test_a_batch_that_grows_goes_on_where_it_was(trained):
     """2, 2, 4, 4, 6, 6 sequences; a run that stopped at step 3 ends with the same bits."""
     options = "train.rampup_start=2 train.rampup_samples=8 train.global_batch_size=6"

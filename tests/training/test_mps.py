@@ -90,7 +90,7 @@ def apple(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AppleGPU]:
     return begin
 
 
-@pytest.mark.ci("default", "documents")
+@pytest.mark.ci("default")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_takes_what_is_there_and_learns_the_same(
     kind: str, tmp_path: Path, text_file: Path, apple: Callable[[], AppleGPU]

@@ -39,15 +39,8 @@ SAID = {
     "8bit": KINDS["adamw"]
     | {f"{name}.{part}" for name in ("exp_avg", "exp_avg_sq") for part in ("codes", "scale")},
 }
-IN_CI = {"fsdp2 x tp2": ("two",), "fsdp2": ("normuon", "8bit"), "pp2": ("schedule_free",)}
 ALL = [
-    pytest.param(
-        name,
-        layout,
-        marks=[] if name in IN_CI.get(layout, ()) else [pytest.mark.nightly],
-    )
-    for name in OPTIMIZERS
-    for layout in ("fsdp2 x tp2", "single", "fsdp2", "pp2")
+    (name, layout) for name in OPTIMIZERS for layout in ("fsdp2 x tp2", "single", "fsdp2", "pp2")
 ]
 
 
@@ -56,7 +49,7 @@ def train(tmp_path: Path, text_file: Path) -> Train:
     return trains(tmp_path, text_file)
 
 
-@pytest.mark.ci("schedule_free-pp2", "8bit-fsdp2")
+@pytest.mark.ci("8bit-fsdp2")
 @pytest.mark.parametrize(("optimizer", "layout"), ALL)
 def test_a_run_goes_on_in_fresh_processes_as_if_it_had_never_stopped(train, optimizer, layout):
     """And in one process from there: what was saved of four ranks serves one."""

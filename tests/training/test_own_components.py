@@ -142,6 +142,7 @@ def test_a_run_is_the_loop_that_one_would_write_in_plain_torch(new: Make):
         torch.testing.assert_close(theirs[name], values, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.nightly
 def test_they_go_on_as_if_never_stopped(new: Make):
     nadam = {"optimizer": "_target_: torch.optim.NAdam\n"}
     whole = trained(new(**nadam))

@@ -54,6 +54,7 @@ def test_tokens_and_their_rate_are_of_text(rows, assembled) -> None:
         before = of_steps[step - 1]
 
 
+@pytest.mark.nightly
 def test_the_count_goes_on_where_it_was(rows, trained) -> None:
     whole = trained(rows, "checkpoint.interval=2")
     other = trained(rows, "checkpoint.interval=2")

@@ -23,6 +23,7 @@ def optimizer_steps(trace: Path) -> int:
     return sum(event.get("name", "").startswith("Optimizer.step#AdamW") for event in events)
 
 
+@pytest.mark.nightly
 def test_a_failure_inside_the_window_leaves_no_profiler_running(assembled, trained):
     """Else the next trace, which has exactly the steps of its window, could not be: torch has one
     profiler a process.

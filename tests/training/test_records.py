@@ -167,6 +167,7 @@ def test_the_log_holds_what_was_said_and_warned_of(saved_run, capsys):
     assert "is passed over" not in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_a_run_that_diverges_fails_and_goes_on_under_other_options(new_run, monkeypatch, capsys):
     """From the last good state, which was saved."""
     path = new_run("train.max_bad_steps=2 checkpoint.interval=100")

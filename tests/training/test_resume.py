@@ -54,7 +54,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.ci("train.grad_accum_steps=2", "checkpoint.async_mode=async data.num_workers=2", "sft")
+@pytest.mark.ci("train.grad_accum_steps=2", "sft")
 @pytest.mark.parametrize("options", OPTIONS)
 def test_with_options(trained, options):
     whole = trained(MID_EPOCH, EVALUATE, options)
@@ -62,6 +62,7 @@ def test_with_options(trained, options):
     assert_same_end(trained(MID_EPOCH, EVALUATE, options, source), whole)
 
 
+@pytest.mark.nightly
 def test_the_loss_scale_of_fp16_goes_on(trained):
     """The first updates overflow and are skipped: without the scale the run would skip again."""
     options = f"precision=fp16 precision.init_loss_scale={2.0**24} train.max_steps=10 "
@@ -71,6 +72,7 @@ def test_the_loss_scale_of_fp16_goes_on(trained):
     assert_same_end(trained(options, f"checkpoint.resume_from={step_of(whole, 5)}"), whole)
 
 
+@pytest.mark.nightly
 def test_a_longer_run_goes_on_from_the_end_of_a_shorter_one(trained):
     """With the same schedule; the final evaluation of the shorter run leaves no trace in the
     patience of the longer one.

@@ -61,12 +61,7 @@ FULL: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-@pytest.mark.ci(
-    "before it is written-async",
-    "while tensors are written-disabled",
-    "while the config is written-async",
-    "while it is committed-disabled",
-)
+@pytest.mark.ci("before it is written-async", "while it is committed-disabled")
 @pytest.mark.parametrize("mode", ["disabled", "async"])
 @pytest.mark.parametrize("when", FULL)
 def test_a_full_disk_costs_no_more_than_the_steps_since_the_last_save(

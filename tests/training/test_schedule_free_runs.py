@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from run_helpers import assert_bit_equal, step_of, stored
 
@@ -91,6 +92,7 @@ def test_the_mean_is_evaluated_sampled_from_saved_and_loaded(assembled):
     assert_bit_equal(dict(plain.model.named_parameters()), parameters)
 
 
+@pytest.mark.nightly
 def test_a_fresh_process_takes_the_state_without_a_step_of_its_own(assembled):
     """An optimizer that has no state yet, and whose sum of squared rates is 0."""
     whole = assembled(OPTIONS)

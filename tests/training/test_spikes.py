@@ -121,6 +121,7 @@ def test_a_run_tells_and_counts_spikes_and_goes_on_bit_equal(assembled, caplog):
     assert logged(resumed.run_dir, "skipped_steps")[8] == 1
 
 
+@pytest.mark.nightly
 def test_an_infinite_gradient_with_a_finite_loss_keeps_schedule_and_checkpoints_going(assembled):
     """A skip that ends the step early would leave out both (KempnerForge, defect 18)."""
     loop = assembled("train.max_steps=4 checkpoint.interval=2 checkpoint.keep_last_n=0")

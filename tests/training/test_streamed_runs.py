@@ -108,6 +108,7 @@ def test_it_is_said_what_is_read_by_several_processes(folder: Path, tmp_path: Pa
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_that_is_killed_ends_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
     """Of the whole group, in the middle of training; with loader processes."""
@@ -131,6 +132,7 @@ def test_a_run_that_is_killed_ends_with_the_same_bits(folder: Path, tmp_path: Pa
     assert meta(step_of(place, 40))["loader"] == meta(step_of(whole, 40))["loader"]
 
 
+@pytest.mark.nightly
 def test_a_mixture_with_a_stream_goes_on_where_it_was(
     folder: Path, text_file: Path, tmp_path: Path
 ) -> None:

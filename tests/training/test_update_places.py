@@ -17,6 +17,7 @@ from forge.optim.muon import Muon
 
 ADAMW = "optimizer=adamw optimizer.mu_dtype=bf16"
 MASTERS = f"precision=fp32 precision.param_dtype=bf16 {ADAMW}"
+LOW_BIT = "optimizer=adamw_low_bit model.dim=64 model.ffn_hidden_dim=128"
 STOCHASTIC = f"{MASTERS} precision.stochastic_rounding=true"
 ONE = "train.grad_clip_norm=0 train.grad_clip_value=0.01 train.global_batch_size=null"
 ONE += " train.grad_accum_steps=1 train.batch_size=4"
@@ -50,7 +51,7 @@ def test_an_update_in_backward_is_the_one_after_it(train, formats, layout):
     ("formats", "layout"),
     [
         (MASTERS, "single"),
-        ("optimizer=adamw_low_bit model.dim=64 model.ffn_hidden_dim=128", "fsdp2"),
+        pytest.param(LOW_BIT, "fsdp2", marks=pytest.mark.nightly),
         pytest.param("optimizer=adamw", "fsdp2 x tp2", marks=pytest.mark.nightly),
         pytest.param(STOCHASTIC, "pp2", marks=pytest.mark.nightly),
     ],

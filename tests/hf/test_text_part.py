@@ -62,7 +62,9 @@ def test_it_computes_what_the_whole_model_does_of_text(make: Any, tmp_path: Path
     assert folders.faults(folder, folder.section) == []
     tokens = torch.randint(98, (2, LONGEST))
     with torch.no_grad():
-        expected = theirs(input_ids=tokens).logits
+        # Llama 4's whole model of transformers 5.24 asks its text part for images that it has not.
+        whole = theirs.language_model if make is llama4 else theirs
+        expected = whole(input_ids=tokens).logits
         assert expected.std() > 0.1
         torch.testing.assert_close(ours(tokens), expected, rtol=0, atol=1e-5)
 

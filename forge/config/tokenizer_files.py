@@ -124,6 +124,13 @@ class TokenizerFile(Existing):
         return facts_of("json", self.path)
 
 
+def typed(path: str | Path, add_bos: bool, add_eos: bool) -> str:
+    """What is typed to have the tokenizer of a file."""
+    words = [f"tokenizer=file tokenizer.path={path}"]
+    words += ["tokenizer.add_bos=true"] if add_bos else []
+    return " ".join([*words, *([] if add_eos else ["tokenizer.add_eos=false"])])
+
+
 @section
 class HubTokenizer(Existing):
     """The tokenizer.json of a model on the Hugging Face hub, from its cache where it is there."""

@@ -25,6 +25,7 @@ from forge.config.tokenizer_files import (
     Existing,
     Facts,
     stated_beside,
+    typed,
 )
 from forge.data.byte_text import ByteText, visible_bytes
 from forge.data.split import TrainingText
@@ -201,9 +202,7 @@ class Tokenizer:
 
     def typed(self, path: Path) -> str:
         """What is typed to have the same of its file."""
-        words = [f"tokenizer=file tokenizer.path={path}"]
-        words += ["tokenizer.add_bos=true"] if self.add_bos else []
-        return " ".join([*words, *([] if self.add_eos else ["tokenizer.add_eos=false"])])
+        return typed(path, self.add_bos, self.add_eos)
 
     def save(self, directory: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, as transformers reads them."""

@@ -23,6 +23,8 @@ from forge.training.loop import Loop
 @pytest.fixture
 def mesh_of_one() -> Iterator[Mesh]:
     """This process as the one rank of a run in 16 bits."""
+    if dist.is_initialized():  # by a run in this process that failed
+        dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield make_mesh(Parallel(dp_shard=1), "cpu")
     dist.destroy_process_group()

@@ -135,11 +135,12 @@ def travels(train: Train, model: str, stops: tuple[tuple[str, int], ...]) -> Non
     whole = train("whole", "single", last, model)
     for layout, step in stops:
         path = train("travelling", layout, step, model)
-    for key, bound in (("train/loss", 2e-6), ("train/grad_norm", 1e-5), ("lr", 0)):
+    # A loss below 1 is a difference of log-probabilities of some nats, which are rounded to 2e-7.
+    for key, bound, least in (("train/loss", 2e-6, 1), ("train/grad_norm", 1e-5, 0), ("lr", 0, 0)):
         expected, found = logged(whole, key), logged(path, key)
         assert list(found) == list(expected) == list(range(1, last + 1))
         for step, value in expected.items():
-            assert abs(found[step] - value) <= bound * abs(value), (key, step)
+            assert abs(found[step] - value) <= bound * max(abs(value), least), (key, step)
     batches = [rows_of_step(whole, number) for number in range(1, last + 1)]
     for number, expected in enumerate(batches, start=1):
         assert expected.shape == (rows, SEQ + 1)

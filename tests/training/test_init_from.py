@@ -82,16 +82,26 @@ def test_the_optimizer_of_another_run(saved_run, new_run, exported, capsys):
         assert f"{fault}; set checkpoint.init_optimizer=false" in said
 
 
-def test_the_weights_of_another_vocabulary_are_refused(saved_run, new_run, capsys):
-    """Also where it has as many ids."""
+def test_the_weights_of_another_vocabulary_are_refused(
+    saved_run, new_run, text_file, tmp_path, capsys
+):
+    """Also where it has as many ids, and where only the text, when it is read, tells them apart."""
     base = f"checkpoint.init_from={saved_run}"
-    other = f"{base} tokenizer.train_bytes=1000"
-    assert worker.main([str(new_run(other))]) == 2
     own = step_of(saved_run, 6) / "tokenizer" / "tokenizer.json"
+    fault = "it was trained with another tokenizer, so its token ids mean something else"
+    other = tmp_path / "other.txt"
+    other.write_text(text_file.read_text().swapcase())
+    other_text = f"{base} data=text data.path={other}"
+    assert worker.main([str(new_run(other_text))]) == 2
     said = capsys.readouterr().err
-    assert "it was trained with another tokenizer, so its token ids mean something else" in said
+    assert fault in said
     assert f"take its own: tokenizer=file tokenizer.path={own}" in said
-    assert_fresh(built(new_run(f"{other} run.allow_change=[tokenizer]")))
+    with pytest.raises(ConfigError) as told:
+        new_run(f"{base} tokenizer.train_bytes=1000")
+    assert fault.removeprefix("it ") in str(told.value)
+    typed = f"its own, tokenizer=file tokenizer.path={own}; run.allow_change=[tokenizer]"
+    assert typed in str(told.value)
+    assert_fresh(built(new_run(f"{other_text} run.allow_change=[tokenizer]")))
 
 
 def test_it_is_done_once(saved_run, new_run):

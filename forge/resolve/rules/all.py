@@ -8,6 +8,7 @@ from forge.config import schemas
 from forge.config.rule import rules_of
 from forge.resolve.rules import (
     adapter,
+    base_run,
     borders,
     degrees,
     devices,
@@ -53,6 +54,7 @@ OF_ALL = (
     peft,
     run,
     run_directory,
+    base_run,
     hugging_face,
     launch,
 )

@@ -11,6 +11,7 @@ from typing import Any
 from forge.config.numbers import counted
 
 REFUSED = 2  # the exit code of a refusal
+SHOWN = 5  # of many faults
 COMMAND_LINE, ENVIRONMENT = "command line", "environment"  # where a value was given
 SYNONYMS = {
     "gpu": "cuda",
@@ -87,6 +88,12 @@ def did_you_mean(meant: Sequence[str]) -> str:
         return ""
     listed = meant[0] if len(meant) == 1 else f"{', '.join(meant[:-1])} or {meant[-1]}"
     return f"did you mean {listed}?"
+
+
+def listed(found: Sequence[str]) -> str:
+    """The first of many faults, and how many more there are."""
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return "; ".join(found[:SHOWN]) + more
 
 
 def shown(value: object) -> str:

@@ -7,7 +7,7 @@ it; a test compares it with the module that is built.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -130,3 +130,18 @@ def norm(
     yield TensorSpec(name=f"{name}.weight", role=NORM, initial=0.0 if unit_offset else 1.0, **cut)
     if bias:
         yield TensorSpec(name=f"{name}.bias", role=BIAS, **cut)
+
+
+def misfits(
+    ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]
+) -> dict[str, str]:
+    """Why stored tensors do not fit those of a model, for each name that does not. Both are shapes
+    by name.
+    """
+    faults = {}
+    for name, shape in ours.items():
+        if name not in theirs:
+            faults[name] = f"{name} is missing there"
+        elif theirs[name] != shape:
+            faults[name] = f"{name} is {theirs[name]} there and {shape} here"
+    return faults | {name: f"{name} is missing here" for name in theirs if name not in ours}

@@ -14,6 +14,7 @@ from forge.config.hf import folder as folders
 from forge.config.hf.shards import AGAIN, FolderError, Stored
 from forge.config.hf.table import Row
 from forge.config.model import Decoder
+from forge.config.problems import listed
 from forge.owned import local, owned
 
 DTYPES = {
@@ -40,7 +41,7 @@ def load_folder(
     """
     folder = folders.read(path)
     if found := folders.faults(folder, section, exclude):
-        what = f"{path} does not fit this model: {folders.listed(found)}"
+        what = f"{path} does not fit this model: {listed(found)}"
         fix = f"model=hf model.path={path}, or checkpoint.exclude_from_loading"
         raise FolderError(what, fix)
     rows, files = folders.places(folder, section)

@@ -14,6 +14,7 @@ from forge.rundir.saved_config import is_run, read_plain
 
 FORMAT = 2
 META, TOKENIZER, WEIGHTS = "meta.json", "tokenizer", "weights"
+OTHER_TOKENIZER = "it was trained with another tokenizer, so its token ids mean something else here"
 BEST = "best"  # in a path, in place of a step: the best checkpoint of a run
 
 

@@ -15,6 +15,7 @@ from forge.config.hf import folder as folders
 from forge.config.hf.family import Family
 from forge.config.hf.shards import FolderError
 from forge.config.model import Decoder
+from forge.config.problems import listed
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.hf.card import card
@@ -43,7 +44,7 @@ def import_folder(
     assert isinstance(section, Decoder)
     folder = folders.read(place)
     if found := folders.faults(folder, section):
-        raise FolderError(f"{place} does not fit this model: {folders.listed(found)}", FIX)
+        raise FolderError(f"{place} does not fit this model: {listed(found)}", FIX)
     rows, files = folders.places(folder, section)
     with torch.device("meta"):
         own = make_model(section).state_dict()
@@ -96,15 +97,15 @@ def choose_family(section: Decoder, name: str | None) -> Family:
     """
     known = folders.all_families()
     if name is not None and name not in [one.model_type for one in known]:
-        listed = ", ".join(one.model_type for one in known)
-        raise ValueError(f"--family {name}: there is no such family, but {listed}")
+        names = ", ".join(one.model_type for one in known)
+        raise ValueError(f"--family {name}: there is no such family, but {names}")
     tried = {one: one.unsaid(section) for one in known if name in (None, one.model_type)}
     for one, unsaid in tried.items():
         if not unsaid:
             return one
     nearest = min(tried, key=lambda one: (not one.is_near(section), len(tried[one])))
     what = "no family of Hugging Face" if name is None else "this family"
-    unsaid = folders.listed(tried[nearest])
+    unsaid = listed(tried[nearest])
     near = f"{nearest.model_type}, which cannot say {unsaid}"
     if name is None:
         raise ValueError(f"{what} can say this model; the nearest is {near}")

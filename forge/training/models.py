@@ -138,7 +138,7 @@ def frozen_model(
 def _config_of(path: Path, config: Config, tokenizer: Tokenizer | None) -> Config:
     """The config inside a checkpoint. Raises CheckpointError where its tokenizer is another one."""
     if tokenizer and Saved(path).meta["data"]["tokenizer"] != tokenizer.fingerprint:
-        what = "it was trained with another tokenizer, so its token ids mean something else here"
+        what = checkpoints.OTHER_TOKENIZER
         raise CheckpointError(f"{path}: {what}; train with its own: tokenizer=file")
     return restore.config_of(path, trust=config.run.trust)
 

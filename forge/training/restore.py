@@ -22,7 +22,9 @@ from forge.config.adapter import is_added
 from forge.config.hf.folder import is_folder
 from forge.config.model import Decoder as DecoderConfig
 from forge.config.model import Model
+from forge.config.problems import listed
 from forge.config.root import Config
+from forge.config.tensors import misfits
 from forge.data.tokenizer import Tokenizer
 from forge.hf.read import load_folder
 from forge.masters import exact_state, round_masters, round_weights
@@ -347,14 +349,9 @@ def _kept(
             raise CheckpointError(f"checkpoint.exclude_from_loading: {what}")
     ours = {name: shape for name, shape in own.items() if not name.startswith(exclude)}
     theirs = {name: shape for name, shape in stored.items() if not name.startswith(exclude)}
-    faults = {name: "is missing there" for name in ours if name not in theirs}
-    faults |= {name: "is missing here" for name in theirs if name not in ours}
-    for name, shape in ours.items():
-        if theirs.get(name, shape) != shape:
-            faults[name] = f"is {theirs[name]} there and {shape} here"
+    faults = misfits(ours, theirs)
     if faults:
-        items = [f"{name} {fault}" for name, fault in faults.items()]
-        shown = "; ".join(items[:5]) + (f"; and {len(items) - 5} more" if len(items) > 5 else "")
+        shown = listed(list(faults.values()))
         if not changed:
             fix = "Choose the model it was trained with, or checkpoint.exclude_from_loading"
             raise CheckpointError(f"{path} does not fit this model: {shown}. {fix}")

@@ -234,7 +234,7 @@ def _check_vocabulary(path: Path, session: Session) -> None:
         return
     if not permitted("tokenizer", session.config.run.allow_change):
         typed = Tokenizer.load(path / TOKENIZER).typed(path / TOKENIZER / "tokenizer.json")
-        what = "it was trained with another tokenizer, so its token ids mean something else here"
+        what = checkpoints.OTHER_TOKENIZER
         fix = f"take its own: {typed}; run.allow_change=[tokenizer] takes the weights all the same"
         raise CheckpointError(f"checkpoint.init_from={path}: {what}; {fix}")
 
@@ -264,7 +264,7 @@ def _check_data(start: Start, path: Path, session: Session) -> bool:
     same_text = before["train"] == data["train"]
     retokenized = before["tokenizer"] != data["tokenizer"]
     if retokenized and not (start.own and permitted("tokenizer", allowed)):
-        what = "it was trained with another tokenizer, so its token ids mean something else here"
+        what = checkpoints.OTHER_TOKENIZER
         if start.own and not same_text:
             what = "the text has changed under this run, and with it the tokenizer trained on it"
         kept = (run_dir if start.own else path) / TOKENIZER / "tokenizer.json"

@@ -34,6 +34,7 @@ NOTHING_TO_TYPE = {
     "tokenizer.model": "a path",
     "tokenizer.ranks": "a path",
     "checkpoint.init_from": "a path",
+    "checkpoint.base": "the model it was trained with",
     "checkpoint.folder": "a folder of another model",
     "model.path": "a path",
     "checkpoint.resume_from": "a path",

@@ -98,7 +98,7 @@ def test_the_weights_of_another_vocabulary_are_refused(
     assert f"take its own: tokenizer=file tokenizer.path={own}" in said
     with pytest.raises(ConfigError) as told:
         new_run(f"{base} tokenizer.train_bytes=1000")
-    assert fault.removeprefix("it ") in str(told.value)
+    assert fault in str(told.value)
     typed = f"its own, tokenizer=file tokenizer.path={own}; run.allow_change=[tokenizer]"
     assert typed in str(told.value)
     assert_fresh(built(new_run(f"{other_text} run.allow_change=[tokenizer]")))

@@ -18,6 +18,7 @@ from forge.config.hf.peft import is_peft
 from forge.config.hf.shards import AGAIN, FolderError, Stored, stored
 from forge.config.hf.table import Row, shapes
 from forge.config.model import Decoder
+from forge.config.tensors import misfits
 
 CONFIG, TEXT = "config.json", "text_config"
 INSIDE = "language_model."
@@ -26,7 +27,6 @@ ORDER = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """Families in which a section is said, the first that can; others come behind them."""
 OF_BOTH = ("tie_word_embeddings",)
 """Keys of a whole model that its language model has too."""
-SHOWN = 5
 
 
 @functools.cache
@@ -138,21 +138,9 @@ def faults(folder: Folder, section: Decoder, exclude: Sequence[str] = ()) -> lis
     rows, files = places(folder, section)
     wanted = shapes(rows)
     left_out = {n for one in rows if one.ours.name.startswith(tuple(exclude)) for n in one.names}
-    found = []
-    for name, shape in wanted.items():
-        if name in left_out:
-            continue
-        if name not in files:
-            found.append(f"{name} is missing there")
-        elif files[name].shape != shape:
-            found.append(f"{name} is {files[name].shape} there and {shape} here")
-    for name in files:
-        if name not in wanted and not folder.family.ignored(name, section):
-            found.append(f"{name} is missing here")
-    return found
-
-
-def listed(found: Sequence[str]) -> str:
-    """The first of many faults, and how many more there are."""
-    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return "; ".join(found[:SHOWN]) + more
+    theirs = {
+        name: one.shape
+        for name, one in files.items()
+        if name in wanted or not folder.family.ignored(name, section)
+    }
+    return [fault for name, fault in misfits(wanted, theirs).items() if name not in left_out]

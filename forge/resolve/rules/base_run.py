@@ -1,59 +1,55 @@
-"""Rules on a run of forge whose weights another one begins with."""
+"""The rule on a run of forge whose weights another one begins with."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from forge.config.changes import changes, permitted
 from forge.config.checkpoint import Checkpoint
-from forge.config.hf.folder import is_folder, listed
+from forge.config.field import Section
 from forge.config.model import Decoder
-from forge.config.problems import literal
+from forge.config.problems import listed, literal
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
+from forge.config.tensors import misfits
 from forge.config.tokenizer import BPE, Bytes
 from forge.config.tokenizer_files import FILE_NAME, typed
+from forge.resolve.rules.hugging_face import INIT_FROM, READS
 from forge.resolve.rules.run_directory import has_saved_since
 from forge.rundir import checkpoints, saved_config
 
-INIT_FROM = "checkpoint.init_from"
-READS = (INIT_FROM, "checkpoint.dir", "run.dir", "run.allow_change", "tokenizer", "data")
+Shapes = dict[str, tuple[int, ...]]
 
 
-@rule("checkpoint.vocabulary", *READS)
-def vocabulary(config: Config) -> Findings:
-    """The weights of a run in checkpoint.init_from go with its tokenizer, and with no other."""
-    found = _base(config)
-    if found is None or not _is_other_tokenizer(found[1], config):
+@rule("checkpoint.base", *READS, "tokenizer", "data", "run.allow_change")
+def base(config: Config, checkpoint: Checkpoint) -> Findings:
+    """The weights of a run in checkpoint.init_from fit the model, and go with no other tokenizer
+    than its own.
+    """
+    start = checkpoint.init_from
+    if start is None or has_saved_since(config, "init_from"):
         return
-    path, its = found[0], found[1].tokenizer
-    what = f"{path} was trained with another tokenizer, so its token ids mean something else here."
-    own = typed(path / checkpoints.TOKENIZER / FILE_NAME, its.add_bos, its.add_eos)
-    yield "tokenizer", what, f"its own, {own}; run.allow_change=[tokenizer]"
-
-
-@rule("checkpoint.base", *READS, "checkpoint.exclude_from_loading", "model")
-def base(config: Config, model: Decoder, checkpoint: Checkpoint) -> Findings:
-    """The weights of a run in checkpoint.init_from fit the model."""
-    found = _base(config)
-    if found is None or _is_other_tokenizer(found[1], config):
-        return  # of which the size of the vocabulary follows
-    path, before = found
-    if not isinstance(before.model, Decoder):
+    try:
+        path = checkpoints.find(Path(start))[0].path
+        before = saved_config.load(path / saved_config.CONFIG, trust=config.run.trust)
+    except Exception:  # the run says what is wrong when it begins: it may not be there yet
         return
-    prefixes = tuple(checkpoint.exclude_from_loading)
-    theirs, ours = _shapes(before.model, prefixes), _shapes(model, prefixes)
-    faults = [f"{name} is missing there" for name in ours if name not in theirs]
-    faults += [f"{name} is missing here" for name in theirs if name not in ours]
-    for name, shape in ours.items():
-        if theirs.get(name, shape) != shape:
-            faults.append(f"{name} is {theirs[name]} there and {shape} here")
-    if faults:
-        back = " ".join(_changed(before, config, ours, prefixes)) or "the model it was trained with"
-        what = f"{path} does not fit this model: {listed(faults)}."
-        yield INIT_FROM, what, f"{back}, or checkpoint.exclude_from_loading"
+    if _is_other_tokenizer(before, config):  # of which the size of the vocabulary follows
+        its = before.tokenizer
+        own = typed(path / checkpoints.TOKENIZER / FILE_NAME, its.add_bos, its.add_eos)
+        what = f"{path}: {checkpoints.OTHER_TOKENIZER}."
+        yield "tokenizer", what, f"its own, {own}; run.allow_change=[tokenizer]"
+    elif isinstance(before.model, Decoder) and isinstance(config.model, Decoder):
+        excluded = tuple(checkpoint.exclude_from_loading)
+        ours = _shapes(config.model, excluded)
+        if faults := misfits(ours, _shapes(before.model, excluded)):
+            back = " ".join(_back(before, config, ours, excluded))
+            what = f"{path} does not fit this model: {listed(list(faults.values()))}."
+            fix = f"{back or 'the model it was trained with'}, or checkpoint.exclude_from_loading"
+            yield INIT_FROM, what, fix
 
 
 def _is_other_tokenizer(before: Config, config: Config) -> bool:
@@ -65,41 +61,27 @@ def _is_other_tokenizer(before: Config, config: Config) -> bool:
     return other_text or any(permitted(one.key, ["tokenizer"]) for one in changes(before, config))
 
 
-def _base(config: Config) -> tuple[Path, Config] | None:
-    """The checkpoint of a run that this one begins with and its config, where they can be read."""
-    start = config.checkpoint.init_from
-    if start is None or not Path(start).is_dir() or is_folder(start):
-        return None
-    if has_saved_since(config, "init_from"):
-        return None
-    try:
-        path = checkpoints.find(Path(start))[0].path
-        return path, saved_config.load(path / saved_config.CONFIG, trust=config.run.trust)
-    except Exception:  # the run says what is wrong when it begins: it may not be there yet
-        return None
-
-
-def _shapes(model: Decoder, excluded: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+def _shapes(model: Decoder, excluded: tuple[str, ...]) -> Shapes:
     found = {one.name: one.shape for one in model.tensors()}
     return {name: shape for name, shape in found.items() if not name.startswith(excluded)}
 
 
-def _changed(
-    before: Config, config: Config, ours: dict[str, tuple[int, ...]], excluded: tuple[str, ...]
-) -> list[str]:
-    """The options of the model, as they were, each of which changes a tensor."""
-    found = []
-    for change in changes(before, config):
-        *parents, name = change.key.split(".")
-        if parents[:1] != ["model"]:
-            continue
+def _back(before: Config, config: Config, ours: Shapes, excluded: tuple[str, ...]) -> Iterator[str]:
+    """The options of the model that make other tensors, as they were; none where a part of it is
+    another variant, which is more than options.
+    """
+    found = [one.key for one in changes(before, config) if permitted(one.key, ["model"])]
+    values = {key: functools.reduce(getattr, key.split("."), before) for key in found}
+    if any(isinstance(value, Section) for value in values.values()):
+        return
+    for key, value in values.items():
+        _, *parents, name = key.split(".")
         model: Any = config.model.clone()
         model.thaw()
-        setattr(functools.reduce(getattr, parents[1:], model), name, change.before)
+        setattr(functools.reduce(getattr, parents, model), name, value)
         try:
             same = _shapes(model, excluded) == ours
         except (ValueError, ArithmeticError, LookupError):  # it only goes with another one
             same = False
         if not same:
-            found.append(f"{change.key}={literal(change.before)}")
-    return found
+            yield f"{key}={literal(value)}"

@@ -9,7 +9,7 @@ from forge.config.hf import folder as folders
 from forge.config.hf.section import FolderDecoder
 from forge.config.hf.shards import FolderError
 from forge.config.model import Decoder, Model
-from forge.config.problems import shown
+from forge.config.problems import listed, shown
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.resolve.rules.run_directory import has_saved_since
@@ -41,7 +41,7 @@ def folder(config: Config, model: Model, checkpoint: Checkpoint) -> Findings:
     try:
         found = folders.faults(folders.read(start), model, checkpoint.exclude_from_loading)
         if found:
-            yield INIT_FROM, f"{start} does not fit this model: {folders.listed(found)}.", fix
+            yield INIT_FROM, f"{start} does not fit this model: {listed(found)}.", fix
     except FolderError as error:
         yield INIT_FROM, error.what, error.fix
     except ValueError as error:  # a tensor that the family has no name for

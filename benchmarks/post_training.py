@@ -50,6 +50,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
         more = ["run.num_threads=1", "run.device=cpu"]
         steps = [f"train.max_steps={options.base}"] if options.base else []
         if not (folder / "base").exists():

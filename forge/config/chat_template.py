@@ -17,27 +17,50 @@ BEGIN, END, BROKEN = "\ufdd0", "\ufdd1", "\ufdd2"
 spells like a special token, and is none.
 """
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-PLAIN = """\
-{%- for message in messages -%}
-{%- if message.role == 'assistant' -%}
-{{ 'Assistant:' }}{% generation %}{{ ' ' + message.content + eos_token }}{% endgeneration %}
-{%- if not loop.last %}{{ '\\n' }}{% endif %}
-{%- else -%}
-{{ message.role | capitalize + ': ' + message.content + '\\n' }}
-{%- endif -%}
+THOUGHT = """\
+{%- macro thought(message) -%}
+{%- set text = message.reasoning_content or message.reasoning or message.thinking -%}
+{%- if text -%}{{ '<think>\\n' + text + '\\n</think>\\n\\n' }}{%- endif -%}
+{%- endmacro -%}
+{%- macro calls(message) -%}
+{%- for call in message.tool_calls or [] -%}
+{%- if message.content or not loop.first %}{{ '\\n' }}{% endif -%}
+{{ '<tool_call>\\n' + ((call.function or call) | tojson) + '\\n</tool_call>' }}
 {%- endfor -%}
-{%- if add_generation_prompt -%}{{ 'Assistant:' }}{%- endif -%}
+{%- endmacro -%}
 """
-CHATML = """\
-{%- for message in messages -%}
-{{ '<|im_start|>' + message.role + '\\n' }}
-{%- if message.role == 'assistant' -%}
-{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}
-{%- else -%}
-{{ message.content + '<|im_end|>\\n' }}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+PLAIN = f"""\
+{THOUGHT}\
+{{%- if tools -%}}
+{{{{ 'Tools:' }}}}{{% for tool in tools %}}{{{{ '\\n' + (tool | tojson) }}}}{{% endfor %}}{{{{ '\\n' }}}}
+{{%- endif -%}}
+{{%- for message in messages -%}}
+{{%- if message.role == 'assistant' -%}}
+{{{{ 'Assistant:' }}}}{{% generation %}}{{{{ ' ' + thought(message) + (message.content or '') + \
+calls(message) + eos_token }}}}{{% endgeneration %}}
+{{%- if not loop.last %}}{{{{ '\\n' }}}}{{% endif %}}
+{{%- else -%}}
+{{{{ message.role | capitalize + ': ' + message.content + '\\n' }}}}
+{{%- endif -%}}
+{{%- endfor -%}}
+{{%- if add_generation_prompt -%}}{{{{ 'Assistant:' }}}}{{%- endif -%}}
+"""
+CHATML = f"""\
+{THOUGHT}\
+{{%- if tools -%}}
+{{{{ '<|im_start|>tools' }}}}{{% for tool in tools %}}{{{{ '\\n' + (tool | tojson) }}}}{{% endfor %}}\
+{{{{ '<|im_end|>\\n' }}}}
+{{%- endif -%}}
+{{%- for message in messages -%}}
+{{{{ '<|im_start|>' + message.role + '\\n' }}}}
+{{%- if message.role == 'assistant' -%}}
+{{% generation %}}{{{{ thought(message) + (message.content or '') + calls(message) + \
+'<|im_end|>' }}}}{{% endgeneration %}}{{{{ '\\n' }}}}
+{{%- else -%}}
+{{{{ message.content + '<|im_end|>\\n' }}}}
+{{%- endif -%}}
+{{%- endfor -%}}
+{{%- if add_generation_prompt -%}}{{{{ '<|im_start|>assistant\\n' }}}}{{%- endif -%}}
 """
 NAMED = {"plain": PLAIN, "chatml": CHATML}
 """Forge's own: one for any tokenizer, whose turns begin with plain text, and ChatML."""
@@ -64,7 +87,8 @@ def _compiled(source: str) -> Any:
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    from forge.config.template_limits import LimitedEnvironment
 
     class Generation(Extension):
         """{% generation %} ... {% endgeneration %}, around what the assistant says."""
@@ -80,7 +104,7 @@ def _compiled(source: str) -> Any:
         def _marked(self, caller: Any) -> str:
             return f"{BEGIN}{caller()}{END}"
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.globals["raise_exception"] = _raise
@@ -142,6 +166,13 @@ class ChatTemplate:
             spans = spans[-(len(spans) // len(turns)) :]
         return Written(text=text, spans=spans)
 
+    def drops(self, text: str, messages: Messages, tools: Any = None) -> bool:
+        """Whether these give the same text, so that what they lack was never written."""
+        try:
+            return self._text(messages, tools).replace(BEGIN, "").replace(END, "") == text
+        except BadTemplate:
+            return False
+
     def _behind(self, messages: Messages, tools: Any, whole: str, turns: list[int]) -> Spans:
         spans = []
         for turn in turns:
@@ -160,6 +191,7 @@ class ChatTemplate:
 
         compiled = _compiled(self.source)
         given = {"messages": list(messages), "tools": tools, "documents": None, **self.tokens}
+        compiled.environment.begin()
         try:
             return compiled.render(given, add_generation_prompt=prompt)
         except jinja2.TemplateError as error:

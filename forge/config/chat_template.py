@@ -32,7 +32,9 @@ THOUGHT = """\
 PLAIN = f"""\
 {THOUGHT}\
 {{%- if tools -%}}
-{{{{ 'Tools:' }}}}{{% for tool in tools %}}{{{{ '\\n' + (tool | tojson) }}}}{{% endfor %}}{{{{ '\\n' }}}}
+{{{{ 'Tools:' }}}}
+{{%- for tool in tools %}}{{{{ '\\n' + (tool | tojson) }}}}{{% endfor -%}}
+{{{{ '\\n' }}}}
 {{%- endif -%}}
 {{%- for message in messages -%}}
 {{%- if message.role == 'assistant' -%}}
@@ -48,7 +50,8 @@ calls(message) + eos_token }}}}{{% endgeneration %}}
 CHATML = f"""\
 {THOUGHT}\
 {{%- if tools -%}}
-{{{{ '<|im_start|>tools' }}}}{{% for tool in tools %}}{{{{ '\\n' + (tool | tojson) }}}}{{% endfor %}}\
+{{{{ '<|im_start|>tools' }}}}
+{{%- for tool in tools %}}{{{{ '\\n' + (tool | tojson) }}}}{{% endfor -%}}
 {{{{ '<|im_end|>\\n' }}}}
 {{%- endif -%}}
 {{%- for message in messages -%}}
@@ -147,33 +150,46 @@ class ChatTemplate:
         """The text up to where the assistant is to speak. BadTemplate: it cannot be written."""
         return self._text(messages, tools, prompt=True).replace(BEGIN, "").replace(END, "")
 
-    def write(self, messages: Messages, tools: Any = None, *, last_alone: bool = False) -> Written:
+    def text(self, messages: Messages, tools: Any = None) -> str:
+        """The text of a conversation. BadTemplate: it cannot be written."""
+        return self._text(messages, tools).replace(BEGIN, "").replace(END, "")
+
+    def same(self, text: str, messages: Messages, tools: Any = None) -> bool:
+        """Whether a conversation becomes this text."""
+        try:
+            return self.text(messages, tools) == text
+        except BadTemplate:
+            return False
+
+    def write(
+        self, messages: Messages, tools: Any = None, *, wanted: Sequence[int] | None = None
+    ) -> Written:
         """The text of a conversation, and what of it the assistant says: what the template marks,
-        else what follows the text up to each of its turns. last_alone: of its last turn alone.
+        else what follows the text up to each of its turns. wanted: numbers of the turns whose place
+        is asked for; None = all of the assistant's.
 
         BadTemplate: it cannot be written, or it is not known where the assistant speaks.
         """
         marked = self._text(messages, tools)
         turns = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+        wanted = turns if wanted is None else wanted
         if not self.marks:
-            wanted = turns[-1:] if last_alone else turns
             return Written(text=marked, spans=self._behind(messages, tools, marked, wanted))
         text, spans = _unmarked(marked)
         if len(spans) < len(turns):
             what = f"it marks {len(spans)} of the {len(turns)} turns of the assistant"
             raise BadTemplate(f"{what} by {{% generation %}}")
-        if last_alone and turns:
-            spans = spans[-(len(spans) // len(turns)) :]
-        return Written(text=text, spans=spans)
+        if list(wanted) == turns:
+            return Written(text=text, spans=spans)
+        each, rest = divmod(len(spans), len(turns))
+        if rest and list(wanted) != turns[-1:]:
+            what = f"it marks {len(spans)} places for {len(turns)} turns of the assistant"
+            raise BadTemplate(f"{what}, so that it is not known which turn is which")
+        ends = [(len(turns) - turns.index(turn)) * each for turn in wanted]
+        chosen = [spans[len(spans) - end :][:each] for end in ends]
+        return Written(text=text, spans=[span for turn in chosen for span in turn])
 
-    def drops(self, text: str, messages: Messages, tools: Any = None) -> bool:
-        """Whether these give the same text, so that what they lack was never written."""
-        try:
-            return self._text(messages, tools).replace(BEGIN, "").replace(END, "") == text
-        except BadTemplate:
-            return False
-
-    def _behind(self, messages: Messages, tools: Any, whole: str, turns: list[int]) -> Spans:
+    def _behind(self, messages: Messages, tools: Any, whole: str, turns: Sequence[int]) -> Spans:
         spans = []
         for turn in turns:
             before = self._text(messages[:turn], tools, prompt=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from forge.config.chat_template import NAMED, fault_of
@@ -13,6 +14,7 @@ from forge.config.rule import Findings, rule
 from forge.config.tokenizer import Tokenizer
 from forge.config.tokenizer_files import TEMPLATE, Existing, Facts, stated_beside
 
+GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
 GUARD = "put {% generation %} and {% endgeneration %} around what the assistant says"
 
 
@@ -38,6 +40,12 @@ class Chats(Data):
         None,
         "end the last turn of the assistant with tokenizer.eos_token; null = where the template "
         "ends it with no special token",
+    )
+    chat_template_kwargs: dict[str, Any] = opt(
+        {}, "variables of the template, such as enable_thinking: false; kept with the tokenizer"
+    )
+    leave_out: list[str] = opt(
+        [], "fields of messages that are left out; what a template drops is refused otherwise"
     )
 
     def template(self) -> str | None:
@@ -111,6 +119,23 @@ class Formatted(ChatRows):
         return options | {"formatting_func": {**self.formatting_func, "_partial_": True}}
 
 
+def preset(variables: Mapping[str, Any]) -> str:
+    """Jinja that gives variables these values where they have none; it goes with a template."""
+    return "".join(
+        f"{{%- if {name} is not defined %}}{{% set {name} = {_literal(value)} %}}{{% endif -%}}"
+        for name, value in variables.items()
+    )
+
+
+def _literal(value: Any) -> str:
+    """A value of YAML as an expression of Jinja."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_literal(k)}: {_literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    return repr(value)
+
+
 def own_template(stated: Any) -> str | None:
     """The Jinja that a tokenizer brings, of what its files say: a text, or several by name."""
     if isinstance(stated, list):
@@ -130,6 +155,10 @@ def template_beside(tokenizer: Tokenizer) -> str | None:
 def chat_template(data: Chats, tokenizer: Tokenizer) -> Findings:
     """A chat template is Jinja that writes every turn, and says where the assistant speaks."""
     key, path = "data.chat_template", data.chat_template_path
+    for name in data.chat_template_kwargs:
+        if not str(name).isidentifier() or name in GIVEN:
+            yield f"{key}_kwargs", f"{name!r} is no variable of a template.", "take it away"
+            return
     other = "data.chat_template=plain"
     if data.chat_template is not None and path is not None:
         yield key, "two templates are given.", f"{key}_path=null"
@@ -146,7 +175,7 @@ def chat_template(data: Chats, tokenizer: Tokenizer) -> Findings:
         return
     if (own := source is None) and (source := template_beside(tokenizer)) is None:
         return
-    if fault := fault_of(source):
+    if fault := fault_of(preset(data.chat_template_kwargs) + source):
         fault = f"in the template of the tokenizer: {fault}" if own else fault
         fix = GUARD if "generation" in fault or "not known" in fault else "mend it"
         yield key, fault, f"{fix}, or {other}"

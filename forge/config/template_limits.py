@@ -10,7 +10,8 @@ from jinja2 import TemplateError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 1_000_000
-"""Passes through loops and macros for one text; a conversation of 1,000 turns takes some 10,000 of them."""
+"""Passes through loops and macros for one text; a conversation of 1,000 turns takes some
+10,000 of them."""
 MAX_SIZE = 64 * 1024 * 1024
 """Characters or entries of one value."""
 

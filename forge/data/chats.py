@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +14,8 @@ from forge.data import hub
 from forge.data.conversation import Conversation
 from forge.data.corpus import Corpus, matching
 from forge.data.fingerprint import hash_json
-from forge.data.reading import BadFile, Document, Example, readable
+from forge.data.messages import BadRow, decoded, messages_of, without_nulls
+from forge.data.reading import BadFile, Document, Example, kind, readable
 from forge.data.render import Render
 from forge.data.rows import read_rows
 
@@ -25,6 +26,8 @@ SPEAKERS = {
     "system": "system",
     "developer": "developer",
 }
+RULES = 2
+"""Of how rows are read: a cache of other ones is not taken."""
 SAVED = ("state.json", "dataset_dict.json")
 Row = Mapping[str, Any]
 Converts = Callable[[Row], "Conversation | Example | None"]
@@ -32,14 +35,6 @@ Converts = Callable[[Row], "Conversation | Example | None"]
 it out. BadRow: it is none.
 """
 Regroups = Callable[[Iterator[Document]], Iterator[Document]]
-
-
-class BadRow(ValueError):
-    """What is wrong with a row, and what to do."""
-
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(what)
-        self.what, self.fix = what, fix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,20 +70,22 @@ def alpaca(section: Alpaca) -> Corpus:
 
 def sharegpt(section: ShareGPT) -> Corpus:
     """The turns of a list, by who speaks."""
-    convert = partial(of_sharegpt, field=section.messages_field)
+    how = {"field": section.messages_field, "leave_out": section.leave_out}
+    convert = partial(of_sharegpt, **how)
     return corpus_of(section, f"sharegpt:{section.messages_field}", convert)
 
 
 def chat(section: Chat) -> Corpus:
     """The messages of a list."""
-    convert = partial(of_messages, field=section.messages_field)
+    how = {"field": section.messages_field, "leave_out": section.leave_out}
+    convert = partial(of_messages, **how)
     return corpus_of(section, f"chat:{section.messages_field}", convert)
 
 
 def formatted(*, formatting_func: Callable[..., Any], **options: Any) -> Corpus:
     """What a function of the user's makes of each row. options: the others of the section."""
     section = Formatted(**options)
-    convert = partial(of_function, function=formatting_func)
+    convert = partial(of_function, function=formatting_func, leave_out=section.leave_out)
     return corpus_of(section, f"formatted:{_named(formatting_func)}", convert)
 
 
@@ -106,7 +103,8 @@ def corpus_of(
     render = Render.of(section)
     shared: dict[str, Any] = {"name": section.schema_name, "masked": True, "render": render}
     shared["together"] = together
-    shared["reader"] = f"{how}:{hash_json([section.train_on, section.end_responses])}"
+    rules = [section.train_on, section.end_responses, section.leave_out, RULES]
+    shared["reader"] = f"{how}:{hash_json(rules)}"
     if _is_table(section):
         table = hub.load(section)
         source = section.path or section.hf_dataset_name
@@ -136,7 +134,10 @@ def _read(
     regroup: Regroups | None = None,
 ) -> Iterator[Document]:
     """A conversation for each row that is one. BadFile: a row is not as it should be."""
-    found = _converted(rows(path), convert)
+    read = rows(path)
+    if rows is not read_rows or kind(path) == "parquet":  # of columns
+        read = ((where, _filled(row)) for where, row in read)
+    found = _converted(read, convert)
     yield from regroup(found) if regroup else found
 
 
@@ -165,7 +166,7 @@ def of_alpaca(row: Row) -> Conversation:
     return messages_of([turn_of("system", system), *turns] if system else turns)
 
 
-def of_sharegpt(row: Row, *, field: str) -> Conversation:
+def of_sharegpt(row: Row, *, field: str, leave_out: Sequence[str] = ()) -> Conversation:
     """from: human or user, gpt or assistant, system, tool or function; value: what is said."""
     turns = []
     for number, turn in enumerate(_list(row, field), start=1):
@@ -176,19 +177,22 @@ def of_sharegpt(row: Row, *, field: str) -> Conversation:
         if speaker is None:
             what = f"turn {number} of field {field!r} is from {turn.get('from')!r}"
             raise BadRow(what, f"A turn is from one of {', '.join(SPEAKERS)}")
-        turns.append(turn_of(speaker, turn["value"]))
+        rest = {k: v for k, v in turn.items() if k not in ("from", "value")}
+        turns.append({**turn_of(speaker, turn["value"]), **rest})
     system = _text(row, "system", needed=False)
     if system and turns[0]["role"] != "system":
         turns.insert(0, turn_of("system", system))
-    return messages_of(turns, row.get("tools"))
+    return messages_of(turns, row.get("tools"), leave_out)
 
 
-def of_messages(row: Row, *, field: str) -> Conversation:
+def of_messages(row: Row, *, field: str, leave_out: Sequence[str] = ()) -> Conversation:
     """Messages as chat templates take them; what is null in them is left out."""
-    return messages_of(_list(row, field), row.get("tools"))
+    return messages_of(_list(row, field), row.get("tools"), leave_out)
 
 
-def of_function(row: Row, *, function: Callable[..., Any]) -> Conversation | None:
+def of_function(
+    row: Row, *, function: Callable[..., Any], leave_out: Sequence[str] = ()
+) -> Conversation | None:
     """Messages that a function gives. What it raises is said with where the row is."""
     try:
         found = function(dict(row))
@@ -200,21 +204,12 @@ def of_function(row: Row, *, function: Callable[..., Any]) -> Conversation | Non
     if not isinstance(found, list | tuple):
         what = f"data.formatting_func gives a value of type {type(found).__name__}, and no messages"
         raise BadRow(what, 'It gives a list such as [{"role": "user", "content": "Hello"}, ...]')
-    return messages_of(found)
+    return messages_of(found, leave_out=leave_out)
 
 
-def messages_of(messages: Any, tools: Any = None) -> Conversation:
-    found = []
-    for number, message in enumerate(messages, start=1):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            what = f"message {number} has no text under 'role'"
-            raise BadRow(what, 'A message is {"role": "user", "content": "Hello"}')
-        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
-            kind = type(message.get("content")).__name__
-            what = f"message {number}, of {message['role']}, has no text under 'content' ({kind})"
-            raise BadRow(what, "What is said is one text, or the message has tool_calls")
-        found.append({name: one for name, one in message.items() if one is not None})
-    return Conversation(messages=tuple(found), where="", tools=tools or None)
+def _filled(row: Row) -> Row:
+    """A row of columns without the nulls within them, which stand for fields of other rows."""
+    return {name: without_nulls(value) for name, value in row.items()}
 
 
 def turn_of(role: str, content: str) -> dict[str, str]:
@@ -223,6 +218,8 @@ def turn_of(role: str, content: str) -> dict[str, str]:
 
 def _list(row: Row, field: str) -> list[Any]:
     found = row.get(field)
+    if isinstance(found, str) and found.lstrip().startswith("["):
+        found = decoded(found, f"{field!r}", "Messages are a list")
     if not isinstance(found, list) or not found:
         what = f"it has no list under {field!r} (its fields: {', '.join(map(str, row)) or 'none'})"
         raise BadRow(what, "Name the one that holds the messages with data.messages_field")

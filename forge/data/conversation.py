@@ -13,12 +13,14 @@ import numpy as np
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
     """Messages, each with a `role` and mostly a `content`, which a chat template writes; tools that
-    it may name. where: it was read, for what is said of it.
+    it may name. where: it was read, for what is said of it. untrained: numbers of the messages
+    that are not to be learnt.
     """
 
     messages: tuple[dict[str, Any], ...]
     where: str
     tools: Any = None
+    untrained: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -29,7 +31,8 @@ class Conversation:
     @property
     def content(self) -> bytes:
         """All of it but where it was read."""
-        return json.dumps([self.messages, self.tools], ensure_ascii=False, default=str).encode()
+        all_of_it = [self.messages, self.tools, self.untrained]
+        return json.dumps(all_of_it, ensure_ascii=False, default=str).encode()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from forge.config.chat_template import BEGIN, BROKEN, END, PLAIN, BadTemplate, ChatTemplate, Written
-from forge.config.chats import Chats, own_template, template_beside
+from forge.config.chats import Chats, own_template, preset, template_beside
 from forge.config.tokenizer import Tokenizer as TokenizerSection
 from forge.config.tokenizer_files import TEMPLATE
 from forge.data.conversation import Conversation, Rendered
+from forge.data.dropped import REASONING, dropped
 from forge.data.reading import BadFile
 from forge.data.tokenizer import Tokenizer
 
@@ -27,25 +28,27 @@ FIX = "Mend or leave out that conversation, or give another data.chat_template"
 @dataclass(frozen=True, kw_only=True)
 class Render:
     """How conversations become tokens; it is sent to processes that tokenise. template: Jinja;
-    None = that of the tokenizer.
+    None = that of the tokenizer. preset: Jinja before it, which gives its variables values.
     """
 
     template: str | None
     train_on: str
     end_responses: bool | None = None
+    preset: str = ""
 
     @staticmethod
     def of(section: Chats) -> Render:
-        how = {"train_on": section.train_on, "end_responses": section.end_responses}
+        how: dict[str, Any] = {"train_on": section.train_on, "end_responses": section.end_responses}
+        how["preset"] = preset(section.chat_template_kwargs)
         return Render(template=section.template(), **how)
 
     def source(self, tokenizer: Tokenizer | TokenizerSection) -> str:
         """The Jinja that is used with a tokenizer, or with a section of one."""
         if self.template is not None:
-            return self.template
+            return self.preset + self.template
         if isinstance(tokenizer, Tokenizer):
-            return own_template(tokenizer.stated.get(TEMPLATE)) or PLAIN
-        return template_beside(tokenizer) or PLAIN
+            return self.preset + (own_template(tokenizer.stated.get(TEMPLATE)) or PLAIN)
+        return self.preset + (template_beside(tokenizer) or PLAIN)
 
     def __call__(
         self, conversations: Sequence[Conversation], tokenizer: Tokenizer
@@ -58,6 +61,13 @@ class Render:
         found, changed = [], []
         for one, text, (ids, starts, stops) in zip(conversations, written, encoded, strict=True):
             counted = _marked(text, starts, stops, everything=self.train_on == "all")
+            if self.train_on == "all" and one.untrained:
+                counted = ~_marked(text, starts, stops, everything=False)
+                for turn in one.untrained:
+                    if one.messages[turn]["role"] != "assistant":
+                        fix = "Say it of turns of the assistant, or data.train_on=responses"
+                        what = f"{one.where} has a turn of another role that is not to be learnt"
+                        raise BadFile(what, fix)
             found.append(self._ended(one, text, ids, counted, tokenizer))
             if tokenizer.decode(ids.tolist()) != text.text.replace(BROKEN, ""):
                 changed.append(one.where)
@@ -68,21 +78,31 @@ class Render:
 
     def _written(self, one: Conversation, template: ChatTemplate, guard: _Guard) -> Written:
         messages = [guard(message) for message in one.messages]
-        last_alone = self.train_on == "last_response"
-        if self.train_on != "all" and not any(m["role"] == "assistant" for m in messages):
+        turns = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+        asked = turns[-1:] if self.train_on == "last_response" else turns
+        learnt = [turn for turn in asked if turn not in one.untrained]
+        if self.train_on != "all" and not learnt:
             fix = "Leave it out, or learn all of it: data.train_on=all"
             raise BadFile(f"{one.where} has no turn of the assistant to learn from", fix)
+        wanted, tools = learnt, guard(one.tools)
+        if self.train_on == "all":
+            wanted = [turn for turn in turns if turn in one.untrained] or turns
         try:
-            written = template.write(messages, guard(one.tools), last_alone=last_alone)
+            written = template.write(messages, tools, wanted=wanted)
         except BadTemplate as error:
             fix = f"{FIX}, or data.train_on=last_response" if "turn" in str(error) else FIX
             raise BadFile(f"{one.where} does not fit the chat template: {error}", fix) from error
-        for message in messages:
-            said = message.get("content")
-            kept = message["role"] in ("system", "user") and isinstance(said, str)
-            if kept and said.strip() not in written.text:
-                what = f"the chat template drops what the {message['role']} says in {one.where}"
-                raise BadFile(what, "Give a data.chat_template that writes every turn")
+        if lost := dropped(written.text, template, messages, tools, learnt):
+            what = f"the chat template drops {lost} in {one.where}"
+            fix = "Give a data.chat_template that writes every turn"
+            if "'" in lost:
+                name = lost.split("'")[1]
+                fix = f"Give a data.chat_template that writes it, or data.leave_out=[{name}]"
+                if name in REASONING and self.train_on == "responses":
+                    fix += ", or data.train_on=last_response"
+            elif lost == "the tools":
+                fix = "Give a data.chat_template that writes all of them"
+            raise BadFile(what, fix)
         return written
 
     def _ended(
@@ -100,7 +120,8 @@ class Render:
         said = text.text.rstrip()
         special = [tokenizer.eos_token] if self.end_responses else tokenizer.special_tokens
         if answers and self.end_responses is not False and not said.endswith(tuple(special)):
-            ids, counted = np.append(ids, tokenizer.eos_id), np.append(counted, True)
+            learnt = len(one.messages) - 1 not in one.untrained
+            ids, counted = np.append(ids, tokenizer.eos_id), np.append(counted, learnt)
         if tokenizer.begin_id is not None and ids[0] != tokenizer.begin_id:
             ids = np.insert(ids, 0, tokenizer.begin_id)
             counted = np.insert(counted, 0, self.train_on == "all")

@@ -159,6 +159,8 @@ def chat_template(data: Chats, tokenizer: Tokenizer) -> Findings:
         if not str(name).isidentifier() or name in GIVEN:
             yield f"{key}_kwargs", f"{name!r} is no variable of a template.", "take it away"
             return
+    if needed := {"role", "content"} & set(data.leave_out):
+        yield "data.leave_out", f"a turn needs {', '.join(sorted(needed))}.", "take it away"
     other = "data.chat_template=plain"
     if data.chat_template is not None and path is not None:
         yield key, "two templates are given.", f"{key}_path=null"

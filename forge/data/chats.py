@@ -70,22 +70,20 @@ def alpaca(section: Alpaca) -> Corpus:
 
 def sharegpt(section: ShareGPT) -> Corpus:
     """The turns of a list, by who speaks."""
-    how = {"field": section.messages_field, "leave_out": section.leave_out}
-    convert = partial(of_sharegpt, **how)
+    convert = partial(of_sharegpt, field=section.messages_field)
     return corpus_of(section, f"sharegpt:{section.messages_field}", convert)
 
 
 def chat(section: Chat) -> Corpus:
     """The messages of a list."""
-    how = {"field": section.messages_field, "leave_out": section.leave_out}
-    convert = partial(of_messages, **how)
+    convert = partial(of_messages, field=section.messages_field)
     return corpus_of(section, f"chat:{section.messages_field}", convert)
 
 
 def formatted(*, formatting_func: Callable[..., Any], **options: Any) -> Corpus:
     """What a function of the user's makes of each row. options: the others of the section."""
     section = Formatted(**options)
-    convert = partial(of_function, function=formatting_func, leave_out=section.leave_out)
+    convert = partial(of_function, function=formatting_func)
     return corpus_of(section, f"formatted:{_named(formatting_func)}", convert)
 
 
@@ -105,6 +103,7 @@ def corpus_of(
     shared["together"] = together
     rules = [section.train_on, section.end_responses, section.leave_out, RULES]
     shared["reader"] = f"{how}:{hash_json(rules)}"
+    how_read = {"leave_out": tuple(section.leave_out)}
     if _is_table(section):
         table = hub.load(section)
         source = section.path or section.hf_dataset_name
@@ -112,9 +111,9 @@ def corpus_of(
         def rows(name: Path) -> Iterator[tuple[str, Row]]:
             return ((f"{name} row {number}", row) for number, row in enumerate(table, start=1))
 
-        read = partial(_read, rows=rows, convert=convert, regroup=regroup)
+        read = partial(_read, rows=rows, convert=convert, regroup=regroup, **how_read)
         return Table(source=source, files=(Path(source),), read=read, table=table, **shared)
-    read = partial(_read, rows=read_rows, convert=convert, regroup=regroup)
+    read = partial(_read, rows=read_rows, convert=convert, regroup=regroup, **how_read)
     return Corpus(source=section.path, files=matching(section.path), read=read, **shared)
 
 
@@ -132,16 +131,19 @@ def _read(
     rows: Callable[[Path], Iterator[tuple[str, Row]]],
     convert: Converts,
     regroup: Regroups | None = None,
+    leave_out: Sequence[str] = (),
 ) -> Iterator[Document]:
     """A conversation for each row that is one. BadFile: a row is not as it should be."""
     read = rows(path)
     if rows is not read_rows or kind(path) == "parquet":  # of columns
         read = ((where, _filled(row)) for where, row in read)
-    found = _converted(read, convert)
+    found = _converted(read, convert, leave_out)
     yield from regroup(found) if regroup else found
 
 
-def _converted(rows: Iterator[tuple[str, Row]], convert: Converts) -> Iterator[Document]:
+def _converted(
+    rows: Iterator[tuple[str, Row]], convert: Converts, leave_out: Sequence[str]
+) -> Iterator[Document]:
     for where, row in rows:
         with readable(where):
             try:
@@ -151,7 +153,11 @@ def _converted(rows: Iterator[tuple[str, Row]], convert: Converts) -> Iterator[D
             if found is None:
                 continue
             several = found.documents if isinstance(found, Example) else (found,)
-            read = tuple(replace(one, where=where) for one in several)  # type: ignore[type-var]
+            read = tuple(
+                replace(one, where=where, messages=_without(one.messages, leave_out))
+                for one in several
+                if isinstance(one, Conversation)
+            )
             for one in read:
                 one.content.decode()
             yield found._replace(documents=read) if isinstance(found, Example) else read[0]
@@ -166,7 +172,7 @@ def of_alpaca(row: Row) -> Conversation:
     return messages_of([turn_of("system", system), *turns] if system else turns)
 
 
-def of_sharegpt(row: Row, *, field: str, leave_out: Sequence[str] = ()) -> Conversation:
+def of_sharegpt(row: Row, *, field: str) -> Conversation:
     """from: human or user, gpt or assistant, system, tool or function; value: what is said."""
     turns = []
     for number, turn in enumerate(_list(row, field), start=1):
@@ -182,17 +188,15 @@ def of_sharegpt(row: Row, *, field: str, leave_out: Sequence[str] = ()) -> Conve
     system = _text(row, "system", needed=False)
     if system and turns[0]["role"] != "system":
         turns.insert(0, turn_of("system", system))
-    return messages_of(turns, row.get("tools"), leave_out)
+    return messages_of(turns, row.get("tools"))
 
 
-def of_messages(row: Row, *, field: str, leave_out: Sequence[str] = ()) -> Conversation:
+def of_messages(row: Row, *, field: str) -> Conversation:
     """Messages as chat templates take them; what is null in them is left out."""
-    return messages_of(_list(row, field), row.get("tools"), leave_out)
+    return messages_of(_list(row, field), row.get("tools"))
 
 
-def of_function(
-    row: Row, *, function: Callable[..., Any], leave_out: Sequence[str] = ()
-) -> Conversation | None:
+def of_function(row: Row, *, function: Callable[..., Any]) -> Conversation | None:
     """Messages that a function gives. What it raises is said with where the row is."""
     try:
         found = function(dict(row))
@@ -204,7 +208,12 @@ def of_function(
     if not isinstance(found, list | tuple):
         what = f"data.formatting_func gives a value of type {type(found).__name__}, and no messages"
         raise BadRow(what, 'It gives a list such as [{"role": "user", "content": "Hello"}, ...]')
-    return messages_of(found, leave_out=leave_out)
+    return messages_of(found)
+
+
+def _without(messages: Sequence[dict[str, Any]], fields: Sequence[str]) -> tuple[Any, ...]:
+    """Messages without these fields."""
+    return tuple({k: v for k, v in message.items() if k not in fields} for message in messages)
 
 
 def _filled(row: Row) -> Row:

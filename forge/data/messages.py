@@ -21,10 +21,8 @@ class BadRow(ValueError):
         self.what, self.fix = what, fix
 
 
-def messages_of(messages: Any, tools: Any = None, leave_out: Sequence[str] = ()) -> Conversation:
-    """A conversation of a row's messages and tools. leave_out: fields of messages. BadRow: they are
-    not as they should be.
-    """
+def messages_of(messages: Any, tools: Any = None) -> Conversation:
+    """A conversation of a row's messages and tools. BadRow: they are not as they should be."""
     read, untrained = [], []
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -33,8 +31,7 @@ def messages_of(messages: Any, tools: Any = None, leave_out: Sequence[str] = ())
         where = f"message {number}, of {message['role']},"
         if not _is_learnt(message, where):
             untrained.append(number - 1)
-        absent = (*LEARNT, *leave_out)
-        fields = {k: v for k, v in message.items() if v is not None and k not in absent}
+        fields = {k: v for k, v in message.items() if v is not None and k not in LEARNT}
         if isinstance(fields.get("content"), list | tuple):
             fields["content"] = _joined(fields["content"], where)
         if "tool_calls" in fields:

@@ -131,11 +131,14 @@ def test_nulls_that_parquet_adds_are_taken_away(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [{"messages": [USER, call({"city": "Oslo"}), call({"day": "today"})]}]
+    rows = [{"messages": [{**USER, "mood": "sad"}, call({"city": "Oslo"}), call({"day": "today"})]}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    corpus: Any = build_section(Chat(path=str(tmp_path / "a.parquet")), path="data")
+    corpus: Any = build_section(
+        Chat(path=str(tmp_path / "a.parquet"), leave_out=["mood"]), path="data"
+    )
     (document,) = corpus.documents()
     says = [m["tool_calls"][0]["function"]["arguments"] for m in document.messages[1:]]
+    assert document.messages[0] == USER
     assert says == [{"city": "Oslo"}, {"day": "today"}]
 
 

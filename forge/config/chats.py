@@ -155,12 +155,12 @@ def template_beside(tokenizer: Tokenizer) -> str | None:
 def chat_template(data: Chats, tokenizer: Tokenizer) -> Findings:
     """A chat template is Jinja that writes every turn, and says where the assistant speaks."""
     key, path = "data.chat_template", data.chat_template_path
+    if needed := {"role", "content"} & set(data.leave_out):
+        yield "data.leave_out", f"a turn needs {', '.join(sorted(needed))}.", "take it away"
     for name in data.chat_template_kwargs:
         if not str(name).isidentifier() or name in GIVEN:
             yield f"{key}_kwargs", f"{name!r} is no variable of a template.", "take it away"
             return
-    if needed := {"role", "content"} & set(data.leave_out):
-        yield "data.leave_out", f"a turn needs {', '.join(sorted(needed))}.", "take it away"
     other = "data.chat_template=plain"
     if data.chat_template is not None and path is not None:
         yield key, "two templates are given.", f"{key}_path=null"

@@ -175,3 +175,22 @@ def test_a_template_ends(template, fault, monkeypatch):
     monkeypatch.setattr("forge.config.template_limits.MAX_STEPS", 10_000)
     assert fault_of(template).startswith("it refuses (")
     assert fault in fault_of(template)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_training"])
+def test_calls_of_shipped_templates_are_as_transformers_writes_them(tokenizer, name):
+    """Arguments as a JSON text, as OpenAI's format has them; transformers is given the object."""
+    import importlib.util
+    from pathlib import Path
+
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    (trl,) = importlib.util.find_spec("trl").submodule_search_locations  # type: ignore
+    source = (Path(trl) / "chat_templates" / f"{name}.jinja").read_text()
+    answers = [{"role": "tool", "name": "w", "tool_call_id": "1", "content": "5 degrees"}]
+    answers.append({"role": "assistant", "content": "It is 5."})
+    theirs, ours = ([USER, call(said), *answers] for said in ({"a": "b"}, '{"a": "b"}'))
+    row = {"messages": ours, "tools": json.dumps([TOOL])}
+    text, _ = written(row, tokenizer, source, "last_response")
+    (wanted,), _ = render_jinja_template([theirs], [TOOL], chat_template=source)
+    assert text.removesuffix("<|endoftext|>").rstrip() == wanted.rstrip()

@@ -154,6 +154,14 @@ class ChatTemplate:
         """The text of a conversation. BadTemplate: it cannot be written."""
         return self._text(messages, tools).replace(BEGIN, "").replace(END, "")
 
+    def takes(self, messages: Messages, tools: Any = None) -> bool:
+        """Whether a conversation can be written."""
+        try:
+            self._text(messages, tools)
+        except BadTemplate:
+            return False
+        return True
+
     def same(self, text: str, messages: Messages, tools: Any = None) -> bool:
         """Whether a conversation becomes this text."""
         try:

@@ -46,6 +46,21 @@ def messages_of(messages: Any, tools: Any = None) -> Conversation:
     )
 
 
+def with_argument_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose calls have arguments as JSON texts, as some templates add them to texts."""
+    changed = []
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            inner = call.get("function", call)
+            if "arguments" in inner:
+                said = json.dumps(inner["arguments"], ensure_ascii=False)
+                inner = {**inner, "arguments": said}
+            calls.append({**call, "function": inner} if "function" in call else inner)
+        changed.append({**message, "tool_calls": calls} if calls else dict(message))
+    return changed
+
+
 def without_nulls(value: Any) -> Any:
     """`value` without the entries of mappings that are null: columns give each the fields of all
     others.

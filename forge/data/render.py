@@ -16,6 +16,7 @@ from forge.config.tokenizer import Tokenizer as TokenizerSection
 from forge.config.tokenizer_files import TEMPLATE
 from forge.data.conversation import Conversation, Rendered
 from forge.data.dropped import REASONING, dropped
+from forge.data.messages import with_argument_texts
 from forge.data.reading import BadFile
 from forge.data.tokenizer import Tokenizer
 
@@ -77,14 +78,18 @@ class Render:
         return found
 
     def _written(self, one: Conversation, template: ChatTemplate, guard: _Guard) -> Written:
-        messages = [guard(message) for message in one.messages]
+        messages, tools = [guard(message) for message in one.messages], guard(one.tools)
+        if any(message.get("tool_calls") for message in messages):
+            texts = with_argument_texts(messages)
+            if not template.takes(messages, tools) and template.takes(texts, tools):
+                messages = texts
         turns = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
         asked = turns[-1:] if self.train_on == "last_response" else turns
         learnt = [turn for turn in asked if turn not in one.untrained]
         if self.train_on != "all" and not learnt:
             fix = "Leave it out, or learn all of it: data.train_on=all"
             raise BadFile(f"{one.where} has no turn of the assistant to learn from", fix)
-        wanted, tools = learnt, guard(one.tools)
+        wanted = learnt
         if self.train_on == "all":
             wanted = [turn for turn in turns if turn in one.untrained] or turns
         try:

@@ -194,3 +194,11 @@ def test_calls_of_shipped_templates_are_as_transformers_writes_them(tokenizer, n
     text, _ = written(row, tokenizer, source, "last_response")
     (wanted,), _ = render_jinja_template([theirs], [TOOL], chat_template=source)
     assert text.removesuffix("<|endoftext|>").rstrip() == wanted.rstrip()
+
+
+def test_a_template_that_adds_arguments_to_texts_gets_texts(tokenizer):
+    """As DeepSeek V3's does."""
+    adds = TEMPLATE.replace("c.function.arguments | tojson", "'```' + c.function.arguments")
+    for said in ({"a": "b"}, '{"a": "b"}'):
+        text, _ = written({"messages": [USER, call(said)]}, tokenizer, adds)
+        assert '<call>w ```{"a": "b"}</call>' in text

@@ -16,7 +16,7 @@ OF_TORCH = {
     "scheduler": "torch.optim.lr_scheduler.LRScheduler",
 }
 """Places that take subclasses of these, defined in their package."""
-OF_FORGE = {"callbacks": "forge.training."}
+OF_FORGE = {"callbacks": "forge.training.", "trackers": "forge.trackers."}
 """Prefixes under which places take forge's own subclasses of what is below, without trust."""
 OF_USER = {
     "objective": "forge.objectives.objective.Objective",

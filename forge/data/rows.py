@@ -17,9 +17,10 @@ from forge.data import reading
 from forge.data.reading import UNPACKED, BadFile, Document, kind, open_bytes, readable
 
 ROWS_AT_ONCE = 1024
-BETWEEN = re.compile(r"[\s,]*")
+SPACE = re.compile(r"\s*")
 SURROGATES = r'"\ud83d\ude00'  # what may be cut at the end of a block
 ELEMENT = "An element is a text, or an object with a field that holds it"
+DEEP = "it is nested too deep, or has a number of too many digits"
 QUOTES = "a text with quotes or line ends is in quotes, and its own are doubled"
 
 
@@ -68,6 +69,10 @@ def row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         what = f"{where} is not JSON ({error.msg} at column {error.colno})"
         raise BadFile(what, "Every line must be one JSON object") from error
+    except UnicodeDecodeError:
+        raise
+    except (RecursionError, ValueError) as error:  # Python reads at most 4,300 digits
+        raise BadFile(f"{where} cannot be read as JSON ({DEEP})", "Leave the line out") from error
     if not isinstance(row, dict):
         fix = f"Every line must look like {{{json.dumps(text_field)}: ...}}"
         raise BadFile(f"{where} is not a JSON object", fix)
@@ -88,27 +93,49 @@ def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
     if not text.startswith("["):
         yield _whole(path, text + file.read())
         return
-    while True:
-        at = BETWEEN.match(text, at).end()  # type: ignore[union-attr]
-        if text.startswith("]", at):
-            return
+    text, at = _past_space(text, at, file)
+    while not text.startswith("]", at):
+        if number > 1:
+            if at < len(text) and text[at] != ",":
+                what = f"{path} element {number} does not follow a comma"
+                raise BadFile(what, "Mend the file: a comma is between two elements")
+            text, at = _past_space(text, at + 1, file)
         fault, complete = "it ends before the array does", False
         try:
             element, end = decode(text, at)
             if end < len(text):
                 yield element
-                number, at = number + 1, end
+                number += 1
+                text, at = _past_space(text, end, file)
                 continue
         except json.JSONDecodeError as error:
             # The next block may have what an element lacks, but only at the end of this one.
             unended = error.msg.startswith("Unterminated string")
             fault, complete = error.msg, not unended and error.pos < len(text) - len(SURROGATES)
+        except (RecursionError, ValueError) as error:
+            what = f"{path} element {number} cannot be read as JSON ({DEEP})"
+            raise BadFile(what, "Leave the element out") from error
         # Larger for a longer element, so that it is not parsed too often.
         more = "" if complete else file.read(max(reading.BLOCK_BYTES, len(text) - at))
         if not more:
             what = f"{path} element {number} is not JSON ({fault})"
             raise BadFile(what, "Mend the file, and check that it is complete")
-        text, at = text[at:] + more, 0
+        text, at = "," * (number > 1) + text[at:] + more, 0
+    text, at = _past_space(text, at + 1, file)
+    if at < len(text):
+        what = f"{path} has something behind its array ({text[at : at + 20]!r})"
+        raise BadFile(what, "Mend the file: a .json has one array; of several make a file each")
+
+
+def _past_space(text: str, at: int, file: IO[str]) -> tuple[str, int]:
+    """The text and the place in it of the first character from `at` on that is no space; the next
+    blocks are read where this one ends before. At the end of the file the place is that of its end.
+    """
+    while (at := SPACE.match(text, at).end()) == len(text):  # type: ignore[union-attr]
+        text, at = file.read(reading.BLOCK_BYTES), 0
+        if not text:
+            break
+    return text, at
 
 
 def _whole(path: Path, text: str) -> Any:
@@ -118,6 +145,8 @@ def _whole(path: Path, text: str) -> Any:
         what = f"{path} is not JSON ({error.msg} at line {error.lineno} column {error.colno})"
         fix = "Mend the file: a .json has an array, an object, or an object a line"
         raise BadFile(what, fix) from error
+    except (RecursionError, ValueError) as error:
+        raise BadFile(f"{path} cannot be read as JSON ({DEEP})", "Mend the file") from error
 
 
 def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
@@ -136,6 +165,11 @@ def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
                 if row[text_field] is None:
                     what = f"line {rows.reader.line_num} ends before its field {text_field!r}"
                     raise BadFile(f"{path} {what}", "Mend the file")
+                if None in row:  # where the library puts what is too many
+                    fields = len(rows.fieldnames or ())
+                    what = f"line {rows.reader.line_num} has more than the {fields} fields"
+                    fix = f"Mend the file; {QUOTES}"
+                    raise BadFile(f"{path} {what} that its first line names", fix)
                 yield iter((text_of(f"{path} line {rows.reader.line_num}", row, text_field),))
         except csv.Error as error:
             what = f"{path} line {rows.reader.line_num} is no row of a table ({error})"

@@ -40,11 +40,21 @@ def other_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 def reaching_out(config: Mapping[str, Any]) -> list[str]:
-    """The options of a config, as plain data, that are commands of its job or folders outside of
-    the run directory.
+    """The options of a config, as plain data, that are commands of its job, folders outside of the
+    run directory, or addresses that a tracker sends to or serves.
     """
     commands = [key for key in COMMANDS if _at(config, key)]
-    return commands + [key for key in FOLDERS if leads_out(str(_at(config, key) or ""))]
+    folders = [key for key in FOLDERS if leads_out(str(_at(config, key) or ""))]
+    return [*commands, *folders, *_tracker_options(config)]
+
+
+def _tracker_options(config: Mapping[str, Any]) -> Iterator[str]:
+    trackers = config.get("trackers")
+    for name, entry in trackers.items() if isinstance(trackers, Mapping) else ():
+        for option, value in entry.items() if isinstance(entry, Mapping) else ():
+            outside = isinstance(value, str) and (leads_out(value) or ":" in value)
+            if outside or (option == "port" and value):
+                yield f"trackers.{name}.{option}"
 
 
 def environment_options(config: Mapping[str, Any], prefix: str = "") -> list[str]:

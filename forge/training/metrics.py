@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import resource
 import sys
@@ -26,18 +27,26 @@ if TYPE_CHECKING:
     from forge.training.step import StepOutput
 
 
+log = logging.getLogger(__name__)
 OF_SOURCE = ("ce/", "targets/")
+WITHOUT_TARGETS = (
+    "%d of the last %d steps had no token to learn, and so no loss: the part of a row that is "
+    "learnt stands behind train.seq_len, or is left out. `python -m forge.preview` with the same "
+    "options shows it"
+)
 
 
 @dataclass(kw_only=True)
 class Gathered:
     """Steps since the last log as plain numbers, those whose update was skipped not in the sums.
 
-    sums: sums over target tokens. of_steps: sums over steps of what is one number a step.
+    empty: steps without a target. sums: sums over target tokens. of_steps: sums over steps of what
+    is one number a step.
     """
 
     steps: int = 0
     kept: int = 0
+    empty: int = 0
     targets: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     of_steps: dict[str, float] = field(default_factory=dict)
@@ -48,6 +57,7 @@ class Gathered:
         skipped = output.skipped.item()
         self.steps += 1
         self.kept += not skipped
+        self.empty += not output.n_targets
         self.targets += 0 if skipped else output.n_targets
         for sums, values in ((self.sums, output.sums), (self.of_steps, output.means)):
             for name, value in values.items():
@@ -62,13 +72,14 @@ class Gathered:
 
     def means(self, counts: Mapping[str, str] = MappingProxyType({})) -> dict[str, float]:
         """Means over the target tokens of the updates that were made, or over those updates; NaN
-        where none was. counts: as of `Objective`.
+        where none was, or none had a target. counts: as of `Objective`.
         """
-        parts, found = ((self.sums, self.targets), (self.of_steps, self.kept)), {}
+        targets = self.targets if self.kept else 0
+        parts, found = ((self.sums, targets), (self.of_steps, self.kept)), {}
         for sums, count in parts:
             for name in sorted(sums.keys() - set(counts.values())):
                 if not name.startswith(OF_SOURCE):
-                    size = sums[counts[name]] if name in counts else self.kept and max(count, 1)
+                    size = sums[counts[name]] if name in counts else count
                     found[name] = sums[name] / size if size else math.nan
         return found
 
@@ -89,7 +100,7 @@ class Logger(Callback):
         self.gathered, self.counts = Gathered(), session.objective.counts
         self.unread: list[StepOutput] = []
         self.last: dict[str, float] = {}
-        self.since = 0.0
+        self.since, self.warned = 0.0, not session.ranks.main
         self.timed_steps, self.timed_tokens = 0, 0
         self.rates: list[tuple[int, float]] = []
         self.group_rates: dict[str, Schedule] = {}
@@ -130,6 +141,7 @@ class Logger(Callback):
         self._read()
         loop.state.count_skipped()
         gathered, self.gathered = self.gathered, Gathered()
+        before = self.last
         self.last = {_name(name): mean for name, mean in gathered.means(self.counts).items()}
         self.last |= {"train/grad_norm": gathered.grad_norm, "lr": gathered.lr}
         for name, rate in self.group_rates.items():
@@ -137,6 +149,13 @@ class Logger(Callback):
         self.last |= {"tokens": loop.state.tokens, "skipped_steps": loop.state.skipped}
         self.last |= of_sources(loop, gathered.losses())
         loop.trackers.log(loop.state.step, self.last | self._speed(loop))
+        if gathered.empty and not self.warned:
+            self.warned = True
+            log.warning(WITHOUT_TARGETS, gathered.empty, gathered.steps)
+        if gathered.kept and not gathered.targets:
+            # They have no loss: that of the run is of the last steps with targets.
+            unknown = (name for name, value in self.last.items() if math.isnan(value))
+            self.last |= {name: before[name] for name in unknown if name in before}
         self.since, loop.loader.waited = loop.clock.seconds(), 0.0
 
     def results(self) -> dict[str, float]:

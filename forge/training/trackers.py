@@ -202,6 +202,9 @@ class WandB:
             settings.finish_timeout = FINISH_SECONDS
         self._run = wandb.init(
             project=section.wandb_project,
+            entity=section.wandb_entity,
+            group=section.wandb_group,
+            notes=section.wandb_notes,
             name=section.wandb_run_name or run_dir.resolve().name,
             id=run_id or None,
             resume="allow" if run_id and sends(section) else None,

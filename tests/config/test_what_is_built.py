@@ -77,7 +77,11 @@ FORGE = {
         for name in names.split()
     },
     "techniques": set(),
-    "trackers": set(),
+    "trackers": {
+        "forge.trackers.csv_file.CSVFile",
+        "forge.trackers.mlflow.MLflow",
+        "forge.trackers.prometheus.Prometheus",
+    },
     "launch": set(),
 }
 TORCH = {

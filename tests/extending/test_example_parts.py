@@ -149,7 +149,7 @@ def test_every_option_of_the_package_composes(
         "+feed_forward@model.feed_forward=low_rank",
         "+technique=tiles",
         "+callback=ema",
-        "+tracker=csv",
+        "+tracker=long_csv",
         "+recipe=smooth",
     ):
         assert composition.config([*USE, *SMALL, choice]).validate().config.frozen

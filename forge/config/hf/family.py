@@ -34,13 +34,15 @@ OF_MOE_TRAINING = (
 
 class Family:
     """A model_type of Hugging Face. model_types: others that are the same. either: options for all
-    values of which it has names.
+    values of which it has names. partial_rotary: whether its class in transformers obeys
+    partial_rotary_factor; the others turn whole heads without a word.
     """
 
     model_type: ClassVar[str]
     architecture: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]] = ()
     either: ClassVar[tuple[str, ...]] = ()
+    partial_rotary: ClassVar[bool] = False
     prefix: ClassVar[str] = "model."
     layers: ClassVar[str] = "layers."
     head: ClassVar[str] = "lm_head.weight"
@@ -112,7 +114,29 @@ class Family:
         keys.finish()
         if keys.faults:
             return keys.faults
-        return [str(one) for one in self.differences(section, section_of(options))]
+        theirs = section_of(options)
+        if ignored := self.unread(theirs):
+            return ignored
+        return [str(one) for one in self.differences(section, theirs)]
+
+    def unread(self, section: Decoder) -> list[str]:
+        """Options of a section, as config.json would have them, that its class in transformers
+        ignores, or obeys in another way than forge: both would read another model.
+        """
+        layers = [section.of_kind(kind.name) for kind in section.kinds_in()]
+        faults = {}
+        for layer in (layer for layer in layers if layer.position == "rope"):
+            if layer.partial_rotary_factor != 1 and not self.partial_rotary:
+                said = f"model.partial_rotary_factor={shown(layer.partial_rotary_factor)}"
+                faults[f"{said} (transformers turns whole heads in {self.model_type})"] = None
+            length = layer.original_max_position_embeddings
+            by_length = layer.rope_type == "longrope" and (
+                list(layer.rope_short_factor) != list(layer.rope_long_factor)
+            )
+            if (by_length or layer.rope_type == "dynamic") and layer.max_seq_len > length:
+                said = f"model.rope_type={layer.rope_type} with model.max_seq_len above {length}"
+                faults[f"{said} (transformers turns each text by its own length)"] = None
+        return list(faults)
 
     def is_near(self, section: Decoder) -> bool:
         """Whether a section has what makes a model one of this family."""

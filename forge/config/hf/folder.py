@@ -15,7 +15,7 @@ from forge.config.hf import families
 from forge.config.hf.family import Family, section_of
 from forge.config.hf.keys import Keys
 from forge.config.hf.peft import is_peft
-from forge.config.hf.shards import AGAIN, FolderError, Stored, stored
+from forge.config.hf.shards import AGAIN, FolderError, Stored, same_bytes, stored
 from forge.config.hf.table import Row, shapes
 from forge.config.model import Decoder
 from forge.config.tensors import misfits
@@ -23,6 +23,7 @@ from forge.config.tensors import misfits
 CONFIG, TEXT = "config.json", "text_config"
 INSIDE = "language_model."
 """Before the names of tensors of the language model, where it is part of one that reads images."""
+EMBEDDING = "embedding.weight"
 ORDER = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """Families in which a section is said, the first that can; others come behind them."""
 OF_BOTH = ("tie_word_embeddings",)
@@ -113,7 +114,13 @@ def _read(place: Path, changed: int) -> Folder:
     if keys.faults:
         fix = "a model without it: what forge does not compute is not left out silently"
         raise FolderError(f"{file}: {'; '.join(keys.faults)}", fix)
-    return Folder(path=place, family=family, content=content, options=options, inside=inside)
+    found = Folder(path=place, family=family, content=content, options=options, inside=inside)
+    if ignored := family.unread(found.section):
+        fix = (
+            "a model without it: transformers reads another model from this folder than forge would"
+        )
+        raise FolderError(f"{file}: {'; '.join(ignored)}", fix)
+    return found
 
 
 def places(folder: Folder, section: Decoder) -> tuple[list[Row], dict[str, Stored]]:
@@ -136,6 +143,8 @@ def faults(folder: Folder, section: Decoder, exclude: Sequence[str] = ()) -> lis
     out. Raises FolderError for files that cannot be read.
     """
     rows, files = places(folder, section)
+    if differing := _other_head(folder, section, files):
+        return [differing]
     wanted = shapes(rows)
     left_out = {n for one in rows if one.ours.name.startswith(tuple(exclude)) for n in one.names}
     theirs = {
@@ -144,3 +153,17 @@ def faults(folder: Folder, section: Decoder, exclude: Sequence[str] = ()) -> lis
         if name in wanted or not folder.family.ignored(name, section)
     }
     return [fault for name, fault in misfits(wanted, theirs).items() if name not in left_out]
+
+
+def _other_head(folder: Folder, section: Decoder, files: dict[str, Stored]) -> str:
+    """Why a head that stands beside tied embeddings cannot be left out: it has other values, and
+    transformers takes it. Empty where there is none, or it has the same.
+    """
+    head = files.get(folder.family.head)
+    embedding = next(row for row in folder.family.rows(section) if row.ours.name == EMBEDDING)
+    table = files.get(embedding.theirs.name)
+    if not section.tie_embeddings or head is None or table is None or head == table:
+        return ""
+    same = (head.dtype, head.shape) == (table.dtype, table.shape) and same_bytes(head, table)
+    says = f"tie_word_embeddings=true, and {folder.family.head} is another than the embedding"
+    return "" if same else f"{says}, which transformers reads: say tie_word_embeddings=false there"

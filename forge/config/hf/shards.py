@@ -16,6 +16,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Formats of numbers that are read, with their bytes."""
 LONGEST_HEADER = 100_000_000
+COMPARED_AT_ONCE = 1 << 22  # bytes
 AGAIN = "download it again"
 
 
@@ -133,3 +134,17 @@ def _header(path: Path) -> dict[str, Stored]:
     except (KeyError, TypeError, AttributeError) as error:
         raise FolderError(f"{path} has a damaged header ({error})", AGAIN) from None
     return found
+
+
+def same_bytes(one: Stored, other: Stored) -> bool:
+    """Whether two tensors of one shape and format have the same values, bit for bit."""
+    with one.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(one.start)
+        second.seek(other.start)
+        left = one.nbytes
+        while left > 0:
+            size = min(left, COMPARED_AT_ONCE)
+            if first.read(size) != second.read(size):
+                return False
+            left -= size
+    return True

@@ -84,6 +84,7 @@ def of_heads(heads: int, widths: Sequence[int], number: int) -> Rows:
 class Qwen3Next(Family):
     model_type = "qwen3_next"
     architecture = "Qwen3NextForCausalLM"
+    partial_rotary = True
     outside = OUTSIDE
     block = ATTENTION | QK_NORM | MLP | NORMS | SHARED | EXPERTS
 

@@ -1,0 +1,1 @@
+"""Trackers that a run opens when it is told to: `+tracker=csv`, `+tracker=mlflow`, ..."""

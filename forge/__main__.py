@@ -11,6 +11,22 @@ from collections.abc import Sequence
 from forge import cli, verbs
 from forge.config.problems import COMMAND_LINE, closest, did_you_mean, refusal
 
+WORDS = {
+    word: ours
+    for ours, words in {
+        "forge train eval.enabled=true evaluates while it trains": "eval evaluate test validate",
+        "forge runs lists the runs": "ls list ps",
+        "forge train -m optimizer.lr=1e-3,1e-4 runs a sweep": "sweep multirun tune",
+        "forge generate RUN --chat TEXT answers a message": "chat",
+        "forge generate RUN --prompt TEXT": "sample infer inference predict",
+        "forge train objective=sft data=chat data.path=FILE": "finetune sft",
+        "forge train objective=dpo data=chat_preference data.path=FILE": "dpo",
+        "forge train": "fit pretrain run",
+    }.items()
+    for word in words.split()
+}
+"""What to type for the verbs of other tools."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the verb does; 2 for a word that is none."""
@@ -29,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _unknown(name: str, known: Sequence[str]) -> int:
     is_override = "=" in name or name.startswith(("-", "+", "~"))
     meant = did_you_mean([f"forge {near}" for near in closest(name, known)])
+    meant = WORDS.get(name, "") or meant
     fix = f"forge train {name} ..." if is_override else meant or "forge --help lists them"
     raise refusal(name, "forge has no such verb.", fix, COMMAND_LINE)
 

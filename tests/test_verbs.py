@@ -48,6 +48,11 @@ def test_the_help_of_a_verb_ends_with_its_examples(
         ),
         (["seed=1"], "     -> forge train seed=1 ...\n"),
         (["zzzzz"], "     -> forge --help lists them\n"),
+        (["eval"], "     -> forge train eval.enabled=true"),
+        (["ls"], "     -> forge runs lists"),
+        (["sweep"], "     -> forge train -m "),
+        (["chat"], "     -> forge generate RUN --chat TEXT"),
+        (["finetune"], "     -> forge train objective=sft data=chat"),
     ],
 )
 def test_a_word_that_is_no_verb(

@@ -1,27 +1,33 @@
-"""What torchtitan, Megatron, HF Trainer, nanochat and MaxText call options, for did-you-mean."""
+"""What Lightning-Hydra, HF Trainer, TRL, PEFT, axolotl, nanochat, torchtitan, Megatron and MaxText
+call options, for did-you-mean.
+"""
 
 from __future__ import annotations
 
 ALIASES = {
     word: ours
     for ours, words in {
+        "optimizer": "optimizer.name optim optimizer_type",
         "optimizer.lr": "learning_rate",
         "optimizer.weight_decay": "wd",
-        "scheduler": "lr_scheduler_type",
+        "optimizer=adamw optimizer.eps=": "adam_epsilon adam_eps",
+        "scheduler": "lr_scheduler_type lr_scheduler scheduler.name",
         "scheduler.warmup_steps": "warmup warmup_iters",
         "scheduler.warmup_ratio": "warmup_fraction",
-        "train.max_steps": "steps max_iters train_iters num_iterations",
-        "train.max_epochs": "epochs num_train_epochs",
-        "train.batch_size": "per_device_train_batch_size micro_batch_size device_batch_size",
+        "train.max_steps": "steps total_steps training_steps max_iters train_iters num_iterations "
+        "trainer.max_steps",
+        "train.max_epochs": "epochs num_epochs num_train_epochs trainer.max_epochs",
+        "train.batch_size": "per_device_train_batch_size per_device_batch_size local_batch_size "
+        "micro_batch_size device_batch_size",
         "train.global_batch_tokens": "total_batch_size",
-        "train.grad_accum_steps": "gradient_accumulation_steps",
-        "train.seq_len": "block_size seq_length max_seq_length",
-        "train.grad_clip_norm": "grad_clip clip_grad max_grad_norm",
+        "train.grad_accum_steps": "gradient_accumulation_steps grad_accum accumulate_grad_batches",
+        "train.seq_len": "block_size seq_length max_seq_length sequence_len max_length cutoff_len",
+        "train.grad_clip_norm": "grad_clip clip_grad max_grad_norm max_norm gradient_clip_val",
         "train.compile_model": "compile torch_compile",
         "train.activation_checkpointing=full": "gradient_checkpointing",
         "precision=bf16": "bf16",
         "precision.mixed_precision": "dtype",
-        "model": "model_name_or_path",
+        "model": "model_name_or_path base_model model.name",
         "model.dim": "hidden_size n_embd d_model",
         "model.n_layers": "n_layer num_layers num_hidden_layers",
         "model.n_heads": "n_head num_attention_heads",
@@ -31,10 +37,22 @@ ALIASES = {
         "parallel=fsdp": "fsdp",
         "parallel.tp": "tensor_parallel_degree tensor_model_parallel_size",
         "parallel.pp": "pipeline_parallel_degree pipeline_model_parallel_size",
-        "run.num_processes": "nproc_per_node world_size",
+        "run.num_processes": "nproc_per_node world_size trainer.devices",
         "launch=slurm launch.nodes=": "nnodes",
         "run.dir": "output_dir out_dir",
         "metrics.enable_wandb=true": "wandb",
+        "metrics.log_interval": "logging_steps log_every_n_steps log_freq",
+        "checkpoint.interval": "save_steps save_every save_interval",
+        "checkpoint.keep_last_n": "save_total_limit",
+        "eval.interval": "eval_steps eval_every",
+        "eval.batch_size": "per_device_eval_batch_size",
+        "metrics.wandb_project": "wandb_project",
+        "metrics.wandb_run_name": "run_name",
+        "data.num_workers": "dataloader_num_workers",
+        "adapter=lora adapter.rank=": "lora_r lora_rank lora.rank lora.r",
+        "adapter=lora adapter.alpha=": "lora_alpha lora.alpha",
+        "adapter=lora adapter.dropout=": "lora_dropout lora.dropout",
+        "adapter=lora adapter.target_modules=": "target_modules lora_target_modules",
     }.items()
     for word in words.split()
 }
@@ -43,7 +61,35 @@ that ends in = goes before the value.
 """
 
 BETAS = "the two of optimizer.betas, like optimizer.betas=[0.9,0.95]"
+BY_VALUE = {
+    "logger": {
+        "wandb": "metrics.enable_wandb=true",
+        "tensorboard": "metrics.enable_tensorboard=true",
+    },
+    "report_to": {
+        "wandb": "metrics.enable_wandb=true",
+        "tensorboard": "metrics.enable_tensorboard=true",
+    },
+    "assistant_only_loss": {"true": "data.train_on=responses", "false": "data.train_on=all"},
+    "train_on_inputs": {"true": "data.train_on=all", "false": "data.train_on=responses"},
+    "accelerator": {"gpu": "run.device=cuda", "cpu": "run.device=cpu", "mps": "run.device=mps"},
+}
+"""By word, then by its value, what to type where ours takes another value."""
+
+PACKING = "data.packing says how documents fill a sequence: forge train --help data lists the ways"
 HINTS = {
+    "ckpt_path": "checkpoint.init_from=PATH begins with those weights; a run goes on with "
+    "python -m forge.resume runs/<run>",
+    "logger": "metrics.enable_wandb=true or metrics.enable_tensorboard=true",
+    "depth": "model.n_layers=N model.dim=64*N, as nanochat's depth N sets both",
+    "max_tokens": "train.max_steps, which is the tokens divided by those of a step: "
+    "train.global_batch_tokens",
+    "packing": PACKING,
+    "sample_packing": PACKING,
+    "assistant_only_loss": "data.train_on=responses, with a data that is a chat",
+    "train_on_inputs": "data.train_on=responses or data.train_on=all, with a data that is a chat",
+    "accelerator": "run.device=cuda, cpu or mps",
+    "load_in_4bit": "adapter=qlora keeps the base in 4 bit",
     "beta1": BETAS,
     "beta2": BETAS,
     "adam_beta1": BETAS,

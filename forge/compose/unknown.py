@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from forge.compose.aliases import ALIASES, HINTS
+from forge.compose.aliases import ALIASES, BY_VALUE, HINTS
 from forge.compose.engine import Library
 from forge.compose.grammar import read
 from forge.compose.tree import declared, has, in_force, node_at, option_keys
@@ -134,10 +134,17 @@ class Keys:
 
     def _alias(self, key: str, value: str) -> str:
         """What to do for a word of another framework; empty for any other."""
-        word = key.rpartition(".")[2].replace("-", "_").lower()
-        ours = ALIASES.get(word, "")
+        full = key.replace("-", "_").lower()
+        word = full.rpartition(".")[2]
+        translated = BY_VALUE.get(word, {}).get(value.lower(), "")
+        if translated and declared(self.tree, translated.partition("=")[0]):
+            return did_you_mean([translated])
+        ours = ALIASES.get(full) or ALIASES.get(word, "")
         if not ours:
             return HINTS.get(word, "")
+        last = ours.rpartition(" ")[2].removesuffix("=")
+        if ours.startswith(("adapter=", "optimizer=")) and declared(self.tree, last):
+            return did_you_mean(self.advised(last, value))  # the group's option in force has it
         if "=" in ours and value.lower() in OFF:
             return f"leave it out; {ours} switches it on"
         if "=" in ours:

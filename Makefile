@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 AT_ONCE := --numprocesses=2 --dist=loadfile --no-loadscope-reorder # two files of tests at a time: some start four ranks each
 OLDEST := .venv-oldest
-.PHONY: install train test fast oldest nightly lint docs clean
+NEWEST := .venv-newest
+.PHONY: install train test fast oldest newest nightly lint audit constraints docs clean
 
 install: $(VENV)/.installed
 
@@ -23,15 +24,23 @@ test: install lint ## what CI runs
 fast: install ## the tests that take seconds
 	$(BIN)/python -m pytest $(AT_ONCE) -m 'not slow and not nightly'
 
-oldest: $(OLDEST)/.installed ## the same on the oldest torch that setup.cfg allows, in an environment of its own
+oldest: $(OLDEST)/.installed ## the same on the oldest torch, Hydra and OmegaConf that setup.cfg allows, in an environment of its own
 	$(OLDEST)/bin/python -m pytest $(AT_ONCE) -m 'not slow'
 
 $(OLDEST)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.11.*' --editable '.[dev]'
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.11.*' 'hydra-core==1.3.8' 'omegaconf==2.3.1' --editable '.[dev]'
 	touch $@
 
-nightly: install lint oldest ## everything, on both ends of the range of torch
+newest: $(NEWEST)/.installed ## the same on the newest torch, Hydra, OmegaConf and transformers
+	$(NEWEST)/bin/python -m pytest $(AT_ONCE) -m 'not slow'
+
+$(NEWEST)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'hydra-core>=1.4.0rc1' 'omegaconf>=2.4' transformers --editable '.[dev]'
+	touch $@
+
+nightly: install lint audit oldest newest ## everything, on both ends of the ranges
 	$(BIN)/python -m pytest $(AT_ONCE)
 
 lint: install
@@ -40,9 +49,16 @@ lint: install
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+audit: install ## known faults of what is installed; where its data base cannot be reached it says so and goes on
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/pip-audit --local --skip-editable --progress-spinner off || echo 'pip-audit found faults, or could not look'
+
+constraints: install ## constraints.txt: what is installed now; repeated by pip install -c constraints.txt
+	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable | sed 's/+cpu$$//' > constraints.txt
+
 docs: install ## the pages that are made from the schema
 	$(BIN)/python tools/pages.py --write docs
 	$(BIN)/python tools/seeds.py --write docs/coming_from.md
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""The one place that touches Hydra's composition engine (hydra-core <1.4)."""
+"""The one place that touches Hydra's composition engine (hydra-core <1.5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 from hydra import version
-from hydra._internal import defaults_list as of_hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
@@ -107,20 +106,6 @@ class Repository(ConfigRepository):
         if not default.override or default.optional or "${" in name:
             return False
         return self.group_exists(group) and not self.config_exists(f"{group}/{name}")
-
-
-choices_so_far: Any = of_hydra._create_interpolation_map
-
-
-def _choices_if_read(overrides: Any, defaults: list[Any], self_added: bool) -> DictConfig | None:
-    """What `${model}` in a defaults list is looked up in. Hydra makes it for every file, which is a
-    tenth of the time of a command; here it is made for those that have such an entry.
-    """
-    read = any(default.is_interpolation() for default in defaults)
-    return choices_so_far(overrides, defaults, self_added) if read else None
-
-
-of_hydra._create_interpolation_map = _choices_if_read  # type: ignore[assignment]
 
 
 class Library:

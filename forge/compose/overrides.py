@@ -7,6 +7,7 @@ where `+` adds and `~` removes, and dicts inside a section, such as `sweeper.par
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Callable
 from textwrap import shorten
@@ -43,6 +44,7 @@ from forge.config.problems import (
 )
 
 PARAMS = "sweeper.params"
+LIST_ITEM = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^,])+""")
 FIELDS = "__dataclass_fields__"
 
 
@@ -100,6 +102,8 @@ def _set_option(tree: DictConfig, key: str, value: Any, text: str) -> Fault | No
         or (isinstance(value, list) and schemas.fact(key, "verbatim"))
     ):
         value = text  # a name such as 1.50 or 12e4, or a token such as [SEP], is what was typed
+    elif isinstance(value, list) and hint == list[str]:
+        value = _as_typed(value, text)
     try:
         if isinstance(node, BooleanNode) and isinstance(value, int) and value not in (0, 1):
             raise ValidationError("OmegaConf takes any number for true")
@@ -114,6 +118,19 @@ def _set_option(tree: DictConfig, key: str, value: Any, text: str) -> Fault | No
         if isinstance(value, dict):
             return f"'{text}' does not fit {key}: {_first_line(error)}.", fix
         return f"{key} is a section of options; '{text}' is not.", fix
+
+
+def _as_typed(items: list[Any], text: str) -> list[Any]:
+    """The items of a list of texts, those that look like numbers as they were typed. text: of the
+    whole list.
+    """
+    typed_items = [item.strip() for item in LIST_ITEM.findall(text.strip()[1:-1])]
+    if len(typed_items) != len(items):
+        return items
+    return [
+        as_typed if isinstance(item, int | float) and not isinstance(item, bool) else item
+        for item, as_typed in zip(items, typed_items, strict=True)
+    ]
 
 
 def _mistyped(key: str, text: str, value: Any, hint: Any, now: Any = None) -> Fault:

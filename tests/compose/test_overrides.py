@@ -17,6 +17,13 @@ WORKS = [
     ("optimizer.betas=[0,0.5]", "optimizer", "betas", (0.0, 0.5)),
     ("run.name=1.50", "run", "name", "1.50"),
     ('run.name="ü = [x"', "run", "name", "ü = [x"),
+    ("run.name='null'", "run", "name", "null"),
+    (
+        "eval.sample_prompts=[007,1e3,1_0,'a,b']",
+        "eval",
+        "sample_prompts",
+        ("007", "1e3", "1_0", "a,b"),
+    ),
     ("run.name=${run.device}", "run", "name", "auto"),
     ("eval.sample_prompts=[]", "eval", "sample_prompts", ()),
     ("experiment=[wsd]", "scheduler", "wsd_decay_type", "sqrt"),

@@ -11,14 +11,14 @@ from functools import cache
 from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from forge.compose.composition import Composition, apply, chosen, compose
 from forge.compose.engine import Library
 from forge.compose.grammar import read
 from forge.compose.hugging_face import PATH
 from forge.compose.overrides import open_ends
-from forge.compose.tree import node_at
+from forge.compose.tree import LISTS, node_at
 from forge.config import schemas
 from forge.config.hydra_names import translate
 from forge.config.root import Config
@@ -123,14 +123,14 @@ def _place(tree: DictConfig, key: str) -> tuple[DictConfig, str] | None:
 def _plain(section: DictConfig, name: str) -> Any:
     """The value of an option as plain data."""
     value = section[name]
-    return OmegaConf.to_object(value) if isinstance(value, ListConfig) else value
+    return OmegaConf.to_object(value) if isinstance(value, LISTS) else value
 
 
 def _has_references(node: Any) -> bool:
     """Whether an option refers to another, as ${...}."""
     if node._is_interpolation():
         return True
-    if not isinstance(node, DictConfig | ListConfig) or node._is_none() or node._is_missing():
+    if not isinstance(node, (DictConfig, *LISTS)) or node._is_none() or node._is_missing():
         return False
     names: Any = node.keys() if isinstance(node, DictConfig) else range(len(node))
     return any(_has_references(node._get_node(name)) for name in names)

@@ -19,7 +19,6 @@ from omegaconf import (
     BooleanNode,
     DictConfig,
     IntegerNode,
-    ListConfig,
     OmegaConf,
     StringNode,
     ValidationError,
@@ -29,7 +28,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from forge.compose import values
 from forge.compose.engine import Library
-from forge.compose.tree import declared, in_force, node_at, values_of
+from forge.compose.tree import LISTS, declared, in_force, node_at, values_of
 from forge.compose.unknown import Fault, Keys
 from forge.config import schemas
 from forge.config.field import default_of
@@ -228,7 +227,7 @@ def lists_as_values(tree: DictConfig, written_at: Callable[[str], str]) -> list[
     problems = []
     for key in list(params) if isinstance(params, DictConfig) and params else []:
         value: Any = params._get_node(key)
-        if isinstance(value, ListConfig):
+        if isinstance(value, LISTS):
             items: Any = OmegaConf.to_container(value, resolve=False)
             texts = (item if isinstance(item, str) else literal(item) for item in items)
             params[key] = ",".join(texts)
@@ -250,7 +249,7 @@ def open_ends(tree: DictConfig, written_at: Callable[[str], str]) -> list[Proble
     for key, section, name in list(values_of(tree)):
         try:
             value = section[name]
-            if isinstance(value, ListConfig):
+            if isinstance(value, LISTS):
                 list(value)
             continue
         except MissingMandatoryValue:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from omegaconf import Container, DictConfig, OmegaConf
+import omegaconf
+from omegaconf import Container, DictConfig, ListConfig, OmegaConf
 
 from forge.config import schemas
 from forge.config.field import Section, types_of
+
+LISTS: tuple[type, ...] = (ListConfig, getattr(omegaconf, "TupleConfig", ListConfig))
+"""What OmegaConf holds lists and tuples as; up to 2.3 a tuple is a ListConfig too."""
 
 
 class Declared(NamedTuple):

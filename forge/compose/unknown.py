@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from forge.compose.aliases import ALIASES, BY_VALUE, HINTS
 from forge.compose.engine import Library
 from forge.compose.grammar import read
-from forge.compose.tree import declared, has, in_force, node_at, option_keys
+from forge.compose.tree import LISTS, declared, has, in_force, node_at, option_keys
 from forge.config import schemas
 from forge.config.bounds import element_faults, fits
 from forge.config.problems import COMMAND_LINE, Problem, closest, did_you_mean, literal
@@ -40,7 +40,7 @@ class Keys:
         node: Any = self.tree
         above = ""
         for part in key.split("."):
-            if isinstance(node, ListConfig):
+            if isinstance(node, LISTS):
                 return f"{above} is a list, and is given as a whole.", f"{above}=[...]"
             if not isinstance(node, DictConfig):
                 fix = did_you_mean(self.advised(above, value))

@@ -90,7 +90,7 @@ def test_one_point_leaves_nothing_behind_for_the_next() -> None:
     )[1]
     second = composer([])[1]
     assert to_plain(second) == to_plain(compose([]).typed())
-    assert first.optimizer.betas == [0.5, 0.6]  # type: ignore[attr-defined]
+    assert list(first.optimizer.betas) == [0.5, 0.6]  # type: ignore[attr-defined]
 
 
 def test_a_value_that_another_refers_to(write: Callable[[str, str], str]) -> None:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from forge.resolve.resolve import Resolution
 
 INTERRUPTED = 130
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+BIDI = "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069"  # they show text in another order
+CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{BIDI}]")
 
 
 class Parser(argparse.ArgumentParser):
@@ -196,5 +197,12 @@ def lines_of(cells: Sequence[Sequence[str]]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """A text that may be of a file of somebody else, without signs that command a terminal."""
-    return CONTROL.sub(lambda sign: f"\\x{ord(sign[0]):02x}", text)
+    """A text that may be of a file of somebody else, without signs that command a terminal or
+    turn the order of what is read.
+    """
+    return CONTROL.sub(_code, text)
+
+
+def _code(sign: re.Match[str]) -> str:
+    code = ord(sign[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from forge.config.regular import read_text
+
 KINDS = (".txt", ".jsonl")
 
 
@@ -19,7 +21,7 @@ def read_prompts(file: Path) -> list[Prompt]:
     if file.suffix not in KINDS:
         raise ValueError(f"{file}: prompts are in a file {' or '.join(KINDS)}")
     try:
-        lines = [line.rstrip("\r") for line in file.read_text(encoding="utf-8").split("\n")]
+        lines = [line.rstrip("\r") for line in read_text(file).split("\n")]
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ from typing import Any
 from forge.config.chat_template import NAMED, fault_of
 from forge.config.data import Data, Dataset
 from forge.config.field import opt, section
+from forge.config.regular import read_text
 from forge.config.rule import Findings, rule
 from forge.config.tokenizer import Tokenizer
 from forge.config.tokenizer_files import TEMPLATE, Existing, Facts, stated_beside
@@ -51,8 +52,7 @@ class Chats(Data):
     def template(self) -> str | None:
         """The Jinja; None = that of the tokenizer. OSError, UnicodeDecodeError: of its file."""
         if self.chat_template_path:
-            with open(self.chat_template_path, encoding="utf-8") as file:
-                return file.read()
+            return read_text(self.chat_template_path)
         return NAMED.get(self.chat_template or "", self.chat_template)
 
 

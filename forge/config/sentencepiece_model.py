@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forge.config.regular import read_bytes
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
@@ -49,7 +51,7 @@ class SentencePieceModel:
 def read_model(path: Path) -> SentencePieceModel:
     """ValueError: it is no such file."""
     try:
-        return _model(path.read_bytes())
+        return _model(read_bytes(path))
     except (ValueError, IndexError, TypeError, struct.error) as error:
         raise ValueError("it is not a SentencePiece model") from error
 

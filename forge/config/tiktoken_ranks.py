@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from forge.config.regular import open_regular
+
 ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 CL100K = "|".join(
@@ -79,7 +81,7 @@ ENCODINGS = {
 def read_ranks(path: Path) -> dict[bytes, int]:
     """Tokens and their ranks. ValueError: it is no such file."""
     ranks: dict[bytes, int] = {}
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for number, line in enumerate(file, start=1):
             if not (line := line.strip()):
                 continue

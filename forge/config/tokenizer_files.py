@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 from forge.config import hub, tiktoken_ranks
 from forge.config.field import opt, section
 from forge.config.problems import quoted
+from forge.config.regular import read_json, read_text
 from forge.config.rule import Findings, rule
 from forge.config.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -207,7 +207,7 @@ def _facts(
 
 def _of_json(path: Path) -> Facts:
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
         vocab = content["model"]["vocab"]  # a dict, or of Unigram a list of pairs
         is_list = isinstance(vocab, list)
         ids = {pair[0]: index for index, pair in enumerate(vocab)} if is_list else dict(vocab)
@@ -225,7 +225,7 @@ def _of_json(path: Path) -> Facts:
 def stated_token(path: Path, name: str) -> str | None:
     """What the tokenizer_config.json beside a tokenizer.json says of a token."""
     try:
-        stated = json.loads(path.with_name(CONFIG_NAME).read_bytes()).get(name)
+        stated = read_json(path.with_name(CONFIG_NAME)).get(name)
     except (OSError, ValueError, AttributeError):
         return None
     if isinstance(stated, dict):  # as transformers writes tokens with their properties
@@ -236,12 +236,12 @@ def stated_token(path: Path, name: str) -> str | None:
 def stated_beside(path: Path) -> dict[str, Any]:
     """What the files beside a tokenizer say of chats and of other tokens."""
     try:
-        content = json.loads(path.with_name(CONFIG_NAME).read_bytes())
+        content = read_json(path.with_name(CONFIG_NAME))
         found = {name: content[name] for name in STATED if content.get(name) is not None}
     except (OSError, ValueError, TypeError, AttributeError):
         found = {}
     with contextlib.suppress(OSError, ValueError):
-        found[TEMPLATE] = path.with_name(TEMPLATE_NAME).read_text(encoding="utf-8")
+        found[TEMPLATE] = read_text(path.with_name(TEMPLATE_NAME))
     return found
 
 

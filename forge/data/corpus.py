@@ -111,6 +111,9 @@ def matching(pattern: str) -> tuple[Path, ...]:
         files = sorted(path for path in matches if path.is_file())
         hint = "** reaches into folders: 'texts/**/*.txt'."
         problem = f"no file matches this glob, {seen_from}. {hint}"
+    elif path.exists():
+        files = []
+        problem = "it is a pipe, a socket or a device. Write its content to a file, and give that."
     else:
         files = []
         problem = f"no such file or directory, {seen_from}. Give a file, a directory or a glob."

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from forge.config.regular import open_regular
 from forge.data.reading import UNPACKED, kind, readable
 
 MEMO_FROM_BYTES = 64 << 20
@@ -18,7 +19,7 @@ SETTLED_SECONDS = 2.0
 
 def hash_file(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

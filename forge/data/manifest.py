@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from forge.config.regular import read_json
 from forge.data.fingerprint import hash_file, hash_json
 from forge.data.shards import BrokenStore, damage_of
 
@@ -15,7 +16,7 @@ MANIFEST_FILE = "manifest.json"
 def read_manifest(entry: Path) -> dict[str, Any]:
     """BrokenStore: it is missing or damaged, or a file is not what was written."""
     with damage_of(MANIFEST_FILE):
-        content = json.loads((entry / MANIFEST_FILE).read_text())
+        content = read_json(entry / MANIFEST_FILE)
         manifest: dict[str, Any] = content["manifest"]
         found = {MANIFEST_FILE: (hash_json(manifest), content["sha256"])}
         for name, expected in manifest["sha256"].items():

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from forge.config.regular import check_regular, open_regular, read_bytes
 from forge.data.conversation import Conversation
 
 BLOCK_BYTES = 1 << 20
@@ -94,12 +95,13 @@ def _kind_of_json(path: Path) -> str:
 def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
     """The bytes of a file, unpacked when its name ends in .gz or .zst."""
     if path.suffix == ".gz":
+        check_regular(path)
         return gzip.open(path, "rb")
     if path.suffix != ".zst":
-        return open(path, "rb")
+        return open_regular(path)
     import pyarrow
 
-    packed: Any = open(path, "rb")  # noqa: SIM115
+    packed: Any = open_regular(path)
     return io.BufferedReader(pyarrow.CompressedInputStream(packed, "zstd"), BLOCK_BYTES)
 
 
@@ -128,7 +130,7 @@ def _text_blocks(path: Path) -> Iterator[str]:
 def read_python(path: Path) -> Iterator[Document]:
     """A Python file in the encoding it declares (PEP 263); left out if it cannot be decoded."""
     with readable(path):
-        content = path.read_bytes()
+        content = read_bytes(path)
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
         text = content.decode(encoding)

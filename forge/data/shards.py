@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from forge.config.regular import read_json
 from forge.data.store import MappedStore, sample_hash
 
 FORMAT = 1
@@ -104,7 +105,7 @@ def read_index(directory: Path) -> Index:
     """BrokenStore: it is missing, or not as forge writes it."""
     name = f"{directory.name}/{INDEX_FILE}"
     with damage_of(name):
-        content: dict[str, Any] = json.loads((directory / INDEX_FILE).read_text())
+        content: dict[str, Any] = read_json(directory / INDEX_FILE)
         if content.pop("format") != FORMAT:
             raise BrokenStore(f"{name} is of another format")
         shards = tuple(Shard(**shard) for shard in content.pop("shards"))

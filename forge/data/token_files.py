@@ -16,7 +16,6 @@ begin.
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from forge.config.regular import open_regular, read_json
 from forge.data.shards import COUNTED, INDEX_FILE
 
 LLM_C_HEADER = 1024  # bytes
@@ -62,7 +62,7 @@ def token_file(path: Path, dtype: str | None = None) -> TokenFile:
     """
     try:
         size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             head = file.read(LLM_C_HEADER)
     except OSError as error:
         what = f"cannot be read ({error.strerror or error})"
@@ -97,7 +97,7 @@ def token_file(path: Path, dtype: str | None = None) -> TokenFile:
 
 def _numpy(path: Path) -> TokenFile:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0
             if version != (1, 0):
@@ -166,7 +166,7 @@ def _told(path: Path) -> tuple[str | None, int | None]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

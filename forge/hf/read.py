@@ -15,6 +15,7 @@ from forge.config.hf.shards import AGAIN, FolderError, Stored
 from forge.config.hf.table import Row
 from forge.config.model import Decoder
 from forge.config.problems import listed
+from forge.config.regular import open_regular
 from forge.owned import local, owned
 
 DTYPES = {
@@ -122,7 +123,7 @@ def _rows(stored: Stored, first: int, last: int) -> Tensor:
     values = torch.empty((last - first, *stored.shape[1:]), dtype=DTYPES[stored.dtype])
     row = values.element_size() * (values.numel() // (last - first))
     content = values.view(-1).view(torch.uint8).numpy().data
-    with stored.file.open("rb") as file:
+    with open_regular(stored.file) as file:
         file.seek(stored.start + first * row)
         if file.readinto(content) < len(content):
             raise FolderError(f"{stored.file} is torn: it ends before its last tensor", AGAIN)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from html import escape
 from importlib.resources import files
 from typing import Any
 
+from forge.cli import printable
 from forge.report.tables import Table
 
 DIGITS = 7
@@ -40,6 +41,11 @@ EMPTY: Mapping[str, Any] = {}
 NO_SCRIPT = "<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>"
 
 
+def escape(text: str) -> str:
+    """A text in which nothing is HTML, or turns the order of what is read."""
+    return html.escape(printable(text))
+
+
 def document(
     title: str, *, header: str, sections: Sequence[str], data: Mapping[str, Any], script: str
 ) -> str:
@@ -52,7 +58,9 @@ def document(
         sections="\n".join(sections),
         time=time.strftime("%Y-%m-%d %H:%M:%S"),
         # a < would end the script element
-        data=json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+        data=json.dumps(_printable(data), allow_nan=False, separators=(",", ":")).replace(
+            "<", "\\u003c"
+        ),
         js=_asset("figures.js") + _asset(script),
     )
 
@@ -100,6 +108,15 @@ def rounded(value: float | None, digits: int = DIGITS) -> float | int | None:
 
 def unit(metric: str) -> str:
     return UNITS.get(metric.rpartition("/")[2], "")
+
+
+def _printable(data: Any) -> Any:
+    """The same data with `printable` texts."""
+    if isinstance(data, str):
+        return printable(data)
+    if isinstance(data, Mapping):
+        return {_printable(key): _printable(value) for key, value in data.items()}
+    return [_printable(one) for one in data] if isinstance(data, list | tuple) else data
 
 
 def _parts(cell: str) -> str:

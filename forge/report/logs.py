@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from forge.rundir.files import read_rows
+from forge.rundir.files import rows_if_readable
 
 FILES = ("metrics.jsonl", "performance.jsonl")
 COUNTS = {"step", "time", "tokens"}
@@ -83,7 +83,7 @@ class Log:
     def _columns(self) -> dict[str, Column]:
         """Steps and finite values of every metric, as arrays: rows of many runs fill the memory."""
         found: dict[str, dict[int, float]] = {}
-        for row in (row for name in FILES for row in read_rows(self.run_dir / name)):
+        for row in (row for name in FILES for row in rows_if_readable(self.run_dir / name)):
             if isinstance(step := row.get("step"), int):
                 for name, value in row.items():
                     if isinstance(value, int | float):

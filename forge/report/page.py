@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +13,7 @@ from forge.config.numbers import counted
 from forge.report import drawing
 from forge.report.comparison import Report, Row
 from forge.report.frames import arm_row
-from forge.report.html import NO_SCRIPT, details, document, rounded, section, table, unit
+from forge.report.html import NO_SCRIPT, details, document, escape, rounded, section, table, unit
 from forge.report.swept import Swept, swept, value_of_arm
 from forge.report.tables import arm_name, headline, runs_table, tables, verdict
 

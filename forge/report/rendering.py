@@ -81,4 +81,4 @@ def _rich(table: Table) -> RichTable:
 
 def _escaped(text: str) -> str:
     """A text in which nothing is Markdown or HTML."""
-    return " ".join(re.sub(r"([\\`*_\[\]|<>#])", r"\\\1", text).split())
+    return " ".join(re.sub(r"([\\`*_\[\]|<>#])", r"\\\1", printable(text)).split())

@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from forge.config.numbers import byte_size, counted, time_span
 from forge.config.problems import shown
 from forge.report.drawing import POINTS, thinned, track_of
-from forge.report.html import NO_SCRIPT, details, document, section, table, unit
+from forge.report.html import NO_SCRIPT, details, document, escape, section, table, unit
 from forge.report.inventory import Entry
 from forge.report.runs import Run
 from forge.report.tables import Table

@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from forge.config.problems import refusal
+from forge.config.problems import ConfigError, refusal
+from forge.config.regular import open_regular, parse_json, read_text
 
 log = logging.getLogger(__name__)
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -44,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would block
     try:
         os.fsync(descriptor)
     finally:
@@ -75,10 +76,7 @@ def write_first(path: Path, content: Any) -> bool:
 
 def read_json(path: Path) -> Any:
     """Raises OSError and ValueError."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError(TOO_DEEP) from None
+    return parse_json(read_text(path))
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -91,14 +89,14 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_yaml(path: Path) -> Any:
     """Raises OSError and ValueError."""
-    return parse_yaml(path.read_text(encoding="utf-8"))
+    return parse_yaml(read_text(path))
 
 
 def read_sections(path: Path, known: dict[str, Any]) -> Any:
     """A YAML file like those read before, of whose sections many are the same: only a new one is
     parsed. known: sections by their text, which it adds to. Raises OSError and ValueError.
     """
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     sections = [section for section in SECTION.split(text) if section]
     try:
         for section in sections:
@@ -179,7 +177,7 @@ def read_rows(path: Path, having: str = "") -> list[dict[str, Any]]:
     that is in a line. Raises ConfigError when it cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").strip("\n").split("\n")
+        lines = read_text(path, errors="replace").strip("\n").split("\n")
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -193,6 +191,17 @@ def read_rows(path: Path, having: str = "") -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)]
 
 
+def rows_if_readable(path: Path, having: str = "") -> list[dict[str, Any]]:
+    """The same for a list of many runs, which goes on without a file that cannot be read, with a
+    warning.
+    """
+    try:
+        return read_rows(path, having)
+    except ConfigError as error:
+        log.warning("%s: %s The list goes on without it", path, error.problems[0].what)
+        return []
+
+
 def last_rows(path: Path) -> list[dict[str, Any]]:
     return list(parse_rows(last_lines(path)))
 
@@ -200,7 +209,7 @@ def last_rows(path: Path) -> list[dict[str, Any]]:
 def last_lines(path: Path, count: int | None = None) -> list[str]:
     """The last lines of a file that may be long; none where there is no file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - TAIL, 0))
             lines = file.read(TAIL).decode(errors="replace").splitlines()

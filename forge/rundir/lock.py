@@ -13,6 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from forge.config.regular import open_regular
 from forge.rundir.files import read_object
 from forge.rundir.untrusted import check_links
 
@@ -102,7 +103,7 @@ def held_by(path: Path) -> dict[str, Any]:
 def in_use(run_dir: Path, name: str = LOCK) -> bool:
     """Whether a process holds the lock of a directory; False where the file system has no locks."""
     try:
-        with (run_dir / name).open("rb") as file:
+        with open_regular(run_dir / name) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.config.problems import REFUSED
+from forge.config.problems import REFUSED, ConfigError
 from forge.rundir import history
 from forge.rundir.directory import changed, resume_command
 from forge.rundir.files import append_row, read_object, read_rows, write_first
@@ -108,6 +108,14 @@ def finished(run_dir: Path) -> Result | None:
 
 def attempts(run_dir: Path) -> list[dict[str, Any]]:
     return read_rows(run_dir / ATTEMPTS)
+
+
+def has_begun(run_dir: Path) -> bool:
+    """Whether an attempt is on record, or a record is there that cannot be read."""
+    try:
+        return bool(attempts(run_dir))
+    except ConfigError:
+        return True
 
 
 def record_start(run_dir: Path, *, step: int, source: str, resume_from: str | None) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge.rundir.files import last_rows, read_json, read_rows
+from forge.rundir.files import last_rows, read_json, rows_if_readable
 from forge.rundir.history import METRICS, PERFORMANCE, Rows
 from forge.rundir.outcome import last_saved_step, read_result
 from forge.rundir.saved_config import read_plain
@@ -78,7 +78,7 @@ def last_logged(run_dir: Path, count: int) -> list[Progress]:
 def best_logged(run_dir: Path, metric: str, *, higher: bool) -> tuple[float, int] | None:
     """The best value of a metric so far, and the first step that has it."""
     key = json.dumps(metric)
-    rows = (row for file in (METRICS, PERFORMANCE) for row in read_rows(run_dir / file, key))
+    rows = (row for file in (METRICS, PERFORMANCE) for row in rows_if_readable(run_dir / file, key))
     found = [
         (value, row["step"])
         for row in rows

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from forge.config.regular import read_text
 from forge.rundir.files import write_text
 from forge.rundir.saved_config import read_plain
 
@@ -39,7 +40,7 @@ class MLflow:
         self._last_steps: dict[str, int] = {}
         id_file = run_dir / "mlflow_id"
         if id_file.is_file():
-            self._id = id_file.read_text(encoding="utf-8").strip()
+            self._id = read_text(id_file).strip()
             self._client.update_run(self._id, status="RUNNING")
             for name in self._client.get_run(self._id).data.metrics:
                 steps = [metric.step for metric in self._client.get_metric_history(self._id, name)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.hf.folder import is_folder
+from forge.config.regular import open_regular
 from forge.rundir import checkpoints
 from forge.rundir.checkpoints import WEIGHTS, CheckpointError, Saved
 
@@ -80,7 +81,7 @@ def fingerprint(path: Path) -> str:
     for file in files:
         size = file.stat().st_size
         found.update(f"{file.name} {size}".encode())
-        with file.open("rb") as content:
+        with open_regular(file) as content:
             if size <= WHOLE_UP_TO:
                 found.update(content.read())
                 continue

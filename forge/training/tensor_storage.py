@@ -47,6 +47,8 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from forge.config.regular import open_regular, read_json
+
 FORMAT = 2
 INDEX = "tensors.json"
 THREADS = 4  # of a rank, that write or read files
@@ -249,7 +251,7 @@ def _read_index(folder: Path) -> Metadata:
     """The index in the terms of DCP; its storage_data: each Chunk by tensor and offsets."""
     path = folder / INDEX
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
         if (found := content["format"]) != FORMAT:
             raise ValueError(f"it has format {found}, and this version reads format {FORMAT}")
         tensors: dict[str, Any] = {}
@@ -339,7 +341,7 @@ def _bytes(path: Path, name: str, chunk: Chunk, nbytes: int, span: slice) -> Ten
     begin = blocks[0][0].start
     content = torch.empty(blocks[-1][0].stop - begin, dtype=torch.uint8)
     buffer = content.numpy().data
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(chunk.start + begin)
         for block, crc32 in blocks:
             part = buffer[block.start - begin : block.stop - begin]

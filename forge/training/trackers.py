@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from forge.build import bind
 from forge.config.metrics import Metrics
+from forge.config.regular import read_text
 from forge.config.wandb_login import sends
 from forge.rundir.files import append_row
 from forge.rundir.history import METRICS, PERFORMANCE
@@ -194,7 +195,7 @@ class WandB:
         kept = run_dir / "wandb_id"
         run_id = section.wandb_run_id
         if not run_id and kept.is_file():
-            run_id = kept.read_text(encoding="utf-8").strip()
+            run_id = read_text(kept).strip()
         # W&B may keep a git diff of its own, and masks nothing.
         recorded = config.get("run", {}).get("record_diff", True)
         settings = wandb.Settings(console="off", disable_git=not recorded)

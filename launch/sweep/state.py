@@ -79,7 +79,7 @@ def state_of(point: Point) -> str:
     ended_badly = point.event == "ended" and point.code and point.code not in STOPPED
     if ended_badly or (point.path / ERROR).is_file():
         return FAILED
-    return PARTIAL if made and outcome.attempts(point.path) else WAITING
+    return PARTIAL if made and outcome.has_begun(point.path) else WAITING
 
 
 def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:

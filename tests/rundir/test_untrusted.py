@@ -211,7 +211,8 @@ def test_the_trust_of_a_worker_is_that_of_the_command(
 
 def test_no_file_commands_the_terminal(run: Path, capsys: Capture) -> None:
     """By what a rank has printed or failed of, or a checkpoint says."""
-    sign = "\x1b]0;theirs\x07\x9b2J\r"
+    turns = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    sign = "\x1b]0;theirs\x07\x9b2J\r" + turns
     step = run / "checkpoints" / "step_3"
     for made in (run / "logs", step):
         made.mkdir(parents=True)
@@ -221,9 +222,16 @@ def test_no_file_commands_the_terminal(run: Path, capsys: Capture) -> None:
     (run / "overrides.json").write_text(json.dumps([f"run.name={sign}"]))
     for verb in (status.main, checkpoints.main, resume.main, cancel.main, report.main, runs.main):
         verb(["run"])
+    report.main(["run", "--html", "page.html"])
+    page = Path("page.html").read_text()
+    assert not (set(sign) - set("]0;theirs2J")) & set(page)
+    assert "\\u202e" in page
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert not (set(sign) - set("]0;theirs2J")) & set(json.dumps(data, ensure_ascii=False))
     said = "".join(capsys.readouterr())
+    assert "\\u202e" in said
     assert "one\ttwo \\x1b]0;theirs\\x07\\x9b2J" in said
-    assert not set(sign) - set("]0;theirs2J") & set(said)
+    assert not (set(sign) - set("]0;theirs2J")) & set(said)
 
 
 DAMAGED = (

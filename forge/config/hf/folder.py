@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from forge.config.hf.peft import is_peft
 from forge.config.hf.shards import AGAIN, FolderError, Stored, same_bytes, stored
 from forge.config.hf.table import Row, shapes
 from forge.config.model import Decoder
+from forge.config.regular import NotRegular, read_json
 from forge.config.tensors import misfits
 
 CONFIG, TEXT = "config.json", "text_config"
@@ -84,6 +84,8 @@ def read(path: str | Path) -> Folder:
     file = place / CONFIG
     try:
         return _read(place, file.stat().st_mtime_ns)
+    except NotRegular as error:
+        raise FolderError(str(error), AGAIN) from None
     except OSError:
         what = f"{place} has no {CONFIG}" if place.is_dir() else f"there is no folder {place}"
         fix = "give the folder of a model, as save_pretrained of transformers writes it"
@@ -94,7 +96,7 @@ def read(path: str | Path) -> Folder:
 def _read(place: Path, changed: int) -> Folder:
     file = place / CONFIG
     try:
-        content = json.loads(file.read_bytes())
+        content = read_json(file)
         inside = isinstance(content.get(TEXT), dict) and "model_type" in content[TEXT]
         if inside:
             above = {key: content[key] for key in OF_BOTH if key in content}

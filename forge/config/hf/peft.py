@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from forge.config.hf.shards import AGAIN, FolderError
+from forge.config.regular import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 UNREAD = {
@@ -30,7 +30,7 @@ def read(path: str | Path) -> dict[str, Any]:
     """adapter_config.json. Raises FolderError for one that cannot be used."""
     file = Path(path) / CONFIG
     try:
-        content = json.loads(file.read_bytes())
+        content = read_json(file)
         kind = content.get("peft_type")
     except (OSError, ValueError, AttributeError) as error:
         raise FolderError(f"{file} cannot be read ({error})", AGAIN) from None

@@ -6,11 +6,12 @@ https://huggingface.co/docs/safetensors has the format: 8 bytes of length, a hea
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
+
+from forge.config.regular import open_regular, parse_json, read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -63,7 +64,7 @@ def _stored(folder: Path, stamp: Any) -> dict[str, Stored]:
     if not index.is_file():
         return _header(_only_file(folder))
     try:
-        places = json.loads(index.read_bytes())["weight_map"]
+        places = read_json(index)["weight_map"]
         files = list(dict.fromkeys(map(str, places.values())))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FolderError(f"{index} cannot be read ({error})", AGAIN) from None
@@ -103,11 +104,11 @@ def _header(path: Path) -> dict[str, Stored]:
     """The tensors of one file."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, LONGEST_HEADER):
                 raise FolderError(f"{path} is torn: it ends in its header", AGAIN)
-            content = json.loads(file.read(length))
+            content = parse_json(file.read(length))
     except (OSError, ValueError) as error:
         if isinstance(error, FolderError):
             raise
@@ -138,7 +139,7 @@ def _header(path: Path) -> dict[str, Stored]:
 
 def same_bytes(one: Stored, other: Stored) -> bool:
     """Whether two tensors of one shape and format have the same values, bit for bit."""
-    with one.file.open("rb") as first, other.file.open("rb") as second:
+    with open_regular(one.file) as first, open_regular(other.file) as second:
         first.seek(one.start)
         second.seek(other.start)
         left = one.nbytes

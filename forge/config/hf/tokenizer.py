@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from forge.config.regular import read_json
 from forge.config.tokenizer_files import CONFIG_NAME, FILE_NAME
 
 
@@ -31,7 +31,7 @@ def _adds_first(processor: dict[str, Any]) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from forge.config import own, packages
 from forge.config.field import Section, thaw_value, types_of
 from forge.config.root import Config
 from forge.config.target import trusted
-from forge.rundir.files import read_rows, read_sections, read_yaml, write_text
+from forge.rundir.files import read_object, read_rows, read_sections, read_yaml, write_text
 
 CONFIG, OVERRIDES, ATTEMPTS = "config.yaml", "overrides.json", "attempts.jsonl"
 BEFORE_CONFIG = "run.lock overrides.json derived.json warnings.json provenance.json git.diff"
@@ -76,12 +77,62 @@ def read_plain(run_dir: Path, known: dict[str, Any] | None = None) -> dict[str, 
 def last_started(run_dir: Path) -> int:
     """The version of the config that the run last started with, against which a change is judged: 0
     when every start failed, the newest where none is on record.
+
+    A run that has saved has started, also where the record of it is lost: then with the config of
+    its newest checkpoint.
     """
     last = version(newest(run_dir).name)
     if not (run_dir / ATTEMPTS).exists():
         return last
     starts = [row for row in read_rows(run_dir / ATTEMPTS) if row.get("event") == "start"]
-    return min(max((version(str(row.get("config"))) for row in starts), default=0), last)
+    recorded = min(max((version(str(row.get("config"))) for row in starts), default=0), last)
+    return recorded if recorded == last else max(recorded, _last_saved(run_dir, last, recorded))
+
+
+def _last_saved(run_dir: Path, last: int, recorded: int) -> int:
+    """The version, of those after what is recorded, with which the newest checkpoint was saved; 0
+    where there is no checkpoint, and the last where it is that of no version and none is recorded.
+    """
+    checkpoint = _newest_checkpoint(run_dir)
+    if checkpoint is None:
+        return 0
+    try:
+        saved = _without_run(read_yaml(checkpoint / CONFIG))
+    except (OSError, ValueError):
+        return 0 if recorded else last
+    for n in range(last, recorded, -1):
+        with suppress(OSError, ValueError):
+            if _without_run(read_yaml(run_dir / numbered(CONFIG, n))) == saved:
+                return n
+    return 0 if recorded else last
+
+
+def _newest_checkpoint(run_dir: Path) -> Path | None:
+    """The checkpoint of the last step in the folder of a run, complete or not; of another run is
+    what its meta.json says is.
+    """
+    try:
+        folder = run_dir / read_plain(run_dir)["checkpoint"]["dir"]
+        own = read_object(run_dir / "provenance.json").get("run_id")
+    except (OSError, ValueError, KeyError, TypeError):
+        folder, own = run_dir / "checkpoints", None
+    steps = {path: re.fullmatch(r"step_(\d+)", path.name) for path in folder.glob("step_*")}
+    numbers = {path: int(match[1]) for path, match in steps.items() if match}
+    for path in sorted(numbers, key=numbers.__getitem__, reverse=True):
+        try:
+            its = read_object(path / "meta.json").get("run_id")
+        except (OSError, ValueError):
+            its = None
+        if None in (own, its) or own == its:
+            return path
+    return None
+
+
+def _without_run(plain: Any) -> Any:
+    """A config but for where and as what it runs, which a run that is moved changes."""
+    if not isinstance(plain, dict):
+        raise ValueError("it is empty or damaged")
+    return {key: value for key, value in plain.items() if key != "run"}
 
 
 def to_plain(section: Section) -> dict[str, Any]:

@@ -246,3 +246,33 @@ def test_a_step_to_go_back_to_takes_up_a_finished_run_once() -> None:
     assert outcome.finished(path) is not None
     resume(path, "checkpoint.resume_from=null")
     assert outcome.finished(path) is not None
+
+
+@pytest.mark.parametrize("log", ["", '{"event": "start", "conf', '{"event": "end"}\n', "\x00" * 9])
+def test_a_run_that_has_saved_has_started_whatever_its_log_says(log: str) -> None:
+    """With the config of its newest checkpoint; what a damaged log says of an earlier one is no
+    ground to drop that.
+    """
+    path, _ = take(*RUN)
+    (path / "attempts.jsonl").write_text(log)
+    assert saved_config.last_started(path) == 0, "without a checkpoint every start failed"
+    step = path / "checkpoints" / "step_7"
+    step.mkdir(parents=True)
+    shutil.copy(path / "config.yaml", step)
+    files.write_json(step / "meta.json", {"run_id": directory.run_id(path)})
+    before = content(path)
+    with pytest.raises(ConfigError) as refused:
+        resume(path, "optimizer.lr=0.5")
+    assert {p.rule for p in refused.value.problems} == {"run.identity"}
+    assert content(path) == before
+    resume(path, "metrics.log_interval=3")
+    assert content(path)["config.yaml"] == before["config.yaml"]
+    assert [c.after for c in directory.changed(path)] == [3]
+    shutil.copy(path / "config.2.yaml", step / "config.yaml")
+    with (path / "attempts.jsonl").open("a") as file:
+        file.write('\n{"event": "start", "config": "config.yaml"}\n')
+    resume(path, "metrics.log_interval=4")
+    assert [c.before for c in directory.changed(path)] == [3], "against what it saved with"
+    assert saved_config.newest(path).name == "config.3.yaml"
+    files.write_json(step / "meta.json", {"run_id": "another"})
+    assert saved_config.last_started(path) == 1, "what another run saved is no start of this one"

@@ -118,6 +118,7 @@ def needs(file: str, folder: Path) -> list[str]:
         "data/mix": [f"+data.sources.mine.path={folder / 'my.txt'}"],
         "tokenizer/file": [f"tokenizer.path={folder / 'tokenizer.json'}"],
         "tokenizer/hf": ["tokenizer.name=my/model"],
+        "tracker/wandb": ["metrics.wandb_mode=offline"],
         "tokenizer/sentencepiece": [f"tokenizer.path={folder / 'pieces.model'}"],
         "tokenizer/tiktoken": [f"tokenizer.path={folder / 'ranks.tiktoken'}"],
         "experiment/sft_demo": [f"checkpoint.init_from={folder / 'base'}"],
@@ -136,11 +137,16 @@ def test_every_file_composes_and_resolves_to_its_values_and_says_what_it_is_for(
     monkeypatch.setattr("forge.config.hub.fetched", lambda name, revision: (kept, ""))
     group, _, option = file.partition("/")
     choice = f"+{group}@model.{group}" if group in schemas.INNER else group
+    choice = f"+{group}" if group == "tracker" else choice
     config = resolved([f"{choice}={option}", *needs(file, tmp_path)], as_point=True).config
     content = OmegaConf.to_container(OmegaConf.load(CONF / f"{file}.yaml"))
     assert isinstance(content, dict)
     content.pop("defaults", None)
-    for key, value in flatten(content, "" if group in ("experiment", "debug") else f"{group}."):
+    above = "" if group in ("experiment", "debug") else f"{group}."
+    if group == "tracker":
+        (above,) = re.findall(r"@package (\S+)", (CONF / f"{file}.yaml").read_text())
+        above += "."
+    for key, value in flatten(content, above):
         if value not in (None, "auto", -1):
             assert thaw_value(get(config, key)) == value, key
     lines = (CONF / f"{file}.yaml").read_text().splitlines()
@@ -159,7 +165,7 @@ def flatten(content: dict, prefix: str):
 
 def test_every_group_is_in_the_primary_config_and_every_folder_is_a_group():
     assert set(Library().groups()) == {path.name for path in CONF.iterdir() if path.is_dir()}
-    apart = {"experiment", "debug", *schemas.INNER}
+    apart = {"experiment", "debug", "tracker", *schemas.INNER}
     assert set(schemas.sections()) == set(Library().groups()) - apart
     text = (CONF / "config.yaml").read_text()
     entries = [line for line in text.splitlines() if line.startswith("  - ")]

@@ -48,7 +48,8 @@ USUAL_BOS = (
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What a file says: ids up to the last one, all tokens, and the added ones; which of them begin
-    and end a document, if it says that. file: the file itself.
+    and end a document, if it says that; what its post-processor puts before a text. file: the file
+    itself.
     """
 
     n_ids: int
@@ -56,6 +57,7 @@ class Facts:
     added: tuple[str, ...]
     bos: str | None = None
     eos: str | None = None
+    first: str | None = None
     file: Path | None = None
 
 
@@ -217,9 +219,20 @@ def _of_json(path: Path) -> Facts:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError("it is not a tokenizer.json of the tokenizers library") from error
     bos, eos = (stated_token(path, name) for name in ("bos_token", "eos_token"))
-    return Facts(
-        n_ids=n_ids, tokens=frozenset(tokens), added=tuple(added), bos=bos, eos=eos, file=path
-    )
+    known = {"tokens": frozenset(tokens), "added": tuple(added), "bos": bos, "eos": eos}
+    return Facts(n_ids=n_ids, **known, first=put_first(content), file=path)
+
+
+def put_first(content: dict[str, Any]) -> str | None:
+    """The token that the post-processor of a tokenizer.json puts before a text."""
+    last = content.get("post_processor") or {}
+    for processor in last.get("processors") or [last]:
+        if "cls" in processor:  # as those of BERT and RoBERTa
+            return processor["cls"][0]
+        parts = processor.get("single") if processor.get("type") == "TemplateProcessing" else None
+        if parts and "SpecialToken" in parts[0]:
+            return parts[0]["SpecialToken"]["id"]
+    return None
 
 
 def stated_token(path: Path, name: str) -> str | None:

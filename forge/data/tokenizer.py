@@ -70,11 +70,8 @@ class Tokenizer:
         self.eos_token, self.bos_token = eos_token, bos_token
         self.eos_id = self._id(eos_token)
         self._set_borders(add_bos=add_bos, add_eos=add_eos)
-        if bos_token is not None and self.begin_id is not None:  # for other readers of the file
-            from tokenizers import processors
-
-            begin = {"special_tokens": [(bos_token, self.begin_id)], "single": [bos_token, "$A"]}
-            raw.post_processor = processors.TemplateProcessing(**begin)  # type: ignore[assignment]
+        if not isinstance(raw, ByteText):
+            _add_only(raw, bos_token if add_bos else None, self.begin_id)
         self.vocab_size = max(raw.get_vocab().values()) + 1
 
     def _set_borders(self, *, add_bos: bool, add_eos: bool) -> None:
@@ -233,6 +230,26 @@ class Tokenizer:
             add_eos=config.get("documents_end_with_eos_token", True),
             stated={name: config[name] for name in STATED if name in config},
         )
+
+
+def _add_only(raw: tokenizers.Tokenizer, token: str | None, index: int | None) -> None:
+    """Have other readers of the file begin texts with this token and add no other, whatever its own
+    post-processor adds: a model has not learnt what the run did not train on.
+    """
+    from tokenizers import processors
+
+    if token is not None and index is not None:
+        begin = {"special_tokens": [(token, index)], "single": [token, "$A"]}
+        raw.post_processor = processors.TemplateProcessing(**begin)  # type: ignore[assignment]
+    elif raw.num_special_tokens_to_add(False):
+        own = json.loads(raw.to_str())["post_processor"]
+        trims = [each for each in own.get("processors", [own]) if "trim_offsets" in each]
+        options = ("add_prefix_space", "trim_offsets", "use_regex")
+        levels = [
+            processors.ByteLevel(**{name: each[name] for name in options if name in each})
+            for each in trims
+        ]
+        raw.post_processor = levels[0] if levels else None  # type: ignore[assignment]
 
 
 def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:

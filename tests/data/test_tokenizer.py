@@ -133,6 +133,38 @@ def test_a_foreign_file_adds_and_cuts_nothing(tmp_path, text) -> None:
     assert (tokenizer.eos_token, tokenizer.eos_id, tokenizer.vocab_size) == ("</s>", 4, 5)
 
 
+@pytest.mark.parametrize("add_bos", [False, True])
+@pytest.mark.parametrize("kind", ["template", "sequence", "roberta"])
+def test_other_readers_add_what_was_trained_on(tmp_path, text, kind, add_bos) -> None:
+    """Whatever the file's own post-processor adds; where offsets leave a space out stays."""
+    raw = word_level("[UNK] the whale", ("<s>", "</s>"))
+    tokens = [("<s>", 3), ("</s>", 4)]
+    template = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=tokens)
+    level = processors.ByteLevel(trim_offsets=True)
+    raw.post_processor = {
+        "template": template,
+        "sequence": processors.Sequence([level, template]),
+        "roberta": processors.RobertaProcessing(("</s>", 4), ("<s>", 3)),
+    }[kind]
+    section = TokenizerFile(path=saved(raw, tmp_path / "t.json"), add_bos=add_bos)
+    facts = section.facts()
+    assert isinstance(facts, Facts)
+    assert facts.first == "<s>"
+    tokenizer = load_file(section, text=text)
+    for folder in (tmp_path / "run", tmp_path / "export"):
+        tokenizer.save(folder)
+        trained = tokenizer.document(tokenizer.encode("the whale")).tolist()
+        assert trained == [3, 1, 2, 4][not add_bos :]
+        read = AutoTokenizer.from_pretrained(folder)
+        assert [*read("the whale").input_ids, 4] == trained
+        again = Tokenizer.load(folder)
+        assert again.fingerprint == tokenizer.fingerprint
+        tokenizer = again
+    trims = json.loads((tmp_path / "export" / "tokenizer.json").read_text())["post_processor"]
+    if kind != "template" and not add_bos:
+        assert (trims["type"], trims["trim_offsets"]) == ("ByteLevel", True)
+
+
 @pytest.mark.parametrize("token", ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]"])
 def test_usual_end_tokens_are_found(tmp_path, text, token) -> None:
     path = saved(word_level("[UNK] the", ("<pad>", token)), tmp_path / "t.json")

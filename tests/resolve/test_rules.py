@@ -139,6 +139,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         content = {"model": {"vocab": vocab}, "added_tokens": added}
         (path / name).write_text(json.dumps(content))
+    content: dict = {"model": {"vocab": {"<s>": 0, "</s>": 1, "<b>": 2}}}
+    begun = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}]}
+    content["post_processor"] = {"type": "Sequence", "processors": [begun]}
+    (path / "begins.json").write_text(json.dumps(content))
     (path / "my.model").write_text("some text")
     write_folder(path / "hf")
     ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))

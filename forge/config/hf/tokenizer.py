@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 from forge.config.regular import read_json
 from forge.config.tokenizer_files import CONFIG_NAME, FILE_NAME
+=======
+from forge.config.tokenizer_files import CONFIG_NAME, FILE_NAME, put_first
+>>>>>>> 6c764b4
 
 
 def begins_documents(folder: Path) -> bool:
@@ -16,17 +20,7 @@ def begins_documents(folder: Path) -> bool:
     stated = _json(folder / CONFIG_NAME).get("add_bos_token")
     if isinstance(stated, bool):
         return stated
-    return any(_adds_first(one) for one in _processors(_json(folder / FILE_NAME)))
-
-
-def _processors(content: dict[str, Any]) -> list[dict[str, Any]]:
-    last = content.get("post_processor") or {}
-    return [last, *(last.get("processors") or [])]
-
-
-def _adds_first(processor: dict[str, Any]) -> bool:
-    first = next(iter(processor.get("single") or [{}]), {})
-    return processor.get("type") == "TemplateProcessing" and "SpecialToken" in first
+    return put_first(_json(folder / FILE_NAME)) is not None
 
 
 def _json(path: Path) -> dict[str, Any]:

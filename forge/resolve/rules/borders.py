@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from forge.config.data import BORDERS, Data
 from forge.config.mixture import Mix
+from forge.config.problems import quoted
 from forge.config.reading import WEIGHT, read_whole
 from forge.config.root import Config
 from forge.config.rule import Findings, get, rule
@@ -94,3 +95,27 @@ def all_read(config: Config) -> Iterator[tuple[str, Data]]:
         for name, entry in entries.items():
             if not any(entry_faults(data, above, name, entry)):
                 yield f"{above}.{name}", read_whole(data, entry, f"{above}.{name}")
+
+
+@rule(
+    "tokenizer.file_begins",
+    "tokenizer.path",
+    "tokenizer.bos_token",
+    "tokenizer.add_bos",
+    warning=True,
+)
+def file_begins(tokenizer: Existing) -> Findings:
+    """A file that puts a token before every text is read without it unless tokenizer.add_bos."""
+    facts = tokenizer.facts()
+    if not isinstance(facts, Facts) or facts.first is None:
+        return
+    first, begin, end = facts.first, tokenizer.begin_token(facts), tokenizer.end_token(facts)
+    if tokenizer.add_bos and begin == first:
+        return
+    read = f"documents begin with {begin}" if tokenizer.add_bos else "the run trains without it"
+    what = f"{tokenizer.place} puts {first} before every text; {read}, and its exports"
+    what += " encode texts alike."
+    fix = "tokenizer.add_bos=true"
+    if begin != first:
+        fix += f' "tokenizer.bos_token={quoted(first)}"'
+    yield "tokenizer.add_bos", what, fix + (" tokenizer.add_eos=false" if first == end else "")

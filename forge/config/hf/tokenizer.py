@@ -5,12 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
 from forge.config.regular import read_json
-from forge.config.tokenizer_files import CONFIG_NAME, FILE_NAME
-=======
 from forge.config.tokenizer_files import CONFIG_NAME, FILE_NAME, put_first
->>>>>>> 6c764b4
 
 
 def begins_documents(folder: Path) -> bool:

@@ -12,6 +12,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from forge import cli
 from forge.config.numbers import SIZES, SPANS, byte_size, counted, read_amount, time_span
@@ -20,14 +21,14 @@ from forge.launch.sweep import messages
 from forge.launch.sweep.directory import LOCK, POINTS
 from forge.launch.sweep.state import FAILED, PARTIAL, QUEUED, RUNNING, WAITING
 from forge.report import filters
-from forge.report.inventory import Entry
+from forge.report.inventory import FOLDERS, Entry
 from forge.rundir.extent import extent
 from forge.rundir.lock import InUse, Lock, in_use
 from forge.rundir.untrusted import leads_out
 
 ABOUT = """List the runs below a folder for which all of these are true, and remove them once you
 have said yes: the whole directory of each, with its checkpoints. A run that is at work or queued is
-never removed."""
+never removed, nor one that a link leads to."""
 FRESH = 600.0  # seconds after which a run that wrote is taken not to be at work
 SHOWN = 20  # runs of a long list, beside the last line with the sum
 
@@ -64,7 +65,8 @@ def _main(options: argparse.Namespace) -> int:
         and (age is None or entry.age >= age)
         and (size is None or entry.extent.size > size)
     ]
-    busy = {entry: why for entry in found if (why := _busy(entry))}
+    folders = options.folders or [Path(folder) for folder in FOLDERS]
+    busy = {entry: why for entry in found if (why := _linked(entry, folders) or _busy(entry))}
     found = sorted((e for e in found if e not in busy), key=lambda entry: -entry.extent.size)
     for entry, why in busy.items():
         print(cli.printable(f"left, for {why}: {entry.name}"))
@@ -130,6 +132,19 @@ def remove(entry: Entry) -> None:
         aside = path.with_name(f".{path.name}.removed")
         path.rename(aside)
     shutil.rmtree(aside)
+
+
+def _linked(entry: Entry, folders: Sequence[Path]) -> str:
+    """Why a run is not one of these folders itself but behind a link in them; '' where it is.
+
+    A folder of runs may be a link; a run that is named by a link is behind it.
+    """
+    path = entry.run.path
+    for folder in folders:
+        real = folder.resolve()
+        if path.is_relative_to(real) and not (path == real and folder.is_symlink()):
+            return ""
+    return f"a link leads to it, and it is removed by its own path only, {path}"
 
 
 def _busy(entry: Entry) -> str:

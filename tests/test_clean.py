@@ -72,6 +72,22 @@ def test_what_is_removed(points: dict[str, Path], words: str, remain: str, capsy
     assert said in capsys.readouterr().out
 
 
+def test_never_behind_a_link(points: dict[str, Path], capsys: Printed) -> None:
+    """Found in a folder, or named: the run that the link leads to stays, and so does the link."""
+    folder = Path("mine")
+    folder.mkdir()
+    link = folder / "run"
+    link.symlink_to(points["done"])
+    for named in (folder, link):
+        assert clean.main([str(named), "--older-than", "0s", "--yes"]) == 0
+        assert "left, for a link leads to it" in capsys.readouterr().out
+    assert link.is_symlink()
+    assert left(points) == "done large failed partial waiting"
+    Path("all").symlink_to(points["done"].parent)  # a folder of runs on another disk
+    assert clean.main(["all", "--failed", "--yes"]) == 0
+    assert left(points) == "done large partial waiting"
+
+
 def test_never_one_at_work(points: dict[str, Path], capsys: Printed) -> None:
     """Nor any of a sweep on which a command is at work, nor one that was just made."""
     with Lock(points["partial"]):

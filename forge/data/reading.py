@@ -147,6 +147,9 @@ def readable(what: object) -> Iterator[None]:
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         found = f"{what} is not UTF-8 text ({error.reason})"
         raise BadFile(found, f"Convert it (iconv -t utf-8), or {LEAVE_OUT}") from error
+    except MemoryError as error:
+        found = f"a line or value of {what} does not fit in the memory, unpacked"
+        raise BadFile(found, f"Look what is in it, or {LEAVE_OUT}") from error
     except (OSError, EOFError, zlib.error) as error:
         found = f"cannot read {what} ({getattr(error, 'strerror', None) or error})"
         raise BadFile(found, "Check that it is complete and that you may read it") from error

@@ -19,6 +19,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,8 @@ def _numpy(path: Path) -> TokenFile:
                 read = np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
             offset = file.tell()
-    except (ValueError, EOFError) as error:
+    # NumPy reads the header as Python, whose parser has errors of its own.
+    except (ValueError, EOFError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
         raise bad(path, f"has a broken NumPy header ({error})", WRITE_AGAIN) from error
     if dtype.kind not in "iu" or len(shape) != 1:
         what = f"is an array {list(shape)} of {dtype}, and tokens are one row of integers"

@@ -15,6 +15,20 @@ from forge.rundir.saved_config import is_run, read_plain
 FORMAT = 2
 META, TOKENIZER, WEIGHTS = "meta.json", "tokenizer", "weights"
 OTHER_TOKENIZER = "it was trained with another tokenizer, so its token ids mean something else here"
+OPTIONAL = type(None)
+KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("time", "reason", "run_id"), (str, OPTIONAL)),
+    **dict.fromkeys(("files", "metrics", "train", "data", "loader", "rows"), (dict,)),
+    **dict.fromkeys(("base", "scaler"), (dict, OPTIONAL)),
+    **dict.fromkeys(("step", "format"), (int,)),
+    "seconds": (int, float),
+    "best_by": (str, OPTIONAL),
+    "higher_is_better": (bool,),
+    "weights_only": (bool,),
+}
+"""What the keys of meta.json hold, where they are there."""
+NUMBERS = {"files": (int,), "rows": (int,), "metrics": (int, float, OPTIONAL)}
+"""Those that hold numbers by names."""
 BEST = "best"  # in a path, in place of a step: the best checkpoint of a run
 
 
@@ -39,11 +53,12 @@ class Saved:
 
     @cached_property
     def meta(self) -> dict[str, Any]:
-        """Empty when it cannot be read."""
+        """Empty when it cannot be read, or its keys hold something else than forge writes."""
         try:
-            return read_object(self.path / META)
+            content = read_object(self.path / META)
         except (OSError, ValueError):
             return {}
+        return content if all(_is_of_kind(key, value) for key, value in content.items()) else {}
 
     def fault(self, run_id: str | None = None, *, to_go_on: bool = False) -> str | None:
         """Why it cannot be used, in one sentence, or None. run_id: it must be of this run.
@@ -156,6 +171,13 @@ def best(saved: list[Saved], metric: str, count: int) -> list[Saved]:
 def file_sizes(path: Path) -> dict[str, int]:
     files = sorted(file for file in path.rglob("*") if file.is_file())
     return {str(file.relative_to(path)): file.stat().st_size for file in files}
+
+
+def _is_of_kind(key: str, value: Any) -> bool:
+    inside = value.values() if key in NUMBERS and isinstance(value, dict) else ()
+    return isinstance(value, KINDS.get(key, (object,))) and all(
+        isinstance(one, NUMBERS[key]) for one in inside
+    )
 
 
 def _folder(path: Path) -> Path:

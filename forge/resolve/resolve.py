@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from forge.config.bounds import check_bounds
 from forge.config.problems import ConfigError, Problem
@@ -13,6 +14,8 @@ from forge.plan.world import Devices, World, find_devices, world_of
 from forge.resolve import causes
 from forge.resolve.derivations import DERIVATIONS
 from forge.resolve.rules.all import RULES
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +125,10 @@ def _checked(
         if not broken.isdisjoint(derivation.reads):
             broken |= set(derivation.writes)
             continue
-        for step in derivation.call(config, world):
-            if isinstance(step, Problem):
+        for step in _as_far_as_valid(derivation.call(config, world), problems, broken):
+            if step is None:
+                broken |= set(derivation.writes)
+            elif isinstance(step, Problem):
                 problems.append(step)
                 broken |= set(derivation.writes)
             else:
@@ -131,5 +136,20 @@ def _checked(
                 checked.derived.append(step)
     for rule in RULES:
         if broken.isdisjoint(rule.reads):
-            problems += rule.check(config, world)
+            steps = _as_far_as_valid(rule.check(config, world), problems, broken)
+            problems += [problem for problem in steps if problem is not None]
     return checked
+
+
+def _as_far_as_valid(
+    steps: Iterable[T], problems: list[Problem], broken: Collection[str]
+) -> Iterator[T | None]:
+    """What a rule or derivation yields, and None where it fails on a value that is refused already:
+    a plan inside it reads more options than it declares. Without such a value its fault is raised.
+    """
+    try:
+        yield from steps
+    except Exception:
+        if not broken and all(problem.warning for problem in problems):
+            raise
+        yield None

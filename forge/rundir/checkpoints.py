@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from forge.rundir.saved_config import is_run, read_plain
 
 FORMAT = 2
 META, TOKENIZER, WEIGHTS = "meta.json", "tokenizer", "weights"
+CHECKSUM, HASHES = "checksum", "sha256"  # in meta.json: of all else in it, and of small files
 OTHER_TOKENIZER = "it was trained with another tokenizer, so its token ids mean something else here"
 OPTIONAL = type(None)
 KINDS: dict[str, tuple[type, ...]] = {
@@ -51,14 +54,26 @@ class Saved:
         match = re.fullmatch(r"step_(\d+)", self.path.name)
         return int(match[1]) if match else -1
 
-    @cached_property
+    @property
     def meta(self) -> dict[str, Any]:
-        """Empty when it cannot be read, or its keys hold something else than forge writes."""
+        """Empty when it cannot be read, or is not as it was saved."""
+        return self._meta[0]
+
+    @cached_property
+    def _meta(self) -> tuple[dict[str, Any], str]:
+        """With what is wrong with it. Another format may be sealed otherwise, and one of before
+        the seal is taken as it is.
+        """
         try:
-            content = read_object(self.path / META)
+            meta = read_object(self.path / META)
         except (OSError, ValueError):
-            return {}
-        return content if all(_is_of_kind(key, value) for key, value in content.items()) else {}
+            return {}, f"its {META} cannot be read"
+        if not all(_is_of_kind(key, value) for key, value in meta.items()):
+            return {}, f"its {META} cannot be read"
+        is_sealed = bool({CHECKSUM, HASHES} & set(meta)) and meta.get("format") == FORMAT
+        if is_sealed and meta.get(CHECKSUM) != _checksum(meta):
+            return {}, f"its {META} is damaged: its bytes are not those that were saved"
+        return meta, ""
 
     def fault(self, run_id: str | None = None, *, to_go_on: bool = False) -> str | None:
         """Why it cannot be used, in one sentence, or None. run_id: it must be of this run.
@@ -69,7 +84,7 @@ class Saved:
         if not (self.path / META).is_file():
             return f"it is torn: it has no {META}, which is written last"
         if not self.meta:
-            return f"its {META} cannot be read"
+            return self._meta[1] or f"its {META} cannot be read"
         if (format := self.meta.get("format")) != FORMAT:
             newer = isinstance(format, int) and format > FORMAT
             advice = "; a newer version of forge wrote it" if newer else ""
@@ -86,6 +101,13 @@ class Saved:
                 return f"it is torn: {name} is missing"
             if (size := file.stat().st_size) != wanted:
                 return f"it is torn: {name} has {size} bytes of {wanted}"
+        for name, wanted in self.meta.get(HASHES, {}).items():
+            try:
+                is_same = _hash(self.path / name) == wanted
+            except OSError as error:
+                return f"its {name} cannot be read: {error.strerror or error}"
+            if not is_same:
+                return f"it is damaged: the bytes of {name} are not those that were saved"
         return None
 
     @property
@@ -178,6 +200,33 @@ def _is_of_kind(key: str, value: Any) -> bool:
     return isinstance(value, KINDS.get(key, (object,))) and all(
         isinstance(one, NUMBERS[key]) for one in inside
     )
+
+
+def small_hashes(path: Path) -> dict[str, str]:
+    """The sha256 of each file but those of tensors, which have checksums in their index."""
+    return {name: _hash(path / name) for name in file_sizes(path) if not name.endswith(".bin")}
+
+
+def sealed(meta: dict[str, Any]) -> dict[str, Any]:
+    """What is written as meta.json: plain JSON with the checksum of all else in it."""
+    plain = json.loads(json.dumps(meta, default=str))
+    return plain | {CHECKSUM: _checksum(plain)}
+
+
+def _checksum(meta: dict[str, Any]) -> str:
+    content = {key: value for key, value in meta.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _hash(path: Path) -> str:
+    about = path.stat()
+    return _hash_of(path, about.st_ino, about.st_size, about.st_mtime_ns)
+
+
+@lru_cache(1024)
+def _hash_of(path: Path, *_: int) -> str:
+    """Once for each state of a file: a run looks at all of its checkpoints at every save."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _folder(path: Path) -> Path:

@@ -116,9 +116,8 @@ def _newest_checkpoint(run_dir: Path) -> Path | None:
         own = read_object(run_dir / "provenance.json").get("run_id")
     except (OSError, ValueError, KeyError, TypeError):
         folder, own = run_dir / "checkpoints", None
-    steps = {path: re.fullmatch(r"step_(\d+)", path.name) for path in folder.glob("step_*")}
-    numbers = {path: int(match[1]) for path, match in steps.items() if match}
-    for path in sorted(numbers, key=numbers.__getitem__, reverse=True):
+    paths = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
+    for path in sorted(paths, key=lambda path: int(path.name.removeprefix("step_")), reverse=True):
         try:
             its = read_object(path / "meta.json").get("run_id")
         except (OSError, ValueError):

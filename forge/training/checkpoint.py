@@ -41,8 +41,9 @@ class Checkpointer:
     """Saves the checkpoints of one run, and removes those that are not to be kept.
 
     A checkpoint is `step_N/` with the resolved config, the tokenizer, the tensors by the names of
-    parameters (never of ranks), and `meta.json`, which is written last and names every file with
-    its size. It is written as `.step_N.partial`.
+    parameters (never of ranks), and `meta.json`, which is written last, names every file with its
+    size and the small ones with a hash, and has a checksum of itself. It is written as
+    `.step_N.partial`.
 
     base: of a run with an adapter, `forge.training.base`; only what is trained is saved then.
     before_commit: called with that directory once all but meta.json is written; for tests of what a
@@ -156,7 +157,8 @@ class Checkpointer:
         """Add metrics to a checkpoint that was saved before the evaluation at its step."""
         path = self.folder / f"step_{step}"
         if self.ranks.main and self.has(step):
-            write_json(path / META, Saved(path).meta | {"metrics": metrics})
+            meta = Saved(path).meta | {"metrics": metrics}
+            write_json(path / META, checkpoints.sealed(meta))
             self._prune()
 
     def close(self) -> None:
@@ -240,7 +242,8 @@ class Checkpointer:
             hook(scratch)
         for path in scratch.rglob("*"):
             sync(path)
-        meta = about | {"files": checkpoints.file_sizes(scratch)}
+        sizes, hashes = checkpoints.file_sizes(scratch), checkpoints.small_hashes(scratch)
+        meta = checkpoints.sealed(about | {"files": sizes, checkpoints.HASHES: hashes})
         (scratch / META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
         sync(scratch / META)
         sync(scratch)

@@ -13,6 +13,7 @@ import pytest
 from run_helpers import assert_bit_equal, read, step_of, stored, weights, without_pickle
 
 from forge import export, generate, worker
+from forge.rundir import checkpoints
 from forge.training.restore import load_run
 
 
@@ -44,12 +45,14 @@ def plant(step: Path, mark: Path):
 
 
 def rewrite(step: Path, name: str, content: bytes):
-    """Also in meta.json, which names the size of each file."""
+    """Also in meta.json, with the sizes and sums, which anybody can make anew."""
     (step / name).write_bytes(content)
     if name != "meta.json":
         meta = read(step / "meta.json")
         meta["files"][name] = len(content)
-        (step / "meta.json").write_text(json.dumps(meta))
+        meta["sha256"] = checkpoints.small_hashes(step)
+        del meta["sha256"]["meta.json"]
+        (step / "meta.json").write_text(json.dumps(checkpoints.sealed(meta)))
 
 
 def test_planted_pickles_are_not_opened(saved_run, assembled, mark, tmp_path, capsys):

@@ -14,7 +14,7 @@ from going_on_helpers import alter
 from run_helpers import assert_bit_equal, built, folders, logged, read, step_of, stored
 
 from forge import worker
-from forge.rundir import outcome, saved_config
+from forge.rundir import checkpoints, outcome, saved_config
 from forge.rundir.checkpoints import CheckpointError
 
 STEPS = ["step_2", "step_4", "step_6"]
@@ -78,7 +78,20 @@ def test_the_checkpoint_of_another_run(saved_run, new_run, relative, capsys):
 
 
 def edit(step: Path, **values):
-    (step / "meta.json").write_text(json.dumps(read(step / "meta.json") | values))
+    meta = checkpoints.sealed(read(step / "meta.json") | values)
+    (step / "meta.json").write_text(json.dumps(meta))
+
+
+def flip(file: Path):
+    """One bit, in the middle: the size stays."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def change_digit(step: Path):
+    text = (step / "meta.json").read_text()
+    (step / "meta.json").write_text(text.replace('"step": 6', '"step": 7', 1))
 
 
 NEWER = "; a newer version of forge wrote it"
@@ -96,6 +109,25 @@ DAMAGE = {
         "it is torn: weights/rank_0.bin has 5 bytes of ",
     ),
     "missing file": (lambda step: shutil.rmtree(step / "tokenizer"), "it is torn: tokenizer/"),
+    "a digit of meta": (change_digit, "its meta.json is damaged: its bytes are not those that"),
+    "no checksum of meta": (
+        lambda step: (step / "meta.json").write_text(
+            (step / "meta.json").read_text().replace('"checksum"', '"chdcksum"')
+        ),
+        "its meta.json is damaged: its bytes are not those that were saved",
+    ),
+    "a bit of the config": (
+        lambda step: flip(step / "config.yaml"),
+        "it is damaged: the bytes of config.yaml are not those that were saved",
+    ),
+    "a bit of the tokenizer": (
+        lambda step: flip(next(file for file in (step / "tokenizer").iterdir())),
+        "it is damaged: the bytes of tokenizer/",
+    ),
+    "a bit of the index": (
+        lambda step: flip(step / "weights" / "tensors.json"),
+        "it is damaged: the bytes of weights/tensors.json are not those that were saved",
+    ),
     "foreign": (
         lambda step: edit(step, run_id="somebody else's"),
         "it is of another run; checkpoint.resume_from takes one on purpose",
@@ -119,6 +151,13 @@ def test_what_cannot_be_used_is_passed_over_with_its_reason(saved_run, caplog, d
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"{saved_run}/checkpoints/step_6 is passed over: {reason}")
     assert set(logged(saved_run, "train/loss")) == {1, 2, 3, 4}
+
+
+def test_a_checkpoint_of_before_checksums_is_still_read(saved_run, caplog):
+    step = step_of(saved_run, 6)
+    meta = {k: v for k, v in read(step / "meta.json").items() if k not in ("checksum", "sha256")}
+    (step / "meta.json").write_text(json.dumps(meta))
+    assert (built(saved_run).state.step, caplog.text) == (6, "")
 
 
 def test_nothing_usable_is_refused_rather_than_lost(saved_run, capsys):

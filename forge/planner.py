@@ -126,7 +126,10 @@ def _config(options: argparse.Namespace) -> tuple[Config, frozenset[str]]:
         config.train.global_batch_size = tokens // config.train.seq_len if fewer else per_step
     if "parallel" not in keys:  # a layout is searched for, not chosen by memory
         config.parallel.layout = "given"
-    return config, keys
+    degrees = config.parallel.degrees()
+    given = {f"parallel.{axis}" for axis, degree in degrees.items() if degree > 1}
+    is_open = {f"parallel.{axis}" for axis, degree in degrees.items() if degree < 1}
+    return config, keys - is_open | given
 
 
 def _as_given(config: Config) -> Config:

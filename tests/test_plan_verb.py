@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from forge.plan.memory import memory_by_part
 from forge.plan.time import planned_time
 from forge.plan.world import CPU_BUILD, Devices
 from forge.resolve.resolve import resolve
+from forge.resolve.search import Layout, layouts
 
 CHUNKED = "objective.loss_fn=chunked_cross_entropy"
 LAPTOP = Devices(gpus=0, source=CPU_BUILD, torch=(2, 13))
@@ -128,3 +130,47 @@ def test_the_largest_model_on_the_most_gpus_takes_seconds() -> None:
 def test_a_bad_value_is_refused() -> None:
     with pytest.raises(ConfigError):
         composition.config(["plan.network_gbits=0"]).validate(world_size=1)
+
+
+MIXTURE, LONG = "model.moe.num_experts=8", "train.seq_len=16384"
+
+
+@pytest.mark.parametrize(
+    ("words", "others"),
+    [
+        (["dp_shard=4"], []),
+        (["dp_shard=1"], []),
+        (["dp_shard=2", "dp_replicate=2"], []),
+        (["dp_replicate=4"], []),
+        (["dp_replicate=1"], []),
+        (["tp=1"], []),
+        (["tp=4"], []),
+        (["pp=1"], []),
+        (["pp=2"], []),
+        (["cp=1"], [LONG]),
+        (["cp=2"], [LONG]),
+        (["ep=1"], [MIXTURE]),
+        (["ep=2"], [MIXTURE]),
+    ],
+    ids=str,
+)
+def test_every_degree_that_is_typed_stays(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], others: list[str]
+) -> None:
+    """A degree of 1 too; the same axis is laid out otherwise where it is left open."""
+    tried: list[Layout] = []
+
+    def search(*args: Any, **options: Any) -> list[Layout]:
+        tried[:] = layouts(*args, **options)
+        return tried
+
+    monkeypatch.setattr(planner, "layouts", search)
+    device = ["plan.device=h100", "plan.world_size=8", "train.global_batch_size=64"]
+    common = ["model=llama3_1_8b", *device, *others]
+    wanted = {axis: int(n) for axis, _, n in (word.partition("=") for word in words)}
+    planner.main([*common, *(f"parallel.{word}" for word in words)])
+    assert tried
+    for one in tried:
+        assert {**one.config.parallel.degrees(), **wanted} == one.config.parallel.degrees()
+    planner.main([*common, "parallel.dp_shard=-1"])
+    assert len({tuple(one.config.parallel.degrees()[axis] for axis in wanted) for one in tried}) > 1

@@ -16,7 +16,8 @@ SAME_AS = {"fp16": "bf16", "int8": "fp8", "mxfp8": "fp8"}
 class Device:
     """One kind of GPU.
 
-    memory: bytes, as torch says them where they run out: less than what the GPU is called by.
+    capability: its compute capability, which says what formats and kernels it has. memory: bytes,
+    as torch says them where they run out: less than what the GPU is called by.
     bandwidth: bytes a second of that memory. peak: dense FLOP/s of matrix units by format.
     units: streaming multiprocessors. sustained: the share of the peak that a product of 8,192^3
     reaches under the power limit. nvlink: bytes a second that one GPU sends to others of its
@@ -25,6 +26,7 @@ class Device:
     first, as `forge.plan.calibration` names them.
     """
 
+    capability: tuple[int, int]
     memory: int
     bandwidth: float
     peak: dict[str, float] = field(hash=False)
@@ -44,7 +46,8 @@ class Device:
         return self if gbits is None else replace(self, network=gbits * 1e9 / 8)
 
 
-# Sources. memory: torch.cuda.OutOfMemoryError of users. bandwidth, peak, nvlink, units: the data
+# Sources. capability: NVIDIA's list of CUDA GPUs.
+# memory: torch.cuda.OutOfMemoryError of users. bandwidth, peak, nvlink, units: the data
 # sheets and architecture white papers of NVIDIA (A100, H100, H200, HGX B200, L40S, A10, Ada and
 # RTX Blackwell), dense: figures with 2:4 sparsity are halved. sustained: H200 0.79 was measured
 # (769 to 798 TFLOP/s at 8,192^3); A100 and H100 are of the benchmark of achievable products in
@@ -54,9 +57,23 @@ class Device:
 # (100 a GPU), AWS g5.48xlarge (100 for 8); 10 Gbit/s for cards of workstations.
 _AMPERE = {"bf16": 312 * T, "tf32": 156 * T, "fp32": 19.5 * T, "int8": 624 * T}
 _HOPPER = {"bf16": 989.4 * T, "fp8": 1978.9 * T, "tf32": 494.7 * T, "fp32": 66.9 * T}
-_A100 = {"peak": _AMPERE, "units": 108, "sustained": 0.85, "nvlink": 300 * G, "network": 25 * G}
+_A100 = {
+    "capability": (8, 0),
+    "peak": _AMPERE,
+    "units": 108,
+    "sustained": 0.85,
+    "nvlink": 300 * G,
+    "network": 25 * G,
+}
 _CUDNN = ("cudnn", "flash")
-_H100 = {"peak": _HOPPER, "units": 132, "nvlink": 450 * G, "network": 50 * G, "attention": _CUDNN}
+_H100 = {
+    "capability": (9, 0),
+    "peak": _HOPPER,
+    "units": 132,
+    "nvlink": 450 * G,
+    "network": 50 * G,
+    "attention": _CUDNN,
+}
 DEVICES = {
     "a100_40gb": Device(memory=int(39.4 * GIB), bandwidth=1.555 * T, **_A100),
     "a100": Device(memory=int(79.2 * GIB), bandwidth=2.039 * T, **_A100),
@@ -65,6 +82,7 @@ DEVICES = {
     "h100_500w": Device(memory=int(94.5 * GIB), bandwidth=2.4 * T, sustained=0.52, **_H100),
     "h200": Device(memory=int(139.8 * GIB), bandwidth=4.8 * T, sustained=0.79, **_H100),
     "b200": Device(
+        capability=(10, 0),
         memory=int(178.3 * GIB),
         bandwidth=7.7 * T,
         peak={"bf16": 2250 * T, "fp8": 4500 * T, "nvfp4": 9000 * T, "tf32": 1125 * T}
@@ -76,6 +94,7 @@ DEVICES = {
         attention=_CUDNN,
     ),
     "l40s": Device(
+        capability=(8, 9),
         memory=int(44.4 * GIB),
         bandwidth=0.864 * T,
         peak={"bf16": 362 * T, "fp8": 733 * T, "tf32": 183 * T, "fp32": 91.6 * T},
@@ -85,6 +104,7 @@ DEVICES = {
         network=12.5 * G,
     ),
     "a10g": Device(
+        capability=(8, 6),
         memory=int(22.0 * GIB),
         bandwidth=0.6 * T,
         peak={"bf16": 70 * T, "tf32": 35 * T, "fp32": 31.2 * T, "int8": 140 * T},
@@ -94,6 +114,7 @@ DEVICES = {
         network=1.56 * G,
     ),
     "rtx4090": Device(
+        capability=(8, 9),
         memory=int(23.6 * GIB),
         bandwidth=1.008 * T,
         peak={"bf16": 165.2 * T, "fp8": 330.3 * T, "tf32": 82.6 * T, "fp32": 82.6 * T},
@@ -103,6 +124,7 @@ DEVICES = {
         network=1.25 * G,
     ),
     "rtx5090": Device(
+        capability=(12, 0),
         memory=int(31.4 * GIB),
         bandwidth=1.792 * T,
         peak={"bf16": 209.5 * T, "fp8": 419 * T, "nvfp4": 1676 * T, "tf32": 104.8 * T}

@@ -90,8 +90,8 @@ class Layout:
 def layouts(config: Config, world: World, device: Device, *, kept: frozenset[str]) -> list[Layout]:
     """All layouts of a resolved config that were tried, the fastest that fit first.
 
-    Degrees above 1 stay, and what is in `kept`: keys that were typed. The global batch is that of
-    the config.
+    What is in `kept` stays: keys that were typed, degrees of 1 too. The global batch is that of the
+    config.
     """
     search = _Search(config, world, device, kept)
     found = list(search.coarse())
@@ -109,6 +109,8 @@ class _Search:
         self.node = ranks_per_node(world)
         self.sequences = config.train.global_batch_size or 0
         self.kept = {name for name, keys in KEEP.items() if kept & set(keys)}
+        degrees = config.parallel.degrees()
+        self.given = {axis: n for axis, n in degrees.items() if f"parallel.{axis}" in kept}
 
     def coarse(self) -> Iterator[Layout]:
         """Each choice of degrees with the least recomputation and the largest micro-batch that
@@ -149,8 +151,8 @@ class _Search:
                 yield self.timed(self.tried(base, more, size))
 
     def degrees(self) -> Iterator[dict[str, int]]:
-        """Every division of the ranks; a degree above 1 that is given stays."""
-        given, model = self.config.parallel, self.config.model
+        """Every division of the ranks; one that is given stays."""
+        model = self.config.model
         experts = model.moe.num_experts if isinstance(model, Decoder) and model.is_moe else 0
         sizes = {
             "tp": [n for n in POWERS if n <= 2 * self.node],
@@ -159,8 +161,8 @@ class _Search:
             "ep": [n for n in (1, 2, 4, 8, 16, 32, 64) if n == 1 or (experts and experts % n == 0)],
         }
         for axis in sizes:
-            if getattr(given, axis) > 1:
-                sizes[axis] = [getattr(given, axis)]
+            if axis in self.given:
+                sizes[axis] = [self.given[axis]]
         for chosen in product(*sizes.values()):
             found = dict(zip(sizes, chosen, strict=True))
             others = found["tp"] * found["pp"] * found["cp"] * found["ep"]
@@ -168,10 +170,14 @@ class _Search:
             if left or self.sequences % (ranks * found["ep"]):
                 continue
             shards = {ranks, *(n for n in SHARDS if ranks % n == 0)}
-            if given.dp_replicate > 1:
-                shards = {ranks // given.dp_replicate} if ranks % given.dp_replicate == 0 else set()
+            if "dp_replicate" in self.given:
+                shards = {max(ranks // self.given["dp_replicate"], 1)}
+            if "dp_shard" in self.given:
+                shards = {self.given["dp_shard"]}
             for n in sorted(shards, reverse=True):
-                yield {**found, "dp_shard": n, "dp_replicate": ranks // n}
+                replicas = self.given.get("dp_replicate", ranks // n)
+                if n * replicas == ranks:
+                    yield {**found, "dp_shard": n, "dp_replicate": replicas}
 
     def with_degrees(self, degrees: dict[str, int], stages: int | None = None) -> Config | None:
         """One sequence a micro-batch; None where a rule on degrees does not allow it."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from forge.config.devices import DEVICES
 from forge.config.model import Decoder, Model
 from forge.config.objective import Objective
 from forge.config.optimizer import Optimizer
 from forge.config.optimizers import ScheduleFreeAdamW
 from forge.config.parallel import Parallel
+from forge.config.plan import Plan
 from forge.config.precision import Precision
 from forge.config.quantization import FP8, PARTS, Emulated, Quantized, Sparse
 from forge.config.rule import Findings, rule
@@ -52,6 +54,21 @@ def device(quantization: Emulated, run: Run) -> Findings:
     """
     if run.device != "cuda" and not quantization.emulate:
         yield EMULATE, f"{EMULATE}=true, or no quantization"
+
+
+@rule("quantization.capability", EMULATE, "plan.device", "run.device")
+def capability(quantization: Emulated, plan: Plan, run: Run) -> Findings:
+    """The GPU that is planned for must have the format that matrices are multiplied in."""
+    gpu = DEVICES.get(plan.device or "")
+    if gpu is None or run.device != "cuda" or quantization.emulate:
+        return
+    least = quantization.capability
+    if gpu.capability < least:
+        able = [name for name, each in DEVICES.items() if each.capability >= least]
+        name, needs = quantization.schema_name, ".".join(map(str, least))
+        what = f"quantization={name} needs a GPU of compute capability {needs}, and it has"
+        what += f" {'.'.join(map(str, gpu.capability))}; of those known {', '.join(able)} will do."
+        yield "plan.device", what, f"plan.device={able[0]}, or {EMULATE}=true"
 
 
 @rule("quantization.precision", EMULATE, "precision.mixed_precision", "run.device")

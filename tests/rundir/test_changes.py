@@ -35,7 +35,8 @@ IDENTITY = {
     "": "hparams seed",
     "checkpoint": "dir exclude_from_loading init_from init_optimizer",
     "data": "_target_ add_bos add_eos anneal_start_step anneal_weights chat_template "
-    "chat_template_kwargs leave_out chat_template_path chosen_field completion_field dtype end_responses file_pattern "
+    "chat_template_kwargs leave_out "
+    "chat_template_path chosen_field completion_field dtype end_responses file_pattern "
     "formatting_func label_field messages_field "
     "hf_data_dir hf_data_files hf_dataset_config hf_dataset_name hf_dataset_split "
     "hf_dataset_text_field hf_streaming "

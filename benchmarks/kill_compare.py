@@ -19,7 +19,7 @@ from forge.rundir.progress import SAMPLES
 from forge.training import tensor_storage
 
 SPEED = {"tokens_per_second"}
-CLOCK = {"time", "seconds", "run_id", "versions", "rows", "files"}
+CLOCK = {"time", "seconds", "run_id", "versions", "rows", "files", "checksum", "sha256"}
 """What a checkpoint says of the hour, the machine and its own directory."""
 TOLERANCE = 1e-6
 

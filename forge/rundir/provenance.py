@@ -17,6 +17,8 @@ from forge.rundir.masking import masked
 
 PACKAGES = "forge-lm torch hydra-core omegaconf numpy tokenizers torchao datasets"
 OURS = Path(__file__).resolve().parents[1]
+NO_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+"""A folder that somebody handed over names programs in its .git/config; git would start them."""
 BETWEEN = "\x1f"  # joins the words of a command line, so that masking sees two that belong together
 
 
@@ -78,12 +80,27 @@ def diff() -> str:
     tops = [git(folder, "rev-parse", "--show-toplevel").strip() for folder in (OURS, Path.cwd())]
     plain = ("--no-ext-diff", "--no-textconv", "--no-color")
     return masked(
-        "".join(git(Path(top), "diff", *plain, "HEAD") for top in dict.fromkeys(tops) if top)
+        "".join(
+            git(Path(top), *_no_filters(top), "diff", *plain, "HEAD")
+            for top in dict.fromkeys(tops)
+            if top
+        )
     )
 
 
+def _no_filters(folder: str) -> list[str]:
+    """Options of git that switch off the filters which the folder's own settings name."""
+    settings = git(
+        Path(folder), "config", "--local", "--includes", "--name-only", "--get-regexp", r"^filter\."
+    )
+    names = dict.fromkeys(line.rpartition(".")[0] for line in settings.splitlines())
+    off = ("clean=", "smudge=", "process=", "required=false")
+    return [word for name in names for each in off for word in ("-c", f"{name}.{each}")]
+
+
 def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
+    """What git prints; empty where it fails. The folder's own settings start no program."""
+    command = ["git", *NO_PROGRAMS, "-C", str(folder), *arguments]
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=10

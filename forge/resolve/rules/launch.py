@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Mapping
 
 from forge.config.launch import Slurm, Submitit
 from forge.config.problems import Problem, closest, did_you_mean, shown
@@ -18,6 +20,9 @@ LARGEST_NODE = 8
 """Ranks on GPUs that are put on one node where nobody says how many GPUs a node has."""
 NAME = re.compile(r"[\w+-][\w.+-]*")
 LONGEST, LONGEST_ARM = 200, 50
+SCRIPT_TEXTS = (
+    *("account", "constraint", "gpu_type", "mem", "partition", "qos", "sbatch", "srun_args"),
+)
 BASELINE, SEEDS = "sweep.ablation.baseline", "sweep.ablation.seeds"
 
 
@@ -53,6 +58,26 @@ def slurm(launch: Slurm) -> Findings:
     """launch.signal_before is less than launch.time; launch.sbatch has no key that forge sets."""
     for fault in faults(launch):
         yield fault.key, fault.what, fault.fix
+
+
+@rule("launch.text", *(f"launch.{name}" for name in SCRIPT_TEXTS))
+def script_text(launch: Slurm) -> Findings:
+    """A text that stands in the script of a job has no line break or other control character, which
+    would begin a command of its own.
+    """
+    for name in SCRIPT_TEXTS:
+        value = getattr(launch, name)
+        texts = [*value, *value.values()] if isinstance(value, Mapping) else value
+        texts = [texts] if isinstance(texts, str) else texts or ()
+        wrong = [
+            text for text in texts if any(unicodedata.category(letter) == "Cc" for letter in text)
+        ]
+        if wrong and isinstance(value, Mapping):
+            keys = [key for key, text in value.items() if {key, text} & set(wrong)]
+            yield f"launch.{name}", " ".join(f"~launch.{name}.{key}" for key in keys)
+        elif wrong:
+            empty = "[]" if name == "srun_args" else "null"
+            yield f"launch.{name}", f"launch.{name}={empty}, or the text without it"
 
 
 @rule("launch.inline", "run.inline")

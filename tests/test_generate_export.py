@@ -65,6 +65,7 @@ def test_a_run_of_a_gpu_is_read_on_a_machine_without_one(
     config.write_text(yaml.safe_dump(plain))
     about = json.loads(meta.read_text())
     about["files"]["config.yaml"] = config.stat().st_size
+    del about["checksum"], about["sha256"]  # as a checkpoint of before them
     meta.write_text(json.dumps(about))
     trained = load_run(step)
     assert trained.device.type == "cpu"

@@ -67,7 +67,11 @@ def step_of(run: Path, step: int) -> Path:
 def meta(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says of itself, but for the clock and the run's own name."""
     own = {"time", "run_id", "seconds", "versions", "files", "rows"}
-    return {k: value for k, value in read(checkpoint / "meta.json").items() if k not in own}
+    return {
+        k: value
+        for k, value in read(checkpoint / "meta.json").items()
+        if k not in {*own, "checksum", "sha256"}
+    }
 
 
 def folders(run: Path) -> list[str]:

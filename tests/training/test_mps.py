@@ -4,6 +4,7 @@ torch has no Metal kernel for. It is no run on Apple silicon.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -191,6 +192,10 @@ def test_a_run_of_an_apple_gpu_is_loaded_where_there_is_none(tiny_run: Path) -> 
         text = file.read_text()
         assert "device: cpu" in text
         file.write_text(text.replace("device: cpu", "device: mps"))
+    for file in tiny_run.rglob("meta.json"):  # as a checkpoint of before its hashes
+        about = json.loads(file.read_text())
+        del about["checksum"], about["sha256"]
+        file.write_text(json.dumps(about))
     assert forge.load(tiny_run).device.type == "cpu"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forge.config.adapter import MAGNITUDE, A, B, LoRA, name_of
 from forge.config.hf.table import Row
-from forge.config.tensors import BIAS, EMBEDDING
+from forge.config.tensors import BIAS, EMBEDDING, HEAD
 
 PREFIX = "base_model.model."
 NO_EXPERTS = (
@@ -75,23 +75,66 @@ def tensors(
     rows: Sequence[Row], section: LoRA, read: Read, whole: Sequence[str]
 ) -> Iterator[tuple[str, Tensor]]:
     """Their tensors with their names. whole: names of ours that are trained and kept whole."""
-    adapted = {one.name for one in places(rows, section)}
     for one in places(rows, section):
         yield from _write(one, section, read)
+    for row, name in saved_whole(rows, section, whole):
+        values = read(row.ours.name)
+        yield name, _turned(row, values)
+
+
+def saved_whole(
+    rows: Sequence[Row], section: LoRA, whole: Collection[str]
+) -> Iterator[tuple[Row, str]]:
+    """Parameters that are trained and saved whole, with the names of theirs. whole: names of ours.
+    Raises ValueError for what PEFT does not keep as forge does.
+    """
+    adapted = {one.name for one in places(rows, section)}
+    untied = any(row.ours.role == HEAD for row in rows)
     for row in rows:
         if row.ours.name not in whole:
             continue
         if row.index is not None or row.theirs.stacked:
             what = f"{row.ours.name} is a part of {row.theirs.name} of theirs"
             raise ValueError(f"{what}, which PEFT keeps whole; merge it: --format hf --merge")
+        if row.ours.role == EMBEDDING and not untied:
+            what = f"{row.ours.name} is the head too, which PEFT leaves as it was"
+            raise ValueError(f"{what}; merge it: --format hf --merge")
         name = row.theirs.name
         if row.ours.role == BIAS and name.removesuffix(".bias") in adapted:
             name = f"{name.removesuffix('bias')}base_layer.bias"
-        values = read(row.ours.name)
-        yield (
-            f"{PREFIX}{name}",
-            values.transpose(-1, -2) if row.theirs.transposed and values.dim() > 1 else values,
-        )
+        yield row, f"{PREFIX}{name}"
+
+
+def read_whole(
+    rows: Sequence[Row], section: LoRA, stored: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Our parameters that are trained whole, by our names, of a folder. Raises KeyError for one
+    that is missing, ValueError for what PEFT does not keep as forge does.
+    """
+    trained = {row.ours.name for row in rows if section.trains(row.ours)}
+    return {
+        row.ours.name: _turned(row, stored[name])
+        for row, name in saved_whole(rows, section, trained)
+    }
+
+
+def unread(
+    rows: Sequence[Row], section: LoRA, stored: Mapping[str, Tensor]
+) -> dict[str, Row | None]:
+    """Tensors of a folder that neither an adapter nor a parameter that is trained whole takes, each
+    with the weight of ours that it is another value of, if it is one.
+    """
+    trained = {row.ours.name for row in rows if section.trains(row.ours)}
+    taken = {name for one in places(rows, section) for name in _names(one)}
+    taken |= {f"{one.key}.{MAGNITUDE}_vector" for one in places(rows, section) if section.dora}
+    taken |= {name for _, name in saved_whole(rows, section, trained)}
+    known = {f"{PREFIX}{row.theirs.name}": row for row in rows}
+    left = [name for name in stored if name not in taken]
+    return {name: known.get(name.replace(".base_layer.", ".")) for name in left}
+
+
+def _turned(row: Row, values: Tensor) -> Tensor:
+    return values.transpose(-1, -2) if row.theirs.transposed and values.dim() > 1 else values
 
 
 def content(

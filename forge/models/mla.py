@@ -39,12 +39,12 @@ class MLA(nn.Module):
         queries = heads * own.qk_head_dim
         if own.q_lora_rank:
             self.wq_a = nn.Linear(dim, own.q_lora_rank, bias=False)
-            self.q_norm = make_rms_norm(section, own.q_lora_rank)
+            self.q_norm = make_rms_norm(section, own.q_lora_rank, eps=own.latent_norm_eps)
             self.wq_b = nn.Linear(own.q_lora_rank, queries, bias=False)
         else:
             self.wq = nn.Linear(dim, queries, bias=False)
         self.wkv_a = nn.Linear(dim, own.kv_lora_rank + own.qk_rope_head_dim, bias=False)
-        self.kv_norm = make_rms_norm(section, own.kv_lora_rank)
+        self.kv_norm = make_rms_norm(section, own.kv_lora_rank, eps=own.latent_norm_eps)
         both = own.qk_nope_head_dim + own.v_head_dim
         self.wkv_b = nn.Linear(own.kv_lora_rank, heads * both, bias=False)
         self.wo = nn.Linear(heads * own.v_head_dim, dim, bias=False)

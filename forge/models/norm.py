@@ -22,9 +22,12 @@ def make_norm(section: DecoderConfig) -> nn.Module:
     return made
 
 
-def make_rms_norm(section: DecoderConfig, width: int, *, with_scale: bool = True) -> RMSNorm:
-    """with_scale: whether it has weights."""
-    made = RMSNorm(width, eps=section.norm_eps, elementwise_affine=with_scale)
+def make_rms_norm(
+    section: DecoderConfig, width: int, *, with_scale: bool = True, eps: float | None = None
+) -> RMSNorm:
+    """with_scale: whether it has weights. eps: null = that of the model."""
+    eps = section.norm_eps if eps is None else eps
+    made = RMSNorm(width, eps=eps, elementwise_affine=with_scale)
     made.offset = float(section.norm_unit_offset)
     return made
 

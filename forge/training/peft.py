@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -16,10 +17,11 @@ from forge.config.hf.peft import CONFIG, WEIGHTS
 from forge.config.hf.table import Row
 from forge.config.model import Decoder, Model
 from forge.config.root import Config
+from forge.config.tensors import BIAS, EMBEDDING, HEAD
 from forge.data.tokenizer import Tokenizer
 from forge.hf import peft
 from forge.masters import exact_state, round_masters
-from forge.owned import copy_owned
+from forge.owned import copy_owned, local, owned, select
 from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Saved
 from forge.training.hugging_face import choose_family, export_dtype
 from forge.training.merging import Merged
@@ -67,15 +69,62 @@ def load_adapters(place: Path, model: nn.Module, section: Model, adapter: LoRA) 
     try:
         with safe_open(place / WEIGHTS, framework="pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        found = peft.read_whole(rows, adapter, stored)
         for one in peft.places(rows, adapter):
-            for name, values in peft.read_place(one, adapter, stored).items():
-                if name in tensors:
-                    _check(place, name, tensors[name], values)
-                    copy_owned(tensors[name], values)
+            found |= peft.read_place(one, adapter, stored)
+        _refuse_others(place, rows, adapter, stored, tensors)
+        for name, values in found.items():
+            if name in tensors:
+                _check(place, name, tensors[name], values)
+                copy_owned(tensors[name], values)
         round_masters(model)
     except KeyError as error:
         what = f"{place / WEIGHTS} has no tensor {error.args[0]}"
-        raise CheckpointError(f"{what}, which adapter.target_modules names here") from None
+        keys = "adapter.target_modules, adapter.bias or adapter.modules_to_save"
+        raise CheckpointError(f"{what}, which {keys} names here") from None
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{place}: {error}") from None
+
+
+def _refuse_others(
+    place: Path,
+    rows: Sequence[Row],
+    adapter: LoRA,
+    stored: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Raise CheckpointError where a folder has a tensor that would be left out, but for copies of
+    weights of the base, which PEFT adds to those of an embedding.
+    """
+    for name, row in peft.unread(rows, adapter, stored).items():
+        ours = None if row is None else tensors.get(row.ours.name)
+        if row is not None and row.index is None and not row.theirs.stacked:
+            copied = row.ours.role in (EMBEDDING, HEAD) or ".base_layer." in name
+            if ours is None and copied:
+                continue  # of another stage of a pipeline
+            transposed = row.theirs.transposed
+            if ours is not None and _is_copy(ours, stored[name], transposed=transposed):
+                continue
+            fix = f"adapter.modules_to_save=[{row.ours.name}]"
+            if row.ours.role == BIAS:
+                fix = f"adapter.bias=lora or all, or {fix}"
+        else:
+            fix = "adapter.target_modules of the folder's target_modules"
+            fix += ", or merge the adapters into its base with PEFT"
+        what = f"{place / WEIGHTS} has {name}, which this run's adapter does not train"
+        raise CheckpointError(f"{what} and would leave out. Choose {fix}")
+
+
+def _is_copy(ours: Tensor, theirs: Tensor, *, transposed: bool) -> bool:
+    """Whether a stored tensor has the values of a parameter, in the format of either."""
+    values = theirs.T if transposed and theirs.dim() > 1 else theirs
+    if ours.shape != values.shape:
+        return False
+    mine = local(ours).detach()
+    same = select(values, owned(ours)).to(mine.device)
+    return torch.equal(mine.to(same.dtype), same) or torch.equal(mine, same.to(mine.dtype))
 
 
 def _check(place: Path, name: str, ours: Tensor, theirs: Tensor) -> None:

@@ -19,6 +19,7 @@ from forge.config.rotary import OF_LENGTH, RotaryOptions
 from forge.config.tensors import TensorSpec
 
 SELECTION_BIAS = "feed_forward.router.selection_bias"
+LATENT_EPS = "mixer.latent_norm_eps"
 OF_TRAINING = (
     *("init_std", "init_scale_residual", "sdpa_backend", "document_attention", "pad_vocab_to"),
     *("layers", "kinds", "path", "pretrained", "_target_", "mla_naive_kvcache"),
@@ -35,7 +36,9 @@ OF_MOE_TRAINING = (
 class Family:
     """A model_type of Hugging Face. model_types: others that are the same. either: options for all
     values of which it has names. partial_rotary: whether its class in transformers obeys
-    partial_rotary_factor; the others turn whole heads without a word.
+    partial_rotary_factor; the others turn whole heads without a word. absent: what its class has
+    for keys that a config.json lacks, where null is another thing than a key that is not there.
+    turns_by_kind: whether it has a rotation for each kind of layers.
     """
 
     model_type: ClassVar[str]
@@ -43,6 +46,8 @@ class Family:
     model_types: ClassVar[tuple[str, ...]] = ()
     either: ClassVar[tuple[str, ...]] = ()
     partial_rotary: ClassVar[bool] = False
+    absent: ClassVar[dict[str, Any]] = {}
+    turns_by_kind: ClassVar[bool] = False
     prefix: ClassVar[str] = "model."
     layers: ClassVar[str] = "layers."
     head: ClassVar[str] = "lm_head.weight"
@@ -60,6 +65,10 @@ class Family:
         option, for a section that lacks what makes the family.
         """
         raise NotImplementedError
+
+    def keys(self, content: dict[str, Any]) -> Keys:
+        """A config.json of the family, to be read."""
+        return Keys(content, self.absent)
 
     def table(self, layer: Decoder) -> Table:
         """Names inside of a block of this section."""
@@ -109,7 +118,7 @@ class Family:
             content = self.content(section)
         except ValueError as error:
             return [str(error)]
-        keys = Keys(content | {"model_type": self.model_type})
+        keys = self.keys(content | {"model_type": self.model_type})
         options = self.options(keys)
         keys.finish()
         if keys.faults:
@@ -129,6 +138,11 @@ class Family:
             if layer.partial_rotary_factor != 1 and not self.partial_rotary:
                 said = f"model.partial_rotary_factor={shown(layer.partial_rotary_factor)}"
                 faults[f"{said} (transformers turns whole heads in {self.model_type})"] = None
+            if self.turns_by_kind and layer.rope_type == "yarn" and not layer.rope_truncate:
+                said = "model.rope_truncate=false"
+                faults[f"{said} (transformers rounds the range of pairs in {self.model_type})"] = (
+                    None
+                )
             length = layer.original_max_position_embeddings
             by_length = layer.rope_type == "longrope" and (
                 list(layer.rope_short_factor) != list(layer.rope_long_factor)
@@ -227,6 +241,8 @@ def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
     window = facts.get("sliding_window_size", 0)
     facts["sliding_window_size"] = 0 if window >= layer.max_seq_len else window
     facts |= _inside("mixer", layer.mixer)
+    if facts.get(LATENT_EPS, 0) is None:
+        facts[LATENT_EPS] = layer.norm_eps
     if kind.moe:
         facts |= _experts(layer)
         if not layer.moe.beside_dense:

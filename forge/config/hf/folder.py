@@ -12,7 +12,6 @@ from typing import Any
 
 from forge.config.hf import families
 from forge.config.hf.family import Family, section_of
-from forge.config.hf.keys import Keys
 from forge.config.hf.peft import is_peft
 from forge.config.hf.shards import AGAIN, FolderError, Stored, same_bytes, stored
 from forge.config.hf.table import Row, shapes
@@ -110,8 +109,14 @@ def _read(place: Path, changed: int) -> Folder:
         known = ", ".join(one.model_type for one in all_families())
         what = f"{file}: model_type={model_type!r} is no family of forge"
         raise FolderError(what, f"a model of one that is: {known}")
-    keys = Keys(content)
-    options = family.options(keys)
+    keys = family.keys(content)
+    try:
+        options = family.options(keys)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = f"{file} has a value that no model has ({type(error).__name__}: {error})"
+        keys.finish()
+        said = "; ".join([what, *keys.faults])
+        raise FolderError(said, AGAIN) from None
     keys.finish()
     if keys.faults:
         fix = "a model without it: what forge does not compute is not left out silently"

@@ -49,6 +49,7 @@ REFUSED = {
     "save its language model by itself",
     "vision_config": "it is of a model that reads images",
 }
+OF_ROTATION = ("scaling", "parameters")
 OFF = {
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
@@ -64,8 +65,9 @@ OFF = {
 class Keys:
     """The keys of one config.json. What is wrong with them is gathered in `faults`."""
 
-    def __init__(self, content: dict[str, Any]) -> None:
-        self._content, self._read = content, set[str]()
+    def __init__(self, content: dict[str, Any], absent: dict[str, Any] | None = None) -> None:
+        """absent: values of keys that are not there; null is there."""
+        self._content, self._read, self._absent = content, set[str](), absent or {}
         self.faults: list[str] = []
 
     def has(self, name: str) -> bool:
@@ -80,10 +82,18 @@ class Keys:
         for name in names:
             if self._content.get(name) is not None:
                 return self._content[name]
+        for name in names:
+            if name in self._absent and not any(each in self._content for each in names):
+                return self._absent[name]
         if default is NEEDED:
             self.faults.append(f"it has no {names[0]}")
             return None
         return default
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Whether a key says yes; null says no."""
+        value = self.take(name, default=default)
+        return bool(value) and (not self.has(name) or self._content[name] is not None)
 
     def number(self, *names: str, default: Any = NEEDED) -> Any:
         """The same of a number."""
@@ -117,6 +127,9 @@ class Keys:
         for name, why in REFUSED.items():
             if self._content.get(name) is not None and name not in self._read:
                 self.faults.insert(0, f"{name}: {why}")
+        scaling, parameters = (self._content.get(f"rope_{each}") for each in OF_ROTATION)
+        if scaling and parameters and scaling != parameters:
+            self.faults.append("rope_scaling and rope_parameters are both there, and differ")
         for name, values in OFF.items():
             if name not in self._read and name in self._content:
                 self.only(name, *values, why="forge has no such model")

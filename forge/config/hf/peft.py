@@ -9,16 +9,21 @@ from forge.config.hf.shards import AGAIN, FolderError
 from forge.config.regular import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-UNREAD = {
-    "layers_to_transform": None,
-    "layer_replication": None,
-    "trainable_token_indices": None,
-    "target_parameters": None,
-    "exclude_modules": None,
-    "lora_bias": False,
-    "use_qalora": False,
-}
-"""Keys that change what adapters are, with the value by which they do not."""
+READ = (
+    *("peft_type", "base_model_name_or_path", "r", "lora_alpha", "use_rslora", "use_dora"),
+    *("target_modules", "rank_pattern", "modules_to_save", "bias", "init_lora_weights"),
+)
+"""Keys that are read here, or that the names and shapes of the tensors say too."""
+INERT = (
+    *("task_type", "auto_mapping", "peft_version", "revision", "inference_mode", "lora_dropout"),
+    *("fan_in_fan_out", "layers_pattern", "megatron_config", "megatron_core", "loftq_config"),
+    *("eva_config", "qalora_group_size", "layers_to_transform"),
+)
+"""Keys that change no product of an adapter that is trained."""
+BIASES = {"none": "none", "lora_only": "lora", "all": "all"}
+"""Theirs and ours."""
+BESIDE_ITS_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Values of init_lora_weights that leave the base as it is; others change it, on loading too."""
 
 
 def is_peft(path: str | Path) -> bool:
@@ -38,10 +43,13 @@ def read(path: str | Path) -> dict[str, Any]:
         raise FolderError(f"{file}: peft_type={kind}, and forge reads LORA", "another folder")
     if not (Path(path) / WEIGHTS).is_file():
         raise FolderError(f"{path} has no {WEIGHTS}", "save it with safe_serialization=True")
-    for key, inert in UNREAD.items():
-        if content.get(key) not in (inert, None, [], {}):
-            what = f"{file}: {key}={content[key]!r}, which forge does not compute"
-            raise FolderError(what, "another folder")
+    unread = [key for key in content if key not in (*READ, *INERT) and content[key]]
+    if content.get("init_lora_weights", True) not in BESIDE_ITS_BASE:
+        unread.append("init_lora_weights")
+    if unread:
+        said = ", ".join(f"{key}={content[key]!r}" for key in unread)
+        fix = "another folder, or merge the adapters into their base with merge_and_unload of PEFT"
+        raise FolderError(f"{file}: {said}, which forge does not compute", fix)
     return content
 
 
@@ -52,4 +60,5 @@ def options(content: dict[str, Any]) -> dict[str, Any]:
         "alpha": float(content["lora_alpha"]),
         "rank_stabilized": bool(content.get("use_rslora")),
         "dora": bool(content.get("use_dora")),
+        "bias": BIASES.get(content.get("bias") or "none", "none"),
     }

@@ -21,11 +21,17 @@ TYPES = {
 """Theirs and ours."""
 
 
-def read(keys: Keys, *, theta: float = 10000.0, scores: bool = False) -> dict[str, Any]:
-    """The options of rotary positions. theta: where the file has none. scores: with yarn scores are
-    multiplied too, as in DeepSeek.
+def read(
+    keys: Keys,
+    *,
+    theta: float = 10000.0,
+    usual: dict[str, Any] | None = None,
+    scores: bool = False,
+) -> dict[str, Any]:
+    """The options of rotary positions. theta, usual: where the file has none. scores: with yarn
+    scores are multiplied too, as in DeepSeek.
     """
-    stated = dict(keys.take("rope_parameters", "rope_scaling", default=None) or {})
+    stated = dict(keys.take("rope_parameters", "rope_scaling", default=usual) or {})
     for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
         value = keys.number(name, default=None)
         if value is not None:

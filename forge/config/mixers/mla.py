@@ -30,6 +30,12 @@ class MLA(Mixer):
     qk_nope_head_dim: int = opt(128, "width of a head's queries and keys that stays as it is", gt=0)
     qk_rope_head_dim: int = opt(64, "width of them that is rotated; all heads share its key", gt=0)
     v_head_dim: int = opt(128, "width of a head's values", gt=0)
+    latent_norm_eps: float | None = opt(
+        None,
+        "epsilon of the norms of the two latents; null = model.norm_eps; transformers' DeepSeek "
+        "has 1e-6 whatever the others have",
+        gt=0,
+    )
     mla_naive_kvcache: bool = opt(
         True, "generation keeps keys and values of all heads; false = the latent they are made of"
     )

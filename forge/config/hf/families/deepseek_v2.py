@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from forge.config.hf.families.deepseek_v3 import (
     COMMON,
@@ -20,6 +20,7 @@ class DeepSeekV2(DeepSeekV3):
     model_type = "deepseek_v2"
     model_types = ()
     architecture = "DeepseekV2ForCausalLM"
+    absent: ClassVar[dict[str, Any]] = {"q_lora_rank": 1536, "n_shared_experts": 2}
     block = COMMON
 
     def routing(self, keys: Keys) -> dict[str, Any]:

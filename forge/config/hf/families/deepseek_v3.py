@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from forge.config.hf import rope
 from forge.config.hf.common import (
@@ -36,6 +36,8 @@ SHARED: Table = {
     for ours, theirs in PROJECTIONS.items()
 }
 EXPERTS = experts("mlp.experts", PROJECTIONS, "mlp.gate.weight")
+LATENT_EPS = 1e-6
+"""Of the norms of latents: their class has it whatever config.json says of the others."""
 COMMON = LATENT | MLP | NORMS | SHARED | EXPERTS
 
 
@@ -58,6 +60,9 @@ class DeepSeekV3(Family):
     model_types = ("kimi_k2",)
     architecture = "DeepseekV3ForCausalLM"
     either = ("rope_interleave",)
+    absent: ClassVar[dict[str, Any]] = {"q_lora_rank": 1536, "n_shared_experts": 1}
+    absent |= {"routed_scaling_factor": 2.5, "first_k_dense_replace": 3}
+    absent |= {"n_group": 8, "topk_group": 4}
     outside = OUTSIDE
     block = COMMON | {SELECTION_BIAS: "mlp.gate.e_score_correction_bias"}
 
@@ -72,6 +77,7 @@ class DeepSeekV3(Family):
         keys.only("rope_interleave", True, why="no model of the family is without")
         keys.only("moe_layer_freq", 1, why="all layers behind the first have experts")
         mixer = {"schema": "mla", "q_lora_rank": keys.number("q_lora_rank", default=0)}
+        mixer["latent_norm_eps"] = None if found["norm_eps"] == LATENT_EPS else LATENT_EPS
         mixer |= {name: keys.number(name) for name in WIDTHS}
         return found | {"mixer": mixer, "moe": self.routing(keys)}
 
@@ -80,7 +86,7 @@ class DeepSeekV3(Family):
         keys.only("topk_method", "noaux_tc", why="the family has no other")
         keys.only("scoring_func", "sigmoid", why="the family has no other")
         moe = sizes_of_experts(keys) | {"router": "sigmoid_topk"}
-        moe["norm_topk_prob"] = bool(keys.take("norm_topk_prob", default=True))
+        moe["norm_topk_prob"] = keys.flag("norm_topk_prob", True)
         groups = keys.number("n_group", default=1)
         chosen = keys.number("topk_group", default=groups)
         return moe | {"n_routing_groups": groups, "topk_routing_group": chosen}

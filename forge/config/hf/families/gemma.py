@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from forge.config.hf import rope
 from forge.config.hf.common import ATTENTION, MLP, NORMS, OUTSIDE, activation, sizes, write_sizes
@@ -15,12 +15,17 @@ from forge.config.model import Decoder
 class Gemma(Family):
     model_type = "gemma"
     architecture = "GemmaForCausalLM"
+    absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 16}
     outside = OUTSIDE
     block = ATTENTION | MLP | NORMS
 
     def options(self, keys: Keys) -> dict[str, Any]:
         keys.inert("hidden_activation")  # transformers reads hidden_act alone
-        return self.common(keys) | rope.read(keys)
+        found = self.common(keys) | rope.read(keys)
+        # Old files say gelu and mean its approximation, as transformers reads them.
+        return found | {
+            "activation": "gelu_tanh" if found["activation"] == "gelu" else found["activation"]
+        }
 
     def common(self, keys: Keys, name: str = "hidden_act") -> dict[str, Any]:
         """What all of them have."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from forge.config.hf import patterns, rope
 from forge.config.hf.common import ATTENTION, MLP
@@ -24,6 +24,7 @@ class Gemma2(Gemma):
     model_type = "gemma2"
     architecture = "Gemma2ForCausalLM"
     block = ATTENTION | MLP | NORMS
+    absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 4}
     caps = (50.0, 30.0)
     """Of attention and of logits where config.json has no such keys."""
 
@@ -47,6 +48,9 @@ class Gemma2(Gemma):
             for name, cap in zip(names, self.caps, strict=True)
         )
         keys.inert(*names, "cache_implementation")
+        for name in names:
+            if keys.number(name, default=None) == 0:
+                keys.faults.append(f"{name}=0: transformers divides by it; say null for none")
         return found | {"attn_logits_soft_cap": attention, "final_logits_soft_cap": logits}
 
     def content(self, section: Decoder) -> dict[str, Any]:

@@ -21,9 +21,12 @@ class Gemma3(Gemma2):
     architecture = "Gemma3ForCausalLM"
     block = Gemma2.block | QK_NORM
     caps = (0.0, 0.0)
+    turns_by_kind = True
 
     def options(self, keys: Keys) -> dict[str, Any]:
         found = self.common_of_2(keys) | {"qk_norm": True}
+        if cap := found["attn_logits_soft_cap"]:
+            keys.faults.append(f"attn_logit_softcapping={cap}: transformers' Gemma 3 ignores it")
         count = found["n_layers"] or 0
         every = keys.number("sliding_window_pattern", "_sliding_window_pattern", default=6)
         usual = [SLIDING if (layer + 1) % every else FULL for layer in range(count)]

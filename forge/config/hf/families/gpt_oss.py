@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from forge.config.hf import patterns, rope
 from forge.config.hf.common import ATTENTION, NORMS, OUTSIDE, sizes, write_sizes
@@ -13,6 +13,9 @@ from forge.config.hf.table import Table, Theirs, every
 from forge.config.model import Decoder
 
 PLACE = "mlp.experts"
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
+YARN |= {"truncate": False, "original_max_position_embeddings": 4096}
+"""Where config.json has no rotation."""
 EXPERTS: Table = {
     "feed_forward.router.weight": "mlp.router.weight",
     "feed_forward.router.bias": "mlp.router.bias",
@@ -30,15 +33,17 @@ for number, each in enumerate(("w_gate", "w_up")):  # columns of the two alterna
 class GptOss(Family):
     model_type = "gpt_oss"
     architecture = "GptOssForCausalLM"
+    absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 8, "head_dim": 64}
     outside = OUTSIDE
     block = ATTENTION | NORMS | EXPERTS | {"attention.sinks": "self_attn.sinks"}
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = sizes(keys, eps=1e-5) | rope.read(keys, theta=150000.0)
-        found["head_dim"] = found["head_dim"] or 64
+        found = sizes(keys, eps=1e-5) | rope.read(keys, theta=150000.0, usual=YARN)
         keys.inert("hidden_act", "experts_per_token", "initial_context_length")
         keys.only("swiglu_alpha", 1.702, why="forge's quick_gelu has 1.702")
         limit = keys.number("swiglu_limit", default=7.0)
+        if limit == 0:
+            keys.faults.append("swiglu_limit=0: in transformers nothing is above it")
         found |= {"activation": "quick_gelu", "gated_mlp": True, "mlp_up_offset": 1.0}
         found["mlp_activations_limit"] = limit
         biases = bool(keys.take("attention_bias", default=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from forge.config.hf import patterns, rope
 from forge.config.hf.common import (
@@ -40,6 +40,7 @@ class Llama4(Family):
     model_type = "llama4_text"
     architecture = "Llama4ForCausalLM"
     either = ("rope_interleave",)
+    absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 8, "head_dim": 128}
     outside = OUTSIDE
     block = ATTENTION | NORMS | FEED_FORWARD
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from forge.config.hf import patterns, rope
 from forge.config.hf.common import ATTENTION, MLP, NORMS, OUTSIDE, activation, sizes, write_sizes
@@ -14,11 +14,13 @@ from forge.config.model import Decoder
 class Mistral(Family):
     model_type = "mistral"
     architecture = "MistralForCausalLM"
+    absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 8, "sliding_window": 4096}
+    theta: ClassVar[float] = 10000.0
     outside = OUTSIDE
     block = ATTENTION | MLP | NORMS
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
+        found = sizes(keys) | activation(keys, default="silu") | rope.read(keys, theta=self.theta)
         return found | {"sliding_window_size": keys.number("sliding_window", default=0)}
 
     def content(self, section: Decoder) -> dict[str, Any]:

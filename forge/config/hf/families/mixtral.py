@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from forge.config.hf.common import ATTENTION, NORMS, experts
 from forge.config.hf.families.mistral import Mistral
@@ -16,6 +16,8 @@ PLACE = "block_sparse_moe"
 class Mixtral(Mistral):
     model_type = "mixtral"
     architecture = "MixtralForCausalLM"
+    absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+    theta = 1_000_000.0
     block = ATTENTION | NORMS | experts(f"{PLACE}.experts", NAMES, f"{PLACE}.gate.weight")
 
     def options(self, keys: Keys) -> dict[str, Any]:

@@ -16,6 +16,7 @@ THETA = 500_000.0
 class Olmo3(Olmo2):
     model_type = "olmo3"
     architecture = "Olmo3ForCausalLM"
+    turns_by_kind = True
 
     def options(self, keys: Keys) -> dict[str, Any]:
         found = self.common(keys)
@@ -27,15 +28,23 @@ class Olmo3(Olmo2):
         return found | patterns.options(types, own)
 
     def rotation(self, keys: Keys, kind: str, longest: int | None) -> dict[str, Any]:
-        """By kind in newer files; in older ones rope_scaling is of the full layers alone."""
+        """By kind in newer files; in older ones rope_scaling is of the full layers alone, and so is
+        rope_theta to transformers, which has 500,000 for the others.
+        """
         stated = keys.take("rope_parameters", default=None) or {}
         scaling = keys.take("rope_scaling", default=None) or {}
         theta = keys.number("rope_theta", default=THETA)
-        nested = FULL in stated or SLIDING in stated
-        flat = (
-            scaling or stated if kind == FULL else {"rope_theta": stated.get("rope_theta", theta)}
-        )
-        own = stated.get(kind) or {} if nested else flat
+        if stated and not (FULL in stated or SLIDING in stated):
+            if kind == FULL:
+                keys.faults.append(f"rope_parameters without {FULL}: transformers ignores them")
+            return {}
+        own = stated.get(kind) or (scaling if kind == FULL else {})
+        if kind == SLIDING:
+            if theta != THETA and "rope_theta" not in own:
+                keys.faults.append(
+                    f"rope_theta={theta}: transformers turns the layers with windows by {THETA:.0f}"
+                )
+            theta = THETA
         return rope.of_parameters(keys, own, theta=theta, longest=longest)
 
     def content(self, section: Decoder) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from forge.config.hf import patterns, rope
 from forge.config.hf.common import ATTENTION, MLP, NORMS, OUTSIDE, activation, sizes, write_sizes
@@ -14,6 +14,7 @@ from forge.config.model import Decoder
 class Qwen2(Family):
     model_type = "qwen2"
     architecture = "Qwen2ForCausalLM"
+    absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 32}
     outside = OUTSIDE
     block = ATTENTION | MLP | NORMS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from forge.config.hf import rope
 from forge.config.hf.common import (
@@ -24,6 +24,7 @@ from forge.config.model import Decoder
 class Qwen3(Family):
     model_type = "qwen3"
     architecture = "Qwen3ForCausalLM"
+    absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 32}
     outside = OUTSIDE
     block = ATTENTION | QK_NORM | MLP | NORMS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from forge.config.hf.common import ATTENTION, MLP, NORMS, PROJECTIONS, QK_NORM, experts
 from forge.config.hf.families.qwen3 import Qwen3
@@ -13,6 +13,7 @@ from forge.config.model import Decoder
 class Qwen3Moe(Qwen3):
     model_type = "qwen3_moe"
     architecture = "Qwen3MoeForCausalLM"
+    absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 4}
     block = (
         ATTENTION | QK_NORM | MLP | NORMS | experts("mlp.experts", PROJECTIONS, "mlp.gate.weight")
     )
@@ -29,7 +30,7 @@ def routing(keys: Keys) -> dict[str, Any]:
     moe = {"num_experts": keys.number("num_experts", "num_local_experts", default=128)}
     moe["top_k"] = keys.number("num_experts_per_tok", default=8)
     moe["ffn_hidden_dim"] = keys.number("moe_intermediate_size", default=768)
-    moe["norm_topk_prob"] = bool(keys.take("norm_topk_prob", default=False))
+    moe["norm_topk_prob"] = keys.flag("norm_topk_prob", False)
     moe["frequency"] = keys.number("decoder_sparse_step", default=1)
     dense = list(keys.take("mlp_only_layers", default=[]))
     if dense != list(range(len(dense))):

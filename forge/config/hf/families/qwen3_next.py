@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from forge.config.hf import patterns, rope
 from forge.config.hf.common import (
@@ -85,6 +85,9 @@ class Qwen3Next(Family):
     model_type = "qwen3_next"
     architecture = "Qwen3NextForCausalLM"
     partial_rotary = True
+    absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 2, "partial_rotary_factor": 0.25}
+    absent |= {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512}
+    absent |= {"norm_topk_prob": True}
     outside = OUTSIDE
     block = ATTENTION | QK_NORM | MLP | NORMS | SHARED | EXPERTS
 

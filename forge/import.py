@@ -8,7 +8,6 @@ Examples:
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 from forge import cli
 from forge.compose.trust import in_project
 from forge.config.hf import folder as folders
-from forge.config.hf.download import fetched
+from forge.config.hf.download import fetched, is_id
 from forge.config.hf.shards import FolderError
 from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
 
@@ -86,7 +85,7 @@ def _import(place: str, out: Path, typed: Sequence[str], options) -> str:
 
 def _folder(place: str, revision: str) -> Path:
     """The folder itself, or that of the model of that id, fetched once."""
-    if os.path.exists(os.path.expanduser(place)) or place.count("/") != 1:
+    if not is_id(place):
         return Path(place).expanduser().absolute()
     found, fault = fetched(place, revision)
     if fault:

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge.config.field import variant_of
 from forge.config.hf import folder as folders
+from forge.config.hf.download import fetched, is_id
 from forge.config.hf.shards import FolderError
 from forge.config.hf.tokenizer import begins_documents
 from forge.config.mixers.base import Mixer
@@ -19,6 +20,8 @@ from forge.config.problems import COMMAND_LINE, Problem
 from forge.config.tokenizer_files import CONFIG_NAME, TokenizerFile
 
 MODEL, PATH, BEGINS = "model", "model.path", "tokenizer.add_bos"
+REVISION = "model.revision"
+ELSE = "check it, or give a folder on this machine, which `hf download ID` fetches where it can"
 
 
 def fill(
@@ -29,14 +32,20 @@ def fill(
 
     assigned: the overrides that are values. lines: of the keys that files set, which are kept.
     """
-    typed = [override.value() for override in assigned if override.key_or_group == PATH]
-    path = str(typed[-1] if typed else tree.model.path or "")
+    typed = {one.key_or_group: one.value() for one in assigned}
+    path = str(typed.get(PATH, tree.model.path) or "")
     if not path:
         return {}, []  # a rule says it
+    where = COMMAND_LINE if PATH in typed else lines.get(PATH, "")
+    folder, fault = path, ""
+    if is_id(path):
+        folder, fault = fetched(path, str(typed.get(REVISION, tree.model.revision)))
+    if fault:
+        what = f"there is no folder {path}, and as the id of a model: {fault}."
+        return {}, [Problem(f"{PATH}={path}", what, ELSE, where=where)]
     try:
-        found = folders.read(path)
+        found = folders.read(folder)
     except FolderError as error:
-        where = COMMAND_LINE if typed else lines.get(PATH, "")
         return {}, [Problem(f"{PATH}={path}", error.what, error.fix, where=where)]
     given = {}
     for key, value in _flat(found.options):

@@ -22,6 +22,7 @@ from forge.compose.origin import display, line_of, value_of
 from forge.compose.portable import absolute, searched
 from forge.compose.roots import FILE, file_above, table
 from forge.config import schemas
+from forge.config.hf.download import is_id
 from forge.config.hydra_names import translate
 from forge.config.problems import ConfigError, Problem, closest, did_you_mean, quoted
 from forge.rundir.untrusted import SEARCH, TRUST, key_of
@@ -205,6 +206,12 @@ def _from_root(text: str, root: Path) -> str:
     override = read(text)
     path = override.value() if isinstance(override, Override) else None
     if not isinstance(path, str) or "${" in path or path.startswith("~"):
+        return text
+    if (
+        key_of(text) == "model.path"
+        and is_id(path)
+        and not os.path.exists(os.path.join(root, path))
+    ):
         return text
     return f"{key}={quoted(os.path.join(root, path))}"
 

@@ -122,7 +122,8 @@ def load(section: Dataset, *, parts: int = 0) -> Any:
         )
     except Exception as error:  # the library raises its own, of many kinds
         fix = "Check its name, data.hf_dataset_config and data.hf_dataset_split"
-        if isinstance(error, ConnectionError) or os.environ.get("HF_HUB_OFFLINE"):
+        offline = isinstance(error, ConnectionError) or os.environ.get("HF_HUB_OFFLINE")
+        if offline and not section.path:
             fix += "; without a network give a copy on this machine, data.path=my/dataset"
         where = section.path or section.hf_dataset_name
         raise ValueError(f"{key} = {where}: {reason_of(error)}. {fix}.") from error

@@ -12,6 +12,7 @@ from forge.config.checkpoint import Checkpoint
 from forge.config.data import Data
 from forge.config.eval import Eval
 from forge.config.hf import peft
+from forge.config.hf.download import fetched, is_id
 from forge.config.hf.section import FolderDecoder
 from forge.config.hf.shards import FolderError
 from forge.config.horizon import SCHEDULE, open_steps
@@ -77,6 +78,15 @@ def model_shape(model: Decoder) -> Iterator[Derived]:
     if model.moe.n_routing_groups > 1 and model.moe.group_score is None and model.is_moe:
         why = f"model.moe.router={model.moe.router}"
         yield Derived(GROUP_SCORE, model.moe.computed_group_score, why)
+
+
+@derivation("model.path", "model.revision", writes=("model.path",))
+def of_hub(model: FolderDecoder) -> Iterator[Derived]:
+    """The id of a model on the hub becomes its folder in the cache."""
+    if is_id(model.path):
+        folder, fault = fetched(model.path, model.revision)
+        if not fault:  # else the config could not be composed, which says so
+            yield Derived("model.path", folder, f"{model.path} in the cache of Hugging Face")
 
 
 @derivation(
@@ -262,6 +272,7 @@ def schedule(scheduler: Scheduler, train: Train) -> Iterator[Derived]:
 
 
 DERIVATIONS = (
+    of_hub,
     of_folder,
     of_adapters,
     of_base,

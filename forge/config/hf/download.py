@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import re
+
 from forge.config.hub import ABSENT, reachable
 
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 
 
+ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def is_id(place: str) -> bool:
+    """Whether a text is the id of a model on the hub, ORG/NAME, and no folder on this machine."""
+    return ID.fullmatch(place) is not None and not os.path.exists(place)
+
+
+@functools.cache  # a derivation and the points of a sweep ask for the same
 def fetched(name: str, revision: str) -> tuple[str, str]:
     """(the folder of a model on this machine, "") or ("", why there is none)."""
     from huggingface_hub import snapshot_download

@@ -12,8 +12,12 @@ class FolderDecoder(Decoder):
 
     schema_name = "hf"
     path: str = opt(
-        "", "folder of a model, as save_pretrained of transformers writes it", path=True
+        "",
+        "folder of a model, as save_pretrained of transformers writes it, or its id on the hub, "
+        "ORG/NAME, of which the cache of Hugging Face has the files or gets them",
+        path=True,
     )
+    revision: str = opt("main", "with an id: its branch, tag or commit on the hub")
     pretrained: bool = opt(
         True, "begin with the weights of the folder, by checkpoint.init_from; false = with new ones"
     )

@@ -13,7 +13,7 @@ from forge.config.data import Data
 from forge.config.eval import Eval
 from forge.config.hf import peft
 from forge.config.hf.download import fetched, is_id
-from forge.config.hf.section import FolderDecoder
+from forge.config.hf.section import FolderDecoder, grows
 from forge.config.hf.shards import FolderError
 from forge.config.horizon import SCHEDULE, open_steps
 from forge.config.launch import Slurm
@@ -229,6 +229,7 @@ def paths_of_entries(config: Config, data: Data, eval: Eval) -> Iterator[Derived
 @derivation(
     "model.vocab_size",
     "model.pad_vocab_to",
+    "model.grow_vocab",
     "tokenizer.vocab_size",
     "tokenizer.path",
     writes=("model.vocab_size",),
@@ -249,6 +250,9 @@ def vocabulary(model: Model, tokenizer: Tokenizer) -> Iterator[Derived | Problem
         why = f"the tokenizer has {rows} ids"
         if isinstance(tokenizer, BPE):
             why = f"tokenizer.vocab_size={rows}"
+    elif grows(model) and (tokenizer.n_ids or 0) > rows:  # type: ignore[arg-type]
+        why = f"the tokenizer has {tokenizer.n_ids} ids, the folder {rows} rows"
+        rows = tokenizer.n_ids or rows
     padded = -(-rows // model.pad_vocab_to) * model.pad_vocab_to
     if padded != rows:
         why += f", a multiple of model.pad_vocab_to={model.pad_vocab_to}"

@@ -11,7 +11,8 @@ from typing import Any
 from forge.adapters.adapter import adapter_of
 from forge.config.adapter import LoRA
 from forge.config.changes import changes, permitted
-from forge.config.hf.folder import is_folder
+from forge.config.hf.folder import grown, is_folder, places, read
+from forge.config.model import Decoder
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.optim.modes import Modes
@@ -121,7 +122,7 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
         else:
             more = {"exclude": exclude, "trust": config.run.trust, "group": ranks.saver}
             restore.load_weights(start.weights, model=model, section=config.model, **more)
-            say(f"beginning with the weights of {source}")
+            say(f"beginning with the weights of {source}{_added_rows(start.weights, config)}")
         adapter_of(config).begin(model)
     elif start.checkpoint is not None:
         path = start.checkpoint.path
@@ -179,6 +180,19 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
     cut_rows(row_files(run_dir), start.meta.get("rows", {}) if start.own else {})
     resume_from = config.checkpoint.resume_from
     outcome.record_start(run_dir, step=loop.state.step, source=source, resume_from=resume_from)
+
+
+def _added_rows(source: Path, config: Config) -> str:
+    """What is said of rows of vocabulary that the folder has not."""
+    section = config.model
+    if not isinstance(section, Decoder) or not is_folder(source):
+        return ""
+    rows, files = places(read(source), section)
+    added = grown(rows, {name: one.shape for name, one in files.items()})
+    number = max(added.values(), default=0)
+    return (
+        f"; {number} new rows of {', '.join(added)}, each the mean of the others" if added else ""
+    )
 
 
 def _base_of(start: Start, checkpointer: Checkpointer, config: Config) -> dict[str, Any]:

@@ -35,6 +35,7 @@ NOTHING_TO_TYPE = {
     "tokenizer.ranks": "a path",
     "checkpoint.init_from": "a path",
     "checkpoint.base": "the model it was trained with",
+    "checkpoint.random_weights": "a run, or a folder",
     "checkpoint.folder": "a folder of another model",
     "model.path": "a path",
     "checkpoint.resume_from": "a path",

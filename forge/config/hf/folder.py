@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from typing import Any
 from forge.config.hf import families
 from forge.config.hf.family import Family, section_of
 from forge.config.hf.peft import is_peft
+from forge.config.hf.section import grows
 from forge.config.hf.shards import AGAIN, FolderError, Stored, same_bytes, stored
 from forge.config.hf.table import Row, shapes
 from forge.config.model import Decoder
 from forge.config.regular import NotRegular, read_json
-from forge.config.tensors import misfits
+from forge.config.tensors import EMBEDDING as TABLE
+from forge.config.tensors import HEAD, misfits
 
 CONFIG, TEXT = "config.json", "text_config"
 INSIDE = "language_model."
@@ -159,7 +161,22 @@ def faults(folder: Folder, section: Decoder, exclude: Sequence[str] = ()) -> lis
         for name, one in files.items()
         if name in wanted or not folder.family.ignored(name, section)
     }
+    if grows(section):
+        for name in grown(rows, theirs):
+            theirs[name] = wanted[name]
     return [fault for name, fault in misfits(wanted, theirs).items() if name not in left_out]
+
+
+def grown(rows: Sequence[Row], theirs: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Tensors of theirs with a row for each token, by name, with the rows that they have less than
+    ours.
+    """
+    found = {}
+    for row in rows:
+        ours, shape = row.ours, theirs.get(row.theirs.name, ())
+        if ours.role in (TABLE, HEAD) and shape[1:] == ours.shape[1:] and shape < ours.shape:
+            found[row.theirs.name] = ours.shape[0] - shape[0]
+    return found
 
 
 def _other_head(folder: Folder, section: Decoder, files: dict[str, Stored]) -> str:

@@ -21,3 +21,13 @@ class FolderDecoder(Decoder):
     pretrained: bool = opt(
         True, "begin with the weights of the folder, by checkpoint.init_from; false = with new ones"
     )
+    grow_vocab: bool = opt(
+        False,
+        "where the tokenizer has more ids than the folder has rows of vocabulary, add rows to "
+        "embedding and head, each the mean of those that are there",
+    )
+
+
+def grows(section: Decoder) -> bool:
+    """Whether rows of vocabulary may be added to those of the folder."""
+    return isinstance(section, FolderDecoder) and section.grow_vocab

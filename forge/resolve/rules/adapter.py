@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 
 from forge.config.adapter import PARTS, ROLES, Adapter, LoRA, fits, place_of
+from forge.config.checkpoint import Checkpoint
 from forge.config.model import Decoder, Model
+from forge.config.objective import Objective
 from forge.config.quantization import FP8, Quantization, Sparse
+from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.tensors import BIAS, EMBEDDING, EXPERT, HEAD, MATRIX, TensorSpec
 from forge.config.train import Train
+from forge.resolve.rules.run_directory import has_saved_since
 
 TARGETS, RANKS, SAVED = "adapter.target_modules", "adapter.ranks", "adapter.modules_to_save"
+INIT_FROM = "checkpoint.init_from"
 NONE, BIASED = "adapter=none", "model.bias=true"
 THEIRS = {
     "q_proj": "wq",
@@ -147,3 +152,28 @@ def _known(tensors: list[TensorSpec]) -> str:
 
 def _meant(word: str) -> str:
     return THEIRS.get(word.rpartition(".")[2], "auto")
+
+
+@rule(
+    "checkpoint.random_weights",
+    INIT_FROM,
+    "checkpoint.resume_from",
+    "adapter",
+    "objective",
+    "run.dir",
+    warning=True,
+)
+def random_weights(
+    config: Config, adapter: Adapter, objective: Objective, checkpoint: Checkpoint
+) -> Findings:
+    """Adapters, and what learns from preferences, begin with weights that have been trained."""
+    if checkpoint.init_from or checkpoint.resume_from or has_saved_since(config, "init_from"):
+        return
+    start = f"{INIT_FROM}=my/model, a run or a folder of Hugging Face"
+    if adapter.active:
+        what = f"the weights beside adapter={adapter.schema_name} are random, and stay so."
+        yield INIT_FROM, what, f"{start}; or adapter=none"
+    elif "" not in objective.compares:
+        name = objective.schema_name or objective._target_
+        what = f"objective={name} compares responses of a model that has learnt nothing."
+        yield INIT_FROM, what, start

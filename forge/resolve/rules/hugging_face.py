@@ -6,7 +6,7 @@ from pathlib import Path
 
 from forge.config.checkpoint import Checkpoint
 from forge.config.hf import folder as folders
-from forge.config.hf.section import FolderDecoder
+from forge.config.hf.section import FolderDecoder, grows
 from forge.config.hf.shards import FolderError
 from forge.config.model import Decoder, Model
 from forge.config.problems import listed, shown
@@ -60,6 +60,8 @@ def other_model(config: Config, model: Decoder, checkpoint: Checkpoint) -> Findi
     except FolderError:
         return  # the rule above says it
     for each in found:
+        if each.key == "model.vocab_size" and grows(model):
+            continue
         what = f"{start / folders.CONFIG} says {shown(each.other)}, for the weights that it is of."
         yield each.key, what, f"{each.key}={shown(each.other)}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forge.config.hf.section import FolderDecoder
 from forge.config.mixers.gated_delta_net import GatedDeltaNet
 from forge.config.model import Decoder, Model
 from forge.config.precision import Precision
@@ -142,7 +143,10 @@ def vocab_size(model: Model, tokenizer: Tokenizer) -> Findings:
     ids, rows = tokenizer.n_ids, model.vocab_size
     if ids is not None and rows < ids:
         what = f"the tokenizer has {ids} ids, the model only {rows} rows for them."
-        yield "model.vocab_size", what, f"model.vocab_size={ids}"
+        fix = f"model.vocab_size={ids}"
+        if isinstance(model, FolderDecoder):
+            fix = "model.grow_vocab=true, which adds rows to those of the folder"
+        yield "model.vocab_size", what, fix
 
 
 @rule("model.vocab_unused", "model.vocab_size", "tokenizer.vocab_size", warning=True)

@@ -123,6 +123,8 @@ class Family:
         keys.finish()
         if keys.faults:
             return keys.faults
+        if "moe" in options and not section.is_moe:
+            return ["model.moe.num_experts=0"]
         theirs = section_of(options)
         if ignored := self.unread(theirs):
             return ignored
@@ -143,6 +145,9 @@ class Family:
                 faults[f"{said} (transformers rounds the range of pairs in {self.model_type})"] = (
                     None
                 )
+            if layer.rope_type == "llama3.1" and layer.beta_fast <= layer.beta_slow:
+                said = "model.beta_fast at most model.beta_slow"
+                faults[f"{said} (transformers blends otherwise)"] = None
             length = layer.original_max_position_embeddings
             by_length = layer.rope_type == "longrope" and (
                 list(layer.rope_short_factor) != list(layer.rope_long_factor)

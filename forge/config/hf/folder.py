@@ -124,7 +124,12 @@ def _read(place: Path, changed: int) -> Folder:
         fix = "a model without it: what forge does not compute is not left out silently"
         raise FolderError(f"{file}: {'; '.join(keys.faults)}", fix)
     found = Folder(path=place, family=family, content=content, options=options, inside=inside)
-    if ignored := family.unread(found.section):
+    try:
+        ignored = family.unread(found.section)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        what = f"{file} has a value that no model has ({type(error).__name__}: {error})"
+        raise FolderError(what, AGAIN) from None
+    if ignored:
         fix = (
             "a model without it: transformers reads another model from this folder than forge would"
         )

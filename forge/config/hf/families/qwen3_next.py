@@ -93,6 +93,9 @@ class Qwen3Next(Family):
 
     def options(self, keys: Keys) -> dict[str, Any]:
         found = sizes(keys) | activation(keys, default="silu")
+        if found["activation"] != "silu":
+            said = f"hidden_act={keys.take('hidden_act', default='silu')!r}"
+            keys.faults.append(f"{said}: transformers has it in delta nets too, forge silu")
         found["head_dim"] = found["head_dim"] or 256
         found |= rope.read(keys) | {"norm_unit_offset": True, "qk_norm": True}
         found["attention_output_gate"] = True

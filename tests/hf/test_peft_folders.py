@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,99 @@ def test_what_peft_saved_is_read_with_equal_logits(dora: bool, wide: Path, tmp_p
     run = tmp_path / "run"
     trained(wide, run, *options, f"checkpoint.init_from={tmp_path / 'theirs'}")
     assert torch.allclose(logits(run), theirs.eval()(TOKENS).logits, atol=1e-5)
+
+
+def saved_by_peft(base: Path, place: Path, **options: Any) -> Any:
+    """PEFT's model of random adapters, and of random modules and biases that it saves whole."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base)
+    config = LoraConfig(r=4, lora_alpha=6, **({"target_modules": ["q_proj"]} | options))
+    theirs: Any = get_peft_model(model, config)
+    for name, values in theirs.named_parameters():
+        if values.requires_grad and ("lora_A" not in name):
+            torch.nn.init.normal_(values, std=0.3)
+    theirs.save_pretrained(place)
+    return theirs.eval()
+
+
+SAVED = {
+    "modules": (
+        {},
+        {"modules_to_save": ["lm_head", "model.norm"]},
+        ["adapter.modules_to_save=[output,'^norm']"],
+        "lm_head.weight",
+    ),
+    "biases": (
+        {"attention_bias": True},
+        {"bias": "lora_only"},
+        ["adapter.bias=lora"],
+        "q_proj.base_layer.bias",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SAVED)
+def test_what_peft_saved_whole_is_read_or_refused_by_its_name(kind: str, tmp_path: Path) -> None:
+    made, theirs, ours, name = SAVED[kind]
+    base = write_llama(tmp_path / "base", **SIZES, **made)
+    model = saved_by_peft(base, tmp_path / "theirs", **theirs)
+    options = ["adapter=lora", "adapter.rank=4", "adapter.alpha=6", "optimizer.lr=1e-30"]
+    options += ["adapter.target_modules=[wq]", f"checkpoint.init_from={tmp_path / 'theirs'}"]
+    trained(base, tmp_path / "run", *options, *ours)
+    assert torch.allclose(logits(tmp_path / "run"), model(TOKENS).logits, atol=1e-5)
+    config = forge.compose([*words_of(base, tmp_path / "run"), *options])
+    with pytest.raises(ValueError, match=name if kind == "modules" else "adapter.bias"):
+        load_into_another(config, tmp_path / "theirs")
+
+
+def words_of(base: Path, run: Path) -> list[str]:
+    return ["model=hf", f"model.path={base}", "data=text", f"data.path={run.with_suffix('.txt')}"]
+
+
+def load_into_another(config: Any, place: Path) -> None:
+    """Into a model whose adapter trains matrices alone."""
+    from forge.config.adapter import LoRA
+    from forge.models.plain import make_model
+    from forge.training.peft import load_adapters
+
+    adapter = LoRA(rank=4, alpha=6.0, target_modules=["wq"])
+    load_adapters(place, make_model(config.model), config.model, adapter)
+
+
+WRONG = {
+    "alpha_pattern": ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern={'q_proj': 3}"),
+    "pissa": ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
+    "new": ({"use_new_lora": True}, "use_new_lora=True"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_keys_of_peft_that_forge_does_not_compute_are_refused(kind: str, tmp_path: Path) -> None:
+    from forge.config.hf import peft
+
+    changed, said = WRONG[kind]
+    content = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "init_lora_weights": True}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(content | changed))
+    (tmp_path / "adapter_model.safetensors").touch()
+    with pytest.raises(ValueError, match=re.escape(said)):
+        peft.read(tmp_path)
+
+
+def test_a_trained_table_that_is_the_head_too_is_not_written_for_peft() -> None:
+    """PEFT would give the embedding alone its new values."""
+    from forge.config.adapter import LoRA
+    from forge.config.hf.folder import family_of
+    from forge.config.model import Decoder
+    from forge.hf.peft import saved_whole
+
+    family = family_of("llama")
+    assert family is not None
+    tied = Decoder(dim=32, n_layers=1, n_heads=2, vocab_size=64, tie_embeddings=True)
+    adapter = LoRA(modules_to_save=["embedding"])
+    with pytest.raises(ValueError, match="the head too, which PEFT leaves as it was"):
+        list(saved_whole(family.rows(tied), adapter, ["embedding.weight"]))
 
 
 def write_gpt2(place: Path) -> Path:

@@ -145,8 +145,8 @@ class Family:
                 faults[f"{said} (transformers rounds the range of pairs in {self.model_type})"] = (
                     None
                 )
-            if layer.rope_type == "llama3.1" and layer.beta_fast <= layer.beta_slow:
-                said = "model.beta_fast at most model.beta_slow"
+            if layer.rope_type == "llama3.1" and layer.beta_fast < layer.beta_slow:
+                said = "model.beta_fast below model.beta_slow"
                 faults[f"{said} (transformers blends otherwise)"] = None
             length = layer.original_max_position_embeddings
             by_length = layer.rope_type == "longrope" and (

@@ -6,6 +6,7 @@ Examples:
     python -m forge.export runs/mine my-model --format hf
     python -m forge.export runs/adapters my-adapters --format peft
     python -m forge.export runs/adapters my-model --format hf --merge
+    python -m forge.export runs/mine my-model --format hf --push me/my-model
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="with hf, peft: a model_type such as llama (default: the first that fits)",
     )
     add("--shard-size", default="5GB", help="with hf: bytes of a file at most (default 5GB)")
+    pushed = "with hf, peft: put the folder on the hub too, as this id; a new model is private"
+    add("--push", metavar="ORG/NAME", help=pushed)
+    add("--public", action="store_true", help="with --push: a new model is seen by all")
     add("--overwrite", action="store_true", help="replace what is there")
     try:
         print(_export(parser.parse_args(argv)))
@@ -62,6 +66,10 @@ def _export(options: argparse.Namespace) -> str:
         raise ValueError(f"{place} is {'no' if is_folder else 'a'} folder; give another name")
     if not is_folder and options.family:
         raise ValueError(f"--family {options.family}: it is of --format hf and peft")
+    if options.push and not is_folder:
+        raise ValueError(f"--push {options.push}: it is of --format hf and peft")
+    if options.public and not options.push:
+        raise ValueError("--public: it is of --push ORG/NAME")
     if options.merge and options.format == "peft":
         raise ValueError("--merge: PEFT keeps adapters apart; --format hf, or leave it out")
     path = checkpoint_path(options)
@@ -96,11 +104,14 @@ def _folder(options: argparse.Namespace, path: Path) -> str:
         size = int(read_amount(options.shard_size, UNITS))
     except ValueError as error:
         raise ValueError(f"--shard-size {options.shard_size}: it is {error}") from None
+    from forge.hf.push import check_push, push
     from forge.training.hugging_face import export_folder
     from forge.training.peft import export_peft
 
     saved, config = _of(options, path)
     out: Path = options.place
+    if options.push:
+        check_push(options.push)
     scratch = out.with_name(f".{out.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
     try:
@@ -114,7 +125,10 @@ def _folder(options: argparse.Namespace, path: Path) -> str:
         scratch.rename(out)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return f"{out}: {said}"
+    said = f"{out}: {said}"
+    if options.push:
+        said += f"\n{push(out, options.push, public=options.public)}"
+    return said
 
 
 def _of(options: argparse.Namespace, path: Path) -> tuple[checkpoints.Saved, Config]:

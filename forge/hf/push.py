@@ -1,0 +1,43 @@
+"""A folder of Hugging Face, or of PEFT, to the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+
+
+def check_push(name: str) -> str:
+    """Whose account takes a folder of that id. Raises ValueError before anything is written where
+    none does.
+    """
+    from huggingface_hub import HfApi
+
+    from forge.config.hf.download import ID, reachable
+
+    if ID.fullmatch(name) is None:
+        raise ValueError(f"--push {name}: it is the id of a model on the hub, ORG/NAME")
+    if not reachable():
+        raise ValueError(f"--push {name}: the hub cannot be reached; leave --push out")
+    try:
+        return str(HfApi().whoami()["name"])
+    except Exception as error:  # the library raises its own, of many kinds
+        raise ValueError(f"--push {name}: the hub knows no login here; {LOGIN}") from error
+
+
+def push(folder: Path, name: str, *, public: bool) -> str:
+    """Put a folder into the model of that id, which is made where there is none; returns where it
+    is. public: whether others see one that is made. Raises ValueError with what the hub says.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.create_repo(name, private=not public, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Export of forge")
+    except Exception as error:  # the library raises its own, of many kinds
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = (lines or [type(error).__name__])[0].rstrip(".")
+        fix = f"check that this login may write there; {folder} is whole, and is uploaded again by"
+        raise ValueError(f"--push {name}: {said}; {fix} `hf upload {name} {folder}`") from error
+    return f"{api.endpoint}/{name}"

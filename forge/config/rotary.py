@@ -38,7 +38,7 @@ class RotaryOptions(Section):
     position: str = opt(
         "rope", "position encoding", choices=("rope", "learned", "sinusoidal", "none")
     )
-    rope_theta: float = opt(10000.0, "base of the rotary frequencies", gt=0)
+    rope_theta: float = opt(10000.0, "base of the rotary frequencies", gt=1)
     rope_interleave: bool = opt(
         False,
         "rotate pairs of adjacent dimensions, as in Llama 4, and not those half a head apart",

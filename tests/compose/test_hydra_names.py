@@ -75,4 +75,5 @@ def test_an_option_of_a_former_name_keeps_its_value(
     ours = (tmp_path / "config.yaml").read_text()
     assert ours.count("text_field: ") == 2
     (tmp_path / "config.yaml").write_text(ours.replace("text_field: ", "hf_dataset_text_field: "))
-    assert saved_config.load(tmp_path / "config.yaml", trust=()) == config
+    before = saved_config.load(tmp_path / "config.yaml", trust=())
+    assert (before.data.text_field, before.eval.sets["other"]["text_field"]) == ("body", "title")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from forge.config import param_groups
 from forge.config.model import Decoder
@@ -19,11 +20,21 @@ from forge.resolve.auto import name_of
 
 
 def first_lines(
-    config: Config, prepared: Prepared, device: torch.device, ranks: Ranks
+    config: Config,
+    prepared: Prepared,
+    device: torch.device,
+    ranks: Ranks,
+    built: nn.Module | None = None,
 ) -> list[str]:
-    """Model, data, layout and steps, a line each; config: with what follows from the text."""
+    """Model, data, layout and steps, a line each; config: with what follows from the text.
+
+    built: the model, once it is. Of a decoder the parameters are known before, and the lines are
+    said then; of any other model only now.
+    """
+    if isinstance(config.model, Decoder) == (built is not None):
+        return []
     cells = [
-        ("model", _model(config)),
+        ("model", _model(config, built)),
         ("data", _data(config, prepared)),
         ("layout", _layout(config, device, ranks)),
         ("steps", _steps(config)),
@@ -31,10 +42,11 @@ def first_lines(
     return [f"  {line}" for line in aligned(cells)]
 
 
-def _model(config: Config) -> str:
+def _model(config: Config, built: nn.Module | None) -> str:
     model, adapter = config.model, config.adapter
     if not isinstance(model, Decoder):
-        return model._target_
+        assert built is not None
+        return f"{model._target_}: {sum(one.numel() for one in built.parameters()):,} parameters"
     depth = counted(model.n_layers, "layer")
     said = f"decoder of {depth}, width {model.dim}: {model.num_params_estimate:,} parameters"
     if model.is_moe:

@@ -84,6 +84,8 @@ def join(
         stage(config, line)
     stage(config, "start: build the model")
     model = build_model(config, device, ranks, trained=True)
+    for line in first_lines(config, prepared, device, ranks, model):
+        stage(config, line)
     check_dtypes(model, FORMATS[config.precision.param_dtype])
     objective = build_objective(config, device, ranks, tokenizer=prepared.tokenizer)
     stores = [*Mixture.of(prepared.train).stores.values(), *prepared.evaluated.values()]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -56,6 +57,7 @@ def test_it_trains_and_goes_on_and_is_read_from_elsewhere(demo: Path, tmp_path: 
     printed = [line.split("  ")[-1].strip() for line in said.splitlines() if "goes on" in line]
     assert printed[-1] == "python -m forge.resume runs/one train.max_steps=8"
     assert "--trust" not in said
+    assert re.search(r"^  model +demo_lm\.gru\.GRU: [\d,]+ parameters$", said, re.M)
     said = verb("forge.resume", str(run), "train.max_steps=6", cwd=tmp_path)
     assert "going on from checkpoints/step_4 at step 4" in said
     assert json.loads((run / "result.json").read_text())["step"] == 6

@@ -22,7 +22,7 @@ from forge.config.root import Config
 from forge.config.tensors import TensorSpec
 from forge.plan.activations import host_bytes
 from forge.plan.allocation import Allocation, allocation
-from forge.plan.flops import flops_per_token
+from forge.plan.flops import flops_per_token, sequences_of, tokens_in_all
 from forge.plan.memory import memory_by_part
 from forge.plan.time import expected_seconds, planned_time
 from forge.plan.world import World, ranks_of, ranks_per_node
@@ -110,7 +110,7 @@ def _model(config: Config) -> list[Row]:
     if model.is_moe:
         rows.append(("active parameters", f"{model.num_active_params:,} (what one token meets)"))
     context = f"(forward and backward, {train.seq_len} tokens of context)"
-    total = flops * _tokens(config)
+    total = flops * tokens_in_all(config)
     return [*rows, ("FLOPs a token", f"{flops:.4g} {context}"), ("FLOPs in all", f"{total:.4g}")]
 
 
@@ -150,7 +150,7 @@ def _of(tensors: Sequence[TensorSpec]) -> str:
 
 
 def _training(config: Config) -> list[Row]:
-    train, rows = config.train, config.objective.rows + config.objective.rows_ahead
+    train, rows = config.train, sequences_of(config)
     tokens = (train.global_batch_tokens or 0) * rows
     sequences = "sequences" if rows == 1 else f"examples of {rows} sequences"
     ends = [f"{train.max_steps:,} steps"]
@@ -160,15 +160,8 @@ def _training(config: Config) -> list[Row]:
         ("global batch", f"{train.global_batch_size:,} {sequences} = {tokens:,} tokens"),
         *_rampup(train.batch_sizes),
         ("ends after", " or ".join(ends) + (", whichever is first" if len(ends) > 1 else "")),
-        ("tokens", f"{_tokens(config):,}"),
+        ("tokens", f"{tokens_in_all(config):,}"),
     ]
-
-
-def _tokens(config: Config) -> int:
-    """Of all steps, where every sequence is full."""
-    train = config.train
-    rows = config.objective.rows + config.objective.rows_ahead
-    return train.batch_sizes.samples(train.max_steps) * rows * train.seq_len
 
 
 def _time(config: Config, world: World) -> list[Row]:

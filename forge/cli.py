@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forge.resolve.resolve import Resolution
 
 INTERRUPTED = 130
+NARROWEST, GAP = 16, 2  # of a column that is cut, and between columns
 BIDI = "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069"  # they show text in another order
 CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{BIDI}]")
 
@@ -190,10 +191,53 @@ def lines_of(cells: Sequence[Sequence[str]]) -> list[str]:
     """
     kept = [i for i in range(len(cells[0])) if i == 0 or any(line[i] for line in cells[1:])]
     lines = aligned([[line[i] for i in kept] for line in cells])
-    if not sys.stdout.isatty():
-        return lines
-    width = shutil.get_terminal_size((160, 24)).columns
-    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
+    width = terminal_width()
+    return lines if width is None else [_cut(line, width) for line in lines]
+
+
+def fitted(
+    cells: Sequence[Sequence[str]], width: int, *, drop: Sequence[str], texts: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Lines of cells no wider than `width`, and the columns that were left out for it.
+
+    drop: headings of columns that may be, the least important first. texts: of those that may be
+    cut at their end; the first column, names, is cut in the middle where nothing else is left.
+    """
+    heads = list(cells[0])
+    kept = [i for i in range(len(heads)) if i == 0 or any(line[i] for line in cells[1:])]
+    longest = {i: max(len(line[i]) for line in cells) for i in kept}
+    least = {i: min(n, NARROWEST) if heads[i] in texts else n for i, n in longest.items()}
+    least[0] = min(longest[0], max(NARROWEST, width * 3 // 5))
+    dropped = []
+    for head in drop:
+        if sum(least[i] + GAP for i in kept) - GAP <= width:
+            break
+        if (i := heads.index(head)) in kept:
+            kept.remove(i)
+            dropped.append(head)
+    room = width - sum(least[i] + GAP for i in kept) + GAP
+    sizes = {}
+    for i in kept:  # what is left is for names first, then for texts in order
+        sizes[i] = min(longest[i], least[i] + max(room, 0))
+        room -= sizes[i] - least[i]
+    sizes[0] = max(sizes[0] + min(room, 0), NARROWEST)
+    rows = [
+        [_cut(line[i], sizes[i], in_the_middle=i == 0 or heads[i] not in texts) for i in kept]
+        for line in cells
+    ]
+    return [_cut(line, width) for line in aligned(rows)], dropped
+
+
+def _cut(text: str, size: int, *, in_the_middle: bool = False) -> str:
+    if len(text) <= size:
+        return text
+    end = (size - 1) // 2 if in_the_middle else 0
+    return f"{text[: size - 1 - end]}…{text[len(text) - end :]}"
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that is printed to; None where there is none."""
+    return shutil.get_terminal_size((160, 24)).columns if sys.stdout.isatty() else None
 
 
 def printable(text: str) -> str:

@@ -24,7 +24,7 @@ from forge.plan.launcher_environment import (
     launcher_environment,
     launcher_ranks,
 )
-from forge.plan.world import check_startable
+from forge.plan.world import check_startable, ranks_of
 from forge.resolve.resolve import Resolution, resolve
 from forge.resolve.rules.devices import HOST_MEMORY
 from forge.rundir import directory, outcome
@@ -215,6 +215,8 @@ def launch(
         from forge.launch import jobs
 
         return Ended(run_dir=run_dir, code=jobs.start_run(run_dir, resolution))
+    if config.metrics.enable_console:
+        print(f"start: load torch on {ranks_of(resolution.world.size)}", flush=True)
     if config.run.inline or rendezvous is not None:
         from forge import worker
 

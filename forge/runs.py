@@ -31,6 +31,9 @@ from forge.rundir.saved_config import is_run
 ABOUT = """All runs below a folder, single ones and points of sweeps: state, steps, last training
 loss, best value of run.objective, time since the run last wrote, size, tags, and what differs in
 their configs (the options whose value at most half of them share)."""
+DROPPED = ("size", "note", "tags", "age", "loss", "step", "differs in")
+"""Columns that a narrow terminal does not show, the first to go first."""
+TEXTS = ("differs in", "note", "tags")
 TAG = re.compile(r"[\w.:+/-]+")
 SORTS: dict[str, Callable[[Entry], Any]] = {
     "name": lambda entry: entry.name,
@@ -65,7 +68,7 @@ def _list(options: argparse.Namespace) -> int:
         if options.json:
             text = json.dumps(rows(found), indent=1)
         else:
-            text = table(found) if found else "no runs"
+            text = table(found, cli.terminal_width()) if found else "no runs"
         print(cli.printable(text))
         if silent:
             print(f"{messages.NO_ANSWER}: {silent}", file=sys.stderr)
@@ -107,8 +110,10 @@ def rows(found: Sequence[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def table(found: Sequence[Entry]) -> str:
-    """A line a run, as wide as the terminal, and how many there are."""
+def table(found: Sequence[Entry], width: int | None = None) -> str:
+    """A line a run, and how many there are. width: of the terminal, where there is one; a narrow
+    one has the columns that matter most.
+    """
     own, objectives = differences(found), {entry.run.objective for entry in found}
     words = short_keys(list(dict.fromkeys(key for one in own.values() for key in one)))
     best = f"best {next(iter(objectives))}" if len(objectives) == 1 else "best"
@@ -133,7 +138,13 @@ def table(found: Sequence[Entry]) -> str:
         )
     states = messages.counted([entry.run.state for entry in found], "run")
     total = byte_size(sum(entry.extent.size for entry in found))
-    return "\n".join([*cli.lines_of(cells), "", f"{states}; {total}"])
+    if width is None:
+        return "\n".join([*cli.lines_of(cells), "", f"{states}; {total}"])
+    lines, dropped = cli.fitted(cells, width, drop=DROPPED, texts=TEXTS)
+    lines += ["", f"{states}; {total}"]
+    if dropped:
+        lines.append(f"not shown here: {', '.join(dropped)}")
+    return "\n".join(lines)
 
 
 def _tag(words: Sequence[str]) -> int:

@@ -67,7 +67,8 @@ def test_it_starts_a_worker_in_the_run(
     assert resume.main(["run"]) == 0
     assert started == [tmp_path / "run"]
     again = "goes on with: python -m forge.resume run"
-    assert capsys.readouterr().out == f"run directory: run   ({again})\n"
+    said = ["run directory: run   (" + again + ")", "start: load torch on 1 rank"]
+    assert capsys.readouterr().out.splitlines() == said
     assert resume.main(["run", "metrics.log_interval=3", "eval.target=2.5"]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if "changed" in line] == [
         "  changed: eval.target=2.5   (was null; kept in config.2.yaml)",

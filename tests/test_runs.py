@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from example_sweep import Example
 
-from forge import runs
+from forge import cli, runs
 from forge.rundir.annotations import Annotations, read_annotations
 from forge.rundir.lock import Lock
 from forge.rundir.saved_config import read_plain
@@ -81,6 +81,39 @@ def test_the_table(desk: Path, capsys: Printed) -> None:
     ]
     assert "lr=0.03" in lines[-1]
     assert last.startswith("6 runs: 4 done, 1 partial, 1 failed; ")
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_the_table_is_as_wide_as_the_terminal(
+    desk: Path, width: int, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whole columns: names, states and best values are left, and what is not there is said."""
+    assert runs.main(["note", "sweeps/rates/points/" + point_of(desk, "000"), "word " * 40]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(cli, "terminal_width", lambda: width)
+    assert runs.main(["sweeps", "--sort", "best"]) == 0
+    head, *lines, _, total, last = [*capsys.readouterr().out.splitlines(), ""][:10]
+    assert runs.main(["note", "sweeps/rates/points/" + point_of(desk, "000"), ""]) == 0
+    assert total.startswith("6 runs: ")
+    assert all(len(line) <= width for line in (head, *lines))
+    columns = head.split()
+    assert columns[:2] == ["run", "state"]
+    order = [*sorted(["000", "001", "002", "003"], key=lambda n: best_of(desk, n)), "005", "004"]
+    ends = [point_of(desk, number)[-6:] for number in order]  # which tell points apart
+    assert [line.split()[0][-6:] for line in lines] == ends
+    shown = {200: "size", 60: "best", 40: "best"}[width]
+    assert shown in columns
+    if width == 200:
+        assert last == ""
+        assert any(line.endswith("…") for line in lines)  # the note alone is cut
+    else:
+        assert last.startswith("not shown here: size, note, ")
+        assert not any(line.endswith("…") for line in lines)
+
+
+def point_of(desk: Path, number: str) -> str:
+    (path,) = desk.glob(f"sweeps/rates/points/{number}_*")
+    return path.name
 
 
 def best_of(desk: Path, number: str) -> float:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,6 +81,11 @@ def test_a_run_shows_what_it_does_and_ends_with_a_summary(
     }
     assert checkpoints(path) == ["step_6"]
     assert f"run directory: {path}" in done.stdout
+    said = done.stdout.splitlines()
+    assert said[1] == "start: load torch on 1 rank"
+    first = next(number for number, line in enumerate(said) if line.startswith("  model "))
+    assert said[first : first + 4] == first_lines(path)
+    assert not set(done.stdout) & {"\x1b", "\r", "\x08"}, "control characters in a pipe"
     assert "all steps done, after 6 steps and 384 tokens" in done.stdout
     assert f"python -m forge.generate {path} --prompt" in done.stdout
     metrics = rows(path / "metrics.jsonl")
@@ -90,6 +98,45 @@ def test_a_run_shows_what_it_does_and_ends_with_a_summary(
     assert inline.returncode == 0
     logged = (tmp_path / "inline" / "metrics.jsonl").read_bytes()
     assert logged == (path / "metrics.jsonl").read_bytes()
+
+
+def first_lines(path: Path) -> list[str]:
+    """What the run begins with, of six steps of the small model, from what it left."""
+    splits = json.loads((path / "data.json").read_text())["splits"]
+    tokens = [f"{splits[name]['tokens']:,}" for name in ("train", "val")]
+    block = 4 * 16 * 16 + 3 * 16 * 32 + 2 * 16 + 2 * 8  # attention, feed-forward, norms, of heads
+    parameters = 300 * 16 + 2 * block + 16
+    config = (path / "config.yaml").read_text()
+    text = re.search(r"  path: (.*/text.txt)", config)[1]  # type: ignore[index]
+    return [
+        f"  model   decoder of 2 layers, width 16: {parameters:,} parameters",
+        f"  data    text {text}: {tokens[0]} tokens to train on, {tokens[1]} to validate on",
+        "  layout  single: 1 rank on cpu, fp32",
+        "  steps   6 of 4 x 16 = 64 tokens, muon at 0.01, adamw at 0.01; 384 tokens in all",
+    ]
+
+
+def test_on_a_terminal_a_bar_moves_with_every_step_and_lines_scroll_above(
+    command: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """Between logs too, which are none but the last here."""
+    shown, main = bytearray(), pty.openpty()
+    words = command("metrics.enable_console=true", "metrics.log_interval=1000")
+    words += ["train.max_steps=400", "data.num_workers=0"]
+    environ = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    started = subprocess.Popen(words, stdout=main[1], stderr=main[1], env=environ)
+    os.close(main[1])
+    with suppress(OSError):  # the end of a terminal
+        while got := os.read(main[0], 1 << 16):
+            shown += got
+    os.close(main[0])
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert started.wait() == 0, text
+    drawn = {int(step) for step in re.findall(r"(\d+)/400 ", text)}
+    assert {0, 400} < drawn, text
+    drawn_last = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]
+    above = next(n for n, line in enumerate(drawn_last) if line.startswith("step 400/400 | loss "))
+    assert re.match(r"━+ 400/400 loss .* ETA 0:00:00", drawn_last[above + 1])
 
 
 @pytest.fixture

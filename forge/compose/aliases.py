@@ -76,6 +76,7 @@ BY_VALUE = {
 }
 """By word, then by its value, what to type where ours takes another value."""
 
+COLUMN = "data.text_field=COLUMN, with data=text or data=hf"
 PACKING = "data.packing says how documents fill a sequence: forge train --help data lists the ways"
 HINTS = {
     "ckpt_path": "checkpoint.init_from=PATH begins with those weights; a run goes on with "
@@ -84,6 +85,9 @@ HINTS = {
     "depth": "model.n_layers=N model.dim=64*N, as nanochat's depth N sets both",
     "max_tokens": "train.max_steps, which is the tokens divided by those of a step: "
     "train.global_batch_tokens",
+    "text_column": COLUMN,
+    "text_key": COLUMN,
+    "dataset_text_field": COLUMN,
     "packing": PACKING,
     "sample_packing": PACKING,
     "assistant_only_loss": "data.train_on=responses, with a data that is a chat",

@@ -95,10 +95,11 @@ class Repository(ConfigRepository):
             kept.append(default)
         if absent:
             self.absent[config_path], found.defaults_list = absent, kept
-        if isinstance(found.config, DictConfig) and "hydra" in found.config:
+        if isinstance(found.config, DictConfig):
             content: Any = OmegaConf.to_container(found.config, resolve=False)
-            flags = found.config._metadata.flags
-            found.config = OmegaConf.create(hydra_names.translate_file(content), flags=flags)
+            ours = hydra_names.translate_file(content) if isinstance(content, dict) else content
+            if ours != content:
+                found.config = OmegaConf.create(ours, flags=found.config._metadata.flags)
         return found
 
     def _is_absent(self, default: GroupDefault, group: str) -> bool:

@@ -25,7 +25,7 @@ from forge.config import schemas
 from forge.config.hf.download import is_id
 from forge.config.hydra_names import translate
 from forge.config.problems import ConfigError, Problem, closest, did_you_mean, quoted
-from forge.rundir.untrusted import SEARCH, TRUST, key_of
+from forge.rundir.untrusted import SEARCH, TRUST, key_of, note_project
 
 KEYS = ("name", "searchpath", "trust", "defaults")
 MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.?")
@@ -89,6 +89,7 @@ class Project:
 
     def enter(self) -> None:
         """Let its modules be imported, here and by workers (launch.local.processes.search_path)."""
+        note_project(self.trust, [one for one in self.words(()) if key_of(one) in (SEARCH, TRUST)])
         if str(self.root) not in sys.path:
             sys.path.insert(0, str(self.root))
 

@@ -12,6 +12,7 @@ from omegaconf import MISSING
 from forge.config.field import Condition, Section, opt, section
 
 BORDERS = ("add_bos", "add_eos")
+TEXT_FIELD = "field or column of the text, in rows of JSON, CSV, Parquet or a dataset"
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,7 @@ class Text(Documents, Files):
 
     schema_name = "text"
     _target_: str = "forge.data.corpus.text_files"
-    text_field: str = opt(
-        "text", "field or column of the text in .jsonl, .json, .csv, .tsv and .parquet"
-    )
+    text_field: str = opt("text", TEXT_FIELD)
 
 
 @section
@@ -269,7 +268,7 @@ class HuggingFace(Documents, Dataset):
 
     schema_name = "hf"
     _target_: str = "forge.data.hub.dataset"
-    hf_dataset_text_field: str = opt("text", "column of the text")
+    text_field: str = opt("text", TEXT_FIELD)
     hf_streaming: bool = opt(
         False, "read, tokenise and cut it while training, in the loader processes; prepare nothing"
     )

@@ -1,4 +1,5 @@
-"""Hydra's names for a sweep and its launcher, and the names that forge has for the same.
+"""Names that are understood beside forge's own: Hydra's for a sweep and its launcher, and those
+that options had before.
 
 `hydra/launcher=submitit_slurm hydra.launcher.timeout_min=60` means `launch=slurm launch.time=60`.
 """
@@ -29,11 +30,15 @@ LAUNCHER_KEYS = {
     "cpus_per_gpu": "sbatch.cpus-per-gpu",
 }
 """Options of the submitit plugin that have another name here."""
+FORMER = {"hf_dataset_text_field": "text_field"}
+"""Options that were renamed, which files, runs and commands of before still have."""
+FORMER_WORD = re.compile(rf"(?<![\w-])({'|'.join(FORMER)})(?=\s*[:=])")
 OVERRIDE = re.compile(r"([+~]*)(hydra[/.](?:launcher|sweeper)[^=]*)(=?)(.*)", re.DOTALL)
 
 
 def translate(text: str) -> str:
     """An override in forge's names."""
+    text = FORMER_WORD.sub(lambda match: FORMER[match[1]], text)
     match = OVERRIDE.fullmatch(text)
     if match is None:
         return text
@@ -59,11 +64,20 @@ def translate_key(key: str) -> str:
             return (
                 f"{ours}.{LAUNCHER_KEYS.get(name, name) if ours == 'launch' else name}{dot}{rest}"
             )
-    return key
+    above, dot, last = key.rpartition(".")
+    return f"{above}{dot}{FORMER.get(last, last)}"
+
+
+def renamed(content: Any) -> Any:
+    """Nested dicts and lists with the names that options have now."""
+    if isinstance(content, Mapping):
+        return {FORMER.get(key, key): renamed(value) for key, value in content.items()}
+    return [renamed(value) for value in content] if isinstance(content, list) else content
 
 
 def translate_file(content: Mapping[str, Any]) -> dict[str, Any]:
     """What a YAML file sets, with `hydra: {sweeper: ..., launcher: ...}` under forge's names."""
+    content = renamed(content)
     hydra = content.get("hydra")
     if not isinstance(hydra, Mapping):
         return dict(content)

@@ -35,6 +35,7 @@ ROLES, PARAMETERS = "roles", "parameters"
 SELECTION = (ROLES, PARAMETERS)
 OF_RUN = ("_target_", "groups", "trainable_parameters", "freeze_parameters")
 OWN = ""  # the name of the group of all that no entry names
+REST = "rest"  # the entry of optimizer=muon for what it does not take: any other comes before it
 
 Named = tuple[str, str]
 """A parameter: its name and its role."""
@@ -85,7 +86,7 @@ def groups(config: Config) -> dict[str, Group]:
 def members(config: Config, parameters: Iterable[Named]) -> dict[str, str | None]:
     """The name of the group of each parameter; None = it is frozen.
 
-    An entry that names a parameter comes before one that names its role.
+    An entry that names a parameter comes before one that names its role, and any before REST.
     """
     optimizer, is_trained = config.optimizer, trained(config)
     return {
@@ -169,8 +170,9 @@ def tensors_in(config: Config) -> dict[str | None, list[TensorSpec]]:
 
 def group_of(optimizer: Optimizer, name: str, role: str) -> str:
     """The name of the group of a parameter that is trained."""
-    by_name = (key for key, e in optimizer.groups.items() if found(e.get(PARAMETERS, ()), name))
-    by_role = (key for key, e in optimizer.groups.items() if role in e.get(ROLES, ()))
+    entries = sorted(optimizer.groups.items(), key=lambda entry: entry[0] == REST)
+    by_name = (key for key, e in entries if found(e.get(PARAMETERS, ()), name))
+    by_role = (key for key, e in entries if role in e.get(ROLES, ()))
     return next(by_name, None) or next(by_role, OWN)
 
 

@@ -55,7 +55,7 @@ def dataset(section: HuggingFace) -> Corpus | StreamSource:
     """
     streaming = section.hf_streaming and section.held_out.share < 1
     parts = section.stream_parts if streaming else 0
-    table, field = load(section, parts=parts), section.hf_dataset_text_field
+    table, field = load(section, parts=parts), section.text_field
     if streaming:
         return stream(section, table)
     source = section.path or section.hf_dataset_name

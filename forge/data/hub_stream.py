@@ -20,7 +20,7 @@ from forge.data.tokenizer import Tokenizer
 ROWS_AT_ONCE = 256
 MOST_UNEVEN = 1.25
 """How many times as large as the smallest part of a stream its largest is at most."""
-FIELD = "data.hf_dataset_text_field"
+FIELD = "data.text_field"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class StreamSource:
 
 def stream(section: HuggingFace, found: Any) -> StreamSource:
     """A dataset of the library, iterable, as a source. ValueError: it has no such column."""
-    source, field = section.path or section.hf_dataset_name, section.hf_dataset_text_field
+    source, field = section.path or section.hf_dataset_name, section.text_field
     columns = found.column_names
     if columns is not None:
         if field not in columns:

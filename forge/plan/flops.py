@@ -1,4 +1,4 @@
-"""FLOPs of a token in training: frozen weights have no gradient, adapters have products too."""
+"""FLOPs of a token in training, where frozen weights have no gradient; and tokens of a run."""
 
 from __future__ import annotations
 
@@ -24,3 +24,14 @@ def flops_per_token(config: Config) -> int | None:
     beside = config.adapter.added(one for one in own if one.role in (MATRIX, EXPERT))
     added = sum(one.multiplied for one in beside if is_trained(one.name))
     return found - 2 * frozen + 6 * added
+
+
+def sequences_of(config: Config) -> int:
+    """Sequences that one sample of the batch is: two of a preference, say."""
+    return config.objective.rows + config.objective.rows_ahead
+
+
+def tokens_in_all(config: Config) -> int:
+    """Tokens of all steps, where every sequence is full."""
+    train = config.train
+    return train.batch_sizes.samples(train.max_steps) * sequences_of(config) * train.seq_len

@@ -32,6 +32,7 @@ from forge.rundir.saved_config import (
 )
 from forge.rundir.untrusted import (
     code_overrides,
+    of_project,
     other_overrides,
     overrides_behind,
     reaching_out,
@@ -173,12 +174,14 @@ def run_id(run_dir: Path) -> str:
 
 
 def resume_command(run_dir: Path) -> str:
-    """What to type for the run to go on; the overrides that need trust are typed again."""
+    """What to type for the run to go on; the overrides that need trust are typed again, but for
+    those of the project that it is typed in.
+    """
     try:
         own = [str(text) for text in read_json(newest_overrides(run_dir))]
         options = reaching_out(read_plain(run_dir))
         asked = [
-            *code_overrides(own),
+            *(text for text in code_overrides(own) if text not in of_project("overrides")),
             *overrides_behind(options, other_overrides(own)),
             *filter(reads_environment, own),
         ]

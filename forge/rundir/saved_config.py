@@ -18,6 +18,7 @@ import yaml
 
 from forge.config import own, packages
 from forge.config.field import Section, thaw_value, types_of
+from forge.config.hydra_names import renamed
 from forge.config.root import Config
 from forge.config.target import trusted
 from forge.rundir.files import read_object, read_rows, read_sections, read_yaml, write_text
@@ -179,7 +180,7 @@ def load(path: Path, *, trust: Sequence[str]) -> Config:
     if not isinstance(plain, dict) or not isinstance(plain.get("run"), dict):
         raise TypeError("it is empty or damaged")
     plain["run"]["trust"] = list(trust)
-    config = from_plain(Config, plain, trust=tuple(trust))
+    config = from_plain(Config, renamed(plain), trust=tuple(trust))
     config.freeze()
     return config
 

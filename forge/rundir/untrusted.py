@@ -4,6 +4,7 @@ commands, write elsewhere, read the environment. The user who types a command de
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ from forge.config.hydra_names import translate
 from forge.config.problems import ConfigError, Problem
 
 SEARCH, TRUST = "hydra.searchpath", "run.trust"
+PROJECT = "FORGE_PROJECT"  # what the user's project lets be used, for what is printed by workers
 COMMANDS = ("launch.setup", "launch.srun_args", "launch.sbatch")
 FOLDERS = ("checkpoint.dir", "metrics.tensorboard_dir", "profiling.trace_dir")
 # It refers to another option; anything else in ${} may read the environment.
@@ -25,6 +27,21 @@ OTHER_DISK = (
     "checkpoints go to another disk by checkpoint.dir=/scratch/mine, "
     "for this run with run.allow_change=[checkpoint.dir]"
 )
+
+
+def note_project(trust: Sequence[str], overrides: Sequence[str]) -> None:
+    """Note for this process and its workers what a project of the user's lets code do: what it
+    trusts, and the overrides that it puts before those typed.
+    """
+    os.environ[PROJECT] = json.dumps({"trust": list(trust), "overrides": list(overrides)})
+
+
+def of_project(name: str) -> list[str]:
+    """The same, which a command in the project needs not say."""
+    try:
+        return [str(text) for text in json.loads(os.environ.get(PROJECT, "{}"))[name]]
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def code_overrides(overrides: Sequence[str]) -> list[str]:

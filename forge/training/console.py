@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], float]
 Formats = dict[str, Callable[[float], str]]
-# What is shown, in this order; other keys are for the other trackers.
+# A line of a log, in this order; other keys are for the other trackers.
 TRAINING: Formats = {
     "train/loss": lambda value: f"loss {value:.4f}",
     "lr": lambda value: f"lr {value:.2e}",
@@ -35,6 +35,8 @@ TRAINING: Formats = {
     "mfu": lambda value: f"mfu {percent(value)}",
     "train/grad_norm": lambda value: f"grad {value:.3g}",
 }
+BAR = ("train/loss", "tokens_per_second", "mfu")
+"""The newest of these stand beside the bar."""
 EVALUATION: Formats = {
     "eval/loss": lambda value: f"eval loss {value:.4f}",
     "eval/bits_per_byte": lambda value: f"bits/byte {value:.4f}",
@@ -44,10 +46,14 @@ EVALUATION: Formats = {
 
 
 def console_tracker(
-    total_steps: int, *, console: Console | None = None, clock: Clock = time.monotonic
+    total_steps: int,
+    *,
+    resumed_at: int = 0,
+    console: Console | None = None,
+    clock: Clock = time.monotonic,
 ) -> Tracker:
-    """A live bar where `console` (default: stdout) is a terminal, plain lines elsewhere; in a
-    notebook one line that is rewritten.
+    """Lines above a live bar where `console` (default: stdout) is a terminal, lines alone
+    elsewhere; in a notebook one line that is rewritten. resumed_at: the step the run goes on from.
 
     rich alone would take a file for a terminal where FORCE_COLOR is set, as CI and notebooks do.
     """
@@ -55,7 +61,9 @@ def console_tracker(
         return PlainConsole(total_steps, Console(file=cast(IO[str], OneLine())), clock)
     console = console or Console()
     live = console.file.isatty() and console.is_terminal and not console.is_dumb_terminal
-    return (LiveConsole if live else PlainConsole)(total_steps, console, clock)
+    if live:
+        return LiveConsole(total_steps, console, clock, resumed_at=resumed_at)
+    return PlainConsole(total_steps, console, clock)
 
 
 class PlainConsole:
@@ -91,28 +99,36 @@ class PlainConsole:
 
 
 class LiveConsole(PlainConsole):
-    """A bar with the newest training metrics; evaluations and what is printed scroll by above."""
+    """A bar that moves with every step; lines of logs and what is printed scroll by above it."""
 
-    def __init__(self, total_steps: int, console: Console, clock: Clock) -> None:
+    def __init__(
+        self, total_steps: int, console: Console, clock: Clock, *, resumed_at: int = 0
+    ) -> None:
         super().__init__(total_steps, console, clock)
         self._progress = Progress(
             BarColumn(20 if console.width >= 100 else 10, table_column=Column(no_wrap=True)),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             MetricsColumn(),
-            TextColumn("{task.fields[eta]}"),
+            TextColumn("{task.fields[eta]}", table_column=Column(no_wrap=True)),
             console=console,
             refresh_per_second=2,
         )
-        self._task = self._progress.add_task("", total=total_steps, metrics="", eta="")
+        self._task = self._progress.add_task(
+            "", total=total_steps, completed=resumed_at, metrics="", eta=""
+        )
         self._progress.start()
+
+    def step(self, step: int) -> None:
+        """Move the bar, which is drawn twice a second; nothing of the device is waited for."""
+        self._progress.update(self._task, completed=step, eta="".join(self.eta(step)))
 
     def log(self, step: int, values: dict[str, float]) -> None:
         training, evaluation = _texts(values, TRAINING), _evaluated(values)
         if training:
-            metrics, eta = "  ".join(training), "".join(self.eta(step))
-            self._progress.update(self._task, completed=step, metrics=metrics, eta=eta)
-        if evaluation:
-            line = self.line(step, evaluation)
+            newest = "  ".join(_texts(values, {name: TRAINING[name] for name in BAR}))
+            self._progress.update(self._task, completed=step, metrics=newest)
+        if training or evaluation:
+            line = self.line(step, training + evaluation)
             self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:

@@ -115,6 +115,7 @@ class Logger(Callback):
         self.unread.append(output)
         self.timed_steps += 1
         self.timed_tokens += output.n_tokens
+        self.trackers.step(loop.state.step)
         if loop.state.step % self.interval == 0:
             self.log(loop)
 

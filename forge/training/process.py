@@ -97,3 +97,9 @@ def say(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def stage(config: Config, text: str) -> None:
+    """Say what start-up does now, where a console is wanted."""
+    if config.metrics.enable_console:
+        say(text)

@@ -11,6 +11,7 @@ from forge.rundir.checkpoints import newest_usable
 from forge.rundir.directory import prolonging_override, resume_command, short
 from forge.rundir.outcome import REASONS
 from forge.rundir.saved_config import newest
+from forge.rundir.untrusted import of_project
 from forge.training.loop import Loop
 from forge.training.metrics import nulls
 
@@ -48,7 +49,10 @@ def summary(loop: Loop, reason: str, metrics: dict[str, float]) -> str:
         prompts = [prompt for prompt in config.eval.sample_prompts if prompt]
         name = "--chat" if isinstance(config.data, Chats) else "--prompt"
         prompt = [name, prompts[0]] if prompts else []
-        trust = [word for prefix in config.run.trust for word in ("--trust", prefix)]
+        typed = config.run.trust
+        if {*typed} <= {*of_project("trust")}:
+            typed = ()  # the project that it is typed in trusts them
+        trust = [word for prefix in typed for word in ("--trust", prefix)]
         rows["next"] = shlex.join(["python", "-m", "forge.generate", place, *prompt, *trust])
     if newest_usable(folder, to_go_on=True)[0]:
         more = [] if loop.interrupted else [prolonging_override(run_dir, reason, state.step)]

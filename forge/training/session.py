@@ -25,8 +25,9 @@ from forge.parallel.rendezvous import Rendezvous
 from forge.rundir import saved_config
 from forge.training.data import check_vocabulary, fit, prepare_data
 from forge.training.entries import check_entries
+from forge.training.first_lines import first_lines
 from forge.training.models import build_model, build_objective
-from forge.training.process import check_dtypes, loss_scaler, record_collectives, set_up
+from forge.training.process import check_dtypes, loss_scaler, record_collectives, set_up, stage
 from forge.training.references import add_references
 from forge.training.signals import Signals
 
@@ -79,7 +80,12 @@ def join(
     prepared = prepare_data(config, ranks)
     check_vocabulary(config, prepared)
     config, derived = fit(config, run_dir, prepared)
+    for line in first_lines(config, prepared, device, ranks):
+        stage(config, line)
+    stage(config, "start: build the model")
     model = build_model(config, device, ranks, trained=True)
+    for line in first_lines(config, prepared, device, ranks, model):
+        stage(config, line)
     check_dtypes(model, FORMATS[config.precision.param_dtype])
     objective = build_objective(config, device, ranks, tokenizer=prepared.tokenizer)
     stores = [*Mixture.of(prepared.train).stores.values(), *prepared.evaluated.values()]

@@ -25,7 +25,7 @@ from forge.training.base import BASE, identity, located
 from forge.training.checkpoint import Checkpointer
 from forge.training.loop import Loop
 from forge.training.peft import load_adapters
-from forge.training.process import say
+from forge.training.process import say, stage
 from forge.training.saving import restore as load_state
 from forge.training.session import Session
 
@@ -111,6 +111,8 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
     model, optimizer = loop.model, loop.optimizer
     exclude = tuple(config.checkpoint.exclude_from_loading)
     source = "nothing"
+    if place := start.weights or (start.checkpoint and start.checkpoint.path):
+        stage(config, f"start: read {directory.short(place)}")
     if start.weights is not None:
         source = str(start.weights)
         _check_vocabulary(start.weights, loop.session)
@@ -170,6 +172,8 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
         say(f"beginning with the adapters of {adapter.init_from}")
     if isinstance(optimizer, Modes):
         optimizer.train()
+    if config.train.compile_model:
+        stage(config, "start: the first step compiles the model")
     if not ranks.main:
         return
     if start.undo_after is not None and (moved := checkpointer.set_aside(start.undo_after)):

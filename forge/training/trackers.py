@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_gib"})
+CONSOLE = "console"
 FINISH_SECONDS = 120.0  # what W&B has not sent by then stays in the run directory for `wandb sync`
 
 
@@ -47,6 +48,13 @@ class Tracker(Protocol):
         ...
 
 
+@runtime_checkable
+class Steps(Protocol):
+    """What is told of every update, and not of every log alone."""
+
+    def step(self, step: int) -> None: ...
+
+
 class Trackers:
     """Several trackers as one; one that raises is closed and left out from then on, with one
     warning. An error of JsonLines ends the run.
@@ -67,15 +75,24 @@ class Trackers:
 
     def log(self, step: int, values: dict[str, float]) -> None:
         for name, tracker in list(self._active.items()):
-            try:
-                tracker.log(step, values)
-            except Exception as error:
-                if isinstance(tracker, JsonLines):
-                    raise
-                _warn(name, error)
-                del self._active[name]
-                with contextlib.suppress(Exception):
-                    tracker.close()
+            self._give(name, tracker, lambda tracker=tracker: tracker.log(step, values))
+
+    def step(self, step: int) -> None:
+        """An update was made, by which a bar moves; no number of it is read."""
+        tracker = self._active.get(CONSOLE)
+        if isinstance(tracker, Steps):
+            self._give(CONSOLE, tracker, lambda: tracker.step(step))
+
+    def _give(self, name: str, tracker: Tracker, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:
+            if isinstance(tracker, JsonLines):
+                raise
+            _warn(name, error)
+            del self._active[name]
+            with contextlib.suppress(Exception):
+                tracker.close()
 
     def close(self) -> None:
         while self._active:
@@ -115,7 +132,7 @@ def build_trackers(
     if section.enable_console:
         from forge.training.console import console_tracker
 
-        makers["console"] = partial(console_tracker, total_steps)
+        makers[CONSOLE] = partial(console_tracker, total_steps, resumed_at=resumed_at)
     return Trackers(makers)
 
 

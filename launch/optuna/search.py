@@ -25,10 +25,11 @@ from forge.launch.optuna.space import Space, count, read_space, shown
 from forge.launch.optuna.trials import OVERRIDES, POINT, REASON, Trials
 from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep import messages
-from forge.launch.sweep.command import RETRY, Command, own_place
+from forge.launch.sweep.command import RETRY, Command
 from forge.launch.sweep.directory import Point
 from forge.launch.sweep.expand import key_of
 from forge.launch.sweep.messages import say
+from forge.launch.sweep.place import own_place
 from forge.launch.sweep.preflight import MOST, Planned, Preflight
 from forge.launch.sweep.state import (
     CANCELLED,
@@ -61,7 +62,7 @@ def run(flight: Preflight, execute: Callable[[Command], int]) -> int:
     section, launch = flight.sweeper, flight.launch
     assert isinstance(section, Optuna)
     space, first = checked(flight)
-    flight.place = own_place(flight, space.params, space.fixed)
+    flight.place = own_place(flight, [first], space.params, space.fixed)
     config, world = first.resolution.config, first.resolution.world
     messages.warn([first.resolution])
     jobs = launch.jobs if isinstance(launch, Local) else section.n_jobs

@@ -5,13 +5,12 @@ it went.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from forge.compose.portable import portable
-from forge.config.problems import refusal, short_keys
+from forge.config.problems import refusal
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import LOCK, POINTS, Point, SweepDirectory
 from forge.launch.sweep.messages import say
@@ -31,7 +30,6 @@ from forge.rundir import directory
 from forge.rundir.directory import short
 from forge.rundir.lock import InUse, Lock
 from forge.rundir.provenance import Provenance, collect
-from forge.rundir.untrusted import key_of
 
 WORDS = {WAITING: "to start", PARTIAL: "to go on", QUEUED: "in the queue", RUNNING: "at work"}
 RETRY = "  the same command with sweep.retry=true runs them again"
@@ -44,32 +42,6 @@ class Entry:
     planned: Planned
     point: Point
     state: str
-
-
-def own_place(flight: Preflight, varied: Iterable[str], overrides: Iterable[str]) -> Path:
-    """The directory of a command, of which these keys vary and these overrides are set: that of
-    sweep.name, else of the experiment or model; where a sweep over other keys is in that already,
-    one that is named by what varies, too.
-
-    A command belongs to a sweep when it varies nothing else, and sets all that varies there. A
-    seed more or less is no other sweep.
-    """
-    first = SweepDirectory(flight.place)
-    if flight.sweep.name is not None or not first.exists:
-        return first.path
-    there = {key for point in first.points() for key in keys_of(point.varied, point.arm)}
-    here = {*varied} - {"seed"}
-    if here <= there <= here | {key_of(text) for text in overrides}:
-        return first.path
-    words = short_keys(sorted(here)).values() if here else ["seed"]
-    over = f"a sweep over {', '.join(sorted(there)) or 'seeds'}"
-    say(f"{short(first.path)} has {over}; this one gets a directory of its own, or a sweep.name")
-    return first.path.with_name("_".join([first.path.name, *words]))
-
-
-def keys_of(varied: Mapping[str, str], arm: str | None) -> set[str]:
-    """What varies of a point, the seed left out."""
-    return {*varied, *({"arm"} if arm else ())} - {"seed"}
 
 
 class Command:
@@ -89,7 +61,11 @@ class Command:
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = Lock(path, LOCK, advice=advice, apart=(POINTS,)).acquire()
-            self.directory.begin(self.flight.overrides, config_dirs=self.flight.config_dirs)
+            self.directory.begin(
+                self.flight.overrides,
+                config_dirs=self.flight.config_dirs,
+                common=self.flight.common,
+            )
             self.entries = self.enter(self.planned)
         except InUse as error:
             what, _, fix = str(error).partition(". ")

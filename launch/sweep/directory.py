@@ -2,7 +2,8 @@
 done with them.
 
 <sweep.root>/<sweep.name>/
-    sweep.json          its name, and every command that was typed for it
+    sweep.json          its name, every command that was typed for it, and what all points of the
+                        first have alike
     sweep.lock          held by the command that starts points now
     ledger.jsonl        what happened to its points, a line each; lines are only ever added
     points/000_lr-0.001_seed-1_1f0a9c2e/
@@ -74,20 +75,31 @@ class SweepDirectory:
         """What was typed for it, oldest first: time, argv, overrides and config_dirs of each."""
         return list(self._content().get("commands", []))
 
+    def common(self) -> dict[str, Any]:
+        """What all points of its first command have alike, by key; of older sweeps nothing."""
+        found = self._content().get("common")
+        return found if isinstance(found, dict) else {}
+
     def begin(
         self,
         overrides: Sequence[str],
         argv: Sequence[str] | None = None,
         *,
         config_dirs: Sequence[str] = (),
+        common: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make the directory where there is none, and keep the command that was typed."""
+        """Make the directory where there is none, and keep the command that was typed. common: what
+        all points of it have alike; that of the first command is kept.
+        """
         (self.path / POINTS).mkdir(parents=True, exist_ok=True)
         words = list(sys.argv if argv is None else argv)
         command: dict[str, Any] = {"time": now(), "argv": words, "overrides": list(overrides)}
         if config_dirs:
             command["config_dirs"] = [absolute(path) for path in config_dirs]
-        content = {"version": VERSION, "name": self.name, "commands": [*self.commands(), command]}
+        content: dict[str, Any] = {"version": VERSION, "name": self.name}
+        content["commands"] = [*self.commands(), command]
+        if common := self.common() if self.exists else common:
+            content["common"] = dict(common)
         write_json(self.path / SWEEP, content)
 
     def add(

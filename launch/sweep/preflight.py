@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from forge.cli import as_typed
 from forge.compose.composition import chosen
@@ -62,6 +63,7 @@ class Preflight:
         self.library, self.written_at = self._first.library, self._first.written_at
         own = self._config  # of these sections all points have the same
         self.launch, self.sweep, self.sweeper = own.launch, own.sweep, own.sweeper
+        self.common: dict[str, Any] = {}  # what all points have alike, once that is known
 
     @cached_property
     def place(self) -> Path:

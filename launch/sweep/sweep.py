@@ -16,7 +16,8 @@ from forge.config.problems import refusal
 from forge.config.sweeper import Optuna
 from forge.launch import jobs
 from forge.launch.sweep import local, messages
-from forge.launch.sweep.command import Command, keys_of, own_place
+from forge.launch.sweep.command import Command
+from forge.launch.sweep.place import keys_of, own_place
 from forge.launch.sweep.preflight import Preflight
 from forge.plan.world import Devices, find_devices, ranks_of
 
@@ -52,7 +53,7 @@ def fly(flight: Preflight, here: Devices) -> int:
             print(f"the longest is expected to take {longest}, all of them {all_of_them}")
         return 0
     varied = {key for p in planned for key in keys_of(p.combination.varied, p.combination.arm)}
-    flight.place = own_place(flight, varied, planned[0].combination.overrides)
+    flight.place = own_place(flight, planned, varied, planned[0].combination.overrides)
     return execute(Command(flight, planned), here)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from refusing import resolved
@@ -10,6 +11,7 @@ from refusing import resolved
 from forge.config.hydra_names import translate
 from forge.config.launch import Slurm, SubmititLocal
 from forge.config.sweeper import Optuna
+from forge.rundir import saved_config
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,8 @@ from forge.config.sweeper import Optuna
         ("hydra.sweeper.params.optimizer.lr=1,2", "sweeper.params.optimizer.lr=1,2"),
         ("hydra.searchpath=[x]", "hydra.searchpath=[x]"),
         ("optimizer.lr=1", "optimizer.lr=1"),
+        ("data.hf_dataset_text_field=body", "data.text_field=body"),
+        ("+eval.sets.x={hf_dataset_text_field: body}", "+eval.sets.x={text_field: body}"),
     ],
 )
 def test_an_override(hydras: str, ours_: str) -> None:
@@ -53,3 +57,23 @@ def test_on_the_command_line() -> None:
     assert isinstance(config.launch, SubmititLocal)
     assert config.launch.wait
     assert isinstance(config.sweeper, Optuna)
+
+
+def test_an_option_of_a_former_name_keeps_its_value(
+    write: Callable[[str, str], str], tmp_path: Path
+) -> None:
+    """In files, of a set too, and in the config of a run that was made with it."""
+    text = "# @package _global_\ndefaults:\n  - override /data: hf\ndata:\n  path: rows.jsonl\n"
+    folder = write("experiment/mine.yaml", text + "  hf_dataset_text_field: body\n")
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"body": "a text"}\n')
+    typed = ["experiment=mine", f"data.path={file}"]
+    typed += [f"+eval.sets.other={{path: {file}, hf_dataset_text_field: title}}"]
+    config = resolved([*typed, "run.device=cpu"], config_dirs=[folder]).config
+    assert (config.data.text_field, config.eval.sets["other"]["text_field"]) == ("body", "title")
+    saved_config.save(config, tmp_path / "config.yaml")
+    ours = (tmp_path / "config.yaml").read_text()
+    assert ours.count("text_field: ") == 2
+    (tmp_path / "config.yaml").write_text(ours.replace("text_field: ", "hf_dataset_text_field: "))
+    before = saved_config.load(tmp_path / "config.yaml", trust=())
+    assert (before.data.text_field, before.eval.sets["other"]["text_field"]) == ("body", "title")

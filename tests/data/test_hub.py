@@ -91,13 +91,13 @@ def test_the_fingerprint_follows_the_texts(folder: Path) -> None:
 
 def test_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = f"{folder}/saved"
-    assert refusal(folder, path=saved, hf_dataset_text_field="body") == (
-        "data.hf_dataset_text_field = body: DIR/saved has no such column (its columns: id, text). "
+    assert refusal(folder, path=saved, text_field="body") == (
+        "data.text_field = body: DIR/saved has no such column (its columns: id, text). "
         "Name one of them."
     )
-    assert refusal(folder, path=saved, hf_dataset_text_field="id") == (
+    assert refusal(folder, path=saved, text_field="id") == (
         "data.path: DIR/saved row 1: field 'id' is int, not text. "
-        "Choose another with data.hf_dataset_text_field."
+        "Choose another with data.text_field."
     )
     fix = "Check its name, data.hf_dataset_config and data.hf_dataset_split"
     assert refusal(folder, path=f"{folder}/dict", hf_dataset_split="dev") == (

@@ -115,23 +115,23 @@ def refusal(path: Path, steps: int = 30, **options: Any) -> str:
 
 def test_refusals(tmp_path: Path, forms: Path) -> None:
     saved = forms / "rows.parquet"
-    assert refusal(saved, hf_dataset_text_field="body") == (
-        "data.hf_dataset_text_field = body: DIR/rows.parquet has no such column (its columns: "
+    assert refusal(saved, text_field="body") == (
+        "data.text_field = body: DIR/rows.parquet has no such column (its columns: "
         "text). Name one of them."
     )
-    assert refusal(forms / "lines.txt", hf_dataset_text_field="body") == (
-        "data.hf_dataset_text_field = body: DIR/lines.txt has no such column (its columns: "
+    assert refusal(forms / "lines.txt", text_field="body") == (
+        "data.text_field = body: DIR/lines.txt has no such column (its columns: "
         "text). Name one of them."
     )
     lines(tmp_path / "null.jsonl", ["some text"] * 5 + [None, "more"])
     assert refusal(tmp_path / "null.jsonl") == (
         "data.path: DIR/null.jsonl row 6: field 'text' is null, not text. "
-        "Choose another with data.hf_dataset_text_field."
+        "Choose another with data.text_field."
     )
     pandas.DataFrame({"text": range(9)}).to_parquet(tmp_path / "int.parquet")
     assert refusal(tmp_path / "int.parquet") == (
         "data.path: DIR/int.parquet row 1: field 'text' is int, not text. "
-        "Choose another with data.hf_dataset_text_field."
+        "Choose another with data.text_field."
     )
     lines(tmp_path / "empty.jsonl", ["", "", ""])
     assert refusal(tmp_path / "empty.jsonl") == (

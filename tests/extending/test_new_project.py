@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,8 +15,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from forge.compose import project
 from forge.compose.project import KEYS
 from forge.new.__main__ import TEMPLATE, main
+from forge.rundir.directory import resume_command
+from forge.rundir.untrusted import PROJECT
 
 ROOT = Path(__file__).parents[2]
 FEW = ["train.max_steps=4", "eval.interval=2", "eval.max_tokens=500", "checkpoint.interval=2"]
@@ -50,6 +54,10 @@ def test_it_trains_and_goes_on_and_is_read_from_elsewhere(demo: Path, tmp_path: 
     run = demo / "runs" / "one"
     result = json.loads((run / "result.json").read_text())
     assert (result["step"], result["metrics"]["lowest_loss_step"]) == (4, 4)
+    printed = [line.split("  ")[-1].strip() for line in said.splitlines() if "goes on" in line]
+    assert printed[-1] == "python -m forge.resume runs/one train.max_steps=8"
+    assert "--trust" not in said
+    assert re.search(r"^  model +demo_lm\.gru\.GRU: [\d,]+ parameters$", said, re.M)
     said = verb("forge.resume", str(run), "train.max_steps=6", cwd=tmp_path)
     assert "going on from checkpoints/step_4 at step 4" in said
     assert json.loads((run / "result.json").read_text())["step"] == 6
@@ -63,6 +71,27 @@ def test_it_trains_and_goes_on_and_is_read_from_elsewhere(demo: Path, tmp_path: 
     assert "is not yet trusted on this machine" in said
     said = verb("forge.export", str(run), "again.safetensors", cwd=tmp_path, code=2)
     assert "is not yet trusted on this machine" in said
+
+
+def test_a_printed_command_leaves_to_the_project_what_it_trusts(
+    demo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was trusted by hand is typed again."""
+    monkeypatch.chdir(demo)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv(PROJECT, "")
+    (run := demo / "runs" / "printed").mkdir(parents=True)
+    (run / "config.yaml").write_text("run: {}\n")
+    found = project.find()
+    assert found is not None
+    for by_hand in ([], ["run.trust=[other.]"]):
+        (run / "overrides.json").write_text(json.dumps(found.words(by_hand)))
+        monkeypatch.setenv(PROJECT, "")
+        assert "run.trust=" in resume_command(run)  # where it is typed anywhere else
+        found.enter()
+        command, _, trust = resume_command(run).partition(" 'run.trust=")
+        assert command == "python -m forge.resume runs/printed"
+        assert ("other." in trust) == bool(trust) == bool(by_hand)
 
 
 @pytest.mark.nightly

@@ -59,6 +59,21 @@ def test_a_name_comes_before_a_role_and_patterns_freeze() -> None:
     assert only[None] == {"embedding", "norm", *only[""]}
 
 
+def test_a_group_of_ones_own_takes_roles_out_of_the_rest() -> None:
+    """Wherever it stands among the groups; the rest keeps what it does not name."""
+    own = "tables: {roles: [embedding], optimizer: adamw, lr: 0.5}"
+    rest = "rest: {roles: [embedding, head, norm], optimizer: adamw, lr: 0.1}"
+    typed = [f"+optimizer.groups.{own.replace(': {', '={', 1)}"]
+    whole = [[f"optimizer.groups={{{one}, {other}}}"] for one, other in ((own, rest), (rest, own))]
+    for overrides in (typed, *whole):
+        config = config_of("optimizer=muon", "model.tie_embeddings=false", *overrides)
+        found = by_group(config)
+        assert found["tables"] == {"embedding"}
+        assert found["rest"] >= {"output", "attention_norm"}
+        assert not found["rest"] & found["tables"]
+        assert groups(config)["tables"].section.lr == 0.5
+
+
 def test_an_entry_of_the_same_kind_changes_what_it_says_and_another_kind_has_its_own() -> None:
     made = groups(
         config_of(

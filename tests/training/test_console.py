@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import math
+from functools import partial
+from pathlib import Path
 
 import pytest
 from fake_display import Display
@@ -108,18 +110,20 @@ def terminal(width: int, stream: Terminal) -> Console:
         (
             120,
             "━" * 20,
-            "100/100 loss 0.0001  lr 3.00e-04  12.3k tok/s  mfu 41.2%  grad 1.23 ETA 0:00:00",
+            "100/100 loss 0.0001  12.3k tok/s  mfu 41.2% ETA 0:00:00",
             None,
         ),
-        (60, "━" * 10, "100/100 loss 0.0001  lr 3.00e-04", "…"),
+        (50, "━" * 10, "100/100 loss 0.0001", "…"),
     ],
 )
 def test_live_bar_on_a_terminal(width, bar, shown, cut):
     stream, clock = Terminal(), Clock()
     tracker = console_tracker(100, console=terminal(width, stream), clock=clock)
     assert isinstance(tracker, LiveConsole)
+    tracker.step(10)
     tracker.log(10, TRAINING)
     clock.now += 10
+    tracker.step(100)
     tracker.log(100, TRAINING | {"train/loss": 1e-4})
     tracker.close()
     frames = [line.split("\x1b[2K")[-1].rstrip() for line in stream.getvalue().splitlines()]
@@ -132,7 +136,27 @@ def test_live_bar_on_a_terminal(width, bar, shown, cut):
     assert stream.getvalue().endswith("\x1b[?25h")  # the cursor is back
 
 
-def test_evaluations_prints_and_warnings_scroll_by_above_the_bar(monkeypatch):
+def test_every_step_moves_the_bar_without_a_line(monkeypatch):
+    """From the step that the run goes on from; the rest is estimated between logs too."""
+    stream, clock, shown = Terminal(), Clock(), []
+    made = partial(console_tracker, resumed_at=40, console=terminal(100, stream), clock=clock)
+    monkeypatch.setattr("forge.training.console.console_tracker", made)
+    trackers = build_trackers(Metrics(), Path(), total_steps=100, config_dict={}, resumed_at=40)
+    bar = trackers.open()._active["console"]
+    for step in (41, 42, 60):
+        shown.append(bar._progress.tasks[0].completed)
+        clock.now += 2
+        trackers.step(step)
+    bar._progress.refresh()
+    trackers.close()
+    assert shown == [40, 41, 42]
+    frame = [line for line in stream.getvalue().splitlines() if "/100" in line][-1]
+    assert " 60/100 " in frame.split("\x1b[2K")[-1]
+    assert "ETA 0:00:08" in frame  # 19 steps in 4 seconds
+    assert "step" not in stream.getvalue()
+
+
+def test_lines_prints_and_warnings_scroll_by_above_the_bar(monkeypatch):
     stream = Terminal()
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr("sys.stderr", stream)
@@ -143,7 +167,9 @@ def test_evaluations_prints_and_warnings_scroll_by_above_the_bar(monkeypatch):
     logging.lastResort.handle(logging.makeLogRecord({"msg": "careful", "levelno": logging.WARNING}))
     tracker.close()
     lines = [line.split("\x1b[2K")[-1].rstrip() for line in stream.getvalue().splitlines()]
-    for text in ("step  50/100 | eval loss 2.4000", "a [bold]sample[/bold]", "careful"):
+    logs = (f"step  50/100 | {rest}" for rest in ("loss 3.1416 | lr 3.00e-04", "eval loss 2.4000"))
+    assert all(any(line.startswith(log) for line in lines) for log in logs)
+    for text in ("a [bold]sample[/bold]", "careful"):
         assert text in lines, f"{text!r} is not a line of its own"
 
 

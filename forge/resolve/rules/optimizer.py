@@ -116,7 +116,7 @@ def _not_one_by_one(config: Config, key: str, off: str) -> Findings:
 
 @rule("optimizer.roles", *READS)
 def roles(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
-    """A role, or a parameter that is named, is of one group."""
+    """A role, or a parameter that is named, is of one group, and of `rest` where of no other."""
     yield from _twice(optimizer, ROLES, lambda role, said: role in said, param_groups.ALL_ROLES)
     if sum(PARAMETERS in entry for _, entry in _entries(optimizer)) > 1:
         names = [name for name, _ in parameters_of(config)]
@@ -142,6 +142,8 @@ def takes(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
                 own = optimizer.groups[name].get(ROLES, ())
                 taken = ", ".join(role for role in own if role in group.section.takes)
                 fix = f"'{key}.{ROLES}=[{taken}]'" if taken else f"~{key}"
+                if not taken and KIND not in optimizer.groups[name]:
+                    fix = f"+{key}.{KIND}=adamw, or {fix}"
             yield key if name != OWN else "optimizer", f"{what} {listed}.", fix
 
 
@@ -183,6 +185,7 @@ def _twice(
 ) -> Findings:
     for thing in things:
         of = [n for n, e in _entries(optimizer) if selects(thing, e.get(selection, ()))]
+        of = [name for name in of if name != param_groups.REST]
         if len(of) > 1:
             what = f"{thing} is of the groups {' and '.join(of)}."
             key = f"{GROUPS}.{of[-1]}.{selection}"

@@ -23,13 +23,14 @@ from forge.compose.portable import absolute, searched
 from forge.compose.roots import FILE, file_above, table
 from forge.config import schemas
 from forge.config.hydra_names import translate
+from forge.config.places import ADDRESS
 from forge.config.problems import ConfigError, Problem, closest, did_you_mean, quoted
 from forge.rundir.untrusted import SEARCH, TRUST, key_of
 
 KEYS = ("name", "searchpath", "trust", "defaults")
 MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.?")
 PLACES = ("run.root", "sweep.root")
-"""Options that are folders, beside those that are paths of what is read."""
+"""Folders that begin where a command is typed, beside those that are paths of what is read."""
 NOT_HERE = {
     SEARCH: "it has a key of its own here, searchpath.",
     TRUST: "it has a key of its own here, trust.",
@@ -204,7 +205,7 @@ def _from_root(text: str, root: Path) -> str:
         return text
     override = read(text)
     path = override.value() if isinstance(override, Override) else None
-    if not isinstance(path, str) or "${" in path or path.startswith("~"):
+    if not isinstance(path, str) or "${" in path or path.startswith("~") or ADDRESS.match(path):
         return text
     return f"{key}={quoted(os.path.join(root, path))}"
 

@@ -11,11 +11,13 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.compose.composition import Composition, compose
 from forge.compose.trust import in_project, where_trusted
 from forge.config.numbers import aligned
+from forge.config.places import address_fault
 from forge.config.problems import (
     COMMAND_LINE,
     REFUSED,
@@ -41,6 +43,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, description: str, **options: Any) -> None:
         options = {"allow_abbrev": False, **options}
         super().__init__(prog=f"python -m {prog}", description=description, **options)
+        self.register("type", Path, _path)
         self.verb = prog.split()[0].removeprefix("forge.")
 
     def format_help(self) -> str:
@@ -100,6 +103,20 @@ def parse(arguments: argparse.ArgumentParser, argv: Sequence[str] | None) -> arg
     if getattr(options, "config_name", None):
         options.overrides = [f"hydra.job.config_name={options.config_name}", *options.overrides]
     return options
+
+
+def place(name: str, text: str) -> Path:
+    """A file or folder of this machine that is named on the command line. Raises ConfigError."""
+    if fault := address_fault("", text):
+        what, fix = fault
+        raise refusal(f"{name} {text}", what, fix, COMMAND_LINE)
+    return Path(text)
+
+
+def _path(text: str) -> Path:
+    if fault := address_fault("", text):
+        raise argparse.ArgumentTypeError(f"{text}: {fault[0][:-1]}; give {fault[1]}")
+    return Path(text)
 
 
 def resolved(

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             fix = "python -m forge.import my/folder runs/mine"
             raise refusal("FOLDER OUT", what, fix, COMMAND_LINE)
         try:
-            print(_import(places[0], Path(places[1]), typed, options))
+            print(_import(places[0], cli.place("RUN", places[1]), typed, options))
         except FolderError as error:
             raise refusal(places[0], error.what, error.fix, COMMAND_LINE) from None
         except (ValueError, OSError) as error:

@@ -50,7 +50,7 @@ def _verb(options: argparse.Namespace) -> int:
         what = f"one directory is made, and {counted(len(places), 'is', 'are')} named."
         fix = "python -m forge.prepare my/tokens data=text data.path=my.txt"
         raise refusal("OUT", what, fix, COMMAND_LINE)
-    out = Path(places[0]).expanduser().absolute()
+    out = cli.place("OUT", places[0]).expanduser().absolute()
     overrides = [word for word in options.overrides if word != places[0]]
     if options.processes < 1:
         raise refusal("--processes", "at least one process tokenises.", "--processes 1")

@@ -24,7 +24,7 @@ from forge.compose.project import allowing
 from forge.compose.trust import use
 from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
 from forge.config.root import Config
-from forge.rundir import directory, files, saved_config
+from forge.rundir import directory, saved_config, versions
 from forge.rundir.directory import Place, path_of
 from forge.rundir.saved_config import to_plain
 from forge.rundir.untrusted import (
@@ -123,10 +123,10 @@ def _of_project(run_dir: Path, own: Sequence[str]) -> list[str]:
 
 
 def _own(run_dir: Path) -> list[str]:
-    file = directory.newest_overrides(run_dir)
     try:
-        return [str(text) for text in files.read_json(file)]
+        return directory.own_overrides(run_dir)
     except (OSError, ValueError, TypeError) as error:
+        file = versions.place(run_dir, "overrides", max(saved_config.last_started(run_dir), 1))
         fix = f"type the overrides of the run again, with run.dir={run_dir}"
         raise refusal(str(run_dir), f"{file} cannot be read: {error}.", fix, COMMAND_LINE) from None
 

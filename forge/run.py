@@ -31,7 +31,7 @@ from forge.rundir import directory, outcome
 from forge.rundir.checkpoints import newest_usable, saved_folder
 from forge.rundir.directory import Before
 from forge.rundir.outcome import FAILED, Result
-from forge.rundir.saved_config import newest
+from forge.rundir.saved_config import CHANGES
 
 if TYPE_CHECKING:
     from forge.parallel.rendezvous import Rendezvous
@@ -257,7 +257,7 @@ def make(
     again = f"   (goes on with: {directory.resume_command(run_dir)})" if goes_on else ""
     print(f"run directory: {directory.short(run_dir)}{again}")
     for change in changes:
-        was = f"   (was {shown(change.before)}; kept in {newest(run_dir).name})"
+        was = f"   (was {shown(change.before)}; kept in {CHANGES})"
         print(cli.printable(f"  changed: {change.key}={shown(change.after)}{was}"))
     sys.stdout.flush()
     return Made(run_dir=run_dir, resolution=resolution, before=before)

@@ -39,6 +39,7 @@ from forge.rundir.directory import short
 from forge.rundir.files import last_lines
 from forge.rundir.progress import last_logged, progress
 from forge.rundir.saved_config import is_run
+from forge.rundir.signs import silent_ranks
 
 EVERY = 5.0  # seconds
 LINES, STEPS = 20, 5  # of the end of a log
@@ -110,6 +111,7 @@ def points_of(
 
 def row(point: Point, found: Survey) -> dict[str, Any]:
     state, now = found.states[point.number], progress(point.path)
+    silent = silent_ranks(point.path) if state == RUNNING else []
     return {
         "number": point.number,
         "arm": point.arm,
@@ -120,7 +122,8 @@ def row(point: Point, found: Survey) -> dict[str, Any]:
         "of": now.of,
         "loss": now.loss,
         "evaluation": dict([now.evaluation]) if now.evaluation else {},
-        "seconds_left": now.left if state == RUNNING else None,
+        "seconds_left": now.left if state == RUNNING and not silent else None,
+        "silent": silent,
         "job": job_of(point),
         "job_state": found.jobs.get(point.number),
         "job_reason": found.reasons.get(point.number),
@@ -138,7 +141,8 @@ def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
         own = [column[i] for column in varying.values()]
         evaluation = next(iter(one["evaluation"].values()), None)
         numbers = [_number(one["loss"]), _number(evaluation), _left(one["seconds_left"])]
-        last = [one["state"], _steps(one, "/"), *numbers, _job(one), one["why"]]
+        why = one["why"] or "; ".join(one["silent"])
+        last = [one["state"], _steps(one, "/"), *numbers, _job(one), why]
         cells.append([f"{one['number']:03d}", one["arm"] or "", *own, *last])
     states = [found.states[point.number] for point in points]
     lines = [f"{short(sweep.path)}   ({messages.counted(states)})", "", *cli.lines_of(cells)]
@@ -170,6 +174,7 @@ def details(point: Point, found: Survey) -> str:
         ("left", _left(one["seconds_left"])),
         ("job", _job(one)),
         ("why it failed", one["why"]),
+        *(("waits" if not n else "", said) for n, said in enumerate(one["silent"])),
     ]
     logs = logs_of(point)
     rows += [("log" if file == logs[0] else "", short(file)) for file in logs]
@@ -177,7 +182,7 @@ def details(point: Point, found: Survey) -> str:
     cells = [["step", "loss", "eval", "tokens/s", "left"]]
     for step in last_logged(point.path, STEPS):
         speed = "" if step.tokens_per_second is None else f"{step.tokens_per_second:,.0f}"
-        left = _left(step.left) if one["state"] == RUNNING else ""
+        left = _left(step.left) if one["state"] == RUNNING and not one["silent"] else ""
         evaluation = _number(step.evaluation and step.evaluation[1])
         cells.append([f"{step.step:,}", _number(step.loss), evaluation, speed, left])
     if len(cells) > 1:

@@ -28,6 +28,7 @@ from forge.rundir.lock import InUse, Lock
 from forge.rundir.logs import log_file
 from forge.rundir.outcome import ERROR, FAILED, REASONS, RESULT, Result, ranks
 from forge.rundir.saved_config import CONFIG, is_run
+from forge.rundir.signs import signs_of_life
 
 if TYPE_CHECKING:
     from forge.training.loop import Loop
@@ -96,7 +97,8 @@ def _lead(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) ->
             reason = f"{REASONS.get(done.reason, done.reason)}, after {done.step} steps"
             print(f"this run is finished: {reason}; {_how_to_prolong(run_dir, done)}")
             return end(0)
-        return _guarded(run_dir, trust, rendezvous)
+        with signs_of_life(run_dir, outcome.rank(), ranks()):
+            return _guarded(run_dir, trust, rendezvous)
 
 
 def _follow(rendezvous: Rendezvous | None) -> int:
@@ -114,7 +116,7 @@ def _follow(rendezvous: Rendezvous | None) -> int:
         print(f"{who} does not see {run_dir}; all hosts need one file system", file=sys.stderr)
         return FAILED
     sys.path[:0] = [folder for folder in command.imports if folder not in sys.path]
-    with log_file(run_dir):
+    with log_file(run_dir), signs_of_life(run_dir, outcome.rank(), ranks()):
         return _guarded(run_dir, command.trust, rendezvous)
 
 

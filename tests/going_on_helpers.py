@@ -47,7 +47,7 @@ def alter(run: Path, **values: Any) -> list[Change]:
     config.thaw()
     for key, value in {"run__dir": str(run), **values}.items():
         put(config, key.replace("__", "."), value)
-    return directory.go_on(run, resolve(config), overrides=read(directory.newest_overrides(run)))
+    return directory.go_on(run, resolve(config), overrides=directory.own_overrides(run))
 
 
 def read(path: Path) -> Any:

@@ -17,7 +17,7 @@ from going_on_helpers import RUN, content, read, take
 
 from forge import resume
 from forge.launch.local import processes
-from forge.rundir import saved_config
+from forge.rundir import saved_config, versions
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +51,9 @@ def test_a_finished_run_is_made_longer_from_elsewhere(tiny_run: Path, tmp_path: 
     assert (longer.returncode, longer.stderr) == (0, "")
     assert set(longer.stdout.splitlines()[:4]) == {
         f"run directory: {tiny_run}   (goes on with: python -m forge.resume {tiny_run})",
-        "  changed: metrics.enable_console=true   (was false; kept in config.2.yaml)",
-        "  changed: scheduler.decay_steps=10   (was 4; kept in config.2.yaml)",
-        "  changed: train.max_steps=12   (was 6; kept in config.2.yaml)",
+        "  changed: metrics.enable_console=true   (was false; kept in changes.jsonl)",
+        "  changed: scheduler.decay_steps=10   (was 4; kept in changes.jsonl)",
+        "  changed: train.max_steps=12   (was 6; kept in changes.jsonl)",
     }
     where = "step_6 at step 6, where it stopped in the data: 6 steps to go"
     assert f"going on from checkpoints/{where}" in longer.stdout
@@ -71,8 +71,8 @@ def test_it_starts_a_worker_in_the_run(
     assert capsys.readouterr().out.splitlines() == said
     assert resume.main(["run", "metrics.log_interval=3", "eval.target=2.5"]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if "changed" in line] == [
-        "  changed: eval.target=2.5   (was null; kept in config.2.yaml)",
-        "  changed: metrics.log_interval=3   (was 10; kept in config.2.yaml)",
+        "  changed: eval.target=2.5   (was null; kept in changes.jsonl)",
+        "  changed: metrics.log_interval=3   (was 10; kept in changes.jsonl)",
     ]
 
 
@@ -116,7 +116,7 @@ def test_another_model_is_refused_with_a_diff_until_it_is_allowed(
     assert capsys.readouterr().err.startswith("2 problems;")
     assert resume.main(["run", *changed, "run.allow_change=[model]"]) == 0
     assert started == [path]
-    recorded = [c["key"] for c in read(path / "changes.2.json") if not c["free"]]
+    recorded = [c["key"] for c in versions.read(path, "changes", 2) if not c["free"]]
     assert recorded == ["model.n_layers", "model.activation", "model.gated_mlp"]
 
 

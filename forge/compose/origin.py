@@ -13,9 +13,9 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from forge.compose.engine import CONF, Library
-from forge.compose.roots import file_above
 from forge.config.hydra_names import translate_key
 from forge.config.own import Own
+from forge.rundir.roots import file_above
 
 
 def lines_of(library: Library, files: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -20,17 +20,18 @@ from forge.compose.defaults import kept
 from forge.compose.grammar import read
 from forge.compose.origin import display, line_of, value_of
 from forge.compose.portable import absolute, searched
-from forge.compose.roots import FILE, file_above, table
 from forge.config import schemas
 from forge.config.hf.download import is_id
 from forge.config.hydra_names import translate
+from forge.config.places import ADDRESS
 from forge.config.problems import ConfigError, Problem, closest, did_you_mean, quoted
+from forge.rundir.roots import FILE, file_above, table
 from forge.rundir.untrusted import SEARCH, TRUST, key_of, note_project
 
 KEYS = ("name", "searchpath", "trust", "defaults")
 MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.?")
 PLACES = ("run.root", "sweep.root")
-"""Options that are folders, beside those that are paths of what is read."""
+"""Folders that begin where a command is typed, beside those that are paths of what is read."""
 NOT_HERE = {
     SEARCH: "it has a key of its own here, searchpath.",
     TRUST: "it has a key of its own here, trust.",
@@ -206,7 +207,7 @@ def _from_root(text: str, root: Path) -> str:
         return text
     override = read(text)
     path = override.value() if isinstance(override, Override) else None
-    if not isinstance(path, str) or "${" in path or path.startswith("~"):
+    if not isinstance(path, str) or "${" in path or path.startswith("~") or ADDRESS.match(path):
         return text
     if (
         key_of(text) == "model.path"

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from forge.compose import project
 from forge.compose.project import Project
 from forge.config.problems import ConfigError, quoted, refusal
-from forge.rundir.files import read_object, write_json
+from forge.rundir.files import write_json
 from forge.rundir.saved_config import newest, stored_trust
+from forge.rundir.trusted import known, owners, registry
 from forge.rundir.untrusted import TRUST
 
 
@@ -87,29 +87,22 @@ def is_trusted(found: Project) -> bool:
     """Whether the user has allowed all that a project lets be imported and read, and whose it was
     then is whose it is.
     """
-    known = _known().get(str(found.root))
-    if not isinstance(known, dict) or known.get("owners") != _owners(found):
+    entry = known().get(str(found.root))
+    if not isinstance(entry, dict) or entry.get("owners") != owners(found.file):
         return False
-    return all(set(known.get(key, ())).issuperset(now) for key, now in _allows(found).items())
+    return all(set(entry.get(key, ())).issuperset(now) for key, now in _allows(found).items())
 
 
 def remember(found: Project) -> None:
     """Trust a project from now on, as it is. Raises ConfigError where that cannot be kept."""
-    entry = {**_allows(found), "owners": _owners(found)}
+    entry = {**_allows(found), "owners": owners(found.file)}
     file = registry()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(file, {**_known(), str(found.root): entry})
+        write_json(file, {**known(), str(found.root): entry})
     except OSError as error:
         what = f"{file}, which keeps what you trust, cannot be written: {error.strerror or error}."
         raise refusal(str(file), what, "XDG_CONFIG_HOME=DIR") from None
-
-
-def registry() -> Path:
-    """The file with the projects that are trusted, by their real paths."""
-    given = os.environ.get("XDG_CONFIG_HOME", "")
-    base = Path(given) if os.path.isabs(given) else Path.home() / ".config"
-    return base / "forge" / "trusted.json"
 
 
 def ask(found: Project) -> None:
@@ -160,17 +153,6 @@ def _name(user: int) -> str:
 def _allows(found: Project) -> dict[str, list[str]]:
     """What is asked for, anew where there is more of it."""
     return {"trust": list(map(str, found.trust)), "searchpath": list(map(str, found.searchpath))}
-
-
-def _owners(found: Project) -> list[int]:
-    return [found.root.stat().st_uid, found.file.stat().st_uid]
-
-
-def _known() -> dict[str, Any]:
-    try:
-        return read_object(registry())
-    except (OSError, ValueError):
-        return {}
 
 
 def _refusal(found: Project, what: str, fix: str) -> ConfigError:

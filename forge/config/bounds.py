@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forge.config.field import Section, types_of
+from forge.config.places import address_fault
 from forge.config.problems import Problem, closest, did_you_mean
 
 COMPARE = {
@@ -112,6 +113,9 @@ def element_faults(key: str, value: Any, metadata: Mapping[str, Any]) -> Iterato
         admitted = f"must be an integer or {', '.join(choices)}"
         what = admitted if bounds else f"is one of {', '.join(choices)}"
         yield Problem(f"{key}={value}", f"{key} {what}.", meant, rule="choices")
+    is_place = isinstance(value, str) and (metadata.get("path") or metadata.get("folder"))
+    if is_place and (fault := address_fault(f"{key}=", value)):
+        yield Problem(f"{key}={value}", *fault, rule="address")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     what = ""

@@ -18,7 +18,9 @@ class Checkpoint(Section):
     """Checkpoints by torch.distributed.checkpoint, complete or absent."""
 
     enabled: bool = opt(True, "save; false = never, and a run cannot go on", free=True)
-    dir: str = opt("checkpoints", "directory of the checkpoints, inside the run directory")
+    dir: str = opt(
+        "checkpoints", "directory of the checkpoints, inside the run directory", folder=True
+    )
     interval: int = opt(
         1000, "save every N steps, and at the end; 0 = only at the end", ge=0, free=True
     )

@@ -40,6 +40,7 @@ def opt(
     amounts: Sequence[str] = (),
     free: bool = False,
     path: bool = False,
+    folder: bool = False,
     time: bool = False,
     verbatim: bool = False,
     not_swept: str = "",
@@ -53,6 +54,7 @@ def opt(
     may stand, as in auto:40.
     free: another value may be given when a run goes on.
     path: a file or directory; it becomes absolute.
+    folder: a directory that is written; it stays as it is typed. Both are on this machine.
     time: minutes, which may be meant by Slurm's D-HH:MM:SS.
     verbatim: brackets around a text belong to it.
     not_swept: what to give in place of the values of a sweep.
@@ -67,6 +69,7 @@ def opt(
         "amounts": tuple(amounts),
         "free": free,
         "path": path,
+        "folder": folder,
         "time": time,
         "verbatim": verbatim,
         "not_swept": not_swept,

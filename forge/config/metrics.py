@@ -19,7 +19,9 @@ class Metrics(Section):
     )
     enable_console: bool = opt(True, "progress bar and log lines on the terminal")
     enable_tensorboard: bool = opt(False, "write TensorBoard event files")
-    tensorboard_dir: str = opt("tb_logs", "directory of the event files, inside the run directory")
+    tensorboard_dir: str = opt(
+        "tb_logs", "directory of the event files, inside the run directory", folder=True
+    )
     enable_wandb: bool = opt(False, "log to Weights & Biases")
     wandb_mode: str = opt(
         "online",

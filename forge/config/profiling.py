@@ -15,7 +15,9 @@ class Profiling(Section):
     start_step: int = opt(5, "first step recorded", gt=0)
     end_step: int = opt(8, "last step recorded", gt=0)
     ranks: list[int] = opt([0], "the ranks that record; [] = all of them", ge=0)
-    trace_dir: str = opt("profiler_traces", "directory of the traces, inside the run directory")
+    trace_dir: str = opt(
+        "profiler_traces", "directory of the traces, inside the run directory", folder=True
+    )
     memory_snapshot: bool = opt(
         False, "also write a snapshot of the GPU's memory, when it runs out too"
     )

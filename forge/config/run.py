@@ -12,9 +12,11 @@ class Run(Section):
     all_free = True
 
     dir: str | None = opt(
-        None, "directory of the run, which goes on if it exists; null = a new one in run.root"
+        None,
+        "directory of the run, which goes on if it exists; null = a new one in run.root",
+        folder=True,
     )
-    root: str = opt("runs", "where new run directories are made")
+    root: str = opt("runs", "where new run directories are made", folder=True)
     name: str | None = opt(None, "name in the directory's name; null = the model's preset")
     device: str = opt(
         "auto",

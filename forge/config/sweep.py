@@ -29,7 +29,7 @@ class Sweep(Section):
     name: str | None = opt(
         None, "directory in sweep.root; null = name of the experiment, else of the model"
     )
-    root: str = opt("sweeps", "where the directories of sweeps are")
+    root: str = opt("sweeps", "where the directories of sweeps are", folder=True)
     retry: bool = opt(False, "run points again that failed or were cancelled")
     ablation: Ablation = field(
         default_factory=Ablation, metadata={"help": "a baseline, arms and seeds"}

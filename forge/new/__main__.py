@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (options.name is None) == (options.trust is None):
             what = "it makes a project, or trusts one."
             raise refusal("NAME", what, "python -m forge.new demo", COMMAND_LINE)
-        print(_make(Path(options.name)) if options.name else _trust(Path(options.trust)))
+        name, trusted = (cli.place("NAME", text or "") for text in (options.name, options.trust))
+        print(_make(name) if options.name else _trust(trusted))
         return 0
 
     return cli.refuse(verb)

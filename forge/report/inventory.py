@@ -18,12 +18,12 @@ from forge.launch.sweep.results import is_best_high
 from forge.launch.sweep.state import survey
 from forge.report.grouping import differing
 from forge.report.runs import Run, runs_of, text_of
+from forge.rundir import versions
 from forge.rundir.annotations import Annotations, read_annotations
 from forge.rundir.directory import short
 from forge.rundir.extent import Extent, extent
-from forge.rundir.files import read_json
 from forge.rundir.outcome import read_result
-from forge.rundir.progress import DERIVED, Progress, best_logged, progress
+from forge.rundir.progress import Progress, best_logged, progress
 from forge.rundir.saved_config import is_run
 
 FOLDERS = (RunSection().root, Sweep().root)
@@ -72,7 +72,7 @@ class Entry:
     def derived(self) -> frozenset[str]:
         """The options that were worked out of others."""
         try:
-            content = read_json(self.run.path / DERIVED)
+            content = versions.read(self.run.path, "derived", versions.in_force(self.run.path))
             return frozenset(str(one["key"]) for one in content)
         except (OSError, ValueError, KeyError, TypeError):
             return frozenset()

@@ -15,11 +15,10 @@ from forge.report.html import NO_SCRIPT, details, document, escape, section, tab
 from forge.report.inventory import Entry
 from forge.report.runs import Run
 from forge.report.tables import Table
-from forge.rundir import outcome
-from forge.rundir.directory import MADE_WITH, newest_overrides, short
-from forge.rundir.files import read_json, read_object, read_rows
-from forge.rundir.progress import DERIVED, SAMPLES
-from forge.rundir.saved_config import numbered
+from forge.rundir import outcome, versions
+from forge.rundir.directory import MADE_WITH, own_overrides, short
+from forge.rundir.files import read_object, read_rows
+from forge.rundir.progress import SAMPLES
 
 FIGURES = {
     "loss": lambda name: (
@@ -135,11 +134,11 @@ def _config(run: Run) -> str:
     """What was typed, what was worked out of it, and the whole."""
     typed, derived = [], []
     with suppress(OSError, ValueError, TypeError):
-        typed = [str(text) for text in read_json(newest_overrides(run.path))]
+        typed = own_overrides(run.path)
     with suppress(OSError, ValueError, TypeError, KeyError):
         derived = [
             (str(one["key"]), shown(one["value"]), str(one["why"]))
-            for one in read_json(run.path / DERIVED)
+            for one in versions.read(run.path, "derived", versions.in_force(run.path))
         ]
     command = escape(shlex.join(["python", "-m", "forge.train", *typed]))
     parts = [f"<pre>{command}</pre>"]
@@ -160,7 +159,7 @@ def _origin(run_dir: Path) -> str:
     with suppress(OSError, ValueError):
         facts = read_object(run_dir / MADE_WITH)
     with suppress(OSError, ValueError, TypeError):
-        content = read_json(run_dir / numbered("warnings.json", 1))
+        content = versions.read(run_dir, "warnings", versions.in_force(run_dir))
         warnings = [one for one in content if isinstance(one, Mapping)]
     lines = []
     for key, value in {"directory": short(run_dir), **facts}.items():

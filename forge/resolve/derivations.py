@@ -19,6 +19,7 @@ from forge.config.horizon import SCHEDULE, open_steps
 from forge.config.launch import Slurm
 from forge.config.mixture import Mix
 from forge.config.model import Decoder, Model
+from forge.config.places import ADDRESS
 from forge.config.precision import Precision
 from forge.config.problems import Problem
 from forge.config.reading import NAME, options_of, schema_of
@@ -219,7 +220,8 @@ def paths_of_entries(config: Config, data: Data, eval: Eval) -> Iterator[Derived
         known = named and schema_of(data, entry)
         for option, field in options_of(known).items() if known else ():
             path = entry.get(option)
-            if path and isinstance(path, str) and field.metadata.get("path"):
+            is_path = isinstance(path, str) and not ADDRESS.match(path)
+            if path and is_path and field.metadata.get("path"):
                 absolute = os.path.abspath(os.path.expanduser(path))
                 if absolute != path:
                     why = "from where the command was typed"

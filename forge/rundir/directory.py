@@ -7,26 +7,25 @@ import secrets
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.config.changes import Change, changes
 from forge.config.problems import refusal
 from forge.config.root import Config
-from forge.rundir import provenance, saved_config
+from forge.rundir import provenance, saved_config, versions
 from forge.rundir.annotations import annotate
-from forge.rundir.files import read_json, read_object, write_json
+from forge.rundir.files import read_object, write_json
 from forge.rundir.lock import InUse, Lock
 from forge.rundir.provenance import Provenance
 from forge.rundir.saved_config import (
     CONFIG,
-    OVERRIDES,
     is_run,
     last_started,
-    newest,
     numbered,
     read_plain,
 )
@@ -128,10 +127,11 @@ def create(
 
 
 def go_on(path: Path, resolution: Resolution, *, overrides: Sequence[str]) -> list[Change]:
-    """Keep the config of a run that goes on as config.N.yaml, with its overrides and the changes,
-    which are returned and which the rules have checked. Raises ConfigError.
+    """Keep the config of a run that goes on as config.N.yaml and in changes.jsonl, with its
+    overrides and the changes, which are returned and which the rules have checked. Raises
+    ConfigError.
 
-    Versions that the run never started with are replaced.
+    Versions that the run never started with are replaced; config.yaml and the one before remain.
     """
     with _explained(path, "run.dir"), Lock(path).acquire():
         config = _placed(resolution.config, path)
@@ -145,21 +145,23 @@ def go_on(path: Path, resolution: Resolution, *, overrides: Sequence[str]) -> li
             if saved_config.version(version.name) > n:
                 version.unlink()
         if found and started:
-            write_json(path / numbered("changes.json", n + 1), [asdict(one) for one in found])
-            write_json(path / numbered(MADE_WITH, n + 1), provenance.facts())
-        if found:
-            _write_version(path, started + 1, config, resolution, overrides)
+            row = {"changes": [asdict(one) for one in found], "provenance": provenance.facts()}
+            row["config"] = saved_config.to_plain(config)
+            _write_version(path, started + 1, config, resolution, overrides, row)
+            versions.prune(path, started)
+        elif found:
+            _write_version(path, 1, config, resolution, overrides)
     return found
 
 
 def changed(run_dir: Path, since: str = "") -> list[Change]:
     """What the config in force changes, against the file `since` or the version before it."""
-    last = saved_config.version(newest(run_dir).name)
+    last = versions.in_force(run_dir)
     first = saved_config.version(since) + 1 if since else last
     return [
         Change(**change)
         for n in range(max(first, 2), last + 1)
-        for change in read_json(run_dir / numbered("changes.json", n))
+        for change in versions.read(run_dir, "changes", n)
     ]
 
 
@@ -178,7 +180,7 @@ def resume_command(run_dir: Path) -> str:
     those of the project that it is typed in.
     """
     try:
-        own = [str(text) for text in read_json(newest_overrides(run_dir))]
+        own = own_overrides(run_dir)
         options = reaching_out(read_plain(run_dir))
         asked = [
             *(text for text in code_overrides(own) if text not in of_project("overrides")),
@@ -201,8 +203,10 @@ def prolonging_override(run_dir: Path, reason: str, step: int) -> str:
     return f"train.max_steps={2 * step}"
 
 
-def newest_overrides(run_dir: Path) -> Path:
-    return run_dir / numbered(OVERRIDES, max(last_started(run_dir), 1))
+def own_overrides(run_dir: Path) -> list[str]:
+    """The overrides with which a run last started. Raises OSError, ValueError and TypeError."""
+    stored = versions.read(run_dir, "overrides", max(last_started(run_dir), 1))
+    return [str(text) for text in stored]
 
 
 def fresh_name(label: str) -> str:
@@ -228,11 +232,16 @@ def short(path: Path) -> str:
 
 
 def _write_version(
-    path: Path, n: int, config: Config, resolution: Resolution, overrides: Sequence[str]
+    path: Path,
+    n: int,
+    config: Config,
+    resolution: Resolution,
+    overrides: Sequence[str],
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    write_json(path / numbered(OVERRIDES, n), list(overrides))
-    write_json(path / numbered("derived.json", n), [asdict(d) for d in resolution.derived])
-    write_json(path / numbered("warnings.json", n), [asdict(w) for w in resolution.warnings])
+    parts = {"overrides": list(overrides), "derived": [asdict(d) for d in resolution.derived]}
+    parts["warnings"] = [asdict(w) for w in resolution.warnings]
+    versions.write(path, n, **parts, **more)
     saved_config.save(config, path / numbered(CONFIG, n))
 
 

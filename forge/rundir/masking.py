@@ -8,7 +8,7 @@ import re
 
 MASK = "<masked>"
 NAME = (
-    r"(?:pass(?:word|wd|phrase)|(?<![a-z])(?:[a-z]+_)?(?:pass|pwd)(?![a-z_])"
+    r"(?:pass(?:word|wd|phrase)|(?<![a-z])(?:[a-z]+_)?(?:pass|pwd|pw)(?![a-z_])"
     r"|secret(?!_(?:santa|sharing))|credential"
     r"|(?:api|access|private|account)[_-]?key(?!_(?:path|file)\b)"
     r"|(?:auth|access|api|bearer|refresh|session|hf|hub|github|gitlab|slack|wandb|bot)"
@@ -37,7 +37,7 @@ PATTERNS = (
         r"[\w.~+/=-]{8,}",
     ),
     (
-        "pass pwd secret credential key _token -token authtoken accesstoken",
+        "pass pwd pw secret credential key _token -token authtoken accesstoken",
         rf"(?P<kept>{NAME}[\w.-]{{0,40}}['\"\]]{{0,2}}\s*{TYPE}(?:=>|:=|[:=])\s*[frbu]{{0,2}})"
         rf"(?:{QUOTED}|{WORD})",
     ),
@@ -55,6 +55,21 @@ PATTERNS = (
         "curl x-api-key",
         r"(?P<kept>\bcurl\b.{0,300}?\s(?:-u|--user)[\s=]+['\"]?[^\s:'\"]{1,100}:|x-api-key:\s*)"
         r"[^\s'\"]{4,500}",
+    ),
+    # Connection strings of Azure, in which a key stands between others, and its signed addresses.
+    (
+        "accountkey sharedaccesskey sig=",
+        r"(?P<kept>\b(?:AccountKey|SharedAccessKey)\s*=\s*|[?&]sig=)[\w+/%-]{20,500}={0,2}",
+    ),
+    # Tokens of bots and webhooks of Discord, keys of SendGrid and Databricks.
+    (
+        "discord.com/api/webhooks/ discordapp.com/api/webhooks/",
+        r"(?P<kept>discord(?:app)?\.com/api/webhooks/\d{5,25}/)[\w-]{20,}",
+    ),
+    (
+        ". dapi",
+        r"(?P<kept>)(?<![\w.-])(?:(?-i:[MNO][A-Za-z0-9_-]{22,27})\.[\w-]{6}\.[\w-]{27,45}"
+        r"|(?-i:SG)\.[\w-]{16,32}\.[\w-]{32,64}|dapi[0-9a-f]{32}(?:-\d)?)(?![\w.-])",
     ),
     ("hooks.slack.com", r"(?P<kept>hooks\.slack\.com/services/)[\w/]{8,}"),
     (

@@ -99,7 +99,11 @@ def finished(run_dir: Path) -> Result | None:
     if result is None or result.status != "finished":
         return None
     prolonging = PROLONGING.get(result.reason, ("",))
-    for change in changed(run_dir, read_object(run_dir / RESULT)["config"]):
+    try:
+        since = changed(run_dir, read_object(run_dir / RESULT)["config"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return result  # damaged; who takes it up says so
+    for change in since:
         other_start = change.key == "checkpoint.resume_from" and change.after is not None
         if change.key.startswith(prolonging) or other_start:
             return None

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge.rundir.files import last_rows, read_json, rows_if_readable
+from forge.rundir import versions
+from forge.rundir.files import last_rows, rows_if_readable
 from forge.rundir.history import METRICS, PERFORMANCE, Rows
 from forge.rundir.outcome import last_saved_step, read_result
 from forge.rundir.saved_config import read_plain
 
-DERIVED, SAMPLES = "derived.json", "samples.jsonl"
+SAMPLES = "samples.jsonl"
 
 
 def row_files(run_dir: Path) -> list[Path]:
@@ -90,7 +91,7 @@ def best_logged(run_dir: Path, metric: str, *, higher: bool) -> tuple[float, int
 def last_step(run_dir: Path, config: Mapping[str, Any] | None = None) -> int | None:
     """The step at which a run ends, unless a time limit or an evaluation ends it before."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        for derived in read_json(run_dir / DERIVED):
+        for derived in versions.read(run_dir, "derived", versions.in_force(run_dir)):
             if derived["key"] == "train.max_steps":
                 return int(derived["value"])
     with suppress(ValueError, KeyError, TypeError):

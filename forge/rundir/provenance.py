@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge.rundir.masking import masked
+from forge.rundir.trusted import waits_for_trust
 
 PACKAGES = "forge-lm torch hydra-core omegaconf numpy tokenizers torchao datasets"
 OURS = Path(__file__).resolve().parents[1]
@@ -47,7 +48,7 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": versions(),
         "git_revision": revision(OURS),
-        "cwd_git_revision": revision(Path.cwd()),
+        "cwd_git_revision": next(map(revision, _typed_in()), None),
     }
 
 
@@ -77,7 +78,8 @@ def diff() -> str:
     """What differs from the commits of forge and of where the command was typed, as `git apply`
     takes it, with secrets masked.
     """
-    tops = [git(folder, "rev-parse", "--show-toplevel").strip() for folder in (OURS, Path.cwd())]
+    folders = (OURS, *_typed_in())
+    tops = [git(folder, "rev-parse", "--show-toplevel").strip() for folder in folders]
     plain = ("--no-ext-diff", "--no-textconv", "--no-color")
     return masked(
         "".join(
@@ -86,6 +88,14 @@ def diff() -> str:
             if top
         )
     )
+
+
+def _typed_in() -> list[Path]:
+    """The working directory, unless it is in a project that is not trusted: git is not run there,
+    whatever it is told to leave off.
+    """
+    here = Path.cwd()
+    return [] if waits_for_trust(here) else [here]
 
 
 def _no_filters(folder: str) -> list[str]:

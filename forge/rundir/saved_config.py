@@ -1,5 +1,5 @@
-"""The configs that a run directory keeps: config.yaml, and config.2.yaml, config.3.yaml, ... for
-each change with which the run went on. The last one is in force.
+"""The configs that a run directory keeps: config.yaml, config.N.yaml after changes with which the
+run went on, of which the last one is in force, and all of them in changes.jsonl.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from forge.config.target import trusted
 from forge.rundir.files import read_object, read_rows, read_sections, read_yaml, write_text
 
 CONFIG, OVERRIDES, ATTEMPTS = "config.yaml", "overrides.json", "attempts.jsonl"
+CHANGES = "changes.jsonl"
 BEFORE_CONFIG = "run.lock overrides.json derived.json warnings.json provenance.json git.diff"
 TYPE = "_type_"  # the key that names the class of a section which is a variant
 S = TypeVar("S", bound=Section)
@@ -103,7 +104,7 @@ def _last_saved(run_dir: Path, last: int, recorded: int) -> int:
         return 0 if recorded else last
     for n in range(last, recorded, -1):
         with suppress(OSError, ValueError):
-            if _without_run(read_yaml(run_dir / numbered(CONFIG, n))) == saved:
+            if _without_run(_read(run_dir / numbered(CONFIG, n))) == saved:
                 return n
     return 0 if recorded else last
 
@@ -176,7 +177,7 @@ def load(path: Path, *, trust: Sequence[str]) -> Config:
 
     Raises ValueError for a class that is not allowed, and TypeError for a file that is no config.
     """
-    plain = read_yaml(path)
+    plain = _read(path)
     if not isinstance(plain, dict) or not isinstance(plain.get("run"), dict):
         raise TypeError("it is empty or damaged")
     plain["run"]["trust"] = list(trust)
@@ -193,7 +194,20 @@ def load_own(run_dir: Path) -> Config:
 
 def stored_trust(file: Path) -> tuple[str, ...]:
     """The run.trust in a config file, which counts only in a directory that the user made."""
-    return tuple(read_yaml(file)["run"]["trust"])
+    return tuple(_read(file)["run"]["trust"])
+
+
+def _read(file: Path) -> Any:
+    """A config as plain data; of one that was removed since, that in changes.jsonl. Raises OSError
+    and ValueError.
+    """
+    try:
+        return read_yaml(file)
+    except FileNotFoundError:
+        for row in reversed(read_rows(file.parent / CHANGES)):
+            if row.get("version") == version(file.name) and "config" in row:
+                return row["config"]
+        raise
 
 
 def _kind(plain: dict[str, Any], base: type[Section], trust: tuple[str, ...]) -> type[Section]:

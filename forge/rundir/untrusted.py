@@ -17,6 +17,8 @@ from forge.config.problems import ConfigError, Problem
 
 SEARCH, TRUST = "hydra.searchpath", "run.trust"
 PROJECT = "FORGE_PROJECT"  # what the user's project lets be used, for what is printed by workers
+HERE = "forge.config.launch.Local"  # the launcher that starts ranks as this command's own processes
+LAUNCH = "launch"
 COMMANDS = ("launch.setup", "launch.srun_args", "launch.sbatch")
 FOLDERS = ("checkpoint.dir", "metrics.tensorboard_dir", "profiling.trace_dir")
 # It refers to another option; anything else in ${} may read the environment.
@@ -57,10 +59,11 @@ def other_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 def reaching_out(config: Mapping[str, Any]) -> list[str]:
-    """The options of a config, as plain data, that are commands of its job, folders outside of the
-    run directory, or addresses that a tracker sends to or serves.
+    """The options of a config, as plain data, that are a job elsewhere and its commands, folders
+    outside of the run directory, or addresses that a tracker sends to or serves.
     """
-    commands = [key for key in COMMANDS if _at(config, key)]
+    commands = [LAUNCH] if _at(config, f"{LAUNCH}._type_") not in (None, HERE) else []
+    commands += [key for key in COMMANDS if _at(config, key)]
     folders = [key for key in FOLDERS if leads_out(str(_at(config, key) or ""))]
     return [*commands, *folders, *_tracker_options(config)]
 

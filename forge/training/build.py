@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from forge.rundir import directory
+from forge.rundir import directory, versions
 from forge.rundir.checkpoints import TOKENIZER
 from forge.rundir.files import write_json
 from forge.training.callback import Callback, is_users
 from forge.training.checkpoint import Checkpointer
-from forge.training.data import derived_file, how_streamed, train_loader
+from forge.training.data import how_streamed, train_loader
 from forge.training.entries import build_entries
 from forge.training.garbage import Garbage
 from forge.training.loop import Loop
@@ -98,6 +98,6 @@ def keep(session: Session) -> None:
     """Write what was read and worked out; last, so that a run that is refused leaves nothing."""
     run_dir = session.run_dir
     write_json(run_dir / "data.json", session.prepared.manifest)
-    write_json(derived_file(run_dir), session.derived)
+    versions.update(run_dir, versions.in_force(run_dir), "derived", session.derived)
     if not (run_dir / TOKENIZER).exists():  # kept of the first start, whatever text comes later
         session.tokenizer.save(run_dir / TOKENIZER)

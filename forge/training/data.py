@@ -28,8 +28,7 @@ from forge.data.tokenizer import Tokenizer
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
 from forge.resolve.derivations import fit_epochs
-from forge.rundir.files import read_json
-from forge.rundir.saved_config import newest, numbered, version
+from forge.rundir import versions
 from forge.training.process import say
 from forge.training.samples import opening
 
@@ -64,7 +63,8 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
     """The config with what follows from the text: steps from train.max_epochs, and a prompt; and
     all values that were ever worked out.
     """
-    derived = {one["key"]: one for one in read_json(derived_file(run_dir))}
+    worked_out = versions.read(run_dir, "derived", versions.in_force(run_dir))
+    derived = {one["key"]: one for one in worked_out}
     fitted = copy.deepcopy(config)
     fitted.thaw()
     text = Mixture.of(prepared.train)
@@ -109,11 +109,6 @@ def how_packed(config: Config, text: Mixture) -> Iterator[str]:
             if number:
                 what = f"{number:,} documents longer than train.seq_len are {fate}"
                 yield f"data: {what}   (data.too_long={data.too_long})"
-
-
-def derived_file(run_dir: Path) -> Path:
-    """Where the values that were worked out are kept, beside the config in force."""
-    return run_dir / numbered("derived.json", version(newest(run_dir).name))
 
 
 def train_loader(

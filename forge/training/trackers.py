@@ -17,6 +17,7 @@ from forge.config.wandb_login import sends
 from forge.rundir.files import append_row
 from forge.rundir.history import METRICS, PERFORMANCE
 from forge.rundir.saved_config import to_plain
+from forge.rundir.trusted import waits_for_trust
 
 if TYPE_CHECKING:
     from forge.training.session import Session
@@ -215,6 +216,7 @@ class WandB:
             run_id = read_text(kept).strip()
         # W&B may keep a git diff of its own, and masks nothing.
         recorded = config.get("run", {}).get("record_diff", True)
+        recorded = recorded and not waits_for_trust(Path.cwd())
         settings = wandb.Settings(console="off", disable_git=not recorded)
         if hasattr(settings, "finish_timeout"):  # later wandb only
             settings.finish_timeout = FINISH_SECONDS

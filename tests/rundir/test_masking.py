@@ -6,6 +6,7 @@ import pytest
 
 from forge.rundir.masking import MASK, masked
 
+KEY = "aB3x" * 16
 HEX = "0123456789abcdef0123456789abcdef01234567"
 SECRETS = [
     ("+aws = 'AKIAIOSFODNN7EXAMPLE'", "+aws = '<masked>'"),
@@ -54,6 +55,27 @@ SECRETS = [
         "+https://hooks.slack.com/services/T00000000/B00000000/" + "X" * 24,
         "+https://hooks.slack.com/services/<masked>",
     ),
+    ("+pw = 'hunter2'", "+pw = <masked>"),
+    ("+export DB_PW=hunter2", "+export DB_PW=<masked>"),
+    (
+        f'+c = "AccountName=me;AccountKey={KEY}+w==;EndpointSuffix=core.windows.net"',
+        '+c = "AccountName=me;AccountKey=<masked>;EndpointSuffix=core.windows.net"',
+    ),
+    (
+        f"+c = 'Endpoint=sb://x/;SharedAccessKey={'aB3/' * 10}w='",
+        "+c = 'Endpoint=sb://x/;SharedAccessKey=<masked>'",
+    ),
+    (
+        "+https://me.blob.core.windows.net/x?sv=2024-01-01&sig=" + "aB%2F" * 8 + "&se=1",
+        "+https://me.blob.core.windows.net/x?sv=2024-01-01&sig=<masked>&se=1",
+    ),
+    (f"+SendGridClient('SG.{'x1' * 11}.{'y2' * 21}z')", "+SendGridClient('<masked>')"),
+    (f"+bot.run('M{'Tk4' * 8}.Cl2FMQ.{'a1B' * 9}')", "+bot.run('<masked>')"),
+    (
+        f"+https://discord.com/api/webhooks/123456789012345678/{'aB3-' * 17}",
+        "+https://discord.com/api/webhooks/123456789012345678/<masked>",
+    ),
+    (f"+spark.conf('dapi{HEX[:32]}')", "+spark.conf('<masked>')"),
     ("+postgresql://user:p@ss:word@host/db", "+postgresql://user:<masked>@host/db"),
     ("+aws_access_key_id = abcdef", "+aws_access_key_id = <masked>"),
     ("@@ -1 +1 @@ def login(password='hunter2'):", "@@ -1 +1 @@ def login(password=<masked>):"),
@@ -77,6 +99,10 @@ PLAIN = f"""\
 +secret = get_secret()
 +api_key = None
 +Subproject commit {HEX}
++pw, h = patch.width, patch.height
++pwm = 3
++model.layers.MultiHeadAttentionWithRope.weight.data_pointers_of_the_first_layer_of_it
++from forge.data.text.sources.HuggingFaceDatasetsReader import read_from_the_first_file_on
 access_key = config.access_key
 hf_token = args.hf_token
 auth_token_count = 12

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from going_on_helpers import read, resume, take
+from going_on_helpers import resume, take
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +17,7 @@ from forge.compose import composition
 from forge.compose.grammar import read as parse
 from forge.compose.portable import portable
 from forge.config.problems import quoted
+from forge.rundir import directory
 from forge.rundir.saved_config import newest
 from forge.rundir.untrusted import code_overrides, other_overrides
 
@@ -69,7 +70,7 @@ def test_a_step_to_resume_from_stays_a_step() -> None:
     take("run.dir=run", "train.max_steps=50")
     Path("run/checkpoints/step_3").mkdir(parents=True)
     resume("run", "checkpoint.resume_from=3")
-    assert read(Path("run/overrides.2.json"))[-1] == "checkpoint.resume_from='3'"
+    assert directory.own_overrides(Path("run"))[-1] == "checkpoint.resume_from='3'"
     assert resume("run")[1] == []
 
 

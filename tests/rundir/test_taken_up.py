@@ -9,13 +9,14 @@ import threading
 from pathlib import Path
 
 import pytest
-from going_on_helpers import alter, content, end, read, resume, take
+from going_on_helpers import alter, content, end, resume, take
 
 from forge.config.changes import Change
 from forge.config.problems import ConfigError
 from forge.resume import overrides_of as resume_overrides
-from forge.rundir import directory, files, outcome, saved_config
+from forge.rundir import directory, files, outcome, saved_config, versions
 from forge.rundir.lock import Lock
+from forge.rundir.saved_config import CHANGES
 
 pytestmark = pytest.mark.usefixtures("no_git")
 RUN = ("run.dir=run", "train.max_steps=40", "scheduler=cosine", "scheduler.warmup_steps=4")
@@ -48,24 +49,25 @@ def test_a_change_is_kept_in_files_of_its_own() -> None:
     typed = ["train.max_steps=50", "optimizer.lr=0.5", "run.allow_change=[optimizer.lr]"]
     resume("run", *typed)
     assert {name: content(path)[name] for name in first} == first, "what was there stays as it was"
-    added = {f"{name}.{n}.json" for n in (2, 3) for name in KEPT}
-    assert set(content(path)) == {*first, *added, "config.2.yaml", "config.3.yaml"}
+    assert set(content(path)) == {*first, CHANGES, "config.2.yaml", "config.3.yaml"}
+    rows = files.read_rows(path / CHANGES)
+    assert [set(row) for row in rows] == [{"version", "config", *KEPT}] * 2
     names = ("config.yaml", "config.2.yaml", "config.3.yaml")
     configs = [saved_config.load(path / name, trust=()) for name in names]
     assert [c.metrics.log_interval for c in configs] == [10, 3, 3]
     assert [c.train.max_steps for c in configs] == [40, 40, 50]
     assert saved_config.newest(path).name == "config.3.yaml"
-    recorded = [tuple(change.values()) for change in read(path / "changes.3.json")]
+    recorded = [tuple(change.values()) for change in rows[1]["changes"]]
     assert sorted(recorded) == [
         ("optimizer.lr", 0.01, 0.5, False),
         ("run.allow_change", [], ["optimizer.lr"], True),
         ("scheduler.decay_steps", 36, 46, True),
         ("train.max_steps", 40, 50, True),
     ]
-    assert read(path / "overrides.3.json") == [*RUN[1:], "metrics.log_interval=3", *typed]
+    assert rows[1]["overrides"] == [*RUN[1:], "metrics.log_interval=3", *typed]
     again = resume_overrides(path)[:-1]
     assert again == [*RUN[1:], "metrics.log_interval=3", *typed[:-1]], "allowed once only"
-    assert take("run.dir=run", *read(path / "overrides.3.json"))[1] == []
+    assert take("run.dir=run", *rows[1]["overrides"])[1] == []
 
 
 KEPT = ("changes", "overrides", "derived", "warnings", "provenance")
@@ -76,9 +78,34 @@ def test_the_tenth_change_comes_after_the_ninth() -> None:
     for n in range(1, 11):
         alter(path, metrics__log_interval=n + 100)
     assert saved_config.newest(path).name == "config.11.yaml"
-    assert directory.newest_overrides(path).name == "overrides.11.json"
+    assert directory.own_overrides(path) == [*RUN[1:]]
     assert [c.after for c in directory.changed(path, "config.9.yaml")] == [109, 110]
     assert [c.after for c in directory.changed(path)] == [110]
+    configs = {"config.yaml", "config.10.yaml", "config.11.yaml"}
+    assert {name for name in content(path) if name.startswith(("config.", "changes"))} == {
+        *configs,
+        CHANGES,
+    }
+    fifth = saved_config.load(path / "config.5.yaml", trust=())
+    assert fifth.metrics.log_interval == 104
+    assert fifth.model == saved_config.load(path / "config.yaml", trust=()).model
+
+
+def test_the_numbered_files_of_an_earlier_forge_are_read() -> None:
+    """They stay; further changes are rows."""
+    path, _ = take(*RUN)
+    alter(path, metrics__log_interval=3)
+    (row,) = files.read_rows(path / CHANGES)
+    for name in KEPT:
+        files.write_json(path / f"{name}.2.json", row[name])
+    (path / CHANGES).unlink()
+    assert [c.after for c in directory.changed(path)] == [3]
+    assert directory.own_overrides(path) == [*RUN[1:]]
+    alter(path, metrics__log_interval=4)
+    alter(path, metrics__log_interval=5)
+    assert [c.after for c in directory.changed(path, "config.yaml")] == [3, 4, 5]
+    assert [row["version"] for row in files.read_rows(path / CHANGES)] == [3, 4]
+    assert (path / "config.2.yaml").is_file()
 
 
 @pytest.mark.parametrize("change", ["model.n_layers=3", "scheduler=linear", "train.max_steps=39"])
@@ -151,6 +178,7 @@ def test_a_directory_that_a_kill_left_half_made_is_taken(
     real = files.write_json
     with monkeypatch.context() as patch:
         patch.setattr(directory, "write_json", write)
+        patch.setattr(versions, "write_json", write)
         patch.setattr(saved_config, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             take(*RUN)
@@ -168,13 +196,14 @@ def test_a_change_that_a_kill_left_half_kept_is_not_in_force(
         patch.setattr(saved_config, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             resume(path, "metrics.log_interval=3")
-    assert (path / "changes.2.json").is_file()
+    assert versions.read(path, "changes", 2)
     assert saved_config.newest(path).name == "config.yaml"
-    assert directory.newest_overrides(path).name == "overrides.json"
+    assert directory.own_overrides(path) == [*RUN[1:]]
     assert directory.changed(path) == []
     assert resume(path) == (path, [])
     assert [c.after for c in resume(path, "metrics.log_interval=5")[1]] == [5]
-    assert [c["after"] for c in read(path / "changes.2.json")] == [5]
+    assert [c["after"] for c in versions.read(path, "changes", 2)] == [5]
+    assert len(files.read_rows(path / CHANGES)) == 1
 
 
 def test_every_run_has_an_id_of_its_own_that_goes_with_it() -> None:

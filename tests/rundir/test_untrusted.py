@@ -111,17 +111,23 @@ sweep:
 launch: {<<: *arms}
 """
 DRY = ["launch.dry_run=true", "run.device=cpu"]
+JOB, HYDRA = ["launch=slurm", "launch.partition=p"], "hydra/launcher=submitit_slurm"
 SEARCH = "hydra.searchpath=[{conf}]"
 CHDIR, COMMENT = "++launch.sbatch.chdir=/tmp", "hydra.launcher.comment=x"
 HIDDEN = 'run.name="${{oc.${{metrics.wandb_project}}:MINE}}"'
 BEYOND = {
-    "a command of the job": ("launch.setup", [*DRY, "launch=slurm", SETUP], [SETUP]),
+    "a job": ("launch", [*DRY, *JOB], [DRY[0], *JOB]),
+    "a command of the job": ("launch, launch.setup", [*DRY, *JOB, SETUP], [DRY[0], *JOB, SETUP]),
     "an option of sbatch, by Hydra's name": (
-        "launch.sbatch",
-        [*DRY, "hydra/launcher=submitit_slurm", COMMENT, CHDIR],
-        [COMMENT, CHDIR],
+        "launch, launch.sbatch",
+        [*DRY, HYDRA, COMMENT, CHDIR],
+        [DRY[0], HYDRA, COMMENT, CHDIR],
     ),
-    "a command in a file": ("launch.setup", [*DRY, SEARCH, "experiment=e"], [SEARCH]),
+    "a command in a file": (
+        "launch, launch.setup",
+        [*DRY, SEARCH, "experiment=e"],
+        [DRY[0], SEARCH],
+    ),
     "checkpoints elsewhere": ("checkpoint.dir", ["checkpoint.dir=/x"], ["checkpoint.dir=/x"]),
     "the environment": ("run.name", ["metrics.wandb_project=env", HIDDEN], [HIDDEN]),
     "the environment, in a file": (
@@ -162,7 +168,7 @@ def test_what_reaches_beyond_the_run_is_asked_for(
     assert command == ["python", "-m", "forge.resume", "run", "metrics.log_interval=7", *asked]
     assert resume.main(command[3:]) == 0
     printed = capsys.readouterr().out
-    if option.startswith("launch."):
+    if option.startswith("launch"):
         assert printed.startswith("#!/bin/bash")
     else:
         assert started == [run]
@@ -173,7 +179,7 @@ def test_what_reaches_beyond_the_run_is_asked_for(
 
 def test_what_was_typed_in_its_place_counts(run: Path, started: list[Path]) -> None:
     take(*RUN, "run.device=cpu", "launch=slurm", SETUP)
-    assert resume.main(["run", "launch.setup=[]", *DRY]) == 0
+    assert resume.main(["run", "launch=slurm", "launch.setup=[]", *DRY]) == 0
     assert resume.main(["run", "launch=local"]) == 0
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from going_on_helpers import alter
-from run_helpers import assert_bit_equal, built, logged, read, step_of, stored, weights
+from run_helpers import assert_bit_equal, built, logged, step_of, stored, weights
 
 from forge import worker
 from forge.config.optimizer import AdamW as AdamWSection
+from forge.rundir import versions
 
 FINAL = ("result.json", "error.json", "attempts.jsonl", "run.lock", "rank_0.log", "data.json")
 CHANGED = "the text has changed under this run"
@@ -112,7 +113,7 @@ def test_another_model_begins_fresh_where_it_does_not_fit(saved_run, caplog):
     assert_bit_equal(kept, stored(step_of(saved_run, 6), "model/"))
     state = loop.optimizer.state
     assert [name for name, p in loop.model.named_parameters() if not state[p]] == fresh
-    assert read(saved_run / "changes.2.json")[0]["key"] == "model.n_layers"
+    assert versions.read(saved_run, "changes", 2)[0]["key"] == "model.n_layers"
     loop.run()
     (saved_run / "result.json").unlink(missing_ok=True)
     assert_bit_equal(weights(built(saved_run).model), weights(loop.model))

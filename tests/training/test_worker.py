@@ -50,6 +50,21 @@ def test_a_mistake_of_the_user_is_said_without_a_traceback(failing, capsys):
     assert not (path / "result.json").exists()
 
 
+def test_a_rank_gives_signs_of_life_while_it_trains(new_run, monkeypatch):
+    signs = []
+
+    class Looking(Signals):
+        def on_step_end(self, loop, output):
+            signs.append([path.name for path in (loop.run_dir / "alive").iterdir()])
+
+    monkeypatch.setattr(sessions, "Signals", Looking)
+    path = new_run()
+    assert worker.main([str(path)]) == 0
+    assert signs
+    assert all(names == ["rank_0"] for names in signs)
+    assert not (path / "alive").exists()
+
+
 @pytest.mark.parametrize("error", [KeyError("wk"), ValueError("not enough values to unpack")])
 def test_what_fails_before_the_first_step_is_no_run_to_go_on_with(failing, capsys, error):
     """Its traceback is worth keeping, as an error that is not forge's own."""

@@ -8,6 +8,7 @@ from typing import Any
 from forge.config.bounds import fits, kind
 from forge.config.data import Data, Files
 from forge.config.field import types_of
+from forge.config.places import address_fault
 from forge.config.problems import closest, did_you_mean
 from forge.config.reading import KIND, NAME, TARGET, kinds, options_of, schema_of
 from forge.config.rule import Findings
@@ -52,7 +53,11 @@ def _option_faults(
             yield at, what, near or f"it has {', '.join([*known, *more]) or 'none'}"
         elif not fits(value, hints[option]):
             yield at, f"it must be {kind(hints[option])}.", "another value"
-        elif value and known[option].metadata.get("path") and (fault := path_fault(value)):
+        elif (
+            value
+            and known[option].metadata.get("path")
+            and (fault := address_fault(f"{at}=", value) or path_fault(value))
+        ):
             yield at, *fault
 
 

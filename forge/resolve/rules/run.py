@@ -17,6 +17,7 @@ from forge.config.metrics import Metrics
 from forge.config.mixture import Mix
 from forge.config.model import Decoder
 from forge.config.own import Own
+from forge.config.places import address_fault
 from forge.config.problems import literal, shown, typed
 from forge.config.root import Config
 from forge.config.rule import Findings, rule, walk
@@ -158,7 +159,7 @@ def target(config: Config) -> Findings:
 @rule("entries", "callbacks", "techniques", "trackers")
 def entries(config: Config) -> Findings:
     """Every entry of callbacks, techniques and trackers has a _target_, and values that a file can
-    keep.
+    keep; forge's own trackers write to files of this machine.
     """
     for key, entry in _entries(config):
         if not isinstance(entry, dict):
@@ -167,9 +168,21 @@ def entries(config: Config) -> Findings:
         elif "_target_" not in entry:
             what = "it has no _target_, the class that is built for it."
             yield key, what, f"+{key}._target_=mypkg.Mine"
+        elif fault := _address_of(key, entry):
+            yield fault
         elif other := unstorable(entry, key):
             fix = f"~{key}, or give it texts, numbers, booleans, null, lists and dicts of them"
             yield key, f"{other}, which no file can keep.", fix
+
+
+def _address_of(key: str, entry: dict[str, Any]) -> tuple[str, str, str] | None:
+    """The first file that one of forge's own trackers would write to an address."""
+    own = str(entry["_target_"]).startswith("forge.trackers.")
+    for name in ("file_name", "textfile") if own else ():
+        value = entry.get(name)
+        if isinstance(value, str) and (fault := address_fault(f"{key}.{name}=", value)):
+            return f"{key}.{name}={value}", *fault
+    return None
 
 
 def _read(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -15,6 +15,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from forge.compose.trust import for_run
@@ -73,10 +74,10 @@ def _export(options: argparse.Namespace) -> str:
     if options.merge and options.format == "peft":
         raise ValueError("--merge: PEFT keeps adapters apart; --format hf, or leave it out")
     path = checkpoint_path(options)
-    return _folder(options, path) if is_folder else _file(options, path)
+    return checkpoints.read_whole(path, partial(_folder if is_folder else _file, options))
 
 
-def _file(options: argparse.Namespace, path: Path) -> str:
+def _file(options: argparse.Namespace, saved: checkpoints.Saved) -> str:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -84,7 +85,7 @@ def _file(options: argparse.Namespace, path: Path) -> str:
     from forge.training.merging import Merged
 
     file: Path = options.place
-    saved, config = _of(options, path)
+    config = _config_of(options, saved)
     dtype = export_dtype(config, saved.path, options.dtype)
     weights = Merged(saved.path, config)
     tensors = {name: weights[name].to(dtype).contiguous() for name in weights}
@@ -98,7 +99,7 @@ def _file(options: argparse.Namespace, path: Path) -> str:
     return f"{file}: {len(tensors)} tensors of step {saved.step} in {word}"
 
 
-def _folder(options: argparse.Namespace, path: Path) -> str:
+def _folder(options: argparse.Namespace, saved: checkpoints.Saved) -> str:
     """Made beside the place, and put there when it is whole."""
     try:
         size = int(read_amount(options.shard_size, UNITS))
@@ -108,7 +109,7 @@ def _folder(options: argparse.Namespace, path: Path) -> str:
     from forge.training.hugging_face import export_folder
     from forge.training.peft import export_peft
 
-    saved, config = _of(options, path)
+    config = _config_of(options, saved)
     out: Path = options.place
     if options.push:
         check_push(options.push)
@@ -131,14 +132,13 @@ def _folder(options: argparse.Namespace, path: Path) -> str:
     return said
 
 
-def _of(options: argparse.Namespace, path: Path) -> tuple[checkpoints.Saved, Config]:
-    """The checkpoint, and its config. Raises ValueError where it is not said what is to become of
-    adapters, or there are none.
+def _config_of(options: argparse.Namespace, saved: checkpoints.Saved) -> Config:
+    """Of a checkpoint. Raises ValueError where it is not said what is to become of adapters, or
+    there are none.
     """
     from forge.training import restore
 
-    saved, skipped = checkpoints.find(path)
-    restore.warn_of(skipped)
+    path = options.run / checkpoints.BEST if options.best else options.run
     config = restore.config_of(saved.path, trust=for_run(path, options.trust))
     has, apart = config.adapter.active, options.format == "peft"
     if has and not (options.merge or apart):
@@ -147,7 +147,7 @@ def _of(options: argparse.Namespace, path: Path) -> tuple[checkpoints.Saved, Con
     if not has and (options.merge or apart):
         flag = "--format peft" if apart else "--merge"
         raise ValueError(f"{flag}: {path} has no adapters; leave it out")
-    return saved, config
+    return config
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,13 @@ from forge.compose.trust import for_run
 from forge.plan.launcher_environment import launcher_environment
 from forge.prompts import Prompt, read_prompts
 from forge.rundir import checkpoints, saved_config
-from forge.rundir.files import replacing, write_json
+from forge.rundir.files import read_json, replacing, write_json
 from forge.rundir.saved_config import CONFIG
 
 if TYPE_CHECKING:
     from forge.training.writing import Writer
 
-REQUEST = "request.json"
+REQUEST, DAMAGED = "request.json", "damaged.json"
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 WRITING = (*DRAWING, "tokens", "stop", "batch_size")
 """Options that forge.training.writing.Writer takes."""
@@ -103,7 +104,8 @@ def _generate(options: argparse.Namespace) -> int:
     trust = for_run(path, options.trust)
     how = {name: getattr(options, name) for name in WRITING}
     if options.parallel is not None:
-        return _on_ranks(path, trust, options.parallel, prompts, out, how)
+        read = partial(_on_ranks, trust, options.parallel, prompts, out, how)
+        return checkpoints.read_whole(path, read)
     from forge.training.restore import load_run
     from forge.training.writing import Writer
 
@@ -129,14 +131,16 @@ def _prompts(options: argparse.Namespace) -> list[Prompt]:
 
 
 def _on_ranks(
-    path: Path,
     trust: Sequence[str],
     layout: str,
     prompts: list[Prompt],
     out: Path | None,
     how: dict[str, Any],
+    saved: checkpoints.Saved,
 ) -> int:
-    """Start the ranks of a layout, of which the main one writes; the exit code."""
+    """Start the ranks of a layout, of which the main one writes; the exit code. Raises Damaged
+    where they find the checkpoint so.
+    """
     from forge.launch.local import processes
     from forge.resolve.reading import reading_config
 
@@ -144,7 +148,7 @@ def _on_ranks(
     if found is not None and found.size > 1:
         what = "--parallel starts the ranks itself, on this machine; no torchrun or srun"
         raise ValueError(f"{found.source}={found.size}: {what}")
-    place = checkpoints.find(path)[0].path.resolve()
+    place = saved.path.resolve()
     config = reading_config(saved_config.load(place / CONFIG, trust=trust), layout)
     request = {"path": str(place), "prompts": prompts, "out": out and str(out), "how": how}
     with tempfile.TemporaryDirectory(prefix="forge_generate_") as name:
@@ -152,7 +156,12 @@ def _on_ranks(
         saved_config.save(config, folder / CONFIG)
         write_json(folder / REQUEST, request)
         ranks, module = config.run.num_processes or 1, "forge.generate_worker"
-        return processes.start(folder, ranks, module=module, trust=trust)
+        code = processes.start(folder, ranks, module=module, trust=trust)
+        if (folder / DAMAGED).exists():
+            where, fault = read_json(folder / DAMAGED)
+            found = saved.path if Path(where) == place else Path(where)
+            raise checkpoints.Damaged(found, fault)
+        return code
 
 
 def write_texts(

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge.generate import REQUEST, write_texts
+from forge.config.problems import REFUSED
+from forge.generate import DAMAGED, REQUEST, write_texts
 from forge.launch.local.child import die_with_parent, end_on_interrupt, leave
-from forge.rundir.files import read_json
+from forge.rundir.checkpoints import Damaged
+from forge.rundir.files import read_json, write_json
 from forge.rundir.outcome import PATIENCE, failure, rank, report_failure
 from forge.rundir.saved_config import CONFIG, load
 
@@ -23,6 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(place)
     try:
         _write(folder, trust)
+    except Damaged as error:  # the command that has started the ranks says it, or takes another
+        if not rank():
+            write_json(folder / DAMAGED, [str(error.path), error.fault])
+        return REFUSED
     except (ValueError, FloatingPointError) as error:  # all ranks meet it, and the main one says it
         if rank():
             failure(folder, PATIENCE)

@@ -1,9 +1,12 @@
-"""Killed runs go on as if nothing had been; benchmarks/kill_resume.py does it at length."""
+"""Killed runs go on as if nothing had been; benchmarks/kill_resume.py and kill_ranks.py do it at
+length.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import kill_compare
+import kill_ranks
 import pytest
 from kill_resume import HERE, TRUST, Kill, Outcome, marks, run_killed
 from tiny import TINY
@@ -138,6 +142,24 @@ def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(
     same, different = kill_compare.compare(undisturbed, tmp_path / "run")
     assert not different
     assert len(same) == 7
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
+def test_two_ranks_one_of_whose_processes_is_killed_end_with_the_same_bits(
+    text_file: Path, tmp_path: Path
+) -> None:
+    """Five times inside the loop; whoever is left ends by itself."""
+    alone, run, kills = tmp_path / "alone", tmp_path / "run", 5
+    data = ["data=text", f"data.path={text_file}"]
+    command = kill_ranks.command_of(alone, kills, data)
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
+    again = kill_ranks.command_of(run, kills, data)
+    deaths = [*kill_ranks.storm(again, run, kills, random.Random(1), dict(os.environ))]
+    assert {one.victim for one in deaths} == {*kill_ranks.VICTIMS, ""}
+    assert all(one.step > 0 for one in deaths), "the loop had begun"
+    assert deaths[-1].went_on_from.startswith("step_")
+    assert not kill_compare.compare(alone, run, tidy=False)[1]
 
 
 @pytest.mark.nightly

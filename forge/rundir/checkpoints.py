@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from forge.config.objective import is_higher_better
 from forge.rundir.files import read_object
 from forge.rundir.saved_config import is_run, read_plain
 
+log = logging.getLogger(__name__)
 FORMAT = 2
 META, TOKENIZER, WEIGHTS = "meta.json", "tokenizer", "weights"
 CHECKSUM, HASHES = "checksum", "sha256"  # in meta.json: of all else in it, and of small files
@@ -41,6 +45,16 @@ class CheckpointError(ValueError):
 
 class NoneLeft(CheckpointError):
     """A run that cannot go on, since none of its checkpoints can be used."""
+
+
+class Damaged(CheckpointError):
+    """A checkpoint whose tensors turn out damaged as they are read. path: of it; fault: as that of
+    `Saved.fault`.
+    """
+
+    def __init__(self, path: Path, fault: str) -> None:
+        super().__init__(f"{path} cannot be used: {fault}; take another checkpoint")
+        self.path, self.fault = path, fault
 
 
 @dataclass(frozen=True)
@@ -117,6 +131,24 @@ class Saved:
 
 Skipped = list[tuple[Saved, str]]
 """Checkpoints that were passed over, each with the reason."""
+T = TypeVar("T")
+
+
+class PassedOver:
+    """The checkpoints that one command cannot use. damaged: faults by path that were found as
+    tensors were read, which no look at the files shows.
+    """
+
+    def __init__(self) -> None:
+        self.damaged: dict[Path, str] = {}
+        self._warned: set[Path] = set()
+
+    def warn(self, skipped: Skipped) -> None:
+        """Log each with its reason, once."""
+        for saved, fault in skipped:
+            if saved.path not in self._warned:
+                log.warning("%s is passed over: %s", saved.path, fault)
+                self._warned.add(saved.path)
 
 
 def saved_folder(run_dir: Path) -> Path:
@@ -134,23 +166,36 @@ def listed(folder: Path) -> list[Saved]:
 
 
 def newest_usable(
-    folder: Path, run_id: str | None = None, *, to_go_on: bool = False
+    folder: Path,
+    run_id: str | None = None,
+    *,
+    to_go_on: bool = False,
+    damaged: Mapping[Path, str] = MappingProxyType({}),
 ) -> tuple[Saved | None, Skipped]:
-    """The newest checkpoint without a `fault`, and the newer ones with theirs."""
+    """The newest checkpoint without a `fault`, and the newer ones with theirs. damaged: faults that
+    are known besides.
+    """
     skipped = []
     for saved in reversed(listed(folder)):
-        fault = saved.fault(run_id, to_go_on=to_go_on)
+        fault = damaged.get(saved.path) or saved.fault(run_id, to_go_on=to_go_on)
         if fault is None:
             return saved, skipped
         skipped.append((saved, fault))
     return None, skipped
 
 
-def find(path: Path, *, name: str = "", to_go_on: bool = False) -> tuple[Saved, Skipped]:
+def find(
+    path: Path,
+    *,
+    name: str = "",
+    to_go_on: bool = False,
+    damaged: Mapping[Path, str] = MappingProxyType({}),
+) -> tuple[Saved, Skipped]:
     """The checkpoint that a path means: itself, the newest usable one of a run or folder, or the
     best one for RUN/best; and those passed over.
 
-    Raises CheckpointError when there is none; `name` begins its message.
+    Raises CheckpointError when there is none; `name` begins its message. damaged: as of
+    `newest_usable`.
     """
     if path.name == BEST and not path.exists():
         best = best_of(listed(_folder(path.parent)))
@@ -159,19 +204,39 @@ def find(path: Path, *, name: str = "", to_go_on: bool = False) -> tuple[Saved, 
                 f"{name}{path}: {path.parent} has no checkpoint that was evaluated; "
                 "python -m forge.checkpoints lists them"
             )
+        if fault := damaged.get(best.path):
+            raise CheckpointError(f"{name}{path}: {Damaged(best.path, fault)}")
         return best, []
     if (path / META).is_file() or Saved(path).step >= 0:
-        fault = Saved(path).fault(to_go_on=to_go_on)
+        fault = damaged.get(path) or Saved(path).fault(to_go_on=to_go_on)
         if fault is not None:
             raise CheckpointError(f"{name}{path} cannot be used: {fault}; take another checkpoint")
         return Saved(path), []
-    found, skipped = newest_usable(_folder(path), to_go_on=to_go_on)
+    found, skipped = newest_usable(_folder(path), to_go_on=to_go_on, damaged=damaged)
     if found is None:
         what = "there is no complete checkpoint" if path.is_dir() else "there is no such directory"
         reasons = "".join(f"; {saved.path.name}: {fault}" for saved, fault in skipped)
         fix = "give a step_N directory, or a run that has one"
         raise CheckpointError(f"{name}{path}: {what}{reasons}; {fix}")
     return found, skipped
+
+
+def read_whole(path: Path, read: Callable[[Saved], T]) -> T:
+    """What `read` makes of the checkpoint that a path means, see `find`.
+
+    One that turns out damaged as it is read is passed over with a warning, as others that cannot be
+    used; CheckpointError for one that the path names.
+    """
+    passed = PassedOver()
+    while True:
+        saved, skipped = find(path, damaged=passed.damaged)
+        passed.warn(skipped)
+        try:
+            return read(saved)
+        except Damaged as error:
+            if error.path != saved.path:
+                raise  # what its adapters stand beside
+            passed.damaged[saved.path] = error.fault
 
 
 def best_of(saved: list[Saved]) -> Saved | None:

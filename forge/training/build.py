@@ -54,7 +54,7 @@ def build(session: Session) -> Loop:
         ranks,
     )
     start = choose(session, checkpointer)
-    trackers = trackers_of(session, resumed_at=start.step)
+    trackers = trackers_of(session)
     entries = build_entries(session)
     votes = ranks.size > 1 and any(map(is_users, entries))
     loop = Loop(

@@ -46,6 +46,7 @@ class Checkpointer:
     `.step_N.partial`.
 
     base: of a run with an adapter, `forge.training.base`; only what is trained is saved then.
+    passed: what the run could not start from.
     before_commit: called with that directory once all but meta.json is written; for tests of what a
     kill leaves behind.
     """
@@ -61,6 +62,7 @@ class Checkpointer:
         self.folder, self.section, self.config = folder, config.checkpoint, config
         self.tokenizer, self.run_id, self.ranks = tokenizer, run_id, ranks or Ranks()
         self.base: dict[str, Any] | None = None
+        self.passed = checkpoints.PassedOver()
         self.before_commit: list[Callable[[Path], None]] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._staging: Staging | None = None

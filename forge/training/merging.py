@@ -23,6 +23,7 @@ from forge.rundir.checkpoints import WEIGHTS, Saved
 from forge.rundir.saved_config import CONFIG
 from forge.training import tensor_storage
 from forge.training.base import BASE, located
+from forge.training.damage import checked
 
 PREFIX = "model/"
 
@@ -35,7 +36,8 @@ class Merged(Mapping[str, Tensor]):
     def __init__(self, path: Path, config: Config) -> None:
         """config: of the checkpoint. Raises CheckpointError where its base cannot be used."""
         self.path, self.adapter, self.below = path, config.adapter, Saved(path).meta.get(BASE)
-        stored = tensor_storage.stored(path / WEIGHTS)
+        with checked(path):
+            stored = tensor_storage.stored(path / WEIGHTS)
         self.stored = {
             name.removeprefix(PREFIX): what
             for name, what in stored.items()
@@ -79,7 +81,8 @@ class Merged(Mapping[str, Tensor]):
         """What the checkpoint itself holds under a name."""
         what = self.stored[name]
         values = {PREFIX + name: torch.empty(tuple(what.size), dtype=what.properties.dtype)}
-        tensor_storage.load(values, self.path / WEIGHTS)
+        with checked(self.path):  # other ranks may read other names
+            tensor_storage.load(values, self.path / WEIGHTS, alone=True)
         return values[PREFIX + name]
 
 

@@ -34,11 +34,12 @@ from forge.owned import copy_owned, cut_dim, local, select
 from forge.parallel.materialize import allocate, check_buffers, fill
 from forge.parallel.modules import FORMATS, HALF
 from forge.rundir import checkpoints, saved_config
-from forge.rundir.checkpoints import TOKENIZER, WEIGHTS, CheckpointError, Saved
+from forge.rundir.checkpoints import TOKENIZER, WEIGHTS, CheckpointError, Damaged, Saved
 from forge.rundir.saved_config import CONFIG
 from forge.training import tensor_storage
 from forge.training.base import BASE, located
 from forge.training.checkpoint import Tensors, prefixed
+from forge.training.damage import checked
 from forge.training.merging import Merged
 from forge.training.process import set_up
 
@@ -72,8 +73,13 @@ def load_run(
     device: None = as in the run, or the CPU where there is no GPU. Raises ValueError when there is
     no checkpoint, it does not fit, or needs untrusted code.
     """
-    found, skipped = checkpoints.find(run)
-    warn_of(skipped)
+    return checkpoints.read_whole(run, partial(_trained, trust=trust, fp32=fp32, device=device))
+
+
+def _trained(
+    found: Saved, *, trust: Sequence[str], fp32: bool, device: torch.device | None
+) -> Trained:
+    """The model of one checkpoint, see `load_run`."""
     config = config_of(found.path, trust=trust)
     kind = device.type if device is not None else config.run.device
     if device is None and kind != "cpu" and not torch.get_device_module(kind).is_available():
@@ -112,12 +118,6 @@ def load_run(
     )
 
 
-def warn_of(skipped: list[tuple[Saved, str]]) -> None:
-    """Log the checkpoints that cannot be used, each with the reason."""
-    for one, fault in skipped:
-        log.warning("%s is passed over: %s", one.path, fault)
-
-
 def config_of(path: Path, *, trust: Sequence[str]) -> Config:
     """The config inside a checkpoint. Raises CheckpointError, also for code that is not trusted."""
     with _readable(path / CONFIG, AttributeError):
@@ -150,10 +150,10 @@ def load(
     Parameters whose names begin with a prefix of `exclude` keep what they have, without optimizer
     state; so do, when the model was `changed` on purpose, those that do not fit, with a warning.
     Raises CheckpointError naming the parameters that only one side has or that differ in shape, and
-    a prefix that fits no parameter. trust: as of `config_of`, for a base. group: of
-    all ranks; each may have other parameters.
+    a prefix that fits no parameter, and Damaged, on all ranks of the group. trust: as of
+    `config_of`, for a base. group: of all ranks; each may have other parameters.
     """
-    with _readable(path):
+    with _readable(path), checked(path, group):
         stored = tensor_storage.stored(path / WEIGHTS)
     theirs = {name: tuple(what.size) for name, what in _below("model/", stored).items()}
     own, packed = _state(model, theirs, adapters=adapters)
@@ -172,10 +172,11 @@ def load(
             if with_optimizer_state and name in kept and name in own:
                 wanted[f"optimizer/{key}"] = _like(own[name], what, in_parts="." in entry)
     with _readable(path):
-        tensor_storage.load(wanted, path / WEIGHTS, group=group)
-        for one in packed:
-            if one.name in kept:
-                _pack(one, path / WEIGHTS, stored[f"model/{one.name}"])
+        with checked(path, group):
+            tensor_storage.load(wanted, path / WEIGHTS, group=group)
+            for one in packed:
+                if one.name in kept:
+                    _pack(one, path / WEIGHTS, stored[f"model/{one.name}"])
         round_masters(model)
         if optimizer is not None and with_optimizer_state:
             restore_optimizer(model, optimizer, _below("optimizer/", wanted))
@@ -204,8 +205,9 @@ def load_weights(
         except ValueError as error:
             raise CheckpointError(str(error)) from error
     elif path.is_dir() and BASE in Saved(path).meta:
-        found = Merged(path, config_of(path, trust=trust))
-        _fill(path, model, found.__getitem__, found.shapes(), exclude, group)
+        with checked(path, group):
+            found = Merged(path, config_of(path, trust=trust))
+            _fill(path, model, found.__getitem__, found.shapes(), exclude, group)
     elif path.is_dir():
         load(path, model=model, exclude=exclude, adapters=False, group=group)
     else:
@@ -369,6 +371,8 @@ def _readable(path: Path, *kinds: type[Exception]) -> Iterator[None]:
     """What is wrong with a file becomes a CheckpointError in one line."""
     try:
         yield
+    except Damaged:
+        raise
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, *kinds) as error:
         reason = next(iter(str(error).splitlines()), "no details")
         what = f"{path} cannot be read ({type(error).__name__}: {reason})"

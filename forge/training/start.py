@@ -16,8 +16,9 @@ from forge.config.model import Decoder
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.optim.modes import Modes
+from forge.parallel.materialize import fill
 from forge.rundir import checkpoints, directory, outcome
-from forge.rundir.checkpoints import TOKENIZER, CheckpointError, NoneLeft, Saved
+from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Damaged, NoneLeft, Saved
 from forge.rundir.files import cut_rows
 from forge.rundir.progress import row_files
 from forge.training import restore
@@ -40,6 +41,11 @@ class Start:
     own: bool = False
     weights: Path | None = None
     undo_after: int | None = None
+
+    @property
+    def path(self) -> Path | None:
+        """What is read."""
+        return self.checkpoint.path if self.checkpoint else self.weights
 
     @property
     def step(self) -> int:
@@ -78,14 +84,18 @@ def _choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     wanted = config.checkpoint.resume_from
     if wanted is not None and outcome.resumed_from(run_dir) != wanted:
         return _wanted(folder, wanted, checkpointer)
-    newest, skipped = checkpoints.newest_usable(folder, checkpointer.run_id, to_go_on=True)
-    restore.warn_of(skipped)
+    damaged = checkpointer.passed.damaged
+    newest, skipped = checkpoints.newest_usable(
+        folder, checkpointer.run_id, to_go_on=True, damaged=damaged
+    )
+    checkpointer.passed.warn(skipped)
     if newest is not None:
-        return Start(checkpoint=newest, own=True)
+        # Nothing else shows that a damaged one is, and keep_last_n would count it.
+        return Start(checkpoint=newest, own=True, undo_after=newest.step if damaged else None)
     anew = "put one back, or give another run.dir to begin anew"
     if skipped:
         what = "; ".join(f"{one.path.name}: {fault}" for one, fault in skipped)
-        if checkpoints.newest_usable(folder, checkpointer.run_id)[0]:
+        if checkpoints.newest_usable(folder, checkpointer.run_id, damaged=damaged)[0]:
             own = directory.short(run_dir)
             anew = f"begin a new run with its weights, checkpoint.init_from={own}"
         raise NoneLeft(f"{folder} has checkpoints and none can be used ({what}); {anew}")
@@ -100,13 +110,57 @@ def _choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
         return Start()
     if Path(init_from).is_file() or is_folder(init_from):
         return Start(weights=Path(init_from))
-    found, skipped = checkpoints.find(Path(init_from), name="checkpoint.init_from=")
-    restore.warn_of(skipped)
+    name = "checkpoint.init_from="
+    found, skipped = checkpoints.find(Path(init_from), name=name, damaged=damaged)
+    checkpointer.passed.warn(skipped)
     return Start(weights=found.path)
 
 
 def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
-    """Load what the start names, put data and rows where it left them, and say so."""
+    """Load what the start names, put data and rows where it left them, and say so.
+
+    Where its tensors turn out damaged, on all ranks the next choice is taken; one that was asked
+    for by its name is refused.
+    """
+    config, run_dir, ranks = loop.config, loop.run_dir, loop.session.ranks
+    model, optimizer = loop.model, loop.optimizer
+    while True:
+        try:
+            source = _load(start, checkpointer, loop)
+            break
+        except Damaged as error:
+            if error.path != start.path:
+                raise  # what adapters stand beside
+            checkpointer.passed.damaged[error.path] = error.fault
+            start = choose(loop.session, checkpointer)
+    adapter = config.adapter
+    if adapter.active:
+        base = _base_of(start, checkpointer, config) if ranks.main else None
+        checkpointer.base = ranks.from_main(base)
+    if start.checkpoint is None and isinstance(adapter, LoRA) and adapter.init_from:
+        load_adapters(Path(adapter.init_from), model, config.model, adapter)
+        say(f"beginning with the adapters of {adapter.init_from}")
+    if isinstance(optimizer, Modes):
+        optimizer.train()
+    if config.train.compile_model:
+        stage(config, "start: the first step compiles the model")
+    if not ranks.main:
+        return
+    if start.undo_after is not None and (moved := checkpointer.set_aside(start.undo_after)):
+        say(f"set aside: {', '.join(path.name for path in moved)}")
+    if start.checkpoint is None and config.checkpoint.enabled:
+        # Only now: a run that is refused leaves nothing to go on with.
+        say(f"goes on with: {directory.resume_command(run_dir)}")
+    loop.trackers.resumed_at = start.step
+    cut_rows(row_files(run_dir), start.meta.get("rows", {}) if start.own else {})
+    resume_from = config.checkpoint.resume_from
+    outcome.record_start(run_dir, step=loop.state.step, source=source, resume_from=resume_from)
+
+
+def _load(start: Start, checkpointer: Checkpointer, loop: Loop) -> str:
+    """Load what the start names, and say so; returns it in words. Raises CheckpointError; Damaged
+    on all ranks.
+    """
     config, run_dir, ranks = loop.config, loop.run_dir, loop.session.ranks
     model, optimizer = loop.model, loop.optimizer
     exclude = tuple(config.checkpoint.exclude_from_loading)
@@ -132,6 +186,9 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
         with _or_another(start, checkpointer):
             before = restore.config_of(path, trust=config.run.trust)
             changed = any(change.key.startswith("model") for change in changes(before, config))
+            if start.own and changed and checkpointer.passed.damaged:
+                fill(model, config.seed)  # of a damaged one something was loaded
+                adapter_of(config).begin(model)
             old, new = before.optimizer, config.optimizer
             same_optimizer = (old.variant, old._target_) == (new.variant, new._target_)
             tensors = restore.load(
@@ -163,27 +220,7 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
         say(f"going on from {source} at step {loop.state.step}, {where}: {rest}")
         if not same_optimizer:
             say(f"the optimizer begins anew: {source} has the state of another")
-    adapter = config.adapter
-    if adapter.active:
-        base = _base_of(start, checkpointer, config) if ranks.main else None
-        checkpointer.base = ranks.from_main(base)
-    if start.checkpoint is None and isinstance(adapter, LoRA) and adapter.init_from:
-        load_adapters(Path(adapter.init_from), model, config.model, adapter)
-        say(f"beginning with the adapters of {adapter.init_from}")
-    if isinstance(optimizer, Modes):
-        optimizer.train()
-    if config.train.compile_model:
-        stage(config, "start: the first step compiles the model")
-    if not ranks.main:
-        return
-    if start.undo_after is not None and (moved := checkpointer.set_aside(start.undo_after)):
-        say(f"set aside: {', '.join(path.name for path in moved)}")
-    if start.checkpoint is None and config.checkpoint.enabled:
-        # Only now: a run that is refused leaves nothing to go on with.
-        say(f"goes on with: {directory.resume_command(run_dir)}")
-    cut_rows(row_files(run_dir), start.meta.get("rows", {}) if start.own else {})
-    resume_from = config.checkpoint.resume_from
-    outcome.record_start(run_dir, step=loop.state.step, source=source, resume_from=resume_from)
+    return source
 
 
 def _added_rows(source: Path, config: Config) -> str:
@@ -211,17 +248,20 @@ def _base_of(start: Start, checkpointer: Checkpointer, config: Config) -> dict[s
 
 def _wanted(folder: Path, wanted: str, checkpointer: Checkpointer) -> Start:
     """checkpoint.resume_from: a step of this run, or a path."""
-    key = f"checkpoint.resume_from={wanted}"
+    key, passed = f"checkpoint.resume_from={wanted}", checkpointer.passed
     if wanted.isdecimal():
         found = Saved(folder / f"step_{int(wanted)}")
-        fault = found.fault(checkpointer.run_id, to_go_on=True)
+        fault = passed.damaged.get(found.path)
+        fault = fault or found.fault(checkpointer.run_id, to_go_on=True)
         if fault is not None:
             raise CheckpointError(f"{key}: {found.path} cannot be used: {fault}")
         own = True
     else:
         name = "checkpoint.resume_from="
-        found, skipped = checkpoints.find(Path(wanted), name=name, to_go_on=True)
-        restore.warn_of(skipped)
+        found, skipped = checkpoints.find(
+            Path(wanted), name=name, to_go_on=True, damaged=passed.damaged
+        )
+        passed.warn(skipped)
         own = found.meta.get("run_id") == checkpointer.run_id and found.path.parent == folder
     return Start(checkpoint=found, own=own, undo_after=found.step if own else -1)
 
@@ -231,6 +271,8 @@ def _or_another(start: Start, checkpointer: Checkpointer) -> Iterator[None]:
     """A checkpoint that cannot be read is refused with the others that the run has."""
     try:
         yield
+    except Damaged:
+        raise
     except CheckpointError as error:
         steps = [
             str(one.step)

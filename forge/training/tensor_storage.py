@@ -48,6 +48,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from forge.config.regular import open_regular, read_json
+from forge.training.damage import DamagedBytes
 
 FORMAT = 2
 INDEX = "tensors.json"
@@ -105,7 +106,7 @@ def load(
 
     alone: other ranks do not call it.
 
-    Raises OSError, and ValueError in one line, also where a checksum does not match.
+    Raises OSError, and ValueError in one line; DamagedBytes where a checksum does not match.
     """
     # An Apple GPU is not for several threads.
     threads = 1 if any(one.device.type == "mps" for one in tensors.values()) else THREADS
@@ -115,8 +116,8 @@ def load(
 
 
 def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Sizes and dtypes by name, without reading tensors. Raises OSError, and ValueError in one line
-    when the index is damaged or of another format.
+    """Sizes and dtypes by name, without reading tensors. Raises OSError, and DamagedBytes when the
+    index is damaged or of another format.
     """
     return _read_index(folder).state_dict_metadata  # type: ignore[return-value]
 
@@ -271,7 +272,7 @@ def _read_index(folder: Path) -> Metadata:
             tensors[name] = TensorStorageMetadata(properties=properties, size=size, chunks=boxes)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{path} cannot be used: {reason}") from error
+        raise DamagedBytes(f"{path} cannot be used: {reason}") from error
     return Metadata(tensors, storage_data=places)
 
 
@@ -346,10 +347,10 @@ def _bytes(path: Path, name: str, chunk: Chunk, nbytes: int, span: slice) -> Ten
         for block, crc32 in blocks:
             part = buffer[block.start - begin : block.stop - begin]
             if file.readinto(part) < len(part):
-                raise ValueError(f"{path} is torn: bytes of {name!r} are missing")
+                raise DamagedBytes(f"{path} is torn: bytes of {name!r} are missing")
             if zlib.crc32(part) != crc32:
                 what = f"the bytes of {name!r} are not those that were saved"
-                raise ValueError(f"{path} is damaged: {what}")
+                raise DamagedBytes(f"{path} is damaged: {what}")
     return content[span.start - begin : span.stop - begin]
 
 
@@ -375,6 +376,8 @@ def _cause() -> Iterator[None]:
         if not isinstance(cause, Exception) or isinstance(cause, as_it_is):
             raise cause from error
         reason = " ".join(str(cause).split())
+        if isinstance(cause, DamagedBytes):
+            raise DamagedBytes(reason) from error
         kind = "" if isinstance(cause, ValueError) else f"{type(cause).__name__}: "
         raise ValueError(f"{kind}{reason}") from error
 

@@ -62,8 +62,11 @@ class Trackers:
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], Tracker]] | None = None) -> None:
-        """makers: what opens each, by what a warning calls it."""
+        """makers: what opens each, by what a warning calls it. resumed_at: the step that the run
+        goes on from, known before they are opened.
+        """
         self._makers, self._active = makers or {}, dict[str, Tracker]()
+        self.resumed_at = 0
 
     def open(self) -> Trackers:
         """Open those that can be opened; returns itself."""
@@ -115,29 +118,29 @@ def build_trackers(
     *,
     total_steps: int,
     config_dict: dict[str, Any],
-    resumed_at: int = 0,
     more: Mapping[str, Callable[[], Tracker]] | None = None,
 ) -> Trackers:
     """The JSON lines and whatever else is enabled, to be opened; what is not is not imported.
 
-    total_steps: of the run, for the progress bar. config_dict: the whole config, for W&B.
-    resumed_at: the step that the run goes on from. more: what opens further trackers, by name.
+    total_steps: of the run, for the progress bar. config_dict: the whole config, for W&B. more:
+    what opens further trackers, by name.
     """
     makers: dict[str, Callable[[], Tracker]] = {"JSON lines": partial(JsonLines, run_dir)}
     if section.enable_tensorboard:
         folder = run_dir / section.tensorboard_dir
-        makers["TensorBoard"] = partial(TensorBoard, folder, resumed_at=resumed_at)
+        makers["TensorBoard"] = lambda: TensorBoard(folder, resumed_at=trackers.resumed_at)
     if section.enable_wandb:
         makers["W&B"] = partial(WandB, section, run_dir, config_dict)
     makers |= more or {}
     if section.enable_console:
         from forge.training.console import console_tracker
 
-        makers[CONSOLE] = partial(console_tracker, total_steps, resumed_at=resumed_at)
-    return Trackers(makers)
+        makers[CONSOLE] = lambda: console_tracker(total_steps, resumed_at=trackers.resumed_at)
+    trackers = Trackers(makers)
+    return trackers
 
 
-def trackers_of(session: Session, *, resumed_at: int) -> Trackers:
+def trackers_of(session: Session) -> Trackers:
     """Those of a run, on its main rank. Raises ConfigError for an entry that cannot be built."""
     config, run_dir = session.config, session.run_dir
     own = {}
@@ -151,7 +154,6 @@ def trackers_of(session: Session, *, resumed_at: int) -> Trackers:
         run_dir,
         total_steps=config.train.max_steps,
         config_dict=to_plain(config),
-        resumed_at=resumed_at,
         more=own,
     )
 

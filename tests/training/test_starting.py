@@ -210,24 +210,6 @@ def test_a_step_that_was_asked_for_is_not_passed_over(saved_run):
     assert folders(saved_run) == STEPS, "nothing is set aside before that"
 
 
-def test_damage_inside_is_refused_and_another_can_be_taken(saved_run, capsys):
-    """It is found when it is read, by its checksum; the rows stay."""
-    file = step_of(saved_run, 6) / "weights" / "rank_0.bin"
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    what = f"step_6 cannot be read (ValueError: {file} is damaged: the bytes of "
-    for _ in range(2):
-        assert worker.main([str(saved_run)]) == 2
-        said = capsys.readouterr().err
-        assert what in said
-        others = "checkpoint.resume_from=4; this run has steps 2, 4"
-        assert f"; take another checkpoint: {others}" in said
-    alter(saved_run, checkpoint__resume_from="4")
-    assert worker.main([str(saved_run)]) == 0
-    assert set(logged(saved_run, "train/loss")) == {1, 2, 3, 4, 5, 6}
-
-
 def test_what_a_kill_left_half_done_is_removed(saved_run):
     for name in (".step_8.partial", ".step_1.removed"):
         shutil.copytree(step_of(saved_run, 6), saved_run / "checkpoints" / name)

@@ -91,8 +91,9 @@ def test_tensorboard_of_a_run_that_goes_on_shows_each_step_once(tmp_path):
     section = Metrics(enable_tensorboard=True, **QUIET)
 
     def shown(resumed_at: int, steps: range, value: float) -> list[float]:
-        options = {"total_steps": 9, "config_dict": {}, "resumed_at": resumed_at}
-        with closing(build_trackers(section, tmp_path, **options).open()) as trackers:
+        made = build_trackers(section, tmp_path, total_steps=9, config_dict={})
+        made.resumed_at = resumed_at
+        with closing(made.open()) as trackers:
             for step in steps:
                 trackers.log(step, {"train/loss": value})
         found = tensorboard(tmp_path / "tb_logs")

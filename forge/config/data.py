@@ -81,6 +81,13 @@ class Data(Section):
         "several, cut off at its end, left out, or refused",
         choices=("split", "truncate", "drop", "refuse"),
     )
+    pad_to_multiple_of: int = opt(
+        -1,
+        "rows of one document or example each end with the longest of a micro-batch, rounded up to "
+        "a multiple of this; 0 = at train.seq_len; -1 = 8, or seq_len / 4 with train.compile_model",
+        ge=-1,
+        free=True,
+    )
     max_segments_per_seq: int = opt(
         -1, "documents that share a sequence at most; -1 or 0 = any number", ge=-1
     )

@@ -132,3 +132,17 @@ class Parallel(Section):
     def product_without_dp_shard(self) -> int:
         """How many ranks one FSDP shard index spans."""
         return prod(size for axis, size in self.degrees().items() if axis != "dp_shard")
+
+    @property
+    def sequence_factors(self) -> dict[str, int]:
+        """Factors of what a row's places must be divisible by, by name; their product is 1 where no
+        rank has a part of a row.
+        """
+        factors = {}
+        if self.cp > 1:
+            if self.cp_method == "all_gather" and self.cp_load_balance:
+                factors["2 for parallel.cp_load_balance"] = 2
+            factors["parallel.cp"] = self.cp
+        if self.tp > 1 and self.sequence_parallel:
+            factors["parallel.tp"] = self.tp
+        return factors

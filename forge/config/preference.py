@@ -127,10 +127,11 @@ class Referenced(Responses):
     reference_free = False
     beta: float = opt(0.1, "strength of the pull towards the reference", gt=0)
     reference: str = opt(
-        "cached",
+        "auto",
         "its log-probabilities are computed once, before training, and kept; or in each step by a "
-        "copy, a frozen second model; or by the model without its adapter",
-        choices=("cached", "copy", "adapter"),
+        "copy, a frozen second model; or by the model without its adapter; auto = adapter where "
+        "that is the reference, else cached",
+        choices=("auto", "cached", "copy", "adapter"),
         acts_when=READS_REFERENCE,
     )
     reference_model: str | None = opt(

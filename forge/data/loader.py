@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -28,19 +29,14 @@ from forge.data.streams import Positions, Streamed, Unreadable, further, positio
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What one rank reads in one update. n_tokens, n_targets: tokens of text, and targets that
-    count, of all ranks. n_empty: places of all rows behind their text.
+    """What one rank reads in one update. n_tokens, n_targets, n_places: of all ranks the tokens of
+    text, the targets that count, and the places of all rows, which the model computes.
     """
 
     batches: list[Batch]
     n_tokens: int
     n_targets: int
-    n_empty: int = 0
-
-    @property
-    def n_places(self) -> int:
-        """Places of all rows of all ranks, which the model computes."""
-        return self.n_tokens + self.n_empty
+    n_places: int
 
 
 def count_samples(text: TokenStore | Streamed | Mixture, seq_len: int) -> int | None:
@@ -124,10 +120,11 @@ class TrainLoader:
         overfit_batches: int = 0,
         end_of_text: int | None = None,
         noise: int | None = None,
+        multiple: int = 0,
     ) -> None:
         """shuffle: whether the samples of a text are permuted. sizes: sequences of each step, where
         they grow. overfit_batches: read the first N global batches over and over; 0 = off.
-        end_of_text: as of `Samples`. noise: as of `MicroBatches`.
+        end_of_text, multiple: as of `Samples`. noise: as of `MicroBatches`.
 
         ValueError: the split, or that of a source, has no sample.
         """
@@ -153,6 +150,7 @@ class TrainLoader:
             num_ranks=num_ranks,
             end_of_text=end_of_text,
             noise=noise,
+            multiple=multiple,
         )
         self._num_workers = num_workers
         self._pin_memory = pin_memory and torch.cuda.is_available()
@@ -179,14 +177,11 @@ class TrainLoader:
         self.samples += size
         for one in read:
             self._positions = further(self._positions, one.positions)
-        batches = [one.batch for one in read]
-        places = self._num_ranks * sum(batch["tokens"].numel() for batch in batches)
-        n_empty = sum(one.n_empty for one in read)
         return Step(
-            batches=batches,
-            n_tokens=places - n_empty,
-            n_targets=sum(one.n_targets for one in read),
-            n_empty=n_empty,
+            batches=[each.batch for each in read],
+            n_tokens=sum(each.n_tokens for each in read),
+            n_targets=sum(each.n_targets for each in read),
+            n_places=sum(each.n_places for each in read),
         )
 
     @staticmethod
@@ -211,6 +206,22 @@ class TrainLoader:
         times, rest = divmod(self.samples, repeated) if repeated else (0, self.samples)
         drawn = zip(self.order.drawn(repeated), self.order.drawn(rest), strict=True)
         return dict(zip(self.sources, (times * all_ + some for all_, some in drawn), strict=True))
+
+    def numbers(self, samples: int) -> dict[str, np.ndarray]:
+        """Numbers of the samples of each source, by name, that the first `samples` of the run are,
+        each once. None of a source may be streamed.
+        """
+        whole, repeated = self.samples_per_epoch or 0, self._dataset.repeat_samples
+        if len(self.sources) == 1 and samples >= whole and not repeated:
+            return {self.sources[0]: np.arange(whole)}
+        found: list[set[int]] = [set() for _ in self.sources]
+        for sample in range(min(samples, repeated or samples)):
+            source, number = self.order.find(sample)
+            found[source].add(number)
+        return {
+            name: np.array(sorted(numbers), dtype=np.int64)
+            for name, numbers in zip(self.sources, found, strict=True)
+        }
 
     def tokens_of(self, name: str) -> float:
         """Tokens of a sample of a source; of packed documents, those of all samples on average."""
@@ -281,6 +292,12 @@ def _leave_signals_to_the_rank(worker: int) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def spread(number: int, most: int) -> list[int]:
+    """At most so many of the first `number` integers, spread evenly; most: 0 = all."""
+    count = min(most or number, number)
+    return [row * number // count for row in range(count)]
+
+
 def eval_batches(
     store: TokenStore,
     objective: Collates,
@@ -291,19 +308,21 @@ def eval_batches(
     part: tuple[int, int] = (0, 1),
     end_of_text: int | None = None,
     plan: Plan | None = None,
+    multiple: int = 0,
 ) -> Iterator[Batch]:
     """At most `sequences` sequences, spread evenly over a split, the same every time; 0 = all.
 
     A split has the order of its corpus, so its beginning alone may be the first of many folders.
     part: (i, n), the i-th of n shares of the rows; all shares have equally many batches of equally
     many rows, some with samples of one token, which have no target. The last batch may have fewer
-    rows. end_of_text: as of `Samples`. plan: of the sequences, where these are not
+    rows. end_of_text, multiple: as of `Samples`. plan: of the sequences, where these are not
     windows of the split.
     """
     last, (index, shares) = len(store) - 1, part
     rows = plan.rows if isinstance(plan, Examples) else 1
     windows = -(-last // seq_len) if plan is None else len(plan)
-    count = min(sequences or windows, windows)
+    numbers = spread(windows, sequences)
+    count = len(numbers)
     for first in range(0, count, batch_size * shares):
         held = -(-min(batch_size * shares, count - first) // shares)
         start, end = first + index * held, min(first + batch_size * shares, count)
@@ -311,8 +330,8 @@ def eval_batches(
         def find(row: int, end: int = end) -> tuple[TokenStore, Pieces]:
             if plan is not None:
                 nothing = [(last, last + 1)] * rows
-                return store, plan.pieces_of(row * windows // count) if row < end else nothing
-            first = row * windows // count * seq_len if row < end else last
+                return store, plan.pieces_of(numbers[row]) if row < end else nothing
+            first = numbers[row] * seq_len if row < end else last
             return store, [(first, min(first + seq_len + 1, last + 1))]
 
         yield objective.collate(
@@ -323,5 +342,6 @@ def eval_batches(
                 masked=store.counted is not None,
                 end_of_text=end_of_text,
                 apart=isinstance(plan, Examples),
+                multiple=multiple,
             )
         )

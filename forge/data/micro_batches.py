@@ -22,13 +22,14 @@ reads, and the objective that made it says what others there are.
 
 
 class Read(NamedTuple):
-    """A micro-batch of one rank, the targets and the empty places of all ranks in it, and of what
-    is streamed, by source, from where to go on behind it.
+    """A micro-batch of one rank; the targets, tokens of text and places of all ranks in it; and of
+    what is streamed, by source, from where to go on behind it.
     """
 
     batch: Batch
     n_targets: int
-    n_empty: int
+    n_tokens: int
+    n_places: int
     positions: dict[str, Positions]
 
 
@@ -56,11 +57,14 @@ class MicroBatches:
         num_ranks: int,
         end_of_text: int | None,
         noise: int | None = None,
+        multiple: int = 0,
     ) -> None:
-        """noise: seed of that of each place, where the model draws some."""
+        """noise: seed of that of each place, where the model draws some. multiple: as of
+        `Samples`.
+        """
         self.mixture, self.names = mixture, tuple(mixture.stores)
         self.objective, self.seq_len, self.order = objective, seq_len, order
-        self.end_of_text, self.noise = end_of_text, noise
+        self.end_of_text, self.noise, self.multiple = end_of_text, noise, multiple
         self.batch_size, self.rank, self.num_ranks = batch_size, rank, num_ranks
         self.repeat_samples = repeat_samples
         self.readers: dict[str, Reader] = {}
@@ -78,7 +82,7 @@ class MicroBatches:
         }
 
     def __getitem__(self, first_sample: int) -> Read | Unreadable:
-        """The batch of this rank; and the numbers of targets and empty places of all ranks, which
+        """The batch of this rank; and the numbers of targets, tokens and places of all ranks, which
         each finds by itself. first_sample: of all ranks. What is wrong with a text is given, not
         raised, which would be said twice.
         """
@@ -96,7 +100,13 @@ class MicroBatches:
             at = {name: reader.finish() for name, reader in self.readers.items()}
         except Unreadable as error:
             return error
-        return Read(batch, n_targets, of_all.n_empty if self.mixture.plans else 0, at)
+        places = self.num_ranks * batch["tokens"].numel()
+        if not self.mixture.plans:
+            return Read(batch, n_targets, places, places, at)
+        if self.multiple:  # the rows of each rank end where its own longest does
+            starts = range(first_sample, first_sample + len(of_all), self.batch_size)
+            places = sum(self._samples(start, self.batch_size).n_places for start in starts)
+        return Read(batch, n_targets, of_all.n_tokens, places, at)
 
     def _sources(self, samples: Samples, rows: int) -> Tensor:
         """Of which source each row is: uint8 [rows, sources], with a single 1 in each row."""
@@ -112,6 +122,7 @@ class MicroBatches:
             masked=self.mixture.masked,
             end_of_text=self.end_of_text,
             apart=any(isinstance(plan, Examples) for plan in self.mixture.plans.values()),
+            multiple=self.multiple,
         )
 
     def _read(self, sample: int) -> int:

@@ -72,6 +72,7 @@ class Samples:
     find: the store of a sample and what it is made of there, by its number. masked: whether some
     tokens do not count as targets. end_of_text: the token that ends a document, where documents are
     to be kept apart; null = a sample is one text. apart: whether each piece is a row of its own.
+    multiple: rows end with the longest of them, rounded up to a multiple of this; 0 = at seq_len.
     """
 
     seq_len: int
@@ -80,16 +81,33 @@ class Samples:
     masked: bool
     end_of_text: int | None = None
     apart: bool = False
+    multiple: int = 0
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     @property
-    def n_empty(self) -> int:
-        """Places of rows of seq_len that are behind what they have, without reading it."""
-        found = [self.find(number)[1] for number in self.numbers]
-        rows = sum(map(len, found)) if self.apart else len(found)
-        return rows * (self.seq_len + 1) - sum(b - a for pieces in found for a, b in pieces)
+    def width(self) -> int:
+        """Places of each row, at most seq_len, known without reading any text."""
+        if not self.multiple or not self.numbers:
+            return self.seq_len
+        longest = max(self._lengths()) - 1  # the last token is only a target
+        return min(max(-(-longest // self.multiple), 1) * self.multiple, self.seq_len)
+
+    @property
+    def n_places(self) -> int:
+        """Places of all rows, those behind the text of each included."""
+        return len(self._lengths()) * self.width
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of text that all rows read."""
+        return sum(self._lengths()) - len(self._lengths())
+
+    def _lengths(self) -> list[int]:
+        """Tokens of each row, with the one that is only a target."""
+        pieces = [[b - a for a, b in self.find(number)[1]] for number in self.numbers]
+        return [n for each in pieces for n in each] if self.apart else [sum(p) for p in pieces]
 
     def __iter__(self) -> Iterator[Sample]:
         for number in self.numbers:

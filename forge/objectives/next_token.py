@@ -35,7 +35,7 @@ class NextToken(Objective):
 
     def collate(self, samples: Samples) -> Batch:
         """A row for each sample; behind its end are tokens 0 without targets."""
-        tokens = np.zeros((len(samples), samples.seq_len), dtype=np.int64)
+        tokens = np.zeros((len(samples), samples.width), dtype=np.int64)
         targets = np.full_like(tokens, IGNORE_INDEX)
         ends = np.full(tokens.shape, samples.end_of_text == 0)
         for row, sample in enumerate(samples):

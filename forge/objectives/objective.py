@@ -63,8 +63,8 @@ class Objective:
         return self.section.rows / (self.section.rows + self.section.rows_ahead)
 
     def collate(self, samples: Samples) -> Batch:
-        """Fields [batch, ...], as many rows for each sample, with `tokens`, int64 [batch, seq_len];
-        the same from the same samples, in whatever process.
+        """Fields [batch, ...], as many rows for each sample, with `tokens`, int64 [batch,
+        samples.width]; the same from the same samples, in whatever process.
         """
         raise NotImplementedError
 

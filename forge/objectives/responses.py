@@ -48,7 +48,7 @@ class Responded(Objective):
     def collate(self, samples: Samples) -> Batch:
         """All rows of each sample; behind the end of each are tokens 0 without targets."""
         rows = self.section.rows + self.section.rows_ahead
-        tokens = np.zeros((len(samples) * rows, samples.seq_len), dtype=np.int64)
+        tokens = np.zeros((len(samples) * rows, samples.width), dtype=np.int64)
         targets = np.full_like(tokens, IGNORE_INDEX)
         known = np.zeros(len(tokens))
         for number, sample in enumerate(samples):
@@ -68,18 +68,19 @@ class Responded(Objective):
 
 
 class References:
-    """What a reference gives the examples of a store: starts: their first tokens, [examples].
-    values: [examples, rows].
+    """Log-probabilities of a store's examples under the reference. starts: their first tokens,
+    [examples]. values: [examples, rows], NaN of those that are not read.
     """
 
     def __init__(self, starts: np.ndarray, values: np.ndarray) -> None:
         self.starts, self.values = starts, values
 
     def of(self, sample: Sample) -> np.ndarray | float:
-        """Of its rows; 0 of a sample that only fills up a batch."""
+        """Log-probabilities of its rows; 0 of a sample that only fills up a batch."""
         start = sample.pieces[0][0]
         at = int(np.searchsorted(self.starts, start))
         there = at < len(self.starts) and self.starts[at] == start
+        assert not there or not np.isnan(self.values[at]).any(), f"no reference of example {at}"
         return self.values[at] if there else 0.0
 
 

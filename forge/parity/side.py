@@ -69,8 +69,8 @@ def measure(
     device = device or torch.device("cpu")
     model = build_model(config, device, ranks, dtype)
     objective = build_objective(config, device, ranks, tokenizer=tokenizer, dtype=dtype)
-    stores = Mixture.of(text).stores.values()
-    add_references(objective, config, stores, device, ranks, tokenizer=tokenizer, dtype=dtype)
+    texts = [(store, None) for store in Mixture.of(text).stores.values()]
+    add_references(objective, config, texts, device, ranks, tokenizer=tokenizer, dtype=dtype)
     update = Update(
         model=model,
         objective=objective,

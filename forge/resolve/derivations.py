@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterator
 
 from forge.config import schemas
-from forge.config.adapter import LoRA
+from forge.config.adapter import Adapter, LoRA
 from forge.config.checkpoint import Checkpoint
 from forge.config.data import Data
 from forge.config.eval import Eval
@@ -19,8 +19,10 @@ from forge.config.horizon import SCHEDULE, open_steps
 from forge.config.launch import Slurm
 from forge.config.mixture import Mix
 from forge.config.model import Decoder, Model
+from forge.config.parallel import Parallel
 from forge.config.places import ADDRESS
 from forge.config.precision import Precision
+from forge.config.preference import Referenced
 from forge.config.problems import Problem
 from forge.config.reading import NAME, options_of, schema_of
 from forge.config.root import Config
@@ -32,7 +34,7 @@ from forge.config.tokenizer_files import FILE_NAME, Existing, TokenizerFile
 from forge.config.train import Train
 from forge.plan.world import World
 from forge.resolve.auto import auto, memory_for_time
-from forge.resolve.layout import batch, layout, pipeline
+from forge.resolve.layout import batch, layout, padding, pipeline
 from forge.resolve.recompute import recompute
 from forge.rundir.checkpoints import BEST, TOKENIZER
 
@@ -176,6 +178,35 @@ def masters(precision: Precision) -> Iterator[Derived]:
         yield Derived(MASTERS, kept, why)
 
 
+@derivation(
+    "objective.reference",
+    "objective.reference_model",
+    "adapter",
+    "parallel.pp",
+    writes=("objective.reference",),
+)
+def reference(objective: Referenced, adapter: Adapter, parallel: Parallel) -> Iterator[Derived]:
+    """How the reference of a preference objective is read."""
+    if objective.reference != "auto":
+        return
+    why = why_no_reference(adapter, parallel)
+    if objective.reference_model:
+        why = "it is objective.reference_model"
+    chosen = "cached" if why else "adapter"
+    yield Derived("objective.reference", chosen, why or "it is the model without its adapter")
+
+
+def why_no_reference(adapter: Adapter, parallel: Parallel) -> str:
+    """Reason why the model without its adapter is not its reference; empty where it is."""
+    if not adapter.active:
+        return "there is no adapter"
+    if parallel.pp > 1:
+        return f"a pipeline of {parallel.pp} reads a batch once"
+    if isinstance(adapter, LoRA) and (adapter.modules_to_save or adapter.bias != "none"):
+        return "weights of the base are trained too"
+    return ""
+
+
 @derivation("run.device", "launch.gpus_per_node", writes=("launch.gpus_per_node",))
 def job(launch: Slurm, world: World) -> Iterator[Derived]:
     """With launch=slurm, no GPUs for ranks on CPUs."""
@@ -286,6 +317,7 @@ DERIVATIONS = (
     device,
     masters,
     job,
+    reference,
     objective,
     paths,
     paths_of_entries,
@@ -295,6 +327,7 @@ DERIVATIONS = (
     layout,
     batch,
     pipeline,
+    padding,
     memory_for_time,
     recompute,
     schedule,

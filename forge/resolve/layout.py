@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import lcm, prod
 
 from forge.config.parallel import AXES, ONE_STAGE_SCHEDULES, Parallel
 from forge.config.root import Config
@@ -15,6 +16,7 @@ from forge.plan.world import World
 DEGREES = tuple(f"parallel.{axis}" for axis in AXES)
 SIZE, TOKENS = "train.global_batch_size", "train.global_batch_tokens"
 MICRO, ACCUMULATION = "train.batch_size", "train.grad_accum_steps"
+PADDED = "data.pad_to_multiple_of"
 STAGES, PARTS = "parallel.pp_stages_per_rank", "parallel.pp_microbatches"
 
 
@@ -79,3 +81,36 @@ def pipeline(config: Config, parallel: Parallel) -> Iterator[Derived]:
     elif parallel.pp_microbatches is None:
         parts = best_microbatches(sequences, accumulation, pp, schedule)
         yield Derived(PARTS, parts, f"{sequences} sequences a rank and step, parallel.pp={pp}")
+
+
+@derivation(
+    PADDED,
+    "data.packing",
+    "train.seq_len",
+    "train.compile_model",
+    "parallel.pp",
+    writes=(PADDED,),
+)
+def padding(config: Config, parallel: Parallel) -> Iterator[Derived]:
+    """Where rows end: at the longest of a micro-batch, or at train.seq_len."""
+    data, seq_len = config.data, config.train.seq_len
+    if data.pad_to_multiple_of != -1:
+        return
+    if why := why_whole_rows(config):
+        yield Derived(PADDED, 0, why)
+        return
+    size, why = 8, "rows end with the longest of a micro-batch"
+    if config.train.compile_model:
+        size, why = max(seq_len // 4, 1), f"{why}, in four sizes, since each is compiled"
+    yield Derived(PADDED, lcm(size, prod(parallel.sequence_factors.values())), why)
+
+
+def why_whole_rows(config: Config) -> str:
+    """Reason why each row has train.seq_len places; empty where it may end earlier."""
+    if not config.data.examples and config.data.packing != "none":
+        return "rows are filled with text"
+    if config.parallel.pp > 1:
+        return "the stages of a pipeline send tensors of one shape"
+    if config.model.is_moe:
+        return "how tokens are spread over experts is of all places"
+    return ""

@@ -136,6 +136,7 @@ def train_loader(
         overfit_batches=data.overfit_batches,
         end_of_text=end_of_text(config, objective),
         noise=config.seed if config.draws else None,
+        multiple=data.pad_to_multiple_of,
     )
 
 

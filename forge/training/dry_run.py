@@ -95,7 +95,7 @@ def _step(config: Config, rank: int, size: int) -> dict[str, Any]:
         batch["noise"] = tokens.to(torch.int32)
     batches = [batch] * train.grad_accum_steps
     count = (train.global_batch_size or 1) * train.seq_len
-    step = Step(batches=batches, n_tokens=count, n_targets=count)
+    step = Step(batches=batches, n_tokens=count, n_targets=count, n_places=count)
     with Imagined():
         update(step, 0)  # the first one also sets up
     with Imagined() as counting:

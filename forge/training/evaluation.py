@@ -99,6 +99,7 @@ def evaluate_sets(
             part=ranks.batch,
             end_of_text=end_of_text(config, objective),
             plan=evaluated_plan(config, store, objective),
+            multiple=config.data.pad_to_multiple_of,
         )
         metrics = evaluate(model, objective, watched(batches), device=device, ranks=ranks)
         found |= {f"{name}/{one}".lstrip("/"): value for one, value in metrics.items()}

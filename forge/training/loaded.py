@@ -28,7 +28,7 @@ from forge.rundir.directory import Place, path_of, short
 from forge.training.data import prepared_text
 from forge.training.evaluation import evaluate_sets, most_sequences
 from forge.training.models import build_objective
-from forge.training.references import add_references
+from forge.training.references import add_references, examples_evaluated
 from forge.training.restore import Trained, load_run
 from forge.training.writing import ROWS, Writer, encode_prompt
 
@@ -135,7 +135,8 @@ class Loaded(Trained):
         else:
             self._refuse_other("")
             stores = {"": _documents(self, data)}
-        add_references(self._objective, self.config, stores.values(), self.device, Ranks())
+        texts = examples_evaluated(self.config, stores, most=most)
+        add_references(self._objective, self.config, texts, self.device, Ranks())
         return evaluate_sets(
             self.config, stores, self.model, self._objective, sequences=most, device=self.device
         )

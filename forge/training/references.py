@@ -1,13 +1,16 @@
-"""What the reference of a preference objective gives all examples, computed once and kept."""
+"""Log-probabilities of a preference objective's reference, computed before training and kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
+from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -15,12 +18,13 @@ from torch import nn
 
 from forge.config.preference import Referenced
 from forge.config.root import Config
-from forge.data.cache import cache_root, explained, kept
+from forge.data.cache import cache_root, explained
 from forge.data.examples import Examples
 from forge.data.fingerprint import hash_file, hash_json
-from forge.data.manifest import read_manifest, write_manifest
+from forge.data.loader import spread
+from forge.data.mixture import Mixture
+from forge.data.prepare import Prepared
 from forge.data.samples import Samples
-from forge.data.shards import BrokenStore
 from forge.data.store import TokenStore
 from forge.data.streams import Streamed
 from forge.data.tokenizer import Tokenizer
@@ -30,27 +34,33 @@ from forge.objectives.responses import References, Responded, each_response
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.rundir.checkpoints import META
-from forge.training.data import examples_of
+from forge.training.data import examples_of, train_loader
+from forge.training.evaluation import most_sequences
 from forge.training.models import found_place, frozen_model
 from forge.training.process import say
 
-VALUES = "values.npy"
+BATCHES_A_PART = 32
+SECONDS_BETWEEN_LINES = 10.0
+DAMAGED = (OSError, ValueError, KeyError, EOFError, BadZipFile)
+Texts = Iterable[tuple[TokenStore | Streamed, Sequence[int] | np.ndarray | None]]
+"""Stores, each with the numbers of the examples that are read of it; None = all."""
 
 
 def add_references(
     objective: Objective,
     config: Config,
-    stores: Iterable[TokenStore | Streamed],
+    texts: Texts,
     device: torch.device,
     ranks: Ranks,
     *,
     tokenizer: Tokenizer | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Give an objective whose reference is read before training alone what it says of the examples
-    of these stores: from the cache, or computed now by all ranks, which call this.
+    """Give an objective with a cached reference the log-probabilities of these examples: from the
+    cache, or computed now by all ranks, which call this.
 
-    Raises ValueError where the reference cannot be used.
+    They are kept in parts as they are computed, so that a run that is killed meanwhile goes on from
+    there. Raises ValueError where the reference cannot be used.
     """
     section = config.objective
     if not (isinstance(objective, Responded) and isinstance(section, Referenced)):
@@ -58,31 +68,69 @@ def add_references(
     if not section.cached_model:
         return
     model: nn.Module | None = None
-    for store in stores:
+    for store, numbers in texts:
         plan = None if isinstance(store, Streamed) else examples_of(config, store)
-        if plan is None or isinstance(store, Streamed) or store.fingerprint in objective.references:
+        if plan is None or isinstance(store, Streamed):
             continue
+        known = objective.references.get(store.fingerprint)
         identity = ranks.from_main(_identity(config, store, plan, dtype) if ranks.main else None)
         if isinstance(identity, Exception):
             raise identity
         entry = cache_root(config.data.cache_dir) / "references" / hash_json(identity)[:16]
-        values = ranks.from_main(_found(entry) if ranks.main else None)
-        if values is None:
+        if known is None:
+            values = ranks.from_main(_read(entry, plan) if ranks.main else None)
+        else:
+            values = known.values
+        batches = _missing(config, plan, numbers, values)
+        if batches:
             if model is None:
                 source = section.reference_model
                 model = frozen_model(config, source, device, ranks, tokenizer, dtype)
-                say("computing the log-probabilities of the reference, which are kept")
-            values = _computed(objective, model, store, plan, config, device, ranks)
-            if ranks.main:
-                with explained(entry.parent.parent):
-                    values = kept(entry, partial(_read, entry), partial(_write, values, identity))
-            values = ranks.from_main(values)  # of whoever wrote them first
+            _compute(objective, model, store, plan, config, device, ranks, batches, values, entry)
         starts = plan.pieces[plan.begins[:-1], 0]
         objective.references[store.fingerprint] = References(np.asarray(starts), values)
 
 
+def examples_read(
+    config: Config, prepared: Prepared, objective: Objective, ranks: Ranks, device: torch.device
+) -> Texts:
+    """The examples that a run of `train.max_steps` updates trains on, and those it evaluates."""
+    train = Mixture.of(prepared.train)
+    stores = [store for store in train.stores.values() if not isinstance(store, Streamed)]
+    if len(stores) < len(train.stores) or not all(store.together for store in stores):
+        return []
+    loader = train_loader(config, train, objective, ranks, device)
+    numbers = loader.numbers(config.train.batch_sizes.samples(config.train.max_steps))
+    trained = zip(stores, numbers.values(), strict=True)
+    most = most_sequences(config.eval, config.train)
+    return [*trained, *examples_evaluated(config, prepared.evaluated, most=most)]
+
+
+def examples_evaluated(config: Config, stores: Mapping[str, TokenStore], *, most: int) -> Texts:
+    """The examples of these stores that an evaluation of `most` of each reads; 0 = all."""
+    for store in stores.values():
+        plan = examples_of(config, store)
+        yield store, None if plan is None else spread(len(plan), most)
+
+
+def _missing(
+    config: Config, plan: Examples, numbers: Sequence[int] | np.ndarray | None, values: np.ndarray
+) -> list[np.ndarray]:
+    """Batches of examples of which some have no value yet, the shortest first.
+
+    They follow from all examples that are read, so that a run that was killed computes its last
+    batches as it would have otherwise, to the bit.
+    """
+    size = config.eval.batch_size or config.train.batch_size
+    read = np.arange(len(plan)) if numbers is None else np.unique(np.asarray(numbers, np.int64))
+    lengths = np.diff(plan.pieces, axis=1).reshape(len(plan), plan.rows).max(1)
+    read = read[np.argsort(lengths[read], kind="stable")]
+    batches = [read[first : first + size] for first in range(0, len(read), size)]
+    return [batch for batch in batches if np.isnan(values[batch]).any()]
+
+
 @torch.no_grad()
-def _computed(
+def _compute(
     objective: Responded,
     model: nn.Module,
     store: TokenStore,
@@ -90,30 +138,53 @@ def _computed(
     config: Config,
     device: torch.device,
     ranks: Ranks,
-) -> np.ndarray:
-    """[examples, rows], the same on all ranks: each reads its share, and as many batches."""
-    (index, shares), size = ranks.batch, config.eval.batch_size or config.train.batch_size
-    values = torch.zeros(len(plan), plan.rows, dtype=torch.float64, device=device)
+    batches: list[np.ndarray],
+    values: np.ndarray,
+    entry: Path,
+) -> None:
+    """Fill in `values`, [examples, rows], of these batches, the same on all ranks: each reads its
+    share, and as many batches. The main rank writes each part, and says how far it is.
+    """
+    index, shares = ranks.batch
+    size = config.eval.batch_size or config.train.batch_size
+    total, begin, said = sum(map(len, batches)), monotonic(), 0.0
+    say(f"computing the reference of {total:,} examples, which is kept")
+    done = 0
     with evaluating(model):
-        for first in range(index * size, len(plan) + index * size, shares * size):
-            numbers = range(first, first + size)  # behind the last one it is read again
-            batch = objective.collate(
-                Samples(
-                    seq_len=config.train.seq_len,
-                    numbers=numbers,
-                    find=lambda number: (store, plan.pieces_of(min(number, len(plan) - 1))),
-                    masked=True,
-                    apart=True,
+        for first in range(0, len(batches), BATCHES_A_PART * shares):
+            part = batches[first : first + BATCHES_A_PART * shares]
+            numbers = np.concatenate(part)
+            found = torch.zeros(len(plan), plan.rows, dtype=torch.float64, device=device)
+            for place in range(index, -(-len(part) // shares) * shares, shares):
+                chosen = part[min(place, len(part) - 1)]  # behind the last one it is read again
+                filled = np.pad(chosen, (0, size - len(chosen)), mode="edge")
+                batch = objective.collate(
+                    Samples(
+                        seq_len=config.train.seq_len,
+                        numbers=filled.tolist(),
+                        find=lambda number: (store, plan.pieces_of(number)),
+                        masked=True,
+                        apart=True,
+                        multiple=max(config.data.pad_to_multiple_of, 0),
+                    )
                 )
-            )
-            batch.pop("reference", None)
-            own = ranks.own_batch(batch, objective.along_sequence, device)
-            read: Any = model.read(own) if isinstance(model, Pipeline) else model
-            if read is None or first >= len(plan):
-                continue
-            found = each_response(read, own).view(-1, plan.rows)
-            values[first : first + size] = found[: len(plan) - first].double()
-    return ranks.total(values).cpu().numpy()
+                batch.pop("reference", None)
+                own = ranks.own_batch(batch, objective.along_sequence, device)
+                read: Any = model.read(own) if isinstance(model, Pipeline) else model
+                if read is None or place >= len(part):
+                    continue
+                rows = each_response(read, own).view(-1, plan.rows)
+                found[torch.from_numpy(chosen).to(device)] = rows[: len(chosen)].double()
+            computed = ranks.total(found).cpu().numpy()[numbers]
+            values[numbers] = np.where(np.isnan(values[numbers]), computed, values[numbers])
+            if ranks.main:
+                with explained(entry.parent.parent):
+                    _write(entry, numbers, values[numbers])
+            done += len(numbers)
+            if (now := monotonic()) - said > SECONDS_BETWEEN_LINES and done < total:
+                said, rate = now, done / (now - begin)
+                left = str(timedelta(seconds=round((total - done) / rate)))
+                say(f"reference: {done:,} of {total:,} examples, {rate:.1f} a second, {left} left")
 
 
 def _identity(
@@ -150,18 +221,22 @@ def _weights(path: Path) -> dict[str, Any]:
     return {"files": {name: [one.st_size, one.st_mtime_ns] for name, one in found.items()}}
 
 
-def _found(entry: Path) -> np.ndarray | None:
-    with suppress(BrokenStore):
-        return _read(entry)
+def _read(entry: Path, plan: Examples) -> np.ndarray:
+    """[examples, rows] of all parts of an entry, NaN where there is none. A damaged part is as one
+    that is missing.
+    """
+    values = np.full((len(plan), plan.rows), np.nan)
+    for path in sorted(entry.glob("*.npz")):
+        with suppress(*DAMAGED), np.load(path, allow_pickle=False) as part:
+            values[part["numbers"]] = part["values"]
+    return values
 
 
-def _read(entry: Path) -> np.ndarray:
-    """BrokenStore: it is missing or damaged."""
-    read_manifest(entry)
-    return np.load(entry / VALUES)
-
-
-def _write(values: np.ndarray, identity: dict[str, Any], directory: Path) -> None:
-    np.save(directory / VALUES, values)
-    files = {VALUES: hash_file(directory / VALUES)}
-    write_manifest(directory, {"identity": identity, "sha256": files})
+def _write(entry: Path, numbers: np.ndarray, values: np.ndarray) -> None:
+    """A part, under a name of which examples it has; whole or not at all."""
+    entry.mkdir(parents=True, exist_ok=True)
+    name = hash_json(numbers.tolist())[:16]
+    temporary = entry / f".{name}.{os.getpid()}"
+    with temporary.open("wb") as file:
+        np.savez(file, numbers=numbers, values=values)
+    temporary.rename(entry / f"{name}.npz")

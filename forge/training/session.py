@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from forge.config.root import Config
-from forge.data.mixture import Mixture
 from forge.data.prepare import Prepared
 from forge.data.tokenizer import Tokenizer
 from forge.objectives.objective import Objective
@@ -28,7 +27,7 @@ from forge.training.entries import check_entries
 from forge.training.first_lines import first_lines
 from forge.training.models import build_model, build_objective
 from forge.training.process import check_dtypes, loss_scaler, record_collectives, set_up, stage
-from forge.training.references import add_references
+from forge.training.references import add_references, examples_read
 from forge.training.signals import Signals
 
 
@@ -88,8 +87,8 @@ def join(
         stage(config, line)
     check_dtypes(model, FORMATS[config.precision.param_dtype])
     objective = build_objective(config, device, ranks, tokenizer=prepared.tokenizer)
-    stores = [*Mixture.of(prepared.train).stores.values(), *prepared.evaluated.values()]
-    add_references(objective, config, stores, device, ranks, tokenizer=prepared.tokenizer)
+    texts = examples_read(config, prepared, objective, ranks, device)
+    add_references(objective, config, texts, device, ranks, tokenizer=prepared.tokenizer)
     return Session(
         config=config,
         run_dir=run_dir,

@@ -123,6 +123,15 @@ def needs(file: str, folder: Path) -> list[str]:
         "tokenizer/tiktoken": [f"tokenizer.path={folder / 'ranks.tiktoken'}"],
         "experiment/sft_demo": [f"checkpoint.init_from={folder / 'base'}"],
         "experiment/lora_demo": [f"checkpoint.init_from={folder / 'base'}"],
+        **{
+            f"experiment/{name}": [
+                f"model.path={folder}",
+                f"data.path={folder / 'my.txt'}",
+                "train.seq_len=32",
+            ]
+            for name in ("sft_full", "sft_lora", "sft_qlora", "dpo_lora")
+        },
+        "train/sft": ["model.max_seq_len=1024"],
         "train/long": ["model.max_seq_len=2048"],
         "parallel/pp4": ["model=llama7b"],
         "parallel/tp8": ["model=llama7b"],

@@ -135,7 +135,7 @@ def test_a_loader_obeys(store, num_workers) -> None:
         counted += steps[0].n_targets
         rows = [step.batches[0]["tokens"][0].tolist() for step in steps]
         empty = sum(next(n for n in range(SEQ) if row[SEQ - 1 - n] != END) for row in rows)
-        assert {step.n_empty for step in steps} == {empty}
+        assert {step.n_places for step in steps} == {2 * SEQ}
         assert {step.n_tokens for step in steps} == {2 * SEQ - empty}
         for step in steps:
             batch = step.batches[0]

@@ -85,7 +85,33 @@ def test_a_batch_has_a_row_for_each_response_and_every_rank_counts_pairs(section
     for step in (whole, *halves):
         assert step.n_targets == 8
         assert step.n_tokens == whole.n_tokens
-    assert whole.n_tokens + whole.n_empty == 8 * 2 * 200
+    assert whole.n_places == 8 * 2 * 200
+    narrow = [
+        next(TrainLoader(mixture, objective, **options, multiple=8, grad_accum_steps=4)),
+        *(
+            next(
+                TrainLoader(
+                    mixture,
+                    objective,
+                    **options,
+                    multiple=8,
+                    grad_accum_steps=2,
+                    num_ranks=2,
+                    rank=rank,
+                )
+            )
+            for rank in (0, 1)
+        ),
+    ]
+    widths = [batch["tokens"].shape[1] for batch in narrow[0].batches]
+    for width, short, full in zip(widths, narrow[0].batches, whole.batches, strict=True):
+        last = int(((full["targets"] != -100) | (full["tokens"] != 0)).any(0).nonzero().max()) + 1
+        assert width == -(-last // 8) * 8 < 200
+        for name in ("tokens", "targets"):
+            assert torch.equal(short[name], full[name][:, :width])
+    for step in narrow:
+        assert step.n_places == 4 * sum(widths)
+        assert (step.n_targets, step.n_tokens) == (whole.n_targets, whole.n_tokens)
     first = torch.cat([halves[0].batches[0]["tokens"], halves[1].batches[0]["tokens"]])
     assert torch.equal(first, torch.cat([one["tokens"] for one in whole.batches[:2]]))
 

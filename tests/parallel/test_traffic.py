@@ -95,7 +95,7 @@ def count_a_step(cfg: Config, rank: int, world: int) -> dict[str, int]:
     )
     tokens = torch.zeros(cfg.train.batch_size, cfg.train.seq_len, dtype=torch.int64)
     batches = [{"tokens": tokens, "targets": tokens} for _ in range(cfg.train.grad_accum_steps)]
-    step = Step(batches=batches, n_tokens=1000, n_targets=1000)
+    step = Step(batches=batches, n_tokens=1000, n_targets=1000, n_places=1000)
     update(step, 0)
     with Counting() as counting:
         update(step, 1)

@@ -24,7 +24,7 @@ FREE = {
     "": "callbacks tags techniques trackers",
     "checkpoint": "async_mode enabled export_dtype interval interval_minutes keep_best keep_last_n "
     "last resume_from",
-    "data": "cache_dir num_workers pin_memory prefetch_factor",
+    "data": "cache_dir num_workers pad_to_multiple_of pin_memory prefetch_factor",
     "train": "activation_checkpointing batch_size compile_backend compile_model gc_interval "
     "grad_accum_steps max_bad_steps max_epochs max_time nccl_health_check_interval "
     "optimizer_in_backward recompute recompute_every recompute_layers shutdown_timeout_sec",

@@ -49,7 +49,7 @@ def step(micro_batches: int = 1, *, masked: bool = False) -> Step:
     pairs = zip(tokens.chunk(micro_batches), targets.chunk(micro_batches), strict=True)
     n_targets = int((targets != -100).sum())
     batches = [{"tokens": tokens, "targets": own} for tokens, own in pairs]
-    return Step(batches=batches, n_tokens=n_targets, n_targets=n_targets)
+    return Step(batches=batches, n_tokens=n_targets, n_targets=n_targets, n_places=n_targets)
 
 
 def gradients_of(update: Update, one: Step) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ def test_it_is_told_of_each_step_and_reports(scaled: bool) -> None:
             with torch.no_grad():
                 model.output_weight[0] = torch.inf
         step = as_step(tokens, targets, 2)
-        step = replace(step, n_tokens=step.n_tokens - number, n_empty=number)  # it counts all
+        step = replace(step, n_tokens=step.n_tokens - number)  # it counts all
         output = update(step, number)
         share = output.n_targets / tokens.numel()
         assert output.sums["probe/passed"] == pytest.approx(tokens.numel() * share)

@@ -81,7 +81,9 @@ def as_step(tokens: Tensor, targets: Tensor, accumulation: int) -> Step:
         for pair in zip(tokens.chunk(accumulation), targets.chunk(accumulation), strict=True)
     ]
     n_targets = int((targets != -100).sum())
-    return Step(batches=batches, n_tokens=targets.numel(), n_targets=n_targets)
+    return Step(
+        batches=batches, n_tokens=targets.numel(), n_targets=n_targets, n_places=targets.numel()
+    )
 
 
 def plain_sgd(

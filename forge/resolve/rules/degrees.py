@@ -101,13 +101,7 @@ def seq_len(parallel: Parallel, train: Train) -> Findings:
     """train.seq_len must be divisible by cp, twice that when balanced, times tp with
     sequence_parallel.
     """
-    factors = {}
-    if parallel.cp > 1:
-        if parallel.cp_method == "all_gather" and parallel.cp_load_balance:
-            factors["2 for parallel.cp_load_balance"] = 2
-        factors["parallel.cp"] = parallel.cp
-    if parallel.tp > 1 and parallel.sequence_parallel:
-        factors["parallel.tp"] = parallel.tp
+    factors = parallel.sequence_factors
     seq, parts = train.seq_len, prod(factors.values())
     if seq % parts:
         what = f"train.seq_len ({seq}) must be divisible by {' * '.join(factors)} ({parts})."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from forge.config.adapter import Adapter
 from forge.config.checkpoint import Checkpoint
 from forge.config.hf import folder as folders
 from forge.config.hf.section import FolderDecoder, grows
@@ -64,6 +65,26 @@ def other_model(config: Config, model: Decoder, checkpoint: Checkpoint) -> Findi
             continue
         what = f"{start / folders.CONFIG} says {shown(each.other)}, for the weights that it is of."
         yield each.key, what, f"{each.key}={shown(each.other)}"
+
+
+ALL_WEIGHTS, ADAPTERS = 2e-4, 2e-3
+"""The largest rates that pretrained weights, and adapters, are fine-tuned with."""
+
+
+@rule("optimizer.pretrained", *READS, "adapter", "optimizer.lr", warning=True)
+def pretrained(config: Config, adapter: Adapter, checkpoint: Checkpoint) -> Findings:
+    """Rates of pretraining undo what pretrained weights have learnt."""
+    if _folder(config, checkpoint) is None:
+        return
+    rate = config.optimizer.lr
+    most, usual = (ADAPTERS, "2e-4") if adapter.active else (ALL_WEIGHTS, "2e-5")
+    if rate <= most:
+        return
+    what = f"{rate:g} is a rate of pretraining, which undoes what pretrained weights have learnt."
+    fix = f"optimizer=adamw_finetune optimizer.lr={usual}"
+    if config.data.marks_responses and not config.data.examples:
+        fix = f"train=sft optimizer.lr={usual}, with two passes over the data and a cosine"
+    yield "optimizer.lr", what, fix
 
 
 def _folder(config: Config, checkpoint: Checkpoint) -> Path | None:

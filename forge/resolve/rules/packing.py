@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from forge.config.data import Data
 from forge.config.document_attention import why_not
 from forge.config.model import Decoder, Model
 from forge.config.objective import Objective
 from forge.config.parallel import Parallel
+from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.train import Train
 from forge.plan.world import World
+from forge.resolve.layout import PADDED, why_whole_rows
 
 OPTION = "data.pack_sequences"
 WITHOUT_MASK = ("flash", "cudnn")
@@ -81,3 +85,18 @@ def too_long(data: Data) -> Findings:
     if not data.examples and data.too_long != "split" and data.packing == "concat_then_split":
         fix = f"data.packing=best_fit {OPTION}=true, or data.too_long=split"
         yield "data.too_long", fix
+
+
+@rule(PADDED, PADDED, "data.packing", "parallel.pp", "parallel.tp", "parallel.cp")
+def padded(config: Config, parallel: Parallel) -> Findings:
+    """Rows may end before train.seq_len where each is of one document or example, on one pipeline
+    stage and without experts, at a multiple of what parallel.cp and parallel.tp cut.
+    """
+    multiple = config.data.pad_to_multiple_of
+    if multiple <= 0:
+        return
+    if why := why_whole_rows(config):
+        yield PADDED, f"rows cannot end before train.seq_len: {why}.", f"{PADDED}=0"
+    elif multiple % (parts := prod(parallel.sequence_factors.values())):
+        named = " * ".join(parallel.sequence_factors)
+        yield PADDED, f"rows are cut into {named} parts ({parts}).", f"{PADDED}={parts}"

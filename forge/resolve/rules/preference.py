@@ -9,6 +9,7 @@ from forge.config.parallel import Parallel
 from forge.config.preference import EXAMPLES, Referenced
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
+from forge.resolve.derivations import why_no_reference
 from forge.resolve.rules.borders import all_read
 
 FOR = {
@@ -62,18 +63,23 @@ def cp(objective: Objective, parallel: Parallel) -> Findings:
         yield "parallel.cp", "parallel.cp=1"
 
 
-@rule("objective.reference", "objective.reference", "objective.reference_free", "parallel.pp")
+@rule(
+    "objective.reference",
+    "objective.reference",
+    "objective.reference_free",
+    "adapter.bias",
+    "adapter.modules_to_save",
+    "parallel.pp",
+)
 def reference(objective: Referenced, adapter: Adapter, parallel: Parallel) -> Findings:
-    """A model without its adapter is a reference where there is an adapter; a pipeline, which reads
-    a batch once, cannot read it without one too.
+    """A model without its adapter is a reference where there is an adapter, and no weight of the
+    base is trained beside it; a pipeline, which reads a batch once, cannot read it without one too.
     """
     if objective.reference_free or objective.reference != "adapter":
         return
-    fix = "objective.reference=cached"
-    if not adapter.active:
-        yield "objective.reference", "there is no adapter.", f"{fix}, or adapter=lora"
-    elif parallel.pp > 1:
-        yield "objective.reference", f"a pipeline of {parallel.pp} reads a batch once.", fix
+    if why := why_no_reference(adapter, parallel):
+        more = "" if adapter.active else ", or adapter=lora"
+        yield "objective.reference", f"{why}.", f"objective.reference=cached{more}"
 
 
 @rule("objective.reference_model", "objective.reference_model", "objective.reference")

@@ -12,6 +12,7 @@ from omegaconf import MISSING
 from forge.config.field import Condition, Section, opt, section
 
 BORDERS = ("add_bos", "add_eos")
+OF_BAD_ROWS = ("on_bad_row", "max_bad_rows")
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,17 @@ class Data(Section):
         return bool(self.validation or self.held_out)
 
 
+SKIPS = Condition(
+    lambda config, ranks: getattr(config.data, "on_bad_row", "") == "skip",
+    "with data.on_bad_row=refuse",
+)
+
+
 @section
 class Documents(Section):
     """What a corpus of text says of its documents, beside the options of `Data`."""
 
-    forges_own = BORDERS
+    forges_own = (*BORDERS, *OF_BAD_ROWS)
     add_bos: bool | None = opt(
         None, "begin every document of it with tokenizer.bos_token; null = tokenizer.add_bos"
     )
@@ -158,7 +165,27 @@ class Files(Data):
 
 
 @section
-class Text(Documents, Files):
+class Rows(Section):
+    """What a corpus of rows says of those that cannot be read, beside the options of `Data`."""
+
+    forges_own = OF_BAD_ROWS
+    on_bad_row: str = opt(
+        "refuse",
+        "a row that cannot be read (no JSON, no such field, no text): refused, or left out and "
+        "counted",
+        choices=("refuse", "skip"),
+    )
+    max_bad_rows: int = opt(
+        100,
+        "with data.on_bad_row=skip so many are left out at most; more are refused",
+        ge=0,
+        free=True,
+        acts_when=SKIPS,
+    )
+
+
+@section
+class Text(Documents, Rows, Files):
     """Your own text: plain files, or rows of JSON, CSV or Parquet."""
 
     schema_name = "text"
@@ -169,7 +196,7 @@ class Text(Documents, Files):
 
 
 @section
-class Pairs(Documents, Files):
+class Pairs(Documents, Rows, Files):
     """Prompts and responses in JSON lines; the tokens of responses are the targets."""
 
     schema_name = "pairs"
@@ -264,7 +291,7 @@ class Dataset(Data):
 
 
 @section
-class HuggingFace(Documents, Dataset):
+class HuggingFace(Documents, Rows, Dataset):
     """A dataset that the `datasets` library loads, of the hub or of this machine."""
 
     schema_name = "hf"

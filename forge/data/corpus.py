@@ -6,11 +6,12 @@ import glob
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from forge.config.data import PythonDocs, PythonSource, Text
+from forge.data.bad_rows import REFUSED, BadRows
 from forge.data.conversation import Renders
 from forge.data.fingerprint import fingerprint
 from forge.data.python_docs import read_docs
@@ -25,7 +26,8 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "li
 class Corpus:
     """Files in a fixed order and the way they are read, which `reader` names. masked: whether some
     tokens are no targets. render: what makes tokens of its documents, where they are conversations.
-    together: how many documents are an example; 0 = they are running text.
+    together: how many documents are an example; 0 = they are running text. bad_rows: those that
+    `read` leaves out.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Corpus:
     masked: bool = False
     render: Renders | None = None
     together: int = 0
+    bad_rows: BadRows = field(default_factory=BadRows)
 
     def documents(self) -> Iterator[Document]:
         """Every document, in the order of the files. ValueError: a file is not as it should be."""
@@ -48,7 +51,8 @@ class Corpus:
 
     def fingerprint(self, memo: Path | None = None) -> str:
         """Hash of what documents() yields, whatever the files are called."""
-        return fingerprint(self.files, reader=self.reader, memo=memo)
+        skips = "" if self.bad_rows.most is None else ":skip"
+        return fingerprint(self.files, reader=self.reader + skips, memo=memo)
 
 
 def python_source(section: PythonSource) -> Corpus:
@@ -76,21 +80,28 @@ def text_files(section: Text) -> Corpus:
     JSON lines, a JSON array, CSV, TSV and Parquet hold a document a row; any other file is one
     document. ValueError, naming data.path: it is empty, or nothing is there.
     """
-    files, reader = matching(section.path), f"text:{section.text_field}"
-    read = partial(_read_by_kind, text_field=section.text_field)
-    return Corpus(name="text", source=section.path, files=files, reader=reader, read=read)
+    bad = BadRows.of(section)
+    return Corpus(
+        name="text",
+        source=section.path,
+        files=matching(section.path),
+        reader=f"text:{section.text_field}",
+        read=partial(_read_by_kind, text_field=section.text_field, bad=bad),
+        bad_rows=bad,
+    )
 
 
-def _read_by_kind(path: Path, *, text_field: str) -> Iterator[Document]:
+def _read_by_kind(path: Path, *, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
+    bad.begin(path)
     match kind(path):
         case "jsonl":
-            return read_jsonl(path, text_field)
+            return read_jsonl(path, text_field, bad)
         case "json":
-            return read_json(path, text_field)
+            return read_json(path, text_field, bad)
         case "csv" | "tsv" as separated:
-            return read_csv(path, text_field, "," if separated == "csv" else "\t")
+            return read_csv(path, text_field, "," if separated == "csv" else "\t", bad)
         case "parquet":
-            return read_parquet(path, text_field)
+            return read_parquet(path, text_field, bad)
         case _:
             return read_text(path)
 

@@ -15,6 +15,7 @@ from forge.build import build
 from forge.config.eval_sets import data_of
 from forge.config.root import Config
 from forge.config.rule import Derived
+from forge.data.bad_rows import left_out
 from forge.data.cache import cache_root
 from forge.data.examples import Examples, plan_examples
 from forge.data.loader import TrainLoader, count_samples
@@ -68,7 +69,7 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
     fitted = copy.deepcopy(config)
     fitted.thaw()
     text = Mixture.of(prepared.train)
-    for line in how_packed(config, text):
+    for line in (*left_out(prepared.manifest), *how_packed(config, text)):
         say(line)
     samples = count_samples(text, config.train.seq_len)
     found = [] if samples is None else fit_epochs(fitted, samples, derived)

@@ -247,12 +247,16 @@ class Shards(Files):
 
     def files(self) -> list[str]:
         """The shards in their order, that of their names."""
+        return [name for name in self.names() if os.path.isfile(name)]
+
+    def names(self) -> list[str]:
+        """The same with what is no file: a folder, or a link to what is not there."""
         if not os.path.isdir(self.path):
-            return sorted(name for name in glob.glob(self.path) if os.path.isfile(name))
+            return sorted(glob.glob(self.path))
         root = os.path.join(glob.escape(self.path), "*" if self.is_prepared else "")
         patterns = ("*.npy", "*.bin") if self.file_pattern is None else (self.file_pattern,)
         found = {n for p in patterns for n in glob.glob(os.path.join(root, p), recursive=True)}
-        return sorted(name for name in found if os.path.isfile(name))
+        return sorted(found)
 
 
 @section

@@ -59,6 +59,7 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
 
     from forge.build import build
     from forge.data.bad_rows import left_out
+    from forge.data.targets import without_targets
     from forge.parallel.ranks import Ranks
     from forge.training import data
 
@@ -71,6 +72,8 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
     objective = build(config.objective, **given)
     for line in (*left_out(prepared.manifest), *data.how_packed(config, text)):
         print(line, file=sys.stderr)
+    for one in without_targets(text, config.train.seq_len):
+        print(f"data: {one.said()}", file=sys.stderr)
     loader = data.train_loader(config, text, objective, Ranks(), torch.device("cpu"))
     shown = learnt = places = 0
     while shown < options.rows:

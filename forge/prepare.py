@@ -139,6 +139,9 @@ def _summary(out: Path, manifest: dict[str, Any]) -> str:
         for noun, (number, size) in left_out.items()
         if read.get(number)
     )
+    if bad := manifest.get("bad_rows"):
+        unread = f"{counted(bad['number'], 'row')} that cannot be read ({bad['first'][0]})"
+        named = ", ".join(filter(None, (named, unread)))
     rows.append(f"  left out: {named or 'nothing'}")
     from forge.data.tokenizer import Tokenizer
 

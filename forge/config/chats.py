@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge.config.chat_template import NAMED, fault_of
-from forge.config.data import Data, Dataset
+from forge.config.data import Data, Dataset, Rows
 from forge.config.field import opt, section
 from forge.config.regular import read_text
 from forge.config.rule import Findings, rule
@@ -68,7 +68,7 @@ class ChatDemo(Chats):
 
 
 @section
-class ChatRows(Chats, Dataset):
+class ChatRows(Chats, Rows, Dataset):
     """Base of conversations of your own: rows of JSON, JSON lines or Parquet, or a dataset of the
     `datasets` library, of the hub or of this machine.
     """

@@ -13,6 +13,7 @@ from forge.config.field import Condition, Section, opt, section
 
 BORDERS = ("add_bos", "add_eos")
 TEXT_FIELD = "field or column of the text, in rows of JSON, CSV, Parquet or a dataset"
+OF_BAD_ROWS = ("on_bad_row", "max_bad_rows")
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,17 @@ class Data(Section):
         return bool(self.validation or self.held_out)
 
 
+SKIPS = Condition(
+    lambda config, ranks: getattr(config.data, "on_bad_row", "") == "skip",
+    "with data.on_bad_row=refuse",
+)
+
+
 @section
 class Documents(Section):
     """What a corpus of text says of its documents, beside the options of `Data`."""
 
-    forges_own = BORDERS
+    forges_own = (*BORDERS, *OF_BAD_ROWS)
     add_bos: bool | None = opt(
         None, "begin every document of it with tokenizer.bos_token; null = tokenizer.add_bos"
     )
@@ -166,7 +173,27 @@ class Files(Data):
 
 
 @section
-class Text(Documents, Files):
+class Rows(Section):
+    """What a corpus of rows says of those that cannot be read, beside the options of `Data`."""
+
+    forges_own = OF_BAD_ROWS
+    on_bad_row: str = opt(
+        "refuse",
+        "a row that cannot be read (no JSON, no such field, no text): refused, or left out and "
+        "counted",
+        choices=("refuse", "skip"),
+    )
+    max_bad_rows: int = opt(
+        100,
+        "with data.on_bad_row=skip so many are left out at most; more are refused",
+        ge=0,
+        free=True,
+        acts_when=SKIPS,
+    )
+
+
+@section
+class Text(Documents, Rows, Files):
     """Your own text: plain files, or rows of JSON, CSV or Parquet."""
 
     schema_name = "text"
@@ -175,7 +202,7 @@ class Text(Documents, Files):
 
 
 @section
-class Pairs(Documents, Files):
+class Pairs(Documents, Rows, Files):
     """Prompts and responses in JSON lines; the tokens of responses are the targets."""
 
     schema_name = "pairs"
@@ -226,12 +253,16 @@ class Shards(Files):
 
     def files(self) -> list[str]:
         """The shards in their order, that of their names."""
+        return [name for name in self.names() if os.path.isfile(name)]
+
+    def names(self) -> list[str]:
+        """The same with what is no file: a folder, or a link to what is not there."""
         if not os.path.isdir(self.path):
-            return sorted(name for name in glob.glob(self.path) if os.path.isfile(name))
+            return sorted(glob.glob(self.path))
         root = os.path.join(glob.escape(self.path), "*" if self.is_prepared else "")
         patterns = ("*.npy", "*.bin") if self.file_pattern is None else (self.file_pattern,)
         found = {n for p in patterns for n in glob.glob(os.path.join(root, p), recursive=True)}
-        return sorted(name for name in found if os.path.isfile(name))
+        return sorted(found)
 
 
 @section
@@ -270,7 +301,7 @@ class Dataset(Data):
 
 
 @section
-class HuggingFace(Documents, Dataset):
+class HuggingFace(Documents, Rows, Dataset):
     """A dataset that the `datasets` library loads, of the hub or of this machine."""
 
     schema_name = "hf"

@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 from forge.config.chats import ChatRows, Chats
-from forge.config.data import Documents, Files
+from forge.config.data import Documents, Files, Rows
 from forge.config.field import Condition, opt, section
 from forge.config.objective import FP32, Objective, auto_chunk_size
 
@@ -27,7 +27,7 @@ SMOOTHING = "probability that a label is wrong (conservative DPO); 0 = off"
 
 
 @section
-class PreferencePairs(Documents, Files):
+class PreferencePairs(Documents, Rows, Files):
     """Prompts with a response that is preferred and one that is not, in JSON lines."""
 
     schema_name = "preference"
@@ -73,7 +73,7 @@ class PreferenceDemo(Chats):
 
 
 @section
-class Labelled(Documents, Files):
+class Labelled(Documents, Rows, Files):
     """Prompts with a response that is desirable or is not, in JSON lines."""
 
     schema_name = "labelled"

@@ -48,8 +48,8 @@ USUAL_BOS = (
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What a file says: ids up to the last one, all tokens, and the added ones; which of them begin
-    and end a document, if it says that; what its post-processor puts before a text. file: the file
-    itself.
+    and end a document, if it says that; what its post-processor puts before a text, and behind it.
+    file: the file itself.
     """
 
     n_ids: int
@@ -58,6 +58,7 @@ class Facts:
     bos: str | None = None
     eos: str | None = None
     first: str | None = None
+    last: str | None = None
     file: Path | None = None
 
 
@@ -216,23 +217,28 @@ def _of_json(path: Path) -> Facts:
         added = {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
         tokens = ids | added
         n_ids = max(tokens.values()) + 1
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        first, last = put_around(content)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError("it is not a tokenizer.json of the tokenizers library") from error
     bos, eos = (stated_token(path, name) for name in ("bos_token", "eos_token"))
     known = {"tokens": frozenset(tokens), "added": tuple(added), "bos": bos, "eos": eos}
-    return Facts(n_ids=n_ids, **known, first=put_first(content), file=path)
+    return Facts(n_ids=n_ids, **known, first=first, last=last, file=path)
 
 
-def put_first(content: dict[str, Any]) -> str | None:
-    """The token that the post-processor of a tokenizer.json puts before a text."""
-    last = content.get("post_processor") or {}
-    for processor in last.get("processors") or [last]:
+def put_around(content: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The tokens that the post-processor of a tokenizer.json puts before a text, and behind it."""
+    first = last = None
+    all_of_it = content.get("post_processor") or {}
+    for processor in all_of_it.get("processors") or [all_of_it]:
         if "cls" in processor:  # as those of BERT and RoBERTa
-            return processor["cls"][0]
+            first, last = first or processor["cls"][0], last or processor["sep"][0]
         parts = processor.get("single") if processor.get("type") == "TemplateProcessing" else None
-        if parts and "SpecialToken" in parts[0]:
-            return parts[0]["SpecialToken"]["id"]
-    return None
+        ends = [part.get("SpecialToken", {}).get("id") for part in parts or ()]
+        if len(ends) > 1:
+            first, last = first or ends[0], last or ends[-1]
+        elif ends:
+            first = first or ends[0]
+    return first, last
 
 
 def stated_token(path: Path, name: str) -> str | None:

@@ -11,11 +11,12 @@ from typing import Any
 
 from forge.config.chats import Alpaca, Chat, ChatRows, Formatted, ShareGPT
 from forge.data import hub
+from forge.data.bad_rows import REFUSED, BadRows
 from forge.data.conversation import Conversation
 from forge.data.corpus import Corpus, matching
 from forge.data.fingerprint import hash_json
 from forge.data.messages import BadRow, decoded, messages_of, without_nulls
-from forge.data.reading import BadFile, Document, Example, kind, readable
+from forge.data.reading import BadFile, Document, Example, kind
 from forge.data.render import Render
 from forge.data.rows import read_rows
 
@@ -103,12 +104,14 @@ def corpus_of(
     shared["together"] = together
     rules = [section.train_on, section.end_responses, section.leave_out, RULES]
     shared["reader"] = f"{how}:{hash_json(rules)}"
-    how_read = {"leave_out": tuple(section.leave_out)}
+    shared["bad_rows"] = bad = BadRows.of(section)
+    how_read: Any = {"leave_out": tuple(section.leave_out), "bad": bad}
     if _is_table(section):
         table = hub.load(section)
         source = section.path or section.hf_dataset_name
 
-        def rows(name: Path) -> Iterator[tuple[str, Row]]:
+        def rows(name: Path, bad: BadRows) -> Iterator[tuple[str, Row]]:
+            bad.begin(name)
             return ((f"{name} row {number}", row) for number, row in enumerate(table, start=1))
 
         read = partial(_read, rows=rows, convert=convert, regroup=regroup, **how_read)
@@ -128,24 +131,25 @@ def _is_table(section: ChatRows) -> bool:
 def _read(
     path: Path,
     *,
-    rows: Callable[[Path], Iterator[tuple[str, Row]]],
+    rows: Callable[[Path, BadRows], Iterator[tuple[str, Row]]],
     convert: Converts,
     regroup: Regroups | None = None,
     leave_out: Sequence[str] = (),
+    bad: BadRows = REFUSED,
 ) -> Iterator[Document]:
     """A conversation for each row that is one. BadFile: a row is not as it should be."""
-    read = rows(path)
+    read = rows(path, bad)
     if rows is not read_rows or kind(path) == "parquet":  # of columns
         read = ((where, _filled(row)) for where, row in read)
-    found = _converted(read, convert, leave_out)
+    found = _converted(read, convert, leave_out, bad)
     yield from regroup(found) if regroup else found
 
 
 def _converted(
-    rows: Iterator[tuple[str, Row]], convert: Converts, leave_out: Sequence[str]
+    rows: Iterator[tuple[str, Row]], convert: Converts, leave_out: Sequence[str], bad: BadRows
 ) -> Iterator[Document]:
     for where, row in rows:
-        with readable(where):
+        with bad.row(where):
             try:
                 found = convert(row)
             except BadRow as error:

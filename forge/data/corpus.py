@@ -5,16 +5,17 @@ from __future__ import annotations
 import glob
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from forge.config.data import PythonDocs, PythonSource, Text
+from forge.data.bad_rows import REFUSED, BadRows
 from forge.data.conversation import Renders
 from forge.data.fingerprint import fingerprint
 from forge.data.python_docs import read_docs
-from forge.data.reading import Document, kind, read_python, read_text
+from forge.data.reading import BadFile, Document, all_of, kind, read_python, read_text
 from forge.data.rows import read_csv, read_json, read_jsonl, read_parquet
 
 COMPILED = "__pycache__"
@@ -25,7 +26,8 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "li
 class Corpus:
     """Files in a fixed order and the way they are read, which `reader` names. masked: whether some
     tokens are no targets. render: what makes tokens of its documents, where they are conversations.
-    together: how many documents are an example; 0 = they are running text.
+    together: how many documents are an example; 0 = they are running text. bad_rows: those that
+    `read` leaves out.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Corpus:
     masked: bool = False
     render: Renders | None = None
     together: int = 0
+    bad_rows: BadRows = field(default_factory=BadRows)
 
     def documents(self) -> Iterator[Document]:
         """Every document, in the order of the files. ValueError: a file is not as it should be."""
@@ -48,7 +51,8 @@ class Corpus:
 
     def fingerprint(self, memo: Path | None = None) -> str:
         """Hash of what documents() yields, whatever the files are called."""
-        return fingerprint(self.files, reader=self.reader, memo=memo)
+        skips = "" if self.bad_rows.most is None else ":skip"
+        return fingerprint(self.files, reader=self.reader + skips, memo=memo)
 
 
 def python_source(section: PythonSource) -> Corpus:
@@ -76,21 +80,28 @@ def text_files(section: Text) -> Corpus:
     JSON lines, a JSON array, CSV, TSV and Parquet hold a document a row; any other file is one
     document. ValueError, naming data.path: it is empty, or nothing is there.
     """
-    files, reader = matching(section.path), f"text:{section.text_field}"
-    read = partial(_read_by_kind, text_field=section.text_field)
-    return Corpus(name="text", source=section.path, files=files, reader=reader, read=read)
+    bad = BadRows.of(section)
+    return Corpus(
+        name="text",
+        source=section.path,
+        files=matching(section.path),
+        reader=f"text:{section.text_field}",
+        read=partial(_read_by_kind, text_field=section.text_field, bad=bad),
+        bad_rows=bad,
+    )
 
 
-def _read_by_kind(path: Path, *, text_field: str) -> Iterator[Document]:
+def _read_by_kind(path: Path, *, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
+    bad.begin(path)
     match kind(path):
         case "jsonl":
-            return read_jsonl(path, text_field)
+            return read_jsonl(path, text_field, bad)
         case "json":
-            return read_json(path, text_field)
+            return read_json(path, text_field, bad)
         case "csv" | "tsv" as separated:
-            return read_csv(path, text_field, "," if separated == "csv" else "\t")
+            return read_csv(path, text_field, "," if separated == "csv" else "\t", bad)
         case "parquet":
-            return read_parquet(path, text_field)
+            return read_parquet(path, text_field, bad)
         case _:
             return read_text(path)
 
@@ -103,11 +114,13 @@ def matching(pattern: str) -> tuple[Path, ...]:
     path, seen_from = Path(pattern).expanduser(), f"seen from {Path.cwd()}"
     if path.is_file():
         return (path,)
+    refuse_broken([path])
     if path.is_dir():
-        files = list(_walk(path, skip={COMPILED}))
+        files = list(_walk(path, skip={COMPILED}, links=True))
         problem = "this directory holds no files. Give one that does, or a file or a glob."
     elif glob.has_magic(pattern):
         matches = {Path(name) for name in glob.glob(str(path), recursive=True)}
+        refuse_broken(sorted(matches))
         files = sorted(path for path in matches if path.is_file())
         hint = "** reaches into folders: 'texts/**/*.txt'."
         problem = f"no file matches this glob, {seen_from}. {hint}"
@@ -122,10 +135,49 @@ def matching(pattern: str) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _walk(root: Path, *, skip: set[str]) -> Iterator[Path]:
-    """Files below root in order, without hidden ones and folders in `skip`."""
-    for folder, subfolders, names in os.walk(root):
+def _walk(root: Path, *, skip: set[str], links: bool = False) -> Iterator[Path]:
+    """Files below root in order, without hidden ones and folders in `skip`. links: to folders are
+    followed too. ValueError: a link leads nowhere, or back to where it is in.
+    """
+    broken: list[Path] = []
+    number = 0
+    for folder, subfolders, names in os.walk(root, followlinks=links):
         shown = (name for name in subfolders if name not in skip and not name.startswith("."))
         subfolders[:] = sorted(shown)
-        files = (Path(folder, name) for name in sorted(names) if not name.startswith("."))
+        files = [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
+        if links:
+            broken, number = broken + list(filter(is_broken, files)), number + len(files)
+            _refuse_circles(root, Path(folder), subfolders)
         yield from (path for path in files if path.is_file())
+    refuse_broken(broken, of=number)
+
+
+def _refuse_circles(root: Path, folder: Path, subfolders: Sequence[str]) -> None:
+    """Raises BadFile for a link to a folder that is being read."""
+    for name in subfolders:
+        link = folder / name
+        if not link.is_symlink():
+            continue
+        inside = [folder, *folder.parents]
+        above = {one.resolve() for one in inside[: inside.index(root) + 1]}
+        if link.resolve() in above:
+            what = f"{link} is a link to {link.resolve()}, a folder that it is in"
+            raise BadFile(what, "Remove the link")
+
+
+def is_broken(path: Path) -> bool:
+    """Whether it is a link to what is not there."""
+    return path.is_symlink() and not path.exists()
+
+
+def refuse_broken(paths: Sequence[Path], *, of: int = 0) -> None:
+    """Raises ValueError, naming those of some paths that are links to what is not there. of: how
+    many files there are; 0 = these.
+    """
+    fix = "Put back what they lead to, or remove the links"
+    bad = [
+        BadFile(f"{path} is a link to {os.readlink(path)}, which is not there", fix)
+        for path in filter(is_broken, paths)
+    ]
+    if bad:
+        raise all_of(bad, of or len(paths))

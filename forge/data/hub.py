@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.data import Dataset, HuggingFace
+from forge.data.bad_rows import BadRows
 from forge.data.cache import cache_root
 from forge.data.conversation import Conversation
 from forge.data.corpus import Corpus
 from forge.data.hub_stream import FIELD, StreamSource, no_column, reason_of, stream
-from forge.data.reading import UNPACKED, BadFile, Document, Example
+from forge.data.reading import UNPACKED, Document, Example
 from forge.data.rows import text_of
 
 ROWS_AT_ONCE = 1000
@@ -62,16 +63,16 @@ def dataset(section: HuggingFace) -> Corpus | StreamSource:
     if field not in table.column_names:
         raise ValueError(no_column(source, field, table.column_names))
 
+    bad = BadRows.of(section)
+
     def read(name: Path) -> Iterator[Document]:
+        bad.begin(name)
         number = 0
         for batch in table.select_columns([field]).iter(ROWS_AT_ONCE):
             for text in batch[field]:
                 number += 1
-                where = f"{name} row {number}"
-                try:
+                with bad.row(where := f"{name} row {number}"):
                     yield iter((text_of(where, {field: text}, field, option=FIELD),))
-                except UnicodeEncodeError as error:
-                    raise BadFile(f"{where} is not UTF-8 text", "Leave it out") from error
 
     return Rows(
         name="hf",
@@ -81,6 +82,7 @@ def dataset(section: HuggingFace) -> Corpus | StreamSource:
         read=read,
         table=table,
         text_field=field,
+        bad_rows=bad,
     )
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge.config.preference import ChatLabelled, Labelled
+from forge.data.bad_rows import REFUSED, BadRows
 from forge.data.chats import BadRow, Row, corpus_of
 from forge.data.conversation import Conversation
 from forge.data.corpus import Corpus, matching
 from forge.data.pairs import lines_of
 from forge.data.preferences import answered, turns_of
-from forge.data.reading import BadFile, Document, Example, Pair, readable
+from forge.data.reading import BadFile, Document, Example, Pair
 from forge.data.rows import text_of
 
 LOOK = 'lines like {"prompt": ..., "completion": ..., "label": true}'
@@ -36,36 +37,42 @@ def labelled(section: Labelled) -> Corpus:
     ValueError, naming data.path: it is empty, or nothing is there.
     """
     names = (section.prompt_field, section.completion_field, section.label_field)
+    bad = BadRows.of(section)
     return Corpus(
         name="labelled",
         source=section.path,
         files=matching(section.path),
         reader=":".join(["labelled", *names]),
-        read=partial(read_labelled, names=names),
+        read=partial(read_labelled, names=names, bad=bad),
         masked=True,
         together=2,
+        bad_rows=bad,
     )
 
 
-def read_labelled(path: Path, *, names: tuple[str, str, str]) -> Iterator[Example]:
+def read_labelled(
+    path: Path, *, names: tuple[str, str, str], bad: BadRows = REFUSED
+) -> Iterator[Example]:
     """An example a line, from the fields of a JSON object for prompt, response and label; empty
     lines are skipped. BadFile: a row is not as it should be, or all have one prompt.
     """
-    return mismatched(_rated(path, *names), Pair)
+    return mismatched(_rated(path, *names, bad), Pair)
 
 
-def _rated(path: Path, prompt_field: str, completion_field: str, field: str) -> Iterator[Rated]:
-    for where, row in lines_of(path, field, LOOK):
-        with readable(where):
+def _rated(
+    path: Path, prompt_field: str, completion_field: str, field: str, bad: BadRows
+) -> Iterator[Rated]:
+    for where, row in lines_of(path, field, LOOK, bad):
+        with bad.row(where):
             prompt = text_of(where, row, prompt_field, option="data.prompt_field")
             completion = text_of(where, row, completion_field, option="data.completion_field")
-        try:
-            liked = label_of(row, field)
-        except BadRow as error:
-            raise BadFile(f"{where}: {error.what}", error.fix) from error
-        if not prompt + completion:
-            raise BadFile(f"{where}: prompt and response are empty", "Leave that line out")
-        yield Rated(prompt, completion, liked, where)
+            try:
+                liked = label_of(row, field)
+            except BadRow as error:
+                raise BadFile(f"{where}: {error.what}", error.fix) from error
+            if not prompt + completion:
+                raise BadFile(f"{where}: prompt and response are empty", "Leave that line out")
+            yield Rated(prompt, completion, liked, where)
 
 
 def chat_labelled(section: ChatLabelled) -> Corpus:

@@ -70,6 +70,10 @@ def _planned(name: str, plan: Plan) -> int:
         if isinstance(plan, Examples):
             what = f"data: no example of the training split{_of(name)} has a target"
             raise ValueError(f"{what}. Give others, or set train.seq_len higher.")
+        if plan.left_out:
+            what = f"all {plan.left_out:,} documents of the training split{_of(name)} are longer"
+            fix = "Set train.seq_len higher, or data.too_long=split"
+            raise ValueError(f"data.too_long: {what} than train.seq_len, and left out. {fix}.")
         raise ValueError(
             f"data.packing: no document of the training split{_of(name)} has two tokens, so there "
             "is nothing to predict. Give other text, or another tokenizer."

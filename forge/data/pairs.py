@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.data import Pairs
+from forge.data.bad_rows import REFUSED, BadRows
 from forge.data.corpus import Corpus, matching
 from forge.data.reading import BadFile, Pair, kind, open_bytes, readable
 from forge.data.rows import row_of_line, text_of
@@ -21,34 +22,43 @@ def pairs(section: Pairs) -> Corpus:
     ValueError, naming data.path: it is empty, or nothing is there.
     """
     fields = {"prompt_field": section.prompt_field, "response_field": section.response_field}
+    bad = BadRows.of(section)
     return Corpus(
         name="pairs",
         source=section.path,
         files=matching(section.path),
         reader=f"pairs:{section.prompt_field}:{section.response_field}",
-        read=partial(read_pairs, **fields),
+        read=partial(read_pairs, **fields, bad=bad),
         masked=True,
+        bad_rows=bad,
     )
 
 
-def read_pairs(path: Path, *, prompt_field: str, response_field: str) -> Iterator[Pair]:
+def read_pairs(
+    path: Path, *, prompt_field: str, response_field: str, bad: BadRows = REFUSED
+) -> Iterator[Pair]:
     """A pair a line, from two fields of a JSON object; empty lines are skipped."""
-    for where, row in lines_of(path, response_field, LOOK):
-        with readable(where):
+    for where, row in lines_of(path, response_field, LOOK, bad):
+        with bad.row(where):
             prompt = text_of(where, row, prompt_field, option="data.prompt_field")
             response = text_of(where, row, response_field, option="data.response_field")
-        yield Pair(prompt, response)
+            yield Pair(prompt, response)
 
 
-def lines_of(path: Path, field: str, look: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def lines_of(
+    path: Path, field: str, look: str, bad: BadRows = REFUSED
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """(where it is, what it says) of each line that is not empty. look: of the lines that there
     should be, with a field of that name.
     """
+    bad.begin(path)
     if kind(path) not in ("jsonl", "json"):
         raise BadFile(f"{path} is not named as JSON lines", f"Give files named .jsonl of {look}")
     with readable(path), open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                with readable(where := f"{path} line {number}"):
+                row = None
+                with bad.row(where := f"{path} line {number}"):
                     row = row_of_line(where, line, field)
-                yield where, row
+                if row is not None:
+                    yield where, row

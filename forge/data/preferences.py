@@ -12,12 +12,13 @@ from typing import Any
 
 from forge.config.data import PythonSource
 from forge.config.preference import ChatPreference, PreferenceDemo, PreferencePairs
+from forge.data.bad_rows import REFUSED, BadRows
 from forge.data.chat_demo import of_file
 from forge.data.chats import BadRow, Row, corpus_of, messages_of, turn_of
 from forge.data.conversation import Conversation
 from forge.data.corpus import Corpus, matching, python_source
 from forge.data.pairs import lines_of
-from forge.data.reading import Example, Pair, readable
+from forge.data.reading import Example, Pair
 from forge.data.render import Render
 from forge.data.rows import text_of
 
@@ -35,27 +36,34 @@ def preference(section: PreferencePairs) -> Corpus:
         "chosen_field": section.chosen_field,
         "rejected_field": section.rejected_field,
     }
+    bad = BadRows.of(section)
     return Corpus(
         name="preference",
         source=section.path,
         files=matching(section.path),
         reader=":".join(["preference", *fields.values()]),
-        read=partial(read_preferences, **fields),
+        read=partial(read_preferences, **fields, bad=bad),
         masked=True,
         together=2,
+        bad_rows=bad,
     )
 
 
 def read_preferences(
-    path: Path, *, prompt_field: str, chosen_field: str, rejected_field: str
+    path: Path,
+    *,
+    prompt_field: str,
+    chosen_field: str,
+    rejected_field: str,
+    bad: BadRows = REFUSED,
 ) -> Iterator[Example]:
     """An example a line, from three fields of a JSON object; empty lines are skipped."""
-    for where, row in lines_of(path, rejected_field, LOOK):
-        with readable(where):
+    for where, row in lines_of(path, rejected_field, LOOK, bad):
+        with bad.row(where):
             prompt = text_of(where, row, prompt_field, option="data.prompt_field")
             chosen = text_of(where, row, chosen_field, option="data.chosen_field")
             rejected = text_of(where, row, rejected_field, option="data.rejected_field")
-        yield Example((Pair(prompt, chosen), Pair(prompt, rejected)))
+            yield Example((Pair(prompt, chosen), Pair(prompt, rejected)))
 
 
 def chat_preference(section: ChatPreference) -> Corpus:

@@ -21,6 +21,7 @@ import numpy as np
 from forge.config.data import Data, HeldOut
 from forge.config.tokenizer import Tokenizer as TokenizerSection
 from forge.config.tokenizer_files import TEMPLATE
+from forge.data.bad_rows import check_kept
 from forge.data.cache import cache_root, one_builder
 from forge.data.corpus import Corpus
 from forge.data.encode import OFFSET, SPLITS
@@ -142,7 +143,9 @@ def prepare_shards(
     )
     with _writable(out), one_builder(out):
         if (out / MANIFEST_FILE).exists():
-            return _complete(order)
+            manifest = _complete(order)
+            check_kept(data, manifest)
+            return manifest
         split = _planned(order, build, progress)
         tally = Tally()
         near = _near_duplicates(order, split, processes, progress)
@@ -337,6 +340,7 @@ def _finish(order: Order, split: Split, tally: Tally) -> dict[str, Any]:
         "files": len(order.corpus.files),
         "tokenizers_version": versions()["tokenizers"],
         "sha256": {name: hash_file(out / name) for name in files},
+        **order.corpus.bad_rows.manifest(),
     }
     write_manifest(out, manifest)
     shutil.rmtree(order.parts)

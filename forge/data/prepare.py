@@ -17,6 +17,7 @@ from forge.config.problems import ConfigError
 from forge.config.reading import read_whole
 from forge.config.tokenizer import Tokenizer as TokenizerSection
 from forge.config.tokenizer_files import TEMPLATE, Existing, Facts
+from forge.data.bad_rows import check_kept
 from forge.data.cache import cache_root, explained, kept
 from forge.data.corpus import Corpus
 from forge.data.encode import SPLITS, encode_splits
@@ -104,7 +105,9 @@ def prepare(
             identity["template"] = corpus.render.source(tokenizer)
         entry = root / "data" / f"{corpus.name}-{hash_json(identity)[:16]}"
         make = partial(_make, corpus, identity, data, tokenizer, build, progress)
-        return kept(entry, partial(_open, entry, corpus), make)
+        prepared = kept(entry, partial(_open, entry, corpus), make)
+        check_kept(data, prepared.manifest)
+        return prepared
 
 
 def _read(data: Data, build: Build) -> Corpus | TokenSource | StreamSource | Mixed:
@@ -377,5 +380,6 @@ def _make(
         },
         "tokenizers_version": versions()["tokenizers"],
         "sha256": {name: hash_file(directory / name) for name in files},
+        **corpus.bad_rows.manifest(),
     }
     write_manifest(directory, manifest)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from forge.data import reading
+from forge.data.bad_rows import REFUSED, BadRows
 from forge.data.reading import UNPACKED, BadFile, Document, kind, open_bytes, readable
 
 ROWS_AT_ONCE = 1024
@@ -21,6 +22,7 @@ SPACE = re.compile(r"\s*")
 SURROGATES = r'"\ud83d\ude00'  # what may be cut at the end of a block
 ELEMENT = "An element is a text, or an object with a field that holds it"
 DEEP = "it is nested too deep, or has a number of too many digits"
+MEND = "Mend the file"
 QUOTES = "a text with quotes or line ends is in quotes, and its own are doubled"
 
 
@@ -30,31 +32,36 @@ def _open_text(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
         yield text
 
 
-def read_jsonl(path: Path, text_field: str) -> Iterator[Document]:
+def read_jsonl(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
     """One document a line, from a field of a JSON object; empty lines are skipped."""
     with readable(path), open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                with readable(where := f"{path} line {number}"):
+                with bad.row(where := f"{path} line {number}"):
                     yield iter((text_of(where, row_of_line(where, line, text_field), text_field),))
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(path: Path, bad: BadRows = REFUSED) -> Iterator[tuple[str, dict[str, Any]]]:
     """(where it is, the row) of each row of JSON lines, a JSON array or Parquet."""
+    bad.begin(path)
     found = kind(path)
     if found == "jsonl":
         with readable(path), open_bytes(path) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    with readable(where := f"{path} line {number}"):
-                        yield where, row_of_line(where, line, "...")
+                    row = None
+                    with bad.row(where := f"{path} line {number}"):
+                        row = row_of_line(where, line, "...")
+                    if row is not None:
+                        yield where, row
     elif found == "json":
         with readable(path), _open_text(path) as text:
             for number, element in enumerate(_elements(path, text), start=1):
-                if not isinstance(element, dict):
-                    what = f"{path} element {number} is not a JSON object"
-                    raise BadFile(what, "Every element must be one")
-                yield f"{path} element {number}", element
+                with bad.row(where := f"{path} element {number}"):
+                    if not isinstance(element, dict):
+                        raise BadFile(f"{where} is not a JSON object", "Every element must be one")
+                if isinstance(element, dict):
+                    yield where, element
     elif found == "parquet":
         for number, row in enumerate(_parquet_rows(path, None), start=1):
             yield f"{path} row {number}", row
@@ -79,11 +86,12 @@ def row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
     return row
 
 
-def read_json(path: Path, text_field: str) -> Iterator[Document]:
+def read_json(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
     """One document an element of a JSON array, a text or an object; or one for a single object."""
     with readable(path), _open_text(path) as text:
         for number, element in enumerate(_elements(path, text), start=1):
-            yield iter((text_of(f"{path} element {number}", element, text_field),))
+            with bad.row(where := f"{path} element {number}"):
+                yield iter((text_of(where, element, text_field),))
 
 
 def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
@@ -149,7 +157,9 @@ def _whole(path: Path, text: str) -> Any:
         raise BadFile(f"{path} cannot be read as JSON ({DEEP})", "Mend the file") from error
 
 
-def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
+def read_csv(
+    path: Path, text_field: str, delimiter: str, bad: BadRows = REFUSED
+) -> Iterator[Document]:
     """One document a row, from a column that the first row names."""
     csv.field_size_limit(sys.maxsize)  # the library's own, 128 KiB, is less than many a document
     with readable(path), _open_text(path, newline="") as text:
@@ -162,24 +172,23 @@ def read_csv(path: Path, text_field: str, delimiter: str) -> Iterator[Document]:
             rows = csv.DictReader(chain([head], text), delimiter=delimiter, strict=True)
             _need(str(path), rows.fieldnames or (), text_field)
             for row in rows:
-                if row[text_field] is None:
-                    what = f"line {rows.reader.line_num} ends before its field {text_field!r}"
-                    raise BadFile(f"{path} {what}", "Mend the file")
-                if None in row:  # where the library puts what is too many
-                    fields = len(rows.fieldnames or ())
-                    what = f"line {rows.reader.line_num} has more than the {fields} fields"
-                    fix = f"Mend the file; {QUOTES}"
-                    raise BadFile(f"{path} {what} that its first line names", fix)
-                yield iter((text_of(f"{path} line {rows.reader.line_num}", row, text_field),))
+                with bad.row(where := f"{path} line {rows.reader.line_num}"):
+                    if row[text_field] is None:
+                        raise BadFile(f"{where} ends before its field {text_field!r}", MEND)
+                    if None in row:  # where the library puts what is too many
+                        what = f"{where} has more than the {len(rows.fieldnames or ())} fields"
+                        raise BadFile(f"{what} that its first line names", f"{MEND}; {QUOTES}")
+                    yield iter((text_of(where, row, text_field),))
         except csv.Error as error:
             what = f"{path} line {rows.reader.line_num} is no row of a table ({error})"
-            raise BadFile(what, f"Mend the file; {QUOTES}") from error
+            raise BadFile(what, f"{MEND}; {QUOTES}") from error
 
 
-def read_parquet(path: Path, text_field: str) -> Iterator[Document]:
+def read_parquet(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
     """One document a row, from a column."""
     for number, row in enumerate(_parquet_rows(path, text_field), start=1):
-        yield iter((text_of(f"{path} row {number}", row, text_field),))
+        with bad.row(where := f"{path} row {number}"):
+            yield iter((text_of(where, row, text_field),))
 
 
 def _parquet_rows(path: Path, field: str | None) -> Iterator[dict[str, Any]]:

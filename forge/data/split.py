@@ -116,6 +116,9 @@ def split_corpus(corpus: Corpus, held_out: HeldOut) -> Split:
         raise all_of(bad, len(corpus.files))
     if n_bytes == 0:
         what = f"no text in it ({len(corpus.files)} file(s), all empty)"
+        if number := corpus.bad_rows.number:
+            what = f"none of its rows can be read, of which {number:,} are left out"
+            what += f" ({corpus.bad_rows.first[0]})"
         raise ValueError(f"data.path = {corpus.source}: {what}. Give some text to train on.")
     divided = partial(Split, corpus=corpus, unit=unit, n_bytes=n_bytes)
     if held_out.share == 1 or not held_out:

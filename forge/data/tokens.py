@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from forge.config.data import Shards, Synthetic
+from forge.data.corpus import refuse_broken
 from forge.data.manifest import read_manifest
 from forge.data.shards import HASHED_WHOLE_BYTES, BrokenStore, IndexedStore
 from forge.data.store import MappedStore, Slice, TokenStore, sample_blocks, sample_hash
@@ -99,6 +100,7 @@ def shards(section: Shards) -> TokenSource:
     ValueError, naming data.path: nothing is there, or it is not what it should be.
     """
     files = [Path(name) for name in section.files()]
+    refuse_broken([Path(name) for name in section.names()])
     if not files:
         what = f"no shards in it that match {section.file_pattern or '*.npy or *.bin'}"
         fix = "Give a directory of token shards, and with data.file_pattern what they are called."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -15,6 +16,7 @@ from forge.build import build
 from forge.config.eval_sets import data_of
 from forge.config.root import Config
 from forge.config.rule import Derived
+from forge.data.bad_rows import left_out
 from forge.data.cache import cache_root
 from forge.data.examples import Examples, plan_examples
 from forge.data.loader import TrainLoader, count_samples
@@ -24,13 +26,18 @@ from forge.data.plans import kept_plan
 from forge.data.prepare import Prepared, prepare, with_sets
 from forge.data.store import TokenStore
 from forge.data.streams import Streamed
+from forge.data.targets import without_targets
 from forge.data.tokenizer import Tokenizer
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
 from forge.resolve.derivations import fit_epochs
-from forge.rundir import versions
+from forge.rundir import outcome, versions
 from forge.training.process import say
 from forge.training.samples import opening
+
+log = logging.getLogger(__name__)
+MOSTLY = 0.5
+"""Share of sequences without a target above which the run warns."""
 
 
 def prepare_data(config: Config, ranks: Ranks) -> Prepared:
@@ -68,8 +75,10 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
     fitted = copy.deepcopy(config)
     fitted.thaw()
     text = Mixture.of(prepared.train)
-    for line in how_packed(config, text):
+    for line in (*left_out(prepared.manifest), *how_packed(config, text)):
         say(line)
+    if outcome.rank() == 0:
+        warn_of_prompts(config, text)
     samples = count_samples(text, config.train.seq_len)
     found = [] if samples is None else fit_epochs(fitted, samples, derived)
     for one in found:
@@ -109,6 +118,33 @@ def how_packed(config: Config, text: Mixture) -> Iterator[str]:
             if number:
                 what = f"{number:,} documents longer than train.seq_len are {fate}"
                 yield f"data: {what}   (data.too_long={data.too_long})"
+
+
+def warn_of_prompts(config: Config, text: Mixture) -> None:
+    """Warn where most sequences of a source have no token to learn, or most of its documents are
+    left out for their length; of fewer sequences it is said.
+    """
+    data, larger = config.data, "A larger train.seq_len has room for more"
+    shows = "`python -m forge.preview` with the same options shows what is read"
+    for one in without_targets(text, config.train.seq_len):
+        if one.share <= MOSTLY:
+            say(f"data: {one.said()}")
+            continue
+        fix = larger
+        if data.packing == "concat_then_split" and not data.examples:
+            fix += ", and data.pack_sequences=true data.packing=best_fit data.too_long=truncate"
+            fix += " leaves out what has none"
+        log.warning("data: %s. %s; %s", one.said(), fix, shows)
+    for name, one in text.plans.items():
+        read = len(one) if isinstance(one, Examples) else len(one.pieces)
+        if one.left_out <= MOSTLY * (read + one.left_out):
+            continue
+        share = one.left_out / (read + one.left_out)
+        what = f"{share:.1%} of the {'examples' if data.examples else 'documents'}"
+        what += f" of {name}" if name else ""
+        why = "longer than train.seq_len, and what fits of them has no token to learn"
+        why = "longer than train.seq_len" if data.too_long == "drop" else why
+        log.warning("data: %s are left out: they are %s. %s; %s", what, why, larger, shows)
 
 
 def train_loader(

@@ -18,8 +18,9 @@ from forge.training.skipping import step_unless
 class InBackward:
     """Takes the step of each parameter once its gradient is reduced, of steps of one micro-batch.
 
-    A step whose loss is not finite is skipped as elsewhere. That a gradient is not finite is known
-    only when other parameters are updated already; its norm says it.
+    A step whose loss is not finite, or with `nothing` to learn, is skipped as elsewhere. That a
+    gradient is not finite is known only when other parameters are updated already; its norm says
+    it.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class InBackward:
     ) -> None:
         self.one_by_one, self.counted, self.ranks = OneByOne(optimizer), counted, ranks
         self.on_device, self.clip_value = on_device, clip_value
-        self.bad = torch.zeros((), dtype=torch.bool)
+        self.bad, self.nothing = torch.zeros((), dtype=torch.bool), False
         self.squares: list[Tensor] = []
         for name, parameter in named:
             parameter.register_post_accumulate_grad_hook(partial(self._step, name))
@@ -44,6 +45,8 @@ class InBackward:
         """Before the backward pass of the part of the step's loss that this rank has."""
         total = self.ranks.total(loss.detach().clone()) if self.ranks.size > 1 else loss.detach()
         self.bad, self.squares = ~total.isfinite(), []
+        if self.nothing:
+            self.bad = torch.ones_like(self.bad)
 
     def norm(self, *, also: float) -> tuple[Tensor, Tensor]:
         """After it, see `norm_of`."""

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 OF_SOURCE = ("ce/", "targets/")
 WITHOUT_TARGETS = (
-    "%d of the last %d steps had no token to learn, and so no loss: the part of a row that is "
-    "learnt stands behind train.seq_len, or is left out. `python -m forge.preview` with the same "
-    "options shows it"
+    "%d of the last %d steps had no token to learn, and so no loss and no update: the part of a "
+    "row that is learnt stands behind train.seq_len, or is left out. `python -m forge.preview` "
+    "with the same options shows it"
 )
 
 
@@ -40,8 +40,8 @@ WITHOUT_TARGETS = (
 class Gathered:
     """Steps since the last log as plain numbers, those whose update was skipped not in the sums.
 
-    empty: steps without a target. sums: sums over target tokens. of_steps: sums over steps of what
-    is one number a step.
+    kept: steps whose update was not skipped, or that had no target. empty: those without one. sums:
+    sums over target tokens. of_steps: sums over steps of what is one number a step.
     """
 
     steps: int = 0
@@ -54,14 +54,15 @@ class Gathered:
     lr: float = math.nan
 
     def add(self, output: StepOutput) -> None:
-        skipped = output.skipped.item()
+        skipped = bool(output.n_targets) and output.skipped.item()
         self.steps += 1
         self.kept += not skipped
         self.empty += not output.n_targets
         self.targets += 0 if skipped else output.n_targets
         for sums, values in ((self.sums, output.sums), (self.of_steps, output.means)):
             for name, value in values.items():
-                sums[name] = sums.get(name, 0.0) + (0.0 if skipped else value.item())
+                left_out = skipped or (sums is self.sums and not output.n_targets)
+                sums[name] = sums.get(name, 0.0) + (0.0 if left_out else value.item())
         self.grad_norm, self.lr = output.grad_norm.item(), output.lr
 
     def losses(self) -> dict[int, float]:

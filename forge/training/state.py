@@ -16,8 +16,9 @@ class TrainState:
     """Updates, sequences and target tokens that were trained on, over all ranks.
 
     skipped: updates that were skipped, which `step` counts too; bad_in_a_row: how many of them end
-    at `step` that were not finite. Both are up to date after `count_skipped`. bad, spikes: those
-    not reported yet: the step, and what was not finite, or what is told of the spike.
+    at `step` that were not finite, those without a target left out. Both are up to date after
+    `count_skipped`. bad, spikes: those not reported yet: the step, and what was not finite, or what
+    is told of the spike.
     """
 
     step: int = 0
@@ -41,6 +42,8 @@ class TrainState:
         flags = torch.stack([output.skipped for _, output in unread]).tolist()
         for (step, output), skipped in zip(unread, flags, strict=True):
             self.skipped += skipped
+            if not output.n_targets:  # says nothing of what is finite
+                continue
             if skipped and output.judged is not None and output.judged.spikes.any():
                 self.spikes.append((step, output.judged.told()))
                 skipped = False

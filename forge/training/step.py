@@ -1,5 +1,5 @@
 """One optimizer update: gradients, clip, step; or no step where loss or gradient is not finite, or
-a spike.
+a spike, or nothing is learnt.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class StepOutput:
 
     loss: what was minimised, per target token of the step. grad_norm: global L2 norm before
     clipping. skipped: bool, whether weights and optimizer were left as they were, because one of
-    the two is not finite or, as `judged` has it, a spike. sums: sums over target tokens, by name.
-    means: other values of the step, by name. requests: number of ranks with a request
-    (`forge.training.stopping`). factor: by which gradients are still to be multiplied.
+    the two is not finite or, as `judged` has it, a spike, or there is no target. sums: sums over
+    target tokens, by name. means: other values of the step, by name. requests: number of ranks with
+    a request (`forge.training.stopping`). factor: by which gradients are still to be multiplied.
     """
 
     n_tokens: int
@@ -123,6 +123,8 @@ class Update:
         lr = self.learning_rate.set(number)
         places = round(step.n_places * self.backward.objective.learnt)
         self.modules.begin(places, self.scaler, self.device)
+        if self.in_backward is not None:
+            self.in_backward.nothing = not step.n_targets
         loss, sums = self.backward(step)
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
@@ -137,8 +139,10 @@ class Update:
             )
             factor = self._clip(grad_norm)
         grad_norm = grad_norm.to(loss.device)
-        judged = self.spikes.judge(loss, grad_norm) if self.spikes else None
+        judged = self.spikes.judge(loss, grad_norm) if self.spikes and step.n_targets else None
         bad = ~loss.isfinite() | ~grad_norm.isfinite()
+        if not step.n_targets:  # momenta and weight decay would move the weights all the same
+            bad = torch.ones_like(bad)
         return StepOutput(
             n_tokens=step.n_tokens,
             n_targets=step.n_targets,
@@ -182,5 +186,7 @@ class Update:
             output.skipped |= ~output.loss.isfinite()
             if output.judged is not None:
                 output.skipped |= output.judged.spikes.any()
+            if not output.n_targets:
+                output.skipped.fill_(True)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

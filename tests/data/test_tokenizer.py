@@ -149,7 +149,7 @@ def test_other_readers_add_what_was_trained_on(tmp_path, text, kind, add_bos) ->
     section = TokenizerFile(path=saved(raw, tmp_path / "t.json"), add_bos=add_bos)
     facts = section.facts()
     assert isinstance(facts, Facts)
-    assert facts.first == "<s>"
+    assert (facts.first, facts.last) == ("<s>", "</s>")
     tokenizer = load_file(section, text=text)
     for folder in (tmp_path / "run", tmp_path / "export"):
         tokenizer.save(folder)
@@ -163,6 +163,24 @@ def test_other_readers_add_what_was_trained_on(tmp_path, text, kind, add_bos) ->
     trims = json.loads((tmp_path / "export" / "tokenizer.json").read_text())["post_processor"]
     if kind != "template" and not add_bos:
         assert (trims["type"], trims["trim_offsets"]) == ("ByteLevel", True)
+
+
+def test_an_end_that_a_file_adds_alone_is_known_and_not_exported(tmp_path, text) -> None:
+    """As transformers reads the file, which the rule tokenizer.file_ends says."""
+    raw = word_level("[UNK] the whale", ("<s>", "</s>"))
+    own = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 4)])
+    raw.post_processor = own  # type: ignore[assignment]
+    (tmp_path / "theirs").mkdir()
+    path = saved(raw, tmp_path / "theirs" / "tokenizer.json")
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps(said))
+    assert AutoTokenizer.from_pretrained(tmp_path / "theirs")("the whale").input_ids == [1, 2, 4]
+    section = TokenizerFile(path=path)
+    facts = section.facts()
+    assert isinstance(facts, Facts)
+    assert (facts.first, facts.last) == (None, "</s>")
+    load_file(section, text=text).save(tmp_path / "export")
+    assert AutoTokenizer.from_pretrained(tmp_path / "export")("the whale").input_ids == [1, 2]
 
 
 @pytest.mark.parametrize("token", ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "[EOS]"])

@@ -12,7 +12,6 @@ from parity_run import config_of
 from test_preference_layouts import DPO, KTO, Preferred, record
 
 from forge.data.examples import plan_examples
-from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
 from forge.training import references
 from forge.training.models import build_objective
@@ -26,18 +25,18 @@ class Killed(Exception):
     pass
 
 
-def read_values(folder: Path) -> tuple[np.ndarray, Objective]:
+def read_values(folder: Path) -> np.ndarray:
     """Reference log-probabilities of the examples in NUMBERS, with the cache in `folder`."""
     words = f"{DPO} data=preference data.path={__file__} data.cache_dir={folder}"
     config = config_of("llama", f"{words} train.batch_size=2")
     store, objective = Preferred(), build_objective(config, CPU, Ranks())
     add_references(objective, config, [(store, NUMBERS)], CPU, Ranks(), dtype=torch.float64)
-    return objective.references[store.fingerprint].values, objective
+    return objective.references[store.fingerprint].values
 
 
 def test_a_killed_computation_goes_on_where_it_was(tmp_path, monkeypatch, capsys) -> None:
     plan = plan_examples(Preferred(), seq_len=16, too_long="refuse")
-    whole, objective = read_values(tmp_path / "whole")
+    whole = read_values(tmp_path / "whole")
     assert np.array_equal(np.flatnonzero(~np.isnan(whole).any(1)), NUMBERS)
     assert len(plan) > NUMBERS[-1] + 1
     assert "computing the reference of 140 examples" in capsys.readouterr().out
@@ -57,13 +56,13 @@ def test_a_killed_computation_goes_on_where_it_was(tmp_path, monkeypatch, capsys
             read_values(tmp_path / "killed")
     assert parts[0] == 64  # 32 batches of 2 examples
     capsys.readouterr()
-    again, _ = read_values(tmp_path / "killed")
+    again = read_values(tmp_path / "killed")
     assert "computing the reference of 76 examples" in capsys.readouterr().out
     assert np.array_equal(again, whole, equal_nan=True)
 
     (damaged, *_) = sorted((tmp_path / "killed").glob("references/*/*.npz"))
     damaged.write_bytes(damaged.read_bytes()[:-20])
-    again, _ = read_values(tmp_path / "killed")
+    again = read_values(tmp_path / "killed")
     assert re.search(r"computing the reference of \d+ examples", capsys.readouterr().out)
     assert np.array_equal(again, whole, equal_nan=True)
     read_values(tmp_path / "killed")

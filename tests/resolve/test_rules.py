@@ -31,6 +31,7 @@ NOTHING_TO_TYPE = {
     "eval.sets": "a path, or another name",
     "tokenizer.path": "a path",
     "tokenizer.name": "a name",
+    "tokenizer.file_ends": "another file",
     "tokenizer.model": "a path",
     "tokenizer.ranks": "a path",
     "checkpoint.init_from": "a path",
@@ -144,6 +145,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     begun = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}]}
     content["post_processor"] = {"type": "Sequence", "processors": [begun]}
     (path / "begins.json").write_text(json.dumps(content))
+    ends = {"type": "TemplateProcessing", "single": [{"Sequence": {}}, begun["single"][0]]}
+    (path / "ends.json").write_text(json.dumps({**content, "post_processor": ends}))
     (path / "my.model").write_text("some text")
     write_folder(path / "hf")
     ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))

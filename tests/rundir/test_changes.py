@@ -24,7 +24,7 @@ FREE = {
     "": "callbacks tags techniques trackers",
     "checkpoint": "async_mode enabled export_dtype interval interval_minutes keep_best keep_last_n "
     "last resume_from",
-    "data": "cache_dir num_workers pad_to_multiple_of pin_memory prefetch_factor",
+    "data": "cache_dir max_bad_rows num_workers pad_to_multiple_of pin_memory prefetch_factor",
     "train": "activation_checkpointing batch_size compile_backend compile_model gc_interval "
     "grad_accum_steps max_bad_steps max_epochs max_time nccl_health_check_interval "
     "optimizer_in_backward recompute recompute_every recompute_layers shutdown_timeout_sec",
@@ -39,7 +39,8 @@ IDENTITY = {
     "chat_template_path chosen_field completion_field dtype end_responses file_pattern "
     "formatting_func label_field messages_field "
     "hf_data_dir hf_data_files hf_dataset_config hf_dataset_name hf_dataset_split hf_streaming "
-    "max_segments_per_seq mix_temperature overfit_batches pack_sequences packing path phases "
+    "max_segments_per_seq mix_temperature on_bad_row overfit_batches pack_sequences packing path "
+    "phases "
     "prompt_field rejected_field response_field seed shuffle shuffle_buffer shuffle_seed sources "
     "stream_parts "
     "text_field tokens too_long train_on val_documents val_fraction val_from_first validation",

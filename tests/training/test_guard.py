@@ -129,6 +129,7 @@ def test_what_goes_on_has_no_further_patience_until_a_good_step(bad, reason, tmp
         for one in steps:
             loop.state.step += 1
             values = {"skipped": torch.tensor(one), "loss": torch.tensor(1.0), "judged": None}
+            values["n_targets"] = 1
             output = SimpleNamespace(**values)
             guard.on_step_end(loop, output)
     assert loop.reason == reason

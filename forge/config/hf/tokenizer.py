@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.regular import read_json
-from forge.config.tokenizer_files import CONFIG_NAME, FILE_NAME, put_first
+from forge.config.tokenizer_files import CONFIG_NAME, FILE_NAME, put_around
 
 
 def begins_documents(folder: Path) -> bool:
@@ -16,7 +16,7 @@ def begins_documents(folder: Path) -> bool:
     stated = _json(folder / CONFIG_NAME).get("add_bos_token")
     if isinstance(stated, bool):
         return stated
-    return put_first(_json(folder / FILE_NAME)) is not None
+    return put_around(_json(folder / FILE_NAME))[0] is not None
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -119,3 +119,23 @@ def file_begins(tokenizer: Existing) -> Findings:
     if begin != first:
         fix += f' "tokenizer.bos_token={quoted(first)}"'
     yield "tokenizer.add_bos", what, fix + (" tokenizer.add_eos=false" if first == end else "")
+
+
+@rule(
+    "tokenizer.file_ends",
+    "tokenizer.path",
+    "tokenizer.eos_token",
+    "tokenizer.add_eos",
+    warning=True,
+)
+def file_ends(tokenizer: Existing) -> Findings:
+    """A file that puts a token behind every text is read without it, and exported without it."""
+    facts = tokenizer.facts()
+    if not isinstance(facts, Facts) or facts.last is None:
+        return
+    read = "the run trains without it"
+    if tokenizer.add_eos:
+        read = f"documents of the run end with {tokenizer.end_token(facts)}, prompts with nothing"
+    what = f"{tokenizer.place} puts {facts.last} behind every text; {read}, and its exports encode"
+    fix = "take that token out of the post_processor of the file, which is then read as it is"
+    yield "tokenizer.path", f"{what} texts without it.", fix

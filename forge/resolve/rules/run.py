@@ -91,6 +91,9 @@ def path_fault(path: str) -> tuple[str, str] | None:
     if os.path.exists(path):
         fix = "permission to read it (chmod u+r), or another path"
         return None if os.access(path, os.R_OK) else (f"you may not read {path}.", fix)
+    if os.path.islink(path):
+        what = f"{path} is a link to {os.readlink(path)}, which is not there."
+        return what, "put that back, or give another path"
     if any(glob.iglob(path, recursive=True)):
         return None
     what = f"there is no file or directory {path}, and as a glob it matches nothing."

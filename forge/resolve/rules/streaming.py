@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from forge.config.data import Data
+from forge.config.data import Data, Rows
+from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.train import Train
+from forge.resolve.rules.borders import all_read
 
 
 @rule("data.streamed_epochs", "data.hf_streaming", "data.sources", "train.max_epochs")
@@ -36,3 +38,18 @@ def overfit(data: Data) -> Findings:
     """A stream goes forward, and data.overfit_batches goes back to its beginning."""
     if data.streamed and data.overfit_batches:
         yield "data.overfit_batches", "data.overfit_batches=0"
+
+
+@rule("data.on_bad_row", "data.on_bad_row", "data.hf_streaming", "data._target_", "data.sources")
+def bad_rows(config: Config) -> Findings:
+    """Bad rows are left out and counted by forge's own readers, of text that is prepared."""
+    for key, section in all_read(config):
+        if not isinstance(section, Rows) or section.on_bad_row == "refuse":
+            continue
+        what = ""
+        if section._target_ != type(section)._target_:
+            what = f"{section._target_} is a reader of your own, which leaves out what it will."
+        elif section.streamed and section.held_out.share < 1:
+            what = "a stream is read by several processes, which have no count in common."
+        if what:
+            yield f"{key}.on_bad_row", what, f"{key}.on_bad_row=refuse"

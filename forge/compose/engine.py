@@ -176,6 +176,9 @@ class Library:
         with flag_override(tree, "no_deepcopy_set_nodes", True):
             for default in defaults:
                 loaded = self._loader._load_single_config(default, self.repository).config
+                if not isinstance(loaded, DictConfig):
+                    path = default.config_path
+                    raise ConfigCompositionException(f"In '{path}': it is a list, and has no keys")
                 if _is_inner_schema(default) and (node := node_at(tree, default.package or "")):
                     node._set_value("???")  # what is there is of another schema
                 _begin_own(tree, loaded)

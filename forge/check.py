@@ -1,7 +1,12 @@
 """`python -m forge.check [overrides]`: what would run, or everything that is wrong with it.
 
+The first line is the verdict, and the exit code says the same: 0 where it fits, 1 where the
+estimate is above the memory of a device, 2 where it cannot run.
+
 Examples:
     python -m forge.check model=llama7b parallel=tp4
+    python -m forge.check model=llama3_70b parallel=auto plan.device=h100 plan.world_size=64
+    python -m forge.check -m optimizer.lr=1e-3,3e-3 seed=1,2
 """
 
 from __future__ import annotations
@@ -16,38 +21,102 @@ from forge.config import param_groups
 from forge.config.batch_sizes import BatchSizes
 from forge.config.launch import Slurm
 from forge.config.model import Decoder
-from forge.config.numbers import byte_size, duration, percent
+from forge.config.numbers import byte_size, counted, duration, percent
+from forge.config.problems import REFUSED, ConfigError, listed
 from forge.config.quantization import Quantized
 from forge.config.root import Config
+from forge.config.sweeper import Optuna
 from forge.config.tensors import TensorSpec
 from forge.plan.activations import host_bytes
 from forge.plan.allocation import Allocation, allocation
 from forge.plan.flops import flops_per_token, sequences_of, tokens_in_all
 from forge.plan.memory import memory_by_part
 from forge.plan.time import expected_seconds, planned_time
-from forge.plan.world import World, ranks_of, ranks_per_node
+from forge.plan.world import CPU_BUILD, World, ranks_of, ranks_per_node
+from forge.resolve.auto import device_memory, memory_needed
 from forge.resolve.resolve import Resolution
+from forge.resolve.rules.devices import HOST_MEMORY, MEMORY
 from forge.rundir import directory
 from forge.rundir.checkpoints import newest_usable
 from forge.rundir.saved_config import is_run
 
-DESCRIPTION = "What would run: sizes, steps, memory and every derived value; or all problems."
+DESCRIPTION = (
+    "Whether it can run, and what would: sizes, steps, memory and every derived value; or all "
+    "problems. Exit code: 0 fits, 1 the estimate is above a device's memory, 2 cannot run."
+)
+TOO_LARGE = 1
 Row = tuple[str, str]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the plan and exit 0, or print every problem and exit 2."""
+    """Print the verdict and the plan, or every problem; the exit code is that of the verdict."""
     arguments = cli.parser("forge.check", DESCRIPTION)
+    points = "every point of a sweep, as forge.train -m would run them"
+    arguments.add_argument("-m", "--multirun", action="store_true", help=points)
     options = cli.parse(arguments, argv)
     if options.help:
         return cli.help("forge.check", arguments, options)
 
     def verb() -> int:
-        cli.enter(options)
-        print(report(*cli.resolved(options.overrides, options.config_dir)))
-        return 0
+        try:
+            cli.enter(options)
+            if options.multirun:
+                return _points(options.overrides, options.config_dir)
+            composition, resolution = cli.alone(options.overrides, options.config_dir)
+        except ConfigError as error:
+            print(cli.printable(refused(error)), flush=True)
+            raise
+        code, said = verdict(resolution)
+        print(f"{said}\n\n{report(composition, resolution)}")
+        return code
 
     return cli.refuse(verb)
+
+
+def refused(error: ConfigError) -> str:
+    """The verdict on what cannot run: what is wrong, or of several problems their keys."""
+    keys = list(dict.fromkeys(problem.key for problem in error.problems))
+    said = error.problems[0].what if len(error.problems) == 1 else listed(keys)
+    return f"cannot run here: {said}"
+
+
+def verdict(resolution: Resolution) -> tuple[int, str]:
+    """The exit code, and a line that says whether the run fits, where, and in how much memory."""
+    config, world = resolution.config, resolution.world
+    warned = {warning.rule: warning.what for warning in resolution.warnings}
+    if HOST_MEMORY in warned:
+        return REFUSED, f"cannot run here: {warned[HOST_MEMORY]}"
+    if MEMORY in warned:
+        return TOO_LARGE, f"does not fit: {warned[MEMORY]}"
+    where = f"{ranks_of(world.size)} on {world.device}"
+    if world.planned:
+        device = f"plan.device={config.plan.device}" if config.plan.device else "plan.world_size"
+        where += f" of {device}, which is not here"
+    there, needed = device_memory(world), memory_needed(config)
+    if isinstance(config.launch, Slurm) and world.devices.source == CPU_BUILD:
+        where += f", as {CPU_BUILD} here (plan.device=h100 plans the job for GPUs)"
+    if not needed or there is None:
+        part = f"a device needs {byte_size(needed)} of " if needed else ""
+        return 0, f"can run: {where}; {part}a memory that is not known here"
+    said = f"{where}, {byte_size(needed)} of the {byte_size(there)} of a device"
+    return (TOO_LARGE, f"does not fit: {said}") if needed > there else (0, f"fits: {said}")
+
+
+def _points(overrides: Sequence[str], config_dirs: Sequence[str]) -> int:
+    """Print the verdict on a sweep, and that on each point."""
+    from forge.launch.sweep import messages, sweep
+
+    planned = sweep.planned(overrides, config_dirs)
+    verdicts = [verdict(one.resolution) for one in planned]
+    code = max(code for code, _ in verdicts)
+    wrong = sum(code > 0 for code, _ in verdicts)
+    is_search = isinstance(planned[0].resolution.config.sweeper, Optuna)
+    count = counted(len(planned), "trial of the search" if is_search else "point")
+    print(f"does not fit: {wrong} of {count}" if code else f"fits: {count}")
+    for number, (one, (_, said)) in enumerate(zip(planned, verdicts, strict=True)):
+        print(f"  #{number:03d} {one.combination.label or 'as it is'}   {said}")
+    messages.warn(one.resolution for one in planned)
+    return code
 
 
 def report(composition: Composition, resolution: Resolution) -> str:

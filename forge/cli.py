@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,26 @@ def resolved(
     except ConfigError as error:
         raise ConfigError(as_typed(error.problems, composition.overrides)) from None
     return composition, resolution
+
+
+def alone(
+    overrides: Sequence[str], config_dirs: Sequence[str] = ()
+) -> tuple[Composition, Resolution]:
+    """What `resolved` gives for a single run that is typed, with a warning where its files have
+    the values of a sweep, which a single run takes none of. Raises ConfigError.
+    """
+    composition, resolution = resolved(overrides, config_dirs)
+    sweep, params = resolution.config.sweep.ablation, resolution.config.sweeper.params
+    values = [f"the arms {', '.join(sweep.arms)}"] if sweep.arms else []
+    values += [f"values of {', '.join(params)}"] if params else []
+    if not values:
+        return composition, resolution
+    chosen = composition.choices.get("experiment")
+    key = f"experiment={chosen}" if chosen else "sweep.ablation" if sweep.arms else "sweeper.params"
+    what = f"this is a sweep ({' and '.join(values)}), and without -m one run that has none of it."
+    fix = f"python -m forge.train -m {key if chosen else '...'}"
+    warning = Problem(key, what, fix, where=composition.written_at(key), warning=True)
+    return composition, replace(resolution, warnings=(warning, *resolution.warnings))
 
 
 def enter(options: argparse.Namespace) -> None:

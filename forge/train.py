@@ -93,7 +93,7 @@ def _main(options, rendezvous: Rendezvous | None) -> int:
         return _sweep(options, rendezvous)
     from forge.run import launch  # and its imports, which --cfg needs not
 
-    composition, resolution = cli.resolved(options.overrides, options.config_dir)
+    composition, resolution = cli.alone(options.overrides, options.config_dir)
     return launch(resolution, composition.overrides, options.config_dir, rendezvous=rendezvous).code
 
 

@@ -93,7 +93,7 @@ def test_a_model_that_this_machine_cannot_hold_is_checked_and_not_started(
     huge = ["optimizer=adamw", "model=llama70b", "parallel=tp8", "run.device=cpu"]
     assert forge.check.main([*huge, "model=small"]) == 0
     assert "of a CPU's memory" not in capsys.readouterr().out
-    assert forge.check.main(huge) == 0
+    assert forge.check.main(huge) == 2
     assert forge.train.main(huge) == 2
     said = capsys.readouterr().err
     assert "-> a smaller model, such as model=small, or a machine with GPUs" in said

@@ -9,8 +9,14 @@ from dataclasses import dataclass, replace
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
-from forge.compose.engine import Library, Misfit, parse
-from forge.compose.files import absent_fault, file_fault, section_fault, value_fault
+from forge.compose.engine import PRIMARY, Composed, Library, Misfit, parse
+from forge.compose.files import (
+    absent_fault,
+    file_fault,
+    primary_fault,
+    section_fault,
+    value_fault,
+)
 from forge.config import schemas
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean, shown
 
@@ -123,21 +129,34 @@ def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
 
 
 def _compose(library: Library, chosen: Sequence[Override], primary: str) -> Merged | Problem:
-    """What the choices compose to; a problem is blamed on the last, or on conf/local."""
-    last = chosen[-1] if chosen else parse("local=default")
-    text = last.input_line or ""
-    name = last.value() if not last.is_delete() else None
-    config_path = f"{last.key_or_group}/{name[0] if isinstance(name, list) and name else name}"
+    """What the choices compose to; a problem is blamed on the last, else on the primary config
+    where it is the user's, else on conf/local.
+    """
+    text, config_path = _blamed(chosen, primary)
     try:
         defaults = library.defaults(list(chosen), primary)
         tree, misfits = library.merge(defaults.defaults)
     except Exception as error:  # Hydra meets malformed files with whatever they make it raise
         return file_fault(text, config_path, error, library)
+    known = defaults.overrides.known_choices.items()
+    choices = {group: name for group, name in known if not group.startswith("schema")}
+    places = (name for name in library.places if name in schemas.sections())
+    lacking = [name for name in places if name not in choices]
+    if primary != PRIMARY and (lacking or OmegaConf.get_type(tree) is not Composed):
+        return primary_fault(primary, lacking, library)
     for group, base in schemas.sections().items():
         schema = None if OmegaConf.is_missing(tree, group) else OmegaConf.get_type(tree, group)
         if schema is None or (group in schemas.SCHEMAS and schema is base):
             return section_fault(text, config_path, group, schema, library)
-    known = defaults.overrides.known_choices.items()
-    choices = {group: name for group, name in known if not group.startswith("schema")}
     files = [(d.config_path, d.package or "") for d in defaults.defaults if d.config_path]
     return Merged(tree=tree, choices=choices, files=files, misfits=misfits)
+
+
+def _blamed(chosen: Sequence[Override], primary: str) -> tuple[str, str]:
+    """What a problem is said of, as it was typed, and the file behind it."""
+    if not chosen and primary != PRIMARY:
+        return f"--config-name {primary}", primary
+    last = chosen[-1] if chosen else parse("local=default")
+    name = last.value() if not last.is_delete() else None
+    option = name[0] if isinstance(name, list) and name else name
+    return last.input_line or "", f"{last.key_or_group}/{option}"

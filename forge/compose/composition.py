@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -14,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from forge.compose import choices as groups
 from forge.compose import overrides as values
 from forge.compose import resolvers
-from forge.compose.engine import PRIMARY, Composed, Library
+from forge.compose.engine import CONF, PRIMARY, Composed, Library
 from forge.compose.grammar import read
-from forge.compose.origin import default_origin, lines_of
+from forge.compose.origin import default_origin, display, lines_of
 from forge.compose.project import Default
 from forge.compose.unknown import Keys
 from forge.config import packages
@@ -220,11 +221,21 @@ def _search_path(
             fault = what, "hydra.searchpath=[my/conf] or [pkg://my.conf]"
         elif not os.path.isdir(folder := path.removeprefix("file://")):
             fault = f"there is no directory or package {folder}.", "give an existing one"
+        elif key.startswith("--config-dir") and _shadows(folder):
+            name = f"{display(Path(folder, PRIMARY))}.yaml"
+            what = f"{name} is not read: forge's own has that name."
+            first = f"with '- {PRIMARY}' first in its defaults"
+            fault = what, f"call it mine.yaml, {first}, and type --config-name mine"
         if fault:
             problems.append(Problem(key, *fault, where=COMMAND_LINE))
         else:
             sources.append(path)
     return tuple(sources)
+
+
+def _shadows(folder: str) -> bool:
+    """Whether a folder has a primary config of the user's with the name of forge's."""
+    return os.path.isfile(f"{folder}/{PRIMARY}.yaml") and Path(folder) != CONF
 
 
 def _hydra_fault(key: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,17 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import omegaconf._utils
 import yaml
 from hydra import version
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.defaults_list import DefaultsList, create_defaults_list
-from hydra.core.default_element import GroupDefault, ResultDefault
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.defaults_list import DefaultsList, Overrides
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.default_element import GroupDefault, InputDefault, ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -25,6 +30,8 @@ from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
 from forge.compose import resolvers
 from forge.compose.tree import node_at
@@ -65,6 +72,65 @@ class Misfit:
         return len(self.keys) <= (len(self.package.split(".")) if self.package else 0)
 
 
+@functools.cache
+def _loader() -> type | None:
+    """OmegaConf 2.3's loader of YAML over libyaml, in a fifth of the time; None where there is no
+    libyaml, and from 2.4 on, which does so itself.
+    """
+    pure = getattr(omegaconf._utils, "get_yaml_loader", None)
+    if pure is None or not yaml.__with_libyaml__:
+        return None
+    from yaml.cyaml import CParser  # type: ignore[attr-defined]
+
+    def begin(self: Any, stream: str) -> None:
+        CParser.__init__(self, stream)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
+
+    return type("Loader", (CParser, pure()), {"__init__": begin})
+
+
+class OwnFiles(FileConfigSource):
+    """forge's folder of groups. What others write is read by Hydra, whose errors have a line."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        if (loader := _loader()) is None:
+            return super().load_config(config_path)
+        text = (CONF / self._normalize_file_name(config_path)).read_text(encoding="utf-8")
+        return ConfigResult(
+            config=OmegaConf.create(yaml.load(text, loader) or {}),
+            path=f"{self.scheme()}://{self.path}",
+            provider=self.provider,
+            header=self._get_header_dict(text[:512]),
+        )
+
+
+class Choices(Overrides):
+    """Hydra 1.3 makes an OmegaConf of all choices so far for every file, for interpolations in its
+    defaults list: a tenth of the time of a command. Here it is of none where there are none.
+    """
+
+    def __init__(self, repo: CachingConfigRepository, overrides_list: list[Override]):
+        assert isinstance(repo.delegate, Repository)
+        self.repository, self.is_asked = repo.delegate, False
+        super().__init__(repo=repo, overrides_list=overrides_list)
+        self.interpolates = any("${" in (one.input_line or "") for one in overrides_list)
+
+    @property
+    def known_choices(self) -> dict[str, str | None]:
+        shown = self.is_asked or self.interpolates or self.repository.interpolates
+        return self.choices if shown else {}
+
+    @known_choices.setter
+    def known_choices(self, choices: dict[str, str | None]) -> None:
+        self.choices = choices
+
+    def set_known_choice(self, default: InputDefault) -> None:
+        self.is_asked = True
+        super().set_known_choice(default)
+        self.is_asked = False
+
+
 class Repository(ConfigRepository):
     """Reads files as Hydra does, with Hydra's names translated to forge's. `absent` has, by file,
     the (group, option) that it chooses and that do not exist, without which it is read.
@@ -73,6 +139,12 @@ class Repository(ConfigRepository):
     def __init__(self, config_search_path: ConfigSearchPathImpl):
         super().__init__(config_search_path)
         self.absent: dict[str, list[tuple[str, str]]] = {}
+        self.interpolates = False  # whether a defaults list does
+
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        super().initialize_sources(config_search_path)
+        own = next(place for place, one in enumerate(self.sources) if one.path == str(CONF))
+        self.sources[own] = OwnFiles(self.sources[own].provider, self.sources[own].path)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Repository:
         return self  # nobody else has it, and Hydra's cache would copy all schemas with it
@@ -83,6 +155,7 @@ class Repository(ConfigRepository):
             return None
         kept, absent = [], []
         for default in found.defaults_list or []:
+            self.interpolates |= any("${" in str(part) for part in vars(default).values())
             if isinstance(default, GroupDefault) and isinstance(default.value, str):
                 group = (default.group or "").removeprefix("/")
                 if group in hydra_names.GROUPS:
@@ -136,7 +209,8 @@ class Library:
     @cached_property
     def places(self) -> list[str]:
         """The groups that conf/config.yaml has a place for; others are added with `+`."""
-        content = yaml.safe_load((CONF / f"{PRIMARY}.yaml").read_text(encoding="utf-8"))
+        text = (CONF / f"{PRIMARY}.yaml").read_text(encoding="utf-8")
+        content = yaml.load(text, _loader() or yaml.SafeLoader)
         names = [next(iter(entry)) for entry in content["defaults"] if isinstance(entry, dict)]
         return [name.removeprefix("optional ").removeprefix("override ") for name in names]
 
@@ -161,12 +235,26 @@ class Library:
 
     def defaults(self, overrides: list[Override], primary: str = PRIMARY) -> DefaultsList:
         """The files and schemas that make up the config, in merge order."""
-        return create_defaults_list(
-            repo=self.repository,
-            config_name=primary,
-            overrides_list=overrides,
-            prepend_hydra=False,
-            skip_missing=False,
+        if not hasattr(defaults_list, "_create_interpolation_map"):  # from Hydra 1.4 on
+            return defaults_list.create_defaults_list(
+                repo=self.repository,
+                config_name=primary,
+                overrides_list=overrides,
+                prepend_hydra=False,
+                skip_missing=False,
+            )
+        chosen = Choices(self.repository, overrides)
+        found, tree = defaults_list._create_defaults_list(
+            self.repository, primary, chosen, prepend_hydra=False, skip_missing=False
+        )
+        chosen.ensure_overrides_used()
+        chosen.ensure_deletions_used()
+        chosen.is_asked = True
+        return DefaultsList(
+            defaults=found,
+            defaults_tree=tree,
+            config_overrides=chosen.config_overrides,
+            overrides=chosen,
         )
 
     def merge(self, defaults: list[ResultDefault]) -> tuple[DictConfig, list[Misfit]]:
@@ -177,6 +265,9 @@ class Library:
         with flag_override(tree, "no_deepcopy_set_nodes", True):
             for default in defaults:
                 loaded = self._loader._load_single_config(default, self.repository).config
+                if not isinstance(loaded, DictConfig):
+                    path = default.config_path
+                    raise ConfigCompositionException(f"In '{path}': it is a list, and has no keys")
                 if _is_inner_schema(default) and (node := node_at(tree, default.package or "")):
                     node._set_value("???")  # what is there is of another schema
                 _begin_own(tree, loaded)

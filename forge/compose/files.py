@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from forge.compose import values
-from forge.compose.engine import Library, Misfit
+from forge.compose.engine import PRIMARY, Library, Misfit
 from forge.compose.origin import display, line_of, nodes_of, value_of
 from forge.compose.tree import in_force
 from forge.compose.unknown import Fault, Keys
@@ -23,6 +23,7 @@ from forge.config import hydra_names, own, schemas
 from forge.config.problems import Problem, closest, did_you_mean, literal
 
 CORRECT = "correct the file"
+GLOBAL = re.compile(r"^\s*#\s*@package\s+_global_\s*$", re.MULTILINE)
 
 
 def file_fault(choice: str, config_path: str, error: Exception, library: Library) -> Problem:
@@ -42,9 +43,33 @@ def file_fault(choice: str, config_path: str, error: Exception, library: Library
     if owner in schemas.bases():
         group = next(group for group in schemas.SCHEMAS if schemas.sections()[group] is owner)
         return Problem(choice, *_no_schema(group), where=_place(file))
+    if isinstance(error, RecursionError):
+        what = "its defaults lists go round in a circle, or it is nested too deep."
+        return Problem(choice, what, CORRECT, where=_place(file))
+    if fault := _override_fault(str(error), file, library):
+        return Problem(choice, *fault, where=_place(file))
     said = re.sub(r"^In '[^']+': ", "", " ".join(str(error).split()))
     what = f"this does not compose: {shorten(said, 200).rstrip('.') or type(error).__name__}."
     return Problem(choice, what, CORRECT, where=_place(file))
+
+
+def _override_fault(said: str, file: Path | None, library: Library) -> Fault | None:
+    """What is wrong with an entry of a defaults list that Hydra found nothing to override for."""
+    if twice := re.search(r"Multiple values for ([\w/]+)\. .*'override [\w/@.]+: (.+)'", said):
+        what = f"{twice[1]} is chosen before, by the config that this one begins with."
+        return what, f"write '- override /{twice[1]}: {twice[2]}'"
+    named = re.search(r"Could not override '([\w/]+?)(?:@([\w.]*))?'", said)
+    if named is None:
+        return None
+    group, package = named[1].rpartition("/")[2], named[2]
+    above = named[1].removesuffix(group).strip("/")
+    what = f"'override {group}' stands for {group} in this file's own place, which has none."
+    if file and package and above != package and not GLOBAL.search(file.read_text("utf-8")):
+        return what, "start the file with # @package _global_"
+    if library.is_group(group) and (above or package):
+        return what, f"write '- override /{group}: ...', with / before it"
+    near = [f"- override /{one}: ..." for one in closest(group, library.groups())]
+    return f"there is no {group} to override.", did_you_mean(near) or "leave it out"
 
 
 def section_fault(
@@ -55,6 +80,20 @@ def section_fault(
     if schema is None:
         return Problem(choice, f"this leaves no {group}.", f"choose one: {group}=...", where=where)
     return Problem(choice, *_no_schema(group), where=where)
+
+
+def primary_fault(name: str, lacking: Sequence[str], library: Library) -> Problem:
+    """A config in place of conf/config.yaml that has not all that a run needs. lacking: groups."""
+    first = f"- {PRIMARY}"
+    what = f"it is a whole config, and does not have forge's: its defaults lack '{first}'."
+    if lacking:
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        what = f"it is a whole config, and chooses no {', '.join(lacking[:3])}{more}."
+    fix = (
+        f"let its defaults begin with '{first}', which has every group; behind it "
+        "'- override /model: tiny' chooses another option"
+    )
+    return Problem(f"--config-name {name}", what, fix, where=_place(library.file_of(name)))
 
 
 def absent_fault(config_path: str, group: str, name: str, library: Library) -> Problem:
@@ -99,7 +138,7 @@ def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
 
 def _choice(config_path: str) -> str:
     group, _, option = config_path.rpartition("/")
-    return f"{group}={option}"
+    return f"{group}={option}" if group else f"--config-name {option}"
 
 
 def _nodes(file: Path, misfit: Misfit) -> tuple[Any, Any]:
@@ -142,8 +181,10 @@ def _missing(error: MissingConfigException, library: Library) -> Fault:
 
 
 def _no_option(group: str, name: str, options: Sequence[str]) -> Fault:
+    if not group:
+        return f"there is no file {name}.yaml, which the file asks for.", "leave it out"
     fix = did_you_mean([f"{group}: {option}" for option in closest(name, options)])
-    listed = f"options: {', '.join(options)}" if options else ""
+    listed = f"options: {', '.join(options)}" if options else "leave it out"
     return f"there is no {group} named '{name}', which the file asks for.", fix or listed
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
-from forge.config.field import Section, opt
+from forge.config.field import Section, opt, section
 from forge.config.model import Decoder
 from forge.config.problems import Problem
 from forge.config.tensors import BIAS, EMBEDDING, EXPERT, HEAD, MATRIX, NORM, TensorSpec
@@ -38,7 +37,7 @@ def name_of(one: TensorSpec, which: str) -> str:
     return f"{place_of(one)}{'_' if one.of_experts else '.'}{which}"
 
 
-@dataclass(kw_only=True)
+@section
 class Adapter(Section):
     """Base of every adapter. active: whether the weights of the model are its base, which stays as
     it is, and is in no checkpoint.
@@ -62,7 +61,7 @@ class Adapter(Section):
         return True
 
 
-@dataclass(kw_only=True)
+@section
 class NoAdapter(Adapter):
     """The weights of the model itself are trained."""
 
@@ -70,7 +69,7 @@ class NoAdapter(Adapter):
     _target_: str = "forge.adapters.adapter.Adapter"
 
 
-@dataclass(kw_only=True)
+@section
 class LoRA(Adapter):
     """W + alpha / rank * B A, of which A [rank, in] and B [out, rank] are trained
     (arXiv:2106.09685).

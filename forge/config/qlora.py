@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from forge.config.adapter import LoRA, is_added
-from forge.config.field import opt
+from forge.config.field import opt, section
 from forge.config.packed import BLOCK
 from forge.config.tensors import EXPERT, MATRIX, TensorSpec
 
 
-@dataclass(kw_only=True)
+@section
 class QLoRA(LoRA):
     """LoRA beside a base in few bits, which is made again for each product (arXiv:2305.14314).
 

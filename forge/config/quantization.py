@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from omegaconf import MISSING
 
-from forge.config.field import Section, opt
+from forge.config.field import Section, opt, section
 from forge.config.model import Decoder
 from forge.config.tensors import EXPERT, HEAD, MATRIX, TensorSpec
 
@@ -18,7 +17,7 @@ FP8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 PRODUCTS = ("output", "grad_input", "grad_weight")
 
 
-@dataclass(kw_only=True)
+@section
 class Quantization(Section):
     """Base of every way to multiply; weights, their names and checkpoints are those of none.
 
@@ -44,7 +43,7 @@ class Quantization(Section):
         return [one for one in model.tensors() if self.takes(one, model)]
 
 
-@dataclass(kw_only=True)
+@section
 class NoQuantization(Quantization):
     """Products in the numbers of precision.mixed_precision."""
 
@@ -52,7 +51,7 @@ class NoQuantization(Quantization):
     _target_: str = "forge.quantization.products.Products"
 
 
-@dataclass(kw_only=True)
+@section
 class Quantized(Quantization):
     """Which matrices are multiplied in other numbers; routers, norms and embeddings never are."""
 
@@ -83,7 +82,7 @@ class Quantized(Quantization):
         return self.plain_first_layers <= layer < model.n_layers - self.plain_last_layers
 
 
-@dataclass(kw_only=True)
+@section
 class Emulated(Quantized):
     """One whose kernels a device may lack."""
 
@@ -94,7 +93,7 @@ class Emulated(Quantized):
     )
 
 
-@dataclass(kw_only=True)
+@section
 class FP8(Emulated):
     """8-bit floating point with scales that are worked out at each product (arXiv:2209.05433)."""
 
@@ -109,7 +108,7 @@ class FP8(Emulated):
     fp8_all_gather: bool = opt(False, "gather weights in fp8, half as many bytes")
 
 
-@dataclass(kw_only=True)
+@section
 class MXFP8(Emulated):
     """fp8 with a scale for each 32 numbers (OCP Microscaling Formats 1.0), for Blackwell."""
 
@@ -120,7 +119,7 @@ class MXFP8(Emulated):
     wgrad_with_hp: bool = opt(False, "make the gradient of weights without rounding")
 
 
-@dataclass(kw_only=True)
+@section
 class Int8(Emulated):
     """Integers of 8 bits with a scale a row; kernels by Triton, also of GPUs without fp8."""
 
@@ -131,7 +130,7 @@ class Int8(Emulated):
     products: list[str] = opt(list(PRODUCTS), "which products are so", choices=PRODUCTS)
 
 
-@dataclass(kw_only=True)
+@section
 class QAT(Quantized):
     """Quantization-aware training: products as they will be of int8 tokens with weights of few bits
     (arXiv:1712.05877), gradients as if nothing was rounded.
@@ -148,7 +147,7 @@ class QAT(Quantized):
         return super().takes(one, model) and one.shape[-1] % self.group_size == 0
 
 
-@dataclass(kw_only=True)
+@section
 class Sparse(Quantized):
     """Of each M adjacent weights of a row the N largest, the others 0 (N:M, arXiv:2102.04010): what
     is 0 is trained on as if it was not, and may come back.

@@ -24,7 +24,7 @@ from forge.config.mixers.base import Mixer
 from forge.config.root import Config
 
 if TYPE_CHECKING:
-    from hydra.core.config_store import ConfigNode, ConfigStore
+    from hydra.core.config_store import ConfigStore
 
 
 def _is_section(hint: Any) -> bool:
@@ -74,30 +74,26 @@ def _keep(store: ConfigStore, group: str, name: str, schema: type[Section]) -> N
     """What `store.store` does, but a node is made of the schema when a config is composed of it:
     most are of options that are not chosen.
     """
+    from hydra.core.config_store import ConfigNode
+
     folder: dict[str, Any] = store.repo
     for part in group.split("/"):
         folder = folder.setdefault(part, {})
     file = f"{name}.yaml"
-    node: Any = schema
-    folder[file] = _late_node()(name=file, node=node, group=group, package=None, provider=None)
+    node: Any = _Late(schema)
+    folder[file] = ConfigNode(name=file, node=node, group=group, package=None, provider=None)
 
 
-@functools.cache
-def _late_node() -> type[ConfigNode]:
-    from hydra.core.config_store import ConfigNode
-    from omegaconf import OmegaConf
+class _Late:
+    """A schema in Hydra's store, which copies what it has when a config is composed of it."""
 
-    class LateNode(ConfigNode):
-        @property
-        def node(self) -> Any:
-            kept = self.__dict__["kept"]
-            return OmegaConf.structured(kept) if isinstance(kept, type) else kept
+    def __init__(self, schema: type[Section]):
+        self.schema = schema
 
-        @node.setter
-        def node(self, kept: Any) -> None:
-            self.__dict__["kept"] = kept
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        from omegaconf import OmegaConf
 
-    return LateNode
+        return OmegaConf.structured(self.schema)
 
 
 def add(group: str, name: str, schema: type[Section]) -> None:

@@ -81,10 +81,14 @@ def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
         what = "this machine has no Slurm: there is no sbatch on PATH."
         fix = (
             "a machine of the cluster with sbatch and srun, or launch.dry_run=true for the scripts"
+            "; forge.check plan.device=h100 plans it from here"
         )
         raise refusal("launch=slurm", what, fix)
     _refuse_queued(points)
-    problems, fix = [], "launch.dry_run=true prints what it is given"
+    problems, fix = (
+        [],
+        "launch.dry_run=true prints what it is given; forge.check plan.device=h100 plans it",
+    )
     for group in _groups(points, section):
         code, words = _tried(text(section, group, name=name, folder=folder), section)
         problems += [_refused(group, words, fix)] if code else []

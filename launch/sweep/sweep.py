@@ -18,7 +18,7 @@ from forge.launch import jobs
 from forge.launch.sweep import local, messages
 from forge.launch.sweep.command import Command
 from forge.launch.sweep.place import keys_of, own_place
-from forge.launch.sweep.preflight import Preflight
+from forge.launch.sweep.preflight import Planned, Preflight
 from forge.plan.world import Devices, find_devices, ranks_of
 
 NEEDS = {"cmaes": ("cmaes",), "gp": ("torch", "scipy")}
@@ -35,26 +35,26 @@ def fly(flight: Preflight, here: Devices) -> int:
     """The same of a sweep whose first point has been composed."""
     if search := _search(flight):
         return search.run(flight, lambda sweep: execute(sweep, here))
-    planned = flight.points()
-    if len(planned) == 1 and not planned[0].combination.varied:
+    points = flight.points()
+    if len(points) == 1 and not points[0].combination.varied:
         said = "nothing varies, so this is a sweep of one point; without -m it is a run"
         print(f"warning: {said}", file=sys.stderr)
-    messages.warn(one.resolution for one in planned)
-    world = planned[0].resolution.world
+    messages.warn(one.resolution for one in points)
+    world = points[0].resolution.world
     if world.planned:
         where = f"{ranks_of(world.size)} ({world.devices.source})"
-        print(f"{counted(len(planned), 'point')} can run on {where}; nothing was started there")
+        print(f"{counted(len(points), 'point')} can run on {where}; nothing was started there")
         from forge.plan.time import expected_seconds  # which sweeps that start have no use for
 
-        times = [expected_seconds(one.resolution.config, world) for one in planned]
+        times = [expected_seconds(one.resolution.config, world) for one in points]
         if None not in times:
             longest = duration(max(filter(None, times)))
             all_of_them = duration(sum(filter(None, times)))
             print(f"the longest is expected to take {longest}, all of them {all_of_them}")
         return 0
-    varied = {key for p in planned for key in keys_of(p.combination.varied, p.combination.arm)}
-    flight.place = own_place(flight, planned, varied, planned[0].combination.overrides)
-    return execute(Command(flight, planned), here)
+    varied = {key for p in points for key in keys_of(p.combination.varied, p.combination.arm)}
+    flight.place = own_place(flight, points, varied, points[0].combination.overrides)
+    return execute(Command(flight, points), here)
 
 
 def configs(
@@ -70,6 +70,15 @@ def configs(
         return
     for number, point in enumerate(flight.points()):
         yield f"#{number:03d} {point.combination.label}", point.combination.overrides
+
+
+def planned(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> list[Planned]:
+    """All points of a sweep, of a search by Optuna one trial, checked and not started. Raises
+    ConfigError.
+    """
+    flight = Preflight(overrides, config_dirs)
+    search = _search(flight)
+    return [search.checked(flight)[1]] if search else flight.points()
 
 
 def _search(flight: Preflight) -> ModuleType | None:

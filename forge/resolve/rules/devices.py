@@ -17,7 +17,7 @@ from forge.resolve.auto import device_memory, memory_needed
 from forge.resolve.layout import DEGREES
 
 RANKS = ("run.num_processes", *DEGREES)
-HOST_MEMORY = "run.host_memory"
+HOST_MEMORY, MEMORY = "run.host_memory", "parallel.memory"
 BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
 
@@ -99,7 +99,7 @@ def offload_backend(parallel: Parallel, world: World) -> Findings:
 
 
 @rule(
-    "parallel.memory",
+    MEMORY,
     *RANKS,
     "train.batch_size",
     "train.seq_len",

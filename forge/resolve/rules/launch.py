@@ -49,7 +49,9 @@ def unused_gpus(launch: Slurm, world: World) -> Findings:
     if world.remote and world.device == "cpu" and launch.gpus_per_node:
         other = "run.device=cuda"
         if world.devices.source == CPU_BUILD:
-            other = "a CUDA build of torch, for this one is for CPUs"
+            other = (
+                "a CUDA build of torch, for this one is for CPUs; plan.device=h100 plans for GPUs"
+            )
         yield "launch.gpus_per_node", f"launch.gpus_per_node=0, or {other}"
 
 

@@ -31,7 +31,8 @@ from forge.plan.world import World
 def device(run: Run, world: World) -> Findings:
     """run.device=cuda needs a GPU and a CUDA build of torch, and run.device=mps Apple silicon."""
     if run.device == "cuda" and world.devices.gpus == 0:
-        yield "run.device", f"no GPU can be used here ({world.devices.source}).", "run.device=cpu"
+        fix = "run.device=cpu; plan.device=h100 with forge.check plans for GPUs elsewhere"
+        yield "run.device", f"no GPU can be used here ({world.devices.source}).", fix
     if run.device == "mps" and not world.devices.apple:
         where = "the machines of launch=slurm are not" if world.remote else "this machine is not"
         what = f"mps is the GPU of Apple silicon under macOS, which {where}."

@@ -5,6 +5,7 @@ Examples:
     python -m forge.generate runs/mine --chat 'What is 2+2?' --system 'Be brief.'
     python -m forge.generate runs/mine --prompts prompts.txt --out texts.jsonl --stop '###'
     python -m forge.generate runs/mine --prompts prompts.jsonl --out texts.jsonl --parallel tp2
+    python -m forge.generate runs/mine --prompts prompts.jsonl --out texts.jsonl --n 4 --logprobs
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 REQUEST, DAMAGED = "request.json", "damaged.json"
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-WRITING = (*DRAWING, "tokens", "stop", "batch_size")
+WRITING = (*DRAWING, "tokens", "stop", "batch_size", "n", "logprobs")
 """Options that forge.training.writing.Writer takes."""
 
 
@@ -51,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path, metavar="FILE", help=written)
     add("--overwrite", action="store_true", help="replace the file where there is one")
     add("--tokens", type=int, default=128, help="tokens to add at most (default 128)")
+    several = "texts for each prompt, each drawn by itself (default 1)"
+    add("--n", type=int, default=1, metavar="N", help=several)
+    given = "with --out: the id of each token, and the logarithm of what the model gave it"
+    add("--logprobs", action="store_true", help=given)
     heat = "0 = always the likeliest token (default 0.8)"
     add("--temperature", type=float, default=0.8, help=heat)
     add("--top-k", type=int, default=50, help="among the k likeliest; 0 = all (default 50)")
@@ -100,6 +104,8 @@ def _generate(options: argparse.Namespace) -> int:
         raise ValueError(f"--out {out}: rows are written to a .jsonl")
     if out is not None and out.exists() and not options.overwrite:
         raise ValueError(f"{out} exists; give another name, or --overwrite")
+    if options.logprobs and out is None:
+        raise ValueError("--logprobs: they are written to a file; add --out texts.jsonl")
     path = checkpoint_path(options)
     trust = for_run(path, options.trust)
     how = {name: getattr(options, name) for name in WRITING}
@@ -171,20 +177,21 @@ def write_texts(
     there once it is whole; and how fast. All ranks call it, and the main one writes.
     """
     made = writer.write(prompts)
+    asked = [prompt for prompt in prompts for _ in range(writer.n)]
     if not main:
         for _ in made:
             pass
         return
     if out is None:
-        for prompt, text in zip(prompts, made, strict=True):
+        for prompt, text in zip(asked, made, strict=True):
             is_text = isinstance(prompt, str)
             print(prompt + text.text if is_text else text.text.strip(), flush=True)
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as scratch, scratch.open("w", encoding="utf-8") as file:
-            for prompt, text in zip(prompts, made, strict=True):
+            for prompt, text in zip(asked, made, strict=True):
                 name = "prompt" if isinstance(prompt, str) else "messages"
-                row = {name: prompt, **asdict(text)}
+                row = {name: prompt, **text.row()}
                 print(json.dumps(row, ensure_ascii=False), file=file)
     print(writer.speed, file=sys.stderr)
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import forge
@@ -83,6 +84,32 @@ def test_rows_are_written_in_order_whatever_the_batch(
     assert loaded.generate(PROMPTS[0], **how, top_p=0.9, stop="e").partition("sh")[0] == texts[0]
 
 
+def test_samples_and_their_log_probabilities(tiny_run: Path, rows: Path, tmp_path: Path) -> None:
+    """The first sample is what --n 1 writes; each log-probability is of the model's own softmax."""
+    words = ["--prompts", rows, "--tokens", 6, "--seed", 3, "--logprobs", "--batch-size", 5]
+    single, out = tmp_path / "single.jsonl", tmp_path / "several.jsonl"
+    assert run(tiny_run, *words, "--out", single) == 0
+    assert run(tiny_run, *words, "--out", out, "--n", 3) == 0
+    made = [json.loads(line) for line in out.read_text(encoding="utf-8").split("\n")[:-1]]
+    assert [(row["prompt"], row["sample"]) for row in made] == [
+        (prompt, sample) for prompt in PROMPTS for sample in range(3)
+    ]
+    alone = [json.loads(line) for line in single.read_text(encoding="utf-8").split("\n")[:-1]]
+    assert [row["text"] for row in alone] == [row["text"] for row in made[::3]]
+    assert len({row["text"] for row in made[:3]}) > 1
+    loaded = forge.load(tiny_run)
+    for row in made[:4]:
+        ids = loaded.tokenizer.encode(row["prompt"])
+        text = torch.tensor([ids + row["ids"]])
+        with torch.no_grad():
+            said = loaded.model(text)[0, len(ids) - 1 : -1].log_softmax(-1)
+        expected = said.gather(-1, torch.tensor(row["ids"])[:, None])[:, 0]
+        assert len(row["ids"]) == len(row["logprobs"]) == row["tokens"]
+        torch.testing.assert_close(torch.tensor(row["logprobs"]), expected, rtol=0, atol=1e-4)
+    again = loaded.continuations(PROMPTS, n=3, logprobs=True, max_new_tokens=6, seed=3)
+    assert [(each.text, each.ids) for each in again] == [(row["text"], row["ids"]) for row in made]
+
+
 @pytest.mark.nightly
 def test_several_ranks_write_the_same(
     tiny_run: Path, rows: Path, tmp_path: Path, capfd: Capture
@@ -141,6 +168,9 @@ WORDS = {
     "--repetition-penalty 0": "repetition_penalty=0.0: must be above 0",
     "--tokens -1": "tokens=-1: must be at least 0",
     "--prompts {rows} --prompt a": "--prompt and --prompts: give one of them",
+    "--n 0": "n=0: must be at least 1",
+    "--n 2 --temperature 0": "n=2: with temperature=0 all would be the same; give it above 0",
+    "--logprobs": "--logprobs: they are written to a file; add --out texts.jsonl",
     "--out x.txt": "--out x.txt: rows are written to a .jsonl",
     "--out {rows}": "{rows} exists; give another name, or --overwrite",
     "--parallel tp": "--parallel tp: it is such as tp2, fsdp4 or tp2,fsdp2: of tp, fsdp and ep "

@@ -176,6 +176,12 @@ def turn_ends(tokenizer: Tokenizer) -> tuple[str, ...]:
     return tuple(sorted(special, key=behind.index)[:1])
 
 
+def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """The ids of them."""
+    encoded = tokenizer.encode_marked(turn_ends(tokenizer))
+    return frozenset(token for ids, _ in encoded for token in ids)
+
+
 def chat_template(source: str, tokenizer: Tokenizer) -> ChatTemplate:
     """A template with the special tokens of a tokenizer."""
     tokens = {"eos_token": tokenizer.eos_token, "bos_token": tokenizer.bos_token}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,6 +68,10 @@ class LayerCache:
         slots = torch.arange(self.size, device=device)
         return self.length - (self.length - slots) % self.size
 
+    def select(self, rows: Tensor) -> None:
+        """Have these rows, [batch], by their places; one may be there several times."""
+        self.held = tuple(each.index_select(0, rows) for each in self.held)
+
     def _write(self, new: tuple[Tensor, ...], stop: int) -> None:
         """The tokens before number `stop`, at most as many as there is room for."""
         seq = new[0].shape[-2]
@@ -93,6 +98,25 @@ class KVCache:
     def length(self) -> int:
         # A stage of a pipeline fills only those of its own layers.
         return max(layer.length for layer in self.layers)
+
+    def select(self, rows: Tensor) -> None:
+        """Have these rows, [batch], by their places; one may be there several times."""
+        self.padding = None if self.padding is None else self.padding.index_select(0, rows)
+        for layer in self.layers:
+            layer.padding = self.padding
+            layer.select(rows)
+
+
+def can_select(cache: Any) -> bool:
+    """Whether rows of it can be left out and copied: of ours, and of a user's with `select`."""
+    parts = cache.values() if isinstance(cache, dict) else [cache]  # of a pipeline, by stage
+    return all(hasattr(part, "select") for part in parts)
+
+
+def select(cache: Any, rows: Tensor) -> None:
+    """Have these rows of a cache that can do so, or of each stage's."""
+    for part in cache.values() if isinstance(cache, dict) else [cache]:
+        part.select(rows)
 
 
 def numbered(start: int, seq: int, padding: Tensor) -> Tensor:

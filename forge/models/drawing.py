@@ -13,6 +13,7 @@ from forge.wide import widest
 
 NOT_FINITE = "the model's logits are not finite; its weights were trained to NaN or infinity"
 NONE = -1  # in place of a token that cannot be drawn
+ROOM = (1 << 32) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,8 @@ class Sampling:
         if self.temperature == 0:
             drawn = logits.argmax(-1)
         else:
-            drawn = drawn_from(self.probabilities(logits), uniform)
+            cuts = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+            drawn = _drawn(*_likeliest(logits, self.temperature, **cuts), uniform)
         return drawn.masked_fill(~usable, NONE)
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -76,20 +78,61 @@ def next_token_probabilities(
         raise FloatingPointError(NOT_FINITE)
     if temperature == 0:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    probabilities = torch.softmax(logits / temperature, dim=-1)
-    if top_k == 0 and top_p == 1 and min_p == 0:
-        return probabilities
-    likeliest, index = probabilities.sort(dim=-1, descending=True, stable=True)
-    if top_k > 0:
-        likeliest[:, top_k:] = 0.0
-        likeliest /= likeliest.sum(-1, keepdim=True)
+    probabilities, ids = _likeliest(logits, temperature, top_k, top_p, min_p)
+    return (
+        probabilities if ids is None else torch.zeros_like(logits).scatter_(-1, ids, probabilities)
+    )
+
+
+def _likeliest(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[Tensor, Tensor | None]:
+    """Probabilities [batch, candidates], from the largest on, and the tokens they are of; or those
+    of all tokens, in their order. Of equal ones the first tokens are taken, on every device.
+    """
+    vocab = logits.shape[-1]
+    cut = 0 < top_k < vocab
+    if not cut and top_p == 1 and min_p == 0:
+        return torch.softmax(logits / temperature, dim=-1), None
+    if cut:
+        ids = _first_of(logits, top_k)
+        likeliest = torch.softmax(logits.gather(-1, ids) / temperature, dim=-1)
+    else:
+        all_of_them = torch.softmax(logits / temperature, dim=-1)
+        likeliest, ids = all_of_them.sort(dim=-1, descending=True, stable=True)
     if top_p < 1:
         before = running_sum(likeliest) - likeliest
         likeliest = likeliest.masked_fill(before >= top_p, 0.0)
     if min_p > 0:
         likeliest = likeliest.masked_fill(likeliest < min_p * likeliest[:, :1], 0.0)
-    likeliest /= likeliest.sum(-1, keepdim=True)
-    return torch.zeros_like(probabilities).scatter_(-1, index, likeliest)
+    return likeliest / likeliest.sum(-1, keepdim=True), ids
+
+
+def _first_of(logits: Tensor, count: int) -> Tensor:
+    """The ids of the largest, in order, and of equal ones the first; without sorting them all: by
+    integers that are in the order of fp32 values above 32 bits, and of ids below.
+    """
+    bits = (logits + 0.0).view(torch.int32)  # -0.0 is 0.0
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32
+    below = torch.arange(logits.shape[-1] - 1, -1, -1, device=logits.device)
+    return logits.shape[-1] - 1 - (ordered | below).topk(count, dim=-1).values.bitwise_and(ROOM)
+
+
+def _drawn(probabilities: Tensor, ids: Tensor | None, uniform: Tensor) -> Tensor:
+    """`drawn_from` in the order of ids, whatever that of the probabilities is."""
+    if ids is None:
+        return drawn_from(probabilities, uniform)
+    ids, order = ids.sort(-1)
+    place = drawn_from(probabilities.gather(-1, order), uniform)
+    return ids.gather(-1, place.unsqueeze(-1)).squeeze(-1)
+
+
+def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """logits: [batch, vocab]; tokens: [batch, 1] -> [batch, 1], in fp32 at least: the logarithm of
+    the softmax, with NaN where logits are not finite.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return wide.gather(-1, tokens) - wide.logsumexp(-1, keepdim=True)
 
 
 def penalised(logits: Tensor, had: Tensor, penalty: float) -> Tensor:
@@ -122,7 +165,7 @@ def running_sum(values: Tensor) -> Tensor:
         torch.use_deterministic_algorithms(strict)
 
 
-def uniforms(seed: int, rows: Sequence[int], count: int, device: torch.device) -> Tensor:
+def uniforms(seed: int, rows: Sequence[object], count: int, device: torch.device) -> Tensor:
     """[rows, count], from 0 to 1: each row's own, and the first of more; of the same bits on every
     device that has fp64.
     """
@@ -130,7 +173,7 @@ def uniforms(seed: int, rows: Sequence[int], count: int, device: torch.device) -
     return torch.stack(drawn).to(device)
 
 
-def _stream(seed: int, row: int, count: int) -> Tensor:
+def _stream(seed: int, row: object, count: int) -> Tensor:
     key = blake2b(f"{seed} {row}".encode(), digest_size=7).digest()
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(key, "little"))
     return torch.rand(count, dtype=torch.float64, generator=generator)

@@ -5,26 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from forge.models.cache import can_select, select
 from forge.models.contract import Cached, LanguageModel
-from forge.models.drawing import NONE, NOT_FINITE, Sampling, uniforms
+from forge.models.drawing import NONE, NOT_FINITE, Sampling, logprobs_of, uniforms
 from forge.models.head import head_of
 from forge.models.modes import evaluating
 
+Ended = Callable[[int, list[int]], bool]
 FILLER = 0  # id of a token that nobody reads
+LOOK_EVERY = 16  # tokens that a GPU draws before it is waited for
 
 
 @dataclass(kw_only=True)
 class Continued:
-    """tokens: what was drawn for each row, with eos_id where that ended it. read: tokens of all
-    prompts; reading, writing: seconds until the first token of each row, and for all others.
+    """tokens: what was drawn for each row, with the token that ended it. logprobs: of each of them,
+    where they were asked for. read: tokens of all prompts, of equal ones once; reading, writing:
+    seconds until the first token of each row, and for all others.
     """
 
     tokens: list[list[int]]
+    logprobs: list[list[float]] = field(default_factory=list)
     read: int = 0
     reading: float = 0.0
     writing: float = 0.0
@@ -34,18 +40,25 @@ class Continued:
 class How:
     """What all rows are continued with.
 
-    n_ids: number of ids of the tokenizer; later rows of the table, which no text has trained, are
-    never drawn. use_cache: without it every token reads the whole text again. ended: whether a row,
-    by its place, ends with what was drawn for it. agree: gives the tokens [batch, 1] that all
-    processes take where this one drew some; processes that share a model must draw the same.
+    ends: ids that end a row, beside eos_id. n_ids: number of ids of the tokenizer; later rows of
+    the table, which no text has trained, are never drawn. use_cache: without it every token reads
+    the whole text again. ended: whether a row, by its place, ends with what was drawn for it.
+    agree: gives the tokens [batch, 1] that all processes take where this one drew some; processes
+    that share a model must draw the same. logprobs: whether to say what the model gave each drawn
+    token: the logarithm of its softmax over all rows of the table, before temperature, cuts and
+    penalties. every: tokens that are drawn before this program looks at them, which waits for the
+    device; what a row has behind its end is thrown away. null = 1 on a CPU, else 16.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
     eos_id: int | None = None
+    ends: frozenset[int] = frozenset()
     n_ids: int | None = None
     use_cache: bool = True
-    ended: Callable[[int, list[int]], bool] = lambda row, drawn: False
+    ended: Ended | None = None
     agree: Callable[[Tensor], Tensor] = lambda drawn: drawn
+    logprobs: bool = False
+    every: int | None = None
 
 
 def generate(
@@ -81,13 +94,14 @@ def continue_rows(
     max_new_tokens: int,
     how: How,
     device: torch.device,
-    numbers: Sequence[int] | None = None,
+    numbers: Sequence[object] | None = None,
 ) -> Continued:
     """Draw at most max_new_tokens for each prompt of token ids.
 
-    A row stops at eos_id, where it has `ended`, and at the model's max_seq_len. It draws from a
-    stream of its own, of the seed and its number, so that other rows do not change it, but for how
-    sums of another shape are rounded. numbers: null = 0, 1, ...
+    A row stops at eos_id, at one of `ends`, where it has `ended`, and at the model's max_seq_len;
+    it then leaves the batch. It draws from a stream of its own, of the seed and its number, so that
+    other rows do not change it, but for how sums of another shape are rounded. numbers: null = 0,
+    1, ... Equal prompts are read once, where a cache can be copied.
 
     Raises FloatingPointError for logits that are not finite, ValueError for a prompt without tokens
     or with more than max_seq_len.
@@ -102,38 +116,133 @@ def continue_rows(
     if cached and len(set(lengths)) > 1 and not getattr(model, "reads_padding", False):
         return _by_length(model, prompts, max_new_tokens, how, device, numbers)
     most = [min(max_new_tokens, limit - length) for length in lengths]
-    reader = (_Going if cached else _Again)(model, prompts, max(most), device)
-    draws = uniforms(how.sampling.seed, numbers, max(most), device)
-    had: Tensor | None = None
     result = Continued(tokens=[[] for _ in prompts], read=sum(lengths))
+    result.logprobs = [[] for _ in prompts] if how.logprobs else []
     going = [row for row, count in enumerate(most) if count > 0]
-    begun = time.perf_counter()
-    with evaluating(model):  # type: ignore[arg-type]
-        while going:
-            hidden = reader.hidden()
-            logits = head_of(model).logits(hidden)[:, : how.n_ids]
-            if had is None and how.sampling.repetition_penalty != 1:
-                had = _had(prompts, logits)
-            place = len(result.tokens[going[0]])
-            drawn = how.agree(how.sampling.draw(logits, draws[:, place], had).unsqueeze(-1))
-            ids = drawn.flatten().tolist()
-            if any(ids[row] == NONE for row in going):
-                raise FloatingPointError(NOT_FINITE)
-            for row in going:
-                result.tokens[row].append(ids[row])
-            drawn = drawn.clamp(min=FILLER)
-            if had is not None:
-                had.scatter_(1, drawn, True)
-            going = [row for row in going if not _over(row, result.tokens[row], most[row], how)]
-            reader.add(drawn, going)
-            if place == 0:
-                result.reading, begun = time.perf_counter() - begun, time.perf_counter()
-    result.writing = time.perf_counter() - begun
+    if going:
+        texts = [list(prompts[row]) for row in going]
+        reader = (_Going if cached else _Again)(model, texts, max(most), device)
+        draws = uniforms(how.sampling.seed, [numbers[row] for row in going], max(most), device)
+        with evaluating(model):  # type: ignore[arg-type]
+            _Batch(reader, how, going, texts, draws).write(result, most)
     return result
 
 
-def _over(row: int, drawn: list[int], most: int, how: How) -> bool:
-    return len(drawn) == most or drawn[-1] == how.eos_id or how.ended(row, drawn)
+def _by_length(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    how: How,
+    device: torch.device,
+    numbers: Sequence[object],
+) -> Continued:
+    """Rows of one length at a time, for a model that does not read what is filled up."""
+    result = Continued(tokens=[[] for _ in prompts])
+    result.logprobs = [[] for _ in prompts] if how.logprobs else []
+    for length in sorted(set(map(len, prompts))):
+        rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
+        part = continue_rows(
+            model,
+            [prompts[row] for row in rows],
+            max_new_tokens,
+            replace(how, ended=how.ended and partial(_of_rows, how.ended, rows)),
+            device,
+            [numbers[row] for row in rows],
+        )
+        for place, row in enumerate(rows):
+            result.tokens[row] = part.tokens[place]
+            if how.logprobs:
+                result.logprobs[row] = part.logprobs[place]
+        result.read += part.read
+        result.reading += part.reading
+        result.writing += part.writing
+    return result
+
+
+def _of_rows(ended: Ended, rows: list[int], place: int, drawn: list[int]) -> bool:
+    return ended(rows[place], drawn)
+
+
+class _Batch:
+    """Rows that are being continued. Those that have ended leave it, where the reader lets them."""
+
+    def __init__(
+        self,
+        reader: _Going | _Again,
+        how: How,
+        rows: list[int],
+        texts: list[list[int]],
+        draws: Tensor,
+    ) -> None:
+        self.reader, self.how, self.texts, self.draws = reader, how, texts, draws
+        self.places = {row: place for place, row in enumerate(rows)}
+        self.ends = how.ends if how.eos_id is None else how.ends | {how.eos_id}
+        self.had: Tensor | None = None
+        self.drawn: list[Tensor] = []  # since the last look
+        self.logprobs: list[Tensor] = []
+
+    def write(self, result: Continued, most: Sequence[int]) -> None:
+        """Until all have ended. The first token is looked at by itself, so that its time is known;
+        and no row goes on behind the most that it may have.
+        """
+        begun, place = time.perf_counter(), 0
+        every = self.how.every or (1 if self.draws.device.type == "cpu" else LOOK_EVERY)
+        while self.places:
+            until = min([place + (every if place else 1), *(most[row] for row in self.places)])
+            for now in range(place, until):
+                self.draw(now)
+            stay = self.look(result, most)
+            if place == 0:
+                result.read = self.reader.read
+                result.reading, begun = time.perf_counter() - begun, time.perf_counter()
+            if 0 < len(stay) < len(self.places) and self.reader.keep(list(stay.values())):
+                index = torch.tensor(list(stay.values()), device=self.draws.device)
+                self.draws = self.draws[index]
+                self.had = None if self.had is None else self.had[index]
+                stay = {row: place for place, row in enumerate(stay)}
+            self.places, place = stay, until
+        result.writing = time.perf_counter() - begun
+
+    def draw(self, place: int) -> None:
+        """One token of each row; it waits for nothing."""
+        how, hidden = self.how, self.reader.hidden()
+        of_table = head_of(self.reader.model).logits(hidden)
+        logits = of_table[:, : how.n_ids]
+        if self.had is None and how.sampling.repetition_penalty != 1:
+            self.had = _had(self.texts, logits)
+        drawn = how.agree(how.sampling.draw(logits, self.draws[:, place], self.had).unsqueeze(-1))
+        self.drawn.append(drawn)
+        drawn = drawn.clamp(min=FILLER)
+        if how.logprobs:
+            self.logprobs.append(logprobs_of(of_table, drawn))
+        if self.had is not None:
+            self.had.scatter_(1, drawn, True)
+        self.reader.add(drawn)
+
+    def look(self, result: Continued, most: Sequence[int]) -> dict[int, int]:
+        """Give each row what was drawn for it; the rows that go on, with their places."""
+        drawn = torch.cat(self.drawn, 1).tolist()
+        logprobs = torch.cat(self.logprobs, 1).tolist() if self.logprobs else None
+        self.drawn, self.logprobs, stay = [], [], {}
+        for row, place in self.places.items():
+            tokens = result.tokens[row]
+            count, over = self._take(row, drawn[place], tokens, most[row])
+            if logprobs is not None:
+                result.logprobs[row] += logprobs[place][:count]
+            if not over:
+                stay[row] = place
+        return stay
+
+    def _take(self, row: int, new: list[int], tokens: list[int], most: int) -> tuple[int, bool]:
+        """Add tokens to a row, up to one that ends it; how many these are, and whether one does."""
+        ended = self.how.ended
+        for count, token in enumerate(new, 1):
+            if token == NONE:
+                raise FloatingPointError(NOT_FINITE)
+            tokens.append(token)
+            if len(tokens) == most or token in self.ends or (ended and ended(row, tokens)):
+                return count, True
+        return len(new), False
 
 
 def _had(prompts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
@@ -144,74 +253,73 @@ def _had(prompts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
     return had
 
 
-def _by_length(
-    model: LanguageModel,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    how: How,
-    device: torch.device,
-    numbers: Sequence[int],
-) -> Continued:
-    """Rows of one length at a time, for a model that does not read what is filled up."""
-    result = Continued(tokens=[[] for _ in prompts])
-    for length in sorted(set(map(len, prompts))):
-        rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
-        part = continue_rows(
-            model,
-            [prompts[row] for row in rows],
-            max_new_tokens,
-            replace(how, ended=lambda row, drawn, rows=rows: how.ended(rows[row], drawn)),
-            device,
-            [numbers[row] for row in rows],
-        )
-        for row, drawn in zip(rows, part.tokens, strict=True):
-            result.tokens[row] = drawn
-        result.read += part.read
-        result.reading += part.reading
-        result.writing += part.writing
-    return result
-
-
 class _Going:
-    """Rows that go on from what a cache has of them: shorter ones begin later."""
+    """Rows that go on from what a cache has of them: shorter ones begin later. Equal prompts are
+    read once, and what is kept of them is copied.
+    """
 
-    def __init__(
-        self, model: Any, prompts: Sequence[Sequence[int]], most: int, device: torch.device
-    ) -> None:
-        lengths = torch.tensor(list(map(len, prompts)))
-        longest = int(lengths.max())
-        rows = [[FILLER] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
-        self.model, self.unread = model, torch.tensor(rows, device=device)
-        ragged = bool((lengths < longest).any())
-        padding = ((longest - lengths).to(device),) if ragged else ()
-        self.cache = model.new_cache(longest + most, *padding)
+    def __init__(self, model: Any, texts: list[list[int]], most: int, device: torch.device) -> None:
+        different = list(dict.fromkeys(map(tuple, texts)))
+        longest = max(map(len, different))
+        missing = [longest - len(text) for text in different]
+        padding = (torch.tensor(missing, device=device),) if any(missing) else ()
+        self.model, self.device = model, device
+        self.cache, self.copies = model.new_cache(longest + most, *padding), None
+        if len(different) < len(texts):
+            if can_select(self.cache):
+                place = {text: number for number, text in enumerate(different)}
+                copies = [place[tuple(text)] for text in texts]
+                self.copies = torch.tensor(copies, device=device)
+            else:
+                different = [tuple(text) for text in texts]
+        self.read = sum(map(len, different))
+        rows = [[FILLER] * (longest - len(text)) + list(text) for text in different]
+        self.unread = torch.tensor(rows, device=device)
 
     def hidden(self) -> Tensor:
         """What the head reads of each row's last token, [batch, dim]."""
-        return self.model.hidden(self.unread, cache=self.cache)[:, -1]
+        hidden = self.model.hidden(self.unread, cache=self.cache)[:, -1]
+        if self.copies is not None:
+            select(self.cache, self.copies)
+            hidden, self.copies = hidden[self.copies], None
+        return hidden
 
-    def add(self, drawn: Tensor, going: list[int]) -> None:
+    def add(self, drawn: Tensor) -> None:
         """The next token of each row, [batch, 1]; rows that do not go on take any."""
         self.unread = drawn
+
+    def keep(self, places: list[int]) -> bool:
+        """Leave out all other rows; False where the cache cannot do so."""
+        if not can_select(self.cache):
+            return False
+        index = torch.tensor(places, device=self.device)
+        select(self.cache, index)
+        self.unread = self.unread[index]
+        return True
 
 
 class _Again:
     """The same without a cache: whole texts, that later tokens of longer rows do not reach."""
 
-    def __init__(
-        self, model: Any, prompts: Sequence[Sequence[int]], most: int, device: torch.device
-    ) -> None:
-        self.model, self.device = model, device
-        self.texts = [list(prompt) for prompt in prompts]
+    def __init__(self, model: Any, texts: list[list[int]], most: int, device: torch.device) -> None:
+        self.model, self.device, self.sizes = model, device, list(map(len, texts))
+        self.read = sum(self.sizes)
+        width = max(self.sizes) + most
+        rows = [text + [FILLER] * (width - len(text)) for text in texts]
+        self.ids = torch.tensor(rows, device=device)
+        self.lengths = torch.tensor(self.sizes, device=device)
 
     def hidden(self) -> Tensor:
-        longest = max(map(len, self.texts))
-        rows = [text + [FILLER] * (longest - len(text)) for text in self.texts]
-        last = torch.tensor([len(text) - 1 for text in self.texts], device=self.device)
-        hidden = self.model.hidden(torch.tensor(rows, device=self.device))
-        return hidden[torch.arange(len(rows), device=self.device), last]
+        hidden = self.model.hidden(self.ids[:, : max(self.sizes)])
+        return hidden[torch.arange(len(self.sizes), device=self.device), self.lengths - 1]
 
-    def add(self, drawn: Tensor, going: list[int]) -> None:
-        tokens = drawn.flatten().tolist()
-        for row in going:
-            self.texts[row].append(tokens[row])
+    def add(self, drawn: Tensor) -> None:
+        self.ids.scatter_(1, self.lengths[:, None], drawn)
+        self.lengths = self.lengths + 1
+        self.sizes = [size + 1 for size in self.sizes]
+
+    def keep(self, places: list[int]) -> bool:
+        index = torch.tensor(places, device=self.device)
+        self.ids, self.lengths = self.ids[index], self.lengths[index]
+        self.sizes = [self.sizes[place] for place in places]
+        return True

@@ -30,7 +30,7 @@ from forge.training.evaluation import evaluate_sets, most_sequences
 from forge.training.models import build_objective
 from forge.training.references import add_references, examples_evaluated
 from forge.training.restore import Trained, load_run
-from forge.training.writing import ROWS, Writer, encode_prompt
+from forge.training.writing import ROWS, Prompt, Writer, Written, encode_prompt
 
 Step = int | Literal["last", "best"]
 Text = str | os.PathLike[str] | Mapping[str, Any] | Sequence[str]
@@ -81,23 +81,42 @@ class Loaded(Trained):
         """What follows a prompt, without it, or what follows each of a list; as forge.generate
         writes it with these options. An empty prompt begins a document.
         """
+        options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        options |= {"min_p": min_p, "repetition_penalty": repetition_penalty, "stop": stop}
+        options |= {"seed": seed, "batch_size": batch_size, "max_new_tokens": max_new_tokens}
+        if isinstance(prompts, str):
+            return self.continuations([prompts], **options)[0].text
+        return [made.text for made in self.continuations(prompts, **options)]
+
+    def continuations(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        n: int = 1,
+        logprobs: bool = False,
+        max_new_tokens: int = 128,
+        temperature: float = 0.8,
+        top_k: int = 50,
+        stop: str | Sequence[str] = (),
+        **options: Any,
+    ) -> list[Written]:
+        """What follows each of several prompts, texts or conversations, `n` times: its text, tokens
+        and end; with logprobs the ids of these tokens, and the logarithm of the probability that
+        the model gives each, before temperature and cuts. options: as of `generate`.
+        """
         writer = Writer(
             self.model,
             self.tokenizer,
             self.device,
             tokens=max_new_tokens,
+            n=n,
+            logprobs=logprobs,
             temperature=temperature,
             top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
             stop=[stop] if isinstance(stop, str) else stop,
-            seed=seed,
-            batch_size=batch_size,
+            **options,
         )
-        if isinstance(prompts, str):
-            return next(writer.write([prompts])).text
-        return [made.text for made in writer.write(prompts)]
+        return list(writer.write(prompts))
 
     def chat(self, said: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
         """What the assistant answers to what a user says, or to a conversation of {"role": "user",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forge.data.render import prompt_ids, turn_ends
+from forge.data.render import prompt_ids, turn_end_ids
 from forge.data.tokenizer import Tokenizer
 from forge.models.drawing import Sampling
 from forge.models.sampling import How, continue_rows
@@ -33,12 +33,20 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
 @dataclass(frozen=True, kw_only=True)
 class Written:
     """What follows a prompt, of how many tokens, and why it ends there: at the end of a document
-    or of an answer, before a stop string, or at the longest that may be.
+    or of an answer, before a stop string, or at the longest that may be. sample: of several, the
+    number. ids, logprobs: of all tokens, that which ended it too, where these were asked for.
     """
 
     text: str
     tokens: int
     ended: str
+    sample: int | None = None
+    ids: list[int] | None = None
+    logprobs: list[float] | None = None
+
+    def row(self) -> dict[str, Any]:
+        """What there is of it, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(kw_only=True)
@@ -60,10 +68,10 @@ class Speed:
 
 
 class Writer:
-    """Continues prompts, some at once, each by at most `tokens` tokens.
+    """Continues prompts, some at once, each by at most `tokens` tokens, `n` times.
 
-    A text ends before the first of the `stop` strings in it. agree: as of `How`. Raises ValueError
-    for options that cannot be.
+    A text ends before the first of the `stop` strings in it. logprobs, agree: as of `How`. Raises
+    ValueError for options that cannot be.
     """
 
     def __init__(
@@ -73,6 +81,8 @@ class Writer:
         device: torch.device,
         *,
         tokens: int,
+        n: int = 1,
+        logprobs: bool = False,
         stop: Sequence[str] = (),
         batch_size: int = ROWS,
         agree: Callable[[Tensor], Tensor] = lambda drawn: drawn,
@@ -80,26 +90,33 @@ class Writer:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: must be at least 1")
+        if n < 1:
+            raise ValueError(f"n={n}: must be at least 1")
         if tokens < 0:
             raise ValueError(f"tokens={tokens}: must be at least 0")
         if "" in stop:
             raise ValueError("stop='': every text begins with it; give a text that is not empty")
         self.model, self.tokenizer, self.device = model, tokenizer, device
         self.tokens, self.stop, self.batch_size = tokens, tuple(stop), batch_size
-        self.ends: tuple[str, ...] = ()  # of answers
+        self.n = n
         self.how = How(
             sampling=Sampling(**sampling),
             eos_id=tokenizer.end_id,
             n_ids=tokenizer.vocab_size,
-            ended=self._stops,
+            ended=self._stops if stop else None,
             agree=agree,
+            logprobs=logprobs,
         )
+        if n > 1 and self.how.sampling.temperature == 0:
+            raise ValueError(f"n={n}: with temperature=0 all would be the same; give it above 0")
         self.speed = Speed()
 
     def write(self, prompts: Sequence[Prompt]) -> Iterator[Written]:
-        """What follows each, in order. A prompt's place among all is the number of its stream."""
+        """What follows each, in order, `n` times. A prompt's place among all is the number of its
+        stream, and that of further samples has theirs behind it.
+        """
         if not all(isinstance(prompt, str) for prompt in prompts):
-            self.ends = turn_ends(self.tokenizer)
+            self.how = replace(self.how, ends=turn_end_ids(self.tokenizer))
         encoded = [encode_prompt(self.tokenizer, prompt) for prompt in prompts]
         longest = int(self.model.max_seq_len)
         for number, ids in enumerate(encoded, 1):
@@ -107,32 +124,34 @@ class Writer:
                 which = "the prompt" if len(encoded) == 1 else f"prompt {number}"
                 limit = f"more than model.max_seq_len={longest}"
                 raise ValueError(f"{which} has {len(ids)} tokens, {limit}; shorten it")
-        for start in range(0, len(encoded), self.batch_size):
-            texts = encoded[start : start + self.batch_size]
-            rows = range(start, start + len(texts))
-            made = continue_rows(self.model, texts, self.tokens, self.how, self.device, rows)
+        rows = [(number, sample) for number in range(len(encoded)) for sample in range(self.n)]
+        for start in range(0, len(rows), self.batch_size):
+            some = rows[start : start + self.batch_size]
+            texts = [encoded[number] for number, _ in some]
+            numbers = [f"{row} {sample}" if sample else row for row, sample in some]
+            made = continue_rows(self.model, texts, self.tokens, self.how, self.device, numbers)
             self.speed.read += made.read
             self.speed.reading += made.reading
             self.speed.written += sum(max(len(drawn) - 1, 0) for drawn in made.tokens)
             self.speed.writing += made.writing
-            yield from map(self._written, made.tokens)
+            for place, (_, sample) in enumerate(some):
+                text = self._written(made.tokens[place])
+                more: dict[str, Any] = {"sample": sample} if self.n > 1 else {}
+                if made.logprobs:
+                    more |= {"ids": made.tokens[place], "logprobs": made.logprobs[place]}
+                yield replace(text, **more)
 
     def _stops(self, row: int, drawn: list[int]) -> bool:
         """Whether a stop string ends in the last token; the whole text is read only if it may."""
-        stops = (*self.stop, *self.ends)
-        if not stops:
-            return False
         # A stop string is of no more tokens than bytes. The first ones of a text may lose a space.
-        tail = max(len(each.encode()) for each in stops) + 4
+        tail = max(len(each.encode()) for each in self.stop) + 4
         texts = (self.tokenizer.decode(ids) for ids in (drawn[-tail:], drawn))
-        return all(any(stop in text for stop in stops) for text in texts)
+        return all(any(stop in text for stop in self.stop) for text in texts)
 
     def _written(self, drawn: list[int]) -> Written:
-        end = self.tokenizer.end_id
-        text = self.tokenizer.decode([token for token in drawn if token != end])
-        stops = (*self.stop, *self.ends)
-        found = min((text.find(stop) for stop in stops if stop in text), default=None)
-        ended = END if drawn and drawn[-1] == end else LENGTH
-        if found is not None:
-            ended = END if self.ends and text.startswith(self.ends, found) else STOP
-        return Written(text=text[:found], tokens=len(drawn), ended=ended)
+        ends = self.how.ends | {self.tokenizer.end_id}
+        text = self.tokenizer.decode([token for token in drawn if token not in ends])
+        begins = min((text.find(stop) for stop in self.stop if stop in text), default=None)
+        ended = END if drawn and drawn[-1] in ends else LENGTH
+        ended = ended if begins is None else STOP
+        return Written(text=text[:begins], tokens=len(drawn), ended=ended)

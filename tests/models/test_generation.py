@@ -8,6 +8,7 @@ import pytest
 import torch
 from test_transformers_parity import llama_tensors, peer_shape, randomise, shape
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -22,7 +23,7 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.config.moe import MoE
 from forge.models.cache import LayerCache
 from forge.models.decoder import Decoder
-from forge.models.drawing import Sampling
+from forge.models.drawing import Sampling, _first_of
 from forge.models.sampling import How, continue_rows
 
 CPU = torch.device("cpu")
@@ -178,3 +179,104 @@ def test_transformers_writes_the_same(config, kind, options) -> None:
         way = Sampling(temperature=0, repetition_penalty=penalty)
         assert continued(model, prompts, 36, sampling=way) == theirs
         assert len({token for row in theirs for token in row}) > 8
+
+
+WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero")
+
+
+class Watched(TorchDispatchMode):
+    """What is done that a GPU would be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        by_mask = name == "index" and any(x is not None and x.dtype == torch.bool for x in args[1])
+        if name in WAITS or by_mask:
+            self.waits.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_rows_that_have_ended_leave_the_batch_and_few_tokens_wait_for_the_device(
+    small_decoder, use_cache, monkeypatch
+) -> None:
+    """Whatever the number of tokens between two looks; each look is one transfer."""
+    model = small_decoder()
+    free = continued(model, PROMPTS, 12, sampling=WAYS[1])
+    ends = frozenset({free[0][4], free[3][8]})
+    counts = [next((n for n, t in enumerate(row, 1) if t in ends), len(row)) for row in free]
+    until = [row[:count] for row, count in zip(free, counts, strict=True)]
+    assert len(set(counts)) > 3
+    read, looks, tolist, hidden = [], [], Tensor.tolist, model.hidden
+    monkeypatch.setattr(Tensor, "tolist", lambda own: [looks.append(0), tolist(own)][1])
+
+    def noted(tokens: Tensor, **more: Any) -> Tensor:
+        read.append(len(tokens))
+        return hidden(tokens, **more)
+
+    monkeypatch.setattr(model, "hidden", noted)
+    for every in (1, 3, 16):
+        read.clear(), looks.clear()
+        with Watched() as watched:
+            how = {"sampling": WAYS[1], "ends": ends, "use_cache": use_cache, "every": every}
+            assert continued(model, PROMPTS, 12, **how) == until
+        assert not watched.waits
+        if every == 1:
+            rows = range(1, max(counts) + 1)
+            assert read == [sum(count >= place for count in counts) for place in rows]
+        else:
+            assert len(looks) < max(counts)
+    assert sum(read) < len(PROMPTS) * len(read)
+
+
+@torch.no_grad()
+def test_logprobs_are_those_of_transformers() -> None:
+    """In fp64, of ragged rows and several samples of a prompt, before temperature and penalties."""
+    peer = LlamaForCausalLM(LlamaConfig(**peer_shape(eos_token_id=None))).double().eval()
+    randomise(peer)
+    model = Decoder(DecoderConfig(**shape(n_kv_heads=2))).double()
+    model.load_state_dict(llama_tensors(peer, lambda parameter: parameter.detach()))
+    prompts = [[5, 17, 17, 80], [33], [5, 17, 17, 80], [*range(60, 72)], [33]]
+    numbers = [0, 1, "0 1", 2, "1 1"]
+    way = Sampling(temperature=0.7, top_k=9, repetition_penalty=1.3, seed=3)
+    for every in (1, 4):
+        how = How(sampling=way, logprobs=True, every=every, ends=frozenset({50}), n_ids=90)
+        made = continue_rows(model, prompts, 20, how, CPU, numbers)
+        assert made.read == 4 + 1 + 12
+        for prompt, tokens, said in zip(prompts, made.tokens, made.logprobs, strict=True):
+            logits = peer(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+            expected = logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(said).double(), expected, rtol=0, atol=1e-6)
+            assert len(said) == len(tokens)
+
+
+@pytest.mark.parametrize("options", [SHAPES["gqa, window"], SHAPES["mla latents"], DELTA], ids=str)
+def test_samples_of_a_prompt_are_those_of_single_rows_and_read_it_once(
+    small_decoder, options
+) -> None:
+    if options is DELTA:
+        options = SHAPES["delta nets"]
+    model, way = small_decoder(**options), Sampling(temperature=1.5, seed=4)
+    rows = [PROMPTS[0], PROMPTS[0], PROMPTS[2], PROMPTS[0], PROMPTS[2]]
+    numbers = [0, "0 1", 1, "0 2", "1 1"]
+    alone = [
+        continued(model, [row], 9, [number], sampling=way)[0]
+        for row, number in zip(rows, numbers, strict=True)
+    ]
+    assert len(set(map(tuple, alone))) == 5
+    made = continue_rows(model, rows, 9, How(sampling=way), CPU, numbers)
+    assert made.tokens == alone
+    assert made.read == len(PROMPTS[0]) + len(PROMPTS[2])
+
+
+def test_ties_are_broken_alike_everywhere() -> None:
+    """Of equal logits the first tokens are among the top k; as a whole stable sort has it."""
+    draw = torch.Generator().manual_seed(0)
+    logits = (torch.randn(8, 300, generator=draw) * 2).round() / 2
+    logits[0] = -0.0
+    logits[0, ::2] = 0.0
+    expected = logits.sort(dim=-1, descending=True, stable=True).indices[:, :40]
+    assert torch.equal(_first_of(logits, 40), expected)

@@ -19,11 +19,21 @@ from forge.config.tokenizer import END_OF_TEXT, Tokenizer
 
 FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE_NAME, TEMPLATE = "chat_template.jinja", "chat_template"
+GENERATION_NAME, GENERATION = "generation_config.json", "generation_config"
 STATED = (
-    *(TEMPLATE, "pad_token", "unk_token", "additional_special_tokens", "extra_special_tokens"),
+    *(
+        TEMPLATE,
+        GENERATION,
+        "pad_token",
+        "unk_token",
+        "additional_special_tokens",
+        "extra_special_tokens",
+    ),
     *("model_max_length", "padding_side", "clean_up_tokenization_spaces"),
 )
-"""What a tokenizer_config.json says that forge keeps and does not read."""
+"""What a tokenizer_config.json says that forge keeps and does not read; and what the model of its
+folder says of where a text ends and how it is drawn, which stands there in forge's own.
+"""
 LARGEST_FILE = 1 << 28  # bytes; those of 256,000 ids have 33 MB
 USUAL_EOS = (
     "<|endoftext|>",
@@ -253,7 +263,7 @@ def stated_token(path: Path, name: str) -> str | None:
 
 
 def stated_beside(path: Path) -> dict[str, Any]:
-    """What the files beside a tokenizer say of chats and of other tokens."""
+    """What the files beside a tokenizer say of chats, of other tokens and of generation."""
     try:
         content = read_json(path.with_name(CONFIG_NAME))
         found = {name: content[name] for name in STATED if content.get(name) is not None}
@@ -261,7 +271,23 @@ def stated_beside(path: Path) -> dict[str, Any]:
         found = {}
     with contextlib.suppress(OSError, ValueError):
         found[TEMPLATE] = read_text(path.with_name(TEMPLATE_NAME))
+    if GENERATION not in found and (stated := _generation_beside(path)):
+        found[GENERATION] = stated
     return found
+
+
+def _generation_beside(path: Path) -> dict[str, Any]:
+    """What generation_config.json says; of what is not there, the tokens of config.json."""
+    content: dict[str, Any] = {}
+    for name, keys in (("config.json", ("eos_token_id", "pad_token_id")), (GENERATION_NAME, None)):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stated = read_json(path.with_name(name))
+            content |= {
+                key: value
+                for key, value in stated.items()
+                if value is not None and key in (keys or stated)
+            }
+    return content
 
 
 def _of_sentencepiece(path: Path) -> Facts:

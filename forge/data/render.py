@@ -13,7 +13,7 @@ import numpy as np
 from forge.config.chat_template import BEGIN, BROKEN, END, PLAIN, BadTemplate, ChatTemplate, Written
 from forge.config.chats import Chats, own_template, preset, template_beside
 from forge.config.tokenizer import Tokenizer as TokenizerSection
-from forge.config.tokenizer_files import TEMPLATE
+from forge.config.tokenizer_files import GENERATION, TEMPLATE
 from forge.data.conversation import Conversation, Rendered
 from forge.data.dropped import REASONING, dropped
 from forge.data.messages import with_argument_texts
@@ -176,8 +176,16 @@ def turn_ends(tokenizer: Tokenizer) -> tuple[str, ...]:
     return tuple(sorted(special, key=behind.index)[:1])
 
 
+def stated_ends(tokenizer: Tokenizer) -> list[int]:
+    """The ids that end texts by what the model's folder says of generation."""
+    stated = (tokenizer.stated.get(GENERATION) or {}).get("eos_token_id")
+    ids = stated if isinstance(stated, list) else [stated]
+    known = range(tokenizer.vocab_size)
+    return [token for token in ids if isinstance(token, int) and token in known]
+
+
 def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """The ids of them."""
+    """The ids of them. BadTemplate: as of `turn_ends`."""
     encoded = tokenizer.encode_marked(turn_ends(tokenizer))
     return frozenset(token for ids, _ in encoded for token in ids)
 

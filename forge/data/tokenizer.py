@@ -117,6 +117,12 @@ class Tokenizer:
         assert found is not None, token
         return found
 
+    def named_id(self, name: str) -> int | None:
+        """The id of a token that its folder names, such as pad_token; None where it names none."""
+        stated = self.stated.get(name)
+        token = stated.get("content") if isinstance(stated, dict) else stated
+        return self._raw.token_to_id(token) if isinstance(token, str) else None
+
     def encode(self, text: str) -> list[int]:
         return self._raw.encode(text, add_special_tokens=False).ids
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ import torch
 from torch import Tensor
 
 from forge.config.adapter import is_added
+from forge.config.chat_template import BadTemplate
 from forge.config.hf import folder as folders
 from forge.config.hf.family import Family
 from forge.config.hf.shards import FolderError
 from forge.config.model import Decoder
 from forge.config.problems import listed
 from forge.config.root import Config
+from forge.config.tokenizer_files import GENERATION, GENERATION_NAME, TEMPLATE
+from forge.data.render import stated_ends, turn_end_ids
 from forge.data.tokenizer import Tokenizer
 from forge.hf.card import card
 from forge.hf.read import DTYPES, read_whole
@@ -27,6 +31,7 @@ from forge.training import tensor_storage
 from forge.training.checkpoint import Checkpointer
 from forge.training.merging import Merged
 
+log = logging.getLogger(__name__)
 PREFIX = "model/"
 IMPORTED = "imported"
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -142,9 +147,11 @@ def export_folder(
     read = weights.__getitem__
     files = write_weights(out, rows, read, dtype=number, shard_bytes=shard_bytes)
     tokenizer = Tokenizer.load(path / TOKENIZER)
+    generation = generation_of(tokenizer, begun=config.checkpoint.init_from is not None)
+    tokenizer.stated.pop(GENERATION, None)
     tokenizer.save(out)
     _write(out / folders.CONFIG, config_of(chosen, section, tokenizer, number))
-    _write(out / "generation_config.json", generation_of(tokenizer))
+    _write(out / GENERATION_NAME, generation)
     word = str(number).removeprefix("torch.")
     (out / "README.md").write_text(card(Saved(path), config, chosen, word), encoding="utf-8")
     count = f"{len(files)} file" + "s" * (len(files) > 1)
@@ -178,9 +185,35 @@ def token_ids(tokenizer: Tokenizer) -> dict[str, Any]:
     return {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
 
 
-def generation_of(tokenizer: Tokenizer) -> dict[str, Any]:
-    """generation_config.json."""
-    return {"_from_model_config": True, **token_ids(tokenizer)}
+def generation_of(tokenizer: Tokenizer, *, begun: bool) -> dict[str, Any]:
+    """generation_config.json: a text ends with the tokenizer's token, with each that the folder
+    named from which the tokenizer is, and with that which ends a turn of the chat template. The
+    rest is that folder's, where the run has `begun` with weights.
+    """
+    stated = dict(tokenizer.stated.get(GENERATION) or {})
+    for name in OF_THE_SOURCE:
+        stated.pop(name, None)
+    pad = stated.pop("pad_token_id", None)
+    if pad is None:
+        pad = tokenizer.named_id("pad_token")
+    ends = list(dict.fromkeys([*stated_ends(tokenizer), tokenizer.eos_id, *_turn_ends(tokenizer)]))
+    content = (stated if begun else {}) | token_ids(tokenizer)
+    content["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    return content if pad is None else content | {"pad_token_id": pad}
+
+
+OF_THE_SOURCE = ("_from_model_config", "transformers_version", "bos_token_id", "eos_token_id")
+
+
+def _turn_ends(tokenizer: Tokenizer) -> list[int]:
+    """Of the template that the tokenizer has; none where it writes no question with its answer."""
+    if TEMPLATE not in tokenizer.stated:
+        return []
+    try:
+        return sorted(turn_end_ids(tokenizer))
+    except BadTemplate as error:
+        log.warning("the chat template ends no turn that can be seen: %s", error)
+        return []
 
 
 def _check_buffer(name: str, values: Tensor, family: Family) -> None:

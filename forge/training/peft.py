@@ -17,7 +17,11 @@ from forge.config.hf.peft import CONFIG, WEIGHTS
 from forge.config.hf.table import Row
 from forge.config.model import Decoder, Model
 from forge.config.root import Config
+<<<<<<< ours
 from forge.config.tensors import BIAS, EMBEDDING, HEAD
+=======
+from forge.config.tokenizer_files import GENERATION
+>>>>>>> theirs
 from forge.data.tokenizer import Tokenizer
 from forge.hf import peft
 from forge.masters import exact_state, round_masters
@@ -53,7 +57,9 @@ def export_peft(
     ready = {name: values.to(number).contiguous() for name, values in found.items()}
     save_file(ready, out / WEIGHTS, metadata={"format": "pt"})
     (out / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    Tokenizer.load(path / TOKENIZER).save(out)
+    tokenizer = Tokenizer.load(path / TOKENIZER)
+    tokenizer.stated.pop(GENERATION, None)  # which the folder of the base says
+    tokenizer.save(out)
     word = str(number).removeprefix("torch.")
     what = f"adapters of step {Saved(path).step} in {word}"
     return f"{what}, {len(found)} tensors for {chosen.architecture}"

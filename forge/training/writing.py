@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.data.render import prompt_ids, turn_end_ids
+from forge.data.render import prompt_ids, stated_ends, turn_end_ids
 from forge.data.tokenizer import Tokenizer
 from forge.models.drawing import Sampling
 from forge.models.sampling import How, continue_rows
@@ -116,7 +116,8 @@ class Writer:
         stream, and that of further samples has theirs behind it.
         """
         if not all(isinstance(prompt, str) for prompt in prompts):
-            self.how = replace(self.how, ends=turn_end_ids(self.tokenizer))
+            ends = turn_end_ids(self.tokenizer).union(stated_ends(self.tokenizer))
+            self.how = replace(self.how, ends=ends)
         encoded = [encode_prompt(self.tokenizer, prompt) for prompt in prompts]
         longest = int(self.model.max_seq_len)
         for number, ids in enumerate(encoded, 1):

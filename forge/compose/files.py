@@ -23,6 +23,9 @@ from forge.config import hydra_names, own, schemas
 from forge.config.problems import Problem, closest, did_you_mean, literal
 
 CORRECT = "correct the file"
+TWICE = re.compile(r"Multiple values for ([^\s]+)\. ")
+OVERRIDDEN = re.compile(r"(?:not override|Defaults List override) '/?([^':]+)(?:: [^']*)?'")
+"""How Hydra, 1.3 and 1.4, names what a defaults list chooses twice, or overrides for nothing."""
 
 
 def file_fault(choice: str, config_path: str, error: Exception, library: Library) -> Problem:
@@ -43,6 +46,11 @@ def file_fault(choice: str, config_path: str, error: Exception, library: Library
         group = next(group for group in schemas.SCHEMAS if schemas.sections()[group] is owner)
         return Problem(choice, *_no_schema(group), where=_place(file))
     said = re.sub(r"^In '[^']+': ", "", " ".join(str(error).split()))
+    if named := TWICE.match(said):
+        fix = f"write '- override /{named[1]}: ...'"
+        return Problem(choice, f"it chooses {named[1]} a second time.", fix, where=_place(file))
+    if named := OVERRIDDEN.search(said):
+        return Problem(choice, *_not_there(named[1], library), where=_place(file))
     what = f"this does not compose: {shorten(said, 200).rstrip('.') or type(error).__name__}."
     return Problem(choice, what, CORRECT, where=_place(file))
 
@@ -139,6 +147,16 @@ def _missing(error: MissingConfigException, library: Library) -> Fault:
         what = f"{own} is looked for beside this file, as '/' is missing."
         return what, f"write '- override /{own}: {name}'"
     return _no_option(group, name, list(error.options or ()))
+
+
+def _not_there(group: str, library: Library) -> Fault:
+    """What is said of an `override` in a defaults list, of what nothing before it chooses."""
+    if library.is_group(group):
+        what = f"it overrides {group}, which nothing before it chooses."
+        return what, f"write '- /{group}: ...', without override"
+    meant = closest(group, library.groups())
+    fix = did_you_mean([f"'- override /{name}: ...'" for name in meant]) or CORRECT
+    return f"it overrides '{group}', which is no group.", fix
 
 
 def _no_option(group: str, name: str, options: Sequence[str]) -> Fault:

@@ -31,7 +31,7 @@ from forge.rundir import directory, files, identity, outcome, provenance
 from forge.rundir.provenance import typed
 
 FILE = "bench.json"
-BEHIND = ("eval=off", "checkpoint=off", "data=synthetic", "tokenizer=bytes")
+BEHIND = ("eval=off", "checkpoint=off", "data=synthetic")
 ALWAYS = ("metrics.enable_console=false", "run.inline=false")
 COLUMNS = (
     *("config", "devices", "tokens/s", "ms a step", "p10 to p90", "MFU", "HFU"),
@@ -181,6 +181,8 @@ def text(row: dict[str, Any]) -> list[str]:
     for title, part in (("memory", "memory_bytes"), ("estimated memory", "estimate_bytes")):
         lines.append(f"  {title}")
         lines += [f"    {name:<28} {_bytes(name, n)}" for name, n in row[part].items()]
+        if part == "memory_bytes":
+            lines.append(f"    {'the peak is of':<28} {row['peak_holds']}")
     if row["graphs"]:
         lines.append(
             f"  compiled graphs                {row['graphs']}, breaks {row['graph_breaks']}"
@@ -198,11 +200,12 @@ def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> str:
     lines = [f"    {typed(facts['argv'])}", "", f"Python {facts['python']}, {versions}.", ""]
     lines += [_line(COLUMNS), _line(["---"] + ["---:"] * (len(COLUMNS) - 1))]
     lines += [_line(cells(row)) for row in rows]
+    holds = dict.fromkeys(row["peak_holds"] for row in rows if "peak_holds" in row)
     formulas = (
         "MFU: FLOPs of the model a token, forward and backward, times tokens a second, over the "
         "peak of the devices (PaLM, arXiv:2204.02311, appendix B). HFU: the same with what blocks "
-        "compute again in backward. Times are medians in ms; memory is of the main rank. Hash: "
-        "of the config."
+        "compute again in backward. Times are medians in ms; memory is of the main rank: "
+        f"{' or '.join(holds)}. Hash: of the config."
     )
     return "\n".join([*lines, "", formulas, ""])
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from forge import cli
 from forge.compose.composition import compose
-from forge.compose.engine import CONF
+from forge.compose.engine import CONF, VERSION_BASE
 from forge.config.problems import COMMAND_LINE, ConfigError, refusal
 from forge.config.root import Config
 from forge.plan.launcher_environment import launcher_environment
@@ -164,7 +164,7 @@ def _hydra(argv: list[str]) -> int:
 
     schemas.register()
     sys.argv[1:] = argv
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(lambda _: None)()
+    hydra.main(config_path=str(CONF), config_name="config", **VERSION_BASE)(lambda _: None)()
     return 0
 
 

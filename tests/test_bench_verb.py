@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import forge
-from forge import bench
+from forge import bench, cli
 from forge.plan.activations import flops_again
 from tests.tiny import TINY
 
@@ -55,7 +56,21 @@ def test_what_is_measured_of_a_sweep(tmp_path: Path) -> None:
     assert table[0].startswith("    python -m forge.bench -m ")
     cells = [line.strip("| ").split(" | ") for line in table if line.startswith("| #00")]
     assert [one[-1] for one in cells] == [row["hash"][:8] for row in rows]
-    assert "USDT" not in done.stdout
+    assert "USDT" not in done.stdout + done.stderr
+    assert "the whole process, with Python, torch" in table[-1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["model=tiny"], ["model=tiny", "tokenizer.vocab_size=777"], ["model=llama3_8b"]],
+    ids=["of the default tokenizer", "of the tokenizer named", "of the model itself"],
+)
+def test_the_vocabulary_is_the_one_that_would_train(words: list[str]) -> None:
+    options = Namespace(overrides=words, multirun=False, warmup=5, steps=20, profiled=3)
+    ((_, timed),) = bench._points(options)
+    measured, named = (cli.resolved(each)[1].config for each in (timed, words))
+    assert measured.data.schema_name == "synthetic"
+    assert measured.model == named.model
 
 
 @pytest.mark.nightly

@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hydra
 import omegaconf._utils
 import yaml
 from hydra import version
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 CONF = (Path(__file__).parents[1] / "conf").resolve()
 """The folder of forge's YAML groups, in a checkout as in an installed package."""
 PRIMARY = "config"
+VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+"""What Hydra 1.3 is told to behave as; later ones behave so, and warn of it."""
 
 
 @dataclass(kw_only=True)
@@ -186,7 +189,8 @@ class Library:
     """The YAML groups of forge and of the user's search path, and the schemas behind them."""
 
     def __init__(self, search_path: Sequence[str] = ()):
-        version.setbase("1.3")
+        if VERSION_BASE:
+            version.setbase(VERSION_BASE["version_base"])
         Plugins.instance()
         schemas.register(Composed)
         resolvers.register()

@@ -23,6 +23,10 @@ from forge.config import hydra_names, own, schemas
 from forge.config.problems import Problem, closest, did_you_mean, literal
 
 CORRECT = "correct the file"
+OVERRIDDEN = re.compile(
+    r"(?:not override|Defaults List override) '/?([\w/]+?)(?:@([\w.]*))?(?:: [^']*)?'"
+)
+"""How Hydra, 1.3 and 1.4, names what a defaults list overrides for nothing."""
 GLOBAL = re.compile(r"^\s*#\s*@package\s+_global_\s*$", re.MULTILINE)
 
 
@@ -55,10 +59,10 @@ def file_fault(choice: str, config_path: str, error: Exception, library: Library
 
 def _override_fault(said: str, file: Path | None, library: Library) -> Fault | None:
     """What is wrong with an entry of a defaults list that Hydra found nothing to override for."""
-    if twice := re.search(r"Multiple values for ([\w/]+)\. .*'override [\w/@.]+: (.+)'", said):
+    if twice := re.search(r"Multiple values for ([\w/]+)\. (?:.*'override [\w/@.]+: (.+)')?", said):
         what = f"{twice[1]} is chosen before, by the config that this one begins with."
-        return what, f"write '- override /{twice[1]}: {twice[2]}'"
-    named = re.search(r"Could not override '([\w/]+?)(?:@([\w.]*))?'", said)
+        return what, f"write '- override /{twice[1]}: {twice[2] or '...'}'"
+    named = OVERRIDDEN.search(said)
     if named is None:
         return None
     group, package = named[1].rpartition("/")[2], named[2]
@@ -68,6 +72,9 @@ def _override_fault(said: str, file: Path | None, library: Library) -> Fault | N
         return what, "start the file with # @package _global_"
     if library.is_group(group) and (above or package):
         return what, f"write '- override /{group}: ...', with / before it"
+    if library.is_group(group):
+        what = f"it overrides {group}, which nothing before it chooses."
+        return what, f"write '- /{group}: ...', without override"
     near = [f"- override /{one}: ..." for one in closest(group, library.groups())]
     return f"there is no {group} to override.", did_you_mean(near) or "leave it out"
 

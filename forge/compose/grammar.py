@@ -22,7 +22,7 @@ def read(text: str) -> Override | Problem:
     """One override as Hydra's grammar has it."""
     try:
         override = parse(text)
-        if override.key_or_group:
+        if override.key_or_group and "[" not in override.key_or_group:  # Hydra 1.4 reads a[0]=1
             return override
         said = "it has no key"
     except (HydraException, RecursionError, ValueError) as error:

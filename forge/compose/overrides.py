@@ -31,6 +31,7 @@ from forge.compose.engine import Library
 from forge.compose.tree import LISTS, declared, in_force, node_at, values_of
 from forge.compose.unknown import Fault, Keys
 from forge.config import schemas
+from forge.config.bounds import length_fault
 from forge.config.field import default_of
 from forge.config.problems import (
     COMMAND_LINE,
@@ -103,6 +104,8 @@ def _set_option(tree: DictConfig, key: str, value: Any, text: str) -> Fault | No
         value = text  # a name such as 1.50 or 12e4, or a token such as [SEP], is what was typed
     elif isinstance(value, list) and hint == list[str]:
         value = _as_typed(value, text)
+    if fault := length_fault(key, value, hint):
+        return fault, ""
     try:
         if isinstance(node, BooleanNode) and isinstance(value, int) and value not in (0, 1):
             raise ValidationError("OmegaConf takes any number for true")
@@ -165,7 +168,9 @@ def _apply_to_entry(entries: DictConfig, name: str, override: Override) -> Fault
     try:
         with open_dict(entries):
             for entry, own in (value if not name else {name: value}).items():
-                entries[str(entry)] = own
+                is_number = isinstance(own, bool | int | float)
+                as_text = is_number and entries._metadata.element_type is str
+                entries[str(entry)] = str(own) if as_text else own
         return None
     except OmegaConfBaseException as error:
         if name:

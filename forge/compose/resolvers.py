@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hydra
+import omegaconf
 from omegaconf import Container, DictConfig, OmegaConf
 
 FACTS = "_forge_facts"
@@ -39,9 +40,15 @@ def attach(tree: DictConfig, known: dict[str, Any]) -> None:
 
 def register() -> None:
     """Make the resolvers known to OmegaConf, in whose words an unknown key is refused."""
+    old = omegaconf.__version__.startswith("2.3.")  # where register_resolver is another function
+    add = getattr(OmegaConf, "register_new_resolver" if old else "register_resolver")
     if not OmegaConf.has_resolver("now"):
-        OmegaConf.register_new_resolver("now", time.strftime, use_cache=True)
-    OmegaConf.register_new_resolver("hydra", _of_hydra, replace=True)
+        add("now", _now, use_cache=True)
+    add("hydra", _of_hydra, replace=True)
+
+
+def _now(pattern: str) -> str:
+    return time.strftime(pattern)
 
 
 def _of_hydra(key: str, *, _root_: Container) -> Any:

@@ -55,7 +55,8 @@ def in_force(tree: DictConfig, key: str) -> Any:
     if node is None or node._is_missing() or node._is_interpolation() or node._is_none():
         return None
     if isinstance(node, Container):
-        return OmegaConf.to_container(node, resolve=False)
+        value: Any = OmegaConf.to_container(node, resolve=False)
+        return list(value) if isinstance(value, tuple) else value
     return node._value()
 
 

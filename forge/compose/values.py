@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forge.config import schemas
-from forge.config.bounds import KINDS, fits, kind
+from forge.config.bounds import KINDS, fits, kind, length_fault
 from forge.config.problems import shown
 
 SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -20,6 +20,8 @@ def mistyped(
     """(what is wrong, what to do) with a value of another type. text: the value as it is shown,
     now: the value in force, write: how a value is written where this one is.
     """
+    if fault := length_fault(key, value, hint):
+        return fault, ""
     found, fix = meant(key, value, hint), ""
     if found is not None:
         fix = write(found)

@@ -52,14 +52,20 @@ def _of_options(section: Section, prefix: str) -> Iterator[Problem]:
         elif isinstance(value, Section):
             yield from check_bounds(value, f"{key}.")
         elif isinstance(value, list | tuple):
-            wanted = len(typing.get_args(hint)) if typing.get_origin(hint) is tuple else len(value)
-            if len(value) != wanted:
-                what = f"{key} has {wanted} values, not {len(value)}."
+            if what := length_fault(key, value, hint):
                 yield Problem(f"{key}={list(value)}", what, rule="length")
             for index, element in enumerate(value):
                 yield from element_faults(f"{key}[{index}]", element, metadata)
         else:
             yield from element_faults(key, value, metadata)
+
+
+def length_fault(key: str, value: Any, hint: Any) -> str:
+    """What is wrong with the length of a tuple; empty where nothing is, or its type is wrong."""
+    if typing.get_origin(hint) is not tuple or not fits(value, hint):
+        return ""
+    wanted = len(typing.get_args(hint))
+    return "" if len(value) == wanted else f"{key} has {wanted} values, not {len(value)}."
 
 
 def fits(value: Any, hint: Any) -> bool:

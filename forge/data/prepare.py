@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.chats import Chats
-from forge.config.data import Data, HeldOut
+from forge.config.data import Data, HeldOut, Synthetic
 from forge.config.problems import ConfigError
 from forge.config.reading import read_whole
 from forge.config.tokenizer import Tokenizer as TokenizerSection
@@ -31,7 +31,7 @@ from forge.data.mixture import Mixture
 from forge.data.reading import BadFile
 from forge.data.render import Render
 from forge.data.shards import COUNTED, DOCUMENTS, FORMAT, INDEX_FILE, IndexedStore
-from forge.data.split import TrainingText, split_corpus
+from forge.data.split import RandomText, TrainingText, split_corpus
 from forge.data.store import TokenStore
 from forge.data.streams import Streamed
 from forge.data.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
@@ -259,7 +259,8 @@ def _in_place(
     source: TokenSource, data: Data, section: TokenizerSection | Tokenizer, build: Build
 ) -> Prepared:
     """Tokens that are not copied."""
-    tokenizer = _without_text(section, build)
+    text = RandomText() if isinstance(data, Synthetic) else NoText()
+    tokenizer = _without_text(section, build, text)
     train, val = source.splits(tokenizer, data.held_out.share)
     stores = {"train": train, "val": val}
     manifest = {
@@ -274,10 +275,12 @@ def _in_place(
     return Prepared(tokenizer=tokenizer, train=train, val=val, manifest=manifest)
 
 
-def _without_text(section: TokenizerSection | Tokenizer, build: Build) -> Tokenizer:
+def _without_text(
+    section: TokenizerSection | Tokenizer, build: Build, text: NoText | RandomText
+) -> Tokenizer:
     if isinstance(section, Tokenizer):
         return section
-    return build(section, path="tokenizer", text=NoText())
+    return build(section, path="tokenizer", text=text)
 
 
 def _streamed(
@@ -290,7 +293,7 @@ def _streamed(
     progress: Progress,
 ) -> Prepared:
     """Text that is read while it trains; its validation split is kept."""
-    tokenizer = _without_text(section, build)
+    tokenizer = _without_text(section, build, NoText())
     own = tokenizer.with_borders(**borders)
     val, digests, more = Joined(()), frozenset(), {}
     if source.section.held_out:

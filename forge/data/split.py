@@ -77,6 +77,16 @@ class TrainingText:
                 yield piece.text
 
 
+class RandomText:
+    """What stands in the place of a text whose tokens are drawn by chance: a tokenizer that learns
+    from text has all its ids, and learns nothing.
+    """
+
+    def sample(self, max_bytes: int) -> Iterator[str]:
+        """No piece."""
+        return iter(())
+
+
 class Lowest:
     """The lowest different numbers of many."""
 

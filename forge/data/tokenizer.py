@@ -28,7 +28,7 @@ from forge.config.tokenizer_files import (
     typed,
 )
 from forge.data.byte_text import ByteText, visible_bytes
-from forge.data.split import TrainingText
+from forge.data.split import RandomText, TrainingText
 from forge.data.words import Words
 from forge.rundir.files import read_json
 
@@ -258,12 +258,19 @@ def _add_only(raw: tokenizers.Tokenizer, token: str | None, index: int | None) -
         raw.post_processor = levels[0] if levels else None  # type: ignore[assignment]
 
 
-def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
-    """A byte-level BPE with GPT-2's pre-tokeniser; of fewer entries if the text gives no more."""
+def train_bpe(section: BPE, *, text: TrainingText | RandomText) -> Tokenizer:
+    """A byte-level BPE with GPT-2's pre-tokeniser; of fewer entries if the text gives no more. Of
+    random tokens, that many ids of which those beyond the bytes stand for nothing.
+    """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     raw = tokenizers.Tokenizer(models.BPE())
+    if isinstance(text, RandomText):
+        others = range(256, section.vocab_size - len(_own_tokens(section)))
+        names = [*visible_bytes(), *(f"<unused {number}>" for number in others)]
+        vocab = {name: number for number, name in enumerate(names)}
+        raw = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -272,6 +279,9 @@ def train_bpe(section: BPE, *, text: TrainingText) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
+    if isinstance(text, RandomText):
+        raw.add_special_tokens(_own_tokens(section))
+        return _made(raw, section)
     raw.train_from_iterator(text.sample(section.train_bytes), trainer)
     if raw.get_vocab_size() != section.vocab_size:
         log.warning(

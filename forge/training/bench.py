@@ -18,6 +18,7 @@ from forge.parallel.pipeline import Pipeline
 from forge.rundir.files import write_json
 from forge.training.callback import Callback
 from forge.training.metrics import peak_memory, peak_rate
+from forge.training.profiling import profiler
 
 if TYPE_CHECKING:
     from forge.training.loop import Loop
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 
 FILE = "bench.json"  # in the run directory, of the main rank
 KERNELS = 10  # that are listed
+HOLDS = {
+    "cuda": "the most that tensors had on the GPU at once",
+    "mps": "what torch has of the GPU at the end, its cache with it",
+    "cpu": "the whole process, with Python, torch and its libraries",
+}
+"""What `peak` is of, by kind of device."""
 COMMUNICATION = ("nccl", "gloo:", "c10d::")  # beginnings of names
 
 
@@ -60,9 +67,7 @@ class Bench(Callback):
 
     def on_step_start(self, loop: Loop) -> None:
         if loop.state.step == self.end and self.profiled:
-            kinds = torch.profiler.ProfilerActivity
-            on = [kinds.CPU, kinds.CUDA] if self.device.type == "cuda" else [kinds.CPU]
-            self.profile = torch.profiler.profile(activities=on)
+            self.profile = profiler(self.device)
             self.profile.start()
         self.begun.append(Mark(self.device))
         self.forwards.append([])
@@ -105,6 +110,7 @@ class Bench(Callback):
             "loss": {"first": losses[0], "last": losses[-1]},
             "parts_seconds": self._parts(first, last),
             "memory_bytes": memory(loop.model, loop.optimizer, self.device),
+            "peak_holds": HOLDS.get(self.device.type, HOLDS["cpu"]),
             "graph_breaks": sum(counters["graph_break"].values()),
             "graphs": counters["stats"]["unique_graphs"],
             **(kernels(self.profile, self.profiled, self.device) if self.profile else {}),

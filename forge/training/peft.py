@@ -17,11 +17,8 @@ from forge.config.hf.peft import CONFIG, WEIGHTS
 from forge.config.hf.table import Row
 from forge.config.model import Decoder, Model
 from forge.config.root import Config
-<<<<<<< ours
 from forge.config.tensors import BIAS, EMBEDDING, HEAD
-=======
 from forge.config.tokenizer_files import GENERATION
->>>>>>> theirs
 from forge.data.tokenizer import Tokenizer
 from forge.hf import peft
 from forge.masters import exact_state, round_masters

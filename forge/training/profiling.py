@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from forge.training.session import Session
     from forge.training.step import StepOutput
 
+QUIET = "6"  # above all levels of Kineto's log, whose highest is of marks for tracers, USDT
 ALLOCATIONS = 100_000  # and frees, the last so many, that a snapshot of memory holds
 
 
@@ -67,10 +69,7 @@ class Profiler(Callback):
     def _begin_after(self, step: int) -> None:
         if step != self.section.start_step - 1:
             return
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if self.device.type == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self.profile = torch.profiler.profile(activities=activities, record_shapes=True)
+        self.profile = profiler(self.device, record_shapes=True)
         self.profile.start()
 
     def _finish(self, loop: Loop) -> None:
@@ -93,3 +92,13 @@ class Profiler(Callback):
         stopped, self.profile = self.profile, None
         stopped.stop()
         return stopped
+
+
+def profiler(device: torch.device, *, record_shapes: bool = False) -> torch.profiler.profile:
+    """One of what a device and its CPU do. Its library's own lines about its beginning and end are
+    left out, unless KINETO_LOG_LEVEL asks for them.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)
+    kinds = torch.profiler.ProfilerActivity
+    activities = [kinds.CPU, kinds.CUDA] if device.type == "cuda" else [kinds.CPU]
+    return torch.profiler.profile(activities=activities, record_shapes=record_shapes)

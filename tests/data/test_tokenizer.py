@@ -290,3 +290,11 @@ def test_bytes_need_no_library_and_are_what_the_library_makes_of_their_file():
     assert theirs.encode_batch(texts) == ours.encode_batch(texts)
     for ids in ([*ours.encode(texts[3]), 256, 65], [0xE6, 0xBC, 65, 0xFF, 0xC3], list(range(256))):
         assert theirs.decode(ids) == ours.decode(ids)
+
+
+def test_of_random_tokens_a_bpe_has_all_its_ids_and_learns_nothing() -> None:
+    section = BPE(_target_="x", vocab_size=300, add_bos=True)
+    made = train_bpe(section, text=RandomText())
+    assert made.vocab_size == 300
+    assert made.encode("né") == [made.begin, *(made.encode("né")[1:])]
+    assert made.decode(made.encode("né")[1:]) == "né"

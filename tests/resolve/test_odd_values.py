@@ -16,7 +16,22 @@ from forge.config import schemas
 from forge.config.problems import ConfigError
 from forge.resolve.resolve import resolve
 
-ODD = ("x", "-1", "0", "null", '""', "[]", "[x]", "{}", "nan", "1e400", "9" * 25, "true", "1", "0.5")
+ODD = (
+    "x",
+    "-1",
+    "0",
+    "null",
+    '""',
+    "[]",
+    "[x]",
+    "{}",
+    "nan",
+    "1e400",
+    "9" * 25,
+    "true",
+    "1",
+    "0.5",
+)
 
 
 def options() -> Iterator[tuple[str, ...]]:

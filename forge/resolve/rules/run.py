@@ -10,7 +10,7 @@ from typing import Any
 
 from forge.config import schemas
 from forge.config.chats import Formatted
-from forge.config.data import Data, Dataset, Files, Shards
+from forge.config.data import Data, Dataset, Files, Shards, Synthetic
 from forge.config.field import Section, default_of
 from forge.config.launch import Launch, Slurm
 from forge.config.metrics import Metrics
@@ -79,9 +79,9 @@ def file_pattern(data: Shards) -> Findings:
 @rule("tokenizer.trained")
 def trained(data: Data, tokenizer: BPE) -> Findings:
     """tokenizer=bpe is trained on text, and data that is tokens already has none; a stream is not
-    read before training.
+    read before training. Of data=synthetic it learns nothing, and its ids are drawn.
     """
-    if data.tokenized or data.streamed:
+    if (data.tokenized and not isinstance(data, Synthetic)) or data.streamed:
         one = "the one of these tokens" if data.tokenized else "one that is trained already"
         fix = f"{one}, tokenizer=file tokenizer.path=my/tokenizer.json; "
         yield "tokenizer", fix + "tokenizer=bytes"

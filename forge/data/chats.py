@@ -27,7 +27,7 @@ SPEAKERS = {
     "system": "system",
     "developer": "developer",
 }
-RULES = 2
+RULES = 3
 """Of how rows are read: a cache of other ones is not taken."""
 SAVED = ("state.json", "dataset_dict.json")
 Row = Mapping[str, Any]

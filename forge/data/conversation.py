@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,11 @@ class Conversation:
     where: str
     tools: Any = None
     untrained: tuple[int, ...] = ()
+
+    def part(self, start: int, stop: int) -> Conversation:
+        """The messages from one to another, with what is said of these."""
+        own = tuple(turn - start for turn in self.untrained if start <= turn < stop)
+        return replace(self, messages=self.messages[start:stop], untrained=own)
 
     @property
     def text(self) -> str:

@@ -88,15 +88,18 @@ def of_labelled(row: Row, *, names: tuple[str, str, str]) -> Example:
     said: Any = row.get(names[1])
     whole = answered(turns_of(row.get(names[0])), said, names[1], row)
     turns = 1 if isinstance(said, str) or len(said) == len(whole.messages) else len(said)
-    asked = replace(whole, messages=whole.messages[:-turns])
+    asked = whole.part(0, len(whole.messages) - turns)
     return Example((asked, whole), label_of(row, names[2]))
 
 
 def regrouped(examples: Iterator[Document]) -> Iterator[Example]:
     """The whole, and what is asked with an answer to something else."""
 
-    def join(asked: Conversation, answer: tuple[Any, ...]) -> Conversation:
-        return replace(asked, messages=asked.messages + answer)
+    def join(asked: Conversation, answer: Conversation) -> Conversation:
+        """With the answer's own word on which of its turns are learnt."""
+        before = len(asked.messages)
+        untrained = (*asked.untrained, *(before + turn for turn in answer.untrained))
+        return replace(asked, messages=asked.messages + answer.messages, untrained=untrained)
 
     def each() -> Iterator[Rated]:
         for example in examples:
@@ -104,7 +107,7 @@ def regrouped(examples: Iterator[Document]) -> Iterator[Example]:
             asked, whole = example.documents
             assert isinstance(asked, Conversation)
             assert isinstance(whole, Conversation)
-            answer = whole.messages[len(asked.messages) :]
+            answer = whole.part(len(asked.messages), len(whole.messages))
             yield Rated(asked, answer, bool(example.liked), whole.where)
 
     return mismatched(each(), join)

@@ -92,7 +92,7 @@ def answered(before: list[Any], side: Any, name: str, row: Row) -> Conversation:
     if not isinstance(turns, list) or not turns:
         what = f"it has no text and no list under {name!r} (its fields: {', '.join(map(str, row))})"
         raise BadRow(what, 'A side is {"chosen": [{"role": "user", ...}, ...]}, or a text')
-    found = messages_of(turns)
+    found = messages_of(turns, row.get("tools"))
     if found.messages[0]["role"] == "assistant":
         found = messages_of([*before, *turns], row.get("tools"))
     if found.messages[-1]["role"] != "assistant" or len(found.messages) == 1:

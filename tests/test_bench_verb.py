@@ -16,9 +16,7 @@ from forge import bench, cli
 from forge.plan.activations import flops_again
 from tests.tiny import TINY
 
-SIZES = [
-    word for word in TINY if not word.startswith(("tokenizer", "eval", "metrics", "train.max"))
-]
+SIZES = [word for word in TINY if not word.startswith(("eval", "metrics", "train.max"))]
 FEW = ["--warmup", "2", "--steps", "4", "--profiled", "2"]
 
 

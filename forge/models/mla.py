@@ -30,24 +30,24 @@ class MLA(nn.Module):
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
-        own, dim, heads = section.mixer, section.dim, section.n_heads
-        assert isinstance(own, MLAConfig)
-        self.section, self.scale = own, softmax_scale(section, own.qk_head_dim)
+        mixer, dim, heads = section.mixer, section.dim, section.n_heads
+        assert isinstance(mixer, MLAConfig)
+        self.section, self.scale = mixer, softmax_scale(section, mixer.qk_head_dim)
         self.backend, self.cap = section.sdpa_backend, section.attn_logits_soft_cap
         self.window, self.chunk = section.span
         self.adjacent = section.rope_interleave
-        queries = heads * own.qk_head_dim
-        if own.q_lora_rank:
-            self.wq_a = nn.Linear(dim, own.q_lora_rank, bias=False)
-            self.q_norm = make_rms_norm(section, own.q_lora_rank, eps=own.latent_norm_eps)
-            self.wq_b = nn.Linear(own.q_lora_rank, queries, bias=False)
+        queries = heads * mixer.qk_head_dim
+        if mixer.q_lora_rank:
+            self.wq_a = nn.Linear(dim, mixer.q_lora_rank, bias=False)
+            self.q_norm = make_rms_norm(section, mixer.q_lora_rank, eps=mixer.latent_norm_eps)
+            self.wq_b = nn.Linear(mixer.q_lora_rank, queries, bias=False)
         else:
             self.wq = nn.Linear(dim, queries, bias=False)
-        self.wkv_a = nn.Linear(dim, own.kv_lora_rank + own.qk_rope_head_dim, bias=False)
-        self.kv_norm = make_rms_norm(section, own.kv_lora_rank, eps=own.latent_norm_eps)
-        both = own.qk_nope_head_dim + own.v_head_dim
-        self.wkv_b = nn.Linear(own.kv_lora_rank, heads * both, bias=False)
-        self.wo = nn.Linear(heads * own.v_head_dim, dim, bias=False)
+        self.wkv_a = nn.Linear(dim, mixer.kv_lora_rank + mixer.qk_rope_head_dim, bias=False)
+        self.kv_norm = make_rms_norm(section, mixer.kv_lora_rank, eps=mixer.latent_norm_eps)
+        both = mixer.qk_nope_head_dim + mixer.v_head_dim
+        self.wkv_b = nn.Linear(mixer.kv_lora_rank, heads * both, bias=False)
+        self.wo = nn.Linear(heads * mixer.v_head_dim, dim, bias=False)
 
     def forward(
         self,

@@ -19,7 +19,7 @@ from forge.config.data import HeldOut, Text
 from forge.config.tokenizer import BPE, Bytes
 from forge.config.tokenizer_files import Facts, TokenizerFile
 from forge.data.corpus import text_files
-from forge.data.split import TrainingText, split_corpus
+from forge.data.split import RandomText, TrainingText, split_corpus
 from forge.data.tokenizer import Tokenizer, byte_ids, load_file, train_bpe
 
 
@@ -81,7 +81,7 @@ def test_training_is_the_same_in_another_process(bpe, text) -> None:
         from forge.config.data import HeldOut, Text
         from forge.config.tokenizer import BPE
         from forge.data.corpus import text_files
-        from forge.data.split import TrainingText, split_corpus
+        from forge.data.split import RandomText, TrainingText, split_corpus
         from forge.data.tokenizer import train_bpe
         corpus = text_files(Text(path={text.splits[0].corpus.source!r}))
         text = TrainingText(splits=(split_corpus(corpus, HeldOut(0.1)),))

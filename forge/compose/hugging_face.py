@@ -20,7 +20,7 @@ from forge.config.problems import COMMAND_LINE, Problem
 from forge.config.tokenizer_files import CONFIG_NAME, TokenizerFile
 
 MODEL, PATH, BEGINS = "model", "model.path", "tokenizer.add_bos"
-REVISION = "model.revision"
+REVISION, IGNORED = "model.revision", "model.ignore_keys"
 ELSE = "check it, or give a folder on this machine, which `hf download ID` fetches where it can"
 
 
@@ -47,6 +47,10 @@ def fill(
         found = folders.read(folder)
     except FolderError as error:
         return {}, [Problem(f"{PATH}={path}", error.what, error.fix, where=where)]
+    names: Any = typed.get(IGNORED, tree.model.ignore_keys)
+    ignored = [str(name) for name in names or ()]
+    if fault := folders.unknown_keys(found, ignored):
+        return {}, [Problem(f"{PATH}={path}", *fault, where=where)]
     given = {}
     for key, value in _flat(found.options):
         if key not in lines:

@@ -149,6 +149,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "ends.json").write_text(json.dumps({**content, "post_processor": ends}))
     (path / "my.model").write_text("some text")
     write_folder(path / "hf")
+    write_folder(path / "extra", unsloth_fixed=True)
     ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))
     (path / "bytes.tiktoken").write_text("".join(ranks))
     for name, base in {"peft": str(path / "run"), "alone": "hub/model"}.items():

@@ -121,8 +121,8 @@ class Family:
         keys = self.keys(content | {"model_type": self.model_type})
         options = self.options(keys)
         keys.finish()
-        if keys.faults:
-            return keys.faults
+        if keys.faults or keys.unknown:
+            return [*keys.faults, *keys.unknown.values()]
         if "moe" in options and not section.is_moe:
             return ["model.moe.num_experts=0"]
         theirs = section_of(options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,16 @@ def family_of(model_type: str) -> Family | None:
 @dataclass(frozen=True, kw_only=True)
 class Folder:
     """A folder whose config.json was read. content: of its language model. options: of the model
-    section. inside: whether that is part of a model that reads more than text.
+    section. unknown, unread: as of `Keys`. inside: whether that is part of a model that reads more
+    than text.
     """
 
     path: Path
     family: Family
     content: dict[str, Any]
     options: dict[str, Any]
+    unknown: dict[str, str]
+    unread: list[str]
     inside: bool = False
 
     @functools.cached_property
@@ -123,7 +126,15 @@ def _read(place: Path, changed: int) -> Folder:
     if keys.faults:
         fix = "a model without it: what forge does not compute is not left out silently"
         raise FolderError(f"{file}: {'; '.join(keys.faults)}", fix)
-    found = Folder(path=place, family=family, content=content, options=options, inside=inside)
+    found = Folder(
+        path=place,
+        family=family,
+        content=content,
+        options=options,
+        unknown=keys.unknown,
+        unread=keys.unread,
+        inside=inside,
+    )
     try:
         ignored = family.unread(found.section)
     except (ArithmeticError, TypeError, ValueError) as error:
@@ -135,6 +146,21 @@ def _read(place: Path, changed: int) -> Folder:
         )
         raise FolderError(f"{file}: {'; '.join(ignored)}", fix)
     return found
+
+
+def unknown_keys(folder: Folder, ignored: Collection[str]) -> tuple[str, str] | None:
+    """The keys of config.json that may change the model, and that nobody says to ignore, with what
+    to do; None where there are none.
+    """
+    found = {name: text for name, text in folder.unknown.items() if name not in ignored}
+    if not found:
+        return None
+    kind = "is a key" if len(found) == 1 else "are keys"
+    what = f"{', '.join(found.values())} {kind} that forge does not know here."
+    what = f"{folder.path / CONFIG}: {what}"
+    names = ", ".join([*ignored, *found])
+    fix = "a model without it: what forge does not compute is not left out silently"
+    return what, f"{fix}; or model.ignore_keys=[{names}] where it changes nothing"
 
 
 def places(folder: Folder, section: Decoder) -> tuple[list[Row], dict[str, Stored]]:

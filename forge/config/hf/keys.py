@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -62,13 +63,28 @@ OFF = {
 """Keys with the only values that forge has."""
 
 
+OWN_CODE = "auto_map"
+"""Where it is there, the model may be of code in its folder, which may read any key."""
+WITHOUT_EFFECT = re.compile(
+    r"_|unsloth_|transformers[._]js|.*_version$|.*(dropout|pdrop)(_prob|_rate)?$"
+    r"|(model_max_length|max_window_layers|license|library_name|tags|base_model|datasets)$"
+)
+"""Names of keys that say where a model is from, or are of training or of what is switched off."""
+
+
 class Keys:
-    """The keys of one config.json. What is wrong with them is gathered in `faults`."""
+    """The keys of one config.json. What is wrong with them is gathered in `faults`.
+
+    unknown: keys that no family of this kind reads, and that may change the model, as `name=value`
+    by name. unread: those of which name or value says that they do not.
+    """
 
     def __init__(self, content: dict[str, Any], absent: dict[str, Any] | None = None) -> None:
         """absent: values of keys that are not there; null is there."""
         self._content, self._read, self._absent = content, set[str](), absent or {}
         self.faults: list[str] = []
+        self.unknown: dict[str, str] = {}
+        self.unread: list[str] = []
 
     def has(self, name: str) -> bool:
         """Whether a key is there, be it null."""
@@ -123,7 +139,7 @@ class Keys:
         self._read.update(names)
 
     def finish(self) -> None:
-        """Refuse what was not read."""
+        """Refuse keys whose values forge does not have, and sort those that were not read."""
         for name, why in REFUSED.items():
             if self._content.get(name) is not None and name not in self._read:
                 self.faults.insert(0, f"{name}: {why}")
@@ -135,5 +151,19 @@ class Keys:
                 self.only(name, *values, why="forge has no such model")
         known: Collection[str] = {*self._read, *INERT, *REFUSED, *OFF}
         for name, value in self._content.items():
-            if name not in known and value is not None:
-                self.faults.append(f"{name}={value!r} is a key that forge does not know here")
+            if name in known or value is None:
+                continue
+            if self._has_no_effect(name, value):
+                self.unread.append(name)
+            else:
+                self.unknown[name] = f"{name}={value!r}"
+
+    def _has_no_effect(self, name: str, value: Any) -> bool:
+        """Whether a key that the class of the family does not read is there for something else, or
+        switched off.
+        """
+        if WITHOUT_EFFECT.match(name):
+            return True
+        if name == "layer_types":
+            return set(value) <= {"full_attention"}
+        return not value and OWN_CODE not in self._content

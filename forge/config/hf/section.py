@@ -21,6 +21,9 @@ class FolderDecoder(Decoder):
     pretrained: bool = opt(
         True, "begin with the weights of the folder, by checkpoint.init_from; false = with new ones"
     )
+    ignore_keys: list[str] = opt(
+        [], "keys of config.json that are known to change nothing, where forge refuses them"
+    )
     grow_vocab: bool = opt(
         False,
         "where the tokenizer has more ids than the folder has rows of vocabulary, add rows to "

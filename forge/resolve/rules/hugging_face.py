@@ -26,6 +26,19 @@ def path(model: FolderDecoder) -> Findings:
         yield "model.path", "model.path=my/folder, as save_pretrained of transformers writes it"
 
 
+@rule("model.unread_keys", "model.path", "model.ignore_keys", warning=True)
+def unread_keys(model: FolderDecoder) -> Findings:
+    """Keys of config.json that say where a model is from, or are switched off, are not read."""
+    try:
+        names = [name for name in folders.read(model.path).unread if name not in model.ignore_keys]
+    except FolderError:
+        return  # which another rule says
+    if names:
+        keys = ", ".join(names)
+        what = f"its {folders.CONFIG} has {keys}, which changes nothing and is not read."
+        yield "model.path", what, f"model.ignore_keys=[{', '.join([*model.ignore_keys, *names])}]"
+
+
 @rule("checkpoint.folder", *READS)
 def folder(config: Config, model: Model, checkpoint: Checkpoint) -> Findings:
     """The weights of a Hugging Face folder in checkpoint.init_from are whole, and fit the model."""
@@ -40,7 +53,12 @@ def folder(config: Config, model: Model, checkpoint: Checkpoint) -> Findings:
     fix = "the options of its config.json" if same else f"model=hf model.path={start}"
     fix += ", or checkpoint.exclude_from_loading"
     try:
-        found = folders.faults(folders.read(start), model, checkpoint.exclude_from_loading)
+        read = folders.read(start)
+        ignored = model.ignore_keys if isinstance(model, FolderDecoder) else ()
+        if unknown := folders.unknown_keys(read, ignored):
+            yield INIT_FROM, *unknown
+            return
+        found = folders.faults(read, model, checkpoint.exclude_from_loading)
         if found:
             yield INIT_FROM, f"{start} does not fit this model: {listed(found)}.", fix
     except FolderError as error:

@@ -89,9 +89,7 @@ def too_long(data: Data) -> Findings:
 
 @rule(PADDED, PADDED, "data.packing", "parallel.pp", "parallel.tp", "parallel.cp")
 def padded(config: Config, parallel: Parallel) -> Findings:
-    """Rows may end before train.seq_len where each is of one document or example, on one pipeline
-    stage and without experts, at a multiple of what parallel.cp and parallel.tp cut.
-    """
+    """Rows end before train.seq_len where each is one document or example; cp and tp cut them."""
     multiple = config.data.pad_to_multiple_of
     if multiple <= 0:
         return

@@ -7,6 +7,7 @@ from typing import Any
 
 from forge.config.hf.family import Family
 from forge.config.numbers import compact
+from forge.config.qlora import QLoRA
 from forge.config.root import Config
 from forge.rundir.checkpoints import Saved
 from forge.rundir.directory import MADE_WITH
@@ -22,34 +23,79 @@ tags:
 """
 
 
+BITS = {
+    "nf4": """load_in_4bit=True,
+    bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant={double},
+    bnb_4bit_compute_dtype=torch.bfloat16,""",
+    "int8": "load_in_8bit=True,",
+}
+
+
 def card(saved: Saved, config: Config, family: Family, dtype: str) -> str:
     """README.md of a checkpoint that is exported."""
-    made, meta = _provenance(saved.path), saved.meta
     size = config.model.num_params_estimate  # type: ignore[attr-defined]
-    tokens = meta.get("train", {}).get("tokens")
-    lines = [
-        f"# {config.run.name or Path(config.run.dir or saved.path).name}",
-        "",
-        f"`{family.architecture}` with {size:,} parameters in {dtype}, made with forge.",
-        "",
-        "| | |",
-        "| --- | --- |",
-        f"| checkpoint | step {saved.step} |",
-        *(
-            [f"| trained on | {compact(tokens)} tokens of `data={_data(config)}` |"]
-            if tokens
-            else []
-        ),
-        *([f"| weights from | `{start}` |"] if (start := config.checkpoint.init_from) else []),
-        *(f"| {name} | {value:.4f} |" for name, value in _metrics(meta)),
-        *(f"| {name} | {value} |" for name, value in _made_with(made)),
-        "",
-    ]
-    lines += ["It was made by", "", "```", typed(made["argv"]), "```", ""] if made else []
+    lines = [f"`{family.architecture}` with {size:,} parameters in {dtype}, made with forge.", ""]
+    lines += _origin(saved, config)
     lines += ["```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
     lines += ['model = AutoModelForCausalLM.from_pretrained("FOLDER")']
     lines += ['tokenizer = AutoTokenizer.from_pretrained("FOLDER")', "```", ""]
-    return HEAD + "\n".join(lines)
+    return HEAD + "\n".join([f"# {_name(saved, config)}", "", *lines])
+
+
+def adapter_card(saved: Saved, config: Config, family: Family, dtype: str) -> str:
+    """README.md of adapters that are exported for PEFT, with how their base is loaded."""
+    adapter, base = config.adapter, config.checkpoint.init_from or "BASE"
+    lines = [f"Adapters for a `{family.architecture}` in {dtype}, made with forge.", ""]
+    lines += _origin(saved, config)
+    code = ["from peft import PeftModel", "from transformers import AutoModelForCausalLM", ""]
+    more = ""
+    if isinstance(adapter, QLoRA):
+        lines += [f"They {beside_bits(adapter).removeprefix('they ')}.", ""]
+        if adapter.base_format == "nf4" and adapter.double_quantization:
+            lines += [
+                "forge rounds the scales of each row by themselves, and bitsandbytes those of"
+            ]
+            lines += ["a whole matrix, so that logits differ a little.", ""]
+        code[1:2] = ["import torch", "from transformers import AutoModelForCausalLM"]
+        code[2] += ", BitsAndBytesConfig"
+        bits = BITS[adapter.base_format].format(double=adapter.double_quantization)
+        code += ["bits = BitsAndBytesConfig(", f"    {bits}", ")"]
+        more = ", quantization_config=bits"
+    code += [f'base = AutoModelForCausalLM.from_pretrained("{base}"{more})']
+    code += ['model = PeftModel.from_pretrained(base, "FOLDER")']
+    lines += ["```python", *code, "```", ""]
+    head = HEAD.replace("library_name: transformers", "library_name: peft")
+    return head + "\n".join([f"# {_name(saved, config)}", "", *lines])
+
+
+def beside_bits(adapter: QLoRA) -> str:
+    """What adapters that were trained beside a quantised base are on another one."""
+    return (
+        f"they were trained beside their base in {adapter.base_format}, and beside the plain base "
+        "are another model: load the base as README.md says, or write --format hf --merge"
+    )
+
+
+def _name(saved: Saved, config: Config) -> str:
+    return config.run.name or Path(config.run.dir or saved.path).name
+
+
+def _origin(saved: Saved, config: Config) -> list[str]:
+    """Markdown lines on the run that a checkpoint is of."""
+    made, meta = _provenance(saved.path), saved.meta
+    tokens = meta.get("train", {}).get("tokens")
+    rows = [("checkpoint", f"step {saved.step}")]
+    if tokens:
+        rows.append(("trained on", f"{compact(tokens)} tokens of `data={_data(config)}`"))
+    if start := config.checkpoint.init_from:
+        rows.append(("weights from", f"`{start}`"))
+    rows += [(name, f"{value:.4f}") for name, value in _metrics(meta)]
+    rows += [(name, str(value)) for name, value in _made_with(made)]
+    lines = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows), ""]
+    if made:
+        lines += ["It was made by", "", "```", typed(made["argv"]), "```", ""]
+    return lines
 
 
 def _data(config: Config) -> str:

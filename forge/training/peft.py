@@ -16,11 +16,13 @@ from forge.config.hf import folder as folders
 from forge.config.hf.peft import CONFIG, WEIGHTS
 from forge.config.hf.table import Row
 from forge.config.model import Decoder, Model
+from forge.config.qlora import QLoRA
 from forge.config.root import Config
 from forge.config.tensors import BIAS, EMBEDDING, HEAD
 from forge.config.tokenizer_files import GENERATION
 from forge.data.tokenizer import Tokenizer
 from forge.hf import peft
+from forge.hf.card import adapter_card, beside_bits
 from forge.masters import exact_state, round_masters
 from forge.owned import copy_owned, local, owned, select
 from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Saved
@@ -59,7 +61,9 @@ def export_peft(
     tokenizer.save(out)
     word = str(number).removeprefix("torch.")
     what = f"adapters of step {Saved(path).step} in {word}"
-    return f"{what}, {len(found)} tensors for {chosen.architecture}"
+    (out / "README.md").write_text(adapter_card(Saved(path), config, chosen, word), "utf-8")
+    beside = f"; {beside_bits(adapter)}" if isinstance(adapter, QLoRA) else ""
+    return f"{what}, {len(found)} tensors for {chosen.architecture}{beside}"
 
 
 def load_adapters(place: Path, model: nn.Module, section: Model, adapter: LoRA) -> None:

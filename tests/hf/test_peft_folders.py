@@ -46,6 +46,14 @@ def test_adapters_go_out_and_in_again_and_are_merged(wide: Path, tmp_path: Path,
     run, out = tmp_path / "run", tmp_path / "adapters"
     trained(wide, run, "adapter=qlora", "adapter.rank=2", "adapter.target_modules=[wq,w_down]")
     assert export.main([str(run), str(out), "--format", "peft"]) == 0
+    said = "they were trained beside their base in nf4, and beside the plain base are another model"
+    assert said in capsys.readouterr().out
+    card = (out / "README.md").read_text()
+    assert said.removeprefix("they ") in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    compile(code, "README.md", "exec")
+    quantised = {"load_in_4bit=True", 'bnb_4bit_quant_type="nf4"', f'from_pretrained("{wide}", '}
+    assert all(part in code for part in quantised), code
     config = json.loads((out / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["use_dora"]) == (2, 32.0, False)
     assert config["target_modules"] == ["down_proj", "q_proj"]

@@ -10,6 +10,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -228,7 +229,6 @@ def difference(expected: list[torch.Tensor], logits: list[torch.Tensor]) -> floa
 
 def imports(case: str, place: Path) -> Iterator[Finding]:
     """Every change of a case's config.json."""
-    quiet()
     yield Finding("as it is", *imported(base_of(case), place / "base"))
     seen = set()
     for number, (change, content) in enumerate(changes(base_of(case))):
@@ -238,11 +238,18 @@ def imports(case: str, place: Path) -> Iterator[Finding]:
         yield Finding(change, *imported(content, place / str(number)))
 
 
-def quiet() -> None:
-    transformers.utils.logging.set_verbosity_error()
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No word of transformers about values that are changed on purpose."""
+    before = logging.root.manager.disable
     transformers.utils.logging.disable_progress_bar()
     logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def broken(section: Section) -> bool:
@@ -361,7 +368,6 @@ def exported(section: Section, family: Family, place: Path) -> tuple[str, float]
 
 def exports(case: str, place: Path) -> Iterator[Finding]:
     """Every change of a case's model, as its family says it."""
-    quiet()
     family = folders.family_of(base_of(case)["model_type"])
     assert family is not None
     for number, (change, section) in enumerate(sections(case, place / "base")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,14 @@ ONCE_UNREADABLE = {
 """Options of forge that were written into a folder of which transformers made another model."""
 
 
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with matrix.quiet():
+        yield
+
+
 @pytest.mark.parametrize("case", ONCE_UNEQUAL)
 def test_what_was_read_as_two_models_is_read_as_one_or_refused(case: str, tmp_path: Path) -> None:
-    matrix.quiet()
     contents = dict(matrix.changes(matrix.base_of(case)))
     for number, change in enumerate(ONCE_UNEQUAL[case]):
         found = matrix.Finding(change, *matrix.imported(contents[change], tmp_path / str(number)))

@@ -139,9 +139,10 @@ def test_live_bar_on_a_terminal(width, bar, shown, cut):
 def test_every_step_moves_the_bar_without_a_line(monkeypatch):
     """From the step that the run goes on from; the rest is estimated between logs too."""
     stream, clock, shown = Terminal(), Clock(), []
-    made = partial(console_tracker, resumed_at=40, console=terminal(100, stream), clock=clock)
+    made = partial(console_tracker, console=terminal(100, stream), clock=clock)
     monkeypatch.setattr("forge.training.console.console_tracker", made)
-    trackers = build_trackers(Metrics(), Path(), total_steps=100, config_dict={}, resumed_at=40)
+    trackers = build_trackers(Metrics(), Path(), total_steps=100, config_dict={})
+    trackers.resumed_at = 40
     bar = trackers.open()._active["console"]
     for step in (41, 42, 60):
         shown.append(bar._progress.tasks[0].completed)

@@ -161,7 +161,7 @@ def test_the_log_holds_what_was_said_and_warned_of(saved_run, capsys):
     assert first == "earlier", "a later start adds to it"
     shown = "\n".join(line.split(" ", 2)[2] for line in lines)
     fault = "step_6 is passed over: it is torn: it has no meta.json"
-    assert f"WARNING forge.training.restore: {saved_run}/checkpoints/{fault}" in shown
+    assert f"WARNING forge.rundir.checkpoints: {saved_run}/checkpoints/{fault}" in shown
     where = "at step 4, where it stopped in the data: 2 steps to go"
     assert f"INFO forge.training.process: going on from checkpoints/step_4 {where}" in shown
     assert "is passed over" not in capsys.readouterr().out

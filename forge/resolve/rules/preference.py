@@ -72,9 +72,7 @@ def cp(objective: Objective, parallel: Parallel) -> Findings:
     "parallel.pp",
 )
 def reference(objective: Referenced, adapter: Adapter, parallel: Parallel) -> Findings:
-    """A model without its adapter is a reference where there is an adapter, and no weight of the
-    base is trained beside it; a pipeline, which reads a batch once, cannot read it without one too.
-    """
+    """objective.reference=adapter needs an adapter, a base that stays as it is, and no pipeline."""
     if objective.reference_free or objective.reference != "adapter":
         return
     if why := why_no_reference(adapter, parallel):

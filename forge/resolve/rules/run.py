@@ -78,8 +78,8 @@ def file_pattern(data: Shards) -> Findings:
 
 @rule("tokenizer.trained")
 def trained(data: Data, tokenizer: BPE) -> Findings:
-    """tokenizer=bpe is trained on text, and data that is tokens already has none; a stream is not
-    read before training. Of data=synthetic it learns nothing, and its ids are drawn.
+    """tokenizer=bpe is trained on text before a run: tokens, but of data=synthetic, have none, and
+    a stream comes later.
     """
     if (data.tokenized and not isinstance(data, Synthetic)) or data.streamed:
         one = "the one of these tokens" if data.tokenized else "one that is trained already"

@@ -162,8 +162,8 @@ def target(config: Config) -> Findings:
 
 @rule("entries", "callbacks", "techniques", "trackers")
 def entries(config: Config) -> Findings:
-    """Every entry of callbacks, techniques and trackers has a _target_, values that a file can keep,
-    and files of this machine.
+    """Every entry of callbacks, techniques and trackers has a _target_, values that a file can
+    keep, and files of this machine.
     """
     for key, entry in _entries(config):
         if not isinstance(entry, dict):

@@ -82,6 +82,9 @@ class Sweep:
 
     path: Path
 
+    def __fspath__(self) -> str:
+        return str(self.path)  # it is taken where its directory is
+
     def __repr__(self) -> str:
         return f"{short(self.path)} ({messages.counted([one.state for one in self.points])})"
 

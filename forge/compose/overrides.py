@@ -139,7 +139,9 @@ def _mistyped(key: str, text: str, value: Any, hint: Any, now: Any = None) -> Fa
     def write(meant: Any) -> str:
         return typed(key, (literal if isinstance(meant, list) else shown)(meant))
 
-    return values.mistyped(key, f"'{text}'", value, hint, now, write)
+    is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    said = text if is_quoted else f"'{text}'"
+    return values.mistyped(key, said, value, hint, now, write)
 
 
 def _entry_of(tree: DictConfig, override: Override) -> tuple[DictConfig, str] | None:

@@ -25,6 +25,7 @@ from forge.data.packing import Plan
 from forge.data.samples import Pieces, Samples
 from forge.data.store import TokenStore
 from forge.data.streams import Positions, Streamed, Unreadable, further, positions_of, state_of
+from forge.rundir.process_folders import share_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,6 +257,7 @@ class TrainLoader:
         if self._num_workers == 0:
             stream = map(self._dataset.__getitem__, first_samples)
             return map(_pinned, stream) if self._pin_memory else stream
+        share_folder()
         loader = DataLoader(
             self._dataset,  # pyright: ignore[reportArgumentType]
             sampler=first_samples,  # pyright: ignore[reportArgumentType]

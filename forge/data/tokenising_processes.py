@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 
+from forge.rundir.process_folders import share_folder
+
 
 @contextmanager
 def processes_for(processes: int) -> Iterator[ProcessPoolExecutor | None]:
@@ -17,6 +19,7 @@ def processes_for(processes: int) -> Iterator[ProcessPoolExecutor | None]:
     if processes == 1:
         yield None
         return
+    share_folder()
     # The threads of the tokenizers library do not survive a fork of this process.
     ways = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in ways else "spawn")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.config.problems import shown
 from forge.report.comparison import Report, Row, compare
 from forge.report.runs import Run, read
+from forge.rundir.directory import Place, path_of
 
 if TYPE_CHECKING:
     import pandas
 
-Places = str | Path | Sequence[str | Path]
+Places = Place | Sequence[Place]  # sweeps and runs, as they are or by their directories
 
 
 def frame(sweep: Places) -> pandas.DataFrame:
@@ -118,5 +118,5 @@ def _cell(value: Any) -> Any:
 
 def read_report(sweep: Places, **choices: Any) -> Report:
     """choices: of `compare`. Raises ConfigError."""
-    paths = [sweep] if isinstance(sweep, str | Path) else sweep
-    return compare(read([Path(path) for path in paths]), **choices)
+    places = sweep if isinstance(sweep, Sequence) and not isinstance(sweep, str) else [sweep]
+    return compare(read([path_of(place) for place in places]), **choices)

@@ -20,6 +20,7 @@ from types import FrameType
 from forge.launch.local import threads
 from forge.rundir import outcome
 from forge.rundir.outcome import ERROR
+from forge.rundir.process_folders import remove_left
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 GRACE = 5.0  # seconds that ranks have to end once one of them has failed
@@ -113,6 +114,7 @@ class Ranks:
             self._first = codes[failed[0]] or 0
             self._report(failed[0], self._first)
         if None not in codes:
+            remove_left()  # of a rank that was killed
             return 128 - self._first if self._first < 0 else self._first
         if time.monotonic() > self._deadline:
             for worker in self._workers:

@@ -44,6 +44,8 @@ def test_a_sweep_gives_its_points_back(capsys: pytest.CaptureFixture[str]) -> No
     frame = found.frame()
     assert frame["train/loss"].tolist() == [1.0, 0.5, 1.0, 0.5]
     assert found.report(metric="train/loss").arms["n"].tolist() == [2, 2]
+    assert forge.report(found, metric="train/loss").arms["n"].tolist() == [2, 2]
+    assert len(forge.report([best, best.result], metric="train/loss").runs) == 1
     capsys.readouterr()
     again = forge.sweep([*OPTIONS, "optimizer.lr=0.001,0.003", "seed=1,2"])
     assert again == found

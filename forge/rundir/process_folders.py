@@ -1,0 +1,60 @@
+"""The folder of sockets that a process has in common with those it starts to load or tokenise.
+
+Python gives every process that hands on a tensor a folder `pymp-...` in the temporary directory.
+It goes when that process ends by itself; one that is killed, as loader processes are with their
+rank, leaves it there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import multiprocessing.util
+import os
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+LOCK = "forge.lock"
+
+_locks: dict[str, int] = {}  # the open lock of the folder of this process
+
+
+def share_folder() -> None:
+    """Give the processes that are started from here on the folder of this one, so that it is one
+    that goes with it, or, should this one be killed, with `remove_left`.
+    """
+    remove_left()
+    folder = multiprocessing.util.get_temp_dir()  # processes that are started have the same
+    if multiprocessing.parent_process() is not None or folder in _locks:
+        return
+    new = Path(folder, f"{LOCK}.new")
+    with suppress(OSError):  # a file system without locks
+        # Such a lock is of this process alone: those it forks do not hold it.
+        lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        new.rename(Path(folder, LOCK))
+        _locks[folder] = lock
+
+
+def remove_left() -> None:
+    """Remove the folders that `share_folder` made for processes of this user that are dead."""
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            if entry.name.startswith("pymp-") and entry.path not in _locks:
+                with suppress(OSError):
+                    _remove_if_left(entry)
+
+
+def _remove_if_left(entry: os.DirEntry[str]) -> None:
+    status = entry.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        return
+    lock = os.open(os.path.join(entry.path, LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(entry.path, ignore_errors=True)
+    finally:
+        os.close(lock)

@@ -59,6 +59,7 @@ constraints: install ## constraints.txt: what is installed now; repeated by pip 
 docs: install ## the pages that are made from the schema
 	$(BIN)/python tools/pages.py --write docs
 	$(BIN)/python tools/seeds.py --write docs/coming_from.md
+	$(BIN)/python tools/seeds.py --keys forge/compose/seed_keys.py
 
 clean:
 	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache

@@ -14,6 +14,7 @@ from forge.compose.engine import Library
 from forge.compose.grammar import read
 from forge.compose.tree import LISTS, declared, has, in_force, node_at, option_keys
 from forge.config import schemas
+from forge.config.adapter import in_ours
 from forge.config.bounds import element_faults, fits
 from forge.config.problems import COMMAND_LINE, Problem, closest, did_you_mean, literal
 
@@ -137,11 +138,15 @@ class Keys:
         full = key.replace("-", "_").lower()
         word = full.rpartition(".")[2]
         translated = BY_VALUE.get(word, {}).get(value.lower(), "")
-        if translated and declared(self.tree, translated.partition("=")[0]):
+        target = translated.partition("=")[0]
+        if target and (self.library.is_group(target) or declared(self.tree, target)):
             return did_you_mean([translated])
         ours = ALIASES.get(full) or ALIASES.get(word, "")
         if not ours:
-            return HINTS.get(word, "")
+            return HINTS.get(word, "") or self._of_seed(full, value)
+        if ours.endswith("target_modules="):
+            words = value.strip("[]").replace("'", "").replace('"', "").split(",")
+            value = f"[{','.join(in_ours(w.strip() for w in words if w.strip()))}]"
         last = ours.rpartition(" ")[2].removesuffix("=")
         if ours.startswith(("adapter=", "optimizer=")) and declared(self.tree, last):
             return did_you_mean(self.advised(last, value))  # the group's option in force has it
@@ -152,8 +157,28 @@ class Keys:
         if self.library.is_group(ours):
             options = f"it is {ours} here; its options: {', '.join(self.library.options(ours))}"
             return did_you_mean(self.advised(ours, value)) or options
-        absent = self.unknown(ours)
-        if absent:
+        return self._called(ours, value)
+
+    def _of_seed(self, key: str, value: str) -> str:
+        """What to do for an option of one of forge's seeds; empty for any other key."""
+        from forge.compose.seed_keys import rows
+
+        ours, note = rows().get(key, ("", ""))
+        if not ours:
+            return ""
+        group, sign, _ = ours.partition("=")
+        if sign:
+            ours = ours if group in self.tree else f"+{ours}"
+            return f"it is a choice of {group} here, like {ours}" + (f", {note}" if note else "")
+        if self.library.is_group(ours) and not note:
+            return f"it is {ours} here; its options: {', '.join(self.library.options(ours))}"
+        if note and (self.library.is_group(ours) or not self.unknown(ours)):
+            return f"it is {ours} here; {note}"
+        return self._called(ours, value)
+
+    def _called(self, ours: str, value: str) -> str:
+        """An option of ours with the value, or how to come to have it."""
+        if absent := self.unknown(ours):
             return f"it is {ours} here; {absent[1]}"
         return did_you_mean(self.advised(ours, value)) or f"it is {ours} here"
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forge.config import schemas
+from forge.config.adapter import in_ours
 from forge.config.bounds import KINDS, fits, kind, length_fault
 from forge.config.problems import shown
 
@@ -50,6 +51,8 @@ def meant(key: str, value: Any, hint: Any) -> Any:
             return f"[{value[0]}]"
         return value[0] if several(value, hint) else None
     items = _items(value, inner[0])
+    if key.endswith("adapter.target_modules"):
+        items = in_ours(items)
     return items if fits(items, hint) and (origin is list or len(items) == len(inner)) else None
 
 

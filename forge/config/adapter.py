@@ -19,6 +19,32 @@ ROLES = (MATRIX, EXPERT, HEAD, EMBEDDING)
 """Of parameters that an adapter can stand beside."""
 PARTS = ("attention", "feed_forward", "experts", "shared_experts")
 A, B, MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
+_OF_ATTENTION = "wq,wk,wv"
+_WORDS = {
+    _OF_ATTENTION: "c_attn qkv_proj query_key_value Wqkv qkv",
+    "wq": "q_proj query",
+    "wk": "k_proj key",
+    "wv": "v_proj value",
+    "wo": "o_proj out_proj output_proj dense attn_output",
+    "wq_a": "q_a_proj",
+    "wq_b": "q_b_proj",
+    "wkv_a": "kv_a_proj_with_mqa",
+    "wkv_b": "kv_b_proj",
+    "w_gate": "gate_proj w1",
+    "w_up": "up_proj w3 c_fc fc1 dense_h_to_4h",
+    "w_down": "down_proj w2 fc2 dense_4h_to_h",
+    "w_gate,w_up": "gate_up_proj",
+    "wo,w_down": "c_proj",
+    HEAD: "lm_head embed_out",
+    EMBEDDING: "embed_tokens wte tok_embeddings",
+    "attention": "self_attn attn",
+    "feed_forward": "mlp",
+    AUTO: "all-linear all_linear",
+}
+THEIRS = {word: ours.split(",") for ours, words in _WORDS.items() for word in words.split()}
+"""Entries of PEFT's target_modules, and the last parts of their names, as they are here: by the
+names of the families of Hugging Face, torchtune and Megatron.
+"""
 ADDED = re.compile(rf"(\.|_)({A}|{B}|{MAGNITUDE})$")
 
 
@@ -156,6 +182,12 @@ def fits(word: str, one: TensorSpec) -> bool:
         return one.part.replace(" ", "_").replace("-", "_") == word
     place = place_of(one)
     return fnmatchcase(place, word) or place.rpartition(".")[2] == word
+
+
+def in_ours(words: Iterable[str]) -> list[str]:
+    """Entries of adapter.target_modules with those that others call otherwise in our names."""
+    ours = [name for word in words for name in THEIRS.get(word.rpartition(".")[2], [word])]
+    return [AUTO] if AUTO in ours else list(dict.fromkeys(ours))
 
 
 def _can_have(one: TensorSpec) -> bool:

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from refusing import only, problems
 
-from forge.compose.aliases import ALIASES, HINTS
+from forge.compose.aliases import ALIASES, BY_VALUE, HINTS
+from forge.compose.composition import compose
+from forge.compose.engine import CONF
+from forge.compose.seed_keys import rows
+from forge.compose.unknown import Keys
+from forge.config import schemas
 
+CHAT = ["data=chat", f"data.path={__file__}", "objective=sft"]
+KEYS = {key for key, *_ in schemas.walk_options()}
 SAMPLE = {
+    "objective": "pretrain",
+    "adapter": "lora",
+    "train.compile_backend": "eager",
+    "data.val_fraction": "0.1",
+    "adapter=lora": "true",
+    "adapter=lora adapter.dora=": "true",
+    "adapter=lora adapter.rank_stabilized=": "true",
+    "data.pin_memory": "true",
+    "run.deterministic": "true",
+    "eval.at_start": "true",
+    "eval.metric": "loss",
+    "parallel.ep": "1",
     "scheduler": "cosine",
     "optimizer": "lion",
     "adapter=lora adapter.dropout=": "0.1",
@@ -24,13 +45,49 @@ SAMPLE = {
 def test_what_newcomers_type_is_answered_with_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")  # no login is needed
     typed = {word: SAMPLE.get(ours, "2") for word, ours in ALIASES.items()}
-    assert len({*typed, *HINTS}) <= 130, "the words that many type; the rest is in docs/options.md"
+    assert len({*typed, *HINTS}) <= 190, "the words that many type; the rest is in docs/options.md"
     for word, value in typed.items():
         fix = only([f"{word}={value}"], as_point=True).fix
         words = fix.partition("did you mean ")[2].partition("?")[0].split()
         assert words, word
         left = [p for p in problems(words, gpus=2, as_point=True) if not p.warning]
         assert left == [], word
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "ours"),
+    [(word, value, ours) for word, by in BY_VALUE.items() for value, ours in by.items()],
+)
+def test_a_value_of_theirs_is_answered_with_what_composes(
+    word: str, value: str, ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    chosen = CHAT if ours.startswith("data.train_on") else []
+    assert only([*chosen, f"{word}={value}"], as_point=True).fix == f"did you mean {ours}?"
+    words = ours.split()
+    left = problems([*chosen, *words], gpus=1, apple=True, as_point=True)
+    assert [p for p in left if not p.warning] == []
+
+
+def test_hints_name_what_exists() -> None:
+    mentioned = re.compile(r"(?<![\w.])((?:[a-z]\w*\.)+\w+|[a-z]\w*(?==[a-z]))(?:=([a-z]\w*))?")
+    for word, hint in HINTS.items():
+        for key, choice in mentioned.findall(re.sub(r"forge\.\w+", "", hint)):
+            file = CONF / key / f"{choice}.yaml"
+            assert key in KEYS or file.is_file(), (word, key)
+
+
+def test_every_key_of_the_seeds_is_answered_with_what_exists() -> None:
+    """Each is answered by its own row, or by a word that many tools share."""
+    composition = compose([])
+    keys = Keys(composition.tree, composition.library)
+    groups = set(schemas.sections())
+    for key, (ours, _) in rows().items():
+        group, _, choice = ours.partition("=")
+        assert ours in KEYS | groups or (CONF / group / f"{choice}.yaml").is_file(), key
+        unknown = keys.unknown(key, "2")
+        if unknown is not None and key not in ALIASES and key.rpartition(".")[2] not in ALIASES:
+            assert ours in unknown[1] or key.rpartition(".")[2] in HINTS, (key, unknown)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +114,30 @@ def test_what_newcomers_type_is_answered_with_what_works(monkeypatch: pytest.Mon
         ("logging_steps=5", "metrics.log_interval=5"),
         ("train_on_inputs=false", "data.train_on=responses"),
         ("beta=0.1", "objective=dpo"),
+        ("lora_alpha=32", "adapter=lora adapter.alpha=32"),
+        ("adapter.r=8", "adapter=lora adapter.rank=8"),
+        ("assistant_only_loss=true", "data.train_on=responses"),
+        ("packing=true", "data.packing"),
+        ("packing=false", "data.pack_sequences=true data.packing=none"),
+        ("cutoff_len=1024", "train.seq_len=1024"),
+        ("finetuning_type=lora", "did you mean adapter=lora?"),
+        ("finetuning_type=full", "did you mean adapter=none?"),
+        ("stage=sft", "did you mean objective=sft?"),
+        ("stage=pt", "did you mean objective=pretrain?"),
+        ("lora_target=q_proj", "adapter=lora adapter.target_modules=[wq]"),
+        ("lora_target=all", "did you mean adapter=lora?"),
+        ("load_in_8bit=true", "adapter=qlora adapter.base_format=int8"),
+        ("per_device_train_batch_size=4", "train.batch_size=4"),
+        ("gradient_accumulation_steps=4", "train.grad_accum_steps=4"),
+        ("lr_scheduler_type=cosine", "scheduler=cosine"),
+        ("pref_beta=0.1", "objective.beta=0.1, with objective=dpo"),
+        ("neftune_noise_alpha=5", "objective.neftune_alpha=5, with objective=sft"),
+        ("lora_attn_modules=['q_proj','output_proj']", "adapter.target_modules=[wq,wo]"),
+        ("base_emb_dim=64", "did you mean model.dim=64?"),
+        ("ici_tensor_parallelism=2", "did you mean parallel.tp=2?"),
+        ("distributed.tp=2", "did you mean parallel.tp=2?"),
+        ("prometheus_port=9000", "it is a choice of tracker here, like +tracker=prometheus"),
+        ("hf_path=my/data", "it is data.hf_dataset_name here; choose data=hf"),
     ],
 )
 def test_a_key_of_another_tool_gets_ours_with_its_value(typed: str, suggested: str) -> None:

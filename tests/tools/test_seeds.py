@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import seeds
 
+from forge.compose import seed_keys
 from forge.compose.engine import CONF
 from forge.config import schemas
 from forge.config.field import default_of
@@ -113,6 +114,12 @@ def test_the_page_is_current():
     assert (REPOSITORY / "docs" / "coming_from.md").read_text(
         encoding="utf-8"
     ) == seeds.render_markdown(), "run make docs"
+
+
+def test_the_keys_that_are_answered_are_current():
+    assert Path(seed_keys.__file__).read_text(encoding="utf-8") == seeds.render_keys(), (
+        "run python tools/seeds.py --keys forge/compose/seed_keys.py"
+    )
 
 
 def exists(ours: str) -> bool:

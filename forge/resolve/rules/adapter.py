@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import re
 
-from forge.config.adapter import PARTS, ROLES, Adapter, LoRA, fits, place_of
+from forge.config.adapter import AUTO, PARTS, ROLES, Adapter, LoRA, fits, in_ours, place_of
 from forge.config.checkpoint import Checkpoint
 from forge.config.model import Decoder, Model
 from forge.config.objective import Objective
 from forge.config.quantization import FP8, Quantization, Sparse
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
-from forge.config.tensors import BIAS, EMBEDDING, EXPERT, HEAD, MATRIX, TensorSpec
+from forge.config.tensors import BIAS, EMBEDDING, EXPERT, HEAD, TensorSpec
 from forge.config.train import Train
 from forge.resolve.rules.run_directory import has_saved_since
 
 TARGETS, RANKS, SAVED = "adapter.target_modules", "adapter.ranks", "adapter.modules_to_save"
 INIT_FROM = "checkpoint.init_from"
 NONE, BIASED = "adapter=none", "model.bias=true"
-THEIRS = {
-    "q_proj": "wq",
-    "k_proj": "wk",
-    "v_proj": "wv",
-    "o_proj": "wo",
-    "lm_head": HEAD,
-    "gate_proj": "w_gate",
-    "up_proj": "w_up",
-    "down_proj": "w_down",
-    "embed_tokens": EMBEDDING,
-    "all-linear": MATRIX,
-    "mlp": "feed_forward",
-}
-"""What others call what has another name here."""
 
 
 @rule("adapter.needs_decoder", "adapter")
@@ -47,13 +33,16 @@ def target_modules(model: Decoder, adapter: LoRA) -> Findings:
     tensors = [one for one in model.tensors() if one.role in ROLES]
     if not adapter.target_modules:
         yield TARGETS, "it names no matrix.", f"{TARGETS}=[auto]"
-    for word in adapter.target_modules:
-        if word == HEAD and model.tie_embeddings:
-            what = "with model.tie_embeddings=true the head is the embedding."
-            yield TARGETS, what, f"model.tie_embeddings=false, or {TARGETS}=[auto]"
-        elif not any(fits(word, one) for one in tensors):
-            what = f"'{word}' is of no matrix of this model, but {_known(tensors)}."
-            yield TARGETS, what, f"{TARGETS}=[{_meant(word)}]"
+    if HEAD in adapter.target_modules and model.tie_embeddings:
+        what = "with model.tie_embeddings=true the head is the embedding."
+        yield TARGETS, what, f"model.tie_embeddings=false, or {TARGETS}=[auto]"
+        return
+    unknown = [w for w in adapter.target_modules if not any(fits(w, one) for one in tensors)]
+    if unknown:
+        verb = "is" if len(unknown) == 1 else "are"
+        names = ", ".join(map(repr, unknown))
+        what = f"{names} {verb} of no matrix of this model, but {_known(tensors)}."
+        yield TARGETS, what, f"{TARGETS}=[{','.join(_meant(adapter.target_modules, tensors))}]"
 
 
 @rule(RANKS, RANKS, TARGETS, "model")
@@ -150,8 +139,10 @@ def _known(tensors: list[TensorSpec]) -> str:
     return ", ".join(dict.fromkeys(words))
 
 
-def _meant(word: str) -> str:
-    return THEIRS.get(word.rpartition(".")[2], "auto")
+def _meant(words: list[str], tensors: list[TensorSpec]) -> list[str]:
+    """The entries in our names, of which each is of a matrix; auto where none is."""
+    ours = [word for word in in_ours(words) if any(fits(word, one) for one in tensors)]
+    return ours or [AUTO]
 
 
 @rule(

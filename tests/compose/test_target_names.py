@@ -1,0 +1,36 @@
+"""Entries of adapter.target_modules in the words of PEFT and of other families."""
+
+from __future__ import annotations
+
+import pytest
+from refusing import only, problems
+
+from forge.config.adapter import THEIRS
+
+KEY = "adapter.target_modules"
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        (["target_modules=[q_proj,v_proj]"], f"did you mean adapter=lora {KEY}=[wq,wv]?"),
+        (["target_modules=all-linear"], f"did you mean adapter=lora {KEY}=[auto]?"),
+        (["lora_target_modules=['q_proj','wo']"], f"did you mean adapter=lora {KEY}=[wq,wo]?"),
+        (["adapter=lora", f"{KEY}=[q_proj,v_proj]"], f"{KEY}=[wq,wv]"),
+        (["adapter=lora", f"{KEY}=[wk,self_attn.c_attn,fc1]"], f"{KEY}=[wk,wq,wv,w_up]"),
+        (["adapter=lora", f"{KEY}=[q_a_proj,nonsense]"], f"{KEY}=[auto]"),
+        (["adapter=lora", f"{KEY}=all-linear"], f"\"{KEY}=['auto']\""),
+    ],
+)
+def test_their_names_are_answered_at_once_with_a_line_to_paste(typed: list[str], ours: str) -> None:
+    assert only(typed, as_point=True).fix == ours
+
+
+def test_each_name_of_theirs_is_of_a_matrix_here() -> None:
+    """Of a plain model, but for latent attention, whose names its own family has."""
+    for word, ours in THEIRS.items():
+        if not any(name in ("wq_a", "wq_b", "wkv_a", "wkv_b") for name in ours):
+            untied = ["adapter=lora", "adapter.dropout=0", "model.tie_embeddings=false"]
+            typed = [*untied, f"{KEY}=[{','.join(ours)}]"]
+            left = [p for p in problems(typed, as_point=True) if not p.warning]
+            assert left == [], word

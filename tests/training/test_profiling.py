@@ -13,7 +13,7 @@ import torch
 
 from forge.config.profiling import Profiling
 from forge.parallel.ranks import Ranks
-from forge.training.profiling import Profiler
+from forge.training.profiling import Profiler, profiler
 
 WINDOW = "profiling=on profiling.start_step=2 profiling.end_step=4"
 
@@ -37,6 +37,12 @@ def test_a_failure_inside_the_window_leaves_no_profiler_running(assembled, train
     (trace,) = (file for file in path.rglob("*.json.gz"))
     assert trace == path / "seen" / "rank_0" / "steps_2_to_4.json.gz"
     assert optimizer_steps(trace) == 3
+
+
+def test_its_library_prints_nothing_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    with profiler(torch.device("cpu")):
+        torch.ones(2).sum()
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")

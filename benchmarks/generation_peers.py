@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -40,7 +41,8 @@ WAYS = {"greedy": {"temperature": 0.0}, "top-k 50": {"temperature": 0.8, "top_k"
 ABOUT = """`rows` prompts, all of {prompt} tokens or of {least} to {prompt}, to each of which
 {tokens} tokens are added, whatever they are; the median of {times} runs, forge and transformers in
 turn. Tokens a second: added tokens of all rows by the seconds of the whole call, with the reading
-of the prompts. Random weights repeat themselves when greedy; no draw ends a row."""
+of the prompts. CPU: seconds of the processor that transformers took, by those of forge, which other
+programs on the machine change less. No draw ends a row."""
 
 
 def main() -> None:
@@ -81,8 +83,8 @@ def _compare(options: argparse.Namespace, scratch: Path) -> None:
     print(f"{where}{threads}; {size:.1f}M parameters, {options.dtype}.\n")
     shown = {"prompt": options.prompt, "least": options.prompt // 2}
     print(ABOUT.format(tokens=options.tokens, times=options.times, **shown))
-    print("\n| rows | prompts | drawn | forge, tokens/s | transformers | ratio | same text |")
-    print("| ---: | --- | --- | ---: | ---: | ---: | --- |", flush=True)
+    print("\n| rows | prompts | drawn | forge, tokens/s | transformers | ratio | CPU | same text |")
+    print("| ---: | --- | --- | ---: | ---: | ---: | ---: | --- |", flush=True)
     vocab = theirs.config.vocab_size
     for rows in options.batch:
         for kind in ("equal", "ragged") if rows > 1 else ("equal",):
@@ -95,11 +97,11 @@ def _compare(options: argparse.Namespace, scratch: Path) -> None:
                         theirs, p, n, w, device
                     ),
                 }
-                speeds, texts = measured(both, rows, options.tokens, options.times)
+                speeds, used, texts = measured(both, rows, options.tokens, options.times)
                 said = "yes" if texts["forge"] == texts["transformers"] else "no"
                 said = said if name == "greedy" else ""
                 one, other = (speeds[each] for each in ("forge", "transformers"))
-                columns = f"{one:,.1f} | {other:,.1f} | {one / other:.2f} | {said}"
+                columns = f"{one:,.1f} | {other:,.1f} | {one / other:.2f} | {used:.2f} | {said}"
                 print(f"| {rows} | {kind} | {name} | {columns} |", flush=True)
 
 
@@ -121,21 +123,22 @@ def prompts_of(rows: int, least: int, most: int, vocab: int) -> list[list[int]]:
 
 def measured(
     both: dict[str, Callable[[int], list[list[int]]]], rows: int, tokens: int, times: int
-) -> tuple[dict[str, float], dict[str, list[list[int]]]]:
-    """Tokens a second of each, and what it wrote."""
+) -> tuple[dict[str, float], float, dict[str, list[list[int]]]]:
+    """Tokens a second of each, the ratio of their CPU seconds, and what each wrote."""
     for write in both.values():
         write(2)
     seconds: dict[str, list[float]] = {name: [] for name in both}
+    used: dict[str, list[float]] = {name: [] for name in both}
     texts = {}
     for turn in range(times):
         for name in list(both)[:: 1 if turn % 2 == 0 else -1]:
-            begun = time.perf_counter()
+            begun, processor = time.perf_counter(), time.process_time()
             texts[name] = both[name](tokens)
             seconds[name].append(time.perf_counter() - begun)
+            used[name].append(time.process_time() - processor)
             assert all(len(row) == tokens for row in texts[name])
-    return {
-        name: rows * tokens / sorted(found)[len(found) // 2] for name, found in seconds.items()
-    }, texts
+    speeds = {name: rows * tokens / median(found) for name, found in seconds.items()}
+    return speeds, median(used["transformers"]) / median(used["forge"]), texts
 
 
 def forge_writes(

@@ -46,8 +46,8 @@ class Sampling:
         [batch]; NONE where logits are not finite.
         """
         logits = logits.float()
-        usable = torch.isfinite(logits).all(-1)
-        logits = logits.masked_fill(~usable[:, None], 0.0)
+        # Of NaN both are NaN; what is drawn of such a row is thrown away.
+        usable = torch.stack(logits.aminmax(dim=-1)).isfinite().all(0)
         if had is not None:
             logits = penalised(logits, had, self.repetition_penalty)
         if self.temperature == 0:

@@ -23,7 +23,8 @@ forge.compose(["model=llama7b"]).validate()
 directory.create(cli.resolved(["run.dir=run"])[1], overrides=[])
 """
 COMMANDS = (
-    ("check", "model=llama3_70b", 0),
+    ("check", "model=small", 0),
+    ("check", "model=llama3_70b", 2),
     ("explain", "scheduler.decay_steps", 0),
     ("train", "--cfg job", 0),
     ("train", "--help", 0),

@@ -178,7 +178,8 @@ def test_what_slurm_refuses_is_said_before_anything_is_written(
 
     assert said(slurm.check)[2:] == [
         "this machine has no Slurm: there is no sbatch on PATH.",
-        "-> a machine of the cluster with sbatch and srun, or launch.dry_run=true for the scripts",
+        "-> a machine of the cluster with sbatch and srun, or launch.dry_run=true for the scripts; "
+        "forge.check plan.device=h100 plans it from here",
     ]
     command("srun", "")
     command(
@@ -186,7 +187,10 @@ def test_what_slurm_refuses_is_said_before_anything_is_written(
     )
     machines = "nodes=2 ntasks-per-node=4 gpus-per-node=4"
     why = f"sbatch refuses a job with {machines}: invalid partition: gpuu / allocation failure"
-    assert said(slurm.check)[2:] == [why, "-> launch.dry_run=true prints what it is given"]
+    assert said(slurm.check)[2:] == [
+        why,
+        "-> launch.dry_run=true prints what it is given; forge.check plan.device=h100 plans it",
+    ]
     assert said(slurm.scripts)[2:] == [why, "-> the script above is what it is given"]
     assert capfd.readouterr().out.count("#!/bin/bash\n") == 1
     assert not folder.exists()

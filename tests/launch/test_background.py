@@ -61,7 +61,9 @@ def test_a_run_ends_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_is_stopped_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     """What interrupts this process and its children does not reach it."""
     run = begin(HANGS)
-    pid = int((run.run_dir / "ready").read_text())
+    while not (written := (run.run_dir / "ready").read_text()):  # it is there before its content
+        time.sleep(0.01)
+    pid = int(written)
     assert os.getpgid(pid) not in (os.getpgid(0), os.getpgid(os.getppid()))
     with pytest.raises(TimeoutError):
         run.wait(timeout=0.01)

@@ -101,7 +101,7 @@ CASES: dict[str, Config] = {
     "kimi k2": _of("DeepseekV3Config", rope_parameters=DEEP_YARN, **DEEP, n_group=1, topk_group=1),
 }
 """By the name of a case; families have several where they have several shapes."""
-DEVIATION, SLACK = {"qwen3-next": 0.075}, {"qwen3-next": 3.0}
+DEVIATION, SLACK = {"qwen3-next": 0.075}, {"qwen3-next": 4.0}
 """Of matrices, 0.15 elsewhere, and factor of bounds, 1 elsewhere: queries and keys of length 1 and
 norms of each head multiply the rounding of fp32, in ours and transformers' alike: each is 2.6e-5
 from fp64 in logits.

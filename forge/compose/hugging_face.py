@@ -17,7 +17,8 @@ from forge.config.hf.shards import FolderError
 from forge.config.hf.tokenizer import begins_documents
 from forge.config.mixers.base import Mixer
 from forge.config.problems import COMMAND_LINE, Problem
-from forge.config.tokenizer_files import CONFIG_NAME, TokenizerFile
+from forge.config.tokenizer_files import TokenizerFile
+from forge.config.tokenizer_stated import CONFIG_NAME
 
 MODEL, PATH, BEGINS = "model", "model.path", "tokenizer.add_bos"
 REVISION, IGNORED = "model.revision", "model.ignore_keys"

@@ -13,7 +13,8 @@ from forge.config.field import opt, section
 from forge.config.regular import read_text
 from forge.config.rule import Findings, rule
 from forge.config.tokenizer import Tokenizer
-from forge.config.tokenizer_files import TEMPLATE, Existing, Facts, stated_beside
+from forge.config.tokenizer_files import Existing, Facts
+from forge.config.tokenizer_stated import TEMPLATE, stated_beside
 
 GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
 GUARD = "put {% generation %} and {% endgeneration %} around what the assistant says"

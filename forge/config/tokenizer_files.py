@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -13,27 +12,12 @@ from typing import Any
 from forge.config import hub, tiktoken_ranks
 from forge.config.field import opt, section
 from forge.config.problems import quoted
-from forge.config.regular import read_json, read_text
+from forge.config.regular import read_json
 from forge.config.rule import Findings, rule
 from forge.config.tokenizer import END_OF_TEXT, Tokenizer
+from forge.config.tokenizer_stated import CONFIG_NAME, stated_token
 
-FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
-TEMPLATE_NAME, TEMPLATE = "chat_template.jinja", "chat_template"
-GENERATION_NAME, GENERATION = "generation_config.json", "generation_config"
-STATED = (
-    *(
-        TEMPLATE,
-        GENERATION,
-        "pad_token",
-        "unk_token",
-        "additional_special_tokens",
-        "extra_special_tokens",
-    ),
-    *("model_max_length", "padding_side", "clean_up_tokenization_spaces"),
-)
-"""What a tokenizer_config.json says that forge keeps and does not read; and what the model of its
-folder says of where a text ends and how it is drawn, which stands there in forge's own.
-"""
+FILE_NAME = "tokenizer.json"
 LARGEST_FILE = 1 << 28  # bytes; those of 256,000 ids have 33 MB
 USUAL_EOS = (
     "<|endoftext|>",
@@ -249,45 +233,6 @@ def put_around(content: dict[str, Any]) -> tuple[str | None, str | None]:
         elif ends:
             first = first or ends[0]
     return first, last
-
-
-def stated_token(path: Path, name: str) -> str | None:
-    """What the tokenizer_config.json beside a tokenizer.json says of a token."""
-    try:
-        stated = read_json(path.with_name(CONFIG_NAME)).get(name)
-    except (OSError, ValueError, AttributeError):
-        return None
-    if isinstance(stated, dict):  # as transformers writes tokens with their properties
-        stated = stated.get("content")
-    return stated if isinstance(stated, str) else None
-
-
-def stated_beside(path: Path) -> dict[str, Any]:
-    """What the files beside a tokenizer say of chats, of other tokens and of generation."""
-    try:
-        content = read_json(path.with_name(CONFIG_NAME))
-        found = {name: content[name] for name in STATED if content.get(name) is not None}
-    except (OSError, ValueError, TypeError, AttributeError):
-        found = {}
-    with contextlib.suppress(OSError, ValueError):
-        found[TEMPLATE] = read_text(path.with_name(TEMPLATE_NAME))
-    if GENERATION not in found and (stated := _generation_beside(path)):
-        found[GENERATION] = stated
-    return found
-
-
-def _generation_beside(path: Path) -> dict[str, Any]:
-    """What generation_config.json says; of what is not there, the tokens of config.json."""
-    content: dict[str, Any] = {}
-    for name, keys in (("config.json", ("eos_token_id", "pad_token_id")), (GENERATION_NAME, None)):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stated = read_json(path.with_name(name))
-            content |= {
-                key: value
-                for key, value in stated.items()
-                if value is not None and key in (keys or stated)
-            }
-    return content
 
 
 def _of_sentencepiece(path: Path) -> Facts:

@@ -20,7 +20,7 @@ import numpy as np
 
 from forge.config.data import Data, HeldOut
 from forge.config.tokenizer import Tokenizer as TokenizerSection
-from forge.config.tokenizer_files import TEMPLATE
+from forge.config.tokenizer_stated import TEMPLATE
 from forge.data.bad_rows import check_kept
 from forge.data.cache import cache_root, one_builder
 from forge.data.corpus import Corpus

@@ -16,7 +16,8 @@ from forge.config.data import Data, HeldOut, Synthetic
 from forge.config.problems import ConfigError
 from forge.config.reading import read_whole
 from forge.config.tokenizer import Tokenizer as TokenizerSection
-from forge.config.tokenizer_files import TEMPLATE, Existing, Facts
+from forge.config.tokenizer_files import Existing, Facts
+from forge.config.tokenizer_stated import TEMPLATE
 from forge.data.bad_rows import check_kept
 from forge.data.cache import cache_root, explained, kept
 from forge.data.corpus import Corpus

@@ -13,7 +13,7 @@ import numpy as np
 from forge.config.chat_template import BEGIN, BROKEN, END, PLAIN, BadTemplate, ChatTemplate, Written
 from forge.config.chats import Chats, own_template, preset, template_beside
 from forge.config.tokenizer import Tokenizer as TokenizerSection
-from forge.config.tokenizer_files import GENERATION, TEMPLATE
+from forge.config.tokenizer_stated import GENERATION, TEMPLATE
 from forge.data.conversation import Conversation, Rendered
 from forge.data.dropped import REASONING, dropped
 from forge.data.messages import with_argument_texts

@@ -18,15 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge.config.tokenizer import BPE, END_OF_TEXT, Bytes
-from forge.config.tokenizer_files import (
-    CONFIG_NAME,
-    FILE_NAME,
-    STATED,
-    Existing,
-    Facts,
-    stated_beside,
-    typed,
-)
+from forge.config.tokenizer_files import FILE_NAME, Existing, Facts, typed
+from forge.config.tokenizer_stated import CONFIG_NAME, STATED, stated_beside
 from forge.data.byte_text import ByteText, visible_bytes
 from forge.data.split import RandomText, TrainingText
 from forge.data.words import Words

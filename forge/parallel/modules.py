@@ -14,6 +14,8 @@ from forge.models.moe import MoE
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = HALF | {"fp32": torch.float32}
 """Number formats by their names in `precision`."""
+MOST_SHAPES = 64
+"""Compilations of one block's code at most: kinds of blocks x shapes. torch fails past 8."""
 
 
 def mix_in_each(model: nn.Module, mixins: dict[type, type], **attributes: Any) -> None:
@@ -39,10 +41,13 @@ def compile_blocks(
     """Compile each block in place with torch.compile.
 
     Equal blocks share one compilation. A graph break is an error (fullgraph), and each shape is
-    compiled for itself (dynamic=False): training has one, and evaluation few.
+    compiled for itself (dynamic=False): training has one, or four where rows end early, and
+    evaluation has its own.
 
     layers: compile the layers of a block, not what is around them. mixtures: as of `layers_of`.
     """
+    limits: Any = torch._dynamo.config  # type: ignore[attr-defined]
+    limits.recompile_limit = max(limits.recompile_limit, MOST_SHAPES)
     for block in blocks_of(model):
         for module in layers_of(block, mixtures=mixtures) if layers else [block]:
             module.compile(backend=backend, fullgraph=True, dynamic=False)

@@ -19,7 +19,7 @@ from forge.config.hf.shards import FolderError
 from forge.config.model import Decoder
 from forge.config.problems import listed
 from forge.config.root import Config
-from forge.config.tokenizer_files import GENERATION, GENERATION_NAME, TEMPLATE
+from forge.config.tokenizer_stated import GENERATION, GENERATION_NAME, TEMPLATE
 from forge.data.render import stated_ends, turn_end_ids
 from forge.data.tokenizer import Tokenizer
 from forge.hf.card import card

@@ -19,7 +19,7 @@ from forge.config.model import Decoder, Model
 from forge.config.qlora import QLoRA
 from forge.config.root import Config
 from forge.config.tensors import BIAS, EMBEDDING, HEAD
-from forge.config.tokenizer_files import GENERATION
+from forge.config.tokenizer_stated import GENERATION
 from forge.data.tokenizer import Tokenizer
 from forge.hf import peft
 from forge.hf.card import adapter_card, beside_bits

@@ -147,14 +147,14 @@ def _compute(
     """
     index, shares = ranks.batch
     size = config.eval.batch_size or config.train.batch_size
-    total, begin, said = sum(map(len, batches)), monotonic(), 0.0
+    total, done, begin = sum(map(len, batches)), 0, monotonic()
+    said = begin
     say(f"computing the reference of {total:,} examples, which is kept")
-    done = 0
     with evaluating(model):
         for first in range(0, len(batches), BATCHES_A_PART * shares):
             part = batches[first : first + BATCHES_A_PART * shares]
             numbers = np.concatenate(part)
-            found = torch.zeros(len(plan), plan.rows, dtype=torch.float64, device=device)
+            found = torch.zeros(len(numbers), plan.rows, dtype=torch.float64, device=device)
             for place in range(index, -(-len(part) // shares) * shares, shares):
                 chosen = part[min(place, len(part) - 1)]  # behind the last one it is read again
                 filled = np.pad(chosen, (0, size - len(chosen)), mode="edge")
@@ -165,7 +165,7 @@ def _compute(
                         find=lambda number: (store, plan.pieces_of(number)),
                         masked=True,
                         apart=True,
-                        multiple=max(config.data.pad_to_multiple_of, 0),
+                        multiple=config.data.pad_to_multiple_of,
                     )
                 )
                 batch.pop("reference", None)
@@ -174,8 +174,8 @@ def _compute(
                 if read is None or place >= len(part):
                     continue
                 rows = each_response(read, own).view(-1, plan.rows)
-                found[torch.from_numpy(chosen).to(device)] = rows[: len(chosen)].double()
-            computed = ranks.total(found).cpu().numpy()[numbers]
+                found[place * size : place * size + len(chosen)] = rows[: len(chosen)].double()
+            computed = ranks.total(found).cpu().numpy()
             values[numbers] = np.where(np.isnan(values[numbers]), computed, values[numbers])
             if ranks.main:
                 with explained(entry.parent.parent):

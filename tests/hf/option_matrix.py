@@ -175,8 +175,9 @@ def imported(content: dict[str, Any], place: Path) -> tuple[str, float]:
     place.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content))
     try:
-        section = folders.read(place).section
-        if broken(section):
+        folder = folders.read(place)
+        section = folder.section
+        if broken(section) or folders.unknown_keys(folder, ()):
             return "refused", 0.0
         if section.max_seq_len < max(LENGTHS):
             return "too short to be compared", 0.0

@@ -105,7 +105,7 @@ def test_what_ends_a_text(stated, begun, expected) -> None:
 
 
 def test_a_folder_without_generation_config_has_the_ends_of_its_config(tmp_path: Path) -> None:
-    from forge.config.tokenizer_files import stated_beside
+    from forge.config.tokenizer_stated import stated_beside
 
     folder = write_llama(tmp_path / "in", vocab_size=264, eos_token_id=[EOS, OTHER])
     (folder / "generation_config.json").unlink()

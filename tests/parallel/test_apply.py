@@ -76,6 +76,14 @@ def test_recomputation_is_inside_what_is_compiled(small_decoder, gradients) -> N
     assert any("tag_activation_checkpoint" in str(node.target) for node in graphs[0].graph.nodes)
 
 
+def test_rows_of_more_lengths_than_torch_compiles_by_default_are_compiled(small_decoder) -> None:
+    torch._dynamo.reset()
+    model = small_decoder()
+    compile_blocks(model, "eager")
+    for length in range(1, 13):
+        model(torch.zeros(1, length, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_text_is_sampled_from_the_plain_blocks_and_compiles_nothing(
     small_decoder, tokens, use_cache

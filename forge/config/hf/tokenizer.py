@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.regular import read_json
-from forge.config.tokenizer_files import CONFIG_NAME, FILE_NAME, put_around
+from forge.config.tokenizer_files import FILE_NAME, put_around
+from forge.config.tokenizer_stated import CONFIG_NAME
 
 
 def begins_documents(folder: Path) -> bool:

@@ -23,9 +23,7 @@ from forge.config import hydra_names, own, schemas
 from forge.config.problems import Problem, closest, did_you_mean, literal
 
 CORRECT = "correct the file"
-OVERRIDDEN = re.compile(
-    r"(?:not override|Defaults List override) '/?([\w/]+?)(?:@([\w.]*))?(?:: [^']*)?'"
-)
+OVERRIDDEN = re.compile(r"(?:not override|Group Default for) '/?([\w/]+?)(?:@([\w.]*))?'")
 """How Hydra, 1.3 and 1.4, names what a defaults list overrides for nothing."""
 GLOBAL = re.compile(r"^\s*#\s*@package\s+_global_\s*$", re.MULTILINE)
 

@@ -170,7 +170,8 @@ def of_trl(folder: Path, length: int, options: Any) -> dict[str, Any]:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import DPOConfig, DPOTrainer
+    from trl.trainer.dpo_config import DPOConfig
+    from trl.trainer.dpo_trainer import DPOTrainer
 
     torch.set_num_threads(options.threads)
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]

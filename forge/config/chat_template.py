@@ -265,3 +265,12 @@ def fault_of(source: str) -> str:
     except BadTemplate:  # which is said of conversations that have such a turn
         return ""
     return "" if SYSTEM["content"] in whole.text else "it drops the system turn."
+
+
+def behind_answer(source: str, eos_token: str) -> str:
+    """What a template writes behind an answer. BadTemplate: it does not write one."""
+    names = ("bos_token", "pad_token", "unk_token")
+    template = ChatTemplate(
+        source=source, tokens={"eos_token": eos_token} | dict.fromkeys(names, "")
+    )
+    return template.text(TURNS).partition(TURNS[1]["content"])[2]

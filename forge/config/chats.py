@@ -7,12 +7,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from forge.config.chat_template import NAMED, fault_of
+from forge.config.chat_template import NAMED, behind_answer, fault_of
 from forge.config.data import Data, Dataset, Rows
 from forge.config.field import opt, section
 from forge.config.regular import read_text
 from forge.config.rule import Findings, rule
-from forge.config.tokenizer import Tokenizer
+from forge.config.tokenizer import BEGIN_OF_TEXT, END_OF_TEXT, Tokenizer
 from forge.config.tokenizer_files import Existing, Facts
 from forge.config.tokenizer_stated import TEMPLATE, stated_beside
 
@@ -190,3 +190,41 @@ def formatting_func(data: Formatted) -> Findings:
     if not data.formatting_func.get("_target_"):
         key = "data.formatting_func"
         yield key, f"+{key}._target_=mypkg.messages run.trust=[mypkg.]"
+
+
+@rule("data.no_template", "data.chat_template", "tokenizer.path", warning=True)
+def no_template(data: Chats, tokenizer: Existing) -> Findings:
+    """A tokenizer that brings no chat template learns forge's plain one."""
+    given = data.chat_template is not None or data.chat_template_path is not None
+    if not given and isinstance(tokenizer.facts(), Facts) and template_beside(tokenizer) is None:
+        what = (
+            f"{tokenizer.place} brings no chat template; plain is taken: User: ..., Assistant: ..."
+        )
+        yield "data.chat_template", what, "data.chat_template=plain, or chatml, or one of your own"
+
+
+@rule(
+    "data.end_responses",
+    *("data.end_responses", "data.chat_template", "data.chat_template_path", "tokenizer.path"),
+)
+def turns_end(data: Chats, tokenizer: Tokenizer) -> Findings:
+    """With data.end_responses=false the chat template itself ends an answer with a special token,
+    else a model that learns it never stops.
+    """
+    if data.end_responses is not False:
+        return
+    facts = tokenizer.facts() if isinstance(tokenizer, Existing) else ""
+    special, end = [END_OF_TEXT, BEGIN_OF_TEXT], END_OF_TEXT
+    if isinstance(tokenizer, Existing):
+        if not isinstance(facts, Facts):
+            return
+        end = tokenizer.end_token(facts) or ""
+        special = [*facts.added, *filter(None, (facts.eos, end))]
+    try:
+        source = data.template() or template_beside(tokenizer) or NAMED["plain"]
+        behind = behind_answer(preset(data.chat_template_kwargs) + source, end)
+    except (OSError, ValueError):  # which data.chat_template says
+        return
+    if not any(token in behind for token in special):
+        what = "the chat template writes no special token behind an answer, so it never ends one."
+        yield "data.end_responses", what, "data.end_responses=true"

@@ -337,6 +337,19 @@ def eos_token(tokenizer: Existing) -> Findings:
         yield "tokenizer.eos_token", *tokenizer.no_token("eos_token", facts.added)
 
 
+@rule("tokenizer.usual_eos", "tokenizer.path", "tokenizer.eos_token", warning=True)
+def usual_eos(tokenizer: Existing) -> Findings:
+    """A token that only looks like the end of a text is taken where the files name none."""
+    facts = tokenizer.facts()
+    if not isinstance(tokenizer, TokenizerFile | HubTokenizer) or not isinstance(facts, Facts):
+        return
+    token = tokenizer.end_token(facts)
+    if tokenizer.eos_token is None and tokenizer.add_eos and token and token != facts.eos:
+        what = f"{tokenizer.place} names no token that ends a text; {token} is taken."
+        fix = f'"tokenizer.eos_token={quoted(token)}", or another token'
+        yield "tokenizer.eos_token", what, fix
+
+
 @rule("tokenizer.bos_token", "tokenizer.path", "tokenizer.bos_token", "tokenizer.add_bos")
 def bos_token(tokenizer: Existing) -> Findings:
     """With tokenizer.add_bos, tokenizer.bos_token is a token of the file; null finds the one it

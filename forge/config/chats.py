@@ -25,6 +25,7 @@ class Chats(Data):
     """Base of what is conversations: how they are written, and what of them is learnt."""
 
     marks_responses = True
+    several_turns = True  # of the assistant, in a row
     prompt = "What is Python?"
     chat_template: str | None = opt(
         None,
@@ -80,6 +81,7 @@ class Alpaca(ChatRows):
     """Rows of an instruction, an input, which may be left out or empty, and an output."""
 
     schema_name = "alpaca"
+    several_turns = False
     _target_: str = "forge.data.chats.alpaca"
 
 
@@ -94,11 +96,17 @@ class ShareGPT(ChatRows):
 
 @section
 class Chat(ChatRows):
-    """Rows of messages: a list of who speaks, `role`, and what, `content`; and maybe of tools."""
+    """Rows of messages: a list of who speaks, `role`, and what, `content`; and maybe of tools. Or
+    rows of two such lists, a prompt and its completion, which is learnt.
+    """
 
     schema_name = "chat"
     _target_: str = "forge.data.chats.chat"
     messages_field: str = opt("messages", "field of the list")
+    prompt_field: str = opt(
+        "prompt", "field of the messages that are not learnt, of a row without such a list"
+    )
+    completion_field: str = opt("completion", "field of the messages that follow the prompt")
 
 
 @section
@@ -211,20 +219,40 @@ def turns_end(data: Chats, tokenizer: Tokenizer) -> Findings:
     """With data.end_responses=false the chat template itself ends an answer with a special token,
     else a model that learns it never stops.
     """
-    if data.end_responses is not False:
-        return
+    if data.end_responses is False and _ends_no_turn(data, tokenizer):
+        what = "the chat template writes no special token behind an answer, so it never ends one."
+        yield "data.end_responses", what, "data.end_responses=true"
+
+
+@rule(
+    "data.ends_no_turn",
+    *("data.chat_template", "data.chat_template_path", "data.train_on", "tokenizer.path"),
+    warning=True,
+)
+def ends_no_turn(data: Chats, tokenizer: Tokenizer) -> Findings:
+    """A chat template ends each answer with a special token; else only the last of a row does."""
+    learns_several = data.train_on != "last_response" and data.several_turns
+    if learns_several and data.end_responses is not False and _ends_no_turn(data, tokenizer):
+        what = "the chat template writes no special token behind an answer: tokenizer.eos_token is"
+        what += " put behind the last one of a row, and nothing ends those before it."
+        fix = "data.train_on=last_response, or data.chat_template=plain, or one that ends each turn"
+        yield "data.chat_template", what, fix
+
+
+def _ends_no_turn(data: Chats, tokenizer: Tokenizer) -> bool:
+    """Whether it is known that the template writes nothing behind an answer that generation stops
+    at.
+    """
     facts = tokenizer.facts() if isinstance(tokenizer, Existing) else ""
     special, end = [END_OF_TEXT, BEGIN_OF_TEXT], END_OF_TEXT
     if isinstance(tokenizer, Existing):
         if not isinstance(facts, Facts):
-            return
+            return False
         end = tokenizer.end_token(facts) or ""
         special = [*facts.added, *filter(None, (facts.eos, end))]
     try:
         source = data.template() or template_beside(tokenizer) or NAMED["plain"]
         behind = behind_answer(preset(data.chat_template_kwargs) + source, end)
     except (OSError, ValueError):  # which data.chat_template says
-        return
-    if not any(token in behind for token in special):
-        what = "the chat template writes no special token behind an answer, so it never ends one."
-        yield "data.end_responses", what, "data.end_responses=true"
+        return False
+    return not any(token in behind for token in special)

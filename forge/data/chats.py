@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,20 +16,14 @@ from forge.data.bad_rows import REFUSED, BadRows
 from forge.data.conversation import Conversation
 from forge.data.corpus import Corpus, matching
 from forge.data.fingerprint import hash_json
-from forge.data.messages import BadRow, decoded, messages_of, without_nulls
+from forge.data.messages import SPEAKERS, BadRow, decoded, messages_of, without_nulls
 from forge.data.reading import BadFile, Document, Example, kind
 from forge.data.render import Render
 from forge.data.rows import read_rows
 
-SPEAKERS = {
-    **dict.fromkeys(("human", "user", "prompter"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "bot", "chatgpt", "model"), "assistant"),
-    **dict.fromkeys(("tool", "function", "function_response", "observation"), "tool"),
-    "system": "system",
-    "developer": "developer",
-}
-RULES = 3
+RULES = 4
 """Of how rows are read: a cache of other ones is not taken."""
+LIST = re.compile(r"\s*\[\s*\{")
 SAVED = ("state.json", "dataset_dict.json")
 Row = Mapping[str, Any]
 Converts = Callable[[Row], "Conversation | Example | None"]
@@ -76,9 +71,9 @@ def sharegpt(section: ShareGPT) -> Corpus:
 
 
 def chat(section: Chat) -> Corpus:
-    """The messages of a list."""
-    convert = partial(of_messages, field=section.messages_field)
-    return corpus_of(section, f"chat:{section.messages_field}", convert)
+    """The messages of a list, or of a prompt and its completion."""
+    names = (section.messages_field, section.prompt_field, section.completion_field)
+    return corpus_of(section, ":".join(("chat", *names)), partial(of_messages, names=names))
 
 
 def formatted(*, formatting_func: Callable[..., Any], **options: Any) -> Corpus:
@@ -195,9 +190,27 @@ def of_sharegpt(row: Row, *, field: str) -> Conversation:
     return messages_of(turns, row.get("tools"))
 
 
-def of_messages(row: Row, *, field: str) -> Conversation:
-    """Messages as chat templates take them; what is null in them is left out."""
-    return messages_of(_list(row, field), row.get("tools"))
+def of_messages(row: Row, *, names: tuple[str, str, str]) -> Conversation:
+    """Messages as chat templates take them; what is null in them is left out. names: of the fields
+    of all messages; and of prompt and completion, which are read where a row has no such list.
+    """
+    whole, *halves = names
+    sides = [row.get(name) for name in halves]
+    if row.get(whole) is not None or None in sides:
+        return messages_of(_list(row, whole), row.get("tools"))
+    sides = [_decoded_list(side, name) for side, name in zip(sides, halves, strict=True)]
+    if all(isinstance(side, str) for side in sides):
+        what = f"{halves[0]!r} and {halves[1]!r} are texts, which no chat template writes"
+        typed = f"data=pairs data.prompt_field={halves[0]} data.response_field={halves[1]}"
+        raise BadRow(what, f"{typed} learns such rows; or give messages, or data=formatted")
+    turns = []
+    for side, name, role in zip(sides, halves, ("user", "assistant"), strict=True):
+        turns.append([turn_of(role, side)] if isinstance(side, str) else side)
+        if not isinstance(turns[-1], list) or not turns[-1]:
+            what = f"it has no messages and no text under {name!r} ({type(side).__name__})"
+            raise BadRow(what, 'A row is {"prompt": [{"role": "user", ...}], "completion": [...]}')
+    prompt, completion = turns
+    return messages_of([*prompt, *completion], row.get("tools"), asked=len(prompt))
 
 
 def of_function(row: Row, *, function: Callable[..., Any]) -> Conversation | None:
@@ -229,14 +242,39 @@ def turn_of(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
+def _decoded_list(value: Any, field: str) -> Any:
+    """What a JSON text of a list says; any other value as it is."""
+    if isinstance(value, str) and LIST.match(value):
+        return decoded(value, f"{field!r}", "Messages are a list")
+    return value
+
+
 def _list(row: Row, field: str) -> list[Any]:
-    found = row.get(field)
-    if isinstance(found, str) and found.lstrip().startswith("["):
-        found = decoded(found, f"{field!r}", "Messages are a list")
+    found = _decoded_list(row.get(field), field)
     if not isinstance(found, list) or not found:
         what = f"it has no list under {field!r} (its fields: {', '.join(map(str, row)) or 'none'})"
-        raise BadRow(what, "Name the one that holds the messages with data.messages_field")
+        raise BadRow(what, _other_kind(row))
     return found
+
+
+def _other_kind(row: Row) -> str:
+    """What to choose for a row whose messages are not where they were looked for."""
+    if {"chosen", "rejected"} <= set(row):
+        return "Two answers are compared with data=chat_preference objective=dpo"
+    answers = [name for name in ("response", "completion", "answer") if name in row]
+    if isinstance(row.get("prompt"), list) and answers:
+        return f"Such messages are read with data=chat data.completion_field={answers[0]}"
+    for name, value in row.items():
+        first = value[0] if isinstance(value, list) and value else None
+        if isinstance(first, Mapping) and "from" in first:
+            return f"Such turns are read with data=sharegpt data.messages_field={name}"
+        if isinstance(first, Mapping) and "role" in first:
+            return f"Such messages are read with data=chat data.messages_field={name}"
+    if {"instruction", "output"} <= set(row):
+        return "Such rows are read with data=alpaca"
+    if "prompt" in row and answers:
+        return f"Texts are read with data=pairs data.response_field={answers[0]}"
+    return "Name the one that holds the messages with data.messages_field"
 
 
 def _named(function: Callable[..., Any]) -> str:

@@ -14,18 +14,21 @@ import numpy as np
 class Conversation:
     """Messages, each with a `role` and mostly a `content`, which a chat template writes; tools that
     it may name. where: it was read, for what is said of it. untrained: numbers of the messages
-    that are not to be learnt.
+    that are not to be learnt. asked: number of messages at the beginning that are the prompt of a
+    row with a completion: they are learnt with data.train_on=all alone.
     """
 
     messages: tuple[dict[str, Any], ...]
     where: str
     tools: Any = None
     untrained: tuple[int, ...] = ()
+    asked: int = 0
 
     def part(self, start: int, stop: int) -> Conversation:
         """The messages from one to another, with what is said of these."""
         own = tuple(turn - start for turn in self.untrained if start <= turn < stop)
-        return replace(self, messages=self.messages[start:stop], untrained=own)
+        asked = max(min(self.asked, stop) - start, 0)
+        return replace(self, messages=self.messages[start:stop], untrained=own, asked=asked)
 
     @property
     def text(self) -> str:
@@ -36,7 +39,7 @@ class Conversation:
     @property
     def content(self) -> bytes:
         """All of it but where it was read."""
-        all_of_it = [self.messages, self.tools, self.untrained]
+        all_of_it = [self.messages, self.tools, self.untrained, self.asked]
         return json.dumps(all_of_it, ensure_ascii=False, default=str).encode()
 
 

@@ -14,7 +14,7 @@ from forge.data.chats import BadRow, Row, corpus_of
 from forge.data.conversation import Conversation
 from forge.data.corpus import Corpus, matching
 from forge.data.pairs import lines_of
-from forge.data.preferences import answered, turns_of
+from forge.data.preferences import answered
 from forge.data.reading import BadFile, Document, Example, Pair
 from forge.data.rows import text_of
 
@@ -64,8 +64,9 @@ def _rated(
 ) -> Iterator[Rated]:
     for where, row in lines_of(path, field, LOOK, bad):
         with bad.row(where):
-            prompt = text_of(where, row, prompt_field, option="data.prompt_field")
-            completion = text_of(where, row, completion_field, option="data.completion_field")
+            read = partial(text_of, where, row, chats="chat_labelled")
+            prompt = read(prompt_field, option="data.prompt_field")
+            completion = read(completion_field, option="data.completion_field")
             try:
                 liked = label_of(row, field)
             except BadRow as error:
@@ -86,7 +87,7 @@ def chat_labelled(section: ChatLabelled) -> Corpus:
 def of_labelled(row: Row, *, names: tuple[str, str, str]) -> Example:
     """What is asked and the whole. names: of the fields of prompt, response and label."""
     said: Any = row.get(names[1])
-    whole = answered(turns_of(row.get(names[0])), said, names[1], row)
+    whole = answered(row, prompt=names[0], side=names[1])
     turns = 1 if isinstance(said, str) or len(said) == len(whole.messages) else len(said)
     asked = whole.part(0, len(whole.messages) - turns)
     return Example((asked, whole), label_of(row, names[2]))

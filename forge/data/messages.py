@@ -8,8 +8,19 @@ from typing import Any
 
 from forge.data.conversation import Conversation
 
-LEARNT = ("train", "training", "weight")
-"""Fields of a message that say whether it is learnt: false, or 0, where it is not."""
+SPEAKERS = {
+    **dict.fromkeys(("human", "user", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "bot", "chatgpt", "model"), "assistant"),
+    **dict.fromkeys(("tool", "function", "function_response", "observation"), "tool"),
+    "system": "system",
+    "developer": "developer",
+}
+"""The roles of those who speak, by the words that data sets have for them."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+"""Roles that need not be named by a chat template, which may write any."""
+LEARNT = {"train": True, "training": True, "weight": True, "masked": False}
+"""Fields of a message that say whether it is learnt, and what each says where it is."""
+SPOKEN = 'A message is {"role": "user", "content": "Hello"}'
 CALL = 'A call is {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}'
 
 
@@ -21,13 +32,17 @@ class BadRow(ValueError):
         self.what, self.fix = what, fix
 
 
-def messages_of(messages: Any, tools: Any = None) -> Conversation:
-    """A conversation of a row's messages and tools. BadRow: they are not as they should be."""
+def messages_of(messages: Any, tools: Any = None, *, asked: int = 0) -> Conversation:
+    """A conversation of a row's messages and tools. asked: so many of them are its prompt. BadRow:
+    they are not as they should be.
+    """
     read, untrained = [], []
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            what = f"message {number} has no text under 'role'"
-            raise BadRow(what, 'A message is {"role": "user", "content": "Hello"}')
+            what, fix = f"message {number} has no text under 'role'", SPOKEN
+            if isinstance(message, Mapping) and "from" in message:
+                fix += "; of {'from': ..., 'value': ...} data=sharegpt makes messages"
+            raise BadRow(what, fix)
         where = f"message {number}, of {message['role']},"
         if not _is_learnt(message, where):
             untrained.append(number - 1)
@@ -36,14 +51,29 @@ def messages_of(messages: Any, tools: Any = None) -> Conversation:
             fields["content"] = _joined(fields["content"], where)
         if "tool_calls" in fields:
             fields["tool_calls"] = _calls(fields["tool_calls"], where)
-        if not isinstance(fields.get("content"), str) and not fields.get("tool_calls"):
-            kind = type(message.get("content")).__name__
-            what = f"{where} has no text under 'content' ({kind})"
-            raise BadRow(what, "What is said is one text, or the message has tool_calls")
+        if not isinstance(fields.get("content"), str):
+            if not fields.get("tool_calls"):
+                said = message.get("content")
+                kind = "null" if said is None else type(said).__name__
+                what = f"{where} has no text under 'content' ({kind})"
+                raise BadRow(what, "What is said is one text, or the message has tool_calls")
+            fields = {"role": message["role"], "content": None, **fields}
         read.append(fields)
-    return Conversation(
-        messages=tuple(read), where="", tools=_tools(tools) or None, untrained=tuple(untrained)
-    )
+    how: dict[str, Any] = {"untrained": tuple(untrained), "asked": asked}
+    return Conversation(messages=tuple(read), where="", tools=_tools(tools) or None, **how)
+
+
+def forms_of(messages: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Messages in the forms that templates take: what a turn of calls alone says is null, or an
+    empty text, and the arguments of calls are objects, or texts.
+    """
+    forms = [list(map(dict, messages))]
+    if any(message.get("content", "") is None for message in messages):
+        filled = [{**one, "content": one.get("content") or ""} for one in messages]
+        forms.append(filled)
+    if any(message.get("tool_calls") for message in messages):
+        forms += [with_argument_texts(form) for form in forms]
+    return forms
 
 
 def with_argument_texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -87,9 +117,10 @@ def _is_learnt(message: Mapping[str, Any], where: str) -> bool:
         if not isinstance(value, bool | int | float) or value not in (0, 1):
             what = f"{where} has {value!r} under {name!r}"
             raise BadRow(what, f"A turn is learnt or not: {name!r} is true or 1, false or 0")
-    if len({bool(value) for value in stated.values()}) > 1:
+    says = {bool(value) is LEARNT[name] for name, value in stated.items()}
+    if len(says) > 1:
         raise BadRow(f"{where} is learnt and is not: {stated}", "Leave one of them")
-    return all(stated.values())
+    return says != {False}
 
 
 def _joined(parts: Sequence[Any], where: str) -> str:

@@ -60,9 +60,10 @@ def read_preferences(
     """An example a line, from three fields of a JSON object; empty lines are skipped."""
     for where, row in lines_of(path, rejected_field, LOOK, bad):
         with bad.row(where):
-            prompt = text_of(where, row, prompt_field, option="data.prompt_field")
-            chosen = text_of(where, row, chosen_field, option="data.chosen_field")
-            rejected = text_of(where, row, rejected_field, option="data.rejected_field")
+            read = partial(text_of, where, row, chats="chat_preference")
+            prompt = read(prompt_field, option="data.prompt_field")
+            chosen = read(chosen_field, option="data.chosen_field")
+            rejected = read(rejected_field, option="data.rejected_field")
             yield Example((Pair(prompt, chosen), Pair(prompt, rejected)))
 
 
@@ -75,30 +76,45 @@ def chat_preference(section: ChatPreference) -> Corpus:
 
 def of_preference(row: Row, *, names: tuple[str, str, str]) -> Example:
     """names: of the fields of prompt, chosen and rejected."""
-    prompt, *sides = (row.get(name) for name in names)
-    before = turns_of(prompt)
-    each = zip(sides, names[1:], strict=True)
-    return Example(tuple(answered(before, side, name, row) for side, name in each))
+    prompt, *sides = names
+    return Example(tuple(answered(row, prompt=prompt, side=side) for side in sides))
 
 
-def turns_of(prompt: Any) -> list[Any]:
-    """A prompt, a text or messages, as messages; none where there is none."""
-    return [turn_of("user", prompt)] if isinstance(prompt, str) else list(prompt or [])
-
-
-def answered(before: list[Any], side: Any, name: str, row: Row) -> Conversation:
-    """A whole conversation begins with somebody else than the assistant."""
-    turns = [turn_of("assistant", side)] if isinstance(side, str) else side
+def answered(row: Row, *, prompt: str, side: str) -> Conversation:
+    """The conversation under `side`, behind that under `prompt` where it begins with an answer: a
+    whole one begins with somebody else than the assistant. BadRow: there is none, or a whole one
+    lacks what is under `prompt`.
+    """
+    turns = row.get(side)
+    turns = [turn_of("assistant", turns)] if isinstance(turns, str) else turns
     if not isinstance(turns, list) or not turns:
-        what = f"it has no text and no list under {name!r} (its fields: {', '.join(map(str, row))})"
+        what = f"it has no text and no list under {side!r} (its fields: {', '.join(map(str, row))})"
         raise BadRow(what, 'A side is {"chosen": [{"role": "user", ...}, ...]}, or a text')
+    before = [] if row.get(prompt) is None else row[prompt]
+    before = [turn_of("user", before)] if isinstance(before, str) else before
+    if not isinstance(before, list):
+        what = f"what is under {prompt!r} is no text and no list ({type(before).__name__})"
+        raise BadRow(what, "Name the prompt with data.prompt_field")
     found = messages_of(turns, row.get("tools"))
     if found.messages[0]["role"] == "assistant":
         found = messages_of([*before, *turns], row.get("tools"))
+    elif lost := _lost(before, found):
+        what = f"what is under {side!r} begins with a turn of the {found.messages[0]['role']}"
+        what += f", and lacks what the {lost} says under {prompt!r}, which it would follow"
+        raise BadRow(what, f"Give the answer alone under {side!r}, or data.prompt_field=''")
     if found.messages[-1]["role"] != "assistant" or len(found.messages) == 1:
-        what = f"what is under {name!r} is no answer of the assistant to somebody"
+        what = f"what is under {side!r} is no answer of the assistant to somebody"
         raise BadRow(what, "Give what it answers to under data.prompt_field, or before the answer")
     return found
+
+
+def _lost(before: list[Any], whole: Conversation) -> str:
+    """The role of a message of a prompt that a whole conversation does not say; '' for none."""
+    for asked in messages_of(before).messages:
+        said = [one.get("content") or "" for one in whole.messages if one["role"] == asked["role"]]
+        if not any((asked["content"] or "").strip() in text for text in said):
+            return asked["role"]
+    return ""
 
 
 def preference_demo(section: PreferenceDemo) -> Corpus:

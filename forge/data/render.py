@@ -16,7 +16,7 @@ from forge.config.tokenizer import Tokenizer as TokenizerSection
 from forge.config.tokenizer_stated import GENERATION, TEMPLATE
 from forge.data.conversation import Conversation, Rendered
 from forge.data.dropped import REASONING, dropped
-from forge.data.messages import with_argument_texts
+from forge.data.messages import LEARNT, ROLES, SPEAKERS, forms_of
 from forge.data.reading import BadFile
 from forge.data.tokenizer import Tokenizer
 
@@ -79,16 +79,21 @@ class Render:
 
     def _written(self, one: Conversation, template: ChatTemplate, guard: _Guard) -> Written:
         messages, tools = [guard(message) for message in one.messages], guard(one.tools)
+        _check_roles(one, template)
         if any(message.get("tool_calls") for message in messages):
-            texts = with_argument_texts(messages)
-            if not template.takes(messages, tools) and template.takes(texts, tools):
-                messages = texts
+            messages = _taken(template, messages, tools)
         turns = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
-        asked = turns[-1:] if self.train_on == "last_response" else turns
+        meant = turns if self.train_on == "all" else [turn for turn in turns if turn >= one.asked]
+        asked = meant[-1:] if self.train_on == "last_response" else meant
         learnt = [turn for turn in asked if turn not in one.untrained]
         if self.train_on != "all" and not learnt:
-            fix = "Leave it out, or learn all of it: data.train_on=all"
-            raise BadFile(f"{one.where} has no turn of the assistant to learn from", fix)
+            what, fix = "has no turn of the assistant to learn from", "learn all of it"
+            if asked:
+                what += f", by what its messages say of themselves ({', '.join(LEARNT)})"
+                fix = "mend these fields"
+            else:
+                fix += ": data.train_on=all"
+            raise BadFile(f"{one.where} {what}", f"Leave it out, or {fix}")
         wanted = learnt
         if self.train_on == "all":
             wanted = [turn for turn in turns if turn in one.untrained] or turns
@@ -131,6 +136,32 @@ class Render:
             ids = np.insert(ids, 0, tokenizer.begin_id)
             counted = np.insert(counted, 0, self.train_on == "all")
         return Rendered(tokens=ids.astype(np.uint32), counted=counted)
+
+
+def _check_roles(one: Conversation, template: ChatTemplate) -> None:
+    """BadFile: a turn is of a role that is not known, and that the template does not name."""
+    for number, role in enumerate((message["role"] for message in one.messages), start=1):
+        if role in ROLES or re.search(f"[\"']{re.escape(role)}[\"']", template.source):
+            continue
+        what = f"{one.where}: message {number} is of the role {role!r}, which the chat template"
+        usual = SPEAKERS.get(role.lower())
+        fix = f"Name it {usual!r}" if usual else f"A role is one of {', '.join(ROLES[:5])}"
+        other = f"or give a data.chat_template that names {role!r}"
+        raise BadFile(f"{what} does not name", f"{fix}, {other}")
+
+
+def _taken(template: ChatTemplate, messages: list[Any], tools: Any) -> list[Any]:
+    """The first form of messages that a template takes, and of which it does not write a null as
+    Python spells it; as they are where it takes none.
+    """
+    texts = []
+    for form in forms_of(messages):
+        try:
+            texts.append((form, template.text(form, tools)))
+        except BadTemplate:
+            continue
+    fewest = min((text.count("None") for _, text in texts), default=0)
+    return next((form for form, text in texts if text.count("None") == fewest), messages)
 
 
 def render(

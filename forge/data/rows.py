@@ -212,8 +212,12 @@ def _parquet_rows(path: Path, field: str | None) -> Iterator[dict[str, Any]]:
             raise BadFile(f"cannot read {path} ({error})", "Check that it is complete") from error
 
 
-def text_of(where: str, row: Any, field: str, *, option: str = "data.text_field") -> str:
-    """The text of a row, or in a field of it, which `option` names."""
+def text_of(
+    where: str, row: Any, field: str, *, option: str = "data.text_field", chats: str = "chat"
+) -> str:
+    """The text of a row, or in a field of it, which `option` names. chats: the choice of data that
+    reads such rows of messages.
+    """
     whose = ""
     if isinstance(row, dict):
         _need(where, row, field, option)
@@ -221,6 +225,8 @@ def text_of(where: str, row: Any, field: str, *, option: str = "data.text_field"
     if not isinstance(row, str):
         kind = "null" if row is None else type(row).__name__
         fix = f"Choose another with {option}" if whose else ELEMENT
+        if isinstance(row, list) and row and isinstance(row[0], dict) and whose:
+            fix = f"Messages are read with data={chats}"
         raise BadFile(f"{where}{whose} is {kind}, not text", fix)
     row.encode()  # halves of surrogate pairs are no text
     return row

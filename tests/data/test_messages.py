@@ -40,7 +40,8 @@ def tokenizer() -> Tokenizer:
 
 def written(row: Any, tokenizer: Tokenizer, template: str, train_on: str = "responses") -> Any:
     """Text of a row, and of it the texts that are learnt."""
-    conversation = replace(of_messages(row, field="messages"), where="row 1")
+    one = of_messages(row, names=("messages", "prompt", "completion"))
+    conversation = replace(one, where="row 1")
     (rendered,) = Render(template=template, train_on=train_on)([conversation], tokenizer)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], rendered.counted, [0]]).astype(int)))
     ids = rendered.tokens.tolist()

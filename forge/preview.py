@@ -59,7 +59,7 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
 
     from forge.build import build
     from forge.data.bad_rows import left_out
-    from forge.data.targets import without_targets
+    from forge.data.targets import check_targets
     from forge.parallel.ranks import Ranks
     from forge.training import data
 
@@ -70,9 +70,12 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
     tokenizer, trust = prepared.tokenizer, config.run.trust
     given: Any = {"path": "objective", "trust": trust, "tokenizer": tokenizer, "models": {}}
     objective = build(config.objective, **given)
-    for line in (*left_out(prepared.manifest), *data.how_packed(config, text)):
+    for line in left_out(prepared.manifest):
         print(line, file=sys.stderr)
-    for one in without_targets(text, config.train.seq_len):
+    empty = check_targets(text, config.data.too_long, config.train.seq_len)
+    for line in data.how_packed(config, text):
+        print(line, file=sys.stderr)
+    for one in empty:
         print(f"data: {one.said()}", file=sys.stderr)
     loader = data.train_loader(config, text, objective, Ranks(), torch.device("cpu"))
     shown = learnt = places = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ import pytest
 from forge import preview
 
 TURNS = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Yes."}]
+
+
+WRAPPED = ["data=pairs", "data.pack_sequences=false", "data.packing=concat_then_split"]
+WRAPPED += ["data.too_long=split"]
 
 
 def test_what_is_learnt_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,3 +43,76 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert preview.main([*words, "debug=fast", "tokenizer=bytes"]) == 2
     said = f"data.path: {tmp_path}/a.jsonl line 1: it has no list under 'messages' "
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "row", "said"),
+    [
+        (
+            ["data=pairs"],
+            {"prompt": "x" * 99, "response": "yes"},
+            "data.too_long=truncate: nothing is left to train on: all 4 documents are longer than "
+            "train.seq_len = 60, and what fits of them has no token to learn. Set train.seq_len "
+            "larger.\n",
+        ),
+        (
+            ["data=pairs", "data.too_long=drop"],
+            {"prompt": "x", "response": "y" * 99},
+            "data.too_long=drop: nothing is left to train on: all 4 documents are longer than "
+            "train.seq_len = 60. Set train.seq_len larger, or data.too_long=truncate.\n",
+        ),
+        (
+            [*WRAPPED, "tokenizer.add_eos=false", "tokenizer.add_bos=true"],
+            {"prompt": "x" * 59, "response": ""},
+            "data.path: none of its 3 sequences has a token to learn: all that is in them is "
+            "masked. Give responses to learn; `python -m forge.preview` with the same options "
+            "shows what is read.\n",
+        ),
+        (
+            ["data=chat"],
+            {"messages": [TURNS[0], TURNS[1] | {"weight": 0}]},
+            " line 1 has no turn of the assistant to learn from, by what its messages say of "
+            "themselves (train, training, weight, masked). Leave it out, or mend these fields.\n",
+        ),
+    ],
+    ids=["too long", "dropped", "masked", "weights"],
+)
+def test_data_of_which_nothing_is_learnt_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], row: dict, said: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(4)))
+    words = [*words, f"data.path={tmp_path}/a.jsonl", f"data.cache_dir={tmp_path}/cache"]
+    words += ["tokenizer=bytes", "debug=fast", "train.seq_len=60", "eval=off"]
+    assert preview.main([*words, "data.val_fraction=0"]) == 2
+    assert capsys.readouterr().err.endswith(said)
+
+
+def test_pairs_are_whole_and_apart_by_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prompt stands in one row with its answer, of which the end alone is cut off; and all that
+    is read is a pair.
+    """
+    pairs = [("q" * n + "?", "a" * (17 * n % 41 + 1)) for n in range(1, 30)]
+    pairs.append(("r?", "b" * 99))
+    lines = (json.dumps({"prompt": q, "response": a}) + "\n" for q, a in pairs)
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    words = ["data=pairs", f"data.path={tmp_path}/a.jsonl", f"data.cache_dir={tmp_path}/cache"]
+    words += ["tokenizer=bytes", "debug=fast", "train.seq_len=72", "eval=off", "--json"]
+    words += ["data.val_fraction=0", "data.shuffle=false"]
+    assert preview.main([*words, "--rows", "1"]) == 0
+    said = re.search(r"in (\d+) sequences", capsys.readouterr().err)
+    assert said is not None
+    assert preview.main([*words, "--rows", said[1]]) == 0
+    read = []
+    for line in capsys.readouterr().out.splitlines():
+        row = json.loads(line)
+        for number in sorted(set(row["documents"])):
+            places = [n for n, one in enumerate(row["documents"]) if one == number]
+            text = bytes(min(row["tokens"][n], 255) for n in places).decode("latin1")
+            learnt = "".join(str(row["learnt"][n]) for n in places)
+            prompt, _, answer = text.partition("?")
+            assert learnt == "0" * (len(prompt) + 1) + "1" * len(answer)
+            read.append((f"{prompt}?", answer.rstrip("ÿ")))
+    wanted = [(q, a[:71]) for q, a in pairs]
+    assert sorted(read) == sorted(wanted)

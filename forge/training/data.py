@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from forge.data.plans import kept_plan
 from forge.data.prepare import Prepared, prepare, with_sets
 from forge.data.store import TokenStore
 from forge.data.streams import Streamed
-from forge.data.targets import without_targets
+from forge.data.targets import Empty, check_targets
 from forge.data.tokenizer import Tokenizer
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
@@ -75,10 +75,13 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
     fitted = copy.deepcopy(config)
     fitted.thaw()
     text = Mixture.of(prepared.train)
-    for line in (*left_out(prepared.manifest), *how_packed(config, text)):
+    for line in left_out(prepared.manifest):
+        say(line)
+    empty = check_targets(text, config.data.too_long, config.train.seq_len)
+    for line in how_packed(config, text):
         say(line)
     if outcome.rank() == 0:
-        warn_of_prompts(config, text)
+        warn_of_prompts(config, text, empty)
     samples = count_samples(text, config.train.seq_len)
     found = [] if samples is None else fit_epochs(fitted, samples, derived)
     for one in found:
@@ -120,13 +123,13 @@ def how_packed(config: Config, text: Mixture) -> Iterator[str]:
                 yield f"data: {what}   (data.too_long={data.too_long})"
 
 
-def warn_of_prompts(config: Config, text: Mixture) -> None:
+def warn_of_prompts(config: Config, text: Mixture, empty: Iterable[Empty]) -> None:
     """Warn where most sequences of a source have no token to learn, or most of its documents are
-    left out for their length; of fewer sequences it is said.
+    left out for their length; of fewer sequences it is said. empty: those that have none.
     """
     data, larger = config.data, "A larger train.seq_len has room for more"
     shows = "`python -m forge.preview` with the same options shows what is read"
-    for one in without_targets(text, config.train.seq_len):
+    for one in empty:
         if one.share <= MOSTLY:
             say(f"data: {one.said()}")
             continue

@@ -154,14 +154,17 @@ def _taken(template: ChatTemplate, messages: list[Any], tools: Any) -> list[Any]
     """The first form of messages that a template takes, and of which it does not write a null as
     Python spells it; as they are where it takes none.
     """
-    texts = []
+    best, fewest = messages, None
     for form in forms_of(messages):
         try:
-            texts.append((form, template.text(form, tools)))
+            nulls = template.text(form, tools).count("None")
         except BadTemplate:
             continue
-    fewest = min((text.count("None") for _, text in texts), default=0)
-    return next((form for form, text in texts if text.count("None") == fewest), messages)
+        if fewest is None or nulls < fewest:
+            best, fewest = form, nulls
+        if nulls == 0:
+            break
+    return best
 
 
 def render(

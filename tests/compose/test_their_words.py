@@ -5,12 +5,17 @@ which composes.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+import shlex
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from folders import write_folder
 from refusing import problems, resolved
 
@@ -162,6 +167,77 @@ def check(words: list[str]) -> None:
         wanted: Any = read(word).value()  # type: ignore[union-attr]
         value = list(value) if isinstance(value, tuple) else value
         assert value == wanted or value == str(Path(str(wanted)).absolute()), word
+
+
+TOGETHER = {
+    "datasets": "data.path=my.jsonl",
+    "dataset.source": "data.path=my.jsonl",
+    "dataset.data_files": "data.path=my.jsonl",
+    "model.lora_attn_modules": "adapter.target_modules=[wq,wv,wo,feed_forward]",
+    "model.apply_lora_to_mlp": "adapter.target_modules=[wq,wv,wo,feed_forward]",
+    "lr_scheduler._component_": "scheduler=cosine",
+    "optimizer._component_": "optimizer=adamw_finetune",
+    "template": "data.chat_template=null",
+    "do_train": "",
+    "compile": "train.compile_model=false",
+    "checkpointer._component_": "model=hf",
+    "tokenizer._component_": "",
+    "dataset._component_": "data=chat",
+    "model._component_": "",
+}
+"""Keys of the files of docs/sft.md that are one word here with another, or a whole class."""
+
+
+def translations() -> list[Any]:
+    """(keys and values of a file or command of another tool, forge's command)."""
+    found = []
+    text = (PAGE.parents[1] / "docs" / "sft.md").read_text(encoding="utf-8")
+    for section in text.split("\n### ")[1:]:
+        tool, _, rest = section.partition("\n")
+        blocks = re.findall(r"(?:^    .*\n?)+", rest, re.MULTILINE)
+        theirs, ours = (textwrap.dedent(block).replace("\\\n", " ") for block in blocks)
+        if theirs.startswith("trl "):
+            words = shlex.split(theirs)[2:]
+            given = {key.lstrip("-"): value for key, value in zip(*[iter(words)] * 2, strict=True)}
+        else:
+            given = dict(flat(yaml.safe_load(theirs)))
+        found.append(pytest.param(given, shlex.split(ours)[3:], id=tool))
+    return found
+
+
+def flat(node: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{above}{key}.")
+        elif isinstance(value, list):
+            yield f"{above}{key}", f"[{','.join(map(str, value))}]"
+        else:
+            yield f"{above}{key}", str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), translations())
+def test_a_file_of_theirs_is_the_command_beside_it(
+    desk: Path, theirs: dict[str, str], ours: list[str]
+) -> None:
+    """Each key is answered with options that the command has, or leaves as they are."""
+    composition = compose(ours)
+    keys = Keys(composition.tree, composition.library)
+    same = dataclasses.asdict(resolved(ours, gpus=1, as_point=True).config)
+    typed: list[str] = []
+    for key, value in theirs.items():
+        answer = TOGETHER.get(key)
+        if answer is None:
+            unknown = keys.unknown(key, value)
+            left = [] if unknown else problems([*ours, f"{key}={value}"], gpus=1, as_point=True)
+            refused = [problem.fix for problem in left if not problem.warning]
+            answer = unknown[1] if unknown else (*refused, f"{key}={value}")[0]
+        meant = re.split(", | or ", answer.removeprefix("did you mean ").removesuffix("?"))[0]
+        typed += [word for word in meant.split() if word != "train.global_batch_size=null"]
+    assert dataclasses.asdict(resolved([*ours, *typed], gpus=1, as_point=True).config) == same
+
+
+def test_translations_are_found() -> None:
+    assert len(translations()) == 4
 
 
 @pytest.mark.parametrize("tool", TOOLS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
+from forge.compose.aliases import BY_VALUE
 from forge.compose.engine import PRIMARY, Composed, Library, Misfit, parse
 from forge.compose.files import (
     absent_fault,
@@ -17,11 +17,11 @@ from forge.compose.files import (
     section_fault,
     value_fault,
 )
+from forge.compose.unknown import as_values
 from forge.config import schemas
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean, shown
 
 OPTIONAL = ("experiment", "debug", "local")
-DEGREE = re.compile("(tp|pp|cp|ep)([0-9]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,23 +67,13 @@ def _fault(override: Override, library: Library) -> tuple[str, str] | None:
         is_file = ".." not in name.split("/") and library.file_of(f"{group}/{name}") is not None
         if name not in options and not is_file:
             near = [f"{group}={option}" for option in closest(name, options)]
-            fix = did_you_mean(_as_values(group, name) or near) or f"options: {listed}"
+            theirs = [ours] if (ours := BY_VALUE.get(group, {}).get(name)) else []
+            fix = did_you_mean(theirs or as_values(group, name) or near) or f"options: {listed}"
             return f"there is no {group} named '{name}'.", fix
     if group not in library.places and not override.is_add():
         text = (override.input_line or "").lstrip("+")
         return f"{group} has no place of its own in the config.", f"write +{text}"
     return None
-
-
-def _as_values(group: str, name: str) -> list[str]:
-    """What is typed for a layout that no file has, or for a path in the place of an option."""
-    if group == "parallel" and (degree := DEGREE.fullmatch(name)):
-        return [f"parallel.{degree[1]}={degree[2]}"]
-    if not re.search("[./]", name):
-        return []
-    variants = schemas.SCHEMAS.get(group, {}).items()
-    taking = [option for option, schema in variants if "path" in schema.__dataclass_fields__]
-    return [f"{group}={option} {group}.path={name}" for option in taking[:1]]
 
 
 def merge(

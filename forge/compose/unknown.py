@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from forge.compose.aliases import ALIASES, BY_VALUE, HINTS
+from forge.compose.aliases import ALIASES, ALONE, BY_VALUE, DECIDED_BY, HINTS
 from forge.compose.engine import Library
 from forge.compose.grammar import read
 from forge.compose.tree import LISTS, declared, has, in_force, node_at, option_keys
 from forge.config import schemas
-from forge.config.adapter import in_ours
+from forge.config.adapter import in_ours, saved_in_ours
 from forge.config.bounds import element_faults, fits
 from forge.config.problems import COMMAND_LINE, Problem, closest, did_you_mean, literal
 
 HELP = "python -m forge.train --help lists them"
+IN_OURS = {"target_modules=": in_ours, "modules_to_save=": saved_in_ours}
+DEGREE = re.compile("(tp|pp|cp|ep)([0-9]+)")
 OFF = ("false", "0", "no", "none", "null")
 Fault = tuple[str, str]
 """What is wrong, and what to do."""
@@ -136,28 +139,42 @@ class Keys:
     def _alias(self, key: str, value: str) -> str:
         """What to do for a word of another framework; empty for any other."""
         full = key.replace("-", "_").lower()
-        word = full.rpartition(".")[2]
+        last = full.rpartition(".")[2]
+        word = full if last in ALONE else last
         translated = BY_VALUE.get(word, {}).get(value.lower(), "")
         target = translated.partition("=")[0]
         if target and (self.library.is_group(target) or declared(self.tree, target)):
             return did_you_mean([translated])
         ours = ALIASES.get(full) or ALIASES.get(word, "")
         if not ours:
-            return HINTS.get(word, "") or self._of_seed(full, value)
-        if ours.endswith("target_modules="):
+            hint = HINTS.get(full) or HINTS.get(word, "")
+            return self._hinted(hint, value) or self._of_seed(full, value)
+        translate = IN_OURS.get(ours.rpartition(".")[2])
+        if translate is not None:
             words = value.strip("[]").replace("'", "").replace('"', "").split(",")
-            value = f"[{','.join(in_ours(w.strip() for w in words if w.strip()))}]"
-        last = ours.rpartition(" ")[2].removesuffix("=")
-        if ours.startswith(("adapter=", "optimizer=")) and declared(self.tree, last):
-            return did_you_mean(self.advised(last, value))  # the group's option in force has it
+            value = f"[{','.join(translate(w.strip() for w in words if w.strip()))}]"
+        option = ours.rpartition(" ")[2].removesuffix("=")
+        if ours.startswith(("adapter=", "optimizer=", "data=")) and declared(self.tree, option):
+            return did_you_mean(self.advised(option, value))  # the group's option in force has it
         if "=" in ours and value.lower() in OFF:
             return f"leave it out; {ours} switches it on"
         if "=" in ours:
             return did_you_mean([ours + value if ours.endswith("=") else ours])
         if self.library.is_group(ours):
             options = f"it is {ours} here; its options: {', '.join(self.library.options(ours))}"
-            return did_you_mean(self.advised(ours, value)) or options
+            meant = self.advised(ours, value) or (as_values(ours, value) if value else [])
+            return did_you_mean(meant) or options
+        decides = DECIDED_BY.get(ours, "")
+        if value and decides and in_force(self.tree, decides) is not None:
+            return did_you_mean([f"{text} {decides}=null" for text in self.advised(ours, value)])
         return self._called(ours, value)
+
+    def _hinted(self, text: str, value: str) -> str:
+        """A text of HINTS with the value; where its option is in force, that alone."""
+        option = text.partition("={value}")[0]
+        if text.startswith(f"{option}={{value}},") and value and declared(self.tree, option):
+            return did_you_mean(self.advised(option, value))
+        return text.replace("{value}", value or "...")
 
     def _of_seed(self, key: str, value: str) -> str:
         """What to do for an option of one of forge's seeds; empty for any other key."""
@@ -192,6 +209,17 @@ class Keys:
         if not is_known and (found := self.unknown(key, value)):
             what, fix = f"{what[:-1]}, and {found[0]}", found[1]
         return Problem(text, what, fix, where=COMMAND_LINE)
+
+
+def as_values(group: str, name: str) -> list[str]:
+    """What is typed for a layout that no file has, or for a path in the place of an option."""
+    if group == "parallel" and (degree := DEGREE.fullmatch(name)):
+        return [f"parallel.{degree[1]}={degree[2]}"]
+    if not re.search("[./]", name):
+        return []
+    variants = schemas.SCHEMAS.get(group, {}).items()
+    taking = [option for option, schema in variants if "path" in schema.__dataclass_fields__]
+    return [f"{group}={option} {group}.path={name}" for option in taking[:1]]
 
 
 def _owners(section: str, part: str) -> list[str]:

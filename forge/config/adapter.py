@@ -45,6 +45,8 @@ THEIRS = {word: ours.split(",") for ours, words in _WORDS.items() for word in wo
 """Entries of PEFT's target_modules, and the last parts of their names, as they are here: by the
 names of the families of Hugging Face, torchtune and Megatron.
 """
+SAVED = {"lm_head": "output", "embed_tokens": "embedding", "wte": "embedding"}
+"""Entries of PEFT's modules_to_save, by names of families, as they are here."""
 ADDED = re.compile(rf"(\.|_)({A}|{B}|{MAGNITUDE})$")
 
 
@@ -188,6 +190,11 @@ def in_ours(words: Iterable[str]) -> list[str]:
     """Entries of adapter.target_modules with those that others call otherwise in our names."""
     ours = [name for word in words for name in THEIRS.get(word.rpartition(".")[2], [word])]
     return [AUTO] if AUTO in ours else list(dict.fromkeys(ours))
+
+
+def saved_in_ours(words: Iterable[str]) -> list[str]:
+    """Entries of PEFT's modules_to_save as patterns of adapter.modules_to_save."""
+    return [SAVED.get(word.rpartition(".")[2], word) for word in words]
 
 
 def _can_have(one: TensorSpec) -> bool:

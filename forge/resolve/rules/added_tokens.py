@@ -67,7 +67,7 @@ def added_to_base(tokenizer: Tokenizer, checkpoint: Checkpoint) -> Findings:
     if start is None or not tokenizer.added:
         return
     if isinstance(tokenizer, BPE) or (isinstance(tokenizer, Bytes) and not is_folder(start)):
-        what = f"{start} has a tokenizer of its own, and this one is made for the run."
+        what = f"{start} was trained with a tokenizer, and this one is made for the run."
         yield _key(tokenizer), what, "tokenizer=file, which is that of checkpoint.init_from"
     if checkpoint.init_optimizer:
         what = f"the state of the optimizer in {start} has no rows for new tokens."

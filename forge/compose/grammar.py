@@ -60,6 +60,8 @@ def _fault(text: str, said: str) -> tuple[str, str]:
     if hint is None or fits("", hint):
         text = value.replace("\\", "\\\\").replace('"', '\\"')
         return what, f"to give it as a text: '{key}=\"{text}\"'"
+    if fits([""], hint) and schemas.fact(name, "verbatim") and value[:1] not in "[\"'":
+        return what, f"{key}=[{value}]"
     if fits([""], hint) or typing.get_origin(hint) is dict:
         return what, "quotes around each text in it that has signs, like '[\"a=b\", c]'"
     return what, f"{name} is {kind(hint)}"

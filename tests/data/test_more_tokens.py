@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 from data_helpers import make_prose
+from refusing import problems
 from transformers import PreTrainedTokenizerFast
 
 import forge
@@ -114,3 +115,5 @@ def test_tokens_are_typed_without_quotes() -> None:
     typed = [f"tokenizer.add_tokens=[{','.join(names)}]", "tokenizer.add_special_tokens=['<,>',b]"]
     tokenizer = forge.compose(typed).validate().config.tokenizer
     assert (list(tokenizer.add_tokens), list(tokenizer.add_special_tokens)) == (names, ["<,>", "b"])
+    (refused,) = problems(["tokenizer.add_tokens=<a>,<b>"])
+    assert refused.fix == "tokenizer.add_tokens=[<a>,<b>]"

@@ -278,7 +278,7 @@ def _check_vocabulary(path: Path, session: Session) -> None:
     """
     its = Saved(path).meta.get("data", {}).get("tokenizer")
     ours = session.prepared.identity["tokenizer"]
-    if its in (None, ours) or _is_its_own_with_more(path, session, ours):
+    if its in (None, ours) or _is_base_with_added(path, session, ours):
         return
     if not permitted("tokenizer", session.config.run.allow_change):
         typed = Tokenizer.load(path / TOKENIZER).typed(path / TOKENIZER / "tokenizer.json")
@@ -287,8 +287,8 @@ def _check_vocabulary(path: Path, session: Session) -> None:
         raise CheckpointError(f"checkpoint.init_from={path}: {what}; {fix}")
 
 
-def _is_its_own_with_more(path: Path, session: Session, ours: str) -> bool:
-    """Whether the tokenizer is that of a checkpoint with tokens that are added to it."""
+def _is_base_with_added(path: Path, session: Session, ours: str) -> bool:
+    """Whether the tokenizer of the run is that of a checkpoint with added tokens."""
     section = session.config.tokenizer
     try:
         its = Tokenizer.load(path / TOKENIZER).with_added(section) if section.added else None

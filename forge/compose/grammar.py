@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 from forge.compose.engine import parse
 from forge.config import schemas
 from forge.config.bounds import fits, kind
-from forge.config.problems import COMMAND_LINE, Problem
+from forge.config.problems import COMMAND_LINE, Problem, literal
 
 KEY = re.compile(r"[A-Za-z_][\w-]*([./][\w-]+)*(@[\w./-]+)?", re.ASCII)
 ELEMENT = re.compile(r"([A-Za-z_][\w.]*)\[\d+\]", re.ASCII)
@@ -21,13 +21,26 @@ EXAMPLE = "group=option or key=value, such as model=small or optimizer.lr=1e-3"
 def read(text: str) -> Override | Problem:
     """One override as Hydra's grammar has it."""
     try:
-        override = parse(text)
+        override = _parse(text)
         if override.key_or_group and "[" not in override.key_or_group:  # Hydra 1.4 reads a[0]=1
             return override
         said = "it has no key"
     except (HydraException, RecursionError, ValueError) as error:
         said = re.sub(r" expecting \{.*", "", str(error).partition("\n")[0]).rstrip(".")
     return Problem(text or "''", *_fault(text, said), where=COMMAND_LINE)
+
+
+def _parse(text: str) -> Override:
+    """An override, where tokens in a list need no quotes around their signs: [<think>,</think>]."""
+    try:
+        return parse(text)
+    except HydraException:
+        key, _, value = text.partition("=")
+        is_list = typing.get_origin(schemas.declared(key)) is list
+        is_plain = value[:1] == "[" and value[-1:] == "]" and not set(value) & set("\"'\\")
+        if not (is_list and is_plain and schemas.fact(key, "verbatim")):
+            raise
+        return parse(f"{key}={literal([item.strip() for item in value[1:-1].split(',')])}")
 
 
 def _fault(text: str, said: str) -> tuple[str, str]:
@@ -47,6 +60,8 @@ def _fault(text: str, said: str) -> tuple[str, str]:
     if hint is None or fits("", hint):
         text = value.replace("\\", "\\\\").replace('"', '\\"')
         return what, f"to give it as a text: '{key}=\"{text}\"'"
+    if fits([""], hint) and schemas.fact(name, "verbatim") and value[:1] not in "[\"'":
+        return what, f"{key}=[{value}]"
     if fits([""], hint) or typing.get_origin(hint) is dict:
         return what, "quotes around each text in it that has signs, like '[\"a=b\", c]'"
     return what, f"{name} is {kind(hint)}"

@@ -103,7 +103,7 @@ def _set_option(tree: DictConfig, key: str, value: Any, text: str) -> Fault | No
     ):
         value = text  # a name such as 1.50 or 12e4, or a token such as [SEP], is what was typed
     elif isinstance(value, list) and hint == list[str]:
-        value = _as_typed(value, text)
+        value = _as_typed(value, text, verbatim=bool(schemas.fact(key, "verbatim")))
     if fault := length_fault(key, value, hint):
         return fault, ""
     try:
@@ -122,15 +122,18 @@ def _set_option(tree: DictConfig, key: str, value: Any, text: str) -> Fault | No
         return f"{key} is a section of options; '{text}' is not.", fix
 
 
-def _as_typed(items: list[Any], text: str) -> list[Any]:
-    """The items of a list of texts, those that look like numbers as they were typed. text: of the
-    whole list.
+def _as_typed(items: list[Any], text: str, *, verbatim: bool) -> list[Any]:
+    """The items of a list of texts, those that look like numbers as they were typed; verbatim: also
+    those that look like lists or other values. text: of the whole list.
     """
     typed_items = [item.strip() for item in LIST_ITEM.findall(text.strip()[1:-1])]
     if len(typed_items) != len(items):
         return items
     return [
-        as_typed if isinstance(item, int | float) and not isinstance(item, bool) else item
+        as_typed
+        if (verbatim and not isinstance(item, str))
+        or (isinstance(item, int | float) and not isinstance(item, bool))
+        else item
         for item, as_typed in zip(items, typed_items, strict=True)
     ]
 

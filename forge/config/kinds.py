@@ -17,6 +17,7 @@ OF_ALL_LAYERS = (
     *("_target_", "vocab_size", "pad_vocab_to", "max_seq_len", "dim", "n_layers", "moe"),
     *("tie_embeddings", "embedding_multiplier", "init_std", "init_scale_residual"),
     *("layers", "kinds", "document_attention", "logits_multiplier", "final_logits_soft_cap"),
+    "new_rows",
 )
 """Options of the model that no kind of layer overrides."""
 

@@ -87,6 +87,12 @@ class Decoder(RotaryOptions, AttentionOptions, Model):
     )
     mlp_bias: bool = opt(False, "add biases to the feed-forward layers alone")
     tie_embeddings: bool = opt(False, "share the embedding table with the output head")
+    new_rows: tuple[int, int] = opt(
+        (0, 0),
+        "rows [FIRST, END) of embedding and head that begin as the mean of those before FIRST, in "
+        "weights that the run begins with; worked out of tokenizer.add_tokens",
+        ge=0,
+    )
     init_std: float = opt(0.02, "standard deviation of the initial weights", gt=0)
     init_scale_residual: bool = opt(
         True, "divide init_std of layers that end in the residual by sqrt(2*n_layers)"
@@ -222,6 +228,7 @@ class Decoder(RotaryOptions, AttentionOptions, Model):
     def outside(self) -> tuple[list[TensorSpec], list[TensorSpec]]:
         """The tensors before the first block, and those after the last."""
         table: dict[str, Any] = {"shape": (self.vocab_size, self.dim), "tp": 0}
+        table["new"] = tuple(self.new_rows)
         before = [TensorSpec(name="embedding.weight", role=EMBEDDING, part="embedding", **table)]
         if self.position == "learned":
             shape = (self.max_seq_len, self.dim)

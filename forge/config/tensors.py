@@ -35,6 +35,8 @@ class TensorSpec:
     experts, which ep ranks share. residual: its product is added to the residual stream. initial:
     the first value of a vector, or how they are drawn. std: of the first values of a matrix; None =
     as model.init_std has it. once: added to what tp ranks sum up, so that one of them adds it.
+    new: the rows [first, end) of a table of tokens that pretrained weights do not know; see
+    `takes`.
     """
 
     name: str
@@ -49,6 +51,7 @@ class TensorSpec:
     initial: float | LogUniform = 0.0
     std: float | None = None
     once: bool = False
+    new: tuple[int, int] = (0, 0)
 
     @property
     def size(self) -> int:
@@ -78,6 +81,26 @@ class TensorSpec:
         if cut is not None:
             shape[cut] = -(-shape[cut] // tp)
         return tuple(shape)
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether a stored table of tokens becomes this one where its new rows, and those that are
+        not stored, begin as the mean of the rows before them.
+        """
+        first, end = self.new
+        if not end or len(shape) != len(self.shape) or shape[1:] != self.shape[1:]:
+            return False
+        return first <= shape[0] <= self.shape[0]
+
+
+def with_new_rows(
+    tensors: Iterable[TensorSpec], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """Stored shapes by name, of tables that get new rows with these."""
+    tables = {one.name: one for one in tensors}
+    return {
+        name: tables[name].shape if name in tables and tables[name].takes(shape) else shape
+        for name, shape in shapes.items()
+    }
 
 
 def within(prefix: str, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:

@@ -10,6 +10,7 @@ from forge.config.field import Section, opt, section
 from forge.config.rule import Findings, rule
 
 END_OF_TEXT, BEGIN_OF_TEXT = "<|endoftext|>", "<|bos|>"
+ADDED = ("add_tokens", "add_special_tokens")
 
 
 @section
@@ -27,10 +28,34 @@ class Tokenizer(Section):
         verbatim=True,
     )
 
+    add_tokens: list[str] = opt(
+        [],
+        "tokens that get the next ids behind those that are there; text that spells one is one id",
+        verbatim=True,
+    )
+    add_special_tokens: list[str] = opt(
+        [],
+        "tokens behind these, which chat templates may write and no text spells",
+        verbatim=True,
+    )
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """The tokens that are added, in the order of their ids."""
+        return (*self.add_tokens, *self.add_special_tokens)
+
+    @property
+    def ids_before(self) -> int | None:
+        """How many ids it has without what is added; None where that is not known before it is
+        built.
+        """
+        return None
+
     @property
     def n_ids(self) -> int | None:
         """How many token ids it has; None where that is not known before it is built."""
-        return None
+        before = self.ids_before
+        return None if before is None else before + len(self.added)
 
     @property
     def begin(self) -> str:
@@ -50,7 +75,7 @@ class BPE(Tokenizer):
     train_bytes: int = opt(64_000_000, "train on at most this many bytes", gt=0)
 
     @property
-    def n_ids(self) -> int | None:
+    def ids_before(self) -> int | None:
         return self.vocab_size
 
 
@@ -62,8 +87,13 @@ class Bytes(Tokenizer):
     _target_: str = "forge.data.tokenizer.byte_ids"
 
     @property
-    def n_ids(self) -> int | None:
+    def ids_before(self) -> int | None:
         return 258 if self.add_bos and self.begin != END_OF_TEXT else 257
+
+
+def already_there(token: str, number: int) -> str:
+    """What is wrong with a token that is to be added and has an id."""
+    return f"{token} is there already, with the id {number}, so that it need not be added."
 
 
 @rule("tokenizer.add_eos", "tokenizer.add_bos", "tokenizer.add_eos")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,13 @@ USUAL_BOS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a file says: ids up to the last one, all tokens, and the added ones; which of them begin
-    and end a document, if it says that; what its post-processor puts before a text, and behind it.
-    file: the file itself.
+    """What a file says: ids up to the last one, all tokens with theirs, and the added ones; which
+    of them begin and end a document, if it says that; what its post-processor puts before a text,
+    and behind it. file: the file itself.
     """
 
     n_ids: int
-    tokens: frozenset[str] = field(repr=False)
+    tokens: Mapping[str, int] = field(repr=False)
     added: tuple[str, ...]
     bos: str | None = None
     eos: str | None = None
@@ -66,12 +66,21 @@ class Existing(Tokenizer):
     )
 
     @property
-    def n_ids(self) -> int | None:
-        known = self.facts()
+    def ids_before(self) -> int | None:
+        known = self.read()
         return known.n_ids if isinstance(known, Facts) else None
 
     def facts(self) -> Facts | str:
-        """What it says of itself, or why it cannot be used."""
+        """What it says of itself, with the tokens that are added, or why it cannot be used."""
+        known, more = self.read(), self.added
+        if isinstance(known, str) or not more:
+            return known
+        tokens = {**known.tokens, **{token: known.n_ids + n for n, token in enumerate(more)}}
+        n_ids, added = known.n_ids + len(more), (*known.added, *more)
+        return replace(known, n_ids=n_ids, tokens=tokens, added=added)
+
+    def read(self) -> Facts | str:
+        """What the file says of itself, or why it cannot be used."""
         raise NotImplementedError
 
     @property
@@ -117,7 +126,7 @@ class TokenizerFile(Existing):
     _target_: str = "forge.data.tokenizer.load_file"
     path: str = opt("", "a tokenizer.json, or its directory", path=True)
 
-    def facts(self) -> Facts | str:
+    def read(self) -> Facts | str:
         return facts_of("json", self.path)
 
 
@@ -138,7 +147,7 @@ class HubTokenizer(Existing):
     name: str = opt("", "id of a model on the hub, such as gpt2")
     revision: str = opt("main", "its branch, tag or commit")
 
-    def facts(self) -> Facts | str:
+    def read(self) -> Facts | str:
         file, fault = hub.fetched(self.name, self.revision) if self.name else ("", "")
         return fault or facts_of("json", file)
 
@@ -151,7 +160,7 @@ class SentencePiece(Existing):
     _target_: str = "forge.data.sentencepiece.sentencepiece"
     path: str = opt("", "a .model file", path=True)
 
-    def facts(self) -> Facts | str:
+    def read(self) -> Facts | str:
         return facts_of("sentencepiece", self.path)
 
 
@@ -172,7 +181,7 @@ class Tiktoken(Existing):
         None, "tokens behind the last rank; null = those that go with the pattern"
     )
 
-    def facts(self) -> Facts | str:
+    def read(self) -> Facts | str:
         special = None if self.special_tokens is None else tuple(self.special_tokens)
         return facts_of("tiktoken", self.path, self.pattern, special)
 
@@ -215,7 +224,7 @@ def _of_json(path: Path) -> Facts:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError("it is not a tokenizer.json of the tokenizers library") from error
     bos, eos = (stated_token(path, name) for name in ("bos_token", "eos_token"))
-    known = {"tokens": frozenset(tokens), "added": tuple(added), "bos": bos, "eos": eos}
+    known = {"tokens": tokens, "added": tuple(added), "bos": bos, "eos": eos}
     return Facts(n_ids=n_ids, **known, first=first, last=last, file=path)
 
 
@@ -250,7 +259,7 @@ def _of_sentencepiece(path: Path) -> Facts:
     control = [one.text for one in model.pieces if one.kind == sentencepiece_model.CONTROL]
     return Facts(
         n_ids=len(model.pieces),
-        tokens=frozenset(one.text for one in model.pieces),
+        tokens={one.text: number for number, one in enumerate(model.pieces)},
         added=tuple(control),
         bos=model.named(model.bos),
         eos=model.named(model.eos),
@@ -262,7 +271,7 @@ def _of_tiktoken(path: Path, pattern: str, special: tuple[str, ...] | None) -> F
     ranks = tiktoken_ranks.read_ranks(path)
     found = tiktoken_ranks.special_ids(ranks, pattern, special)
     n_ids = max([*ranks.values(), *found.values()]) + 1
-    return Facts(n_ids=n_ids, tokens=frozenset(found), added=tuple(found), file=path)
+    return Facts(n_ids=n_ids, tokens=found, added=tuple(found), file=path)
 
 
 READERS: dict[str, Callable[..., Facts]] = {

@@ -15,6 +15,7 @@ from forge.config.chats import Chats
 from forge.config.data import Data, HeldOut, Synthetic
 from forge.config.problems import ConfigError
 from forge.config.reading import read_whole
+from forge.config.tokenizer import ADDED
 from forge.config.tokenizer import Tokenizer as TokenizerSection
 from forge.config.tokenizer_files import Existing, Facts
 from forge.config.tokenizer_stated import TEMPLATE
@@ -244,6 +245,9 @@ def identity_of(section: TokenizerSection | Tokenizer) -> dict[str, Any]:
     if isinstance(section, Tokenizer):
         return {"fingerprint": section.fingerprint}
     identity = asdict(section)
+    for name in ADDED:
+        if not identity[name]:  # as before there were such options, so that shards stay the same
+            del identity[name]
     if isinstance(section, Existing):
         for name in ("path", "name", "revision"):
             identity.pop(name, None)

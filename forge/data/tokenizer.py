@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge.config.tokenizer import BPE, END_OF_TEXT, Bytes
+from forge.config.tokenizer import Tokenizer as Section
 from forge.config.tokenizer_files import FILE_NAME, Existing, Facts, typed
-from forge.config.tokenizer_stated import CONFIG_NAME, STATED, stated_beside
+from forge.config.tokenizer_stated import CONFIG_NAME, STATED
+from forge.data.added_tokens import add_tokens, stated_with
 from forge.data.byte_text import ByteText, visible_bytes
 from forge.data.split import RandomText, TrainingText
 from forge.data.words import Words
@@ -104,6 +106,15 @@ class Tokenizer:
         other.__dict__.pop("fingerprint", None)
         other._set_borders(add_bos=begins, add_eos=ends)
         return other
+
+    def with_added(self, section: Section) -> Tokenizer:
+        """This one with the tokens that a section adds. ValueError: one is there already."""
+        import tokenizers
+
+        raw = tokenizers.Tokenizer.from_str(self._raw.to_str())
+        add_tokens(raw, section)
+        borders = {"add_bos": self.add_bos, "add_eos": self.add_eos, "bos_token": self.bos_token}
+        return Tokenizer(raw, eos_token=self.eos_token, **borders, stated=self.stated)
 
     def _id(self, token: str | None) -> int:
         found = None if token is None else self._raw.token_to_id(token)
@@ -288,7 +299,7 @@ def train_bpe(section: BPE, *, text: TrainingText | RandomText) -> Tokenizer:
 
 def byte_ids(section: Bytes, *, text: TrainingText) -> Tokenizer:
     """The byte b as id b, 256 for the end of text and 257 for the beginning; `text` is not read."""
-    if not section.add_bos:
+    if not (section.add_bos or section.added):
         return _made(ByteText(END_OF_TEXT), section)
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
@@ -306,6 +317,8 @@ def _own_tokens(section: BPE | Bytes) -> list[str]:
 
 
 def _made(raw: tokenizers.Tokenizer | ByteText, section: BPE | Bytes) -> Tokenizer:
+    if not isinstance(raw, ByteText):
+        add_tokens(raw, section)
     return Tokenizer(
         raw,
         eos_token=END_OF_TEXT,
@@ -347,9 +360,10 @@ def _key(section: Existing) -> str:
 
 
 def finished(raw: tokenizers.Tokenizer, section: Existing, facts: Facts) -> Tokenizer:
-    """The tokens that begin and end documents beside what was read. ValueError: they are not there,
-    or would be spelled by text.
+    """The tokens that begin and end documents, and those that are added, beside what was read.
+    ValueError: they are not there, or would be spelled by text; what is added is there.
     """
+    add_tokens(raw, section)
     bos, eos = section.begin_token(facts), section.end_token(facts)
     for option, token, used in (
         ("eos_token", eos, section.add_eos),
@@ -363,5 +377,5 @@ def finished(raw: tokenizers.Tokenizer, section: Existing, facts: Facts) -> Toke
     borders = {"add_bos": section.add_bos, "add_eos": section.add_eos}
     assert facts.file is not None
     return Tokenizer(
-        raw, eos_token=last, bos_token=bos, **borders, stated=stated_beside(facts.file)
+        raw, eos_token=last, bos_token=bos, **borders, stated=stated_with(section, facts.file)
     )

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.hf.family import Family
+from forge.config.model import Decoder
 from forge.config.numbers import compact
+from forge.config.problems import shown
 from forge.config.qlora import QLoRA
 from forge.config.root import Config
 from forge.rundir.checkpoints import Saved
@@ -63,6 +65,13 @@ def adapter_card(saved: Saved, config: Config, family: Family, dtype: str) -> st
         code += ["bits = BitsAndBytesConfig(", f"    {bits}", ")"]
         more = ", quantization_config=bits"
     code += [f'base = AutoModelForCausalLM.from_pretrained("{base}"{more})']
+    model, added = config.model, config.tokenizer.added
+    if isinstance(model, Decoder) and model.new_rows[1]:
+        which = f" {shown(added)}" if added else ""
+        lines += [f"The base knows none of the new tokens{which}: embedding and head are in this"]
+        lines += ["folder too, and are read into a base that `resize_token_embeddings` has given"]
+        lines += [f"{model.vocab_size} rows.", ""]
+        code += [f"base.resize_token_embeddings({model.vocab_size})"]
     code += ['model = PeftModel.from_pretrained(base, "FOLDER")']
     lines += ["```python", *code, "```", ""]
     head = HEAD.replace("library_name: transformers", "library_name: peft")

@@ -72,11 +72,22 @@ def places(rows: Sequence[Row], section: LoRA) -> list[Place]:
 
 
 def tensors(
-    rows: Sequence[Row], section: LoRA, read: Read, whole: Sequence[str]
+    rows: Sequence[Row], section: LoRA, read: Read, base: Read, whole: Sequence[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Their tensors with their names. whole: names of ours that are trained and kept whole."""
+    """Their tensors with their names. base: reads what adapters stand beside. whole: names of ours
+    that are trained and kept whole.
+
+    Tables with rows for tokens that were added are carried where they are not trained, as PEFT does
+    with embeddings that were resized: it reads them into the base.
+    """
+    adapted = {one.name for one in places(rows, section)}
     for one in places(rows, section):
         yield from _write(one, section, read)
+    for row in rows:
+        if row.ours.new[1] and row.ours.name not in whole:
+            module = _module(row)
+            inner = f"{module}.base_layer.weight" if module in adapted else row.theirs.name
+            yield f"{PREFIX}{inner}", _turned(row, base(row.ours.name))
     for row, name in saved_whole(rows, section, whole):
         values = read(row.ours.name)
         yield name, _turned(row, values)
@@ -87,18 +98,17 @@ def saved_whole(
 ) -> Iterator[tuple[Row, str]]:
     """Parameters that are trained and saved whole, with the names of theirs. whole: names of ours.
     Raises ValueError for what PEFT does not keep as forge does.
+
+    A table that is the head too has the name by which PEFT reads it into the base, so that both
+    have it: of modules_to_save it would make a copy for the embedding alone.
     """
     adapted = {one.name for one in places(rows, section)}
-    untied = any(row.ours.role == HEAD for row in rows)
     for row in rows:
         if row.ours.name not in whole:
             continue
         if row.index is not None or row.theirs.stacked:
             what = f"{row.ours.name} is a part of {row.theirs.name} of theirs"
             raise ValueError(f"{what}, which PEFT keeps whole; merge it: --format hf --merge")
-        if row.ours.role == EMBEDDING and not untied:
-            what = f"{row.ours.name} is the head too, which PEFT leaves as it was"
-            raise ValueError(f"{what}; merge it: --format hf --merge")
         name = row.theirs.name
         if row.ours.role == BIAS and name.removesuffix(".bias") in adapted:
             name = f"{name.removesuffix('bias')}base_layer.bias"
@@ -106,12 +116,19 @@ def saved_whole(
 
 
 def read_whole(
-    rows: Sequence[Row], section: LoRA, stored: Mapping[str, Tensor]
+    rows: Sequence[Row], section: LoRA, stored: Mapping[str, Tensor], copied: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Our parameters that are trained whole, by our names, of a folder. Raises KeyError for one
-    that is missing, ValueError for what PEFT does not keep as forge does.
+    """Our parameters that are trained whole, by our names, of a folder. copied: modules_to_save of
+    the folder. Raises KeyError for one that is missing, ValueError for what PEFT does not keep as
+    forge does.
     """
     trained = {row.ours.name for row in rows if section.trains(row.ours)}
+    tables = () if _has_head(rows) else [row for row in rows if row.ours.role == EMBEDDING]
+    for row in tables:
+        is_copied = any(f".{_module(row)}".endswith(f".{name}") for name in copied)
+        if row.ours.name in trained and is_copied:
+            what = f"{row.ours.name} is the head too, which PEFT leaves as it was"
+            raise ValueError(f"{what}; merge the adapters into their base with PEFT")
     return {
         row.ours.name: _turned(row, stored[name])
         for row, name in saved_whole(rows, section, trained)
@@ -144,7 +161,8 @@ def content(
     found = places(rows, section)
     rank = Counter(one.rank for one in found).most_common(1)[0][0]
     named = {one.ours.name: _module(one) for one in rows}
-    saved = [named[name] for name in whole if not name.endswith("bias")]
+    tied = {one.ours.name for one in rows if one.ours.role == EMBEDDING and not _has_head(rows)}
+    saved = [named[name] for name in whole if not name.endswith("bias") and name not in tied]
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -215,6 +233,10 @@ def _names(one: Place) -> tuple[str, str]:
     if one.embedding:
         return f"{one.key}.lora_embedding_A", f"{one.key}.lora_embedding_B"
     return f"{one.key}.lora_A.weight", f"{one.key}.lora_B.weight"
+
+
+def _has_head(rows: Sequence[Row]) -> bool:
+    return any(row.ours.role == HEAD for row in rows)
 
 
 def _module(one: Row) -> str:

@@ -17,6 +17,7 @@ from forge.config.model import Decoder
 from forge.config.problems import listed
 from forge.config.regular import open_regular
 from forge.config.tensors import EMBEDDING, HEAD
+from forge.hf.new_rows import are_new, filled
 from forge.owned import local, owned
 
 DTYPES = {
@@ -88,8 +89,9 @@ def _read(stored: Stored, row: Row, mine: Sequence[Tensor]) -> Tensor:
     """
     if row.ours.role in (EMBEDDING, HEAD) and len(row.ours.shape) == 2:
         rows, columns = mine
-        if int(rows.max() if len(rows) else 0) >= stored.shape[0]:
-            return _with_means(stored, rows, columns)
+        if bool(are_new(row.ours, rows, stored.shape[0]).any()):
+            every_row = torch.arange(stored.shape[0])
+            return filled(row.ours, rows, read_part(stored, [every_row, columns]))
     wanted = list(mine)
     if row.index is not None:
         dim = row.theirs.dim - int(row.theirs.stacked)
@@ -103,15 +105,6 @@ def _read(stored: Stored, row: Row, mine: Sequence[Tensor]) -> Tensor:
     if row.theirs.singleton is not None:
         found = found.squeeze(row.theirs.singleton)
     return found.transpose(-1, -2) if swapped else found
-
-
-def _with_means(stored: Stored, rows: Tensor, columns: Tensor) -> Tensor:
-    """Rows of a table of tokens, of which those beyond the stored ones are their mean."""
-    there = rows < stored.shape[0]
-    whole = read_part(stored, [torch.arange(stored.shape[0]), columns])
-    found = whole.float().mean(0).to(whole.dtype).expand(len(rows), -1).clone()
-    found[there] = whole[rows[there]]
-    return found
 
 
 def read_part(stored: Stored, wanted: Sequence[Tensor]) -> Tensor:

@@ -23,12 +23,13 @@ from forge.config.parallel import Parallel
 from forge.config.places import ADDRESS
 from forge.config.precision import Precision
 from forge.config.preference import Referenced
-from forge.config.problems import Problem
+from forge.config.problems import Problem, shown
 from forge.config.reading import NAME, options_of, schema_of
 from forge.config.root import Config
 from forge.config.rule import Derived, derivation, walk
 from forge.config.run import Run
 from forge.config.scheduler import Scheduler
+from forge.config.tensors import EMBEDDING, HEAD
 from forge.config.tokenizer import BPE, Tokenizer
 from forge.config.tokenizer_files import FILE_NAME, Existing, TokenizerFile
 from forge.config.train import Train
@@ -42,6 +43,7 @@ PATHS = tuple(dict.fromkeys(schemas.keys_with("path")))
 UNKNOWN_ROWS = 32000
 """Rows for a tokenizer that cannot be read, so that the rest can be checked."""
 
+ADDED_TOKENS, NEW_ROWS = ("tokenizer.add_tokens", "tokenizer.add_special_tokens"), "model.new_rows"
 MOE_WIDTH, SHARED_WIDTH = "model.moe.ffn_hidden_dim", "model.moe.shared_hidden_dim"
 GROUP_SCORE = "model.moe.group_score"
 
@@ -265,6 +267,7 @@ def paths_of_entries(config: Config, data: Data, eval: Eval) -> Iterator[Derived
     "model.grow_vocab",
     "tokenizer.vocab_size",
     "tokenizer.path",
+    *ADDED_TOKENS,
     writes=("model.vocab_size",),
 )
 def vocabulary(model: Model, tokenizer: Tokenizer) -> Iterator[Derived | Problem]:
@@ -283,7 +286,7 @@ def vocabulary(model: Model, tokenizer: Tokenizer) -> Iterator[Derived | Problem
         why = f"the tokenizer has {rows} ids"
         if isinstance(tokenizer, BPE):
             why = f"tokenizer.vocab_size={rows}"
-    elif grows(model) and (tokenizer.n_ids or 0) > rows:  # type: ignore[arg-type]
+    elif _may_grow(model, tokenizer, rows) and (tokenizer.n_ids or 0) > rows:
         why = f"the tokenizer has {tokenizer.n_ids} ids, the folder {rows} rows"
         rows = tokenizer.n_ids or rows
     padded = -(-rows // model.pad_vocab_to) * model.pad_vocab_to
@@ -291,6 +294,25 @@ def vocabulary(model: Model, tokenizer: Tokenizer) -> Iterator[Derived | Problem
         why += f", a multiple of model.pad_vocab_to={model.pad_vocab_to}"
     if padded != model.vocab_size:
         yield Derived("model.vocab_size", padded, why)
+
+
+def _may_grow(model: Model, tokenizer: Tokenizer, rows: int) -> bool:
+    """Whether the rows of a folder may become more: all that is missing is asked for."""
+    before = tokenizer.ids_before
+    for_tokens = isinstance(model, FolderDecoder) and before is not None and before <= rows
+    return grows(model) or (bool(tokenizer.added) and for_tokens)  # type: ignore[arg-type]
+
+
+@derivation("checkpoint.init_from", "tokenizer.path", *ADDED_TOKENS, NEW_ROWS, writes=(NEW_ROWS,))
+def new_rows(model: Decoder, tokenizer: Tokenizer, checkpoint: Checkpoint) -> Iterator[Derived]:
+    """Rows of added tokens are new to weights that the run begins with."""
+    before, number = tokenizer.ids_before, len(tokenizer.added)
+    if checkpoint.init_from is None or not number or before is None or model.new_rows[1]:
+        return
+    names = [one.name for one in model.tensors() if one.role in (EMBEDDING, HEAD)]
+    of = f"of {shown(tokenizer.added)}: rows of {' and '.join(names)}"
+    why = f"{of} that begin as the mean of the {before} before"
+    yield Derived(NEW_ROWS, [before, before + number], why)
 
 
 @derivation("run.dir", "run.root", writes=("run.dir", "run.root"))
@@ -322,6 +344,7 @@ DERIVATIONS = (
     paths,
     paths_of_entries,
     vocabulary,
+    new_rows,
     home,
     auto,
     layout,

@@ -15,6 +15,7 @@ from forge.config.hf import folder as folders
 from forge.config.model import Decoder
 from forge.config.qlora import QLoRA
 from forge.config.root import Config
+from forge.hf.new_rows import Widened
 from forge.hf.read import read_whole
 from forge.models.init import init_weights
 from forge.models.plain import make_model
@@ -47,8 +48,8 @@ class Merged(Mapping[str, Tensor]):
         self.beside = {}
         if self.below is not None:
             assert isinstance(config.model, Decoder)
-            self.base = whole(located(self.below, path), config)
             self.beside = {one.name: one for one in config.model.tensors()}
+            self.base = Widened(whole(located(self.below, path), config), self.beside.values())
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self.stored:
@@ -63,6 +64,10 @@ class Merged(Mapping[str, Tensor]):
         magnitude = self.own(name_of(one, MAGNITUDE)) if adapter.dora else None
         pair = self.own(name_of(one, A)), self.own(name_of(one, B))
         return merged(values, *pair, magnitude, role=one.role, scale=adapter.scale(rank))
+
+    def beneath(self, name: str) -> Tensor:
+        """What adapters stand beside, or what the checkpoint itself holds."""
+        return self.own(name) if name in self.stored else self.base[name]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all of them, by name."""

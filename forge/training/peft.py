@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from forge.config.adapter import LoRA
 from forge.config.hf import folder as folders
 from forge.config.hf.peft import CONFIG, WEIGHTS
+from forge.config.hf.peft import read as read_config
 from forge.config.hf.table import Row
 from forge.config.model import Decoder, Model
 from forge.config.qlora import QLoRA
@@ -49,7 +50,7 @@ def export_peft(
     weights = Merged(path, config)
     whole = [name for name in weights.stored if name in names]
     number = export_dtype(config, path, dtype)
-    found = dict(peft.tensors(rows, adapter, weights.own, whole))
+    found = dict(peft.tensors(rows, adapter, weights.own, weights.beneath, whole))
     base = config.checkpoint.init_from
     content = peft.content(rows, adapter, whole, base)
     out.mkdir(parents=True)
@@ -76,7 +77,8 @@ def load_adapters(place: Path, model: nn.Module, section: Model, adapter: LoRA) 
     try:
         with safe_open(place / WEIGHTS, framework="pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        found = peft.read_whole(rows, adapter, stored)
+        copied = read_config(place).get("modules_to_save") or []
+        found = peft.read_whole(rows, adapter, stored, copied)
         for one in peft.places(rows, adapter):
             found |= peft.read_place(one, adapter, stored)
         _refuse_others(place, rows, adapter, stored, tensors)

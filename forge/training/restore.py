@@ -24,8 +24,9 @@ from forge.config.model import Decoder as DecoderConfig
 from forge.config.model import Model
 from forge.config.problems import listed
 from forge.config.root import Config
-from forge.config.tensors import misfits
+from forge.config.tensors import TensorSpec, misfits, with_new_rows
 from forge.data.tokenizer import Tokenizer
+from forge.hf.new_rows import widening
 from forge.hf.read import load_folder
 from forge.masters import exact_state, round_masters, round_weights
 from forge.models.decoder import Decoder
@@ -41,6 +42,7 @@ from forge.training.base import BASE, located
 from forge.training.checkpoint import Tensors, prefixed
 from forge.training.damage import checked
 from forge.training.merging import Merged
+from forge.training.new_rows import fill_tables, tables_with_new_rows
 from forge.training.process import set_up
 
 log = logging.getLogger(__name__)
@@ -195,8 +197,9 @@ def load_weights(
     """Load the weights of a checkpoint, a .safetensors file or a Hugging Face folder, see `load`;
     adapters that it has are merged, and those of the model keep what they have.
 
-    section: that the model was built with.
+    section: that the model was built with, whose new rows of vocabulary begin as means.
     """
+    specs = list(section.tensors()) if isinstance(section, DecoderConfig) else []
     if is_folder(path):
         assert isinstance(section, DecoderConfig), path
         try:
@@ -207,11 +210,16 @@ def load_weights(
     elif path.is_dir() and BASE in Saved(path).meta:
         with checked(path, group):
             found = Merged(path, config_of(path, trust=trust))
-            _fill(path, model, found.__getitem__, found.shapes(), exclude, group)
+            read, shapes = widening(found.__getitem__, specs), with_new_rows(specs, found.shapes())
+            _fill(path, model, read, shapes, exclude, group)
     elif path.is_dir():
-        load(path, model=model, exclude=exclude, adapters=False, group=group)
+        tables = tables_with_new_rows(path, specs, exclude, group)
+        apart = (*exclude, *(one.name for one in tables))
+        load(path, model=model, exclude=apart, adapters=False, group=group)
+        if tables:
+            fill_tables(path, config_of(path, trust=trust), model, tables, group)
     else:
-        _load_file(path, model, exclude, group)
+        _load_file(path, model, specs, exclude, group)
     round_masters(model)
 
 
@@ -235,7 +243,11 @@ def _load_base(
 
 
 def _load_file(
-    path: Path, model: nn.Module, exclude: tuple[str, ...], group: dist.ProcessGroup | None
+    path: Path,
+    model: nn.Module,
+    specs: Sequence[TensorSpec],
+    exclude: tuple[str, ...],
+    group: dist.ProcessGroup | None,
 ) -> None:
     from safetensors import SafetensorError, safe_open
 
@@ -243,7 +255,8 @@ def _load_file(
         with safe_open(path, framework="pt") as file:
             names = file.keys()
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-            _fill(path, model, file.get_tensor, shapes, exclude, group)
+            read, shapes = widening(file.get_tensor, specs), with_new_rows(specs, shapes)
+            _fill(path, model, read, shapes, exclude, group)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
 

@@ -11,8 +11,7 @@ from typing import Any
 from forge.adapters.adapter import adapter_of
 from forge.config.adapter import LoRA
 from forge.config.changes import changes, permitted
-from forge.config.hf.folder import grown, is_folder, places, read
-from forge.config.model import Decoder
+from forge.config.hf.folder import is_folder
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
 from forge.optim.modes import Modes
@@ -25,6 +24,7 @@ from forge.training import restore
 from forge.training.base import BASE, identity, located
 from forge.training.checkpoint import Checkpointer
 from forge.training.loop import Loop
+from forge.training.new_rows import of_new_rows
 from forge.training.peft import load_adapters
 from forge.training.process import say, stage
 from forge.training.saving import restore as load_state
@@ -178,7 +178,7 @@ def _load(start: Start, checkpointer: Checkpointer, loop: Loop) -> str:
         else:
             more = {"exclude": exclude, "trust": config.run.trust, "group": ranks.saver}
             restore.load_weights(start.weights, model=model, section=config.model, **more)
-            say(f"beginning with the weights of {source}{_added_rows(start.weights, config)}")
+            say(f"beginning with the weights of {source}{of_new_rows(start.weights, config.model)}")
         adapter_of(config).begin(model)
     elif start.checkpoint is not None:
         path = start.checkpoint.path
@@ -221,19 +221,6 @@ def _load(start: Start, checkpointer: Checkpointer, loop: Loop) -> str:
         if not same_optimizer:
             say(f"the optimizer begins anew: {source} has the state of another")
     return source
-
-
-def _added_rows(source: Path, config: Config) -> str:
-    """What is said of rows of vocabulary that the folder has not."""
-    section = config.model
-    if not isinstance(section, Decoder) or not is_folder(source):
-        return ""
-    rows, files = places(read(source), section)
-    added = grown(rows, {name: one.shape for name, one in files.items()})
-    number = max(added.values(), default=0)
-    return (
-        f"; {number} new rows of {', '.join(added)}, each the mean of the others" if added else ""
-    )
 
 
 def _base_of(start: Start, checkpointer: Checkpointer, config: Config) -> dict[str, Any]:
@@ -290,13 +277,24 @@ def _check_vocabulary(path: Path, session: Session) -> None:
     run.allow_change permits it.
     """
     its = Saved(path).meta.get("data", {}).get("tokenizer")
-    if its in (None, session.prepared.identity["tokenizer"]):
+    ours = session.prepared.identity["tokenizer"]
+    if its in (None, ours) or _is_base_with_added(path, session, ours):
         return
     if not permitted("tokenizer", session.config.run.allow_change):
         typed = Tokenizer.load(path / TOKENIZER).typed(path / TOKENIZER / "tokenizer.json")
         what = checkpoints.OTHER_TOKENIZER
         fix = f"take its own: {typed}; run.allow_change=[tokenizer] takes the weights all the same"
         raise CheckpointError(f"checkpoint.init_from={path}: {what}; {fix}")
+
+
+def _is_base_with_added(path: Path, session: Session, ours: str) -> bool:
+    """Whether the tokenizer of the run is that of a checkpoint with added tokens."""
+    section = session.config.tokenizer
+    try:
+        its = Tokenizer.load(path / TOKENIZER).with_added(section) if section.added else None
+    except (OSError, ValueError):
+        return False
+    return its is not None and its.fingerprint == ours
 
 
 def _check_state(path: Path, config: Config) -> None:

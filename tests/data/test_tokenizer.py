@@ -259,7 +259,7 @@ def test_what_is_known_before_it_is_built_is_what_it_is(tmp_path, bpe, text, kin
         known, built = section.facts(), load_file(section, text=text)
         assert isinstance(known, Facts)
         assert known.n_ids == section.n_ids == built.vocab_size
-        assert known.tokens == raw.get_vocab().keys()
+        assert known.tokens == raw.get_vocab()
         assert section.end_token(known) == built.eos_token
         assert set(added) <= set(known.added)
 

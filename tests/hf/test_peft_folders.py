@@ -238,19 +238,24 @@ def test_keys_of_peft_that_forge_does_not_compute_are_refused(kind: str, tmp_pat
         peft.read(tmp_path)
 
 
-def test_a_trained_table_that_is_the_head_too_is_not_written_for_peft() -> None:
-    """PEFT would give the embedding alone its new values."""
+def test_a_copy_of_a_table_that_is_the_head_too_is_not_read() -> None:
+    """PEFT gives the embedding alone the values of modules_to_save; in the base both have them."""
     from forge.config.adapter import LoRA
     from forge.config.hf.folder import family_of
     from forge.config.model import Decoder
-    from forge.hf.peft import saved_whole
+    from forge.hf.peft import content, read_whole, saved_whole
 
     family = family_of("llama")
     assert family is not None
     tied = Decoder(dim=32, n_layers=1, n_heads=2, vocab_size=64, tie_embeddings=True)
     adapter = LoRA(modules_to_save=["embedding"])
+    rows = family.rows(tied)
+    ((_, name),) = saved_whole(rows, adapter, ["embedding.weight"])
+    assert content(rows, adapter, ["embedding.weight"], None)["modules_to_save"] is None
+    stored = {name: torch.zeros(64, 32)}
+    assert read_whole(rows, adapter, stored, [])["embedding.weight"] is stored[name]
     with pytest.raises(ValueError, match="the head too, which PEFT leaves as it was"):
-        list(saved_whole(family.rows(tied), adapter, ["embedding.weight"]))
+        read_whole(rows, adapter, stored, ["embed_tokens"])
 
 
 def write_gpt2(place: Path) -> Path:

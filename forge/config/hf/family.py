@@ -22,6 +22,7 @@ SELECTION_BIAS = "feed_forward.router.selection_bias"
 LATENT_EPS = "mixer.latent_norm_eps"
 OF_TRAINING = (
     *("init_std", "init_scale_residual", "sdpa_backend", "document_attention", "pad_vocab_to"),
+    "new_rows",
     *("layers", "kinds", "path", "pretrained", "_target_", "mla_naive_kvcache"),
     *("gdn_chunk_size", "gdn_kernel"),
 )

@@ -192,20 +192,22 @@ def faults(folder: Folder, section: Decoder, exclude: Sequence[str] = ()) -> lis
         for name, one in files.items()
         if name in wanted or not folder.family.ignored(name, section)
     }
-    if grows(section):
-        for name in grown(rows, theirs):
-            theirs[name] = wanted[name]
+    for name in grown(rows, theirs, section):
+        theirs[name] = wanted[name]
     return [fault for name, fault in misfits(wanted, theirs).items() if name not in left_out]
 
 
-def grown(rows: Sequence[Row], theirs: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Tensors of theirs with a row for each token, by name, with the rows that they have less than
-    ours.
+def grown(
+    rows: Sequence[Row], theirs: Mapping[str, tuple[int, ...]], section: Decoder
+) -> dict[str, int]:
+    """Tensors of theirs with a row for each token that may have fewer than ours, by name, with the
+    rows that they have less.
     """
     found = {}
     for row in rows:
         ours, shape = row.ours, theirs.get(row.theirs.name, ())
-        if ours.role in (TABLE, HEAD) and shape[1:] == ours.shape[1:] and shape < ours.shape:
+        is_shorter = shape[1:] == ours.shape[1:] and shape < ours.shape
+        if ours.role in (TABLE, HEAD) and is_shorter and (grows(section) or ours.takes(shape)):
             found[row.theirs.name] = ours.shape[0] - shape[0]
     return found
 

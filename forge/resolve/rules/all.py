@@ -8,6 +8,7 @@ from forge.config import schemas
 from forge.config.rule import rules_of
 from forge.resolve.rules import (
     adapter,
+    added_tokens,
     base_run,
     borders,
     degrees,
@@ -35,6 +36,7 @@ from forge.resolve.rules import (
 OF_COMPONENTS = [sys.modules[name] for name in schemas.modules()]
 OF_ALL = (
     model,
+    added_tokens,
     optimizer,
     own,
     borders,

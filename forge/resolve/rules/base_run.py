@@ -14,7 +14,7 @@ from forge.config.model import Decoder
 from forge.config.problems import listed, literal
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
-from forge.config.tensors import misfits
+from forge.config.tensors import misfits, with_new_rows
 from forge.config.tokenizer import BPE, Bytes
 from forge.config.tokenizer_files import FILE_NAME, typed
 from forge.resolve.rules.hugging_face import INIT_FROM, READS
@@ -45,7 +45,8 @@ def base(config: Config, checkpoint: Checkpoint) -> Findings:
     elif isinstance(before.model, Decoder) and isinstance(config.model, Decoder):
         excluded = tuple(checkpoint.exclude_from_loading)
         ours = _shapes(config.model, excluded)
-        if faults := misfits(ours, _shapes(before.model, excluded)):
+        theirs = with_new_rows(config.model.tensors(), _shapes(before.model, excluded))
+        if faults := misfits(ours, theirs):
             back = " ".join(_back(before, config, ours, excluded))
             what = f"{path} does not fit this model: {listed(list(faults.values()))}."
             fix = f"{back or 'the model it was trained with'}, or checkpoint.exclude_from_loading"

@@ -30,7 +30,7 @@ from forge.hf.read import load_folder
 from forge.masters import exact_state, round_masters, round_weights
 from forge.models.decoder import Decoder
 from forge.models.plain import make_model
-from forge.owned import copy_owned, cut_dim, local, select
+from forge.owned import copy_local, cut_dim, local, select
 from forge.parallel.materialize import allocate, check_buffers, fill
 from forge.parallel.modules import FORMATS, HALF
 from forge.rundir import checkpoints, saved_config
@@ -260,7 +260,7 @@ def _fill(
     own, packed = _state(model, shapes, adapters=False)
     kept = _kept(path, _shapes(own, packed, group), shapes, exclude, changed=False)
     for name in kept & set(own):
-        copy_owned(own[name], whole(name))
+        copy_local(own[name], whole(name))
     for one in packed:
         if one.name in kept:
             one.fill(partial(select, whole(one.name)))

@@ -80,7 +80,16 @@ feed_forwards.dense.Dense dense models.feed_forward.FeedForward
 """A line for each class: its path below forge.config, the name of its schema, and the path below
 forge of its default target, where it had one."""
 _ROWS = {f"forge.config.{row[0]}": row[1:] for row in map(str.split, SCHEMAS.strip().splitlines())}
-MOVED: dict[str, str] = {}
+MOVED = {
+    "forge.optim.adamw.adamw": "forge.optim.adam.adamw",
+    "forge.optim.adam.adam_pax": "forge.optim.adam.AdamPax",
+    "forge.optim.lion.lion": "forge.optim.lion.Lion",
+    "forge.optim.muon.muon": "forge.optim.muon.Muon",
+    "forge.optim.normuon.normuon": "forge.optim.normuon.NorMuon",
+    "forge.optim.sgd.sgd": "forge.optim.sgd.SGD",
+    "forge.optim.schedule_free.schedule_free_adamw": "forge.optim.schedule_free.ScheduleFreeAdamW",
+    "forge.optim.low_bit.adamw_low_bit": "forge.optim.low_bit.LowBitAdamW",
+}
 """The path that a class of forge has now, for the path that a `_target_` of a dict names."""
 
 

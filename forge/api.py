@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from forge.config.data import Data as DataSection
     from forge.config.feed_forwards.base import FeedForward as FeedForwardSection
     from forge.config.field import Condition, Section, opt, section
+    from forge.config.layer import Model as ModelSection
     from forge.config.mixers.attention import Attention as AttentionSection
     from forge.config.mixers.base import Mixer as MixerSection
     from forge.config.model import Decoder as DecoderSection
-    from forge.config.model import Model as ModelSection
     from forge.config.objective import NextToken as NextTokenSection
     from forge.config.objective import Objective as ObjectiveSection
     from forge.config.optimizer import Optimizer as OptimizerSection
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from forge.parallel.ranks import Ranks
     from forge.parallel.technique import Technique
     from forge.training.callback import Callback
-    from forge.training.loop import Loop
+    from forge.training.callback import LoopView as Loop
     from forge.training.session import Session
-    from forge.training.step import StepOutput
-    from forge.training.trackers import Tracker
+    from forge.training.step_output import StepOutput
+    from forge.training.tracker import Tracker
 
 __all__ = [
     "Attention",
@@ -118,7 +118,7 @@ section             config.field
 AttentionSection    config.mixers.attention Attention
 MixerSection        config.mixers.base Mixer
 DecoderSection      config.model Decoder
-ModelSection        config.model Model
+ModelSection        config.layer Model
 NextTokenSection    config.objective NextToken
 ObjectiveSection    config.objective Objective
 OptimizerSection    config.optimizer Optimizer
@@ -155,10 +155,10 @@ mix_in_each         parallel.modules
 Ranks               parallel.ranks
 Technique           parallel.technique
 Callback            training.callback
-Loop                training.loop
+Loop                training.callback LoopView
 Session             training.session
-StepOutput          training.step
-Tracker             training.trackers
+StepOutput          training.step_output
+Tracker             training.tracker
 """
 """A line for each name: its module below forge, and its name there where that is another. A test
 compares it with the imports above, which are for type checkers."""

@@ -15,7 +15,8 @@ from forge.config.adapter import LoRA
 from forge.config.hf import folder as folders
 from forge.config.hf.peft import CONFIG, WEIGHTS
 from forge.config.hf.table import Row
-from forge.config.model import Decoder, Model
+from forge.config.layer import Model
+from forge.config.model import Decoder
 from forge.config.qlora import QLoRA
 from forge.config.root import Config
 from forge.config.tensors import BIAS, EMBEDDING, HEAD

@@ -20,8 +20,8 @@ from forge.adapters.adapter import adapter_of
 from forge.adapters.packed import Packed, packed_in, plain_parameters
 from forge.config.adapter import is_added
 from forge.config.hf.folder import is_folder
+from forge.config.layer import Model
 from forge.config.model import Decoder as DecoderConfig
-from forge.config.model import Model
 from forge.config.problems import listed
 from forge.config.root import Config
 from forge.config.tensors import misfits

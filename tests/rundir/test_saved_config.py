@@ -66,7 +66,7 @@ def test_an_option_that_is_newer_than_the_file_has_its_default(tmp_path: Path) -
 
 
 NO_TRUST = "is not under a trusted prefix; if you trust it: run.trust=["
-NO_MODEL = "is no forge.config.model.Model"
+NO_MODEL = "is no forge.config.layer.Model"
 REFUSED = {
     "os.PathLike": f"its schema os.PathLike {NO_TRUST}os.]",
     "forgery.config.model.Decoder": f"its schema forgery.config.model.Decoder {NO_TRUST}forgery.]",

@@ -27,7 +27,7 @@ from forge.optim.schedule_free import ScheduleFreeAdamW
 from forge.resolve.resolve import resolve
 from forge.rundir import directory
 from forge.training import loaded, metrics, process
-from forge.training.clock import Clock
+from forge.training.loop import Clock
 
 DEFAULT = "model.n_layers=2 eval.enabled=true eval.interval=3 eval.steps=2 eval.sample_tokens=4"
 SAVED = "checkpoint.interval=3 checkpoint.async_mode=async train.grad_clip_norm=0.5"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
 from forge.config.field import Section, opt, section
-from forge.config.problems import Problem
 from forge.config.scheduler import Decay, Scheduler
 from forge.config.tensors import EXPERT, MATRIX
 
@@ -87,15 +86,6 @@ class Optimizer(Section):
         """Of what it keeps of a parameter of this shape; None = not known."""
         values = self.state_per_weight
         return None if values is None else FP32 * values * math.prod(shape)
-
-    def faults(self, prefix: str) -> Iterator[Problem]:
-        """What is wrong with entries of `groups`, and with patterns."""
-        patterns = self.no_decay_parameters, self.trainable_parameters, self.freeze_parameters
-        if not self.groups and not any(patterns):
-            return iter(())
-        from forge.config.group_faults import faults  # which knows all kinds of optimizers
-
-        return faults(self, prefix)
 
     def schedules(self, scheduler: Scheduler, horizon: int) -> dict[str, Factor]:
         """Factors of options other than lr, by their names in a group of parameters.

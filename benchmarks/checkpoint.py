@@ -33,11 +33,11 @@ import torch
 import forge
 from forge.rundir import directory
 from forge.training import build, data
+from forge.training.build_session import build_session
 from forge.training.callback import Callback
 from forge.training.loop import Loop
 from forge.training.saving import Saving
-from forge.training.session import join
-from forge.training.step import StepOutput
+from forge.training.step_output import StepOutput
 
 STATE = "model=small model.dim=768 train.batch_size=1 train.seq_len=64 optimizer=adamw"
 COMMON = (
@@ -199,7 +199,7 @@ def stalls() -> Measure:
         measure = Measure(Path(folder))
         config = forge.compose([*COMMON.split(), *STATE.split(), f"run.dir={folder}/run"])
         run_dir, _ = directory.create(config.validate(), overrides=())
-        loop = build.build(join(Path(run_dir)))
+        loop = build.build(build_session(Path(run_dir)))
         loop.callbacks = [measure, *loop.callbacks]
         loop.run()
     return measure
@@ -275,7 +275,7 @@ def print_parts(run_dir: Path) -> None:
     """
     with _counted(data, "prepare") as read, _counted(build, "begin") as load:
         begin = time.perf_counter()
-        build.build(join(run_dir))
+        build.build(build_session(run_dir))
     rest = time.perf_counter() - begin - sum(read) - sum(load)
     print(json.dumps({DATA: sum(read), MODEL: rest, LOAD: sum(load)}))
 

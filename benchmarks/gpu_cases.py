@@ -29,7 +29,7 @@ from forge.models.sdpa import CUDNN_FIRST, causal_attention
 from forge.objectives.cross_entropy import cross_entropy
 from forge.rundir import directory
 from forge.training.build import build
-from forge.training.session import join
+from forge.training.build_session import build_session
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHAPES = {"attention": (4096, 6144), "up": (4096, 28672), "down": (14336, 4096)}
@@ -210,7 +210,7 @@ def stepped(words: str, options: argparse.Namespace) -> tuple[list[float], dict[
     """
     resolution = cli.resolved(words.split())[1]
     run_dir, _ = directory.prepare(resolution, overrides=())
-    loop = build(join(run_dir, trust=[]))
+    loop = build(build_session(run_dir, trust=[]))
     taken, losses, step, gradients = [], {}, loop._step, loop.update.gradients
 
     def counted(*args: Any, **more: Any) -> Any:

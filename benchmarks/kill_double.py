@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import torch
 
-from forge.training import session
+from forge.training import build_session
 from forge.training.callback import Callback
 
 torch.set_default_dtype(torch.float64)  # entries are imported before the model is built
-session.check_dtypes = lambda model: None
+build_session.check_dtypes = lambda model: None
 
 
 class Double(Callback):

@@ -18,7 +18,7 @@ from forge.training.callback import Callback
 from forge.training.evaluation import Evaluation
 from forge.training.loop import Loop
 from forge.training.saving import Saving
-from forge.training.step import StepOutput
+from forge.training.step_output import StepOutput
 
 STEP, ORDER, REACHED = "step", "order.json", "reached.json"
 PLACES = {

@@ -34,7 +34,7 @@ from forge.models.decoder import Decoder
 from forge.rundir import directory
 from forge.training.callback import Callback
 from forge.training.loop import Loop
-from forge.training.step import StepOutput
+from forge.training.step_output import StepOutput
 
 HERE = Path(__file__).resolve().parents[1]
 SMALL = (
@@ -115,12 +115,12 @@ class Turns(Callback):
 def loop_of(run_dir: Path) -> Loop:
     try:
         from forge.training.build import build
-        from forge.training.session import join
+        from forge.training.build_session import build_session
     except ImportError:  # a checkout from before there were sessions
         from forge.training import assemble  # type: ignore[attr-defined]
 
         return assemble.assemble(run_dir).loop
-    return build(join(run_dir))
+    return build(build_session(run_dir))
 
 
 def measure(overrides: str, steps: int) -> None:

@@ -74,7 +74,8 @@ def bind(
     given = dict(offered or {}) | ({SECTION: section} if isinstance(section, Own) else {})
     stated = fields if isinstance(section, Own) else {}  # an entry that states one is refused
     runtime |= {name: value for name, value in given.items() if name in named.keys() - stated}
-    if not isinstance(section, Mapping) and (takes := section_taken(target)):
+    if not isinstance(section, Mapping) and (taken := section_taken(target)):
+        parameter, takes = taken
         problems = _refused(target, key, runtime)
         if isinstance(section, Own) and not isinstance(section, takes):
             what = f"{_label(target)} takes the section {takes.__name__}, and the file names none."
@@ -82,7 +83,7 @@ def bind(
             problems = [Problem(key, what, f"begin the file with '{begin}'", rule="target")]
         if problems:
             raise ConfigError(problems)
-        return partial(target, section, **{n: v for n, v in runtime.items() if n != SECTION})
+        return partial(target, **(runtime | {parameter: section}))
     if by_key:
         found = inner_faults(fields, path, trust)
         problems = [Problem(*fault, rule="target") for fault in found]
@@ -277,16 +278,17 @@ def _kind_fault(found: Any, name: str, place: str, *, ours: bool) -> tuple[str, 
     return None
 
 
-def section_taken(target: Target) -> type[Section] | None:
-    """The section class that the first parameter of a target is annotated with, if it is."""
+def section_taken(target: Target) -> tuple[str, type[Section]] | None:
+    """(name, class) of the parameter of a target that is annotated with a section's class."""
     try:
         hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
     except (ValueError, TypeError, NameError):
         return None
-    parameters = parameters_of(target).values()
-    first = next((p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD), "")
-    hint = hints.get(first)
-    return hint if isinstance(hint, type) and issubclass(hint, Section) else None
+    for name in parameters_of(target):
+        hint = hints.get(name)
+        if isinstance(hint, type) and issubclass(hint, Section):
+            return name, hint
+    return None
 
 
 def signature_fault(target: Target, names: set[str]) -> str | None:

@@ -216,7 +216,9 @@ def help(command: str, arguments: Parser, options: argparse.Namespace) -> int:
     from forge.compose.help import page
 
     words, folders = where_trusted(options.overrides), options.config_dir
-    return refuse(lambda: print(page(command, arguments, words, folders)) or 0)
+    return refuse(
+        lambda: print(page(command, arguments, words, folders, examples=arguments.examples())) or 0
+    )
 
 
 def show(text: str) -> int:

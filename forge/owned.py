@@ -19,7 +19,8 @@ def full(values: Tensor) -> Tensor:
     return values.full_tensor() if isinstance(values, DTensor) else values
 
 
-def copy_owned(values: Tensor, whole: Tensor) -> None:
+def copy_local(values: Tensor, whole: Tensor) -> None:
+    """Copy this rank's part of a whole tensor into a DTensor; all of it into a plain tensor."""
     local(values).copy_(select(whole, owned(values)))
 
 

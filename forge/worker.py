@@ -142,9 +142,9 @@ def _train(
 ) -> int:
     """Join, build, loop, report."""
     from forge.training.build import build
-    from forge.training.session import join
+    from forge.training.build_session import build_session
 
-    session = join(run_dir, rendezvous, trust=trust)
+    session = build_session(run_dir, rendezvous, trust=trust)
     loop = build(session)
     if is_main():
         (run_dir / RESULT).unlink(missing_ok=True)  # of an earlier start

@@ -9,7 +9,7 @@ from torch import nn
 
 from forge.build import build
 from forge.config.adapter import NoAdapter
-from forge.config.model import Model
+from forge.config.layer import Model
 from forge.config.optimizer import Optimizer
 from forge.config.param_groups import OWN, Group
 from forge.config.scheduler import NoSchedule

@@ -19,7 +19,7 @@ from forge.models.decoder import Decoder
 from forge.models.dropout import Dropout
 from forge.models.experts import Experts
 from forge.models.mixin import mix_in
-from forge.owned import copy_owned, full
+from forge.owned import copy_local, full
 
 
 class LoRA(Adapter):
@@ -73,8 +73,8 @@ class LoRA(Adapter):
                 continue  # of another stage
             wide = torch.promote_types(whole.dtype, torch.float32)
             lengths, magnitude = whole.to(wide).norm(dim=-1), own[name_of(one, MAGNITUDE)]
-            copy_owned(magnitude, lengths)
-            copy_owned(master(magnitude), lengths)
+            copy_local(magnitude, lengths)
+            copy_local(master(magnitude), lengths)
 
     def _scale(self, one: TensorSpec) -> float:
         return self.section.scale(self.section.rank_of(one))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from omegaconf import Container, DictConfig, OmegaConf
 
@@ -19,15 +19,18 @@ from forge.config.field import Section, default_of
 from forge.config.own import Own
 from forge.config.problems import ConfigError, Problem, closest, did_you_mean, shown
 
-if TYPE_CHECKING:
-    from forge.cli import Parser
-
 
 def page(
-    command: str, arguments: Parser, words: Sequence[str], config_dirs: Sequence[str] = ()
+    command: str,
+    arguments: argparse.ArgumentParser,
+    words: Sequence[str],
+    config_dirs: Sequence[str] = (),
+    *,
+    examples: str,
 ) -> str:
     """The help of a verb; with names of groups, what these offer, with the values that the choices
-    and values among the words give them. Raises ConfigError for what is no group.
+    and values among the words give them. examples: how the verb is used, at the end.
+    Raises ConfigError for what is no group.
     """
     topics = [word for word in words if not word.startswith(("+", "~")) and "=" not in word]
     composition = compose([word for word in words if word not in topics], config_dirs=config_dirs)
@@ -48,7 +51,7 @@ def page(
     ]
     head = [f"python -m {command} [group=option] [key=value] ...", "", arguments.description or ""]
     lines = [*head, "", "groups", *listed, "", "at the root", *root, "", more, "", "flags", *flags]
-    return "\n".join([*lines, "", arguments.examples()])
+    return "\n".join([*lines, "", examples])
 
 
 def _unknown(topic: str, composition: Composition) -> Problem:

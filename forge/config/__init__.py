@@ -15,7 +15,7 @@ def register(group: str, name: str, schema: type[Section]) -> None:
     _self_]` finds it.
 
     schema: a dataclass(kw_only=True) that subclasses the group's base class, such as
-    forge.config.model.Model, with a default for `_target_` and options by forge.config.field.opt.
+    forge.api.ModelSection, with a default for `_target_` and options by forge.api.opt.
     Call it in mine/conf/__init__.py, which `hydra.searchpath=[pkg://mine.conf]` imports. Raises
     ValueError for what does not fit.
     """

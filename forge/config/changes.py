@@ -6,14 +6,11 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.config.field import Section, freeze_value
 from forge.config.horizon import SCHEDULE, follows
 from forge.config.problems import literal
-
-if TYPE_CHECKING:
-    from forge.config.root import Config
 
 PLACES = ("run.dir", "run.root", "run.name", "sweep", "sweeper")
 """Where the run lies, and among which others, which is no part of what it is."""
@@ -31,7 +28,7 @@ class Change:
     free: bool
 
 
-def changes(before: Config, after: Config) -> list[Change]:
+def changes(before: Any, after: Any) -> list[Change]:
     """Every difference between two resolved configs; another variant of a section is one change.
 
     Free are options marked so, a larger train.max_steps, and a schedule that follows it.
@@ -70,7 +67,7 @@ def _walk(before: Section, after: Section, prefix: str = "") -> Iterator[Change]
             yield Change(key=key, before=_variant(old), after=_variant(new), free=free)
 
 
-def _follows_or_grows(change: Change, before: Config, after: Config) -> bool:
+def _follows_or_grows(change: Change, before: Any, after: Any) -> bool:
     if change.key == "train.max_steps":
         return change.after > change.before
     moved = after.train.max_steps != before.train.max_steps

@@ -185,8 +185,23 @@ class Section:
 
     @classmethod
     def type_name(cls) -> str:
-        """What a config file calls the class."""
-        return f"{cls.__module__}.{cls.__qualname__}"
+        """What a config file calls the class: a schema of forge by its name, which stays when the
+        module is moved, and one of the user's by its path.
+        """
+        named = cls.of_forge() and cls.schema_name
+        return named or f"{cls.__module__}.{cls.__qualname__}"
+
+    @classmethod
+    def of_forge(cls) -> bool:
+        """Whether the class is defined in forge."""
+        return cls.__module__.startswith("forge.")
+
+    @property
+    def has_own_target(self) -> bool:
+        """Whether the section has the `_target_` that its schema, one of forge, gives it."""
+        schema = type(self)
+        target = schema.of_forge() and getattr(schema, "_target_", None)
+        return bool(target) and getattr(self, "_target_", None) == target
 
     def faults(self, prefix: str) -> Iterator[Problem]:
         """What is wrong with values that more than their own options must admit, such as those of a

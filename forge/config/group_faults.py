@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from forge.config.bounds import element_faults, fits, kind
+from forge.config.bounds import check_bounds, element_faults, fits, kind
 from forge.config.field import types_of
 from forge.config.optimizer import PATTERNS, Optimizer
 from forge.config.param_groups import (
@@ -28,7 +28,17 @@ Fault = tuple[str, str, str]
 """Key, what is wrong, what to do."""
 
 
-def faults(optimizer: Optimizer, prefix: str) -> Iterator[Problem]:
+def check_values(config: Any) -> list[Problem]:
+    """Values of a config that no option takes; of groups of parameters where those of the optimizer
+    are right.
+    """
+    found = list(check_bounds(config))
+    if not any(problem.option.startswith("optimizer.") for problem in found):
+        found += _faults(config.optimizer, "optimizer.")
+    return found
+
+
+def _faults(optimizer: Optimizer, prefix: str) -> Iterator[Problem]:
     """Of a section whose options admit their values. prefix: of its keys."""
     found = [
         fault

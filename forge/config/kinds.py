@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from forge.config.bounds import check_bounds
+from forge.config.layer import LayerShape
 from forge.config.problems import Problem
-
-if TYPE_CHECKING:
-    from forge.config.model import Decoder
 
 DEFAULT = "default"
 """The kind of layer that overrides nothing."""
@@ -29,7 +27,7 @@ class Kind(NamedTuple):
     moe: bool
 
 
-def kind_faults(model: Decoder, prefix: str) -> Iterator[Problem]:
+def kind_faults(model: LayerShape, prefix: str) -> Iterator[Problem]:
     """Kinds that layers name and that are not there, and values that a kind cannot have."""
     for name, entry in model.kinds.items():
         key = f"{prefix}kinds.{name}"

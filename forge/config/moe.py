@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from forge.config.activations import FP32, INT64, Kept, Named, Numbers, merged
 from forge.config.feed_forwards.dense import copies, dense_kept, dense_tensors, into
 from forge.config.field import Condition, Section, opt, section
+from forge.config.layer import LayerShape
 from forge.config.rule import Findings, nearest_divisor, rule
 from forge.config.tensors import BIAS, EXPERT, ROUTER, TensorSpec, within
 
 if TYPE_CHECKING:
-    from forge.config.model import Decoder
     from forge.config.parallel import Parallel
     from forge.config.precision import Precision
     from forge.config.run import Run
@@ -108,12 +108,12 @@ class MoE(Section):
         by_router = "max" if self.router == "softmax_topk" else "top2_sum"
         return self.group_score or by_router
 
-    def shared_width(self, model: Decoder) -> int:
+    def shared_width(self, model: LayerShape) -> int:
         """Width of all shared experts of a layer together. model: the section that this is in."""
         width = self.shared_hidden_dim
         return self.shared_experts * (model.expert_hidden_dim if width is None else width)
 
-    def tensors(self, model: Decoder) -> Iterator[TensorSpec]:
+    def tensors(self, model: LayerShape) -> Iterator[TensorSpec]:
         """The tensors of a layer of experts."""
         experts, hidden, dim = self.num_experts, model.expert_hidden_dim, model.dim
         routers: dict[str, Any] = {"part": "routers"}
@@ -144,7 +144,7 @@ class MoE(Section):
             yield from within("dense", model.feed_forward.tensors(model))
 
     def kept(
-        self, model: Decoder, numbers: Numbers, *, rows: float, exchanged: bool
+        self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool
     ) -> Kept | None:
         """What a layer of experts keeps of a token; None = not known. rows: that its experts
         compute for one. exchanged: over ep ranks.
@@ -164,7 +164,7 @@ class MoE(Section):
         return Kept(all=kept, named=merged(named, others.named))
 
     def kept_around(
-        self, model: Decoder, numbers: Numbers, *, rows: float, exchanged: bool
+        self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool
     ) -> float:
         """What is kept where the layers that the mixture is made of are recomputed, each for
         itself, without what these keep.
@@ -172,7 +172,7 @@ class MoE(Section):
         routing = self._routing(model, numbers, rows=rows, exchanged=exchanged)
         return routing + self._input_again(model, numbers) + self._gate(model, numbers)
 
-    def _routers(self, model: Decoder, numbers: Numbers) -> Named:
+    def _routers(self, model: LayerShape, numbers: Numbers) -> Named:
         """Logits and choices, and what gates the shared experts."""
         chosen = self.top_k
         if self.n_routing_groups > 1:
@@ -184,7 +184,7 @@ class MoE(Section):
         flops = 2.0 * (self.num_experts + gates) * model.dim
         return Named(bytes=kept + (FP32 + INT64) * chosen, flops=flops)
 
-    def _others(self, model: Decoder, numbers: Numbers) -> Kept | None:
+    def _others(self, model: LayerShape, numbers: Numbers) -> Kept | None:
         """What is kept of shared experts, their gate, and a layer beside the experts."""
         shared = self.shared_width(model)
         found = [dense_kept(model, shared, numbers)] if shared else []
@@ -196,18 +196,18 @@ class MoE(Section):
         named = merged(*(each.named for each in found))
         return Kept(all=sum(each.all for each in found), named=named)
 
-    def _gate(self, model: Decoder, numbers: Numbers) -> int:
+    def _gate(self, model: LayerShape, numbers: Numbers) -> int:
         """What the gate of shared experts keeps: what it multiplies, and itself."""
         has_gate = self.shared_width(model) and self.shared_expert_gate
         return numbers.width * (model.dim + 1) if has_gate else 0
 
-    def _input_again(self, model: Decoder, numbers: Numbers) -> int:
+    def _input_again(self, model: LayerShape, numbers: Numbers) -> int:
         """What other layers than the router read, where it reads a copy in another format."""
         others = self.shared_width(model) or self.beside_dense
         copied = self._router_width(numbers.width) != numbers.width
         return numbers.width * model.dim if others and copied else 0
 
-    def _routing(self, model: Decoder, numbers: Numbers, *, rows: float, exchanged: bool) -> int:
+    def _routing(self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool) -> int:
         """Inputs of router and experts, what experts give, weights and indices."""
         # of one index an assignment: by the sort, and by a capacity or the exchange
         indices = 6 if self.capacity_factor or exchanged else 4
@@ -220,7 +220,7 @@ class MoE(Section):
         return FP32 if self.float32_gate_logits else width
 
 
-def has_expert_bias(model: Decoder) -> bool:
+def has_expert_bias(model: LayerShape) -> bool:
     """Whether experts, and shared ones, have biases."""
     return model.bias or model.moe.expert_bias
 
@@ -242,7 +242,7 @@ def n_moe_layers(moe: MoE, n_layers: int) -> int:
 
 
 @rule("moe.top_k", EXPERTS, TOP_K)
-def top_k(model: Decoder) -> Findings:
+def top_k(model: LayerShape) -> Findings:
     """A token goes to model.moe.top_k different experts: at most model.moe.num_experts."""
     top_k, experts = model.moe.top_k, model.moe.num_experts
     if experts and top_k > experts:
@@ -256,7 +256,7 @@ def top_k(model: Decoder) -> Findings:
     "model.moe.frequency",
     "model.moe.first_num_dense_layers",
 )
-def layers(model: Decoder) -> Findings:
+def layers(model: LayerShape) -> Findings:
     """model.moe.frequency and model.moe.first_num_dense_layers must leave experts in one of
     model.n_layers.
     """
@@ -265,7 +265,7 @@ def layers(model: Decoder) -> Findings:
 
 
 @rule("moe.groups", EXPERTS, GROUPS)
-def groups(model: Decoder) -> Findings:
+def groups(model: LayerShape) -> Findings:
     """Groups of experts are of equal size: model.moe.num_experts must be divisible by
     model.moe.n_routing_groups.
     """
@@ -275,7 +275,7 @@ def groups(model: Decoder) -> Findings:
 
 
 @rule("moe.group_choice", EXPERTS, TOP_K, GROUPS, CHOSEN_GROUPS)
-def group_choice(model: Decoder) -> Findings:
+def group_choice(model: LayerShape) -> Findings:
     """A token chooses model.moe.topk_routing_group of model.moe.n_routing_groups groups, which
     have model.moe.top_k experts or more.
     """
@@ -303,7 +303,7 @@ def group_choice(model: Decoder) -> Findings:
     "train.compile_model",
 )
 def kernel(
-    model: Decoder, parallel: Parallel, precision: Precision, run: Run, train: Train
+    model: LayerShape, parallel: Parallel, precision: Precision, run: Run, train: Train
 ) -> Findings:
     """model.moe.kernel=grouped needs rows of whole 16 bytes, and bf16 on a GPU or when compiled;
     mps has no such kernel.
@@ -334,7 +334,7 @@ def kernel(
     "model.moe.bias_update_rate",
     warning=True,
 )
-def unbalanced(model: Decoder) -> Findings:
+def unbalanced(model: LayerShape) -> Findings:
     """The load of experts should be kept even, by a balancing loss or a moving selection bias."""
     moe = model.moe
     balanced = moe.aux_loss_weight or moe.sequence_aux_loss_weight or moe.bias_update_rate
@@ -344,7 +344,7 @@ def unbalanced(model: Decoder) -> Findings:
 
 
 @rule("moe.router_gradient", EXPERTS, TOP_K, "model.moe.norm_topk_prob", warning=True)
-def router_gradient(model: Decoder) -> Findings:
+def router_gradient(model: LayerShape) -> Findings:
     """With model.moe.top_k=1 the one weight should not be normalised: it would be 1 whatever the
     router says.
     """

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from omegaconf import MISSING
 
 from forge.config.field import Section, opt, section
-from forge.config.problems import Problem
 from forge.config.scheduler import Decay, Scheduler
 from forge.config.tensors import EXPERT, MATRIX
 
@@ -88,15 +87,6 @@ class Optimizer(Section):
         values = self.state_per_weight
         return None if values is None else FP32 * values * math.prod(shape)
 
-    def faults(self, prefix: str) -> Iterator[Problem]:
-        """What is wrong with entries of `groups`, and with patterns."""
-        patterns = self.no_decay_parameters, self.trainable_parameters, self.freeze_parameters
-        if not self.groups and not any(patterns):
-            return iter(())
-        from forge.config.group_faults import faults  # which knows all kinds of optimizers
-
-        return faults(self, prefix)
-
     def schedules(self, scheduler: Scheduler, horizon: int) -> dict[str, Factor]:
         """Factors of options other than lr, by their names in a group of parameters.
 
@@ -140,7 +130,7 @@ class AdamW(Adam):
     """AdamW (arXiv:1711.05101)."""
 
     schema_name = "adamw"
-    _target_: str = "forge.optim.adamw.adamw"
+    _target_: str = "forge.optim.adam.adamw"
     fused: bool = opt(
         True,
         "one fused kernel for all parameters, where the device has it; there is none for eps_root, "
@@ -160,7 +150,7 @@ class Lion(Optimizer):
 
     schema_name = "lion"
     state_per_weight = 1
-    _target_: str = "forge.optim.lion.lion"
+    _target_: str = "forge.optim.lion.Lion"
     betas: tuple[float, float] = opt(
         (0.9, 0.95), "how much of the momentum is in the sign, and its decay rate", ge=0, lt=1
     )
@@ -175,7 +165,7 @@ class Muon(Optimizer):
     state_per_weight = 1
     takes = (MATRIX, EXPERT)
     one_by_one = False
-    _target_: str = "forge.optim.muon.muon"
+    _target_: str = "forge.optim.muon.Muon"
     momentum: float = opt(0.95, "decay rate of the momentum", gt=0, lt=1)
     momentum_start: float | None = opt(
         None, "the momentum at first, up to `momentum` over momentum_warmup_steps", gt=0, lt=1
@@ -222,7 +212,7 @@ class NorMuon(Muon):
     """
 
     schema_name = "normuon"
-    _target_: str = "forge.optim.normuon.normuon"
+    _target_: str = "forge.optim.normuon.NorMuon"
     beta2: float = opt(0.9, "decay rate of the second moment", ge=0, lt=1)
     cautious: bool = opt(True, "decay the weights alone that an update moves towards 0")
 

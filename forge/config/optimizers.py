@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import math
 
-from forge.config.field import Condition, opt, section
+from forge.config.field import opt, section
 from forge.config.optimizer import CAUTIOUS, FP32, Adam, Adaptive, Optimizer
-
-MOMENTUM = Condition(
-    lambda config, ranks: config.optimizer.momentum > 0,  # type: ignore[attr-defined]
-    "with optimizer.momentum=0",
-)
 
 
 @section
@@ -18,7 +13,7 @@ class AdamPax(Adam):
     """The Adam of Pax and MaxText, with decay rates that are corrected for the first updates."""
 
     schema_name = "adam_pax"
-    _target_: str = "forge.optim.adam.adam_pax"
+    _target_: str = "forge.optim.adam.AdamPax"
 
 
 @section
@@ -26,7 +21,7 @@ class SGD(Optimizer):
     """SGD with momentum, its weight decay decoupled (SGDW, arXiv:1711.05101)."""
 
     schema_name = "sgd"
-    _target_: str = "forge.optim.sgd.sgd"
+    _target_: str = "forge.optim.sgd.SGD"
     momentum: float = opt(0.0, "how much of the sum of gradients is kept; 0 = no sum", ge=0, lt=1)
     nesterov: bool = opt(False, "step to where the momentum would lead next; needs momentum")
     cautious: bool = opt(False, CAUTIOUS)
@@ -42,7 +37,7 @@ class ScheduleFreeAdamW(Optimizer):
     schema_name = "schedule_free_adamw"
     state_per_weight = 2
     one_by_one = False
-    _target_: str = "forge.optim.schedule_free.schedule_free_adamw"
+    _target_: str = "forge.optim.schedule_free.ScheduleFreeAdamW"
     betas: tuple[float, float] = opt(
         (0.9, 0.95),
         "share of the mean in the weights that are trained, and decay rate of the second moment",
@@ -60,7 +55,7 @@ class AdamWLowBit(Adaptive):
     """AdamW with moments of 8 or 4 bits (torchao; arXiv:2110.02861, arXiv:2309.01507)."""
 
     schema_name = "adamw_low_bit"
-    _target_: str = "forge.optim.low_bit.adamw_low_bit"
+    _target_: str = "forge.optim.low_bit.LowBitAdamW"
     state_format: str = opt(
         "8bit", "what the moments of matrices are kept in", choices=("8bit", "4bit", "fp8")
     )

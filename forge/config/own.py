@@ -63,6 +63,10 @@ class Own(Section):
     def type_name(cls) -> str:
         return TYPE
 
+    @property
+    def has_own_target(self) -> bool:
+        return False
+
     def keywords(self, parameters: Collection[str]) -> dict[str, Any]:
         """The options that its target gets, which has these parameters, in plain lists and dicts:
         its own, and of those of the group the ones that it takes.

@@ -15,8 +15,8 @@ from forge.config.data import Data
 from forge.config.eval import Eval
 from forge.config.field import Section, opt, section
 from forge.config.launch import Launch
+from forge.config.layer import Model
 from forge.config.metrics import Metrics
-from forge.config.model import Model
 from forge.config.objective import Objective
 from forge.config.optimizer import Optimizer
 from forge.config.parallel import Parallel

@@ -14,14 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.config.field import Section
 from forge.config.problems import Problem, shown
-
-if TYPE_CHECKING:
-    from forge.config.root import Config
-    from forge.plan.world import World
 
 Findings = Iterator[tuple[str, str] | tuple[str, str, str]]
 """(key, what is wrong, what to do) of each problem that a rule finds. In a pair the sentence of the
@@ -56,7 +52,7 @@ class _Declared:
         found = inspect.get_annotations(self.body, eval_str=True, locals=named)
         return {name: kind for name, kind in found.items() if name != "return"}
 
-    def call(self, config: Config, world: World) -> Iterator[Any]:
+    def call(self, config: Any, world: Any) -> Iterator[Any]:
         """What the function yields for its sections of this config."""
         given = {"config": config, "world": world}
         values = {n: given.get(n) or getattr(config, n) for n in self._parameters}
@@ -78,7 +74,7 @@ class Rule(_Declared):
     id: str
     warning: bool
 
-    def check(self, config: Config, world: World) -> Iterator[Problem]:
+    def check(self, config: Any, world: Any) -> Iterator[Problem]:
         """The problems of a config."""
         for key, *what, fix in self.call(config, world):
             text = what[0] if what else self._with_values(config, key)
@@ -87,7 +83,7 @@ class Rule(_Declared):
                 key = f"{key}={shown(value)}"
             yield Problem(key, text, fix, rule=self.id, warning=self.warning)
 
-    def _with_values(self, config: Config, key: str) -> str:
+    def _with_values(self, config: Any, key: str) -> str:
         """The sentence, with values of options that it names: `model.dim (64)`."""
 
         def with_value(match: re.Match[str]) -> str:
@@ -134,7 +130,7 @@ def walk(section: Section, prefix: str = "") -> Iterator[tuple[str, Section, Fie
             yield from walk(value, f"{prefix}{field.name}.")
 
 
-def get(config: Config, key: str) -> Any:
+def get(config: Any, key: str) -> Any:
     """The value at a dotted key."""
     value: Any = config
     for part in key.split("."):
@@ -142,7 +138,7 @@ def get(config: Config, key: str) -> Any:
     return value
 
 
-def put(config: Config, key: str, value: Any) -> None:
+def put(config: Any, key: str, value: Any) -> None:
     """Set the value at a dotted key of a config that is not frozen."""
     above, _, name = key.rpartition(".")
     parent = get(config, above) if above else config

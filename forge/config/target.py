@@ -19,10 +19,10 @@ OF_TORCH = {
 OF_FORGE = {"callbacks": "forge.training.", "trackers": "forge.trackers."}
 """Prefixes under which places take forge's own subclasses of what is below, without trust."""
 OF_USER = {
-    "objective": "forge.objectives.objective.Objective",
-    "callbacks": "forge.training.callback.Callback",
-    "techniques": "forge.parallel.technique.Technique",
-    "trackers": "forge.training.trackers.Tracker",
+    "objective": "forge.api.Objective",
+    "callbacks": "forge.api.Callback",
+    "techniques": "forge.api.Technique",
+    "trackers": "forge.api.Tracker",
 }
 """Places that take subclasses of these, the user's own under a trusted prefix."""
 

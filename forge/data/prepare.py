@@ -119,7 +119,7 @@ def _read(data: Data, build: Build) -> Corpus | TokenSource | StreamSource | Mix
         return found
     target = data.reader["_target_"] if isinstance(data.reader, dict) else data._target_
     what = f"{target} gives a value of type {type(found).__name__}, and no corpus"
-    fix = "Let it give a forge.data.corpus.Corpus, or a forge.data.tokens.TokenSource"
+    fix = "Let it give a forge.api.Corpus, or a forge.api.TokenSource"
     raise ValueError(f"{what}. {fix}.")
 
 
@@ -248,6 +248,8 @@ def identity_of(section: TokenizerSection | Tokenizer) -> dict[str, Any]:
     for name in ADDED:
         if not identity[name]:  # as before there were such options, so that shards stay the same
             del identity[name]
+    if section.has_own_target:
+        identity["_target_"] = section.schema_name
     if isinstance(section, Existing):
         for name in ("path", "name", "revision"):
             identity.pop(name, None)

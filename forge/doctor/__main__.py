@@ -110,13 +110,13 @@ def examine(plan: Plan) -> list[Finding]:
 def _composed(options: argparse.Namespace) -> Config:
     from forge.compose import composition as compose
     from forge.compose.trust import in_project
-    from forge.config.bounds import check_bounds
+    from forge.config.group_faults import check_values
     from forge.config.problems import ConfigError
 
     overrides = in_project(options.overrides)
     composition = compose.compose(overrides, config_dirs=options.config_dir)
     config = composition.typed()
-    problems = [*composition.problems, *check_bounds(config)]
+    problems = [*composition.problems, *check_values(config)]
     if problems:
         raise ConfigError(problems)
     return config

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from forge.build import bind
-from forge.config.model import Model
+from forge.config.layer import Model
 from forge.config.own import Own
 from forge.models.contract import check_model
 from forge.models.head import Head

@@ -1,4 +1,4 @@
-"""Adam with decoupled weight decay, in the variants that torch's AdamW does not have."""
+"""Adam with decoupled weight decay: torch's AdamW, and the variants that it does not have."""
 
 from __future__ import annotations
 
@@ -8,32 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.optimizer import Adam as AdamConfig
-from forge.config.optimizers import AdamPax as AdamPaxConfig
+from forge.config.optimizer import Adam as AdamSection
+from forge.config.optimizer import AdamW as AdamWSection
+from forge.config.optimizers import AdamPax as AdamPaxSection
 from forge.masters import master
 from forge.optim.adam_update import Options, update
-from forge.optim.elementwise import Elementwise, count_of, wide_dtype, zeros_of
+from forge.optim.elementwise import Elementwise, count_of, in_16_bits, wide_dtype, zeros_of
 from forge.owned import local
-
-
-def adam_pax(section: AdamPaxConfig, *, params: list[dict[str, Any]]) -> AdamPax:
-    """adam_pax as its section has it."""
-    return AdamPax(params, **options_of(section))
-
-
-def options_of(section: AdamConfig) -> dict[str, Any]:
-    """Keywords of Adam."""
-    return {
-        "lr": section.lr,
-        "betas": section.betas,
-        "eps": section.eps,
-        "eps_root": section.eps_root,
-        "mu_dtype": section.mu_dtype,
-        "nu_dtype": section.nu_dtype,
-        "weight_decay": section.weight_decay,
-        "cautious": section.cautious,
-    }
-
 
 HALF = {"bf16": torch.bfloat16}
 """Formats of moments other than that of the update."""
@@ -48,16 +29,18 @@ class AdamUpdates(Elementwise):
     with c1 = 1 - beta1**t, c2 = 1 - beta2**t in update t.
     """
 
+    options = ("betas", "eps")
+
     def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, bool]:
         """Both, as they are read and written, and whether they are quantized."""
         state = self.state[parameter]
         return local(state["exp_avg"]), local(state["exp_avg_sq"]), False
 
-    def options(self, group: dict[str, Any]) -> Options:
+    def numbers(self, group: dict[str, Any]) -> Options:
         return Options(group["betas"], group["eps"], cautious=group["cautious"])
 
     def take(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        options, number = self.options(group), group.get("number", 0)
+        options, number = self.numbers(group), group.get("number", 0)
         found_inf, factor = getattr(self, "found_inf", None), getattr(self, "factor", None)
         for parameter in parameters:
             count, weight = local(self.state[parameter]["step"]), local(master(parameter))
@@ -88,39 +71,21 @@ class Adam(AdamUpdates):
     is made; fp32 stands for the format of the update.
     """
 
+    options = ("betas", "eps", "eps_root", "cautious")
     corrected = False
 
-    def __init__(
-        self,
-        groups: Iterable[Any],
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        eps_root: float = 0.0,
-        mu_dtype: str = "fp32",
-        nu_dtype: str = "fp32",
-        weight_decay: float = 0.0,
-        cautious: bool = False,
-    ) -> None:
-        super().__init__(
-            groups,
-            lr=lr,
-            betas=tuple(map(float, betas)),
-            eps=eps,
-            eps_root=eps_root,
-            weight_decay=weight_decay,
-            cautious=cautious,
-        )
-        self.formats = {"exp_avg": HALF.get(mu_dtype), "exp_avg_sq": HALF.get(nu_dtype)}
+    def __init__(self, params: Iterable[Any], section: AdamSection) -> None:
+        super().__init__(params, section)
+        formats = {"exp_avg": section.mu_dtype, "exp_avg_sq": section.nu_dtype}
+        self.formats = {key: HALF.get(name) for key, name in formats.items()}
 
     def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
         kept = {key: zeros_of(parameter, to) for key, to in self.formats.items()}
         return {"step": count_of(parameter), **kept}
 
-    def options(self, group: dict[str, Any]) -> Options:
+    def numbers(self, group: dict[str, Any]) -> Options:
         more = {"eps_root": group["eps_root"], "corrected": self.corrected}
-        return super().options(group)._replace(**more)
+        return super().numbers(group)._replace(**more)
 
     def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
         kept = super().loaded(parameter, found)
@@ -139,3 +104,29 @@ class AdamPax(Adam):
     """
 
     corrected = True
+
+    def __init__(self, params: Iterable[Any], section: AdamPaxSection) -> None:
+        super().__init__(params, section)
+
+
+FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+def adamw(params: list[dict[str, Any]], section: AdamWSection) -> torch.optim.Optimizer:
+    """torch's AdamW (arXiv:1711.05101), or our own with what it lacks.
+
+    It is fused where `section.fused` asks for it and every parameter's device has the kernel;
+    else as torch chooses. Of weights in 16 bits torch would compute the update in 16 bits.
+    """
+    if not section.is_torchs or in_16_bits(params[0]["params"][0]):
+        return Adam(params, section)
+    devices = {parameter.device.type for group in params for parameter in group["params"]}
+    beta1, beta2 = section.betas
+    return torch.optim.AdamW(
+        params,
+        lr=section.lr,
+        betas=(float(beta1), float(beta2)),
+        eps=section.eps,
+        weight_decay=section.weight_decay,
+        fused=True if section.fused and devices.issubset(FUSED_DEVICES) else None,
+    )

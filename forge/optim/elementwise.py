@@ -8,11 +8,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from forge.config.optimizer import Optimizer as OptimizerSection
 from forge.masters import master
 from forge.optim.rounding import Rounding
 from forge.owned import local
@@ -82,15 +83,20 @@ class Elementwise(KeepsFormats):
     `cautious` only of weights that the update moves towards 0 too. Of weights in 16 bits the update
     is computed in fp32, in which the state is too where nothing else is asked for.
 
-    rounding: how weights in 16 bits are made of those that are updated; None = to the nearest.
+    options: names of the options of the section that a group of parameters has as keys, besides
+    `lr` and `weight_decay`. rounding: how weights in 16 bits are made of those that are updated;
+    None = to the nearest.
     """
 
     _step_supports_amp_scaling = True
     takes_factor = True
+    options: ClassVar[tuple[str, ...]] = ()
     rounding: Rounding | None = None
 
-    def __init__(self, groups: Iterable[Any], **defaults: Any) -> None:
-        super().__init__(groups, {"weight_decay": 0.0, "cautious": False, **defaults})
+    def __init__(self, params: Iterable[Any], section: OptimizerSection) -> None:
+        names = ("lr", "weight_decay", *self.options)
+        super().__init__(params, {"cautious": False} | {n: getattr(section, n) for n in names})
+        self.section = section
 
     @abstractmethod
     def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:

@@ -7,19 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from forge.config.optimizer import Lion as LionConfig
+from forge.config.optimizer import Lion as LionSection
 from forge.optim.elementwise import ByParts, Part, descend, foreach, zeros_of
-
-
-def lion(section: LionConfig, *, params: list[dict[str, Any]]) -> Lion:
-    """Lion as its section has it."""
-    return Lion(
-        params,
-        lr=section.lr,
-        betas=section.betas,
-        weight_decay=section.weight_decay,
-        cautious=section.cautious,
-    )
 
 
 class Lion(ByParts):
@@ -29,16 +18,10 @@ class Lion(ByParts):
     m <- beta2 * m + (1 - beta2) * g
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        *,
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
-        cautious: bool = False,
-    ) -> None:
-        super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay, cautious=cautious)
+    options = ("betas", "cautious")
+
+    def __init__(self, params: Iterable[Any], section: LionSection) -> None:
+        super().__init__(params, section)
 
     def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
         return {"exp_avg": zeros_of(parameter)}

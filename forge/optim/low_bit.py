@@ -32,18 +32,6 @@ MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # whether it has a sign
 DTYPES = {"8bit": torch.uint8, "4bit": torch.uint8, "fp8": torch.float8_e4m3fn}
 
 
-def adamw_low_bit(section: AdamWLowBit, *, params: list[dict[str, Any]]) -> LowBitAdamW:
-    """AdamW with moments of few bits as its section has it."""
-    return LowBitAdamW(
-        params,
-        lr=section.lr,
-        betas=section.betas,
-        eps=section.eps,
-        state_format=section.state_format,
-        weight_decay=section.weight_decay,
-    )
-
-
 class LowBitAdamW(AdamUpdates):
     """torchao's AdamW8bit, AdamW4bit and AdamWFp8 (arXiv:2110.02861, arXiv:2309.01507): how moments
     are quantized is theirs, and what is kept of them are codes and scales, as plain tensors.
@@ -54,19 +42,9 @@ class LowBitAdamW(AdamUpdates):
     moments in fp32.
     """
 
-    def __init__(
-        self,
-        groups: Iterable[Any],
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        state_format: str,
-        weight_decay: float = 0.0,
-    ) -> None:
-        options = {"betas": tuple(map(float, betas)), "eps": eps}
-        super().__init__(groups, lr=lr, weight_decay=weight_decay, **options)
-        self.format = state_format
+    def __init__(self, params: Iterable[Any], section: AdamWLowBit) -> None:
+        super().__init__(params, section)
+        self.format = section.state_format
 
     def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
         state = {"step": count_of(parameter)}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.optimizer import Muon as MuonConfig
+from forge.config.optimizer import Muon as MuonSection
 from forge.masters import master
 from forge.optim.elementwise import KeepsFormats, in_16_bits, wide_dtype, write, zeros_of
 from forge.optim.orthogonal import newton_schulz
@@ -18,11 +18,6 @@ from forge.optim.whole import Matrix, WholeMatrices
 from forge.owned import local
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def muon(section: MuonConfig, *, params: list[dict[str, Any]]) -> Muon:
-    """Muon as its section has it."""
-    return Muon(params, section)
 
 
 class Muon(KeepsFormats):
@@ -45,7 +40,7 @@ class Muon(KeepsFormats):
     takes_factor = True
     rounding: Rounding | None = None
 
-    def __init__(self, params: list[dict[str, Any]], section: MuonConfig) -> None:
+    def __init__(self, params: list[dict[str, Any]], section: MuonSection) -> None:
         defaults = {"lr": section.lr, "momentum": section.momentum, "weight_decay": 0.0}
         super().__init__(params, defaults)
         self.section = section

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from forge.config.optimizer import NorMuon as NorMuonConfig
+from forge.config.optimizer import NorMuon as NorMuonSection
 from forge.optim.elementwise import wide_dtype
 from forge.optim.muon import Muon
 from forge.optim.orthogonal import polar_express
@@ -18,18 +18,15 @@ from forge.owned import cut_dim, local, owned, select
 LEAST = 1e-10
 
 
-def normuon(section: NorMuonConfig, *, params: list[dict[str, Any]]) -> NorMuon:
-    """NorMuon as its section has it."""
-    return NorMuon(params, section)
-
-
 class NorMuon(Muon):
     """Muon whose momentum has rows of one length, and whose orthogonal update is divided by the
     root of a moving mean of the squares of each row, or of each column of a wide matrix
     (arXiv:2510.05491, as nanochat has it), and keeps its norm.
     """
 
-    section: NorMuonConfig
+    def __init__(self, params: list[dict[str, Any]], section: NorMuonSection) -> None:
+        super().__init__(params, section)
+        self.section: NorMuonSection = section
 
     def orthogonal(
         self, matrix: Matrix, momentum: Tensor, bad: Tensor | None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.optimizers import ScheduleFreeAdamW as ScheduleFreeAdamWConfig
+from forge.config.optimizers import ScheduleFreeAdamW as ScheduleFreeSection
 from forge.optim.elementwise import (
     ByParts,
     Part,
@@ -21,24 +21,10 @@ from forge.owned import local
 from forge.wide import widest
 
 
-def schedule_free_adamw(
-    section: ScheduleFreeAdamWConfig, *, params: list[dict[str, Any]]
-) -> ScheduleFreeAdamW:
-    """Schedule-free AdamW as its section has it."""
-    return ScheduleFreeAdamW(
-        params,
-        lr=section.lr,
-        betas=section.betas,
-        eps=section.eps,
-        warmup_steps=section.schedule_free_warmup_steps,
-        weight_decay=section.weight_decay,
-    )
-
-
 class ScheduleFreeAdamW(ByParts):
     """Algorithm 1 of arXiv:2405.15682, in update t = 1, 2, ..., with gradients g taken at y:
 
-    rate = lr * min(1, t / warmup_steps) * sqrt(1 - beta2**t)
+    rate = lr * min(1, t / schedule_free_warmup_steps) * sqrt(1 - beta2**t)
     v <- beta2 * v + (1 - beta2) * g**2
     z <- z - rate * (g / (sqrt(v) + eps) + weight_decay * y)
     x <- (1 - c) * x + c * z,  c = rate**2 / (sum of rate**2 so far)
@@ -48,18 +34,10 @@ class ScheduleFreeAdamW(ByParts):
     and z, so beta1 is not 0. While lr is 0 nothing moves.
     """
 
-    def __init__(
-        self,
-        groups: Iterable[Any],
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        warmup_steps: int = 0,
-        weight_decay: float = 0.0,
-    ) -> None:
-        options = {"betas": tuple(map(float, betas)), "eps": eps, "warmup_steps": warmup_steps}
-        super().__init__(groups, lr=lr, weight_decay=weight_decay, **options)
+    options = ("betas", "eps", "schedule_free_warmup_steps")
+
+    def __init__(self, params: Iterable[Any], section: ScheduleFreeSection) -> None:
+        super().__init__(params, section)
 
     def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
         device = parameter.device
@@ -78,8 +56,8 @@ class ScheduleFreeAdamW(ByParts):
     def update(self, group: dict[str, Any], part: Part) -> None:
         (beta1, beta2), counts = group["betas"], part.count()
         rates = part.times(group["lr"]) * correction(counts, beta2).sqrt()
-        if group["warmup_steps"]:
-            rates = rates * (counts / group["warmup_steps"]).clamp(max=1)
+        if warmup_steps := group["schedule_free_warmup_steps"]:
+            rates = rates * (counts / warmup_steps).clamp(max=1)
         sums = part.state("weight_sum")
         foreach._foreach_add_(sums, [*rates.square().unbind()])
         total = torch.stack(sums)

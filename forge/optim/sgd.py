@@ -8,20 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.optimizers import SGD as SGDConfig
+from forge.config.optimizers import SGD as SGDSection
 from forge.optim.elementwise import ByParts, Part, descend, foreach, zeros_of
-
-
-def sgd(section: SGDConfig, *, params: list[dict[str, Any]]) -> SGD:
-    """SGD as its section has it."""
-    return SGD(
-        params,
-        lr=section.lr,
-        momentum=section.momentum,
-        nesterov=section.nesterov,
-        weight_decay=section.weight_decay,
-        cautious=section.cautious,
-    )
 
 
 class SGD(ByParts):
@@ -34,18 +22,10 @@ class SGD(ByParts):
     Without momentum there is no state, and u = g.
     """
 
-    def __init__(
-        self,
-        groups: Iterable[Any],
-        *,
-        lr: float,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        cautious: bool = False,
-    ) -> None:
-        options = {"momentum": momentum, "nesterov": nesterov}
-        super().__init__(groups, lr=lr, weight_decay=weight_decay, cautious=cautious, **options)
+    options = ("momentum", "nesterov", "cautious")
+
+    def __init__(self, params: Iterable[Any], section: SGDSection) -> None:
+        super().__init__(params, section)
 
     def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
         return {"momentum_buffer": zeros_of(parameter)} if group["momentum"] else {}

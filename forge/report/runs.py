@@ -106,18 +106,19 @@ def runs_of(points: Sequence[Point], found: Survey) -> list[Run]:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every option by its dotted key; the variant of a group is the last word of its target, under
-    the key of the group.
+    """Every option by its dotted key; the variant of a group is its schema, or the last word of a
+    target of its own, under the key of the group.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    variant = config.get("_target_") or config.get("_type_")
+    if variant is not None:
+        values[prefix.rstrip(".")] = str(variant).rpartition(".")[2]
     for key, value in config.items():
-        if key == "_target_":
-            found[prefix.rstrip(".")] = str(value).rpartition(".")[2]
-        elif isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        elif key != "_type_":
-            found[f"{prefix}{key}"] = value
-    return found
+        if isinstance(value, Mapping) and value:
+            values |= flat(value, f"{prefix}{key}.")
+        elif key not in ("_type_", "_target_"):
+            values[f"{prefix}{key}"] = value
+    return values
 
 
 def text_of(value: object) -> str:

@@ -17,8 +17,9 @@ from forge.config.hf.section import FolderDecoder, grows
 from forge.config.hf.shards import FolderError
 from forge.config.horizon import SCHEDULE, open_steps
 from forge.config.launch import Slurm
+from forge.config.layer import Model
 from forge.config.mixture import Mix
-from forge.config.model import Decoder, Model
+from forge.config.model import Decoder
 from forge.config.parallel import Parallel
 from forge.config.places import ADDRESS
 from forge.config.precision import Precision

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from forge.config.bounds import check_bounds
+from forge.config.group_faults import check_values
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
 from forge.config.rule import Derived, put
@@ -87,7 +87,7 @@ def worked_out(config: Config, *, devices: Devices | None = None) -> tuple[Confi
     """
     config = config.clone()
     config.thaw()
-    if faults := list(check_bounds(config)):
+    if faults := check_values(config):
         raise ConfigError(faults)
     world = world_of(config, devices or find_devices())
     for derivation in DERIVATIONS:
@@ -112,7 +112,7 @@ def _checked(
     config.thaw()
     for key, degree in degrees.items():
         put(config, key, degree)
-    checked = Checked(config=config, derived=[], problems=list(check_bounds(config)))
+    checked = Checked(config=config, derived=[], problems=check_values(config))
     problems = checked.problems
     if any(problem.rule == "type" for problem in problems):
         return checked

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,19 +92,22 @@ def read_yaml(path: Path) -> Any:
     return parse_yaml(read_text(path))
 
 
-def read_sections(path: Path, known: dict[str, Any]) -> Any:
+def read_sections(
+    path: Path, known: dict[str, Any], convert: Callable[[Any], Any] = lambda plain: plain
+) -> Any:
     """A YAML file like those read before, of whose sections many are the same: only a new one is
-    parsed. known: sections by their text, which it adds to. Raises OSError and ValueError.
+    parsed. known: sections by their text, which it adds to. convert: applied to what was parsed.
+    Raises OSError and ValueError.
     """
     text = read_text(path)
     sections = [section for section in SECTION.split(text) if section]
     try:
         for section in sections:
             if section not in known:
-                known[section] = parse_yaml(section)
+                known[section] = convert(parse_yaml(section))
         return {key: value for section in sections for key, value in known[section].items()}
     except (Damaged, AttributeError):
-        return parse_yaml(text)  # it says where it is damaged
+        return convert(parse_yaml(text))  # it says where it is damaged
 
 
 def parse_yaml(text: str) -> Any:

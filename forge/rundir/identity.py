@@ -47,6 +47,8 @@ def _walk(section: Section, prefix: str) -> Iterator[tuple[str, Any]]:
         key, value = f"{prefix}{field.name}", getattr(section, field.name)
         if field.metadata.get("free", False):
             continue
+        if field.name == "_target_" and section.has_own_target:
+            continue
         if not isinstance(value, Section):
             yield key, thaw_value(value)
         elif not value.all_free:

@@ -8,7 +8,6 @@ import dataclasses
 import importlib
 import os
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,16 +16,16 @@ from typing import Any, TypeVar
 import yaml
 
 from forge.config import own, packages
-from forge.config.field import Section, thaw_value, types_of
+from forge.config.field import Section, thaw_value, types_of, variants_of
 from forge.config.hydra_names import renamed
 from forge.config.root import Config
 from forge.config.target import trusted
 from forge.rundir.files import read_object, read_rows, read_sections, read_yaml, write_text
+from forge.rundir.former_paths import TARGET, TYPE, current
 
 CONFIG, OVERRIDES, ATTEMPTS = "config.yaml", "overrides.json", "attempts.jsonl"
 CHANGES = "changes.jsonl"
 BEFORE_CONFIG = "run.lock overrides.json derived.json warnings.json provenance.json git.diff"
-TYPE = "_type_"  # the key that names the class of a section which is a variant
 S = TypeVar("S", bound=Section)
 
 
@@ -68,7 +67,7 @@ def read_plain(run_dir: Path, known: dict[str, Any] | None = None) -> dict[str, 
     """
     file = newest(run_dir)
     try:
-        plain = read_yaml(file) if known is None else read_sections(file, known)
+        plain = current(read_yaml(file)) if known is None else read_sections(file, known, current)
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from None
     if not isinstance(plain, dict):
@@ -99,7 +98,7 @@ def _last_saved(run_dir: Path, last: int, recorded: int) -> int:
     if checkpoint is None:
         return 0
     try:
-        saved = _without_run(read_yaml(checkpoint / CONFIG))
+        saved = _without_run(current(read_yaml(checkpoint / CONFIG)))
     except (OSError, ValueError):
         return 0 if recorded else last
     for n in range(last, recorded, -1):
@@ -137,11 +136,15 @@ def _without_run(plain: Any) -> Any:
 
 
 def to_plain(section: Section) -> dict[str, Any]:
-    """Nested dicts, lists and scalars; the class of a section that is a variant is `_type_`."""
+    """Nested dicts, lists and scalars; `_type_` names the schema of a section that is a variant.
+    Forge's own target of a schema is not written: the schema has it.
+    """
     hints = types_of(type(section))
     plain: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
+        if field.name == TARGET and section.has_own_target:
+            continue
         if isinstance(value, Section):
             kind = type(value)
             named = {TYPE: kind.type_name()}
@@ -202,19 +205,21 @@ def _read(file: Path) -> Any:
     and ValueError.
     """
     try:
-        return read_yaml(file)
+        return current(read_yaml(file))
     except FileNotFoundError:
         for row in reversed(read_rows(file.parent / CHANGES)):
             if row.get("version") == version(file.name) and "config" in row:
-                return row["config"]
+                return current(row["config"])
         raise
 
 
 def _kind(plain: dict[str, Any], base: type[Section], trust: tuple[str, ...]) -> type[Section]:
     """The class of the section that a file has where `base` is declared."""
     name = plain.get(TYPE)
+    if not name:
+        return base
     if name != own.TYPE:
-        return _schema(name, base, trust) if name else base
+        return _schema(str(name), base, trust)
     group = own.group_of(base)
     if not group or not isinstance(plain.get(own.TARGET), str):
         raise ValueError(f"no {base.__qualname__} is named by {own.TARGET} alone")
@@ -222,19 +227,21 @@ def _kind(plain: dict[str, Any], base: type[Section], trust: tuple[str, ...]) ->
 
 
 def _schema(name: str, base: type[Section], trust: tuple[str, ...]) -> type[Section]:
-    """The class that a file names for a section: one of forge's own, or one under a trusted
-    prefix.
+    """The class that a file names for a section: a schema of forge, or the path of a class under a
+    trusted prefix.
     """
     module, _, attribute = name.rpartition(".")
-    if trusted(name, trust):
+    if not module:
+        named = {each.schema_name: each for each in variants_of(base) if each.of_forge()}
+        schema = named.get(name)
+    elif trusted(name, trust):
         try:
             schema = getattr(importlib.import_module(module), attribute, None)
         except Exception as error:
             what, fix = packages.explain(module, error)
             raise ValueError(f"its schema {name} cannot be used: {what} -> {fix}") from error
     elif name.startswith(("forge.", "torch.")):
-        ours = sys.modules.get(module) if module.startswith("forge.config.") else None
-        schema = getattr(ours, attribute, None)
+        schema = None
     else:
         package = name.partition(".")[0]
         how = f"run.trust=[{package}.]; where a run is only read --trust {package}., in Python "

@@ -17,7 +17,7 @@ from forge.config.problems import ConfigError, Problem
 
 SEARCH, TRUST = "hydra.searchpath", "run.trust"
 PROJECT = "FORGE_PROJECT"  # what the user's project lets be used, for what is printed by workers
-HERE = "forge.config.launch.Local"  # the launcher that starts ranks as this command's own processes
+HERE = "local"  # the schema of the launcher that starts ranks as this command's own processes
 LAUNCH = "launch"
 COMMANDS = ("launch.setup", "launch.srun_args", "launch.sbatch")
 FOLDERS = ("checkpoint.dir", "metrics.tensorboard_dir", "profiling.trace_dir")

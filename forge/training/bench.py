@@ -23,7 +23,7 @@ from forge.training.profiling import profiler
 if TYPE_CHECKING:
     from forge.training.loop import Loop
     from forge.training.session import Session
-    from forge.training.step import StepOutput
+    from forge.training.step_output import StepOutput
 
 FILE = "bench.json"  # in the run directory, of the main rank
 KERNELS = 10  # that are listed

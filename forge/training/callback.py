@@ -2,17 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 if TYPE_CHECKING:
-    from forge.training.loop import Loop
+    import torch
+    from torch import nn
+
+    from forge.config.root import Config
     from forge.training.session import Session
-    from forge.training.step import StepOutput
+    from forge.training.step_output import StepOutput
 
 
 class CallbackError(Exception):
     """A user's callback failed: which, when and why; the cause is chained."""
+
+
+class Counters(Protocol):
+    """Updates, sequences and target tokens that a run was trained on so far, over all ranks."""
+
+    step: int
+    samples: int
+    tokens: int
+
+
+class LoopView(Protocol):
+    """The part of the training loop that callbacks may use.
+
+    state: counters so far. interrupted: whether a signal ends the run. stop_reason: why it ends;
+    None while it goes on.
+    """
+
+    session: Session
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    config: Config
+    run_dir: Path
+    interrupted: bool
+    stop_reason: str | None
+
+    @property
+    def state(self) -> Counters: ...
+
+    @property
+    def ending(self) -> bool:
+        """Whether no further update follows."""
+        ...
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Give metrics by name to all trackers, at the current step."""
+        ...
+
+    def stop(self, reason: str) -> None:
+        """End the run after this step, on all ranks."""
+        ...
+
+    def interrupt(self, reason: str) -> None:
+        """End the run on a signal, without evaluations and samples."""
+        ...
+
+    def paused(self) -> AbstractContextManager[None]:
+        """A context whose time does not count as training."""
+        ...
+
+    def reading(self) -> AbstractContextManager[None]:
+        """The same, and inside the weights are those that are evaluated and saved."""
+        ...
 
 
 class Callback:
@@ -31,41 +88,41 @@ class Callback:
         """Whether a run has a use for it; if not, it is not built."""
         return True
 
-    def on_start(self, loop: Loop) -> None:
+    def on_start(self, loop: LoopView) -> None:
         """Before the first update, after a checkpoint was loaded."""
 
-    def on_step_start(self, loop: Loop) -> None:
+    def on_step_start(self, loop: LoopView) -> None:
         """Before an update; `loop.state.step` does not count it yet, and its data is loaded."""
 
-    def on_gradients(self, loop: Loop) -> None:
+    def on_gradients(self, loop: LoopView) -> None:
         """The gradient of the whole step is there and clipped, and may be changed in place; also
         where the update will be skipped because it is not finite.
         """
 
-    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+    def on_step_end(self, loop: LoopView, output: StepOutput) -> None:
         """After an update; `loop.state.step` counts it already."""
 
-    def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
+    def on_evaluation(self, loop: LoopView, metrics: dict[str, float]) -> None:
         """After an evaluation, with its metrics by plain name."""
 
-    def on_checkpoint(self, loop: Loop, path: Path) -> None:
+    def on_checkpoint(self, loop: LoopView, path: Path) -> None:
         """A checkpoint is complete on the disk; an asynchronous one may be of an earlier step. On
         the main rank alone.
         """
 
-    def on_end(self, loop: Loop) -> None:
+    def on_end(self, loop: LoopView) -> None:
         """After the last update, however the run ends short of an exception."""
 
-    def requested(self, loop: Loop) -> int:
+    def requested(self, loop: LoopView) -> int:
         """What this rank asks of all ranks at any time, such as to stop, as a number above 0."""
         return 0
 
-    def act(self, loop: Loop, number: int) -> None:
+    def act(self, loop: LoopView, number: int) -> None:
         """Do what was requested; called on all ranks after the same step, with the largest number
         of any rank.
         """
 
-    def on_failure(self, loop: Loop, error: BaseException) -> None:
+    def on_failure(self, loop: LoopView, error: BaseException) -> None:
         """The run has failed, which was said; callbacks are not closed yet."""
 
     def results(self) -> dict[str, float]:

@@ -23,7 +23,7 @@ from forge.config.numbers import compact, percent
 from forge.launch.local.notebook import OneLine, in_notebook
 
 if TYPE_CHECKING:
-    from forge.training.trackers import Tracker
+    from forge.training.tracker import Tracker
 
 Clock = Callable[[], float]
 Formats = dict[str, Callable[[float], str]]

@@ -18,15 +18,15 @@ from forge.models.modes import evaluating
 from forge.objectives.objective import Objective
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
-from forge.training.ahead import look_ahead
 from forge.training.callback import Callback
 from forge.training.data import end_of_text, evaluated_plan
+from forge.training.step import look_ahead
 from forge.wide import widest
 
 if TYPE_CHECKING:
     from forge.training.loop import Loop
     from forge.training.session import Session
-    from forge.training.step import StepOutput
+    from forge.training.step_output import StepOutput
 
 BATCHES_PER_VOTE = 8  # after which all ranks ask each other whether to break off an evaluation
 

@@ -10,7 +10,7 @@ from forge.training.callback import Callback
 if TYPE_CHECKING:
     from forge.training.loop import Loop
     from forge.training.session import Session
-    from forge.training.step import StepOutput
+    from forge.training.step_output import StepOutput
 
 YOUNG = 1  # generations 0 and 1: what came since the last look
 

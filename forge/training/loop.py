@@ -1,19 +1,171 @@
-"""The loop: update after update, with callbacks around them."""
+"""The training loop: update after update, callbacks around them, counters and clock of the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+import torch
 
 from forge.data.loader import Step, TrainLoader
 from forge.optim.modes import reading
-from forge.training.callback import Callback
-from forge.training.clock import Clock
-from forge.training.moments import Moments
+from forge.training.callback import Callback, call, name_of
 from forge.training.session import Session
 from forge.training.step import Update
+from forge.training.step_output import StepOutput
 from forge.training.trackers import Trackers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class TrainState:
+    """Updates, sequences and target tokens that were trained on, over all ranks.
+
+    skipped: updates that were skipped, which `step` counts too; bad_in_a_row: how many of them end
+    at `step` that were not finite, those without a target left out. Both are up to date after
+    `count_skipped`. bad, spikes: those not reported yet: the step, and what was not finite, or what
+    is told of the spike.
+    """
+
+    step: int = 0
+    samples: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    bad_in_a_row: int = 0
+    bad: list[tuple[int, str]] = field(default_factory=list, init=False)
+    spikes: list[tuple[int, str]] = field(default_factory=list, init=False)
+    unread: list[tuple[int, StepOutput]] = field(default_factory=list, init=False)
+
+    def record(self, output: StepOutput) -> None:
+        """Keep the update that `step` counts already; does not wait for the device."""
+        self.unread.append((self.step, output))
+
+    def count_skipped(self) -> None:
+        """Count the skipped updates among those recorded; waits for the device."""
+        if not self.unread:
+            return
+        unread, self.unread = self.unread, []
+        flags = torch.stack([output.skipped for _, output in unread]).tolist()
+        for (step, output), skipped in zip(unread, flags, strict=True):
+            self.skipped += skipped
+            if not output.n_targets:  # says nothing of what is finite
+                continue
+            if skipped and output.judged is not None and output.judged.spikes.any():
+                self.spikes.append((step, output.judged.told()))
+                skipped = False
+            self.bad_in_a_row = self.bad_in_a_row + 1 if skipped else 0
+            if skipped:
+                what = "gradient norm" if math.isfinite(output.loss.item()) else "loss"
+                self.bad.append((step, what))
+
+    def state_dict(self) -> dict[str, Any]:
+        self.count_skipped()
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for one in fields(self):
+            if one.init:
+                setattr(self, one.name, state[one.name])
+
+
+class Clock:
+    """Seconds of training, those paused left out. before: those of earlier starts of the run."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.before = device, 0.0
+        self.start()
+
+    def start(self) -> None:
+        self._started = time.perf_counter()
+        self._paused_seconds = 0.0
+        self._paused_at: float | None = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time spent in here does not count."""
+        torch.get_device_module(self.device).synchronize()
+        begin = time.perf_counter()
+        outer, self._paused_at = self._paused_at, self._paused_at or begin
+        try:
+            yield
+        finally:
+            self._paused_at = outer
+            if outer is None:
+                self._paused_seconds += time.perf_counter() - begin
+
+    def seconds(self) -> float:
+        """Since the start."""
+        return (self._paused_at or time.perf_counter()) - self._started - self._paused_seconds
+
+    def total(self) -> float:
+        """Over all starts of the run."""
+        return self.before + self.seconds()
+
+
+class Moments:
+    """Calls callbacks in their order; a loop, to them."""
+
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        self.callbacks, self.state = list(callbacks), TrainState()
+        self._acting: dict[str, list[Callback]] = {}
+
+    def acting_at(self, moment: str) -> list[Callback]:
+        """Those that override a moment, or another method."""
+        if moment not in self._acting:
+            idle = getattr(Callback, moment)
+            methods = ((one, getattr(one, moment)) for one in self.callbacks)
+            self._acting[moment] = [
+                one for one, method in methods if getattr(method, "__func__", None) is not idle
+            ]
+        return self._acting[moment]
+
+    def call(self, moment: str, *arguments: Any) -> None:
+        """Every callback acts at this moment; on the thread of the loop."""
+        for callback in self.acting_at(moment):
+            call(callback, moment, self.state.step, self, *arguments)
+
+    def requests(self) -> list[tuple[Callback, int]]:
+        """What each callback of this rank asks of all ranks."""
+        asked = self.acting_at("requested")
+        return [(one, call(one, "requested", self.state.step, self)) for one in asked]
+
+    def requested(self) -> bool:
+        """Whether there is a request."""
+        return any(number for _, number in self.requests())
+
+    def results(self) -> dict[str, float]:
+        """What all callbacks have for result.json."""
+        found: dict[str, float] = {}
+        for callback in self.acting_at("results"):
+            found |= call(callback, "results", self.state.step)
+        return found
+
+    def close(self, error: BaseException | None) -> BaseException | None:
+        """Tell callbacks of an error, and close all, the last first; returns the first error."""
+        for callback in self.callbacks if error is not None else []:
+            error = self._attempt(error, callback, "on_failure", self, error)
+        for callback in reversed(self.callbacks):
+            error = self._attempt(error, callback, "close")
+        return error
+
+    def _attempt(
+        self, first: BaseException | None, callback: Callback, method: str, *arguments: Any
+    ) -> BaseException | None:
+        """Call a method, whatever was raised before; what it raises then is a warning."""
+        try:
+            call(callback, method, self.state.step, *arguments)
+        except BaseException as error:
+            if first is None:
+                return error
+            name, kind = name_of(callback), type(error).__name__
+            log.warning("%s failed in %s too: %s: %s", name, method, kind, error)
+        return first
 
 
 class Loop(Moments):
@@ -72,8 +224,6 @@ class Loop(Moments):
     def _run(self) -> None:
         self.clock.start()
         self._acting.clear()
-        if not any(one.reads_gradients for one in self.acting_at("on_gradients")):
-            self.update.fold_clipping()
         self.call("on_start")
         steps = iter(self.loader)
         while not self.ending:
@@ -85,7 +235,8 @@ class Loop(Moments):
         """One update, and what callbacks do around it."""
         state, update = self.state, self.update
         self.call("on_step_start")
-        output = update.gradients(step, state.step, request=self.requested)
+        read = any(callback.reads_gradients for callback in self.acting_at("on_gradients"))
+        output = update.gradients(step, state.step, request=self.requested, read=read)
         self.call("on_gradients")
         update.apply(output, state.step)
         state.step += 1

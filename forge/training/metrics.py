@@ -24,7 +24,7 @@ from forge.training.trackers import Trackers
 if TYPE_CHECKING:
     from forge.training.loop import Loop
     from forge.training.session import Session
-    from forge.training.step import StepOutput
+    from forge.training.step_output import StepOutput
 
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from forge.config.hf import folder as folders
 from forge.config.hf.peft import CONFIG, WEIGHTS
 from forge.config.hf.peft import read as read_config
 from forge.config.hf.table import Row
-from forge.config.model import Decoder, Model
+from forge.config.layer import Model
+from forge.config.model import Decoder
 from forge.config.qlora import QLoRA
 from forge.config.root import Config
 from forge.config.tensors import BIAS, EMBEDDING, HEAD
@@ -25,7 +26,7 @@ from forge.data.tokenizer import Tokenizer
 from forge.hf import peft
 from forge.hf.card import adapter_card, beside_bits
 from forge.masters import exact_state, round_masters
-from forge.owned import copy_owned, local, owned, select
+from forge.owned import copy_local, local, owned, select
 from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Saved
 from forge.training.hugging_face import choose_family, export_dtype
 from forge.training.merging import Merged
@@ -85,7 +86,7 @@ def load_adapters(place: Path, model: nn.Module, section: Model, adapter: LoRA) 
         for name, values in found.items():
             if name in tensors:
                 _check(place, name, tensors[name], values)
-                copy_owned(tensors[name], values)
+                copy_local(tensors[name], values)
         round_masters(model)
     except KeyError as error:
         what = f"{place / WEIGHTS} has no tensor {error.args[0]}"

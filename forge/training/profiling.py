@@ -15,7 +15,7 @@ from forge.training.process import say
 if TYPE_CHECKING:
     from forge.training.loop import Loop
     from forge.training.session import Session
-    from forge.training.step import StepOutput
+    from forge.training.step_output import StepOutput
 
 QUIET = "6"  # above all levels of Kineto's log, whose highest is of marks for tracers, USDT
 ALLOCATIONS = 100_000  # and frees, the last so many, that a snapshot of memory holds

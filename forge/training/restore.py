@@ -20,8 +20,8 @@ from forge.adapters.adapter import adapter_of
 from forge.adapters.packed import Packed, packed_in, plain_parameters
 from forge.config.adapter import is_added
 from forge.config.hf.folder import is_folder
+from forge.config.layer import Model
 from forge.config.model import Decoder as DecoderConfig
-from forge.config.model import Model
 from forge.config.problems import listed
 from forge.config.root import Config
 from forge.config.tensors import TensorSpec, misfits, with_new_rows
@@ -31,7 +31,7 @@ from forge.hf.read import load_folder
 from forge.masters import exact_state, round_masters, round_weights
 from forge.models.decoder import Decoder
 from forge.models.plain import make_model
-from forge.owned import copy_owned, cut_dim, local, select
+from forge.owned import copy_local, cut_dim, local, select
 from forge.parallel.materialize import allocate, check_buffers, fill
 from forge.parallel.modules import FORMATS, HALF
 from forge.rundir import checkpoints, saved_config
@@ -273,7 +273,7 @@ def _fill(
     own, packed = _state(model, shapes, adapters=False)
     kept = _kept(path, _shapes(own, packed, group), shapes, exclude, changed=False)
     for name in kept & set(own):
-        copy_owned(own[name], whole(name))
+        copy_local(own[name], whole(name))
     for one in packed:
         if one.name in kept:
             one.fill(partial(select, whole(one.name)))

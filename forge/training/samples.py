@@ -20,7 +20,7 @@ from forge.training.writing import Prompt, Writer, encode_prompt
 if TYPE_CHECKING:
     from forge.training.loop import Loop
     from forge.training.session import Session
-    from forge.training.step import StepOutput
+    from forge.training.step_output import StepOutput
 
 
 def opening(store: TokenStore, tokenizer: Tokenizer, longest: int) -> str:

@@ -18,7 +18,7 @@ from forge.training.metrics import nulls
 if TYPE_CHECKING:
     from forge.training.loop import Loop
     from forge.training.session import Session
-    from forge.training.step import StepOutput
+    from forge.training.step_output import StepOutput
 
 
 class Saving(Callback):

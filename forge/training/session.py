@@ -1,11 +1,11 @@
-"""A run on this rank: what all that is built for it has in common."""
+"""A run on this rank: all that is built for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -14,21 +14,15 @@ from forge.config.root import Config
 from forge.data.prepare import Prepared
 from forge.data.tokenizer import Tokenizer
 from forge.objectives.objective import Objective
-from forge.optim.build import build_optimizer
-from forge.optim.learning_rate import scaled
-from forge.optim.own_schedule import build_schedule
-from forge.parallel.modules import FORMATS
 from forge.parallel.ranks import Ranks
-from forge.parallel.ranks import join as join_ranks
-from forge.parallel.rendezvous import Rendezvous
-from forge.rundir import saved_config
-from forge.training.data import check_vocabulary, fit, prepare_data
-from forge.training.entries import check_entries
-from forge.training.first_lines import first_lines
-from forge.training.models import build_model, build_objective
-from forge.training.process import check_dtypes, loss_scaler, record_collectives, set_up, stage
-from forge.training.references import add_references, examples_read
-from forge.training.signals import Signals
+
+
+class Interrupts(Protocol):
+    """Signals that end a run."""
+
+    def interrupted(self, loop: Any) -> bool:
+        """Whether a signal has come to any rank; all ranks ask at the same point."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,55 +45,8 @@ class Session:
     optimizer: torch.optim.Optimizer
     schedule: Callable[[int], float]
     scaler: torch.amp.GradScaler
-    signals: Signals
+    signals: Interrupts
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self.prepared.tokenizer
-
-
-def join(
-    run_dir: Path, rendezvous: Rendezvous | None = None, *, trust: Sequence[str] | None = None
-) -> Session:
-    """Join the ranks of a run, and build what its config has trained. Raises ValueError for
-    mistakes.
-
-    rendezvous: where the ranks already met, if they did. trust: prefixes of what may be built
-    besides forge's own; None = those of the directory, which this process has made itself.
-    """
-    if trust is None:
-        config = saved_config.load_own(run_dir)
-    else:
-        config = saved_config.load(saved_config.newest(run_dir), trust=trust)
-    device = set_up(config)
-    torch.manual_seed(config.seed)
-    check_entries(config)  # before ranks wait for each other
-    record_collectives(run_dir / "collectives", device)
-    ranks = join_ranks(config, device, rendezvous)
-    prepared = prepare_data(config, ranks)
-    check_vocabulary(config, prepared)
-    config, derived = fit(config, run_dir, prepared)
-    for line in first_lines(config, prepared, device, ranks):
-        stage(config, line)
-    stage(config, "start: build the model")
-    model = build_model(config, device, ranks, trained=True)
-    for line in first_lines(config, prepared, device, ranks, model):
-        stage(config, line)
-    check_dtypes(model, FORMATS[config.precision.param_dtype])
-    objective = build_objective(config, device, ranks, tokenizer=prepared.tokenizer)
-    texts = examples_read(config, prepared, objective, ranks, device)
-    add_references(objective, config, texts, device, ranks, tokenizer=prepared.tokenizer)
-    return Session(
-        config=config,
-        run_dir=run_dir,
-        device=device,
-        ranks=ranks,
-        prepared=prepared,
-        derived=derived,
-        model=model,
-        objective=objective,
-        optimizer=build_optimizer(config, model),
-        schedule=scaled(build_schedule(config.scheduler, config), config.data),
-        scaler=loss_scaler(config.precision, device),
-        signals=Signals(config.train.shutdown_timeout_sec, ranks, saves=config.checkpoint.enabled),
-    )

@@ -7,15 +7,12 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.launch.local.processes import stop_signals
 from forge.launch.slurm.task import Noted
 from forge.parallel.ranks import Ranks
-from forge.training.callback import Callback
-
-if TYPE_CHECKING:
-    from forge.training.loop import Loop
+from forge.training.callback import Callback, LoopView
 
 
 class Signals(Callback):
@@ -38,7 +35,7 @@ class Signals(Callback):
         self.writer: socket.socket | None = None
         self.watcher: threading.Thread | None = None
 
-    def on_start(self, loop: Loop) -> None:
+    def on_start(self, loop: LoopView) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         reader, self.writer = socket.socketpair()
@@ -51,16 +48,16 @@ class Signals(Callback):
             if isinstance(before, Noted) and before.number is not None:
                 signal.raise_signal(number)
 
-    def requested(self, loop: Loop) -> int:
+    def requested(self, loop: LoopView) -> int:
         return 0 if loop.interrupted else self.received or 0
 
-    def interrupted(self, loop: Loop) -> bool:
+    def interrupted(self, loop: LoopView) -> bool:
         """Whether a signal has come to any rank; all ranks ask at the same point."""
         if not loop.interrupted and (number := self.ranks.largest(self.received or 0)[0]):
             self.act(loop, number)
         return loop.interrupted
 
-    def act(self, loop: Loop, number: int) -> None:
+    def act(self, loop: LoopView, number: int) -> None:
         if not loop.interrupted:
             name = signal.Signals(number).name
             if self.ranks.main and self.received is None:

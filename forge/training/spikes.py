@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from forge.training.callback import Callback
+from forge.training.step_output import Judged
 from forge.wide import widest
 
 if TYPE_CHECKING:
     from forge.training.session import Session
-
-OF = ("loss", "gradient norm")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """Of a step, still on the device, each [2]: loss and gradient norm, their means and standard
-    deviations over the steps before it, and whether it is a spike.
-    """
-
-    values: Tensor
-    means: Tensor
-    deviations: Tensor
-    spikes: Tensor
-
-    def told(self) -> str:
-        """What is a spike, in words; waits for the device."""
-        rows = zip(OF, *(x.tolist() for x in vars(self).values()), strict=True)
-        return " and ".join(
-            f"its {name} of {value:.4g} is a spike, of {mean:.4g} and a deviation of "
-            f"{deviation:.3g} before it"
-            for name, value, mean, deviation, is_spike in rows
-            if is_spike
-        )
 
 
 class Spikes(Callback):

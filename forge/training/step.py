@@ -1,53 +1,134 @@
-"""One optimizer update: gradients, clip, step; or no step where loss or gradient is not finite, or
-a spike, or nothing is learnt.
+"""One step: the gradients of its micro-batches, clipping, and the update of the optimizer, which is
+skipped where the loss or the gradient is not finite, or a spike, or where there is no target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from forge.data.loader import Step
+from forge.data.loader import Batch, Step
+from forge.models.contract import DRAWN
+from forge.models.modes import evaluating
 from forge.objectives.objective import Objective
 from forge.optim.learning_rate import LearningRate
 from forge.optim.together import told
+from forge.parallel.fsdp import reduce_in_backward
 from forge.parallel.gradients import clip_factor, clip_values, norm_of, scale
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
-from forge.training.backward import Backward
-from forge.training.in_backward import InBackward
-from forge.training.skipping import skips_on_device, step_unless, takes_factor
-from forge.training.spikes import Judged, Spikes
-from forge.training.step_modules import StepModules
+from forge.training.optimizer_step import InBackward, skips_on_device, step_unless, takes_factor
+from forge.training.spikes import Spikes
+from forge.training.step_output import StepOutput
 
 
-@dataclass(kw_only=True)
-class StepOutput:
-    """What one update gives, still on the device.
+def look_ahead(
+    model: nn.Module, objective: Objective, batches: list[Batch], ranks: Ranks
+) -> list[Batch]:
+    """The batches as they are learnt from or evaluated; see `Objective.looked_ahead`."""
+    if not objective.looks_ahead:
+        return batches
 
-    loss: what was minimised, per target token of the step. grad_norm: global L2 norm before
-    clipping. skipped: bool, whether weights and optimizer were left as they were, because one of
-    the two is not finite or, as `judged` has it, a spike, or there is no target. sums: sums over
-    target tokens, by name. means: other values of the step, by name. requests: number of ranks with
-    a request (`forge.training.stopping`). factor: by which gradients are still to be multiplied.
+    def read(batch: Batch) -> Any:
+        return model.read(batch) if isinstance(model, Pipeline) else model
+
+    with torch.no_grad(), evaluating(model):
+        return objective.looked_ahead(batches, read, ranks.total)
+
+
+class Backward:
+    """Adds up the gradients of a step, each micro-batch counted by its target tokens.
+
+    The loss is the sum over the step's targets divided by their number, however they are spread
+    over micro-batches and ranks.
     """
 
-    n_tokens: int
-    n_targets: int
-    n_places: int
-    lr: float
-    loss: Tensor
-    grad_norm: Tensor
-    skipped: Tensor
-    judged: Judged | None = None
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    means: dict[str, Tensor] = field(default_factory=dict)
-    requests: Tensor = field(default_factory=lambda: torch.zeros(()))
-    factor: Tensor | None = None
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        scaler: torch.amp.GradScaler,
+        device: torch.device,
+        ranks: Ranks,
+        reduce_each: bool,
+        before: Callable[[Tensor, int], None] | None = None,
+    ) -> None:
+        """reduce_each: whether each micro-batch's gradient is reduced by itself. before: called
+        with the loss of each, before its gradient, and the number of targets of the step.
+        """
+        self.model, self.objective, self.scaler = model, objective, scaler
+        self.device, self.ranks, self.reduce_each = device, ranks, reduce_each
+        self.before = before
+
+    def __call__(self, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and the sums that the objective reports, over all ranks."""
+        weight = 1.0 / max(step.n_targets, 1)
+        along = (*self.objective.along_sequence, *DRAWN)
+        batches = [self.ranks.own_batch(batch, along, self.device) for batch in step.batches]
+        batches = look_ahead(self.model, self.objective, batches, self.ranks)
+        if isinstance(self.model, Pipeline):
+            loss, sums = self.model.step(batches, self.objective, weight)
+        else:
+            loss, sums = self._one_after_another(batches, step.n_targets)
+        if self.ranks.size > 1:
+            values = [loss, *(value.to(loss.dtype) for value in sums.values())]
+            totals = self.ranks.total(torch.stack(values))
+            loss, sums = totals[0], dict(zip(sums, totals[1:], strict=True))
+        return loss, sums
+
+    def _one_after_another(
+        self, batches: Sequence[Batch], n_targets: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        sums: dict[str, Tensor] = {}
+        total, scaler = torch.zeros((), device=self.device), self.scaler
+        for batch in batches:
+            losses = self.objective(self.model, batch)  # type: ignore[arg-type]
+            reduce_in_backward(self.model, last=batch is batches[-1], each=self.reduce_each)
+            loss = losses.total * (1.0 / max(n_targets, 1))
+            if self.before is not None:
+                self.before(loss, n_targets)
+            (scaler.scale(loss) if scaler.is_enabled() else loss).backward()
+            total = total + loss.detach()
+            for name, value in losses.sums.items():
+                sums[name] = sums[name] + value if name in sums else value
+        return total, sums
+
+
+class StepModules:
+    """Tells those with `end_of_step` when a step begins and ends, and adds what they report to that
+    of the step; see `forge.models.contract.InStep`. A pipeline speaks for its stages.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks, *, max_steps: int) -> None:
+        stages = set(model.parts) if isinstance(model, Pipeline) else set()
+        self.modules: list[Any] = [
+            module
+            for module in model.modules()
+            if hasattr(module, "end_of_step") and module not in stages
+        ]
+        self.ranks, self.max_steps = ranks, max_steps
+
+    def begin(self, places: int, scaler: torch.amp.GradScaler, device: torch.device) -> None:
+        """places: of all rows of all ranks that are learnt from."""
+        scale: float | torch.Tensor = 1.0 / max(places, 1)
+        if self.modules and scaler.is_enabled():
+            scale = scaler.scale(torch.full((), scale, device=device))
+        for module in self.modules:
+            module.begin_step(scale)
+
+    def end(self, output: StepOutput, number: int) -> None:
+        """After update `number`, from 0."""
+        done, skipped, total = number / self.max_steps, output.skipped, self.ranks.total
+        for module in self.modules:
+            sums, means = module.end_of_step(done, skipped=skipped, total=total)
+            if output.n_targets != output.n_places:  # these are of places, and divided by targets
+                share = output.n_targets / output.n_places
+                sums = {name: value * share for name, value in sums.items()}
+            output.sums |= sums
+            output.means |= means
 
 
 class Update:
@@ -82,13 +163,12 @@ class Update:
         self.ranks = ranks or Ranks()
         self.learning_rate = LearningRate(optimizer, schedule)
         self.scaler = scaler or torch.amp.GradScaler(device.type, enabled=False)
-        self.backward = Backward(model, objective, self.scaler, device, self.ranks, reduce_each)
         self.modules = StepModules(model, self.ranks, max_steps=max_steps)
         trained = {p for group in optimizer.param_groups for p in group["params"]}
         self.named = [(name, p) for name, p in model.named_parameters() if p in trained]
         self.counted = model.counted if isinstance(model, Pipeline) else lambda _: True
         self.skips_on_device = skips_on_device(optimizer, [p for _, p in self.named])
-        self.folds = False
+        self.takes_factor = takes_factor(optimizer, on_device=self.skips_on_device)
         self.in_backward: InBackward | None = None
         if in_backward:
             self.in_backward = InBackward(
@@ -99,14 +179,10 @@ class Update:
                 on_device=self.skips_on_device,
                 clip_value=clip_value,
             )
-            self.backward.before = self.in_backward.begin
-
-    def fold_clipping(self) -> None:
-        """Let the update multiply gradients by the factor of clipping, where it can. Then `.grad`
-        has gradients that are not clipped.
-        """
-        plain = not (self.clip_value or self.scaler.is_enabled() or self.in_backward)
-        self.folds = plain and takes_factor(self.optimizer, on_device=self.skips_on_device)
+        before = self.in_backward.begin if self.in_backward is not None else None
+        self.backward = Backward(
+            model, objective, self.scaler, device, self.ranks, reduce_each, before
+        )
 
     def __call__(self, step: Step, number: int) -> StepOutput:
         """Both, for update `number`, counted from 0."""
@@ -115,16 +191,20 @@ class Update:
         return output
 
     def gradients(
-        self, step: Step, number: int, *, request: Callable[[], bool] = lambda: False
+        self,
+        step: Step,
+        number: int,
+        *,
+        request: Callable[[], bool] = lambda: False,
+        read: bool = True,
     ) -> StepOutput:
-        """Put the clipped gradient of the whole step in `.grad`. request: asked at the end, whether
-        this rank has one for the others.
+        """Put the gradient of the whole step in `.grad`. request: asked at the end, whether this
+        rank has one for the others. read: whether `.grad` is looked at before `apply`; if not, an
+        optimizer that can multiplies it by the factor of clipping, and nothing else does.
         """
         lr = self.learning_rate.set(number)
         places = round(step.n_places * self.backward.objective.learnt)
         self.modules.begin(places, self.scaler, self.device)
-        if self.in_backward is not None:
-            self.in_backward.nothing = not step.n_targets
         loss, sums = self.backward(step)
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
@@ -137,7 +217,7 @@ class Update:
             grad_norm, requests = norm_of(
                 self.named, counted=self.counted, spread=several, also=also
             )
-            factor = self._clip(grad_norm)
+            factor = self._clip(grad_norm, read=read)
         grad_norm = grad_norm.to(loss.device)
         judged = self.spikes.judge(loss, grad_norm) if self.spikes and step.n_targets else None
         bad = ~loss.isfinite() | ~grad_norm.isfinite()
@@ -157,11 +237,12 @@ class Update:
             factor=factor,
         )
 
-    def _clip(self, norm: Tensor) -> Tensor | None:
+    def _clip(self, norm: Tensor, *, read: bool) -> Tensor | None:
         """Clip gradients; or return the factor that the update is to multiply them by."""
         gradients = [p.grad for _, p in self.named if p.grad is not None]
         factor = clip_factor(norm, self.clip_norm) if self.clip_norm > 0 else None
-        if factor is not None and self.folds:
+        folds = self.takes_factor and not (read or self.clip_value or self.scaler.is_enabled())
+        if factor is not None and folds:
             return factor
         if factor is not None:
             scale(gradients, factor)

@@ -15,7 +15,7 @@ from forge.training.callback import Callback
 if TYPE_CHECKING:
     from forge.training.loop import Loop
     from forge.training.session import Session
-    from forge.training.step import StepOutput
+    from forge.training.step_output import StepOutput
 
 log = logging.getLogger(__name__)
 

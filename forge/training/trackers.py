@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from forge.build import bind
 from forge.config.metrics import Metrics
@@ -18,6 +18,7 @@ from forge.rundir.files import append_row
 from forge.rundir.history import METRICS, PERFORMANCE
 from forge.rundir.saved_config import to_plain
 from forge.rundir.trusted import waits_for_trust
+from forge.training.tracker import Steps, Tracker
 
 if TYPE_CHECKING:
     from forge.training.session import Session
@@ -26,34 +27,6 @@ log = logging.getLogger(__name__)
 WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_gib"})
 CONSOLE = "console"
 FINISH_SECONDS = 120.0  # what W&B has not sent by then stays in the run directory for `wandb sync`
-
-
-@runtime_checkable
-class Tracker(Protocol):
-    """Takes metrics somewhere. Made when the run starts, by rank 0, and used from one thread."""
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Take metrics by name: those of a log (`train/loss`, `lr`, ...), of an evaluation
-        (`eval/loss`, ...), or what a callback logged.
-
-        step counts optimizer updates and never falls; several calls may have the same. A value may
-        be NaN or infinite. `values` is shared with the other trackers: it must not be changed. The
-        next update waits for the return.
-        """
-        ...
-
-    def close(self) -> None:
-        """Write what is held back and release all. Called once, however the run ends short of a
-        kill; no `log` follows.
-        """
-        ...
-
-
-@runtime_checkable
-class Steps(Protocol):
-    """What is told of every update, and not of every log alone."""
-
-    def step(self, step: int) -> None: ...
 
 
 class Trackers:

@@ -139,7 +139,7 @@ def test_what_is_not_known_is_said(own):
 
 
 def test_a_target_of_forge_has_its_schema(own):
-    section = resolved(own("optimizer", "_target_: forge.optim.lion.lion\n")).config.optimizer
+    section = resolved(own("optimizer", "_target_: forge.optim.lion.Lion\n")).config.optimizer
     assert type(section).schema_name == "lion"
 
 

@@ -16,7 +16,8 @@ from refusing import only, problems, resolved
 
 from forge.config import register, schemas
 from forge.config.field import opt
-from forge.config.model import Decoder, Model
+from forge.config.layer import Model
+from forge.config.model import Decoder
 from forge.config.train import Train
 from forge.rundir import saved_config
 
@@ -25,7 +26,7 @@ SCHEMA = """
     from dataclasses import dataclass
     from forge.config import register
     from forge.config.field import opt
-    from forge.config.model import Model
+    from forge.config.layer import Model
 
     @dataclass(kw_only=True)
     class Wide(Model):

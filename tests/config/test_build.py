@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import sys
 import types
 from dataclasses import dataclass
@@ -166,11 +165,9 @@ def test_the_target_of_every_schema_takes_it():
             path = schema()._target_  # type: ignore[attr-defined]
             assert target_fault(path, group) is None
             target = locate(path, path=group)
-            if section_taken(target):
-                call = target.__init__ if inspect.isclass(target) else target
-                first = next(iter(inspect.signature(target).parameters))
+            if taken := section_taken(target):
                 given = Decoder if group in schemas.INNER else schema  # the layer's section
-                assert issubclass(given, inspect.get_annotations(call, eval_str=True)[first])
+                assert issubclass(given, taken[1])
             else:
                 fields = {f.name for f in dataclasses.fields(schema)} - {"_target_"}
                 fault = signature_fault(target, fields)
@@ -238,11 +235,11 @@ def test_classes_of_torch_inside_of_a_model_need_no_trust():
 
 
 def test_a_target_that_takes_another_section_says_which():
-    section = own.schema("optimizer", {"_target_": "forge.optim.lion.lion"})()
+    section = own.schema("optimizer", {"_target_": "forge.optim.lion.Lion"})()
     (said,) = refusals(section, params=[])
-    what = "lion takes the section Lion, and the file names none."
+    what = "Lion takes the section Lion, and the file names none."
     fix = "begin the file with 'defaults: [/schema/optimizer@_here_: lion, _self_]'"
-    assert said == f"optimizer._target_=forge.optim.lion.lion | {what} | {fix}"
+    assert said == f"optimizer._target_=forge.optim.lion.Lion | {what} | {fix}"
 
 
 TRACKING, TAKES = "trackers.t._target_=mypkg.parts.Tracking", "it takes path, size, names"
@@ -293,7 +290,7 @@ def test_an_entry_is_of_its_kind_before_it_is_called(name: str, place: str):
 
 
 def test_an_objective_is_one_before_it_is_called():
-    section, base = SGDSection(_target_="mypkg.parts.TakesSection"), "forge.objectives.objective"
+    section, base = SGDSection(_target_="mypkg.parts.TakesSection"), "forge.api"
     (said,) = refusals(section, path="objective", trust=["mypkg."], scale=1)
     what = f"{section._target_} is no subclass of {base}.Objective."
     assert said.startswith(f"objective._target_={section._target_} | {what}")

@@ -25,10 +25,10 @@ from forge.rundir import directory
 from forge.rundir.checkpoints import WEIGHTS
 from forge.training import tensor_storage
 from forge.training.build import build
+from forge.training.build_session import build_session
 from forge.training.callback import Callback
 from forge.training.loop import Loop
 from forge.training.restore import load_run
-from forge.training.session import join
 
 pytestmark = pytest.mark.usefixtures("example")
 BETA, LR, DECAY = 0.8, 0.5, 0.1
@@ -101,7 +101,7 @@ def arrays(tensor: Any) -> np.ndarray:
 def loop_of(folder: Path, *overrides: str) -> Loop:
     words = [*USE, *SMALL, *SIZES, *OPTIMIZER, "train.max_steps=10", *overrides]
     config = forge.compose([*words, f"run.dir={folder}"])
-    return build(join(directory.create(config.validate(), overrides=words)[0]))
+    return build(build_session(directory.create(config.validate(), overrides=words)[0]))
 
 
 def stored(run: Path, step: int, below: str = "model/") -> dict[str, torch.Tensor]:

@@ -14,8 +14,8 @@ from test_pretrain import TinyModel
 from forge.build import build
 from forge.config.preference import KTO
 from forge.parallel.ranks import Ranks
-from forge.training.ahead import look_ahead
 from forge.training.evaluation import evaluate
+from forge.training.step import look_ahead
 
 BETA, GOOD, BAD = 0.3, 1.3, 0.6
 

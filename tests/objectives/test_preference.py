@@ -19,8 +19,8 @@ from forge.models.plain import make_model
 from forge.objectives import preference
 from forge.objectives.log_probs import log_probs
 from forge.parallel.ranks import Ranks
-from forge.training.ahead import look_ahead
 from forge.training.models import build_model
+from forge.training.step import look_ahead
 
 VOCAB, PAIRS, SEQ, BETA = 19, 3, 7, 0.3
 

@@ -19,8 +19,8 @@ from forge.config.preference import CPO, DPO, KTO, ORPO, Preference, SimPO
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.parallel.ranks import Ranks
-from forge.training.ahead import look_ahead
 from forge.training.models import build_model
+from forge.training.step import look_ahead
 
 pytestmark = pytest.mark.nightly
 

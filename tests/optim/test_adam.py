@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from updates import assert_close, by_numpy, groups_of, parameters_of, set_gradients, updates
 
+from forge.config.optimizer import Adam as Section
 from forge.optim.adam import Adam, AdamPax
 
 BETAS, EPS = (0.8, 0.95), 1e-3
-OPTIONS = {"lr": 1.0, "betas": BETAS, "eps": EPS}
+OPTIONS: dict[str, Any] = {"lr": 1.0, "betas": BETAS, "eps": EPS}
 
 
 def adam_in_numpy(*, eps_root=0.0, cautious=False):
@@ -30,7 +33,7 @@ def adam_in_numpy(*, eps_root=0.0, cautious=False):
 
 def test_without_options_it_is_torchs_adamw():
     ours, theirs = groups_of(), groups_of()
-    found = updates(Adam(ours, **OPTIONS), parameters_of(ours))
+    found = updates(Adam(ours, Section(**OPTIONS)), parameters_of(ours))
     expected = updates(torch.optim.AdamW(theirs, **OPTIONS), parameters_of(theirs))
     assert_close(found, expected)
 
@@ -40,7 +43,7 @@ def test_without_options_it_is_torchs_adamw():
 @pytest.mark.parametrize("cautious", [False, True])
 def test_eps_root_and_cautious_decay_are_those_of_numpy(kind, eps_root, cautious):
     groups = groups_of(cautious=cautious)
-    found = updates(kind(groups, **OPTIONS, eps_root=eps_root), parameters_of(groups))
+    found = updates(kind(groups, Section(**OPTIONS, eps_root=eps_root)), parameters_of(groups))
     assert_close(found, by_numpy(adam_in_numpy(eps_root=eps_root, cautious=cautious)))
 
 
@@ -61,13 +64,13 @@ def test_moments_of_pax_are_means_from_the_first_update_on():
         return weight - rate * (m / (np.sqrt(v + 0.1) + EPS) + decay * weight)
 
     groups = groups_of()
-    optimizer = AdamPax(groups, **OPTIONS, eps_root=0.1)
+    optimizer = AdamPax(groups, Section(**OPTIONS, eps_root=0.1))
     first = parameters_of(groups)[0]
     set_gradients(parameters_of(groups), 0)
     optimizer.step()
     torch.testing.assert_close(optimizer.state[first]["exp_avg"], first.grad)
     groups = groups_of()
-    found = updates(AdamPax(groups, **OPTIONS, eps_root=0.1), parameters_of(groups))
+    found = updates(AdamPax(groups, Section(**OPTIONS, eps_root=0.1)), parameters_of(groups))
     assert_close(found, by_numpy(rule))
 
 
@@ -77,7 +80,7 @@ def test_moments_in_16_bits_are_rounded_after_the_update_that_they_made(mu_dtype
     """As optax does it; each in numpy with the same roundings, in fp32."""
     groups = groups_of(torch.float32)
     formats = {"mu_dtype": mu_dtype, "nu_dtype": nu_dtype}
-    optimizer = Adam(groups, **OPTIONS, **formats)
+    optimizer = Adam(groups, Section(**OPTIONS, **formats))
     found = updates(optimizer, parameters_of(groups))
     state = optimizer.state[parameters_of(groups)[0]]
     kept = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -109,7 +112,7 @@ def test_moments_in_16_bits_are_rounded_after_the_update_that_they_made(mu_dtype
 def test_small_beta_and_long_runs_keep_the_bits_of_the_correction(beta1):
     """1 - 0.9999**t in fp32 would be wrong in the fourth digit for the first update."""
     weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = Adam([weight], lr=1.0, betas=(beta1, 0.9999), eps=1e-12)
+    optimizer = Adam([weight], Section(lr=1.0, betas=(beta1, 0.9999), eps=1e-12, weight_decay=0.0))
     weight.grad = torch.full((3,), 7.0)
     optimizer.step()
     torch.testing.assert_close(weight.detach(), torch.full((3,), -1.0), rtol=2e-6, atol=0)

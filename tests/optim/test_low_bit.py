@@ -7,6 +7,7 @@ import torch
 from torchao.optim import AdamW4bit, AdamW8bit, AdamWFp8
 from updates import RATES, set_gradients
 
+from forge.config.optimizers import AdamWLowBit
 from forge.optim.low_bit import LowBitAdamW
 
 THEIRS = {"8bit": AdamW8bit, "4bit": AdamW4bit, "fp8": AdamWFp8}
@@ -31,7 +32,9 @@ def as_groups(parameters):
 def test_updates_and_codes_are_those_of_torchao(kind):
     """Where rows are whole blocks; theirs are called uncompiled, see torch_2.13 facts."""
     ours, theirs = parameters_of(), parameters_of()
-    optimizer = LowBitAdamW(as_groups(ours), **OPTIONS, state_format=kind)
+    optimizer = LowBitAdamW(
+        as_groups(ours), AdamWLowBit(**OPTIONS, weight_decay=0.0, state_format=kind)
+    )
     reference = THEIRS[kind](as_groups(theirs), **OPTIONS)
     for step, rate in enumerate(RATES):
         for parameters in (ours, theirs):

@@ -12,8 +12,7 @@ from torch import nn
 
 from forge.config.optimizer import Muon, NorMuon, Optimizer
 from forge.config.scheduler import Constant, Linear
-from forge.optim.muon import muon
-from forge.optim.normuon import normuon
+from forge.optim import muon, normuon
 from forge.optim.orthogonal import newton_schulz, polar_express
 
 SHAPES = [(5, 5), (8, 3), (3, 8), (2, 4, 6), (2, 6, 4)]
@@ -101,11 +100,11 @@ class NorReference(Reference):
 def test_updates_equal_numpy(kind, options):
     """Of each matrix of a stack too; the rate changes from step to step."""
     make, schema, reference = {
-        "muon": (muon, Muon, Reference),
-        "normuon": (normuon, NorMuon, NorReference),
+        "muon": (muon.Muon, Muon, Reference),
+        "normuon": (normuon.NorMuon, NorMuon, NorReference),
     }[kind]
     section, model = schema(weight_decay=0.2, **options), Matrices()
-    optimizer = make(section, params=params_of(section, model))
+    optimizer = make(params_of(section, model), section)
     whole = [p.detach().numpy() for p in model.parameters()]
     expected = [[reference(one, section) for one in _each(each)] for each in whole]
     for step in range(STEPS):
@@ -133,7 +132,7 @@ def test_updates_are_those_of_torch_up_to_its_16_bits(nesterov, rms, theirs):
     ours, other = (nn.Linear(24, 16, bias=False) for _ in range(2))
     other.load_state_dict(ours.state_dict())
     start = ours.weight.detach().clone()
-    mine = muon(section, params=params_of(section, ours))
+    mine = muon.Muon(params_of(section, ours), section)
     options: dict[str, Any] = {"nesterov": nesterov, "adjust_lr_fn": theirs}
     torchs = torch.optim.Muon(other.parameters(), lr=0.01, weight_decay=0.1, **options)
     for step in range(STEPS):
@@ -152,10 +151,10 @@ def test_singular_values_become_about_1():
         assert (values - 1).abs().max() < width
 
 
-@pytest.mark.parametrize(("make", "schema"), [(muon, Muon), (normuon, NorMuon)])
+@pytest.mark.parametrize(("make", "schema"), [(muon.Muon, Muon), (normuon.NorMuon, NorMuon)])
 def test_a_flag_leaves_every_bit_as_it_is(make, schema):
     section, model = schema(lr=0.1), Matrices(torch.float32)
-    optimizer = make(section, params=params_of(section, model))
+    optimizer = make(params_of(section, model), section)
 
     def bits() -> list[torch.Tensor]:
         states = [v for state in optimizer.state.values() for v in state.values()]

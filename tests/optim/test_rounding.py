@@ -10,6 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from updates import set_gradients
 
+from forge.config.optimizer import Adam as AdamSection
+from forge.config.optimizer import Lion as LionSection
 from forge.hashing import hashed
 from forge.optim.adam import Adam
 from forge.optim.adam_update import Options, _update
@@ -77,9 +79,9 @@ def test_a_value_goes_up_as_often_as_it_is_far_from_below():
 def updated(optimizer: str, parameter: torch.nn.Parameter, gradient, *, steps=3) -> torch.Tensor:
     groups = [{"params": [parameter], "weight_decay": 0.1}]
     options = {"lr": 1e-2, "betas": (0.9, 0.99)}
-    made = Lion(groups, **options)
+    made = Lion(groups, LionSection(**options))
     if optimizer == "adam":
-        made = Adam(groups, **options, eps=1e-8, mu_dtype="bf16", nu_dtype="bf16")
+        made = Adam(groups, AdamSection(**options, mu_dtype="bf16", nu_dtype="bf16"))
     made.rounding = Rounding(names={parameter: "w"}, stochastic=True, seed=3)
     for number in range(steps):
         parameter.grad = gradient(number)
@@ -156,7 +158,7 @@ def test_without_noise_small_updates_are_lost_and_with_it_they_are_not():
     ends = {}
     for stochastically in (False, True):
         parameter = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
-        made = Lion([parameter], lr=2**-7 / 1000)
+        made = Lion([parameter], LionSection(lr=2**-7 / 1000, weight_decay=0.0))
         made.rounding = Rounding(names={parameter: "w"}, stochastic=stochastically, seed=0)
         for number in range(2000):
             set_gradients([parameter], 0)

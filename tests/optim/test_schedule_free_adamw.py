@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from updates import STEPS, assert_close, by_numpy, groups_of, parameters_of, set_gradients, updates
 
+from forge.config.optimizers import ScheduleFreeAdamW as Section
 from forge.optim.modes import Modes, reading
 from forge.optim.schedule_free import ScheduleFreeAdamW
 
 BETAS, EPS = (0.9, 0.95), 1e-3
-OPTIONS = {"lr": 1.0, "betas": BETAS, "eps": EPS}
+OPTIONS: dict[str, Any] = {"lr": 1.0, "betas": BETAS, "eps": EPS, "weight_decay": 0.0}
 
 
 def algorithm(warmup: int, *, read: bool):
@@ -38,7 +41,7 @@ def algorithm(warmup: int, *, read: bool):
 def test_weights_of_both_modes_are_those_of_the_paper(warmup):
     groups = groups_of()
     parameters = parameters_of(groups)
-    optimizer = ScheduleFreeAdamW(groups, **OPTIONS, warmup_steps=warmup)
+    optimizer = ScheduleFreeAdamW(groups, Section(**OPTIONS, schedule_free_warmup_steps=warmup))
     assert isinstance(optimizer, Modes)
     model = torch.nn.ParameterList(parameters)
 
@@ -65,7 +68,7 @@ def test_weights_of_both_modes_are_those_of_the_paper(warmup):
 def test_a_learning_rate_of_0_moves_nothing_and_divides_by_nothing():
     groups = groups_of()
     parameters = parameters_of(groups)
-    optimizer = ScheduleFreeAdamW(groups, **{**OPTIONS, "lr": 0.0})
+    optimizer = ScheduleFreeAdamW(groups, Section(**{**OPTIONS, "lr": 0.0}))
     before = [parameter.detach().clone() for parameter in parameters]
     for step in range(2):
         set_gradients(parameters, step)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from updates import DECAYS, RATES, assert_close, groups_of, parameters_of, set_gradients, updates
 
+from forge.config.optimizers import SGD as Section
 from forge.optim.sgd import SGD
 
 
@@ -15,7 +16,7 @@ def test_updates_are_those_of_torch_with_decoupled_decay(momentum, nesterov):
     ours, theirs = groups_of(), groups_of()
     for group in theirs:
         group["weight_decay"] = 0.0
-    optimizer = SGD(ours, lr=1.0, **options)
+    optimizer = SGD(ours, Section(lr=1.0, weight_decay=0.0, **options))
     found = updates(optimizer, parameters_of(ours))
     reference = torch.optim.SGD(theirs, lr=1.0, **options)
     for step, rate in enumerate(RATES):

@@ -11,7 +11,8 @@ from forge.config.root import Config
 from forge.parallel.ranks import Ranks
 from forge.training.data import train_loader
 from forge.training.models import build_model
-from forge.training.step import StepOutput, Update
+from forge.training.step import Update
+from forge.training.step_output import StepOutput
 
 LAYOUT = "parallel.dp_replicate=2 parallel.dp_shard=2 train.batch_size=2"
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from forge.build import build
-from forge.config.model import Model
+from forge.config.layer import Model
 from forge.data import IGNORE_INDEX
 from forge.data.loader import Batch
 from forge.parallel.pipeline import cut

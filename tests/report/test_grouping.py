@@ -84,7 +84,7 @@ def test_a_value_as_a_text() -> None:
 def test_keys() -> None:
     keys = ["optimizer.lr", "model.dim", "data.dim", "seed"]
     assert list(short_keys(keys).values()) == ["lr", "model.dim", "data.dim", "seed"]
-    optimizer = {"_type_": "a.B", "_target_": "forge.optim.adamw.adamw", "betas": [0.9, 0.95]}
+    optimizer = {"_type_": "a.B", "_target_": "forge.optim.adam.adamw", "betas": [0.9, 0.95]}
     expected = {"seed": 1, "optimizer": "adamw", "optimizer.betas": [0.9, 0.95], "callbacks": {}}
     assert flat({"seed": 1, "optimizer": optimizer, "callbacks": {}}) == expected
 

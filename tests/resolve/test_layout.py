@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.pipelining import schedules
 
 from forge.compose import composition
-from forge.config.model import Model
+from forge.config.layer import Model
 from forge.config.problems import ConfigError
 from forge.plan.layout import best_microbatches, legal_microbatches
 

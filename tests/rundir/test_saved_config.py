@@ -44,11 +44,12 @@ def test_a_config_is_read_back_equal(
     assert isinstance(again.eval.sample_prompts, tuple)
 
 
-def test_the_file_is_plain_yaml_that_names_its_classes(tmp_path: Path) -> None:
+def test_the_file_is_plain_yaml_that_names_its_schemas(tmp_path: Path) -> None:
     saved_config.save(resolved(["scheduler=wsd"]).config, tmp_path / "config.yaml")
     plain = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    assert plain["scheduler"]["_type_"] == "forge.config.scheduler.WSD"
-    assert plain["model"]["_type_"] == "forge.config.model.Decoder"
+    assert plain["scheduler"]["_type_"] == "wsd"
+    assert plain["model"]["_type_"] == "decoder"
+    assert "_target_" not in plain["model"]
     assert "_type_" not in plain["train"]
     assert plain["optimizer"]["groups"]["rest"]["betas"] == [0.9, 0.99]
 
@@ -65,10 +66,11 @@ def test_an_option_that_is_newer_than_the_file_has_its_default(tmp_path: Path) -
 
 
 NO_TRUST = "is not under a trusted prefix; if you trust it: run.trust=["
-NO_MODEL = "is no forge.config.model.Model"
+NO_MODEL = "is no forge.config.layer.Model"
 REFUSED = {
     "os.PathLike": f"its schema os.PathLike {NO_TRUST}os.]",
     "forgery.config.model.Decoder": f"its schema forgery.config.model.Decoder {NO_TRUST}forgery.]",
+    "adamw": f"the schema adamw {NO_MODEL}",
     "forge.config.optimizer.AdamW": f"the schema forge.config.optimizer.AdamW {NO_MODEL}",
     "forge.config.model.Section": f"the schema forge.config.model.Section {NO_MODEL}",
     "torch.nn.Linear": f"the schema torch.nn.Linear {NO_MODEL}",

@@ -14,14 +14,14 @@ from forge.rundir.checkpoints import WEIGHTS
 from forge.rundir.files import read_rows
 from forge.training import tensor_storage
 from forge.training.build import build
+from forge.training.build_session import build_session
 from forge.training.callback import Callback
 from forge.training.loop import Loop
-from forge.training.session import join
 
 
 def built(run_dir: Path) -> Loop:
     """The loop of a run directory, where its last start has left it."""
-    return build(join(run_dir))
+    return build(build_session(run_dir))
 
 
 def logged(run_dir: Path, key: str, *, file: str = "metrics.jsonl") -> dict[int, float]:

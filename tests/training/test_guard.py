@@ -20,7 +20,7 @@ from forge.config.objective import Pretrain as PretrainConfig
 from forge.config.optimizer import AdamW as AdamWConfig
 from forge.config.train import Train
 from forge.objectives.pretrain import Pretrain
-from forge.training.state import TrainState
+from forge.training.loop import TrainState
 from forge.training.stopping import BadSteps
 
 

@@ -133,7 +133,7 @@ def test_what_cannot_be_loaded(how: dict, said: str, tiny_run: Path) -> None:
 def test_code_of_others_is_trusted_by_name(tiny_run: Path) -> None:
     step = tiny_run / "checkpoints" / "step_6"
     config, meta = step / "config.yaml", step / "meta.json"
-    config.write_text(config.read_text().replace("forge.config.model.Decoder", "mypkg.Mine"))
+    config.write_text(config.read_text().replace("_type_: decoder", "_type_: mypkg.Mine"))
     about = json.loads(meta.read_text())
     about["files"]["config.yaml"] = config.stat().st_size
     del about["checksum"], about["sha256"]  # as a checkpoint of before them

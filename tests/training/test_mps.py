@@ -20,13 +20,14 @@ from torch.utils._pytree import tree_leaves
 
 import forge
 from forge import cli, wide, worker
+from forge.config.optimizers import ScheduleFreeAdamW as Section
 from forge.models import mla, sdpa
 from forge.models.sdpa import causal_attention, written_out
 from forge.optim.schedule_free import ScheduleFreeAdamW
 from forge.resolve.resolve import resolve
 from forge.rundir import directory
 from forge.training import loaded, metrics, process
-from forge.training.clock import Clock
+from forge.training.loop import Clock
 
 DEFAULT = "model.n_layers=2 eval.enabled=true eval.interval=3 eval.steps=2 eval.sample_tokens=4"
 SAVED = "checkpoint.interval=3 checkpoint.async_mode=async train.grad_clip_norm=0.5"
@@ -158,7 +159,7 @@ def test_a_sum_in_float64_goes_on_in_float32(apple) -> None:
     weight = torch.nn.Parameter(torch.ones(2))
 
     def stepped() -> ScheduleFreeAdamW:
-        optimizer = ScheduleFreeAdamW([{"params": [weight]}], lr=0.1, betas=(0.9, 0.99), eps=1e-8)
+        optimizer = ScheduleFreeAdamW([{"params": [weight]}], Section(lr=0.1, weight_decay=0.0))
         weight.grad = torch.ones(2)
         optimizer.step()
         return optimizer

@@ -87,7 +87,7 @@ def test_a_config_that_names_code_is_refused_without_trust(saved_run, mark, tmp_
     """Nothing is imported, whatever trust the file itself claims."""
     step = step_of(saved_run, 6)
     text = (step / "config.yaml").read_text()
-    evil = text.replace("_type_: forge.config.model.Decoder", "_type_: evil.Model")
+    evil = text.replace("_type_: decoder", "_type_: evil.Model")
     trusting = evil.replace("trust: []", "trust: [evil.]")
     assert text != evil != trusting
     rewrite(step, "config.yaml", trusting.encode())

@@ -24,7 +24,7 @@ from forge.data.packing import Plan
 from forge.data.store import MappedStore
 from forge.data.targets import Empty, without_targets
 from forge.rundir.files import read_rows
-from forge.training.state import TrainState
+from forge.training.loop import TrainState
 
 
 def test_a_step_without_targets_has_no_loss_and_is_warned_of(trained, tmp_path, caplog):

@@ -4,9 +4,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from forge.models.head import head_of
-from forge.objectives.losses import Losses
-from forge.objectives.objective import Objective
+from forge.api import Losses, Objective, head_of
 
 
 class Distillation(Objective):

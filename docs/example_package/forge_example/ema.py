@@ -9,11 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from forge.owned import copy_owned
-from forge.training.callback import Callback
-from forge.training.loop import Loop
-from forge.training.session import Session
-from forge.training.step import StepOutput
+from forge.api import Callback, Loop, Session, StepOutput, copy_local
 
 
 class EMA(Callback):
@@ -33,7 +29,7 @@ class EMA(Callback):
         for name, parameter in loop.model.named_parameters():
             self.mean[name] = parameter.detach().clone()
             if name in self.loaded:  # whole, of which this rank keeps what it has of the weight
-                copy_owned(self.mean[name], self.loaded[name])
+                copy_local(self.mean[name], self.loaded[name])
 
     @torch.no_grad()
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:

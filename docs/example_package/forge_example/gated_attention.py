@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from forge.config.model import Decoder
-from forge.models.attention import Attention
-from forge.models.cache import LayerCache
-from forge.models.rope import Rotation
+from forge.api import Attention, DecoderSection, LayerCache, Rotation
 
 
 class GatedAttention(Attention):
-    def __init__(self, section: Decoder) -> None:
+    def __init__(self, section: DecoderSection) -> None:
         super().__init__(section)
         width = section.n_heads * section.computed_head_dim
         self.w_gate = nn.Linear(section.dim, width, bias=False)

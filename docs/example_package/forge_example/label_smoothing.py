@@ -4,11 +4,7 @@
 
 from __future__ import annotations
 
-from forge.data import IGNORE_INDEX
-from forge.data.loader import Batch
-from forge.models.contract import LanguageModel
-from forge.objectives.losses import Losses
-from forge.objectives.next_token import NextToken
+from forge.api import IGNORE_INDEX, Batch, LanguageModel, Losses, NextToken
 from forge_example.conf import LabelSmoothing as LabelSmoothingConfig
 
 

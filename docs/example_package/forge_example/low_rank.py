@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge.config.model import Decoder
+from forge.api import DecoderSection
 
 
 class LowRank(nn.Module):
-    def __init__(self, section: Decoder) -> None:
+    def __init__(self, section: DecoderSection) -> None:
         super().__init__()
         rank, hidden = section.feed_forward.rank, section.computed_ffn_hidden_dim
         self.w_in = nn.Linear(section.dim, rank, bias=False)

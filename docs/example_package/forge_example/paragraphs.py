@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from forge.data.corpus import Corpus
+from forge.api import Corpus
 
 
 def paragraphs(folder: str, shortest: int = 0) -> Corpus:

@@ -8,11 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from forge.config.root import Config
-from forge.models.feed_forward import FeedForward
-from forge.parallel.mesh import Mesh
-from forge.parallel.modules import mix_in_each
-from forge.parallel.technique import Technique
+from forge.api import Config, FeedForward, Mesh, Technique, mix_in_each
 
 
 class Tiles(Technique):

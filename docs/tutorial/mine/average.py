@@ -2,8 +2,7 @@
 
 import torch
 
-from forge.owned import copy_owned
-from forge.training.callback import Callback
+from forge.api import Callback, copy_local
 
 
 class Average(Callback):
@@ -14,7 +13,7 @@ class Average(Callback):
         for name, weight in loop.model.named_parameters():
             self.mean[name] = weight.detach().clone()
             if name in self.loaded:  # whole, of which this rank keeps what it has of the weight
-                copy_owned(self.mean[name], self.loaded[name])
+                copy_local(self.mean[name], self.loaded[name])
 
     @torch.no_grad()
     def on_step_end(self, loop, output):

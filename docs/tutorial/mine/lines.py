@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from forge.data.corpus import Corpus
+from forge.api import Corpus
 
 
 def lines(folder: str) -> Corpus:

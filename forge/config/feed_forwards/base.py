@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from omegaconf import MISSING
 
 from forge.config.activations import Kept, Numbers
 from forge.config.field import Section, section
+from forge.config.layer import LayerShape
 from forge.config.tensors import TensorSpec
-
-if TYPE_CHECKING:
-    from forge.config.model import Decoder
 
 
 @section
@@ -25,10 +22,10 @@ class FeedForward(Section):
 
     _target_: str = MISSING
 
-    def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
+    def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
         """The parameters, by their names inside of the module, in its order."""
         raise NotImplementedError
 
-    def kept(self, layer: Decoder, numbers: Numbers) -> Kept | None:
+    def kept(self, layer: LayerShape, numbers: Numbers) -> Kept | None:
         """What is kept for the backward pass; None = not known."""
         return None

@@ -5,15 +5,12 @@ model.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from forge.config.activations import Kept, Numbers
 from forge.config.feed_forwards.base import FeedForward
 from forge.config.field import section
+from forge.config.layer import LayerShape
 from forge.config.tensors import TensorSpec, linear
-
-if TYPE_CHECKING:
-    from forge.config.model import Decoder
 
 
 @section
@@ -23,15 +20,15 @@ class Dense(FeedForward):
     schema_name = "dense"
     _target_: str = "forge.models.feed_forward.FeedForward"
 
-    def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
+    def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
         return dense_tensors(layer, layer.computed_ffn_hidden_dim, bias=layer.has_mlp_bias)
 
-    def kept(self, layer: Decoder, numbers: Numbers) -> Kept:
+    def kept(self, layer: LayerShape, numbers: Numbers) -> Kept:
         return dense_kept(layer, layer.computed_ffn_hidden_dim, numbers, in_stream=True)
 
 
 def dense_tensors(
-    layer: Decoder, width: int, *, part: str = "feed-forward", bias: bool = False
+    layer: LayerShape, width: int, *, part: str = "feed-forward", bias: bool = False
 ) -> Iterator[TensorSpec]:
     """Those of a layer of that width."""
     for name in ("w_gate", "w_up") if layer.is_gated else ("w_up",):
@@ -39,7 +36,7 @@ def dense_tensors(
     yield from linear("w_down", layer.dim, width, part=part, bias=bias, tp=1, residual=True)
 
 
-def dense_kept(layer: Decoder, width: int, numbers: Numbers, *, in_stream: bool = False) -> Kept:
+def dense_kept(layer: LayerShape, width: int, numbers: Numbers, *, in_stream: bool = False) -> Kept:
     """What a layer of that width keeps. in_stream: whether what it gives is summed up over ranks at
     once, and cut as hidden states are.
     """
@@ -50,12 +47,12 @@ def dense_kept(layer: Decoder, width: int, numbers: Numbers, *, in_stream: bool 
     return Kept(all=numbers.width * here * copies(layer), named=named)
 
 
-def into(layer: Decoder, prefix: str = "") -> tuple[str, ...]:
+def into(layer: LayerShape, prefix: str = "") -> tuple[str, ...]:
     """Names of what its first matrices make."""
     return tuple(f"{prefix}mlpwi_{n}" for n in range(2 if layer.is_gated else 1))
 
 
-def copies(layer: Decoder) -> int:
+def copies(layer: LayerShape) -> int:
     """Tensors as wide as the layer: what the activation reads (not ReLU) and writes, of quick_gelu
     also the sigmoid, what it is multiplied with, the product, and what was there before a limit.
     """

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.config.activations import FP32, Kept, Named, Numbers
 from forge.config.field import section
+from forge.config.layer import LayerShape
 from forge.config.mixers.base import Mixer
 from forge.config.rule import Findings, nearest_divisor, rule
 from forge.config.tensors import BIAS, TensorSpec, linear, norm
-
-if TYPE_CHECKING:
-    from forge.config.model import Decoder
 
 
 @section
@@ -24,7 +22,7 @@ class Attention(Mixer):
     clips_qk = True
     _target_: str = "forge.models.attention.Attention"
 
-    def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
+    def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
         dim, head_dim, biases = layer.dim, layer.computed_head_dim, layer.attention_biases
         heads, kv_heads, part = layer.n_heads, layer.kv_heads, "attention"
         if layer.attention_sink:
@@ -49,13 +47,13 @@ class Attention(Mixer):
         if layer.v_norm and layer.v_norm_with_scale:
             yield from norm("v_norm", head_dim, **of_norm)
 
-    def flops(self, layer: Decoder, seq_len: int) -> int:
+    def flops(self, layer: LayerShape, seq_len: int) -> int:
         """12 * width of all heads * the tokens that one sees, of which causality takes nothing off
         (PaLM, arXiv:2204.02311, appendix B).
         """
         return 12 * layer.n_heads * layer.computed_head_dim * layer.seen(seq_len)
 
-    def kept(self, layer: Decoder, numbers: Numbers) -> Kept:
+    def kept(self, layer: LayerShape, numbers: Numbers) -> Kept:
         width, head_dim, seq = numbers.width, layer.computed_head_dim, numbers.seq_len
         heads, kv_heads = -(-layer.n_heads // numbers.tp), -(-layer.kv_heads // numbers.tp)
         of_queries = 2 * heads if layer.attention_output_gate else heads
@@ -94,12 +92,12 @@ class Attention(Mixer):
         named["out_proj"] = numbers.to_stream(layer.dim, all_heads)
         return Kept(all=all, named=named)
 
-    def _written_out(self, layer: Decoder, heads: int, keys: float, numbers: Numbers) -> float:
+    def _written_out(self, layer: LayerShape, heads: int, keys: float, numbers: Numbers) -> float:
         """Bytes a token of scores that are no kernel's: tanh, softmax, and its copy in 16 bits."""
         copy = numbers.width if numbers.width != FP32 else 0
         return heads * (FP32 * (2 * keys + layer.attention_sink) + copy * keys)
 
-    def _norms(self, layer: Decoder, numbers: Numbers) -> float:
+    def _norms(self, layer: LayerShape, numbers: Numbers) -> float:
         """Bytes a token of norms of queries, keys and values."""
         width, head_dim = numbers.width, layer.computed_head_dim
         heads, kv_heads = -(-layer.n_heads // numbers.tp), -(-layer.kv_heads // numbers.tp)
@@ -124,7 +122,7 @@ class Attention(Mixer):
 
 
 @rule("model.heads", "model.dim", "model.n_heads", "model.head_dim")
-def heads(model: Decoder) -> Findings:
+def heads(model: LayerShape) -> Findings:
     """model.dim must be divisible by model.n_heads, or model.head_dim be given."""
     needed = model.head_dim is None and "head_dim" not in model.mixer.unread
     if needed and model.dim % model.n_heads:
@@ -132,7 +130,7 @@ def heads(model: Decoder) -> Findings:
 
 
 @rule("model.kv_heads", "model.n_heads", "model.n_kv_heads", "model.kinds", "model.layers")
-def kv_heads(model: Decoder) -> Findings:
+def kv_heads(model: LayerShape) -> Findings:
     """model.n_heads must be divisible by model.n_kv_heads: each key/value head serves equally many
     query heads.
     """
@@ -151,7 +149,7 @@ SPANS = ("model.sliding_window_size", "model.chunk_attn_window_size", "model.kin
 
 
 @rule("model.chunk_attn_window_size", *SPANS)
-def spans(model: Decoder) -> Findings:
+def spans(model: LayerShape) -> Findings:
     """A layer sees a window or chunks, not both: one of model.sliding_window_size and
     model.chunk_attn_window_size is 0.
     """
@@ -169,7 +167,7 @@ def spans(model: Decoder) -> Findings:
     "model.kinds",
     "model.layers",
 )
-def capped_kernel(model: Decoder) -> Findings:
+def capped_kernel(model: LayerShape) -> Findings:
     """No kernel caps scores: with model.attn_logits_soft_cap they are written out, and
     model.sdpa_backend is auto or math.
     """
@@ -181,7 +179,7 @@ def capped_kernel(model: Decoder) -> Findings:
 
 
 @rule("model.temperature_tuning", "model.temperature_tuning", "model.position", *SPANS[2:])
-def temperature_tuning(model: Decoder) -> Findings:
+def temperature_tuning(model: LayerShape) -> Findings:
     """model.temperature_tuning is of layers without rotary positions: there must be one."""
     layers = [layer for _, layer in model.in_use()]
     if any(layer.temperature_tuning for layer in layers) and not any(
@@ -192,7 +190,7 @@ def temperature_tuning(model: Decoder) -> Findings:
 
 
 @rule("model.share_kv_projections", "model.share_kv_projections", "model.k_bias", "model.v_bias")
-def share_kv_projections(model: Decoder) -> Findings:
+def share_kv_projections(model: LayerShape) -> Findings:
     """With model.share_kv_projections values have no projection, and so no bias of their own."""
     for place, layer in model.in_use():
         shared = layer.share_kv_projections and "v_bias" not in layer.mixer.unread

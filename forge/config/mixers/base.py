@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from omegaconf import MISSING
 
 from forge.config.activations import Kept, Numbers
 from forge.config.field import Section, section
+from forge.config.layer import LayerShape
 from forge.config.tensors import TensorSpec
-
-if TYPE_CHECKING:
-    from forge.config.model import Decoder
 
 OF_HEADS = (
     *("n_kv_heads", "head_dim", "q_bias", "k_bias", "v_bias", "o_bias"),
@@ -42,24 +40,24 @@ class Mixer(Section):
     recurrent: ClassVar[bool] = False
     _target_: str = MISSING
 
-    def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
+    def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
         """The parameters, by their names inside of the module, in its order."""
         raise NotImplementedError
 
-    def flops(self, layer: Decoder, seq_len: int) -> int:
+    def flops(self, layer: LayerShape, seq_len: int) -> int:
         """Training FLOPs a token, besides those of the matrices in `tensors`."""
         return 0
 
-    def kept(self, layer: Decoder, numbers: Numbers) -> Kept | None:
+    def kept(self, layer: LayerShape, numbers: Numbers) -> Kept | None:
         """What is kept for the backward pass; None = not known."""
         return None
 
-    def cut_heads(self, layer: Decoder) -> dict[str, int]:
+    def cut_heads(self, layer: LayerShape) -> dict[str, int]:
         """Numbers of heads that tp cuts, by option: it must divide the first; of the others several
         ranks may share one.
         """
         return {"n_heads": layer.n_heads, "n_kv_heads": layer.kv_heads}
 
-    def rotary_dim(self, layer: Decoder) -> int:
+    def rotary_dim(self, layer: LayerShape) -> int:
         """Width of the part of a head that is rotated."""
         return layer.rotated(layer.computed_head_dim)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.config.activations import FP32, Kept, Numbers
 from forge.config.field import opt, section
+from forge.config.layer import LayerShape
 from forge.config.mixers.base import OF_HEADS, Mixer
 from forge.config.rule import Findings, nearest_divisor, rule
 from forge.config.tensors import BIAS, NORM, LogUniform, TensorSpec, linear, norm
-
-if TYPE_CHECKING:
-    from forge.config.model import Decoder
 
 DECAYS = LogUniform(0.01, 16.0)
 """First values of a_log, as of transformers' Qwen3NextGatedDeltaNet; dt_bias begins at 1."""
@@ -66,13 +64,13 @@ class GatedDeltaNet(Mixer):
         """Whether flash-linear-attention is installed."""
         return importlib.util.find_spec("fla") is not None
 
-    def cut_heads(self, layer: Decoder) -> dict[str, int]:
+    def cut_heads(self, layer: LayerShape) -> dict[str, int]:
         return {
             "mixer.gdn_num_value_heads": self.gdn_num_value_heads,
             "mixer.gdn_num_key_heads": self.gdn_num_key_heads,
         }
 
-    def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
+    def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
         """Weights of convolutions are as those of norms: a few of each channel, and no matrix for
         an optimizer of matrices.
         """
@@ -92,7 +90,7 @@ class GatedDeltaNet(Mixer):
         yield from norm("norm", self.gdn_value_head_dim, part=part)
         yield from linear("wo", dim, self.value_width, part=part, tp=1, residual=True)
 
-    def flops(self, layer: Decoder, seq_len: int) -> int:
+    def flops(self, layer: LayerShape, seq_len: int) -> int:
         """6 * the products of a token in chunks of C: C * 2 * key width of each key head; of each
         value head C * value width + 3 * key * value width, and C / 2 * both for the solution.
         """
@@ -101,7 +99,7 @@ class GatedDeltaNet(Mixer):
         head = chunk * value + 3 * key * value + chunk * (key + value) // 2
         return 6 * (2 * chunk * self.key_width + self.gdn_num_value_heads * head)
 
-    def kept(self, layer: Decoder, numbers: Numbers) -> Kept:
+    def kept(self, layer: LayerShape, numbers: Numbers) -> Kept:
         """With the products of torch, all in fp32; flash-linear-attention's kernels keep less."""
         width, seq, tp = numbers.width, numbers.seq_len, numbers.tp
         heads, key_heads = -(-self.gdn_num_value_heads // tp), -(-self.gdn_num_key_heads // tp)
@@ -130,7 +128,7 @@ class GatedDeltaNet(Mixer):
 
 
 @rule("model.gdn_heads", "model.mixer", "model.kinds", "model.layers")
-def gdn_heads(model: Decoder) -> Findings:
+def gdn_heads(model: LayerShape) -> Findings:
     """The value heads of a gated delta net must be divisible by its key heads: each of these serves
     equally many.
     """

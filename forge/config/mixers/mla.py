@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.config.activations import FP32, Kept, Named, Numbers
 from forge.config.field import opt, section
+from forge.config.layer import LayerShape
 from forge.config.mixers.base import OF_HEADS, Mixer
 from forge.config.tensors import TensorSpec, linear, norm
-
-if TYPE_CHECKING:
-    from forge.config.model import Decoder
 
 
 @section
@@ -45,10 +43,10 @@ class MLA(Mixer):
         """Width of a head's queries and keys."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
-    def rotary_dim(self, layer: Decoder) -> int:
+    def rotary_dim(self, layer: LayerShape) -> int:
         return layer.rotated(self.qk_rope_head_dim)
 
-    def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
+    def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
         dim, heads, part = layer.dim, layer.n_heads, "attention"
         of_heads: dict[str, Any] = {"part": part, "tp": 0, "pieces": heads}
         of_norm: dict[str, Any] = {"part": part, "unit_offset": layer.norm_unit_offset}
@@ -63,11 +61,11 @@ class MLA(Mixer):
         yield from linear("wkv_b", heads * both, self.kv_lora_rank, **of_heads)
         yield from linear("wo", dim, heads * self.v_head_dim, part=part, tp=1, residual=True)
 
-    def flops(self, layer: Decoder, seq_len: int) -> int:
+    def flops(self, layer: LayerShape, seq_len: int) -> int:
         """6 * heads * (width of keys + of values) * the tokens that one sees."""
         return 6 * layer.n_heads * (self.qk_head_dim + self.v_head_dim) * layer.seen(seq_len)
 
-    def kept(self, layer: Decoder, numbers: Numbers) -> Kept | None:
+    def kept(self, layer: LayerShape, numbers: Numbers) -> Kept | None:
         """With values filled up to the width of keys, which flash kernels ask for."""
         if layer.seen(numbers.seq_len) < numbers.seq_len or (numbers.masked and not numbers.cuda):
             return None

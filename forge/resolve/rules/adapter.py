@@ -6,7 +6,8 @@ import re
 
 from forge.config.adapter import AUTO, PARTS, ROLES, Adapter, LoRA, fits, in_ours, place_of
 from forge.config.checkpoint import Checkpoint
-from forge.config.model import Decoder, Model
+from forge.config.layer import Model
+from forge.config.model import Decoder
 from forge.config.objective import Objective
 from forge.config.quantization import FP8, Quantization, Sparse
 from forge.config.root import Config

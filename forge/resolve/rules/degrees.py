@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from math import prod
 
-from forge.config.model import Decoder, Model
+from forge.config.layer import Model
+from forge.config.model import Decoder
 from forge.config.objective import CrossEntropy, Objective
 from forge.config.parallel import ONE_STAGE_SCHEDULES, V_SCHEDULE, ZERO_BUBBLE_SCHEDULES, Parallel
 from forge.config.precision import Precision

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from forge.config.model import Decoder, Model
+from forge.config.layer import Model
+from forge.config.model import Decoder
 from forge.config.numbers import byte_size
 from forge.config.optimizer import GROUPED
 from forge.config.parallel import Parallel

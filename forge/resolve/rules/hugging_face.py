@@ -9,7 +9,8 @@ from forge.config.checkpoint import Checkpoint
 from forge.config.hf import folder as folders
 from forge.config.hf.section import FolderDecoder, grows
 from forge.config.hf.shards import FolderError
-from forge.config.model import Decoder, Model
+from forge.config.layer import Model
+from forge.config.model import Decoder
 from forge.config.problems import listed, shown
 from forge.config.root import Config
 from forge.config.rule import Findings, rule

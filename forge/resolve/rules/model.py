@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from forge.config.hf.section import FolderDecoder
+from forge.config.layer import Model
 from forge.config.mixers.gated_delta_net import GatedDeltaNet
-from forge.config.model import Decoder, Model
+from forge.config.model import Decoder
 from forge.config.precision import Precision
 from forge.config.rule import Findings, rule
 from forge.config.run import Run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge.config.model import Model
+from forge.config.layer import Model
 from forge.config.objective import Objective
 from forge.config.optimizer import Optimizer
 from forge.config.own import GIVEN, TARGET, Own

@@ -6,7 +6,8 @@ from math import prod
 
 from forge.config.data import Data
 from forge.config.document_attention import why_not
-from forge.config.model import Decoder, Model
+from forge.config.layer import Model
+from forge.config.model import Decoder
 from forge.config.objective import Objective
 from forge.config.parallel import Parallel
 from forge.config.root import Config

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forge.config.devices import DEVICES
-from forge.config.model import Decoder, Model
+from forge.config.layer import Model
+from forge.config.model import Decoder
 from forge.config.objective import Objective
 from forge.config.optimizer import Optimizer
 from forge.config.optimizers import ScheduleFreeAdamW

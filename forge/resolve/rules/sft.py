@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from forge.config.data import Data
-from forge.config.model import Decoder, Model
+from forge.config.layer import Model
+from forge.config.model import Decoder
 from forge.config.objective import SFT
 from forge.config.rule import Findings, rule
 

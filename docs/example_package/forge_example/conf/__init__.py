@@ -7,18 +7,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forge.config import register
-from forge.config.feed_forwards.base import FeedForward
-from forge.config.field import opt
-from forge.config.mixers.attention import Attention
-from forge.config.model import Decoder, Model
-from forge.config.objective import NextToken, Objective
-from forge.config.optimizer import Optimizer
-from forge.config.tensors import TensorSpec, linear
+from forge.api import (
+    AttentionSection,
+    DecoderSection,
+    FeedForwardSection,
+    ModelSection,
+    NextTokenSection,
+    ObjectiveSection,
+    OptimizerSection,
+    TensorSpec,
+    linear,
+    opt,
+    register,
+)
 
 
 @dataclass(kw_only=True)
-class GatedConv(Model):
+class GatedConv(ModelSection):
     """Gated causal convolutions (arXiv:1612.08083), each layer reaching twice as far back as the
     one before.
     """
@@ -36,7 +41,7 @@ class GatedConv(Model):
 
 
 @dataclass(kw_only=True)
-class LabelSmoothing(NextToken):
+class LabelSmoothing(NextTokenSection):
     """Next-token prediction against smoothed targets (arXiv:1512.00567, section 7)."""
 
     _target_: str = "forge_example.label_smoothing.LabelSmoothing"
@@ -44,7 +49,7 @@ class LabelSmoothing(NextToken):
 
 
 @dataclass(kw_only=True)
-class Distillation(Objective):
+class Distillation(ObjectiveSection):
     """What a frozen teacher says of the text, learnt from noised text (arXiv:1911.04252)."""
 
     _target_: str = "forge_example.distillation.Distillation"
@@ -60,25 +65,25 @@ class Distillation(Objective):
 
 
 @dataclass(kw_only=True)
-class GatedAttention(Attention):
+class GatedAttention(AttentionSection):
     """Attention whose output is gated (arXiv:2505.06708)."""
 
     _target_: str = "forge_example.gated_attention.GatedAttention"
 
-    def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
+    def tensors(self, layer: DecoderSection) -> Iterator[TensorSpec]:
         yield from super().tensors(layer)
         width, heads = layer.n_heads * layer.computed_head_dim, layer.n_heads
         yield from linear("w_gate", width, layer.dim, part="attention", tp=0, pieces=heads)
 
 
 @dataclass(kw_only=True)
-class LowRank(FeedForward):
+class LowRank(FeedForwardSection):
     """A feed-forward layer that begins with a matrix of low rank (arXiv:2407.09835)."""
 
     _target_: str = "forge_example.low_rank.LowRank"
     rank: int = opt(32, "rank of the first matrix", gt=0)
 
-    def tensors(self, layer: Decoder) -> Iterator[TensorSpec]:
+    def tensors(self, layer: DecoderSection) -> Iterator[TensorSpec]:
         hidden = layer.computed_ffn_hidden_dim
         yield from linear("w_in", self.rank, layer.dim, part="feed-forward")
         yield from linear("w_up", hidden, self.rank, part="feed-forward", tp=0)
@@ -86,7 +91,7 @@ class LowRank(FeedForward):
 
 
 @dataclass(kw_only=True)
-class Signum(Optimizer):
+class Signum(OptimizerSection):
     """Signum (arXiv:1802.04434)."""
 
     state_per_weight = 1
@@ -95,7 +100,7 @@ class Signum(Optimizer):
 
 
 @dataclass(kw_only=True)
-class ScheduleFree(Optimizer):
+class ScheduleFree(OptimizerSection):
     """Schedule-free SGD (arXiv:2405.15682)."""
 
     state_per_weight = 2  # z, and y while the weights are x

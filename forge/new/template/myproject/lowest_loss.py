@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from forge.training.callback import Callback
-from forge.training.loop import Loop
+from forge.api import Callback, Loop
 
 
 class LowestLoss(Callback):

@@ -1,0 +1,179 @@
+"""Names for components of users: each stays where modules of forge are moved.
+
+`from forge.api import Callback, opt` imports what these two need; no other name costs anything.
+Names that end in Section, and `Config`, describe a component without torch; the class of the same
+name without the ending computes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forge.config import register
+    from forge.config.data import Data as DataSection
+    from forge.config.feed_forwards.base import FeedForward as FeedForwardSection
+    from forge.config.field import Condition, Section, opt, section
+    from forge.config.layer import Model as ModelSection
+    from forge.config.mixers.attention import Attention as AttentionSection
+    from forge.config.mixers.base import Mixer as MixerSection
+    from forge.config.model import Decoder as DecoderSection
+    from forge.config.objective import NextToken as NextTokenSection
+    from forge.config.objective import Objective as ObjectiveSection
+    from forge.config.optimizer import Optimizer as OptimizerSection
+    from forge.config.root import Config
+    from forge.config.rule import Derived, derivation, rule
+    from forge.config.scheduler import Scheduler as SchedulerSection
+    from forge.config.tensors import TensorSpec, linear, norm
+    from forge.config.tokenizer import Tokenizer as TokenizerSection
+    from forge.data import IGNORE_INDEX
+    from forge.data.corpus import Corpus
+    from forge.data.loader import Batch
+    from forge.data.tokenizer import Tokenizer
+    from forge.data.tokens import TokenSource
+    from forge.models.attention import Attention
+    from forge.models.cache import LayerCache
+    from forge.models.contract import InStep, LanguageModel
+    from forge.models.feed_forward import FeedForward
+    from forge.models.head import head_of
+    from forge.models.rope import Rotation
+    from forge.objectives.losses import Losses
+    from forge.objectives.next_token import NextToken
+    from forge.objectives.objective import Objective
+    from forge.objectives.objective import read as hidden_of
+    from forge.optim.whole import WholeMatrices
+    from forge.owned import copy_local, local
+    from forge.parallel.mesh import Mesh
+    from forge.parallel.modules import mix_in_each
+    from forge.parallel.ranks import Ranks
+    from forge.parallel.technique import Technique
+    from forge.training.callback import Callback
+    from forge.training.callback import LoopView as Loop
+    from forge.training.session import Session
+    from forge.training.step_output import StepOutput
+    from forge.training.tracker import Tracker
+
+__all__ = [
+    "Attention",
+    "AttentionSection",
+    "Batch",
+    "Callback",
+    "Condition",
+    "Config",
+    "Corpus",
+    "DataSection",
+    "DecoderSection",
+    "Derived",
+    "FeedForward",
+    "FeedForwardSection",
+    "IGNORE_INDEX",
+    "InStep",
+    "LanguageModel",
+    "LayerCache",
+    "Loop",
+    "Losses",
+    "Mesh",
+    "MixerSection",
+    "ModelSection",
+    "NextToken",
+    "NextTokenSection",
+    "Objective",
+    "ObjectiveSection",
+    "OptimizerSection",
+    "Ranks",
+    "Rotation",
+    "SchedulerSection",
+    "Section",
+    "Session",
+    "StepOutput",
+    "Technique",
+    "TensorSpec",
+    "TokenSource",
+    "Tokenizer",
+    "TokenizerSection",
+    "Tracker",
+    "WholeMatrices",
+    "copy_local",
+    "derivation",
+    "head_of",
+    "hidden_of",
+    "linear",
+    "local",
+    "mix_in_each",
+    "norm",
+    "opt",
+    "register",
+    "rule",
+    "section",
+]
+PLACES = """
+register            config
+DataSection         config.data Data
+FeedForwardSection  config.feed_forwards.base FeedForward
+Condition           config.field
+Section             config.field
+opt                 config.field
+section             config.field
+AttentionSection    config.mixers.attention Attention
+MixerSection        config.mixers.base Mixer
+DecoderSection      config.model Decoder
+ModelSection        config.layer Model
+NextTokenSection    config.objective NextToken
+ObjectiveSection    config.objective Objective
+OptimizerSection    config.optimizer Optimizer
+Config              config.root
+Derived             config.rule
+derivation          config.rule
+rule                config.rule
+SchedulerSection    config.scheduler Scheduler
+TensorSpec          config.tensors
+linear              config.tensors
+norm                config.tensors
+TokenizerSection    config.tokenizer Tokenizer
+IGNORE_INDEX        data
+Corpus              data.corpus
+Batch               data.loader
+Tokenizer           data.tokenizer
+TokenSource         data.tokens
+Attention           models.attention
+LayerCache          models.cache
+InStep              models.contract
+LanguageModel       models.contract
+FeedForward         models.feed_forward
+head_of             models.head
+Rotation            models.rope
+Losses              objectives.losses
+NextToken           objectives.next_token
+Objective           objectives.objective
+hidden_of           objectives.objective read
+WholeMatrices       optim.whole
+copy_local          owned
+local               owned
+Mesh                parallel.mesh
+mix_in_each         parallel.modules
+Ranks               parallel.ranks
+Technique           parallel.technique
+Callback            training.callback
+Loop                training.callback LoopView
+Session             training.session
+StepOutput          training.step_output
+Tracker             training.tracker
+"""
+"""A line for each name: its module below forge, and its name there where that is another. A test
+compares it with the imports above, which are for type checkers."""
+_PLACES = {row[0]: row[1:] for row in map(str.split, PLACES.strip().splitlines())}
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_PLACES]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name on its first use."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'forge.api' has no attribute '{name}'")
+    module, *attribute = _PLACES[name]
+    value = getattr(importlib.import_module(f"forge.{module}"), *(attribute or [name]))
+    globals()[name] = value
+    return value

@@ -9,12 +9,13 @@ import torch.distributed as dist
 from torch import nn
 
 from forge.config.hf.folder import grown, is_folder, places, read
-from forge.config.model import Decoder, Model
+from forge.config.layer import Model
+from forge.config.model import Decoder
 from forge.config.root import Config
 from forge.config.tensors import TensorSpec
 from forge.hf.new_rows import Widened
 from forge.masters import exact_state
-from forge.owned import copy_owned
+from forge.owned import copy_local
 from forge.rundir.checkpoints import WEIGHTS
 from forge.training import tensor_storage
 from forge.training.damage import checked
@@ -51,7 +52,7 @@ def fill_tables(
     with checked(path, group):
         values = Widened(Merged(path, config), tables)
         for name in (one.name for one in tables if one.name in own):
-            copy_owned(own[name], values[name])
+            copy_local(own[name], values[name])
 
 
 def of_new_rows(source: Path, section: Model) -> str:

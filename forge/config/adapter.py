@@ -19,6 +19,9 @@ ROLES = (MATRIX, EXPERT, HEAD, EMBEDDING)
 """Of parameters that an adapter can stand beside."""
 PARTS = ("attention", "feed_forward", "experts", "shared_experts")
 A, B, MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
+TAKEN_A, TAKEN_B = "lora_taken_a", "lora_taken_b"
+"""What was taken out of a weight when its adapter began as that: B A, with the scale in B."""
+RANDOM, PISSA = "random", "pissa"
 _OF_ATTENTION = "wq,wk,wv"
 _WORDS = {
     _OF_ATTENTION: "c_attn qkv_proj query_key_value Wqkv qkv",
@@ -45,12 +48,18 @@ THEIRS = {word: ours.split(",") for ours, words in _WORDS.items() for word in wo
 """Entries of PEFT's target_modules, and the last parts of their names, as they are here: by the
 names of the families of Hugging Face, torchtune and Megatron.
 """
-ADDED = re.compile(rf"(\.|_)({A}|{B}|{MAGNITUDE})$")
+ADDED = re.compile(rf"(\.|_)({A}|{B}|{MAGNITUDE}|{TAKEN_A}|{TAKEN_B})$")
+TAKEN = re.compile(rf"(\.|_)({TAKEN_A}|{TAKEN_B})$")
 
 
 def is_added(name: str) -> bool:
     """Whether a parameter of this name is an adapter's own."""
     return ADDED.search(name) is not None
+
+
+def is_taken(name: str) -> bool:
+    """Whether a parameter of this name keeps what was taken out of a weight, and is not trained."""
+    return TAKEN.search(name) is not None
 
 
 def place_of(one: TensorSpec) -> str:
@@ -114,6 +123,12 @@ class LoRA(Adapter):
     dora: bool = opt(
         False, "train the length of each row of the sum apart from its direction (arXiv:2402.09353)"
     )
+    init: str = opt(
+        RANDOM,
+        "how A and B begin: A random and B zero; or as the largest singular values and vectors of "
+        "the weight, which keeps the rest (PiSSA, arXiv:2404.02948)",
+        choices=(RANDOM, PISSA),
+    )
     target_modules: list[str] = opt(
         [AUTO],
         "matrices that have one: auto (of attention and feed-forward), all (of experts too), a "
@@ -160,7 +175,7 @@ class LoRA(Adapter):
     def added(self, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
         for one in tensors:
             if rank := self.rank_of(one):
-                yield from _beside(one, rank, dora=self.dora)
+                yield from _beside(one, rank, dora=self.dora, takes=self.init == PISSA)
 
     def trains(self, one: TensorSpec) -> bool:
         if any(re.search(pattern, one.name) for pattern in self.modules_to_save):
@@ -204,7 +219,7 @@ def _matrix_of(bias: TensorSpec) -> TensorSpec:
     return TensorSpec(name=name, shape=(), role=role, part=bias.part, of_experts=experts)
 
 
-def _beside(one: TensorSpec, rank: int, *, dora: bool) -> Iterator[TensorSpec]:
+def _beside(one: TensorSpec, rank: int, *, dora: bool, takes: bool) -> Iterator[TensorSpec]:
     """What stands beside a parameter. tp cuts A as it does the columns, and B as the rows: so a
     rank's product is the same part, or the same summand, as that of the matrix.
     """
@@ -222,8 +237,12 @@ def _beside(one: TensorSpec, rank: int, *, dora: bool) -> Iterator[TensorSpec]:
     std = (3 * max(columns, 1)) ** -0.5  # that of torch's linear layers, in which PEFT begins
     shape = (*stack, rank, columns)
     yield TensorSpec(name=name_of(one, A), shape=shape, std=std, **matrix, **cut_columns)
+    if takes:
+        yield TensorSpec(name=name_of(one, TAKEN_A), shape=shape, std=0.0, **matrix, **cut_columns)
     shape = (*stack, rows, rank)
     yield TensorSpec(name=name_of(one, B), shape=shape, std=0.0, **matrix, **cut_rows)
+    if takes:
+        yield TensorSpec(name=name_of(one, TAKEN_B), shape=shape, std=0.0, **matrix, **cut_rows)
     if dora:
         shape, own = (*stack, rows), common | cut_rows
         yield TensorSpec(name=name_of(one, MAGNITUDE), shape=shape, role=NORM, std=0.0, **own)

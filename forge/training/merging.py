@@ -10,7 +10,18 @@ from torch import Tensor
 
 from forge.adapters.formats import pack, unpack
 from forge.adapters.lora import merged
-from forge.config.adapter import MAGNITUDE, A, B, LoRA, is_added, name_of
+from forge.adapters.pissa import rest
+from forge.config.adapter import (
+    MAGNITUDE,
+    PISSA,
+    TAKEN_A,
+    TAKEN_B,
+    A,
+    B,
+    LoRA,
+    is_added,
+    name_of,
+)
 from forge.config.hf import folder as folders
 from forge.config.model import Decoder
 from forge.config.qlora import QLoRA
@@ -60,6 +71,8 @@ class Merged(Mapping[str, Tensor]):
             values = unpack(pack(values, adapter.how), adapter.how, torch.float32)
         if one is None or not isinstance(adapter, LoRA) or not (rank := adapter.rank_of(one)):
             return values
+        if adapter.init == PISSA:
+            values = rest(values, self.own(name_of(one, TAKEN_A)), self.own(name_of(one, TAKEN_B)))
         magnitude = self.own(name_of(one, MAGNITUDE)) if adapter.dora else None
         pair = self.own(name_of(one, A)), self.own(name_of(one, B))
         return merged(values, *pair, magnitude, role=one.role, scale=adapter.scale(rank))

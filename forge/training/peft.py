@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from forge.config.adapter import LoRA
+from forge.config.adapter import PISSA, RANDOM, TAKEN_A, TAKEN_B, A, B, LoRA, name_of
 from forge.config.hf import folder as folders
 from forge.config.hf.peft import CONFIG, WEIGHTS
 from forge.config.hf.table import Row
@@ -49,7 +50,10 @@ def export_peft(
     weights = Merged(path, config)
     whole = [name for name in weights.stored if name in names]
     number = export_dtype(config, path, dtype)
-    found = dict(peft.tensors(rows, adapter, weights.own, whole))
+    read = weights.own
+    if adapter.init == PISSA:
+        adapter, read = _as_difference(rows, adapter, read)
+    found = dict(peft.tensors(rows, adapter, read, whole))
     base = config.checkpoint.init_from
     content = peft.content(rows, adapter, whole, base)
     out.mkdir(parents=True)
@@ -64,6 +68,31 @@ def export_peft(
     (out / "README.md").write_text(adapter_card(Saved(path), config, chosen, word), "utf-8")
     beside = f"; {beside_bits(adapter)}" if isinstance(adapter, QLoRA) else ""
     return f"{what}, {len(found)} tensors for {chosen.architecture}{beside}"
+
+
+def _as_difference(rows: Sequence[Row], adapter: LoRA, read: peft.Read) -> tuple[LoRA, peft.Read]:
+    """An adapter of twice the rank beside the weights as they were, B A less what was taken out of
+    these; and what reads its tensors.
+    """
+    scales = {row.ours.name: adapter.scale(max(1, adapter.rank_of(row.ours))) for row in rows}
+    own = {name_of(row.ours, which): row.ours for row in rows for which in (A, B)}
+
+    def read_both(name: str) -> Tensor:
+        if name not in own:
+            return read(name)
+        one = own[name]
+        if name == name_of(one, A):
+            return torch.cat([read(name), read(name_of(one, TAKEN_A))], dim=-2)
+        taken = read(name_of(one, TAKEN_B)) / scales[one.name]
+        return torch.cat([read(name), -taken], dim=-1)
+
+    twice = {
+        "init": RANDOM,
+        "rank": 2 * adapter.rank,
+        "ranks": {word: 2 * rank for word, rank in adapter.ranks.items()},
+        "alpha": adapter.alpha * (2**0.5 if adapter.rank_stabilized else 2),
+    }
+    return replace(adapter, **twice), read_both
 
 
 def load_adapters(place: Path, model: nn.Module, section: Model, adapter: LoRA) -> None:

@@ -137,6 +137,8 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
     if adapter.active:
         base = _base_of(start, checkpointer, config) if ranks.main else None
         checkpointer.base = ranks.from_main(base)
+    if start.checkpoint is None:
+        adapter_of(config).take_out(model)
     if start.checkpoint is None and isinstance(adapter, LoRA) and adapter.init_from:
         load_adapters(Path(adapter.init_from), model, config.model, adapter)
         say(f"beginning with the adapters of {adapter.init_from}")

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import re
 
-from forge.config.adapter import AUTO, PARTS, ROLES, Adapter, LoRA, fits, in_ours, place_of
+from forge.config.adapter import (
+    AUTO,
+    PARTS,
+    PISSA,
+    ROLES,
+    Adapter,
+    LoRA,
+    fits,
+    in_ours,
+    place_of,
+)
 from forge.config.checkpoint import Checkpoint
 from forge.config.model import Decoder, Model
 from forge.config.objective import Objective
+from forge.config.qlora import QLoRA
 from forge.config.quantization import FP8, Quantization, Sparse
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
@@ -93,6 +104,41 @@ def embedding(model: Decoder, adapter: LoRA) -> Findings:
         yield TARGETS, what, f"model.tie_embeddings=false, or {fix}"
     if adapter.dora:
         yield "adapter.dora", f"adapter.dora=false, or {fix}"
+
+
+@rule("adapter.init", "adapter.init", "adapter", "model")
+def init(model: Decoder, adapter: LoRA) -> Findings:
+    """adapter.init=pissa takes the largest singular values out of matrices that stay as they are,
+    in their own numbers.
+    """
+    key, fix = "adapter.init", "adapter.init=random"
+    if adapter.init != PISSA:
+        return
+    if isinstance(adapter, QLoRA):
+        what = "a base in few bits is rounded as it is read, before anything is taken out of it."
+        yield key, what, f"adapter=lora, or {fix}"
+    if adapter.init_from:
+        what = f"the adapters begin as those in {adapter.init_from}."
+        yield key, what, fix
+    for one in model.tensors():
+        if not (rank := adapter.rank_of(one)):
+            continue
+        if one.role == EMBEDDING:
+            yield key, "an embedding is looked up, and not multiplied with.", f"{TARGETS}=[auto]"
+        elif adapter.trains(one):
+            yield SAVED, f"{one.name} is trained itself.", f"{SAVED}=[], or {fix}"
+            return
+        elif rank > min(one.shape[-2:]):
+            size = min(one.shape[-2:])
+            yield key, f"{one.name} has {size} singular values, and rank {rank}.", fix
+            return
+
+
+@rule("adapter.init_dropout", "adapter.dropout", "adapter.init", warning=True)
+def init_dropout(adapter: LoRA) -> Findings:
+    """With adapter.init=pissa dropout leaves out the largest parts of the weights themselves."""
+    if adapter.init == PISSA and adapter.dropout:
+        yield "adapter.dropout", "adapter.dropout=0"
 
 
 @rule("adapter.dropout", "adapter.dropout", TARGETS, "model")

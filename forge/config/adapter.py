@@ -120,6 +120,12 @@ class LoRA(Adapter):
         0.05, "share of the features that A does not see in training; of linear layers", ge=0, lt=1
     )
     rank_stabilized: bool = opt(False, "over the root of the rank (arXiv:2312.03732)")
+    lora_plus_ratio: float = opt(
+        1.0,
+        "learning rate of B, and of what has one dimension, over that of A; 16 = LoRA+'s advice "
+        "(arXiv:2402.12354)",
+        gt=0,
+    )
     dora: bool = opt(
         False, "train the length of each row of the sum apart from its direction (arXiv:2402.09353)"
     )

@@ -22,6 +22,7 @@ A, B, MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
 TAKEN_A, TAKEN_B = "lora_taken_a", "lora_taken_b"
 """What was taken out of a weight when its adapter began as that: B A, with the scale in B."""
 RANDOM, PISSA = "random", "pissa"
+SCALES = "ia3_scales"
 _OF_ATTENTION = "wq,wk,wv"
 _WORDS = {
     _OF_ATTENTION: "c_attn qkv_proj query_key_value Wqkv qkv",
@@ -48,7 +49,7 @@ THEIRS = {word: ours.split(",") for ours, words in _WORDS.items() for word in wo
 """Entries of PEFT's target_modules, and the last parts of their names, as they are here: by the
 names of the families of Hugging Face, torchtune and Megatron.
 """
-ADDED = re.compile(rf"(\.|_)({A}|{B}|{MAGNITUDE}|{TAKEN_A}|{TAKEN_B})$")
+ADDED = re.compile(rf"(\.|_)({A}|{B}|{MAGNITUDE}|{TAKEN_A}|{TAKEN_B}|{SCALES})$")
 TAKEN = re.compile(rf"(\.|_)({TAKEN_A}|{TAKEN_B})$")
 
 

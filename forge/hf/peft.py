@@ -56,7 +56,7 @@ def places(rows: Sequence[Row], section: LoRA) -> list[Place]:
     modules: dict[str, list[Row]] = {}
     for one in rows:
         if one.ours.name.endswith(".weight") or one.ours.of_experts:
-            modules.setdefault(_module(one), []).append(one)
+            modules.setdefault(module_of(one), []).append(one)
     found = []
     for name, parts in modules.items():
         ranks = tuple(section.rank_of(one.ours) for one in parts)
@@ -143,7 +143,7 @@ def content(
     """adapter_config.json."""
     found = places(rows, section)
     rank = Counter(one.rank for one in found).most_common(1)[0][0]
-    named = {one.ours.name: _module(one) for one in rows}
+    named = {one.ours.name: module_of(one) for one in rows}
     saved = [named[name] for name in whole if not name.endswith("bias")]
     return {
         "peft_type": "LORA",
@@ -217,13 +217,17 @@ def _names(one: Place) -> tuple[str, str]:
     return f"{one.key}.lora_A.weight", f"{one.key}.lora_B.weight"
 
 
-def _module(one: Row) -> str:
+def module_of(one: Row) -> str:
+    """The module of theirs that a tensor is in."""
     return one.theirs.name.rpartition(".")[0]
 
 
 def _targets(rows: Sequence[Row], found: Sequence[Place]) -> list[str]:
-    """Last names of modules, where all that have them have an adapter; else whole ones."""
-    adapted = {one.name for one in found}
-    others = {_module(one).rpartition(".")[2] for one in rows if _module(one) not in adapted}
+    return sorted(set(target_names(rows, [one.name for one in found]).values()))
+
+
+def target_names(rows: Sequence[Row], adapted: Collection[str]) -> dict[str, str]:
+    """Last names of modules by the whole ones, where all that have them are adapted; else these."""
+    others = {module_of(one).rpartition(".")[2] for one in rows if module_of(one) not in adapted}
     named = {name: name.rpartition(".")[2] for name in adapted}
-    return sorted({name if last in others else last for name, last in named.items()})
+    return {name: name if last in others else last for name, last in named.items()}

@@ -16,13 +16,14 @@ from forge.config.adapter import PISSA, RANDOM, TAKEN_A, TAKEN_B, A, B, LoRA, na
 from forge.config.hf import folder as folders
 from forge.config.hf.peft import CONFIG, WEIGHTS
 from forge.config.hf.table import Row
+from forge.config.ia3 import IA3
 from forge.config.model import Decoder, Model
 from forge.config.qlora import QLoRA
 from forge.config.root import Config
 from forge.config.tensors import BIAS, EMBEDDING, HEAD
 from forge.config.tokenizer_stated import GENERATION
 from forge.data.tokenizer import Tokenizer
-from forge.hf import peft
+from forge.hf import ia3, peft
 from forge.hf.card import adapter_card, beside_bits
 from forge.masters import exact_state, round_masters
 from forge.owned import copy_owned, local, owned, select
@@ -41,7 +42,7 @@ def export_peft(
     section = config.model
     assert isinstance(section, Decoder)
     adapter = config.adapter
-    if not isinstance(adapter, LoRA):
+    if not isinstance(adapter, LoRA | IA3):
         what = "this run has no adapters, and --format peft writes nothing else"
         raise ValueError(f"{what}; --format hf writes its weights")
     chosen = choose_family(section, family)
@@ -50,12 +51,15 @@ def export_peft(
     weights = Merged(path, config)
     whole = [name for name in weights.stored if name in names]
     number = export_dtype(config, path, dtype)
-    read = weights.own
-    if adapter.init == PISSA:
-        adapter, read = _as_difference(rows, adapter, read)
-    found = dict(peft.tensors(rows, adapter, read, whole))
-    base = config.checkpoint.init_from
-    content = peft.content(rows, adapter, whole, base)
+    read, base = weights.own, config.checkpoint.init_from
+    if isinstance(adapter, IA3):
+        found = dict(ia3.tensors(rows, adapter, read))
+        content = ia3.content(rows, adapter, base)
+    else:
+        if adapter.init == PISSA:
+            adapter, read = _as_difference(rows, adapter, read)
+        found = dict(peft.tensors(rows, adapter, read, whole))
+        content = peft.content(rows, adapter, whole, base)
     out.mkdir(parents=True)
     ready = {name: values.to(number).contiguous() for name, values in found.items()}
     save_file(ready, out / WEIGHTS, metadata={"format": "pt"})

@@ -49,6 +49,7 @@ THEIRS = {word: ours.split(",") for ours, words in _WORDS.items() for word in wo
 """Entries of PEFT's target_modules, and the last parts of their names, as they are here: by the
 names of the families of Hugging Face, torchtune and Megatron.
 """
+OF_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 ADDED = re.compile(rf"(\.|_)({A}|{B}|{MAGNITUDE}|{TAKEN_A}|{TAKEN_B}|{SCALES})$")
 TAKEN = re.compile(rf"(\.|_)({TAKEN_A}|{TAKEN_B})$")
 
@@ -142,7 +143,9 @@ class LoRA(Adapter):
         "role, a part, a name such as wq, or a pattern such as blocks.0.*",
     )
     ranks: dict[str, int] = opt(
-        {}, "other ranks, by what target_modules may say; the last that fits, 0 = none"
+        {},
+        "other ranks, by what target_modules may say or the names of PEFT; the last that fits, "
+        "0 = none",
     )
     bias: str = opt(
         "none",
@@ -173,7 +176,8 @@ class LoRA(Adapter):
         """The rank of what stands beside a parameter; 0 = nothing does."""
         if not _can_have(one) or not any(fits(word, one) for word in self.target_modules):
             return 0
-        return next((n for w, n in reversed(self.ranks.items()) if fits(w, one)), self.rank)
+        own = (n for w, n in reversed(self.ranks.items()) if fits_in_any_words(w, one))
+        return next(own, self.rank)
 
     def scale(self, rank: int) -> float:
         """What B A is multiplied by."""
@@ -204,6 +208,20 @@ def fits(word: str, one: TensorSpec) -> bool:
         return one.part.replace(" ", "_").replace("-", "_") == word
     place = place_of(one)
     return fnmatchcase(place, word) or place.rpartition(".")[2] == word
+
+
+def fits_in_any_words(word: str, one: TensorSpec) -> bool:
+    """Whether an entry of adapter.ranks means a parameter: as `fits`, or by a name that it has in
+    PEFT, such as q_proj or layers.0.self_attn.q_proj.
+    """
+    if fits(word, one):
+        return True
+    name = word.rpartition(".")[2]
+    layer = OF_LAYER.search(word)
+    if name not in THEIRS or ("." in word and layer is None):
+        return False
+    here = layer is None or one.name.startswith(f"blocks.{layer[1]}.")
+    return here and any(fits(ours, one) for ours in THEIRS[name])
 
 
 def in_ours(words: Iterable[str]) -> list[str]:

@@ -158,7 +158,7 @@ def content(
         "bias": {"lora": "lora_only"}.get(section.bias, section.bias),
         "fan_in_fan_out": any(one.theirs.transposed for place in found for one in place.rows),
         "target_modules": _targets(rows, found),
-        "rank_pattern": {one.name: one.rank for one in found if one.rank != rank},
+        "rank_pattern": _by_name({one.name: one.rank for one in found}, but=rank),
         "alpha_pattern": {},
         "modules_to_save": saved or None,
     }
@@ -224,6 +224,16 @@ def module_of(one: Row) -> str:
 
 def _targets(rows: Sequence[Row], found: Sequence[Place]) -> list[str]:
     return sorted(set(target_names(rows, [one.name for one in found]).values()))
+
+
+def _by_name(ranks: Mapping[str, int], but: int) -> dict[str, int]:
+    """Ranks other than `but` by the last names of modules where all of them have the same; else by
+    whole ones.
+    """
+    last = {name: name.rpartition(".")[2] for name in ranks}
+    alike = {word: {n for name, n in ranks.items() if last[name] == word} for word in last.values()}
+    named = {last[n] if len(alike[last[n]]) == 1 else n: rank for n, rank in ranks.items()}
+    return {name: rank for name, rank in named.items() if rank != but}
 
 
 def target_names(rows: Sequence[Row], adapted: Collection[str]) -> dict[str, str]:

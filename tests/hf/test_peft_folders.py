@@ -157,6 +157,29 @@ def saved_by_peft(base: Path, place: Path, **options: Any) -> Any:
     return theirs.eval()
 
 
+def test_ranks_by_name_go_in_and_out(wide: Path, tmp_path: Path, capsys) -> None:
+    """PEFT's rank_pattern is adapter.ranks, in its words or ours."""
+    place, run, out = tmp_path / "theirs", tmp_path / "run", tmp_path / "out"
+    pattern = {"model.layers.1.self_attn.v_proj": 3, "v_proj": 2}
+    both = {"target_modules": ["q_proj", "v_proj"], "rank_pattern": pattern}
+    model = saved_by_peft(wide, place, **both)
+    options = ["adapter=lora", "adapter.rank=4", "adapter.alpha=6", "optimizer.lr=1e-30"]
+    options += ["adapter.target_modules=[wq,wv]", f"checkpoint.init_from={place}"]
+    config = forge.compose([*words_of(wide, run), *options])
+    with pytest.raises(ValueError, match=r"adapters of ranks=.*and this is \{\}") as refused:
+        config.validate()
+    typed = re.search(r"'(adapter\.ranks=[^']*)'", str(refused.value))
+    assert typed is not None, refused.value
+    trained(wide, run, *options, typed[1])
+    assert torch.allclose(logits(run), model(TOKENS).logits, atol=1e-5)
+    assert export.main([str(run), str(out), "--format", "peft"]) == 0
+    content = json.loads((out / "adapter_config.json").read_text())
+    ranks = {f"model.layers.{n}.self_attn.v_proj": 2 for n in (0, 2)}
+    assert content["rank_pattern"] == ranks | {"model.layers.1.self_attn.v_proj": 3}
+    ours = "adapter.ranks={wv:2,blocks.1.*.wv:3}"
+    forge.compose([*words_of(wide, run), *options, ours, "train.seq_len=16"]).validate()
+
+
 SAVED = {
     "modules": (
         {},

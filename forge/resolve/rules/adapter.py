@@ -12,6 +12,7 @@ from forge.config.adapter import (
     Adapter,
     LoRA,
     fits,
+    fits_in_any_words,
     in_ours,
     place_of,
 )
@@ -65,7 +66,7 @@ def ranks(model: Decoder, adapter: LoRA) -> Findings:
     for word, rank in adapter.ranks.items():
         if rank < 0:
             yield RANKS, f"{word} has a rank of {rank}.", "leave it out"
-        elif not any(fits(word, one) for one in chosen):
+        elif not any(fits_in_any_words(word, one) for one in chosen):
             what = f"'{word}' is of no matrix that has an adapter, but {_known(chosen)}."
             yield RANKS, what, "leave it out"
     if adapter.ranks and chosen and not any(map(adapter.rank_of, chosen)):

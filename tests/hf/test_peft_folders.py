@@ -25,6 +25,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_adapters_go_out_and_in_again_and_are_merged(wide: Path, tmp_path: Path, capsys) -> None:
     """Names and sums by hand; beside a base in 4 bits, which is merged as products have it."""
+    from transformers import AutoModelForCausalLM
+
     run, out = tmp_path / "run", tmp_path / "adapters"
     trained(wide, run, "adapter=qlora", "adapter.rank=2", "adapter.target_modules=[wq,w_down]")
     assert export.main([str(run), str(out), "--format", "peft"]) == 0
@@ -53,6 +55,11 @@ def test_adapters_go_out_and_in_again_and_are_merged(wide: Path, tmp_path: Path,
     expected = own.weight + 16 * stored[f"{name}B.weight"] @ stored[f"{name}A.weight"]
     assert torch.allclose(merged["blocks.1.feed_forward.w_down.weight"], expected, atol=1e-6)
     assert not any(is_added(key) for key in merged)
+
+    whole = tmp_path / "whole"
+    assert export.main([str(run), str(whole), "--format", "hf", "--merge"]) == 0
+    as_trained = AutoModelForCausalLM.from_pretrained(whole).eval()
+    assert torch.allclose(as_trained(TOKENS).logits, logits(run), atol=1e-5)
 
     again = tmp_path / "again"
     same = ("adapter=qlora", "adapter.rank=2", "adapter.target_modules=[wq,w_down]")

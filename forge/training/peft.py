@@ -177,11 +177,14 @@ def _rows_of(place: Path, section: Decoder) -> Sequence[Row]:
     """The rows of the family in whose names a folder of PEFT is."""
     with safe_open(place / WEIGHTS, framework="pt") as file:
         names = {name.removeprefix(peft.PREFIX) for name in file.keys()}  # noqa: SIM118
+    unknown = names
     for family in folders.all_families():
         if not family.unsaid(section):
             rows = family.rows(section)
             modules = {row.theirs.name.rpartition(".")[0] for row in rows}
-            if all(any(name.startswith(f"{one}.") for one in modules) for name in names):
+            left = {n for n in names if not any(n.startswith(f"{one}.") for one in modules)}
+            if not left:
                 return rows
-    what = f"{place}: its names, such as {min(names)}, are of no family that can say this model"
-    raise CheckpointError(what)
+            unknown = min(unknown, left, key=len)
+    what = f"{place} has {min(unknown)}, which is beside no matrix of this model"
+    raise CheckpointError(f"{what}. Choose the base that its adapters are of")

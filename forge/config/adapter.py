@@ -226,7 +226,8 @@ def fits_in_any_words(word: str, one: TensorSpec) -> bool:
 
 def in_ours(words: Iterable[str]) -> list[str]:
     """Entries of adapter.target_modules with those that others call otherwise in our names."""
-    ours = [name for word in words for name in THEIRS.get(word.rpartition(".")[2], [word])]
+    known = map(str, words)  # an entry that is no name may come before its type is checked
+    ours = [name for word in known for name in THEIRS.get(word.rpartition(".")[2], [word])]
     return [AUTO] if AUTO in ours else list(dict.fromkeys(ours))
 
 

@@ -13,8 +13,8 @@ TARGETS, INPUTS = "adapter.target_modules", "adapter.feedforward_modules"
 
 @rule("adapter.ia3", TARGETS, INPUTS, "model")
 def ia3(model: Decoder, adapter: IA3) -> Findings:
-    """Each entry of adapter.target_modules is of a matrix of the model, but for those of experts,
-    and each of adapter.feedforward_modules of one of these.
+    """With adapter=ia3 each entry of adapter.target_modules is of a matrix outside of experts, and
+    feedforward_modules are some of these.
     """
     matrices = [one for one in model.tensors() if one.role == MATRIX]
     chosen = [one for one in matrices if adapter.has(one)]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from forge.config.adapter import is_added
 from forge.owned import local
 
 
@@ -34,8 +35,9 @@ def exact_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
-    """The same without parameters that are not trained."""
-    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    """The same without weights of the model that are not trained; what adapters add is in it."""
+    named = model.named_parameters()
+    frozen = {name for name, p in named if not p.requires_grad and not is_added(name)}
     return {name: values for name, values in exact_state(model).items() if name not in frozen}
 
 

@@ -35,6 +35,11 @@ class Adapter:
         by now.
         """
 
+    def take_out(self, model: nn.Module) -> None:
+        """At the first step of a run, have what was added begin as a part of the weights, of which
+        these keep the rest.
+        """
+
 
 def adapter_of(config: Config) -> Adapter:
     """What changes the model of a run as its section says."""

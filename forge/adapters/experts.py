@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from forge.adapters.adapter import Adapted
-from forge.config.adapter import MAGNITUDE, A, B
+from forge.config.adapter import MAGNITUDE, TAKEN_A, TAKEN_B, A, B
 from forge.models.experts import ALIGNMENT
 from forge.models.grouped import group_of_rows, grouped_mm, looped_mm, rows_of
 
@@ -18,8 +18,12 @@ class AdaptedExperts(Adapted):
 
     def beside(self, name: str, x: Tensor, product: Tensor, counts: Tensor | None = None) -> Tensor:
         """See `forge.models.experts.Experts.beside`."""
-        if name not in self.scaling or not self.adapter_is_on:
+        if name not in self.scaling:
             return product
+        if not self.adapter_is_on:
+            if not hasattr(self, f"{name}_{TAKEN_A}"):
+                return product
+            return product + self.inner(name, x, counts, (TAKEN_A, TAKEN_B)).to(product.dtype)
         added = self.inner(name, x, counts).to(product.dtype)
         made = torch.add(product, added, alpha=self.scaling[name])
         if not hasattr(self, f"{name}_{MAGNITUDE}"):
@@ -29,10 +33,12 @@ class AdaptedExperts(Adapted):
             return made * factor.unsqueeze(1)
         return made * rows_of(factor, group_of_rows(counts, len(x)))
 
-    def inner(self, name: str, x: Tensor, counts: Tensor | None) -> Tensor:
+    def inner(
+        self, name: str, x: Tensor, counts: Tensor | None, pair: tuple[str, str] = (A, B)
+    ) -> Tensor:
         """B A x, of rows of experts."""
-        within = self._products(x, getattr(self, f"{name}_{A}"), counts)
-        return self._products(within, getattr(self, f"{name}_{B}"), counts)
+        a, b = (getattr(self, f"{name}_{which}") for which in pair)
+        return self._products(self._products(x, a, counts), b, counts)
 
     def lengthened(self, name: str) -> Tensor:
         """[experts, out], by what rows of the sums are multiplied."""

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from forge.adapters.adapter import Adapted, Adapter
 from forge.adapters.experts import AdaptedExperts
 from forge.adapters.packed import packed_in
-from forge.config.adapter import MAGNITUDE, A, name_of, place_of
+from forge.adapters.pissa import take_out
+from forge.config.adapter import MAGNITUDE, PISSA, TAKEN_A, A, name_of, place_of
 from forge.config.adapter import LoRA as LoRASection
 from forge.config.tensors import EMBEDDING, TensorSpec
 from forge.masters import master
@@ -76,6 +77,10 @@ class LoRA(Adapter):
             copy_local(magnitude, lengths)
             copy_local(master(magnitude), lengths)
 
+    def take_out(self, model: nn.Module) -> None:
+        if self.section.init == PISSA:
+            take_out(model, {one: self._scale(one) for one in self._targets(model)})
+
     def _scale(self, one: TensorSpec) -> float:
         return self.section.scale(self.section.rank_of(one))
 
@@ -108,12 +113,14 @@ class AdaptedLinear(Adapted):
     bias: Tensor | None
     lora_a: Tensor
     lora_b: Tensor
+    lora_taken_a: Tensor
+    lora_taken_b: Tensor
     lora_dropout: Dropout | None
 
     def forward(self, x: Tensor) -> Tensor:
         made = super().forward(x)
         if not self.adapter_is_on:
-            return made
+            return self.as_it_was(made, x)
         beside = self.inner(x)
         if not hasattr(self, MAGNITUDE):
             return torch.add(made, beside.to(made.dtype), alpha=self.scaling)
@@ -121,6 +128,13 @@ class AdaptedLinear(Adapted):
         product = made if bias is None else made - bias
         y = (product + self.scaling * beside) * self.lengthened().to(made.dtype)
         return y if bias is None else y + bias
+
+    def as_it_was(self, made: Tensor, x: Tensor) -> Tensor:
+        """A product of the weight, with what was taken out of that."""
+        if not hasattr(self, TAKEN_A):
+            return made
+        beside = F.linear(F.linear(x, self.lora_taken_a), self.lora_taken_b)
+        return made + beside.to(made.dtype)
 
     def inner(self, x: Tensor) -> Tensor:
         """B A x."""
@@ -146,7 +160,9 @@ class AdaptedLinear(Adapted):
     def adapted_weight(self) -> Tensor:
         """[out, in]: what a layer without an adapter would have."""
         if not self.adapter_is_on:
-            return self.weight
+            if not hasattr(self, TAKEN_A):
+                return self.weight
+            return (self.weight + self.lora_taken_b @ self.lora_taken_a).to(self.weight.dtype)
         summed = self.summed()
         if hasattr(self, MAGNITUDE):
             summed = summed * self.lengthened().unsqueeze(-1)

@@ -19,6 +19,10 @@ ROLES = (MATRIX, EXPERT, HEAD, EMBEDDING)
 """Of parameters that an adapter can stand beside."""
 PARTS = ("attention", "feed_forward", "experts", "shared_experts")
 A, B, MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
+TAKEN_A, TAKEN_B = "lora_taken_a", "lora_taken_b"
+"""What was taken out of a weight when its adapter began as that: B A, with the scale in B."""
+RANDOM, PISSA = "random", "pissa"
+SCALES = "ia3_scales"
 _OF_ATTENTION = "wq,wk,wv"
 _WORDS = {
     _OF_ATTENTION: "c_attn qkv_proj query_key_value Wqkv qkv",
@@ -47,12 +51,19 @@ names of the families of Hugging Face, torchtune and Megatron.
 """
 SAVED = {"lm_head": "output", "embed_tokens": "embedding", "wte": "embedding"}
 """Entries of PEFT's modules_to_save, by names of families, as they are here."""
-ADDED = re.compile(rf"(\.|_)({A}|{B}|{MAGNITUDE})$")
+OF_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+ADDED = re.compile(rf"(\.|_)({A}|{B}|{MAGNITUDE}|{TAKEN_A}|{TAKEN_B}|{SCALES})$")
+TAKEN = re.compile(rf"(\.|_)({TAKEN_A}|{TAKEN_B})$")
 
 
 def is_added(name: str) -> bool:
     """Whether a parameter of this name is an adapter's own."""
     return ADDED.search(name) is not None
+
+
+def is_taken(name: str) -> bool:
+    """Whether a parameter of this name keeps what was taken out of a weight, and is not trained."""
+    return TAKEN.search(name) is not None
 
 
 def place_of(one: TensorSpec) -> str:
@@ -113,8 +124,20 @@ class LoRA(Adapter):
         0.05, "share of the features that A does not see in training; of linear layers", ge=0, lt=1
     )
     rank_stabilized: bool = opt(False, "over the root of the rank (arXiv:2312.03732)")
+    lora_plus_ratio: float = opt(
+        1.0,
+        "learning rate of B, and of what has one dimension, over that of A; 16 = LoRA+'s advice "
+        "(arXiv:2402.12354)",
+        gt=0,
+    )
     dora: bool = opt(
         False, "train the length of each row of the sum apart from its direction (arXiv:2402.09353)"
+    )
+    init: str = opt(
+        RANDOM,
+        "how A and B begin: A random and B zero; or as the largest singular values and vectors of "
+        "the weight, which keeps the rest (PiSSA, arXiv:2404.02948)",
+        choices=(RANDOM, PISSA),
     )
     target_modules: list[str] = opt(
         [AUTO],
@@ -122,7 +145,9 @@ class LoRA(Adapter):
         "role, a part, a name such as wq, or a pattern such as blocks.0.*",
     )
     ranks: dict[str, int] = opt(
-        {}, "other ranks, by what target_modules may say; the last that fits, 0 = none"
+        {},
+        "other ranks, by what target_modules may say or the names of PEFT; the last that fits, "
+        "0 = none",
     )
     bias: str = opt(
         "none",
@@ -153,7 +178,8 @@ class LoRA(Adapter):
         """The rank of what stands beside a parameter; 0 = nothing does."""
         if not _can_have(one) or not any(fits(word, one) for word in self.target_modules):
             return 0
-        return next((n for w, n in reversed(self.ranks.items()) if fits(w, one)), self.rank)
+        own = (n for w, n in reversed(self.ranks.items()) if fits_in_any_words(w, one))
+        return next(own, self.rank)
 
     def scale(self, rank: int) -> float:
         """What B A is multiplied by."""
@@ -162,7 +188,7 @@ class LoRA(Adapter):
     def added(self, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
         for one in tensors:
             if rank := self.rank_of(one):
-                yield from _beside(one, rank, dora=self.dora)
+                yield from _beside(one, rank, dora=self.dora, takes=self.init == PISSA)
 
     def trains(self, one: TensorSpec) -> bool:
         if any(re.search(pattern, one.name) for pattern in self.modules_to_save):
@@ -186,9 +212,24 @@ def fits(word: str, one: TensorSpec) -> bool:
     return fnmatchcase(place, word) or place.rpartition(".")[2] == word
 
 
+def fits_in_any_words(word: str, one: TensorSpec) -> bool:
+    """Whether an entry of adapter.ranks means a parameter: as `fits`, or by a name that it has in
+    PEFT, such as q_proj or layers.0.self_attn.q_proj.
+    """
+    if fits(word, one):
+        return True
+    name = word.rpartition(".")[2]
+    layer = OF_LAYER.search(word)
+    if name not in THEIRS or ("." in word and layer is None):
+        return False
+    here = layer is None or one.name.startswith(f"blocks.{layer[1]}.")
+    return here and any(fits(ours, one) for ours in THEIRS[name])
+
+
 def in_ours(words: Iterable[str]) -> list[str]:
     """Entries of adapter.target_modules with those that others call otherwise in our names."""
-    ours = [name for word in words for name in THEIRS.get(word.rpartition(".")[2], [word])]
+    known = map(str, words)  # an entry that is no name may come before its type is checked
+    ours = [name for word in known for name in THEIRS.get(word.rpartition(".")[2], [word])]
     return [AUTO] if AUTO in ours else list(dict.fromkeys(ours))
 
 
@@ -211,7 +252,7 @@ def _matrix_of(bias: TensorSpec) -> TensorSpec:
     return TensorSpec(name=name, shape=(), role=role, part=bias.part, of_experts=experts)
 
 
-def _beside(one: TensorSpec, rank: int, *, dora: bool) -> Iterator[TensorSpec]:
+def _beside(one: TensorSpec, rank: int, *, dora: bool, takes: bool) -> Iterator[TensorSpec]:
     """What stands beside a parameter. tp cuts A as it does the columns, and B as the rows: so a
     rank's product is the same part, or the same summand, as that of the matrix.
     """
@@ -229,8 +270,12 @@ def _beside(one: TensorSpec, rank: int, *, dora: bool) -> Iterator[TensorSpec]:
     std = (3 * max(columns, 1)) ** -0.5  # that of torch's linear layers, in which PEFT begins
     shape = (*stack, rank, columns)
     yield TensorSpec(name=name_of(one, A), shape=shape, std=std, **matrix, **cut_columns)
+    if takes:
+        yield TensorSpec(name=name_of(one, TAKEN_A), shape=shape, std=0.0, **matrix, **cut_columns)
     shape = (*stack, rows, rank)
     yield TensorSpec(name=name_of(one, B), shape=shape, std=0.0, **matrix, **cut_rows)
+    if takes:
+        yield TensorSpec(name=name_of(one, TAKEN_B), shape=shape, std=0.0, **matrix, **cut_rows)
     if dora:
         shape, own = (*stack, rows), common | cut_rows
         yield TensorSpec(name=name_of(one, MAGNITUDE), shape=shape, role=NORM, std=0.0, **own)

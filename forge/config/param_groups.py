@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forge.config.adapter import adapted
+from forge.config.adapter import adapted, is_taken
 from forge.config.field import variants_of
 from forge.config.horizon import open_steps
 from forge.config.model import Decoder
@@ -104,7 +104,9 @@ def trained(config: Config) -> Callable[[str], bool]:
         base = {one.name for one in config.model.tensors() if not adapter.trains(one)}
 
     def is_trained(name: str) -> bool:
-        return name not in base and (not only or found(only, name)) and not found(never, name)
+        if name in base or is_taken(name):
+            return False
+        return (not only or found(only, name)) and not found(never, name)
 
     return is_trained
 

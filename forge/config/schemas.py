@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import forge.config.chats
 import forge.config.hf.section
+import forge.config.ia3
 import forge.config.mixture  # to be imported is to be known
 import forge.config.preference
 import forge.config.qlora

@@ -56,7 +56,7 @@ def places(rows: Sequence[Row], section: LoRA) -> list[Place]:
     modules: dict[str, list[Row]] = {}
     for one in rows:
         if one.ours.name.endswith(".weight") or one.ours.of_experts:
-            modules.setdefault(_module(one), []).append(one)
+            modules.setdefault(module_of(one), []).append(one)
     found = []
     for name, parts in modules.items():
         ranks = tuple(section.rank_of(one.ours) for one in parts)
@@ -85,7 +85,7 @@ def tensors(
         yield from _write(one, section, read)
     for row in rows:
         if row.ours.new[1] and row.ours.name not in whole:
-            module = _module(row)
+            module = module_of(row)
             inner = f"{module}.base_layer.weight" if module in adapted else row.theirs.name
             yield f"{PREFIX}{inner}", _turned(row, base(row.ours.name))
     for row, name in saved_whole(rows, section, whole):
@@ -125,7 +125,7 @@ def read_whole(
     trained = {row.ours.name for row in rows if section.trains(row.ours)}
     tables = () if _has_head(rows) else [row for row in rows if row.ours.role == EMBEDDING]
     for row in tables:
-        is_copied = any(f".{_module(row)}".endswith(f".{name}") for name in copied)
+        is_copied = any(f".{module_of(row)}".endswith(f".{name}") for name in copied)
         if row.ours.name in trained and is_copied:
             what = f"{row.ours.name} is the head too, which PEFT leaves as it was"
             raise ValueError(f"{what}; merge the adapters into their base with PEFT")
@@ -160,7 +160,7 @@ def content(
     """adapter_config.json."""
     found = places(rows, section)
     rank = Counter(one.rank for one in found).most_common(1)[0][0]
-    named = {one.ours.name: _module(one) for one in rows}
+    named = {one.ours.name: module_of(one) for one in rows}
     tied = {one.ours.name for one in rows if one.ours.role == EMBEDDING and not _has_head(rows)}
     saved = [named[name] for name in whole if not name.endswith("bias") and name not in tied]
     return {
@@ -176,7 +176,7 @@ def content(
         "bias": {"lora": "lora_only"}.get(section.bias, section.bias),
         "fan_in_fan_out": any(one.theirs.transposed for place in found for one in place.rows),
         "target_modules": _targets(rows, found),
-        "rank_pattern": {one.name: one.rank for one in found if one.rank != rank},
+        "rank_pattern": _by_name({one.name: one.rank for one in found}, but=rank),
         "alpha_pattern": {},
         "modules_to_save": saved or None,
     }
@@ -239,13 +239,27 @@ def _has_head(rows: Sequence[Row]) -> bool:
     return any(row.ours.role == HEAD for row in rows)
 
 
-def _module(one: Row) -> str:
+def module_of(one: Row) -> str:
+    """The module of theirs that a tensor is in."""
     return one.theirs.name.rpartition(".")[0]
 
 
 def _targets(rows: Sequence[Row], found: Sequence[Place]) -> list[str]:
-    """Last names of modules, where all that have them have an adapter; else whole ones."""
-    adapted = {one.name for one in found}
-    others = {_module(one).rpartition(".")[2] for one in rows if _module(one) not in adapted}
+    return sorted(set(target_names(rows, [one.name for one in found]).values()))
+
+
+def _by_name(ranks: Mapping[str, int], but: int) -> dict[str, int]:
+    """Ranks other than `but` by the last names of modules where all of them have the same; else by
+    whole ones.
+    """
+    last = {name: name.rpartition(".")[2] for name in ranks}
+    alike = {word: {n for name, n in ranks.items() if last[name] == word} for word in last.values()}
+    named = {last[n] if len(alike[last[n]]) == 1 else n: rank for n, rank in ranks.items()}
+    return {name: rank for name, rank in named.items() if rank != but}
+
+
+def target_names(rows: Sequence[Row], adapted: Collection[str]) -> dict[str, str]:
+    """Last names of modules by the whole ones, where all that have them are adapted; else these."""
+    others = {module_of(one).rpartition(".")[2] for one in rows if module_of(one) not in adapted}
     named = {name: name.rpartition(".")[2] for name in adapted}
-    return sorted({name if last in others else last for name, last in named.items()})
+    return {name: name if last in others else last for name, last in named.items()}

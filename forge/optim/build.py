@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from forge.build import build
+from forge.config.adapter import LoRA
 from forge.config.param_groups import KIND, OWN, ROLES, SCHEDULER, Group, groups, members
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
@@ -28,7 +29,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     roles = roles_of(model, config)
     here = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     member = members(config, ((name, roles[name]) for name, _ in here))
-    made, trust = [], config.run.trust
+    made, trust, adapter = [], config.run.trust, config.adapter
     for group in groups(config).values():
         mine = [(name, roles[name], p) for name, p in here if member[name] == group.name]
         if not mine:
@@ -41,6 +42,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
             dim=width(config),
             horizon=config.train.max_steps,
             schedule=_own_schedule(config, group),
+            ratio=adapter.lora_plus_ratio if isinstance(adapter, LoRA) else 1.0,
         )
         offered = {"model": model} | steps_of(config)
         one = build(group.section, path="optimizer", trust=trust, offered=offered, params=params)

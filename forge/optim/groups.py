@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 
 from torch import Tensor, nn
 
+from forge.config.adapter import B
 from forge.config.model import Decoder
 from forge.config.param_groups import Group, parameters_of, trained
 from forge.config.root import Config
@@ -55,11 +57,13 @@ def torch_groups(
     dim: int | None,
     horizon: int,
     schedule: Schedule | None,
+    ratio: float = 1.0,
 ) -> list[dict[str, Any]]:
     """What torch calls parameter groups: those that are decayed, and those that are not.
 
     members: name, role and values of each parameter. dim: width of the model. horizon: updates in
-    the run. schedule: factor of the learning rate, if it is not that of the run.
+    the run. schedule: factor of the learning rate, if it is not that of the run. ratio: learning
+    rate of what `learns_faster`, over that of the others.
     """
     section, made = group.section, []
     common: dict[str, Any] = {"lr": section.peak(dim)}
@@ -68,16 +72,31 @@ def torch_groups(
     if factors := section.schedules(group.scheduler, horizon):
         common["schedules"] = factors
     members = list(members)
-    for decays in (True, False):
-        here = [p for name, role, p in members if group.decays((name, role)) == decays]
+    for decays, faster in product((True, False), (False, True)):
+        here = [
+            p
+            for name, role, p in members
+            if group.decays((name, role)) == decays
+            and (ratio != 1 and learns_faster(name, p)) == faster
+        ]
         label = group.name or "optimizer"
+        if not decays:
+            label += ", not decayed"
         if here:
             made.append(
                 {
-                    "name": label if decays else f"{label}, not decayed",
+                    "name": f"{label}, {ratio:g} times the rate" if faster else label,
                     "params": here,
                     "weight_decay": section.weight_decay if decays else 0.0,
                     **common,
+                    "lr": common["lr"] * (ratio if faster else 1),
                 }
             )
     return made
+
+
+def learns_faster(name: str, values: Tensor) -> bool:
+    """Whether adapter.lora_plus_ratio is of a parameter: as in PEFT of B, and of magnitudes, norms
+    and biases.
+    """
+    return name.endswith(B) or values.ndim == 1

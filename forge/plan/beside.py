@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from forge.config.activations import Numbers
 from forge.config.adapter import Adapter, LoRA
+from forge.config.ia3 import IA3
 from forge.config.model import Decoder
 from forge.config.param_groups import some_frozen, trained
 from forge.config.root import Config
@@ -67,14 +68,20 @@ class Beside:
 
     def reads(self, one: TensorSpec) -> bool:
         """Whether the backward pass reads what a matrix is multiplied with."""
-        return self.is_trained(one.name) or bool(_rank(self.adapter, one))
+        adapter = self.adapter
+        if isinstance(adapter, IA3) and adapter.has(one) and adapter.scales_input(one):
+            return True
+        return self.is_trained(one.name) or bool(_rank(adapter, one))
 
     def trains_before(self) -> bool:
         """Whether anything before the first block has a gradient."""
         return any(map(self.reads, self.model.outside()[0]))
 
     def _kept(self, one: TensorSpec, adapter: Adapter, numbers: Numbers) -> float:
-        """What A gives to B, and of DoRA what magnitudes multiply."""
+        """What A gives to B, and what magnitudes of DoRA and vectors of IA3 multiply."""
+        if isinstance(adapter, IA3):
+            given = adapter.has(one) and not adapter.scales_input(one)
+            return numbers.width * one.on_rank(numbers.tp)[0] if given else 0.0
         rank = _rank(adapter, one)
         rows = self.rows if one.of_experts else 1.0
         kept = numbers.width * rank * rows

@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import ceil, prod
 
 from forge.config.activations import FP32, Numbers
-from forge.config.adapter import is_added
+from forge.config.adapter import is_added, is_taken
 from forge.config.devices import Device
 from forge.config.model import Decoder, Kind
 from forge.config.objective import CrossEntropy
@@ -80,7 +80,8 @@ class Compute:
         """One block of a kind."""
         # As if it were in the middle: the first and the last may be left out of what is quantised.
         own = list(within(f"blocks.{self.model.n_layers // 2}", self.model.block_tensors(kind)))
-        every = [*own, *self.config.adapter.added(own)]
+        added = self.config.adapter.added(own)
+        every = [*own, *(one for one in added if not is_taken(one.name))]
         found = [self._of_tensor(one) for one in every if one.multiplied]
         forward_scores, backward_scores = self._attention(kind)
         memory = self._memory(kind)

@@ -9,9 +9,23 @@ import torch
 from torch import Tensor
 
 from forge.adapters.formats import pack, unpack
+from forge.adapters.ia3 import scaled
 from forge.adapters.lora import merged
-from forge.config.adapter import MAGNITUDE, A, B, LoRA, is_added, name_of
+from forge.adapters.pissa import rest
+from forge.config.adapter import (
+    MAGNITUDE,
+    PISSA,
+    SCALES,
+    TAKEN_A,
+    TAKEN_B,
+    A,
+    B,
+    LoRA,
+    is_added,
+    name_of,
+)
 from forge.config.hf import folder as folders
+from forge.config.ia3 import IA3
 from forge.config.model import Decoder
 from forge.config.qlora import QLoRA
 from forge.config.root import Config
@@ -59,8 +73,12 @@ class Merged(Mapping[str, Tensor]):
         if one is not None and isinstance(adapter, QLoRA) and adapter.packs(one):
             # What was trained beside; in fp32, as products have it.
             values = unpack(pack(values, adapter.how), adapter.how, torch.float32)
+        if isinstance(adapter, IA3):
+            return self._scaled(name, values, adapter)
         if one is None or not isinstance(adapter, LoRA) or not (rank := adapter.rank_of(one)):
             return values
+        if adapter.init == PISSA:
+            values = rest(values, self.own(name_of(one, TAKEN_A)), self.own(name_of(one, TAKEN_B)))
         magnitude = self.own(name_of(one, MAGNITUDE)) if adapter.dora else None
         pair = self.own(name_of(one, A)), self.own(name_of(one, B))
         return merged(values, *pair, magnitude, role=one.role, scale=adapter.scale(rank))
@@ -68,6 +86,17 @@ class Merged(Mapping[str, Tensor]):
     def beneath(self, name: str) -> Tensor:
         """What adapters stand beside, or what the checkpoint itself holds."""
         return self.own(name) if name in self.stored else self.base[name]
+
+    def _scaled(self, name: str, values: Tensor, adapter: IA3) -> Tensor:
+        """A weight or a bias with the vector of its matrix."""
+        place, _, last = name.rpartition(".")
+        one = self.beside.get(f"{place}.weight")
+        if one is None or not adapter.has(one):
+            return values
+        into = adapter.scales_input(one)
+        if into and last == "bias":
+            return values
+        return scaled(values, self.own(name_of(one, SCALES)), scales_input=into)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all of them, by name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,11 +12,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from forge.config.adapter import LoRA
+from forge.config.adapter import PISSA, RANDOM, TAKEN_A, TAKEN_B, A, B, LoRA, name_of
 from forge.config.hf import folder as folders
 from forge.config.hf.peft import CONFIG, WEIGHTS
 from forge.config.hf.peft import read as read_config
 from forge.config.hf.table import Row
+from forge.config.ia3 import IA3
 from forge.config.layer import Model
 from forge.config.model import Decoder
 from forge.config.qlora import QLoRA
@@ -23,7 +25,7 @@ from forge.config.root import Config
 from forge.config.tensors import BIAS, EMBEDDING, HEAD
 from forge.config.tokenizer_stated import GENERATION
 from forge.data.tokenizer import Tokenizer
-from forge.hf import peft
+from forge.hf import ia3, peft
 from forge.hf.card import adapter_card, beside_bits
 from forge.masters import exact_state, round_masters
 from forge.owned import copy_local, local, owned, select
@@ -42,7 +44,7 @@ def export_peft(
     section = config.model
     assert isinstance(section, Decoder)
     adapter = config.adapter
-    if not isinstance(adapter, LoRA):
+    if not isinstance(adapter, LoRA | IA3):
         what = "this run has no adapters, and --format peft writes nothing else"
         raise ValueError(f"{what}; --format hf writes its weights")
     chosen = choose_family(section, family)
@@ -51,9 +53,15 @@ def export_peft(
     weights = Merged(path, config)
     whole = [name for name in weights.stored if name in names]
     number = export_dtype(config, path, dtype)
-    found = dict(peft.tensors(rows, adapter, weights.own, weights.beneath, whole))
-    base = config.checkpoint.init_from
-    content = peft.content(rows, adapter, whole, base)
+    read, base = weights.own, config.checkpoint.init_from
+    if isinstance(adapter, IA3):
+        found = dict(ia3.tensors(rows, adapter, read))
+        content = ia3.content(rows, adapter, base)
+    else:
+        if adapter.init == PISSA:
+            adapter, read = _as_difference(rows, adapter, read)
+        found = dict(peft.tensors(rows, adapter, read, weights.beneath, whole))
+        content = peft.content(rows, adapter, whole, base)
     out.mkdir(parents=True)
     ready = {name: values.to(number).contiguous() for name, values in found.items()}
     save_file(ready, out / WEIGHTS, metadata={"format": "pt"})
@@ -66,6 +74,31 @@ def export_peft(
     (out / "README.md").write_text(adapter_card(Saved(path), config, chosen, word), "utf-8")
     beside = f"; {beside_bits(adapter)}" if isinstance(adapter, QLoRA) else ""
     return f"{what}, {len(found)} tensors for {chosen.architecture}{beside}"
+
+
+def _as_difference(rows: Sequence[Row], adapter: LoRA, read: peft.Read) -> tuple[LoRA, peft.Read]:
+    """An adapter of twice the rank beside the weights as they were, B A less what was taken out of
+    these; and what reads its tensors.
+    """
+    scales = {row.ours.name: adapter.scale(max(1, adapter.rank_of(row.ours))) for row in rows}
+    own = {name_of(row.ours, which): row.ours for row in rows for which in (A, B)}
+
+    def read_both(name: str) -> Tensor:
+        if name not in own:
+            return read(name)
+        one = own[name]
+        if name == name_of(one, A):
+            return torch.cat([read(name), read(name_of(one, TAKEN_A))], dim=-2)
+        taken = read(name_of(one, TAKEN_B)) / scales[one.name]
+        return torch.cat([read(name), -taken], dim=-1)
+
+    twice = {
+        "init": RANDOM,
+        "rank": 2 * adapter.rank,
+        "ranks": {word: 2 * rank for word, rank in adapter.ranks.items()},
+        "alpha": adapter.alpha * (2**0.5 if adapter.rank_stabilized else 2),
+    }
+    return replace(adapter, **twice), read_both
 
 
 def load_adapters(place: Path, model: nn.Module, section: Model, adapter: LoRA) -> None:
@@ -147,11 +180,14 @@ def _rows_of(place: Path, section: Decoder) -> Sequence[Row]:
     """The rows of the family in whose names a folder of PEFT is."""
     with safe_open(place / WEIGHTS, framework="pt") as file:
         names = {name.removeprefix(peft.PREFIX) for name in file.keys()}  # noqa: SIM118
+    unknown = names
     for family in folders.all_families():
         if not family.unsaid(section):
             rows = family.rows(section)
             modules = {row.theirs.name.rpartition(".")[0] for row in rows}
-            if all(any(name.startswith(f"{one}.") for one in modules) for name in names):
+            left = {n for n in names if not any(n.startswith(f"{one}.") for one in modules)}
+            if not left:
                 return rows
-    what = f"{place}: its names, such as {min(names)}, are of no family that can say this model"
-    raise CheckpointError(what)
+            unknown = min(unknown, left, key=len)
+    what = f"{place} has {min(unknown)}, which is beside no matrix of this model"
+    raise CheckpointError(f"{what}. Choose the base that its adapters are of")

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from forge.adapters.adapter import adapter_of
 from forge.adapters.packed import Packed, packed_in, plain_parameters
+from forge.adapters.pissa import leave_rest
 from forge.config.adapter import is_added
 from forge.config.hf.folder import is_folder
 from forge.config.layer import Model
@@ -159,7 +160,8 @@ def load(
         stored = tensor_storage.stored(path / WEIGHTS)
     theirs = {name: tuple(what.size) for name, what in _below("model/", stored).items()}
     own, packed = _state(model, theirs, adapters=adapters)
-    if adapters and (base := Saved(path).meta.get(BASE)) is not None:
+    base = Saved(path).meta.get(BASE) if adapters else None
+    if base is not None:
         _load_base(base, path, init_from, model, trust, group)
         own = {name: values for name, values in own.items() if name in theirs or is_added(name)}
         packed = []
@@ -179,6 +181,8 @@ def load(
             for one in packed:
                 if one.name in kept:
                     _pack(one, path / WEIGHTS, stored[f"model/{one.name}"])
+        if base is not None:
+            leave_rest(model)
         round_masters(model)
         if optimizer is not None and with_optimizer_state:
             restore_optimizer(model, optimizer, _below("optimizer/", wanted))

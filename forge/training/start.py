@@ -11,6 +11,7 @@ from typing import Any
 from forge.adapters.adapter import adapter_of
 from forge.config.adapter import LoRA
 from forge.config.changes import changes, permitted
+from forge.config.hf import peft
 from forge.config.hf.folder import is_folder
 from forge.config.root import Config
 from forge.data.tokenizer import Tokenizer
@@ -21,7 +22,7 @@ from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Damaged, NoneLe
 from forge.rundir.files import cut_rows
 from forge.rundir.progress import row_files
 from forge.training import restore
-from forge.training.base import BASE, identity, located
+from forge.training.base import BASE, fingerprint, identity, located
 from forge.training.checkpoint import Checkpointer
 from forge.training.loop import Loop
 from forge.training.new_rows import of_new_rows
@@ -137,7 +138,10 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
     if adapter.active:
         base = _base_of(start, checkpointer, config) if ranks.main else None
         checkpointer.base = ranks.from_main(base)
+    if start.checkpoint is None:
+        adapter_of(config).take_out(model)
     if start.checkpoint is None and isinstance(adapter, LoRA) and adapter.init_from:
+        _check_base(Path(adapter.init_from), start.weights, config)
         load_adapters(Path(adapter.init_from), model, config.model, adapter)
         say(f"beginning with the adapters of {adapter.init_from}")
     if isinstance(optimizer, Modes):
@@ -295,6 +299,23 @@ def _is_base_with_added(path: Path, session: Session, ours: str) -> bool:
     except (OSError, ValueError):
         return False
     return its is not None and its.fingerprint == ours
+
+
+def _check_base(adapters: Path, weights: Path | None, config: Config) -> None:
+    """Raises CheckpointError for adapters that name another folder of weights which is there, with
+    other weights, unless run.allow_change permits it.
+    """
+    named = peft.read(adapters).get("base_model_name_or_path")
+    if not isinstance(named, str) or not is_folder(named):
+        return
+    if weights is None or not is_folder(weights):
+        return
+    key = "adapter.init_from"
+    if permitted(key, config.run.allow_change) or fingerprint(Path(named)) == fingerprint(weights):
+        return
+    what = f"it has adapters of {named}, and this run begins with other weights, of {weights}"
+    fix = f"take model.path={named}; run.allow_change=[{key}] takes them all the same"
+    raise CheckpointError(f"{key}={adapters}: {what}; {fix}")
 
 
 def _check_state(path: Path, config: Config) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from refusing import only, problems
+from refusing import only, problems, resolved
 
 from forge.config.adapter import THEIRS
 
@@ -34,3 +36,17 @@ def test_each_name_of_theirs_is_of_a_matrix_here() -> None:
             typed = [*untied, f"{KEY}=[{','.join(ours)}]"]
             left = [p for p in problems(typed, as_point=True) if not p.warning]
             assert left == [], word
+
+
+def test_ranks_are_by_their_names_too() -> None:
+    """The last that fits; of one layer where a name says it."""
+    ranks = "adapter.ranks={q_proj:4,model.layers.1.self_attn.v_proj:8,mlp:2,layers.0.mlp.w1:5}"
+    config: Any = resolved(["adapter=lora", ranks, "adapter.dropout=0"]).config
+    found = {one.name: config.adapter.rank_of(one) for one in config.model.tensors()}
+    of = {layer: f"blocks.{layer}.attention" for layer in (0, 1)}
+    assert [found[f"{of[n]}.wq.weight"] for n in of] == [4, 4]
+    assert [found[f"{of[n]}.wv.weight"] for n in of] == [16, 8]
+    assert [found[f"blocks.{n}.feed_forward.w_gate.weight"] for n in of] == [5, 2]
+    assert found["blocks.1.feed_forward.w_down.weight"] == 2
+    (refused,) = [p for p in problems(["adapter=lora", "adapter.ranks={kq:4}"]) if not p.warning]
+    assert refused.option == "adapter.ranks"

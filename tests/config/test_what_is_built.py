@@ -41,6 +41,7 @@ FORGE = {
     },
     "adapter": {
         "forge.adapters.adapter.Adapter",
+        "forge.adapters.ia3.IA3",
         "forge.adapters.lora.LoRA",
         "forge.adapters.qlora.QLoRA",
     },

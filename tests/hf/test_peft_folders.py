@@ -10,30 +10,12 @@ from typing import Any
 import pytest
 import torch
 from llama_folder import write_llama
+from peft_runs import SIZES, TOKENS, logits, trained
 from safetensors.torch import load_file
 
 import forge
 from forge import export, train
 from forge.config.adapter import is_added
-
-TEXT = "The sea is calm. " * 60
-SIZES = {"hidden_size": 64, "intermediate_size": 128}
-TOKENS = torch.arange(24).view(2, 12)
-
-
-def trained(folder: Path, run: Path, *options: str) -> None:
-    """Some steps large enough that adapters do something."""
-    words = [f"model.path={folder}", f"run.dir={run}", "train.max_steps=3"]
-    words += ["model=hf", "data=text", f"data.path={run.with_suffix('.txt')}", "run.device=cpu"]
-    words += ["train.seq_len=16", "train.batch_size=2", "train.global_batch_size=2"]
-    words += ["optimizer=adamw", "optimizer.lr=0.03", "precision=fp32"]
-    words += ["eval.enabled=false", "data.val_fraction=0"]
-    run.with_suffix(".txt").write_text(TEXT)
-    assert train.main([*words, *options]) == 0
-
-
-def logits(run: Path) -> torch.Tensor:
-    return forge.load(run).model(TOKENS).detach()
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +25,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_adapters_go_out_and_in_again_and_are_merged(wide: Path, tmp_path: Path, capsys) -> None:
     """Names and sums by hand; beside a base in 4 bits, which is merged as products have it."""
+    from transformers import AutoModelForCausalLM
+
     run, out = tmp_path / "run", tmp_path / "adapters"
     trained(wide, run, "adapter=qlora", "adapter.rank=2", "adapter.target_modules=[wq,w_down]")
     assert export.main([str(run), str(out), "--format", "peft"]) == 0
@@ -71,6 +55,11 @@ def test_adapters_go_out_and_in_again_and_are_merged(wide: Path, tmp_path: Path,
     expected = own.weight + 16 * stored[f"{name}B.weight"] @ stored[f"{name}A.weight"]
     assert torch.allclose(merged["blocks.1.feed_forward.w_down.weight"], expected, atol=1e-6)
     assert not any(is_added(key) for key in merged)
+
+    whole = tmp_path / "whole"
+    assert export.main([str(run), str(whole), "--format", "hf", "--merge"]) == 0
+    as_trained = AutoModelForCausalLM.from_pretrained(whole).eval()
+    assert torch.allclose(as_trained(TOKENS).logits, logits(run), atol=1e-5)
 
     again = tmp_path / "again"
     same = ("adapter=qlora", "adapter.rank=2", "adapter.target_modules=[wq,w_down]")
@@ -173,6 +162,29 @@ def saved_by_peft(base: Path, place: Path, **options: Any) -> Any:
             torch.nn.init.normal_(values, std=0.3)
     theirs.save_pretrained(place)
     return theirs.eval()
+
+
+def test_ranks_by_name_go_in_and_out(wide: Path, tmp_path: Path, capsys) -> None:
+    """PEFT's rank_pattern is adapter.ranks, in its words or ours."""
+    place, run, out = tmp_path / "theirs", tmp_path / "run", tmp_path / "out"
+    pattern = {"model.layers.1.self_attn.v_proj": 3, "v_proj": 2}
+    both = {"target_modules": ["q_proj", "v_proj"], "rank_pattern": pattern}
+    model = saved_by_peft(wide, place, **both)
+    options = ["adapter=lora", "adapter.rank=4", "adapter.alpha=6", "optimizer.lr=1e-30"]
+    options += ["adapter.target_modules=[wq,wv]", f"checkpoint.init_from={place}"]
+    config = forge.compose([*words_of(wide, run), *options])
+    with pytest.raises(ValueError, match=r"adapters of ranks=.*and this is \{\}") as refused:
+        config.validate()
+    typed = re.search(r"'(adapter\.ranks=[^']*)'", str(refused.value))
+    assert typed is not None, refused.value
+    trained(wide, run, *options, typed[1])
+    assert torch.allclose(logits(run), model(TOKENS).logits, atol=1e-5)
+    assert export.main([str(run), str(out), "--format", "peft"]) == 0
+    content = json.loads((out / "adapter_config.json").read_text())
+    ranks = {f"model.layers.{n}.self_attn.v_proj": 2 for n in (0, 2)}
+    assert content["rank_pattern"] == ranks | {"model.layers.1.self_attn.v_proj": 3}
+    ours = "adapter.ranks={wv:2,blocks.1.*.wv:3}"
+    forge.compose([*words_of(wide, run), *options, ours, "train.seq_len=16"]).validate()
 
 
 SAVED = {

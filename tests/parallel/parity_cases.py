@@ -254,6 +254,8 @@ lora: tp2 without sequence parallel | tp=2 no_sp | lora
 lora: hsdp 2x2 | hsdp batch=2 | lora, all
 lora: fsdp2, cpu offload | dp_shard=2 offload | lora, all
 lora: pp2 | pp2 | lora, all
+ia3: tp2 x fsdp2 | tp=2 dp_shard=2 | ia3
+ia3: pp2 | pp2 | ia3
 lora: pp2, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | lora, 5 blocks
 lora: pp2, tied | pp2 | lora, tied
 lora: cp2 | cp=2 | lora

@@ -139,6 +139,7 @@ MODELS = {
     "moe": MOE,
     "moe, clipped": f"{MOE} {CLIPPED}",
     "lora": LORA,
+    "ia3": "adapter=ia3 model.bias=true adapter.target_modules=[attention,w_down]",
     "lora, dropped": f"{LORA} adapter.dropout=0.3",
     "lora, mla, dropped": f"{MLA} {LORA} adapter.dropout=0.3",
     "lora, all": f"{LORA_OF_ALL} adapter.bias=all model.bias=true adapter.rank_stabilized=true",

@@ -22,6 +22,8 @@ NIGHTLY = pytest.mark.nightly
 MODELS = {
     "lora": LORA,
     "dora": f"{LORA} adapter.dora=true",
+    "ia3": "adapter=ia3",
+    "pissa": f"{LORA} adapter.init=pissa adapter.dropout=0",
     "of attention": f"{LORA} adapter.target_modules=[attention]",
     "experts": f"{LORA} adapter.target_modules=[all] adapter.dropout=0",
     "mla": LORA,

@@ -79,6 +79,26 @@ def test_it_goes_on_to_the_bit_and_only_with_its_base(base, run, new_run, capsys
     )
 
 
+def test_what_was_taken_out_of_a_base_is_taken_out_again(trained, base, new_run):
+    """A run in two parts equals one in one, and the rest of the weights is what it was."""
+    options = "adapter=lora adapter.init=pissa adapter.rank=2 adapter.dropout=0 optimizer=adamw"
+    options += f" checkpoint.init_from={base} train.max_steps=4 checkpoint.interval=2"
+    run, path = trained(options), new_run(options)
+    loop = built(path)
+    name = "blocks.0.attention.wq.weight"
+    rest = weights(loop.model)[name]
+    assert not torch.allclose(rest, stored(step_of(base, 2), "model/")[name], atol=1e-3)
+    loop.end_step = 2
+    loop.run()
+    again = built(path)
+    assert torch.equal(weights(again.model)[name], rest)
+    again.run()
+    assert_bit_equal(stored(step_of(path, 4)), stored(step_of(run, 4)))
+    assert logged(path, "train/loss") == logged(run, "train/loss")
+    upon = built(new_run(f"checkpoint.init_from={run}"))  # the sum, without adapters
+    assert torch.allclose(upon.model.eval()(TOKENS), load_run(run).model(TOKENS), atol=1e-5)
+
+
 @pytest.mark.nightly
 def test_a_base_that_was_moved_is_found_again(base, run, tmp_path):
     """With the run, or where checkpoint.init_from says."""

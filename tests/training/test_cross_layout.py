@@ -26,6 +26,8 @@ DRAWN = """
 """
 OF_LORA = "adapter=lora adapter.rank=3 adapter.dropout=0.1 adapter.dora=true optimizer=adamw"
 LORA = f"{DRAWN} {OF_LORA}"
+PISSA = f"{OF_LORA} adapter.init=pissa adapter.dropout=0 adapter.dora=false optimizer.lr=0.001"
+IA3 = "adapter=ia3 optimizer=adamw"
 PAIRS = "data=preference data.path={rows} objective=dpo"
 UNDER = f"{PAIRS} objective.reference=adapter optimizer.lr=0.0005"
 LABELS = "data=labelled data.path={rows} objective=kto"
@@ -79,6 +81,8 @@ STOPS_OF_EXPERTS = (
         pytest.param(MOE, STOPS_OF_EXPERTS, marks=pytest.mark.nightly),
         pytest.param(DRAWN, STOPS, marks=pytest.mark.nightly),
         pytest.param(LORA, STOPS, marks=pytest.mark.nightly),
+        pytest.param(PISSA, STOPS[:4], marks=pytest.mark.nightly),
+        pytest.param(IA3, STOPS[:4], marks=pytest.mark.nightly),
         pytest.param(FROZEN, STOPS, marks=pytest.mark.nightly),
         pytest.param(QLORA, STOPS, marks=pytest.mark.nightly),
         pytest.param(f"{QLORA} {MOE}", STOPS_OF_EXPERTS, marks=pytest.mark.nightly),
@@ -92,6 +96,8 @@ STOPS_OF_EXPERTS = (
         "experts",
         "sft with dropout",
         "sft with adapters",
+        "adapters taken out of weights",
+        "vectors",
         "a part",
         "qlora",
         "qlora of experts",

@@ -60,5 +60,7 @@ def options(content: dict[str, Any]) -> dict[str, Any]:
         "alpha": float(content["lora_alpha"]),
         "rank_stabilized": bool(content.get("use_rslora")),
         "dora": bool(content.get("use_dora")),
+        # PEFT takes the first that fits, and forge the last
+        "ranks": dict(reversed((content.get("rank_pattern") or {}).items())),
         "bias": BIASES.get(content.get("bias") or "none", "none"),
     }

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import re
 
-from forge.config.adapter import AUTO, PARTS, ROLES, Adapter, LoRA, fits, in_ours, place_of
+from forge.config.adapter import (
+    AUTO,
+    PARTS,
+    PISSA,
+    ROLES,
+    Adapter,
+    LoRA,
+    fits,
+    fits_in_any_words,
+    in_ours,
+    place_of,
+)
 from forge.config.checkpoint import Checkpoint
 from forge.config.layer import Model
 from forge.config.model import Decoder
 from forge.config.objective import Objective
+from forge.config.qlora import QLoRA
 from forge.config.quantization import FP8, Quantization, Sparse
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
@@ -55,7 +67,7 @@ def ranks(model: Decoder, adapter: LoRA) -> Findings:
     for word, rank in adapter.ranks.items():
         if rank < 0:
             yield RANKS, f"{word} has a rank of {rank}.", "leave it out"
-        elif not any(fits(word, one) for one in chosen):
+        elif not any(fits_in_any_words(word, one) for one in chosen):
             what = f"'{word}' is of no matrix that has an adapter, but {_known(chosen)}."
             yield RANKS, what, "leave it out"
     if adapter.ranks and chosen and not any(map(adapter.rank_of, chosen)):
@@ -94,6 +106,41 @@ def embedding(model: Decoder, adapter: LoRA) -> Findings:
         yield TARGETS, what, f"model.tie_embeddings=false, or {fix}"
     if adapter.dora:
         yield "adapter.dora", f"adapter.dora=false, or {fix}"
+
+
+@rule("adapter.init", "adapter.init", "adapter", "model")
+def init(model: Decoder, adapter: LoRA) -> Findings:
+    """adapter.init=pissa takes the largest singular values out of matrices that stay as they are,
+    in their own numbers.
+    """
+    key, fix = "adapter.init", "adapter.init=random"
+    if adapter.init != PISSA:
+        return
+    if isinstance(adapter, QLoRA):
+        what = "a base in few bits is rounded as it is read, before anything is taken out of it."
+        yield key, what, f"adapter=lora, or {fix}"
+    if adapter.init_from:
+        what = f"the adapters begin as those in {adapter.init_from}."
+        yield key, what, fix
+    for one in model.tensors():
+        if not (rank := adapter.rank_of(one)):
+            continue
+        if one.role == EMBEDDING:
+            yield key, "an embedding is looked up, and not multiplied with.", f"{TARGETS}=[auto]"
+        elif adapter.trains(one):
+            yield SAVED, f"{one.name} is trained itself.", f"{SAVED}=[], or {fix}"
+            return
+        elif rank > min(one.shape[-2:]):
+            size = min(one.shape[-2:])
+            yield key, f"{one.name} has {size} singular values, and rank {rank}.", fix
+            return
+
+
+@rule("adapter.init_dropout", "adapter.dropout", "adapter.init", warning=True)
+def init_dropout(adapter: LoRA) -> Findings:
+    """With adapter.init=pissa dropout leaves out the largest parts of the weights themselves."""
+    if adapter.init == PISSA and adapter.dropout:
+        yield "adapter.dropout", "adapter.dropout=0"
 
 
 @rule("adapter.dropout", "adapter.dropout", TARGETS, "model")

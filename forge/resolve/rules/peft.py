@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from forge.config.adapter import Adapter, LoRA
 from forge.config.checkpoint import Checkpoint
 from forge.config.hf import peft
 from forge.config.hf.shards import FolderError
+from forge.config.layer import Model
+from forge.config.model import Decoder
 from forge.config.problems import shown
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
@@ -31,12 +35,11 @@ def init_from(config: Config, adapter: LoRA) -> Findings:
         return
     for name, value in theirs.items():
         if (ours := getattr(adapter, name)) != value:
-            key, said = f"adapter.{name}", shown(value)
-            yield (
-                key,
-                f"{place} has adapters of {name}={said}, and this is {shown(ours)}.",
-                (f"{key}={said}"),
-            )
+            if name == "ranks" and _same_ranks(config.model, adapter, value):
+                continue
+            key, said = f"adapter.{name}", _said(value)
+            what = f"{place} has adapters of {name}={said}, and this is {_said(ours)}."
+            yield key, what, _override(name, value)
 
 
 @rule("checkpoint.adapters", "checkpoint.init_from", "adapter", "run.dir", "checkpoint.dir")
@@ -58,10 +61,28 @@ def adapters(config: Config, adapter: Adapter, checkpoint: Checkpoint) -> Findin
     )
 
 
+def _same_ranks(model: Model, adapter: LoRA, ranks: dict[str, int]) -> bool:
+    """Whether other words give each matrix the rank that it has."""
+    others = replace(adapter, ranks=ranks)
+    tensors = model.tensors() if isinstance(model, Decoder) else ()
+    return all(adapter.rank_of(one) == others.rank_of(one) for one in tensors)
+
+
 def _typed(place: str) -> list[str]:
     """Overrides by which an adapter is as one in a folder."""
     try:
         theirs = peft.options(peft.read(place))
     except FolderError:
         return []  # the rule above says what is wrong
-    return [f"adapter.{name}={shown(value)}" for name, value in theirs.items() if value]
+    return [_override(name, value) for name, value in theirs.items() if value]
+
+
+def _override(name: str, value: object) -> str:
+    typed = f"adapter.{name}={_said(value)}"
+    return f"'{typed}'" if isinstance(value, dict) else typed
+
+
+def _said(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{number}" for key, number in value.items()) + "}"
+    return shown(value)

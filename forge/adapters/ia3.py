@@ -1,0 +1,65 @@
+"""Vectors that scale features (IA3, arXiv:2205.05638)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from forge.adapters.adapter import Adapted, Adapter
+from forge.config.adapter import place_of
+from forge.config.ia3 import IA3 as IA3Section
+from forge.config.tensors import TensorSpec
+from forge.models.decoder import Decoder
+from forge.models.mixin import mix_in
+
+
+class IA3(Adapter):
+    """Parameters of a layer: ia3_scales [out], or [in] where what enters is scaled."""
+
+    section: IA3Section
+
+    def inject(self, model: nn.Module) -> None:
+        assert isinstance(model, Decoder), model
+        added = list(self.section.added(model.table.values()))
+        for one in added:
+            place, _, name = one.name.rpartition(".")
+            empty = torch.empty(one.shape, device="meta")
+            model.get_submodule(place).register_parameter(name, nn.Parameter(empty))
+        model.table |= {one.name: one for one in added}
+
+    def activate(self, model: nn.Module) -> None:
+        modules = dict(model.named_modules())
+        for one in self._targets(model):
+            if layer := modules.get(place_of(one)):  # else it is of another stage
+                into = self.section.scales_input(one)
+                mix_in(layer, ScaledLinear, scales_input=into, adapter_is_on=True)
+
+    def _targets(self, model: nn.Module) -> Iterator[TensorSpec]:
+        assert isinstance(model, Decoder), model
+        yield from (one for one in model.table.values() if self.section.has(one))
+
+
+class ScaledLinear(Adapted):
+    """Mixin of nn.Linear: `scales * (W x + bias)`, or `W (scales * x) + bias`."""
+
+    scales_input: bool
+    ia3_scales: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.adapter_is_on:
+            return super().forward(x)
+        if self.scales_input:
+            return super().forward(x * self.ia3_scales.to(x.dtype))
+        made = super().forward(x)
+        return made * self.ia3_scales.to(made.dtype)
+
+
+def scaled(values: Tensor, scales: Tensor, *, scales_input: bool) -> Tensor:
+    """A matrix [out, in], or a bias [out], as a layer without an adapter would have it."""
+    wide = torch.promote_types(values.dtype, torch.float32)
+    factor = scales.to(wide)
+    if not scales_input and values.dim() > 1:
+        factor = factor.unsqueeze(1)
+    return (values.to(wide) * factor).to(values.dtype)

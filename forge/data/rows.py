@@ -221,6 +221,8 @@ def text_of(where: str, row: Any, field: str, *, option: str = "data.text_field"
     if not isinstance(row, str):
         kind = "null" if row is None else type(row).__name__
         fix = f"Choose another with {option}" if whose else ELEMENT
+        if whose and isinstance(row, list) and row and isinstance(row[0], dict):
+            fix += f", or data={'sharegpt' if 'value' in row[0] else 'chat'}, which reads messages"
         raise BadFile(f"{where}{whose} is {kind}, not text", fix)
     row.encode()  # halves of surrogate pairs are no text
     return row

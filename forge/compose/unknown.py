@@ -86,8 +86,8 @@ class Keys:
             what = f"there is no group or option '{part}'."
         if fix := self._alias(key, value):
             return what, fix
-        is_data = isinstance(schema, type) and issubclass(schema, Data)
-        if is_data and (fault := unstreamed(schema, part)):
+        kind = schema if isinstance(schema, type) and issubclass(schema, Data) else None
+        if kind is not None and (fault := unstreamed(kind, part)):
             return f"{what[:-1]}: {fault[0]}", fault[1]
         owners = _owners(above, part)
         if not above and rest and part in self.library.groups():

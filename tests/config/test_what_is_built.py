@@ -67,6 +67,7 @@ FORGE = {
             "metrics": "Logger",
             "norms": "Norms",
             "profiling": "Profiler",
+            "progress": "StepSigns",
             "samples": "Samples",
             "saving": "Saving",
             "signals": "Signals",

@@ -24,6 +24,7 @@ from forge.rundir.checkpoints import (
     listed,
     saved_folder,
 )
+from forge.rundir.tensor_sums import damage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,8 +74,6 @@ def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
 def _row(saved: Saved, run_id: str, *, best: bool, verify: bool) -> dict[str, Any]:
     meta, fault = saved.meta, saved.fault(run_id)
     if verify and fault is None:
-        from forge.training.verifying import damage  # with torch, which a table does not need
-
         found = damage(saved.path / WEIGHTS)
         fault = found and found.replace(f"{saved.path}/", "")
     return {

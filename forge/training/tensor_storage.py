@@ -48,13 +48,12 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from forge.config.regular import open_regular, read_json
+from forge.rundir.tensor_sums import BLOCK, INDEX
 from forge.training.damage import DamagedBytes
 
 FORMAT = 2
-INDEX = "tensors.json"
 THREADS = 4  # of a rank, that write or read files
 FILE_BYTES = 1 << 26  # are worth a file and a thread of their own
-BLOCK = 1 << 24  # bytes share a checksum: a part of a chunk is read and checked without the rest
 # By name; a quantized tensor is more than its bytes, and cannot be saved.
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -119,7 +118,7 @@ def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
     """Sizes and dtypes by name, without reading tensors. Raises OSError, and DamagedBytes when the
     index is damaged or of another format.
     """
-    return read_index(folder).state_dict_metadata  # type: ignore[return-value]
+    return _read_index(folder).state_dict_metadata  # type: ignore[return-value]
 
 
 class _Folder:
@@ -213,7 +212,7 @@ class _TensorReader(_Folder, StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         try:
-            self._index = read_index(self.folder)
+            self._index = _read_index(self.folder)
         except (OSError, ValueError) as error:
             self._fault = error
         return self._index
@@ -248,7 +247,7 @@ class _TensorReader(_Folder, StorageReader):
         return _done(None)
 
 
-def read_index(folder: Path) -> Metadata:
+def _read_index(folder: Path) -> Metadata:
     """The index in the terms of DCP; its storage_data: each Chunk by tensor and offsets."""
     path = folder / INDEX
     try:
@@ -306,7 +305,7 @@ def _write(file: BufferedWriter, item: WriteItem, planner: SavePlanner) -> Write
     # view as bytes.
     flat = dense.as_strided((dense.numel(),), (1,))
     content, start, sums = flat.view(torch.uint8).numpy().data, file.tell(), []
-    for block in blocks_of(content.nbytes):
+    for block in _blocks(content.nbytes):
         sums.append(zlib.crc32(content[block]))
         file.write(content[block])
     box, name = item.tensor_data.chunk, Path(file.name).name
@@ -321,20 +320,20 @@ def _read(path: Path, name: str, dtype: torch.dtype, chunk: Chunk, item: ReadIte
     """
     nbytes = prod(chunk.sizes) * dtype.itemsize
     if not chunk.sizes:
-        return bytes_of(path, name, chunk, nbytes, slice(0, nbytes)).view(dtype).reshape(())
+        return _bytes(path, name, chunk, nbytes, slice(0, nbytes)).view(dtype).reshape(())
     row = nbytes // max(chunk.sizes[0], 1)
     first, count = item.storage_offsets[0], item.lengths[0]
-    content = bytes_of(path, name, chunk, nbytes, slice(first * row, (first + count) * row))
+    content = _bytes(path, name, chunk, nbytes, slice(first * row, (first + count) * row))
     rows = content.view(dtype).reshape(count, *chunk.sizes[1:])
     inside = zip(item.storage_offsets[1:], item.lengths[1:], strict=True)
     return rows[(slice(None), *(slice(offset, offset + length) for offset, length in inside))]
 
 
-def bytes_of(path: Path, name: str, chunk: Chunk, nbytes: int, span: slice) -> Tensor:
+def _bytes(path: Path, name: str, chunk: Chunk, nbytes: int, span: slice) -> Tensor:
     """Some of a chunk's bytes; the blocks that they lie in are read and checked."""
     blocks = [
         (block, crc32)
-        for block, crc32 in zip(blocks_of(nbytes), chunk.crc32, strict=True)
+        for block, crc32 in zip(_blocks(nbytes), chunk.crc32, strict=True)
         if block.start < span.stop and span.start < block.stop
     ]
     if not blocks:
@@ -354,7 +353,7 @@ def bytes_of(path: Path, name: str, chunk: Chunk, nbytes: int, span: slice) -> T
     return content[span.start - begin : span.stop - begin]
 
 
-def blocks_of(nbytes: int) -> list[slice]:
+def _blocks(nbytes: int) -> list[slice]:
     return [slice(start, min(start + BLOCK, nbytes)) for start in range(0, nbytes, BLOCK)]
 
 

@@ -68,7 +68,7 @@ def test_where_none_is_left_the_run_is_refused_and_changed_in_nothing(saved_run,
     """A disk that gives no bytes, too."""
     names = ["step_2", "step_4", "step_6"]
     faults = {name: flip(saved_run / "checkpoints" / name, "model/")[1] for name in names[1:]}
-    reading = tensor_storage.bytes_of
+    reading = tensor_storage._bytes
 
     def broken(path, *more):
         if "step_2" in str(path):
@@ -76,7 +76,7 @@ def test_where_none_is_left_the_run_is_refused_and_changed_in_nothing(saved_run,
         return reading(path, *more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor_storage, "bytes_of", broken)
+        patch.setattr(tensor_storage, "_bytes", broken)
         assert worker.main([str(saved_run)]) == 2
     faults["step_2"] = "weights/rank_0.bin cannot be read: Input/output error"
     reasons = "; ".join(f"{name}: {faults[name]}" for name in reversed(names))

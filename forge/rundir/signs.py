@@ -70,7 +70,7 @@ def stalled(run_dir: Path) -> str:
     longest = max(seconds for _, seconds in steps)
     if waited <= (max(LEAST, TIMES * longest) if longest else FIRST):
         return ""
-    before = f"it took at most {time_span(longest)} before" if longest else "of the first ones"
+    before = f"one took at most {time_span(max(longest, 1.0))}" if longest else "of the first ones"
     ranks = "the rank gives" if len(signs) == 1 else f"all {len(signs)} ranks give"
     return f"no step was finished for {time_span(waited)} ({before}), and {ranks} signs of life"
 

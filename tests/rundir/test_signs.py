@@ -132,8 +132,10 @@ def test_a_run_that_lives_and_makes_no_step_is_named(
     first = "no step was finished for 15 min (of the first ones), and all 2 ranks give signs of"
     assert made(0.0, 900).startswith(first)
     said = made(3.0, 240)
-    before = "(it took at most 3 s before)"
+    before = "(one took at most 3 s)"
     assert said == f"no step was finished for 4 min {before}, and all 2 ranks give signs of life"
+    assert "(one took at most 1 s)" in made(0.04, 240)
+    assert made(3.0, 240) == said
     with Lock(run):
         assert status.main(["run"]) == 0
         assert f"  hangs?         {said}\n" in capsys.readouterr().out

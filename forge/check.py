@@ -27,6 +27,7 @@ from forge.config.quantization import Quantized
 from forge.config.root import Config
 from forge.config.sweeper import Optuna
 from forge.config.tensors import TensorSpec
+from forge.config.train import Train
 from forge.plan.activations import host_bytes
 from forge.plan.allocation import Allocation, allocation
 from forge.plan.flops import flops_per_token, sequences_of, tokens_in_all
@@ -179,8 +180,8 @@ def _model(config: Config) -> list[Row]:
     if model.is_moe:
         rows.append(("active parameters", f"{model.num_active_params:,} (what one token meets)"))
     context = f"(forward and backward, {train.seq_len} tokens of context)"
-    total = flops * tokens_in_all(config)
-    return [*rows, ("FLOPs a token", f"{flops:.4g} {context}"), ("FLOPs in all", f"{total:.4g}")]
+    total = f"{flops * tokens_in_all(config):.4g}{_at_most(train)}"
+    return [*rows, ("FLOPs a token", f"{flops:.4g} {context}"), ("FLOPs in all", total)]
 
 
 def _optimizer(config: Config) -> list[Row]:
@@ -229,8 +230,13 @@ def _training(config: Config) -> list[Row]:
         ("global batch", f"{train.global_batch_size:,} {sequences} = {tokens:,} tokens"),
         *_rampup(train.batch_sizes),
         ("ends after", " or ".join(ends) + (", whichever is first" if len(ends) > 1 else "")),
-        ("tokens", f"{tokens_in_all(config):,}"),
+        ("tokens", f"{tokens_in_all(config):,}{_at_most(train)}"),
     ]
+
+
+def _at_most(train: Train) -> str:
+    """Said of what all steps take, where epochs or minutes may end a run before the last one."""
+    return f" at most, of {train.max_steps:,} steps" if train.max_epochs or train.max_time else ""
 
 
 def _time(config: Config, world: World) -> list[Row]:

@@ -2,6 +2,7 @@
 
 Examples:
     python -m forge.checkpoints runs/mine
+    python -m forge.checkpoints runs/mine --verify
 """
 
 from __future__ import annotations
@@ -15,27 +16,39 @@ from typing import Any
 from forge.cli import Parser, printable
 from forge.config.numbers import aligned, byte_size
 from forge.rundir import directory, saved_config
-from forge.rundir.checkpoints import CheckpointError, Saved, best_of, listed, saved_folder
+from forge.rundir.checkpoints import (
+    WEIGHTS,
+    CheckpointError,
+    Saved,
+    best_of,
+    listed,
+    saved_folder,
+)
+from forge.rundir.tensor_sums import damage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """List them, oldest first; exit 2 for what is no run directory."""
+    """List them, oldest first; exit 2 for what is no run directory, and with --verify 1 where one
+    cannot be used.
+    """
     parser = Parser("forge.checkpoints", "List the checkpoints of a run.")
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("--json", action="store_true", help="as JSON")
+    verify = "read all tensors too, and compare them with their checksums"
+    parser.add_argument("--verify", action="store_true", help=verify)
     options = parser.parse_args(argv)
     try:
-        rows = describe(options.run)
+        rows = describe(options.run, verify=options.verify)
     except CheckpointError as error:
         print(printable(str(error)), file=sys.stderr)
         return 2
     print(json.dumps(rows, indent=1) if options.json else printable(table(options.run, rows)))
-    return 0
+    return 1 if options.verify and any(row["fault"] for row in rows) else 0
 
 
-def describe(run_dir: Path) -> list[dict[str, Any]]:
-    """step, time, reason, bytes, metrics, best_by, best, weights_only and fault (null when it can
-    be used) of every checkpoint.
+def describe(run_dir: Path, *, verify: bool = False) -> list[dict[str, Any]]:
+    """step, time, reason, bytes, metrics, best_by, best, weights_only, fault (null when it can be
+    used) and verified of every checkpoint. verify: its tensors are read too.
 
     Raises CheckpointError for no run.
     """
@@ -47,7 +60,7 @@ def describe(run_dir: Path) -> list[dict[str, Any]]:
         raise CheckpointError(str(error)) from None
     found = listed(saved_folder(run_dir))
     best = best_of(found)
-    return [_row(saved, identity, best=saved == best) for saved in found]
+    return [_row(saved, identity, best=saved == best, verify=verify) for saved in found]
 
 
 def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
@@ -58,8 +71,11 @@ def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(aligned(cells))
 
 
-def _row(saved: Saved, run_id: str, *, best: bool) -> dict[str, Any]:
-    meta = saved.meta
+def _row(saved: Saved, run_id: str, *, best: bool, verify: bool) -> dict[str, Any]:
+    meta, fault = saved.meta, saved.fault(run_id)
+    if verify and fault is None:
+        found = damage(saved.path / WEIGHTS)
+        fault = found and found.replace(f"{saved.path}/", "")
     return {
         "step": saved.step,
         "path": str(saved.path),
@@ -67,7 +83,8 @@ def _row(saved: Saved, run_id: str, *, best: bool) -> dict[str, Any]:
         "weights_only": bool(meta.get("weights_only")),
         "best": best,
         "bytes": saved.size,
-        "fault": saved.fault(run_id),
+        "fault": fault,
+        "verified": verify and fault is None,
     }
 
 
@@ -77,7 +94,11 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         for name, value in (row["metrics"] or {}).items()
         if name in ("loss", "bits_per_byte", row["best_by"])
     ]
-    notes = ["ok"] + ["the best"] * row["best"] + ["weights alone"] * row["weights_only"]
+    notes = (
+        ["verified" if row["verified"] else "complete"]
+        + ["the best"] * row["best"]
+        + ["weights alone"] * row["weights_only"]
+    )
     state = f"cannot be used: {row['fault']}" if row["fault"] else ", ".join(notes)
     about = str(row["step"]), row["time"] or "", row["reason"] or ""
     return *about, byte_size(row["bytes"]), ", ".join(metrics), state

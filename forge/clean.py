@@ -144,7 +144,7 @@ def _linked(entry: Entry, folders: Sequence[Path]) -> str:
         real = folder.resolve()
         if path.is_relative_to(real) and not (path == real and folder.is_symlink()):
             return ""
-    return f"a link leads to it, and it is removed by its own path only, {path}"
+    return "a link leads to it, and it is removed by its own path only"
 
 
 def _busy(entry: Entry) -> str:

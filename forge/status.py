@@ -39,7 +39,7 @@ from forge.rundir.directory import short
 from forge.rundir.files import last_lines
 from forge.rundir.progress import last_logged, progress
 from forge.rundir.saved_config import is_run
-from forge.rundir.signs import silent_ranks
+from forge.rundir.signs import silent_ranks, stalled
 
 EVERY = 5.0  # seconds
 LINES, STEPS = 20, 5  # of the end of a log
@@ -112,6 +112,7 @@ def points_of(
 def row(point: Point, found: Survey) -> dict[str, Any]:
     state, now = found.states[point.number], progress(point.path)
     silent = silent_ranks(point.path) if state == RUNNING else []
+    stall = stalled(point.path) if state == RUNNING else ""
     return {
         "number": point.number,
         "arm": point.arm,
@@ -122,8 +123,9 @@ def row(point: Point, found: Survey) -> dict[str, Any]:
         "of": now.of,
         "loss": now.loss,
         "evaluation": dict([now.evaluation]) if now.evaluation else {},
-        "seconds_left": now.left if state == RUNNING and not silent else None,
+        "seconds_left": now.left if state == RUNNING and not silent and not stall else None,
         "silent": silent,
+        "stalled": stall or None,
         "job": job_of(point),
         "job_state": found.jobs.get(point.number),
         "job_reason": found.reasons.get(point.number),
@@ -141,7 +143,7 @@ def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
         own = [column[i] for column in varying.values()]
         evaluation = next(iter(one["evaluation"].values()), None)
         numbers = [_number(one["loss"]), _number(evaluation), _left(one["seconds_left"])]
-        why = one["why"] or "; ".join(one["silent"])
+        why = one["why"] or "; ".join(one["silent"]) or one["stalled"] or ""
         last = [one["state"], _steps(one, "/"), *numbers, _job(one), why]
         cells.append([f"{one['number']:03d}", one["arm"] or "", *own, *last])
     states = [found.states[point.number] for point in points]
@@ -175,14 +177,16 @@ def details(point: Point, found: Survey) -> str:
         ("job", _job(one)),
         ("why it failed", one["why"]),
         *(("waits" if not n else "", said) for n, said in enumerate(one["silent"])),
+        ("hangs?", one["stalled"]),
     ]
     logs = logs_of(point)
     rows += [("log" if file == logs[0] else "", short(file)) for file in logs]
     lines += [f"  {name:<14} {value}" for name, value in rows if value]
     cells = [["step", "loss", "eval", "tokens/s", "left"]]
+    running = one["state"] == RUNNING and not one["silent"] and not one["stalled"]
     for step in last_logged(point.path, STEPS):
         speed = "" if step.tokens_per_second is None else f"{step.tokens_per_second:,.0f}"
-        left = _left(step.left) if one["state"] == RUNNING and not one["silent"] else ""
+        left = _left(step.left) if running else ""
         evaluation = _number(step.evaluation and step.evaluation[1])
         cells.append([f"{step.step:,}", _number(step.loss), evaluation, speed, left])
     if len(cells) > 1:

@@ -80,7 +80,9 @@ def test_never_behind_a_link(points: dict[str, Path], capsys: Printed) -> None:
     link.symlink_to(points["done"])
     for named in (folder, link):
         assert clean.main([str(named), "--older-than", "0s", "--yes"]) == 0
-        assert "left, for a link leads to it" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "left, for a link leads to it" in said
+        assert said.count(points["done"].name) == 1  # its path, once
     assert link.is_symlink()
     assert left(points) == "done large failed partial waiting"
     Path("all").symlink_to(points["done"].parent)  # a folder of runs on another disk

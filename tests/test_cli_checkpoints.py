@@ -15,9 +15,9 @@ from forge.rundir import directory
 
 TABLE = """\
 step  saved at                  because of        size     evaluation
-3     2026-01-02T03:04:05+0000  interval          0.0 MiB  loss 4.391, bits_per_byte 1.793  ok
-20    2026-01-02T03:04:05+0000  interval_minutes  1.0 MiB                                   ok
-100   2026-01-02T03:04:05+0000  best              0.0 MiB  loss not finite                  ok
+3     2026-01-02T03:04:05+0000  interval          0.0 MiB  loss 4.391, bits_per_byte 1.793  complete
+20    2026-01-02T03:04:05+0000  interval_minutes  1.0 MiB                                   complete
+100   2026-01-02T03:04:05+0000  best              0.0 MiB  loss not finite                  complete
 110                                               0.0 MiB{gap}cannot be used: {torn}
 120   2026-01-02T03:04:05+0000  interval          0.0 MiB{gap}cannot be used: {short}
 130   2026-01-02T03:04:05+0000  interval          0.0 MiB{gap}cannot be used: {foreign}
@@ -71,7 +71,7 @@ def test_as_json(seven: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert checkpoints.main([str(seven), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["step"] for row in rows] == [3, 20, 100, 110, 120, 130, 140]
-    kept = "step path time reason metrics best_by bytes fault best weights_only"
+    kept = "step path time reason metrics best_by bytes fault best weights_only verified"
     assert set(rows[0]) == set(kept.split())
     assert rows[0]["metrics"]["loss"] == 4.39123
     assert (rows[0]["fault"], rows[0]["path"]) == (None, f"{seven}/checkpoints/step_3")

@@ -61,12 +61,15 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my" / "conf").mkdir(parents=True)
     for name in ("my.txt", "books/one.txt", "docs/one.md"):
         (tmp_path / name).write_text("text\n")
+    for name in ("chats.jsonl", "pairs.jsonl"):
+        (tmp_path / name).write_text("{}\n")
     (tmp_path / "my.jsonl").write_text('{"prompt": "2+2=", "response": "4"}\n')
     (tmp_path / "corpus.jsonl").write_text('{"body": "text"}\n')
     (tmp_path / "my" / "tokens" / "tokenizer").mkdir(parents=True)
     (tmp_path / "my" / "tokens" / "a.npy").touch()
     (tmp_path / "my" / "tokenizer").mkdir()
-    write_folder(tmp_path / "my" / "model", max_position_embeddings=2048)
+    for name in ("my/model", "smollm2", "sft-model"):
+        write_folder(tmp_path / name, max_position_embeddings=2048)
     (tmp_path / "my" / "tokenizer.model").write_bytes(
         b"\n\x07\n\x05<unk>\n\x05\n\x03<s>\n\x06\n\x04</s>"
     )
@@ -78,6 +81,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "tokenizer.json",
         "my/tokenizer.json",
         "my/model/tokenizer.json",
+        "smollm2/tokenizer.json",
+        "sft-model/tokenizer.json",
         "my/tokenizer/tokenizer.json",
         "runs/base/tokenizer/tokenizer.json",
         "runs/chat/tokenizer/tokenizer.json",

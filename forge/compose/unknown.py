@@ -17,6 +17,7 @@ from forge.compose.tree import LISTS, declared, has, in_force, node_at, option_k
 from forge.config import schemas
 from forge.config.adapter import in_ours, saved_in_ours
 from forge.config.bounds import element_faults, fits
+from forge.config.data import Data, unstreamed
 from forge.config.problems import COMMAND_LINE, Problem, closest, did_you_mean, literal
 
 HELP = "python -m forge.train --help lists them"
@@ -88,6 +89,9 @@ class Keys:
             what = f"there is no group or option '{part}'."
         if fix := self._alias(key, value):
             return what, fix
+        kind = schema if isinstance(schema, type) and issubclass(schema, Data) else None
+        if kind is not None and (fault := unstreamed(kind, part)):
+            return f"{what[:-1]}: {fault[0]}", fault[1]
         owners = _owners(above, part)
         if not above and rest and part in self.library.groups():
             what = f"{part} is a group without options of its own."

@@ -279,6 +279,23 @@ class Synthetic(Data):
     )
 
 
+STREAM_OPTIONS = ("hf_streaming", "stream_parts", "shuffle_buffer", "val_from_first")
+
+
+def unstreamed(kind: type[Data], option: str) -> tuple[str, str] | None:
+    """Why data with responses do not take this option of streams, and what to do; None for other
+    options and for running text.
+    """
+    responses = kind.examples or (kind.marks_responses is True and not kind.tokenized)
+    if option not in STREAM_OPTIONS or not responses:
+        return None
+    planned = "what of each row is learnt, and which share a sequence, is planned before a run"
+    what = f"running text alone is streamed; of conversations and responses {planned}."
+    fix = "leave it out: rows are tokenised once, and later starts read them from data.cache_dir"
+    before = "; python -m forge.prepare does so beforehand, for data=shards"
+    return what, fix + ("" if kind.examples else before)
+
+
 STREAMED = Condition(
     lambda config, ranks: config.data.hf_streaming, "without data.hf_streaming=true"
 )

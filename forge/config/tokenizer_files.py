@@ -295,6 +295,8 @@ def tokenizer_path(tokenizer: TokenizerFile) -> Findings:
         what = f"the directory {path} has no {FILE_NAME}."
         if os.path.isfile(model := os.path.join(path, "tokenizer.model")):
             fix = f"tokenizer=sentencepiece tokenizer.path={model}"
+        elif os.path.isfile(os.path.join(path, "config.json")):  # of a model
+            fix = f"put the {FILE_NAME} of its model there, or tokenizer.path=my/{FILE_NAME}"
     elif not os.path.exists(path):
         what = f"there is no file {path}."
         if not os.path.splitext(path)[1]:

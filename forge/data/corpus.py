@@ -120,6 +120,12 @@ def matching(pattern: str) -> tuple[Path, ...]:
         problem = "this directory holds no files. Give one that does, or a file or a glob."
     elif glob.has_magic(pattern):
         matches = {Path(name) for name in glob.glob(str(path), recursive=True)}
+        before = str(path).partition("**")[0]
+        if before != str(path) and not glob.has_magic(before):  # glob says of no folder that it
+            denied: list[OSError] = []  # cannot look into it
+            for _, subfolders, _ in os.walk(before or ".", onerror=denied.append):
+                subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+            refuse_unread(denied)
         refuse_broken(sorted(matches))
         files = sorted(path for path in matches if path.is_file())
         hint = "** reaches into folders: 'texts/**/*.txt'."
@@ -137,11 +143,13 @@ def matching(pattern: str) -> tuple[Path, ...]:
 
 def _walk(root: Path, *, skip: set[str], links: bool = False) -> Iterator[Path]:
     """Files below root in order, without hidden ones and folders in `skip`. links: to folders are
-    followed too. ValueError: a link leads nowhere, or back to where it is in.
+    followed too. ValueError: a link leads nowhere, or back to where it is in; a folder cannot be
+    read.
     """
     broken: list[Path] = []
+    denied: list[OSError] = []
     number = 0
-    for folder, subfolders, names in os.walk(root, followlinks=links):
+    for folder, subfolders, names in os.walk(root, onerror=denied.append, followlinks=links):
         shown = (name for name in subfolders if name not in skip and not name.startswith("."))
         subfolders[:] = sorted(shown)
         files = [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
@@ -149,7 +157,17 @@ def _walk(root: Path, *, skip: set[str], links: bool = False) -> Iterator[Path]:
             broken, number = broken + list(filter(is_broken, files)), number + len(files)
             _refuse_circles(root, Path(folder), subfolders)
         yield from (path for path in files if path.is_file())
+    if links:
+        refuse_unread(denied)
     refuse_broken(broken, of=number)
+
+
+def refuse_unread(denied: Sequence[OSError]) -> None:
+    """Raises BadFile for the first of the folders that could not be listed, with their number."""
+    if denied:
+        more = f", nor can {len(denied) - 1} others" if denied[1:] else ""
+        what = f"{denied[0].filename} cannot be looked into: {denied[0].strerror}{more}"
+        raise BadFile(what, "Allow it, or name with a glob what is to be read")
 
 
 def _refuse_circles(root: Path, folder: Path, subfolders: Sequence[str]) -> None:

@@ -225,8 +225,9 @@ def text_of(
     if not isinstance(row, str):
         kind = "null" if row is None else type(row).__name__
         fix = f"Choose another with {option}" if whose else ELEMENT
-        if isinstance(row, list) and row and isinstance(row[0], dict) and whose:
-            fix = f"Messages are read with data={chats}"
+        if whose and isinstance(row, list) and row and isinstance(row[0], dict):
+            kind_of_chats = "sharegpt" if "value" in row[0] and chats == "chat" else chats
+            fix += f", or data={kind_of_chats}, which reads messages"
         raise BadFile(f"{where}{whose} is {kind}, not text", fix)
     row.encode()  # halves of surrogate pairs are no text
     return row

@@ -14,6 +14,7 @@ from forge.training.loop import Loop
 from forge.training.metrics import Logger
 from forge.training.norms import Norms
 from forge.training.process import say
+from forge.training.progress import StepSigns
 from forge.training.saving import Saving
 from forge.training.session import Session
 from forge.training.sparsity import Sparsity
@@ -84,7 +85,7 @@ def in_order(
     def wanted(*kinds: type[Callback]) -> list[Callback]:
         return [kind(session) for kind in kinds if kind.wanted(session)]  # type: ignore[call-arg]
 
-    found = [*wanted(Sparsity), session.signals]
+    found = [*wanted(StepSigns, Sparsity), session.signals]
     found += wanted(Garbage, Agreement, BadSteps, Logger, Norms, TimeLimit)
     found += [*entries, *wanted(HealthCheck)]
     if votes:

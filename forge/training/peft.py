@@ -55,6 +55,9 @@ def export_peft(
     number = export_dtype(config, path, dtype)
     read, base = weights.own, config.checkpoint.init_from
     if isinstance(adapter, IA3):
+        if section.new_rows[1]:
+            what = "a folder of IA3 has no place for the rows of added tokens"
+            raise ValueError(f"{what}; --format hf --merge writes all weights")
         found = dict(ia3.tensors(rows, adapter, read))
         content = ia3.content(rows, adapter, base)
     else:

@@ -48,13 +48,12 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from forge.config.regular import open_regular, read_json
+from forge.rundir.tensor_sums import BLOCK, INDEX
 from forge.training.damage import DamagedBytes
 
 FORMAT = 2
-INDEX = "tensors.json"
 THREADS = 4  # of a rank, that write or read files
 FILE_BYTES = 1 << 26  # are worth a file and a thread of their own
-BLOCK = 1 << 24  # bytes share a checksum: a part of a chunk is read and checked without the rest
 # By name; a quantized tensor is more than its bytes, and cannot be saved.
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype

@@ -93,6 +93,13 @@ def test_the_numbers_of_a_small_run(plan: Plan):
     assert text.endswith("(train.max_steps=100 - scheduler.warmup_steps=10)\n"), "no warnings"
 
 
+def test_what_all_steps_take_is_a_bound_where_epochs_may_end_a_run(plan: Plan):
+    found = rows(plan(*PINNED.split(), "train.max_epochs=2"))
+    assert found["ends after"] == "100 steps or 2 epochs, whichever is first"
+    assert found["tokens"] == "12,800 at most, of 100 steps"
+    assert found["FLOPs in all"] == "2.31e+09 at most, of 100 steps"
+
+
 def test_the_numbers_of_llama3_70b(plan: Plan):
     train = ["train.seq_len=8192", "train.batch_size=1", "tokenizer.vocab_size=128256"]
     text = plan("model=llama3_70b", "optimizer=adamw", *train, "run.device=cpu", code=2)

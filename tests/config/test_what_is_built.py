@@ -68,6 +68,7 @@ FORGE = {
             "metrics": "Logger",
             "norms": "Norms",
             "profiling": "Profiler",
+            "progress": "StepSigns",
             "samples": "Samples",
             "saving": "Saving",
             "signals": "Signals",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -71,3 +72,24 @@ def test_a_shard_that_leads_nowhere_is_named(tmp_path):
     (tmp_path / "c.bin").symlink_to("nowhere.txt")
     with pytest.raises(ValueError, match=re.escape(f"c.bin {GONE}")):
         prepare(section, Bytes(), build=build_section)
+
+
+def test_a_folder_that_may_not_be_read_is_named(linked, monkeypatch):
+    """Not by its mode, since whoever runs the tests may read all."""
+    scan, closed = os.scandir, str(linked.parent / "inner")
+
+    def scandir(path="."):
+        if os.path.realpath(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    assert len(matching(str(linked))) == 3
+    monkeypatch.setattr(os, "scandir", scandir)
+    said = re.escape(
+        f"{linked / 'b' / 'deeper'} cannot be looked into: Permission denied. Allow it"
+    )
+    with pytest.raises(ValueError, match=said):
+        matching(str(linked))
+    with pytest.raises(ValueError, match=r"inner cannot be looked into: Permission denied\. Allow"):
+        matching(str(linked.parent / "**" / "*.txt"))
+    assert len(matching(str(linked / "*.txt"))) == 1

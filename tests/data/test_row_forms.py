@@ -204,11 +204,11 @@ def test_a_row_of_which_all_is_masked_is_refused(tokenizer):
 @pytest.mark.parametrize(
     ("schema", "row", "said"),
     [
-        (Pairs, {"prompt": [ASKED], "response": [ANSWER]}, "Messages are read with data=chat."),
+        (Pairs, {"prompt": [ASKED], "response": [ANSWER]}, "or data=chat, which reads messages"),
         (
             PreferencePairs,
             {"prompt": [ASKED], "chosen": [ANSWER], "rejected": [ANSWER]},
-            "Messages are read with data=chat_preference.",
+            "or data=chat_preference, which reads messages",
         ),
         (
             Chat,

@@ -148,11 +148,20 @@ def test_one_that_names_a_session_gets_it_where_it_is_wanted(trained, assembled)
 def test_forges_own_are_taken_out_or_replaced_in_their_place(assembled, trained):
     names = [type(one).__name__ for one in assembled(EVALUATED).callbacks]
     own = ["Evaluation", "EarlyStopping", "Samples"]
-    assert names == ["Signals", "Garbage", "Agreement", "BadSteps", "Logger", *own, "Saving"]
+    assert names == [
+        "StepSigns",
+        "Signals",
+        "Garbage",
+        "Agreement",
+        "BadSteps",
+        "Logger",
+        *own,
+        "Saving",
+    ]
     mine = "run.trust=[mypkg.] callbacks.early_stopping._target_=mypkg.Everything"
     replaced = assembled(EVALUATED, mine, "~callbacks.samples").callbacks
     own = ["Evaluation", "Everything"]
-    assert [type(one).__name__ for one in replaced[5:]] == [*own, "Saving"]
+    assert [type(one).__name__ for one in replaced[6:]] == [*own, "Saving"]
     path = trained(EVALUATED, "~callbacks.evaluation")
     assert not [row for row in read_rows(path / "metrics.jsonl") if "eval/loss" in row]
 

@@ -11,7 +11,7 @@ from going_on_helpers import alter
 from layouts import trains
 from run_helpers import assert_bit_equal, built, folders, meta, read, step_of, stored, weights
 
-from forge import export, generate, worker
+from forge import checkpoints, export, generate, worker
 from forge.rundir import outcome
 from forge.training import tensor_storage
 from forge.training.restore import load_run
@@ -182,3 +182,16 @@ def test_ranks_that_generate_take_the_one_before(saved_run, caplog, capfd):
     assert generate.main([str(step_of(saved_run, 6)), *words]) == 2
     said = f"{step_of(saved_run, 6)} cannot be used: {fault}; take another checkpoint\n"
     assert capfd.readouterr().err == said
+
+
+def test_the_list_of_checkpoints_says_so_where_it_is_to_read_them(saved_run, capsys):
+    said = [str(saved_run), "--verify"]
+    assert checkpoints.main(said) == 0
+    assert capsys.readouterr().out.count("  verified") == 3
+    _, fault = flip(step_of(saved_run, 4), "optimizer/", last=True)
+    assert checkpoints.main(said[:1]) == 0
+    assert capsys.readouterr().out.count("  complete") == 3  # their sizes are right
+    assert checkpoints.main(said) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert ["  verified" in line for line in shown[1:]] == [True, False, True]
+    assert shown[2].endswith(f"  cannot be used: {fault}")

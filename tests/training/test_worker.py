@@ -55,13 +55,13 @@ def test_a_rank_gives_signs_of_life_while_it_trains(new_run, monkeypatch):
 
     class Looking(Signals):
         def on_step_end(self, loop, output):
-            signs.append([path.name for path in (loop.run_dir / "alive").iterdir()])
+            signs.append({path.name for path in (loop.run_dir / "alive").iterdir()})
 
     monkeypatch.setattr(sessions, "Signals", Looking)
     path = new_run()
     assert worker.main([str(path)]) == 0
     assert signs
-    assert all(names == ["rank_0"] for names in signs)
+    assert all(names == {"rank_0", "step_0"} for names in signs)
     assert not (path / "alive").exists()
 
 

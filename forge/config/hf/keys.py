@@ -12,6 +12,7 @@ INERT = (
     *("architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "auto_map"),
     *(
         "_name_or_path",
+        "_model_name_or_path",
         "_commit_hash",
         "name_or_path",
         "_attn_implementation",

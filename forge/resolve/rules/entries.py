@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from forge.config.bounds import fits, kind
-from forge.config.data import Data, Files
+from forge.config.data import Data, Files, unstreamed
 from forge.config.field import types_of
 from forge.config.places import address_fault
 from forge.config.problems import closest, did_you_mean
@@ -49,6 +49,9 @@ def _option_faults(
         at = f"{key}.{option}"
         if option not in known:
             what = f"what is read as {schema.__name__} has no option '{option}'."
+            if fault := unstreamed(schema, option):
+                yield at, f"{what[:-1]}: {fault[0]}", fault[1]
+                continue
             near = did_you_mean([f"+{key}.{one}" for one in closest(option, [*known, *more])])
             yield at, what, near or f"it has {', '.join([*known, *more]) or 'none'}"
         elif not fits(value, hints[option]):

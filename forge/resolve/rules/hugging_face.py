@@ -14,6 +14,8 @@ from forge.config.model import Decoder
 from forge.config.problems import listed, shown
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
+from forge.config.tokenizer import BPE, Bytes
+from forge.config.tokenizer_files import FILE_NAME
 from forge.resolve.rules.run_directory import has_saved_since
 
 INIT_FROM = "checkpoint.init_from"
@@ -84,6 +86,18 @@ def other_model(config: Config, model: Decoder, checkpoint: Checkpoint) -> Findi
             continue
         what = f"{start / folders.CONFIG} says {shown(each.other)}, for the weights that it is of."
         yield each.key, what, f"{each.key}={shown(each.other)}"
+
+
+@rule("tokenizer.pretrained", *READS, "tokenizer", warning=True)
+def other_tokenizer(config: Config, checkpoint: Checkpoint) -> Findings:
+    """Pretrained weights know the ids of their own tokenizer alone."""
+    start = _folder(config, checkpoint)
+    if start is None or not isinstance(config.tokenizer, BPE | Bytes):
+        return
+    if (start / FILE_NAME).is_file():
+        of = "made of this text" if isinstance(config.tokenizer, BPE) else "of bytes"
+        what = f"the weights of {start} know the ids of its own tokenizer, and this is one {of}."
+        yield "tokenizer", what, f"tokenizer=file tokenizer.path={start}"
 
 
 ALL_WEIGHTS, ADAPTERS = 2e-4, 2e-3

@@ -60,7 +60,9 @@ def one_dataset(data: Dataset) -> Findings:
     """One dataset is read: data.hf_dataset_name of the hub, or data.path on this machine."""
     if bool(data.path) == bool(data.hf_dataset_name):
         key = "data.path" if data.path else "data.hf_dataset_name"
-        yield key, "data.hf_dataset_name=my/dataset alone, or data.path=my/dataset alone"
+        what = "there are two, of the hub and on this machine." if data.path else "there is none."
+        fix = "data.hf_dataset_name=my/dataset alone, or data.path=my/dataset alone"
+        yield key, f"one dataset is read, and {what}", fix
     elif data.path and (fault := path_fault(data.path)):
         yield "data.path", *fault
 

@@ -1,0 +1,58 @@
+"""Conversations, responses and preferences are prepared before a run; streaming them is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from refusing import only
+
+from forge.config.data import STREAM_OPTIONS, STREAMED, HuggingFace
+from forge.data.reading import BadFile
+from forge.data.rows import text_of
+
+BEFORE = "python -m forge.prepare does so beforehand"
+
+
+@pytest.mark.parametrize(
+    ("kind", "objective", "prepares"),
+    [
+        ("chat", "sft", True),
+        ("sharegpt", "sft", True),
+        ("pairs", "sft", True),
+        ("preference", "dpo", False),
+        ("chat_preference", "dpo", False),
+        ("labelled", "kto", False),
+    ],
+)
+def test_each_kind_says_why_and_what_to_do(kind: str, objective: str, prepares: bool) -> None:
+    words = [f"data={kind}", f"data.path={__file__}", f"objective={objective}"]
+    problem = only([*words, "data.hf_streaming=true"])
+    assert problem.key == "data.hf_streaming=true"
+    assert "has no option 'hf_streaming': running text alone is streamed; of con" in problem.what
+    assert "data.cache_dir" in problem.fix
+    assert (BEFORE in problem.fix) == prepares  # shards hold no examples that are compared
+    assert "data.cache_dir" in only([*words, "data.streaming=true"]).fix  # as others call it
+
+
+def test_a_source_of_a_mixture_too() -> None:
+    source = f"+data.sources.mine={{data: chat, path: {__file__}, hf_streaming: true}}"
+    problem = only(["data=mix", source, "objective=sft"])
+    assert problem.key == "data.sources.mine.hf_streaming=true"
+    assert "running text alone is streamed" in problem.what
+    assert BEFORE in problem.fix
+
+
+def test_the_options_of_streams_are_those_that_act_with_one() -> None:
+    fields = HuggingFace.__dataclass_fields__
+    acting = [name for name, one in fields.items() if one.metadata.get("acts_when") is STREAMED]
+    assert sorted(STREAM_OPTIONS) == sorted(["hf_streaming", *acting])
+
+
+def test_running_text_is_told_of_data_that_reads_messages(tmp_path: Path) -> None:
+    for turn, kind in (({"role": "user"}, "chat"), ({"from": "human", "value": "Hi"}, "sharegpt")):
+        with pytest.raises(BadFile) as error:
+            text_of("a.jsonl line 1", {"turns": [turn]}, "turns")
+        assert f"or data={kind}, which reads messages" in str(error.value)
+    with pytest.raises(BadFile, match="text_field"):
+        text_of("a.jsonl line 1", {"turns": ["Hi"]}, "turns")

@@ -35,8 +35,8 @@ from forge.rundir import directory
 from forge.training import build, data
 from forge.training.build_session import build_session
 from forge.training.callback import Callback
+from forge.training.callbacks.saving import Saving
 from forge.training.loop import Loop
-from forge.training.saving import Saving
 from forge.training.step_output import StepOutput
 
 STATE = "model=small model.dim=768 train.batch_size=1 train.seq_len=64 optimizer=adamw"

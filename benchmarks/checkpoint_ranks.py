@@ -27,10 +27,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import forge
-from forge.data.tokenizer import Tokenizer
+from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.parallel.ranks import Ranks
-from forge.training import restore
-from forge.training.checkpoint import Checkpointer
+from forge.training.checkpoints import restore
+from forge.training.checkpoints.checkpoint import Checkpointer
 
 ROUNDS = 7
 MATRICES, ROWS, WIDTH = 24, 2048, 1280

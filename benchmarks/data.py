@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from forge.config.objective import Pretrain as Section
-from forge.data.loader import TrainLoader
-from forge.data.shards import IndexedStore, ShardWriter
-from forge.data.tokens import RandomStore
+from forge.config.objectives.base import Pretrain as Section
+from forge.data.batches.loader import TrainLoader
+from forge.data.tokens.shards import IndexedStore, ShardWriter
+from forge.data.tokens.tokens import RandomStore
 from forge.objectives.pretrain import Pretrain
 
 SEQ, BATCH, STEP_SECONDS = 1024, 16, 0.02

@@ -23,8 +23,8 @@ from tiny_families import CASES, SLACK, VOCAB, gradients_as_weights, peer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from forge.config.hf import folder as folders
-from forge.config.hf.shards import stored
+from forge.families import folder as folders
+from forge.families.shards import stored
 from forge.hf.read import load_folder
 from forge.hf.write import write_weights
 from forge.models.decoder import Decoder

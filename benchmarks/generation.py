@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 import forge
-from forge.models.drawing import Sampling
 from forge.models.init import init_weights
 from forge.models.plain import make_model
 from forge.models.sampling import Continued, How, continue_rows
+from forge.models.token_distribution import Sampling
 
 BATCHES = (1, 8, 32)
 ABOUT = """Of each prompt {tokens} tokens are drawn, with temperature 0.8 and top-k 50; the best of

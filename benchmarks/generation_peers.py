@@ -28,11 +28,11 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import forge
-from forge.config.tokenizer import END_OF_TEXT
-from forge.data.byte_text import ByteText
-from forge.data.tokenizer import Tokenizer
-from forge.models.drawing import Sampling
+from forge.config.tokenizers.tokenizer import END_OF_TEXT
+from forge.data.tokenizers.byte_text import ByteText
+from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.models.sampling import How, continue_rows
+from forge.models.token_distribution import Sampling
 
 SMOLLM2: dict[str, Any] = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536}
 SMOLLM2 |= {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}

@@ -98,14 +98,14 @@ def forge(folder: Path, dtype: str, rank: int | None = None, store: str = "") ->
     import torch
     import torch.distributed as dist
 
-    from forge.config.hf import folder as folders
     from forge.config.parallel import Parallel
+    from forge.families import folder as folders
     from forge.hf.read import load_folder
     from forge.models.decoder import Decoder
-    from forge.owned import local
     from forge.parallel.fsdp import shard
     from forge.parallel.materialize import allocate
     from forge.parallel.mesh import make_mesh
+    from forge.tensors.local import local
 
     section = folders.read(folder).section
     with torch.device("meta"):

@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 
 from forge.build import build
-from forge.data.loader import eval_batches
-from forge.data.prepare import prepare
-from forge.training.evaluation import evaluate
-from forge.training.restore import load_run
+from forge.data.batches.loader import eval_batches
+from forge.data.preparing.cached import prepare
+from forge.training.callbacks.evaluation import evaluate
+from forge.training.checkpoints.restore import load_run
 
 SEEDS = (1, 2, 3)
 

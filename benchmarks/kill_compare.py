@@ -16,7 +16,7 @@ from torch import Tensor
 from forge.rundir.checkpoints import META, WEIGHTS, listed
 from forge.rundir.history import METRICS
 from forge.rundir.progress import SAMPLES
-from forge.training import tensor_storage
+from forge.training.checkpoints import tensor_storage
 
 SPEED = {"tokens_per_second"}
 CLOCK = {"time", "seconds", "run_id", "versions", "rows", "files", "checksum", "sha256"}

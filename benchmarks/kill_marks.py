@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from forge.training import checkpoint, tensor_storage
 from forge.training.callback import Callback
-from forge.training.evaluation import Evaluation
+from forge.training.callbacks.evaluation import Evaluation
+from forge.training.callbacks.saving import Saving
+from forge.training.checkpoints import checkpoint, tensor_storage
 from forge.training.loop import Loop
-from forge.training.saving import Saving
 from forge.training.step_output import StepOutput
 
 STEP, ORDER, REACHED = "step", "order.json", "reached.json"

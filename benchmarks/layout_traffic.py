@@ -13,9 +13,9 @@ from __future__ import annotations
 import sys
 
 from forge.compose import composition
-from forge.plan.memory import memory_by_part
-from forge.plan.traffic import bytes_per_step
-from forge.plan.world import Devices
+from forge.planning.memory import memory_by_part
+from forge.planning.traffic import bytes_per_step
+from forge.planning.world import Devices
 from forge.resolve.resolve import resolve
 
 MEMORY = 80 << 30

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from moe_layers import WARM_UP, Case, Work, experts, forward_backward, inputs, taken
 
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 from forge.config.parallel import Parallel
 from forge.models.dispatch import capacity, order
 from forge.models.moe import MoE

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forge.config.model import Decoder
-from forge.config.moe import MoE as MoEConfig
+from forge.config.model.decoder import Decoder
+from forge.config.model.moe import MoE as MoEConfig
 from forge.models.feed_forward import FeedForward
 from forge.models.moe import MoE
 from forge.models.routing_record import SUMS

@@ -24,7 +24,7 @@ import torch
 from cross_entropy import cpu_name
 
 import forge
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 from forge.rundir.history import METRICS, PERFORMANCE
 
 DENSE, BIASED = "dense", "selection bias"

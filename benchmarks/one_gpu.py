@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import forge
 from forge.config import devices as known
 from forge.config.root import Config
-from forge.plan.memory import memory_by_part
-from forge.plan.time import StepTime, planned_time
+from forge.planning.memory import memory_by_part
+from forge.planning.time import StepTime, planned_time
 
 GIB = 1 << 30
 MODEL = (

@@ -28,7 +28,7 @@ import forge
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.optim.build import build_optimizer
-from forge.plan.memory import memory_by_part
+from forge.planning.memory import memory_by_part
 
 TORCH = "torch.optim.AdamW(fused=True)"
 CHOICES = (

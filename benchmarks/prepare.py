@@ -23,9 +23,9 @@ from pathlib import Path
 import datasets
 import tokenizers
 
-from forge.config.data import PythonSource
-from forge.data.corpus import python_source
-from forge.data.reading import Document, read_python
+from forge.config.data.text import PythonSource
+from forge.data.text.corpus import python_source
+from forge.data.text.reading import Document, read_python
 
 MAP = """
 import sys, datasets, tokenizers

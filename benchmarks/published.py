@@ -3,8 +3,8 @@ pairs of layouts it puts in the right order.
 
     python benchmarks/published.py --markdown benchmarks/results/published.md
 
-Nothing runs: each figure is what `forge.plan.time` says of the published layout, with the kernels
-and the recomputation that was published, as far as forge has them.
+Nothing runs: each figure is what `forge.planning.time` says of the published layout, with the
+kernels and the recomputation that was published, as far as forge has them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from statistics import median
 from published_figures import FIGURES, SOURCES, Figure
 
 from forge.compose import composition
-from forge.config.model import Decoder
-from forge.plan.time import StepTime, planned_time
-from forge.plan.world import CPU_BUILD, Devices
+from forge.config.model.decoder import Decoder
+from forge.planning.time import StepTime, planned_time
+from forge.planning.world import CPU_BUILD, Devices
 from forge.resolve.resolve import worked_out
 
 RESULTS = Path(__file__).parent / "results" / "published.md"

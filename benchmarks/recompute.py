@@ -5,9 +5,9 @@ it computes again, as the table of docs/memory.md.
 from __future__ import annotations
 
 import forge
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 from forge.config.recompute import CUSTOM, OFFLOADED, POLICIES, SAVED
-from forge.plan.activations import Activations, Stage, flops_again
+from forge.planning.activations import Activations, Stage, flops_again
 
 OVERRIDES = ["model=llama3_8b", "plan.device=h200", "plan.world_size=1", "precision=bf16"]
 OVERRIDES += ["train.seq_len=4096", "train.batch_size=1"]

@@ -26,9 +26,9 @@ import torch
 
 import forge
 from forge.build import build
-from forge.config.model import Decoder
-from forge.data.corpus import Corpus
-from forge.data.split import split_corpus
+from forge.config.model.decoder import Decoder
+from forge.data.text.corpus import Corpus
+from forge.data.text.split import split_corpus
 
 FIXED = [
     "model=tiny",

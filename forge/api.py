@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forge.config import register
-    from forge.config.data import Data as DataSection
-    from forge.config.feed_forwards.base import FeedForward as FeedForwardSection
+    from forge.config.data.text import Data as DataSection
     from forge.config.field import Condition, Section, opt, section
-    from forge.config.layer import Model as ModelSection
-    from forge.config.mixers.attention import Attention as AttentionSection
-    from forge.config.mixers.base import Mixer as MixerSection
-    from forge.config.model import Decoder as DecoderSection
-    from forge.config.objective import NextToken as NextTokenSection
-    from forge.config.objective import Objective as ObjectiveSection
-    from forge.config.optimizer import Optimizer as OptimizerSection
+    from forge.config.model.decoder import Decoder as DecoderSection
+    from forge.config.model.feed_forwards.base import FeedForward as FeedForwardSection
+    from forge.config.model.layer import Model as ModelSection
+    from forge.config.model.mixers.attention import Attention as AttentionSection
+    from forge.config.model.mixers.base import Mixer as MixerSection
+    from forge.config.model.tensors import TensorSpec, linear, norm
+    from forge.config.objectives.base import NextToken as NextTokenSection
+    from forge.config.objectives.base import Objective as ObjectiveSection
+    from forge.config.optimizers.base import Optimizer as OptimizerSection
+    from forge.config.optimizers.schedules import Scheduler as SchedulerSection
     from forge.config.root import Config
     from forge.config.rule import Derived, derivation, rule
-    from forge.config.scheduler import Scheduler as SchedulerSection
-    from forge.config.tensors import TensorSpec, linear, norm
-    from forge.config.tokenizer import Tokenizer as TokenizerSection
+    from forge.config.tokenizers.tokenizer import Tokenizer as TokenizerSection
     from forge.data import IGNORE_INDEX
-    from forge.data.corpus import Corpus
-    from forge.data.loader import Batch
-    from forge.data.tokenizer import Tokenizer
-    from forge.data.tokens import TokenSource
+    from forge.data.batches.loader import Batch
+    from forge.data.text.corpus import Corpus
+    from forge.data.tokenizers.tokenizer import Tokenizer
+    from forge.data.tokens.tokens import TokenSource
     from forge.models.attention import Attention
     from forge.models.cache import LayerCache
     from forge.models.contract import InStep, LanguageModel
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from forge.objectives.next_token import NextToken
     from forge.objectives.objective import Objective
     from forge.objectives.objective import read as hidden_of
-    from forge.optim.whole import WholeMatrices
-    from forge.owned import copy_local, local
+    from forge.optim.distributed_matrices import WholeMatrices
     from forge.parallel.mesh import Mesh
     from forge.parallel.modules import mix_in_each
     from forge.parallel.ranks import Ranks
     from forge.parallel.technique import Technique
+    from forge.tensors.local import copy_local, local
     from forge.training.callback import Callback
     from forge.training.callback import LoopView as Loop
     from forge.training.session import Session

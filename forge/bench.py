@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from forge import cli
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 from forge.config.numbers import byte_size
 from forge.config.problems import refusal
 from forge.launch.local import processes
-from forge.plan.activations import flops_again
-from forge.plan.flops import flops_per_token
-from forge.plan.launcher_environment import launcher_environment
-from forge.plan.memory import memory_by_part
-from forge.plan.world import check_startable
+from forge.planning.activations import flops_again
+from forge.planning.flops import flops_per_token
+from forge.planning.launcher_environment import launcher_environment
+from forge.planning.memory import memory_by_part
+from forge.planning.world import check_startable
 from forge.resolve.resolve import Resolution
 from forge.rundir import directory, files, identity, outcome, provenance
 from forge.rundir.provenance import typed
@@ -107,7 +107,7 @@ def _with_defaults(options: argparse.Namespace) -> list[str]:
     numbers = {name: getattr(options, name) for name in ("warmup", "steps", "profiled")}
     entry = ",".join(f"{name}:{number}" for name, number in numbers.items())
     total = sum(numbers.values())
-    bench = f"+callbacks.bench={{_target_:forge.training.bench.Bench,{entry}}}"
+    bench = f"+callbacks.bench={{_target_:forge.training.callbacks.bench.Bench,{entry}}}"
     steps = [f"train.max_steps={total}", f"metrics.log_interval={total}"]
     return [*before, *options.overrides, *ALWAYS, *steps, bench]
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from forge.config import packages
 from forge.config.field import Section, thaw_value
-from forge.config.own import ARGS, PARTIAL, SECTION, TARGET, Own
 from forge.config.problems import ConfigError, Problem, closest, did_you_mean
-from forge.config.target import (
+from forge.config.targets import packages
+from forge.config.targets.own import ARGS, PARTIAL, SECTION, TARGET, Own
+from forge.config.targets.target import (
     OF_TORCH,
     OF_USER,
     inner_faults,

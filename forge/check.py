@@ -17,23 +17,23 @@ from pathlib import Path
 
 from forge import cli
 from forge.compose.composition import Composition
-from forge.config import param_groups
-from forge.config.batch_sizes import BatchSizes
+from forge.config.data.batch_sizes import BatchSizes
 from forge.config.launch import Slurm
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.config.model.tensors import TensorSpec
 from forge.config.numbers import byte_size, counted, duration, percent
+from forge.config.optimizers import param_groups
 from forge.config.problems import REFUSED, ConfigError, listed
 from forge.config.quantization import Quantized
 from forge.config.root import Config
 from forge.config.sweeper import Optuna
-from forge.config.tensors import TensorSpec
 from forge.config.train import Train
-from forge.plan.activations import host_bytes
-from forge.plan.allocation import Allocation, allocation
-from forge.plan.flops import flops_per_token, sequences_of, tokens_in_all
-from forge.plan.memory import memory_by_part
-from forge.plan.time import expected_seconds, planned_time
-from forge.plan.world import CPU_BUILD, World, ranks_of, ranks_per_node
+from forge.planning.activations import host_bytes
+from forge.planning.allocation import Allocation, allocation
+from forge.planning.flops import flops_per_token, sequences_of, tokens_in_all
+from forge.planning.memory import memory_by_part
+from forge.planning.time import expected_seconds, planned_time
+from forge.planning.world import CPU_BUILD, World, ranks_of, ranks_per_node
 from forge.resolve.auto import device_memory, memory_needed
 from forge.resolve.resolve import Resolution
 from forge.resolve.rules.devices import HOST_MEMORY, MEMORY

@@ -81,8 +81,8 @@ def _file(options: argparse.Namespace, saved: checkpoints.Saved) -> str:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    from forge.training.hugging_face import export_dtype
-    from forge.training.merging import Merged
+    from forge.training.checkpoints.hf_folders import export_dtype
+    from forge.training.checkpoints.merging import Merged
 
     file: Path = options.place
     config = _config_of(options, saved)
@@ -106,8 +106,8 @@ def _folder(options: argparse.Namespace, saved: checkpoints.Saved) -> str:
     except ValueError as error:
         raise ValueError(f"--shard-size {options.shard_size}: it is {error}") from None
     from forge.hf.push import check_push, push
-    from forge.training.hugging_face import export_folder
-    from forge.training.peft import export_peft
+    from forge.training.checkpoints.hf_folders import export_folder
+    from forge.training.checkpoints.peft_folders import export_peft
 
     config = _config_of(options, saved)
     out: Path = options.place
@@ -136,7 +136,7 @@ def _config_of(options: argparse.Namespace, saved: checkpoints.Saved) -> Config:
     """Of a checkpoint. Raises ValueError where it is not said what is to become of adapters, or
     there are none.
     """
-    from forge.training import restore
+    from forge.training.checkpoints import restore
 
     path = options.run / checkpoints.BEST if options.best else options.run
     config = restore.config_of(saved.path, trust=for_run(path, options.trust))

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from forge import cli
 from forge.compose.trust import for_run
-from forge.plan.launcher_environment import launcher_environment
-from forge.prompts import Prompt, read_prompts
+from forge.planning.launcher_environment import launcher_environment
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.files import read_json, replacing, write_json
 from forge.rundir.saved_config import CONFIG
+from forge.training.prompts import Prompt, read_prompts
 
 if TYPE_CHECKING:
     from forge.training.writing import Writer
@@ -112,7 +112,7 @@ def _generate(options: argparse.Namespace) -> int:
     if options.parallel is not None:
         read = partial(_on_ranks, trust, options.parallel, prompts, out, how)
         return checkpoints.read_whole(path, read)
-    from forge.training.restore import load_run
+    from forge.training.checkpoints.restore import load_run
     from forge.training.writing import Writer
 
     trained = load_run(path, trust=trust)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from forge import cli
 from forge.compose.trust import in_project
-from forge.config.hf import folder as folders
-from forge.config.hf.download import fetched, is_id
-from forge.config.hf.shards import FolderError
 from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
+from forge.families import folder as folders
+from forge.families.download import fetched, is_id
+from forge.families.shards import FolderError
 
 DESCRIPTION = "Make a run of the weights, the tokenizer and the chat template of a folder."
 LONGEST = 1024
@@ -72,7 +72,7 @@ def _import(place: str, out: Path, typed: Sequence[str], options) -> str:
     resolution = cli.resolved(in_project(overrides), options.config_dir)[1]
     from forge.build import build
     from forge.rundir import directory
-    from forge.training.hugging_face import import_folder
+    from forge.training.checkpoints.hf_folders import import_folder
 
     own = resolution.config.tokenizer
     tokenizer = build(own, path="tokenizer", trust=resolution.config.run.trust, text=None)

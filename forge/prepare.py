@@ -71,7 +71,7 @@ def _verb(options: argparse.Namespace) -> int:
 def _prepare(out: Path, overrides: Sequence[str], options: argparse.Namespace) -> int:
     config = cli.resolved(in_project(overrides), options.config_dir)[1].config
     from forge.build import build
-    from forge.data.preparation import prepare_shards
+    from forge.data.preparing.shard_folder import prepare_shards
 
     meter = _Meter()
     manifest = prepare_shards(
@@ -91,8 +91,8 @@ def _prepare(out: Path, overrides: Sequence[str], options: argparse.Namespace) -
 
 
 def _validate(out: Path) -> int:
-    from forge.data.manifest import read_manifest
-    from forge.data.soundness import damage
+    from forge.data.preparing.soundness import damage
+    from forge.data.tokens.manifest import read_manifest
 
     meter = _Meter()
     faults = damage(out, progress=meter)
@@ -143,7 +143,7 @@ def _summary(out: Path, manifest: dict[str, Any]) -> str:
         unread = f"{counted(bad['number'], 'row')} that cannot be read ({bad['first'][0]})"
         named = ", ".join(filter(None, (named, unread)))
     rows.append(f"  left out: {named or 'nothing'}")
-    from forge.data.tokenizer import Tokenizer
+    from forge.data.tokenizers.tokenizer import Tokenizer
 
     own = out / "tokenizer"
     rows.append(f"  train on it: data=shards data.path={out} {Tokenizer.load(own).typed(own)}")

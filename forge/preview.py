@@ -58,8 +58,8 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
     import torch
 
     from forge.build import build
-    from forge.data.bad_rows import left_out
-    from forge.data.targets import check_targets
+    from forge.data.batches.targets import check_targets
+    from forge.data.text.bad_rows import left_out
     from forge.parallel.ranks import Ranks
     from forge.training import data
 

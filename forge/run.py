@@ -19,12 +19,12 @@ from forge.launch.local.background import Background
 from forge.launch.local.notebook import in_notebook
 from forge.launch.local.processes import Ranks
 from forge.launch.sweep.messages import OUTPUT
-from forge.plan.launcher_environment import (
+from forge.planning.launcher_environment import (
     LauncherEnvironment,
     launcher_environment,
     launcher_ranks,
 )
-from forge.plan.world import check_startable, ranks_of
+from forge.planning.world import check_startable, ranks_of
 from forge.resolve.resolve import Resolution, resolve
 from forge.resolve.rules.devices import HOST_MEMORY
 from forge.rundir import directory, outcome

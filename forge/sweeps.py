@@ -15,8 +15,8 @@ from forge.launch.sweep import sweep as sweeping
 from forge.launch.sweep.directory import find_sweep
 from forge.launch.sweep.preflight import Preflight
 from forge.launch.sweep.state import DONE, FAILED, survey
-from forge.plan.launcher_environment import launcher_environment
-from forge.plan.world import find_devices
+from forge.planning.launcher_environment import launcher_environment
+from forge.planning.world import find_devices
 from forge.rundir import outcome
 from forge.rundir.directory import short
 from forge.rundir.outcome import Result

@@ -20,7 +20,7 @@ from forge.compose.composition import compose
 from forge.compose.engine import CONF, VERSION_BASE
 from forge.config.problems import COMMAND_LINE, ConfigError, refusal
 from forge.config.root import Config
-from forge.plan.launcher_environment import launcher_environment
+from forge.planning.launcher_environment import launcher_environment
 
 if TYPE_CHECKING:
     from forge.launch.local.background import Background

@@ -18,7 +18,7 @@ from forge.launch.local import threads
 from forge.launch.local.child import die_with_parent, end_on_interrupt, leave
 from forge.launch.local.processes import search_path
 from forge.parallel.rendezvous import Command, Rendezvous
-from forge.plan.launcher_environment import LauncherEnvironment
+from forge.planning.launcher_environment import LauncherEnvironment
 from forge.rundir import outcome
 from forge.rundir.checkpoints import newest_usable, saved_folder
 from forge.rundir.directory import prolonging_override, resume_command

@@ -14,7 +14,7 @@ from forge.launch.sweep.command import Command
 from forge.launch.sweep.directory import Point
 from forge.launch.sweep.messages import line, say
 from forge.launch.sweep.state import PARTIAL, state_of
-from forge.plan.world import World
+from forge.planning.world import World
 from forge.resolve.resolve import Resolution
 from forge.rundir.directory import short
 from forge.rundir.outcome import FAILED, finished

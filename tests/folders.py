@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from forge.config.hf import folder as folders
-from forge.config.hf.table import shapes
+from forge.families import folder as folders
+from forge.families.table import shapes
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from forge.build import build
-from forge.config.adapter import NoAdapter
-from forge.config.layer import Model
-from forge.config.optimizer import Optimizer
-from forge.config.param_groups import OWN, Group
-from forge.config.scheduler import NoSchedule
+from forge.config.adapters.adapter import NoAdapter
+from forge.config.model.layer import Model
+from forge.config.optimizers.base import Optimizer
+from forge.config.optimizers.param_groups import OWN, Group
+from forge.config.optimizers.schedules import NoSchedule
 from forge.optim.groups import roles_of, torch_groups
 
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from forge import cli
 from forge.compose.many import Composer
 from forge.config.problems import ConfigError, Problem
-from forge.plan.world import Devices
+from forge.planning.world import Devices
 from forge.resolve import resolve as resolving
 from forge.resolve.resolve import Resolution
 from forge.resolve.rules import devices as device_rules

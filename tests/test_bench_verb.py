@@ -13,7 +13,7 @@ import pytest
 
 import forge
 from forge import bench, cli
-from forge.plan.activations import flops_again
+from forge.planning.activations import flops_again
 from tests.tiny import TINY
 
 SIZES = [word for word in TINY if not word.startswith(("eval", "metrics", "train.max"))]

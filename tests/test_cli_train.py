@@ -19,7 +19,7 @@ import forge.train
 from forge.compose import composition
 from forge.compose.engine import Library
 from forge.config import schemas
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 
 SEVEN = (
     "optimizer.lrr=1 model=lama7b train.seq_len=4096 scheduler.min_lr_ratio=2 train.max_steps=abc "

@@ -76,7 +76,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))
     (tmp_path / "my" / "ranks.tiktoken").write_text("".join(ranks))
     kept = str(tmp_path / "tokenizer.json")
-    monkeypatch.setattr("forge.config.hub.fetched", lambda name, revision: (kept, ""))
+    monkeypatch.setattr("forge.config.data.hub.fetched", lambda name, revision: (kept, ""))
     for name in (
         "tokenizer.json",
         "my/tokenizer.json",

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from forge import export, generate
-from forge.training.restore import load_run
+from forge.training.checkpoints.restore import load_run
 
 Capture = pytest.CaptureFixture[str]
 

@@ -11,7 +11,7 @@ import yaml
 
 import forge
 from forge import generate
-from forge.prompts import read_prompts
+from forge.training.prompts import read_prompts
 
 Capture = pytest.CaptureFixture[str]
 PROMPTS = ["the sea", "ship «é»\u2028", "a  ", "1"]
@@ -198,7 +198,7 @@ def test_a_layout_needs_as_many_gpus(
     tiny_run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run of a GPU is read by ranks on the CPU where there is none; torchrun is refused."""
-    from forge.plan.world import Devices
+    from forge.planning.world import Devices
     from forge.resolve import reading
     from forge.rundir import saved_config
 

@@ -15,15 +15,15 @@ import pytest
 from example_sweep import Example
 
 from forge import runs
-from forge.config import tiktoken_ranks
-from forge.config.chats import Chat
-from forge.config.hf import folder, peft, shards, tokenizer
+from forge.config.data.chats import Chat
 from forge.config.problems import ConfigError
 from forge.config.regular import NotRegular
-from forge.config.tokenizer_files import facts_of
-from forge.data.corpus import matching
-from forge.data.reading import open_bytes
-from forge.data.token_files import token_file
+from forge.config.tokenizers import tiktoken_ranks
+from forge.config.tokenizers.tokenizer_files import facts_of
+from forge.data.text.corpus import matching
+from forge.data.text.reading import open_bytes
+from forge.data.tokens.token_files import token_file
+from forge.families import folder, peft, shards, tokenizer
 from forge.report import __main__ as report_verb
 from forge.rundir.files import last_lines, read_json, read_rows, read_yaml
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from forge import planner
+from forge import plan as verb
 from forge.compose import composition
 from forge.config.problems import ConfigError
-from forge.plan.memory import memory_by_part
-from forge.plan.time import planned_time
-from forge.plan.world import CPU_BUILD, Devices
+from forge.planning.memory import memory_by_part
+from forge.planning.time import planned_time
+from forge.planning.world import CPU_BUILD, Devices
 from forge.resolve.resolve import resolve
 from forge.resolve.search import Layout, layouts
 
@@ -24,7 +24,7 @@ LAPTOP = Devices(gpus=0, source=CPU_BUILD, torch=(2, 13))
 
 
 def plan(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert planner.main(list(words)) == 0
+    assert verb.main(list(words)) == 0
     return capsys.readouterr().out
 
 
@@ -46,7 +46,7 @@ def test_a_plan_says_days_parts_and_layouts(capsys: pytest.CaptureFixture[str]) 
     assert "does not fit" in text.partition("the others")[2]
     typed = text.partition("to train so\n")[2].split()
     common = ["model=llama3_8b", "plan.device=h100", "plan.world_size=16", "train.seq_len=4096"]
-    config = composition.config([*common, *planner.BEHIND, CHUNKED, "run.device=cuda", *typed])
+    config = composition.config([*common, *verb.BEHIND, CHUNKED, "run.device=cuda", *typed])
     config = resolve(config, devices=LAPTOP).config
     again, needed = planned_time(config), sum(memory_by_part(config).values())
     assert again is not None
@@ -68,7 +68,7 @@ def test_objectives_that_compare_are_planned_and_take_no_dry_run(
     words = ["llama3_8b", "objective=dpo", "data=preference", f"data.path={__file__}"]
     words += ["--device", "h100", "--nodes", "1"]
     assert "llama3_8b on 8 h100 (1 node)" in plan(capsys, *words)
-    assert planner.main([*words, "--dry-run"]) == 2
+    assert verb.main([*words, "--dry-run"]) == 2
     said = capsys.readouterr().err
     assert "its step is one of running text, and objective=dpo compares examples." in said
     assert "-> leave --dry-run out" in said
@@ -88,7 +88,7 @@ def test_a_slow_network_asks_for_another_layout(capsys: pytest.CaptureFixture[st
 
 
 def test_what_fits_nowhere_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert planner.main(["llama3_1_405b", "--device", "a10g", "--gpus", "8"]) == 1
+    assert verb.main(["llama3_1_405b", "--device", "a10g", "--gpus", "8"]) == 1
     text = capsys.readouterr().out
     assert re.search(r"no layout of \d+ fits: the leanest needs [\d.,]+ GiB of 22.0 GiB", text)
 
@@ -107,15 +107,15 @@ REFUSED = [
 
 @pytest.mark.parametrize(("words", "said"), REFUSED, ids=[said for _, said in REFUSED])
 def test_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert planner.main(words) == 2
+    assert verb.main(words) == 2
     assert said in capsys.readouterr().err
 
 
 def test_the_largest_model_on_the_most_gpus_takes_seconds() -> None:
     """Under 10 s, without torch."""
     code = (
-        "import sys; from forge import planner;"
-        "code = planner.main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(code)"
+        "import sys; from forge import plan;"
+        "code = plan.main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(code)"
     )
     words = ["llama3_1_405b", "--tokens", "15e12", "--device", "h100", "--nodes", "2048"]
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -164,13 +164,13 @@ def test_every_degree_that_is_typed_stays(
         tried[:] = layouts(*args, **options)
         return tried
 
-    monkeypatch.setattr(planner, "layouts", search)
+    monkeypatch.setattr(verb, "layouts", search)
     device = ["plan.device=h100", "plan.world_size=8", "train.global_batch_size=64"]
     common = ["model=llama3_1_8b", *device, *others]
     wanted = {axis: int(n) for axis, _, n in (word.partition("=") for word in words)}
-    planner.main([*common, *(f"parallel.{word}" for word in words)])
+    verb.main([*common, *(f"parallel.{word}" for word in words)])
     assert tried
     for one in tried:
         assert {**one.config.parallel.degrees(), **wanted} == one.config.parallel.degrees()
-    planner.main([*common, "parallel.dp_shard=-1"])
+    verb.main([*common, "parallel.dp_shard=-1"])
     assert len({tuple(one.config.parallel.degrees()[axis] for axis in wanted) for one in tried}) > 1

@@ -28,7 +28,7 @@ SAMPLES = [
 ENDLESS = ["train.max_steps=1000000"]
 HANGING_SAVE = (
     "import sys, time; from forge import worker; "
-    "from forge.training.checkpoint import Checkpointer as C; "
+    "from forge.training.checkpoints.checkpoint import Checkpointer as C; "
     "C.save = lambda *a, **k: time.sleep(60); sys.exit(worker.main(sys.argv[1:]))"
 )
 MAKE_ONLY = (

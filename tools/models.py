@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import forge
 from forge.compose.engine import CONF
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 
 TABLE = Path(__file__).with_name("models.tsv")
 INTRO = """\

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from forge.build import build
-from forge.config.adapter import Adapter as AdapterSection
+from forge.config.adapters.adapter import Adapter as AdapterSection
 from forge.config.root import Config
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from forge.adapters.adapter import Adapted
-from forge.config.adapter import MAGNITUDE, TAKEN_A, TAKEN_B, A, B
+from forge.config.adapters.adapter import MAGNITUDE, TAKEN_A, TAKEN_B, A, B
 from forge.models.experts import ALIGNMENT
 from forge.models.grouped import group_of_rows, grouped_mm, looped_mm, rows_of
 

@@ -1,7 +1,7 @@
 """Weights in few bits, as a base under adapters keeps them: made of whole rows, and read again.
 
 A weight is [..., out, in]; each row is rounded for itself, so that any cut into rows has the same
-values. What is kept of one are several tensors, by the names of `forge.config.packed`.
+values. What is kept of one are several tensors, by the names of `forge.config.adapters.packed`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forge.config.packed import AT_ONCE, BLOCK, PARTS
+from forge.config.adapters.packed import AT_ONCE, BLOCK, PARTS
 
 Parts = Mapping[str, Tensor]
 NF4 = (

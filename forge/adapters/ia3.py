@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from forge.adapters.adapter import Adapted, Adapter
-from forge.config.adapter import place_of
-from forge.config.ia3 import IA3 as IA3Section
-from forge.config.tensors import TensorSpec
+from forge.config.adapters.adapter import place_of
+from forge.config.adapters.ia3 import IA3 as IA3Section
+from forge.config.model.tensors import TensorSpec
 from forge.models.decoder import Decoder
 from forge.models.mixin import mix_in
 

@@ -12,15 +12,15 @@ from forge.adapters.adapter import Adapted, Adapter
 from forge.adapters.experts import AdaptedExperts
 from forge.adapters.packed import packed_in
 from forge.adapters.pissa import take_out
-from forge.config.adapter import MAGNITUDE, PISSA, TAKEN_A, A, name_of, place_of
-from forge.config.adapter import LoRA as LoRASection
-from forge.config.tensors import EMBEDDING, TensorSpec
-from forge.masters import master
+from forge.config.adapters.adapter import MAGNITUDE, PISSA, TAKEN_A, A, name_of, place_of
+from forge.config.adapters.adapter import LoRA as LoRASection
+from forge.config.model.tensors import EMBEDDING, TensorSpec
 from forge.models.decoder import Decoder
 from forge.models.dropout import Dropout
 from forge.models.experts import Experts
 from forge.models.mixin import mix_in
-from forge.owned import copy_local, full
+from forge.tensors.local import copy_local, full
+from forge.tensors.masters import master
 
 
 class LoRA(Adapter):

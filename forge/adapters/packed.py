@@ -1,7 +1,7 @@
 """A model whose matrices are kept in few bits: what stands in place of them, and how it is filled.
 
 Each part that is kept of a weight is a parameter of its own, without a gradient, which tp, ep and
-FSDP cut as they do any other: `forge.config.packed` has its name, shape and cut.
+FSDP cut as they do any other: `forge.config.adapters.packed` has its name, shape and cut.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from forge.adapters.formats import pack, weight_of
-from forge.config.packed import AT_ONCE, PARTS
+from forge.config.adapters.packed import AT_ONCE, PARTS
 from forge.models.init import Initial
-from forge.owned import full, local, owned, select
+from forge.tensors.local import full, local, owned, select
 
 Read = Callable[[Sequence[Tensor]], Tensor]
 """Indices along each dimension but the last -> these rows of a weight, whole, in any format."""

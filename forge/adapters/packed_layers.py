@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from forge.adapters.packed import Packed, few_bits
 from forge.adapters.products import Linear, OfEqualExperts, OfExperts
-from forge.config.packed import PARTS, kept
-from forge.config.tensors import TensorSpec
+from forge.config.adapters.packed import PARTS, kept
+from forge.config.model.tensors import TensorSpec
 from forge.models.experts import Experts
 from forge.models.mixin import mix_in
 

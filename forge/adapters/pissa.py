@@ -12,10 +12,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from forge.config.adapter import TAKEN_A, TAKEN_B, A, B, name_of
-from forge.config.tensors import TensorSpec
-from forge.masters import master
-from forge.owned import copy_local, full
+from forge.config.adapters.adapter import TAKEN_A, TAKEN_B, A, B, name_of
+from forge.config.model.tensors import TensorSpec
+from forge.tensors.local import copy_local, full
+from forge.tensors.masters import master
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from torch import nn
 
 from forge.adapters.lora import LoRA
 from forge.adapters.packed_layers import pack_weights
-from forge.config.qlora import QLoRA as QLoRASection
+from forge.config.adapters.qlora import QLoRA as QLoRASection
 from forge.models.decoder import Decoder
 
 

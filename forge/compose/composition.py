@@ -20,9 +20,8 @@ from forge.compose.grammar import read
 from forge.compose.origin import default_origin, display, lines_of
 from forge.compose.project import Default
 from forge.compose.unknown import Keys
-from forge.config import packages
-from forge.config.hf.section import FolderDecoder
 from forge.config.hydra_names import translate
+from forge.config.model.hub_folder import FolderDecoder
 from forge.config.problems import (
     COMMAND_LINE,
     ConfigError,
@@ -31,6 +30,7 @@ from forge.config.problems import (
     did_you_mean,
     quoted,
 )
+from forge.config.targets import packages
 
 OF_HYDRA = (
     "of hydra.*, forge reads hydra.searchpath, and of a sweep hydra/launcher, hydra.launcher.*, "

@@ -36,9 +36,10 @@ from yaml.resolver import Resolver
 
 from forge.compose import resolvers
 from forge.compose.tree import node_at
-from forge.config import hydra_names, own, schemas
+from forge.config import hydra_names, schemas
 from forge.config.root import Config
-from forge.config.target import PATH
+from forge.config.targets import own
+from forge.config.targets.target import PATH
 
 if TYPE_CHECKING:
     from forge.resolve.resolve import Resolution

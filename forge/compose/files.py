@@ -19,8 +19,9 @@ from forge.compose.engine import PRIMARY, Library, Misfit
 from forge.compose.origin import display, line_of, nodes_of, value_of
 from forge.compose.tree import in_force
 from forge.compose.unknown import Fault, Keys
-from forge.config import hydra_names, own, schemas
+from forge.config import hydra_names, schemas
 from forge.config.problems import Problem, closest, did_you_mean, literal
+from forge.config.targets import own
 
 CORRECT = "correct the file"
 OVERRIDDEN = re.compile(r"(?:not override|Group Default for) '/?([\w/]+?)(?:@([\w.]*))?'")

@@ -16,8 +16,8 @@ from forge.compose.unknown import Keys
 from forge.config import schemas
 from forge.config.bounds import describe_bounds
 from forge.config.field import Section, default_of
-from forge.config.own import Own
 from forge.config.problems import ConfigError, Problem, closest, did_you_mean, shown
+from forge.config.targets.own import Own
 
 
 def page(

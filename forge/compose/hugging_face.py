@@ -11,14 +11,14 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from forge.config.field import variant_of
-from forge.config.hf import folder as folders
-from forge.config.hf.download import fetched, is_id
-from forge.config.hf.shards import FolderError
-from forge.config.hf.tokenizer import begins_documents
-from forge.config.mixers.base import Mixer
+from forge.config.model.mixers.base import Mixer
 from forge.config.problems import COMMAND_LINE, Problem
-from forge.config.tokenizer_files import TokenizerFile
-from forge.config.tokenizer_stated import CONFIG_NAME
+from forge.config.tokenizers.tokenizer_files import TokenizerFile
+from forge.config.tokenizers.tokenizer_stated import CONFIG_NAME
+from forge.families import folder as folders
+from forge.families.download import fetched, is_id
+from forge.families.shards import FolderError
+from forge.families.tokenizer import begins_documents
 
 MODEL, PATH, BEGINS = "model", "model.path", "tokenizer.add_bos"
 REVISION, IGNORED = "model.revision", "model.ignore_keys"

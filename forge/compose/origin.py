@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge.compose.engine import CONF, Library
 from forge.config.hydra_names import translate_key
-from forge.config.own import Own
+from forge.config.targets.own import Own
 from forge.rundir.roots import file_above
 
 

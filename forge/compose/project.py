@@ -21,10 +21,10 @@ from forge.compose.grammar import read
 from forge.compose.origin import display, line_of, value_of
 from forge.compose.portable import absolute, searched
 from forge.config import schemas
-from forge.config.hf.download import is_id
 from forge.config.hydra_names import translate
 from forge.config.places import ADDRESS
 from forge.config.problems import ConfigError, Problem, closest, did_you_mean, quoted
+from forge.families.download import is_id
 from forge.rundir.roots import FILE, file_above, table
 from forge.rundir.untrusted import SEARCH, TRUST, key_of, note_project
 

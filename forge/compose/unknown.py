@@ -15,9 +15,9 @@ from forge.compose.engine import Library
 from forge.compose.grammar import read
 from forge.compose.tree import LISTS, declared, has, in_force, node_at, option_keys
 from forge.config import schemas
-from forge.config.adapter import in_ours, saved_in_ours
+from forge.config.adapters.adapter import in_ours, saved_in_ours
 from forge.config.bounds import element_faults, fits
-from forge.config.data import Data, unstreamed
+from forge.config.data.text import Data, unstreamed
 from forge.config.problems import COMMAND_LINE, Problem, closest, did_you_mean, literal
 
 HELP = "python -m forge.train --help lists them"

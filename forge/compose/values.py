@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forge.config import schemas
-from forge.config.adapter import in_ours
+from forge.config.adapters.adapter import in_ours
 from forge.config.bounds import KINDS, fits, kind, length_fault
 from forge.config.problems import shown
 

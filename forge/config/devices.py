@@ -23,7 +23,7 @@ class Device:
     reaches under the power limit. nvlink: bytes a second that one GPU sends to others of its
     machine, over PCIe where there is no NVLink. network: the same to other machines, as in the
     machines that the GPU is usually sold in. attention: kernels, the one that is taken by itself
-    first, as `forge.plan.calibration` names them.
+    first, as `forge.planning.calibration` names them.
     """
 
     capability: tuple[int, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 
-from forge.config.scheduler import WSD, Constant, Decay, Scheduler
+from forge.config.optimizers.schedules import WSD, Constant, Decay, Scheduler
 
 SCHEDULE = ("scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.stable_steps")
 

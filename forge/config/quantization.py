@@ -9,8 +9,8 @@ from typing import ClassVar
 from omegaconf import MISSING
 
 from forge.config.field import Section, opt, section
-from forge.config.model import Decoder
-from forge.config.tensors import EXPERT, HEAD, MATRIX, TensorSpec
+from forge.config.model.decoder import Decoder
+from forge.config.model.tensors import EXPERT, HEAD, MATRIX, TensorSpec
 
 PARTS = ("attention", "feed_forward", "experts", "shared_experts")
 FP8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")

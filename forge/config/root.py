@@ -7,28 +7,27 @@ from typing import Any
 
 from omegaconf import MISSING
 
-import forge.config.optimizers  # noqa: F401  # to be imported is to be known
-from forge.config.adapter import Adapter
+from forge.config.adapters.adapter import Adapter
 from forge.config.changes import assignments
 from forge.config.checkpoint import Checkpoint
-from forge.config.data import Data
+from forge.config.data.text import Data
 from forge.config.eval import Eval
 from forge.config.field import Section, opt, section
 from forge.config.launch import Launch
-from forge.config.layer import Model
 from forge.config.metrics import Metrics
-from forge.config.objective import Objective
-from forge.config.optimizer import Optimizer
+from forge.config.model.layer import Model
+from forge.config.objectives.base import Objective
+from forge.config.optimizers.base import Optimizer
+from forge.config.optimizers.schedules import Scheduler
 from forge.config.parallel import Parallel
 from forge.config.plan import Plan
 from forge.config.precision import Precision
 from forge.config.profiling import Profiling
 from forge.config.quantization import Quantization
 from forge.config.run import Run
-from forge.config.scheduler import Scheduler
 from forge.config.sweep import Sweep
 from forge.config.sweeper import Sweeper
-from forge.config.tokenizer import Tokenizer
+from forge.config.tokenizers.tokenizer import Tokenizer
 from forge.config.train import Train
 
 

@@ -11,17 +11,18 @@ import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import forge.config.chats
-import forge.config.hf.section
-import forge.config.ia3
-import forge.config.mixture  # to be imported is to be known
-import forge.config.preference
-import forge.config.qlora
-import forge.config.tokenizer_files  # noqa: F401
-from forge.config import feed_forwards, mixers
-from forge.config.feed_forwards.base import FeedForward
+import forge.config.adapters.ia3
+import forge.config.adapters.qlora
+import forge.config.data.chats
+import forge.config.data.mixture  # to be imported is to be known
+import forge.config.model.hub_folder
+import forge.config.objectives.preference
+import forge.config.tokenizers.tokenizer_files  # noqa: F401
+from forge.config import optimizers
 from forge.config.field import Section, default_of, types_of, variants_of
-from forge.config.mixers.base import Mixer
+from forge.config.model import feed_forwards, mixers
+from forge.config.model.feed_forwards.base import FeedForward
+from forge.config.model.mixers.base import Mixer
 from forge.config.root import Config
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _in_order(base: type[Section]) -> list[type[Section]]:
 INNER: dict[str, type[Section]] = {"mixer": Mixer, "feed_forward": FeedForward}
 """Groups of a section inside of another, as model.mixer, with their base classes."""
 
-for package in (mixers, feed_forwards):  # a file each; to be imported is to be known
+for package in (mixers, feed_forwards, optimizers):  # a file each; to be imported is to be known
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import field
 
-from forge.config.batch_sizes import BatchSizes
+from forge.config.data.batch_sizes import BatchSizes
 from forge.config.field import Condition, Section, opt, section
 from forge.config.parallel import SEVERAL_RANKS
 from forge.config.problems import Problem

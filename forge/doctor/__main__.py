@@ -110,7 +110,7 @@ def examine(plan: Plan) -> list[Finding]:
 def _composed(options: argparse.Namespace) -> Config:
     from forge.compose import composition as compose
     from forge.compose.trust import in_project
-    from forge.config.group_faults import check_values
+    from forge.config.optimizers.group_faults import check_values
     from forge.config.problems import ConfigError
 
     overrides = in_project(options.overrides)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forge.config.hf.family import Family
-from forge.config.model import Decoder
+from forge.config.adapters.qlora import QLoRA
+from forge.config.model.decoder import Decoder
 from forge.config.numbers import compact
 from forge.config.problems import shown
-from forge.config.qlora import QLoRA
 from forge.config.root import Config
+from forge.families.family import Family
 from forge.rundir.checkpoints import Saved
 from forge.rundir.directory import MADE_WITH
 from forge.rundir.files import read_object

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.adapter import SCALES, name_of
-from forge.config.hf.table import Row
-from forge.config.ia3 import IA3
+from forge.config.adapters.adapter import SCALES, name_of
+from forge.config.adapters.ia3 import IA3
+from forge.families.table import Row
 from forge.hf.peft import PREFIX, Read, module_of, target_names
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from forge.config.tensors import TensorSpec
+from forge.config.model.tensors import TensorSpec
 
 
 def are_new(one: TensorSpec, rows: Tensor, stored: int) -> Tensor:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.adapter import MAGNITUDE, A, B, LoRA, name_of
-from forge.config.hf.table import Row
-from forge.config.tensors import BIAS, EMBEDDING, HEAD
+from forge.config.adapters.adapter import MAGNITUDE, A, B, LoRA, name_of
+from forge.config.model.tensors import BIAS, EMBEDDING, HEAD
+from forge.families.table import Row
 
 PREFIX = "base_model.model."
 NO_EXPERTS = (

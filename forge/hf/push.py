@@ -13,7 +13,7 @@ def check_push(name: str) -> str:
     """
     from huggingface_hub import HfApi
 
-    from forge.config.hf.download import ID, reachable
+    from forge.families.download import ID, reachable
 
     if ID.fullmatch(name) is None:
         raise ValueError(f"--push {name}: it is the id of a model on the hub, ORG/NAME")

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from forge.adapters.packed import Packed
-from forge.config.hf import folder as folders
-from forge.config.hf.shards import AGAIN, FolderError, Stored
-from forge.config.hf.table import Row
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.config.model.tensors import EMBEDDING, HEAD
 from forge.config.problems import listed
 from forge.config.regular import open_regular
-from forge.config.tensors import EMBEDDING, HEAD
+from forge.families import folder as folders
+from forge.families.shards import AGAIN, FolderError, Stored
+from forge.families.table import Row
 from forge.hf.new_rows import are_new, filled
-from forge.owned import local, owned
+from forge.tensors.local import local, owned
 
 DTYPES = {
     "F64": torch.float64,

@@ -12,8 +12,8 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from forge.config.hf.shards import INDEX, SINGLE
-from forge.config.hf.table import Row, shapes
+from forge.families.shards import INDEX, SINGLE
+from forge.families.table import Row, shapes
 from forge.hf.read import DTYPES
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

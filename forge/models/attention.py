@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.models.cache import LayerCache
 from forge.models.documents import Seen
 from forge.models.norm import make_qk_norm, make_rms_norm

@@ -9,11 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.models.contract import StepReport
 from forge.models.moe import MoE
 from forge.models.routing_record import SUMS
-from forge.wide import widest
+from forge.tensors.wide import widest
 
 
 class Balanced:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.attention_options import Span
+from forge.config.model.attention_options import Span
 from forge.models.documents import as_scores
 
 

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.build import make
-from forge.config.attention_options import Span
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.moe import is_moe_layer
-from forge.config.tensors import BIAS, LogUniform
+from forge.config.model.attention_options import Span
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.moe import is_moe_layer
+from forge.config.model.tensors import BIAS, LogUniform
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache, numbered, seen_in
 from forge.models.documents import Packed, Seen, as_scores, packed, packed_in_blocks

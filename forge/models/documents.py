@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from forge.config.attention_options import Span
+from forge.config.model.attention_options import Span
 from forge.models.head import soft_cap
 
 BLOCK = 128  # queries and keys of a block

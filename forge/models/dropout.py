@@ -1,9 +1,9 @@
 """Dropout and noise that are the same on every layout, micro-batch and after every resume.
 
 A batch brings `noise`, 32 random bits of each place that follow from the run's seed, the number of
-the row and the position (`forge.data.noise`). A random number is a hash of these, of the name of
-the layer and of the feature, so that no generator has a state, and no rank has to know what others
-draw. Nothing is kept for backward: masks are made again.
+the row and the position (`forge.data.batches.noise`). A random number is a hash of these, of the
+name of the layer and of the feature, so that no generator has a state, and no rank has to know what
+others draw. Nothing is kept for backward: masks are made again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge.hashing import hashed, keys_of
+from forge.tensors.counter_rng import hashed, keys_of
 
 
 class Noise:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.moe import has_expert_bias
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.moe import has_expert_bias
 from forge.models.feed_forward import Activation, kept_names
 from forge.models.grouped import group_of_rows, grouped_mm, looped_mm, rows_of
 

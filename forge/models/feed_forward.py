@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.moe import has_expert_bias
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.moe import has_expert_bias
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

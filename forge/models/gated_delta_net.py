@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge.config.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNetConfig
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNetConfig
 from forge.models.attention import KEPT_NAMES as OF_ATTENTION
 from forge.models.cache import LayerCache
 from forge.models.delta_rule import Fed, chunked, l2_norm, recurrent, short_conv, wide

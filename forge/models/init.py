@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.tensors import LogUniform
-from forge.owned import select
+from forge.config.model.tensors import LogUniform
+from forge.tensors.local import select
 
 VALUES_PER_BLOCK = 65536
 VALUES_PER_PORTION = 1 << 21

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge.config.mixers.mla import MLA as MLAConfig
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.mixers.mla import MLA as MLAConfig
 from forge.models.cache import LayerCache
 from forge.models.head import weight_of
 from forge.models.norm import make_rms_norm

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from forge.build import make
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.moe import MoE as MoEConfig
-from forge.config.moe import n_moe_layers
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.moe import MoE as MoEConfig
+from forge.config.model.moe import n_moe_layers
 from forge.models.dispatch import (
     Order,
     Room,
@@ -26,7 +26,7 @@ from forge.models.feed_forward import FeedForward
 from forge.models.router import Routed, Router
 from forge.models.routing_losses import balance_loss, entropy, router_z_loss
 from forge.models.routing_record import RoutingRecord
-from forge.wide import widest
+from forge.tensors.wide import widest
 
 
 class MoE(nn.Module):

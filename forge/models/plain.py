@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from forge.build import bind
-from forge.config.layer import Model
-from forge.config.own import Own
+from forge.config.model.layer import Model
+from forge.config.targets.own import Own
 from forge.models.contract import check_model
 from forge.models.head import Head
 from forge.models.mixin import mix_in

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
 
 Rotation = tuple[Tensor, ...]
 """What is known of some positions, each [seq, 1, width], or of those of each row, [batch, seq, 1,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge.config.moe import MoE as MoEConfig
+from forge.config.model.moe import MoE as MoEConfig
 
 
 class Routed(NamedTuple):

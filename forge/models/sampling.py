@@ -13,9 +13,9 @@ from torch import Tensor
 
 from forge.models.cache import can_select, select
 from forge.models.contract import Cached, LanguageModel
-from forge.models.drawing import NONE, NOT_FINITE, Sampling, logprobs_of, uniforms
 from forge.models.head import head_of
-from forge.models.modes import evaluating
+from forge.models.reading_mode import evaluating
+from forge.models.token_distribution import NONE, NOT_FINITE, Sampling, logprobs_of, uniforms
 
 Ended = Callable[[int, list[int]], bool]
 FILLER = 0  # id of a token that nobody reads

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from forge.config.objective import auto_chunk_size
+from forge.config.objectives.base import auto_chunk_size
 from forge.data import IGNORE_INDEX
 from forge.models.head import Head
 from forge.objectives.cross_entropy import CrossEntropySums

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forge.config.preference import DPO as DPOConfig
-from forge.data.loader import Batch
+from forge.config.objectives.preference import DPO as DPOConfig
+from forge.data.batches.loader import Batch
 from forge.models.contract import LanguageModel
 from forge.objectives.preference import Both, Compared, Preference, preferred
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.preference import KTO as KTOConfig
+from forge.config.objectives.preference import KTO as KTOConfig
 from forge.data import IGNORE_INDEX
-from forge.data.loader import Batch
-from forge.data.samples import Samples
+from forge.data.batches.loader import Batch
+from forge.data.batches.samples import Samples
 from forge.models.contract import LanguageModel
 from forge.objectives.losses import Losses
 from forge.objectives.objective import Reads
 from forge.objectives.responses import Responded, each_response
-from forge.wide import widest
+from forge.tensors.wide import widest
 
 LABELS = {"desirable": True, "undesirable": False}
 

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forge.data import IGNORE_INDEX
-from forge.data.loader import Batch
-from forge.data.samples import Sample, Samples
+from forge.data.batches.loader import Batch
+from forge.data.batches.samples import Sample, Samples
 from forge.models.contract import LanguageModel
 from forge.models.head import head_of
 from forge.objectives.objective import Objective, read
-from forge.wide import widest
+from forge.tensors.wide import widest
 
 LOGITS_AT_ONCE = 1 << 24
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from forge.config.objective import Objective as Section
+from forge.config.objectives.base import Objective as Section
 from forge.data import IGNORE_INDEX
-from forge.data.loader import Batch
-from forge.data.samples import Samples
-from forge.data.tokenizer import Tokenizer
+from forge.data.batches.loader import Batch
+from forge.data.batches.samples import Samples
+from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.models.contract import LanguageModel, beside_tokens
 from forge.objectives.losses import Losses
 

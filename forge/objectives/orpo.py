@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from forge.config.preference import ORPO as ORPOConfig
-from forge.data.loader import Batch
+from forge.config.objectives.preference import ORPO as ORPOConfig
+from forge.data.batches.loader import Batch
 from forge.objectives.preference import Both, Compared, Preference, preferred
 
 

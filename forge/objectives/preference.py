@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forge.config.preference import Preference as Section
+from forge.config.objectives.preference import Preference as Section
 from forge.data import IGNORE_INDEX
-from forge.data.loader import Batch
+from forge.data.batches.loader import Batch
 from forge.models.contract import LanguageModel
 from forge.objectives.losses import Losses
 from forge.objectives.responses import Responded, each_response

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from forge.config.objective import CrossEntropy as Section
-from forge.data.loader import Batch
+from forge.config.objectives.base import CrossEntropy as Section
+from forge.data.batches.loader import Batch
 from forge.models.contract import LanguageModel
 from forge.models.head import head_of
 from forge.objectives.chunked_cross_entropy import chunked_cross_entropy

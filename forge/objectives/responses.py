@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forge.config.preference import Responses as Section
+from forge.config.objectives.preference import Responses as Section
 from forge.data import IGNORE_INDEX
-from forge.data.loader import Batch
-from forge.data.samples import Sample, Samples
+from forge.data.batches.loader import Batch
+from forge.data.batches.samples import Sample, Samples
 from forge.models.contract import LanguageModel
 from forge.models.head import head_of
-from forge.models.modes import evaluating
+from forge.models.reading_mode import evaluating
 from forge.objectives.log_probs import log_probs
 from forge.objectives.objective import Objective, read
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from forge.config.objective import SFT as SFTConfig
+from forge.config.objectives.base import SFT as SFTConfig
 from forge.data import IGNORE_INDEX
-from forge.data.loader import Batch
-from forge.data.samples import Samples
+from forge.data.batches.loader import Batch
+from forge.data.batches.samples import Samples
 from forge.objectives.next_token import kept_of
 from forge.objectives.pretrain import CrossEntropy
 

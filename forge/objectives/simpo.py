@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forge.config.preference import SimPO as SimPOConfig
-from forge.data.loader import Batch
+from forge.config.objectives.preference import SimPO as SimPOConfig
+from forge.data.batches.loader import Batch
 from forge.objectives.preference import Both, Compared, Preference, preferred
 
 

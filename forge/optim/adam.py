@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.optimizer import Adam as AdamSection
-from forge.config.optimizer import AdamW as AdamWSection
-from forge.config.optimizers import AdamPax as AdamPaxSection
-from forge.masters import master
+from forge.config.optimizers.adam import Adam as AdamSection
+from forge.config.optimizers.adam import AdamPax as AdamPaxSection
+from forge.config.optimizers.adam import AdamW as AdamWSection
 from forge.optim.adam_update import Options, update
 from forge.optim.elementwise import Elementwise, count_of, in_16_bits, wide_dtype, zeros_of
-from forge.owned import local
+from forge.tensors.local import local
+from forge.tensors.masters import master
 
 HALF = {"bf16": torch.bfloat16}
 """Formats of moments other than that of the update."""

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from forge.config.optimizer import Optimizer as OptimizerSection
-from forge.masters import master
+from forge.config.optimizers.base import Optimizer as OptimizerSection
 from forge.optim.rounding import Rounding
-from forge.owned import local
+from forge.tensors.local import local
+from forge.tensors.masters import master
 
 foreach: Any = torch  # whose functions on lists of tensors pyright takes for private
 

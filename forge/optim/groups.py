@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from forge.config.adapter import B
-from forge.config.model import Decoder
-from forge.config.param_groups import Group, parameters_of, trained
+from forge.config.adapters.adapter import B
+from forge.config.model.decoder import Decoder
+from forge.config.model.tensors import BIAS, EMBEDDING, MATRIX, NORM
+from forge.config.optimizers.param_groups import Group, parameters_of, trained
 from forge.config.root import Config
-from forge.config.tensors import BIAS, EMBEDDING, MATRIX, NORM
 
 Schedule = Callable[[int], float]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from forge.config.data import Data
-from forge.config.mixture import Mix
+from forge.config.data.mixture import Mix
+from forge.config.data.text import Data
 
 
 class LearningRate:

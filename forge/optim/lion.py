@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from forge.config.optimizer import Lion as LionSection
+from forge.config.optimizers.lion import Lion as LionSection
 from forge.optim.elementwise import ByParts, Part, descend, foreach, zeros_of
 
 

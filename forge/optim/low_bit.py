@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from forge.config.optimizers import CODES_IN_BYTE, AdamWLowBit, low_bit_block
+from forge.config.optimizers.low_bit import CODES_IN_BYTE, AdamWLowBit, low_bit_block
 from forge.optim.adam import AdamUpdates
 from forge.optim.elementwise import count_of, zeros_of
-from forge.owned import cut_dim, local, owned
+from forge.tensors.local import cut_dim, local, owned
 
 said = logging.root.manager.disable
 logging.disable(logging.WARNING)  # it warns of kernels for other devices than there are

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.optimizer import Muon as MuonSection
-from forge.masters import master
+from forge.config.optimizers.muon import Muon as MuonSection
+from forge.optim.distributed_matrices import Matrix, WholeMatrices
 from forge.optim.elementwise import KeepsFormats, in_16_bits, wide_dtype, write, zeros_of
 from forge.optim.orthogonal import newton_schulz
 from forge.optim.rounding import Rounding
-from forge.optim.whole import Matrix, WholeMatrices
-from forge.owned import local
+from forge.tensors.local import local
+from forge.tensors.masters import master
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from forge.config.optimizer import NorMuon as NorMuonSection
+from forge.config.optimizers.muon import NorMuon as NorMuonSection
+from forge.optim.distributed_matrices import Matrix
 from forge.optim.elementwise import wide_dtype
 from forge.optim.muon import Muon
 from forge.optim.orthogonal import polar_express
-from forge.optim.whole import Matrix
-from forge.owned import cut_dim, local, owned, select
+from forge.tensors.local import cut_dim, local, owned, select
 
 LEAST = 1e-10
 

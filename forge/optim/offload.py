@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from forge.masters import master
+from forge.optim.combined import FLAGS
 from forge.optim.one_by_one import OneByOne, parts_of
-from forge.optim.together import FLAGS
-from forge.owned import local
+from forge.tensors.local import local
+from forge.tensors.masters import master
 
 
 class Offloaded(torch.optim.Optimizer):

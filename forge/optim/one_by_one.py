@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.optim.together import Together, told
+from forge.optim.combined import Together, told
 
 
 def parts_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:

@@ -10,11 +10,11 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from forge.build import bind, build, locate, parameters_of
-from forge.config.model import Decoder
-from forge.config.own import STEPS, TARGET, Own
+from forge.config.model.decoder import Decoder
+from forge.config.optimizers.schedules import Scheduler
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
-from forge.config.scheduler import Scheduler
+from forge.config.targets.own import STEPS, TARGET, Own
 
 Schedule = Callable[[int], float]
 PATH = "scheduler"

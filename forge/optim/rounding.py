@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from forge.hashing import hashed, keys_of
-from forge.masters import master
-from forge.owned import local, owned
+from forge.tensors.counter_rng import hashed, keys_of
+from forge.tensors.local import local, owned
+from forge.tensors.masters import master
 
 Noise = tuple[Tensor, Tensor, list[Tensor]]
 """Of one update of a parameter: two keys, int32 without dimensions, and what a place in the

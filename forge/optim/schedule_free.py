@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.optimizers import ScheduleFreeAdamW as ScheduleFreeSection
+from forge.config.optimizers.schedule_free import ScheduleFreeAdamW as ScheduleFreeSection
 from forge.optim.elementwise import (
     ByParts,
     Part,
@@ -17,8 +17,8 @@ from forge.optim.elementwise import (
     foreach,
     zeros_of,
 )
-from forge.owned import local
-from forge.wide import widest
+from forge.tensors.local import local
+from forge.tensors.wide import widest
 
 
 class ScheduleFreeAdamW(ByParts):

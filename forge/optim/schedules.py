@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from forge.config.scheduler import WSD, Constant, Cosine, Decay, Linear, NoSchedule, Rex
+from forge.config.optimizers.schedules import WSD, Constant, Cosine, Decay, Linear, NoSchedule, Rex
 
 Schedule = Callable[[int], float]
 Shape = Callable[[float], float]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.optimizers import SGD as SGDSection
+from forge.config.optimizers.sgd import SGD as SGDSection
 from forge.optim.elementwise import ByParts, Part, descend, foreach, zeros_of
 
 

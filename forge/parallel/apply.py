@@ -9,8 +9,8 @@ from torch import nn
 
 from forge.adapters.adapter import Adapter
 from forge.build import build
-from forge.config.document_attention import in_blocks
-from forge.config.model import Decoder as DecoderSection
+from forge.config.model.decoder import Decoder as DecoderSection
+from forge.config.model.document_attention import in_blocks
 from forge.config.quantization import FP8
 from forge.config.root import Config
 from forge.models.attention import Attention
@@ -46,7 +46,7 @@ def apply(
     unless these are not to be `filled`, as others are loaded.
 
     make: builds the model; called on the meta device. masters: keep fp32 masters of its weights,
-    see `forge.masters`. A pipeline is cut into stages first; then on
+    see `forge.tensors.masters`. A pipeline is cut into stages first; then on
     each
 
     1. tensor parallelism: heads, feed-forward and vocabulary over tp, sequences between layers;

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from forge.config.attention_options import Span
+from forge.config.model.attention_options import Span
 from forge.models.decoder import Decoder
 from forge.models.documents import Packed, packed
 from forge.models.positions import Positions, Sinusoids

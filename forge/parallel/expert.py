@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from forge.config.tensors import TensorSpec
+from forge.config.model.tensors import TensorSpec
 from forge.models.dispatch import rearrange
 from forge.models.moe import MoE
-from forge.owned import local
 from forge.parallel.collectives import exchange, exchange_counts, exchange_rows
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import mix_in_each
-from forge.parallel.owned import added_once, place
+from forge.parallel.placed_parameters import added_once, place
+from forge.tensors.local import local
 
 
 def spread_experts(model: Any, mesh: Mesh, table: Iterable[TensorSpec] | None = None) -> None:

@@ -12,9 +12,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from forge.models.contract import StepReport
-from forge.owned import local
 from forge.quantization.fp8 import FP8
 from forge.quantization.layers import QuantizedLinear
+from forge.tensors.local import local
 
 
 def gather_in_fp8(model: nn.Module, products: FP8) -> None:

@@ -23,10 +23,10 @@ from forge.adapters.adapter import Adapted
 from forge.adapters.packed import packed_in
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
-from forge.owned import local
 from forge.parallel.fsdp_formats import integers, keep_formats
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import blocks_of, mix_in
+from forge.tensors.local import local
 
 
 @integers()

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from forge.owned import local
 from forge.parallel.ranks import Ranks
+from forge.tensors.local import local
 
 Tensors = dict[str, Tensor | None]
 

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from forge.owned import local
-from forge.wide import widest
+from forge.tensors.local import local
+from forge.tensors.wide import widest
 
 
 def norm_of(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from forge.adapters.packed import drawn, packed_in
-from forge.masters import add_masters, master, round_masters
 from forge.models.init import init_weights
-from forge.owned import local, owned
+from forge.tensors.local import local, owned
+from forge.tensors.masters import add_masters, master, round_masters
 
 
 def materialize(

@@ -11,19 +11,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.tensors import LogUniform
 from forge.config.root import Config
-from forge.config.tensors import LogUniform
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache
 from forge.models.contract import beside_tokens
 from forge.models.head import Head, head_of
 from forge.objectives.losses import Losses
-from forge.owned import local
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import FORMATS, HALF
 from forge.parallel.pipeline_relay import Line, SharedHead, pass_through
-from forge.plan.stages import cut_by_cost, stages_of
+from forge.planning.stages import cut_by_cost, stages_of
+from forge.tensors.local import local
 
 if TYPE_CHECKING:
     from forge.parallel.pipeline_schedule import Read

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from forge.models.cache import KVCache
 from forge.models.head import Head
-from forge.plan.stages import owner
+from forge.planning.stages import owner
 
 
 @dataclass(frozen=True, kw_only=True)

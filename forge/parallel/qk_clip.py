@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from forge.models.contract import StepReport
-from forge.owned import local, owned
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import blocks_of, mix_in
+from forge.tensors.local import local, owned
 
 QUERIES = 512
 """Whose logits are held at a time."""

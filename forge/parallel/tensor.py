@@ -18,16 +18,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from forge.config.adapter import is_added
+from forge.config.adapters.adapter import is_added
+from forge.config.model.tensors import TensorSpec
 from forge.config.parallel import Parallel
-from forge.config.tensors import TensorSpec
 from forge.models.decoder import Decoder
 from forge.models.dropout import Jitter, StreamDropout
 from forge.models.head import Head
 from forge.models.norm import NormOfHeads
 from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import PositionTable, Rotation
-from forge.owned import local
 from forge.parallel.collectives import (
     gather,
     gather_equal,
@@ -37,7 +36,8 @@ from forge.parallel.collectives import (
 )
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import Sequences, cut_sequences, layers_of, mix_in, mix_in_each
-from forge.parallel.owned import See, added_once, place
+from forge.parallel.placed_parameters import See, added_once, place
+from forge.tensors.local import local
 
 
 class Width:

@@ -28,8 +28,8 @@ from forge.config.problems import (
     shown,
 )
 from forge.launch.local import processes
-from forge.plan.launcher_environment import launcher_environment
-from forge.plan.world import check_startable
+from forge.planning.launcher_environment import launcher_environment
+from forge.planning.world import check_startable
 from forge.resolve.resolve import Resolution
 from forge.rundir import files, saved_config
 from forge.rundir.saved_config import CONFIG

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from forge.config.root import Config
-from forge.data.mixture import Mixture
-from forge.data.store import TokenStore
-from forge.data.streams import Streamed
-from forge.data.tokenizer import Tokenizer
+from forge.data.batches.mixture import Mixture
+from forge.data.batches.streams import Streamed
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.data.tokens.store import TokenStore
 from forge.parallel.gather import Tensors, gather
 from forge.parallel.ranks import Ranks
 from forge.training.data import train_loader

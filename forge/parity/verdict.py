@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from forge.config.adapter import A
-from forge.config.model import Decoder
+from forge.config.adapters.adapter import A
+from forge.config.model.decoder import Decoder
 from forge.config.numbers import aligned
 from forge.config.root import Config
 from forge.parallel.gather import Tensors

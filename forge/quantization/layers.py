@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 from forge.config.quantization import Quantization, Quantized, layers_of
 from forge.models.experts import Experts
 from forge.models.mixin import mix_in

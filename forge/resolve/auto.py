@@ -8,14 +8,14 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 from forge.config.numbers import byte_size
-from forge.config.optimizer import GROUPED
+from forge.config.optimizers.base import GROUPED
 from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.config.rule import Derived, derivation, put, rules_of
-from forge.plan.memory import memory_by_part
-from forge.plan.world import World, ranks_of, ranks_per_node
+from forge.planning.memory import memory_by_part
+from forge.planning.world import World, ranks_of, ranks_per_node
 from forge.resolve.layout import DEGREES, batch, pipeline
 from forge.resolve.rules import degrees as degree_rules
 
@@ -136,7 +136,7 @@ def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
         elif needed <= USABLE * memory:
             if config.plan.device is None:
                 break
-            from forge.plan.time import planned_time  # which most commands have no use for
+            from forge.planning.time import planned_time  # which most commands have no use for
 
             time = planned_time(_gathering(tried), ranks_per_node(world))
             if time is None:

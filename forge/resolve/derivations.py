@@ -7,34 +7,34 @@ import os
 from collections.abc import Collection, Iterator
 
 from forge.config import schemas
-from forge.config.adapter import Adapter, LoRA
+from forge.config.adapters.adapter import Adapter, LoRA
 from forge.config.checkpoint import Checkpoint
-from forge.config.data import Data
+from forge.config.data.mixture import Mix
+from forge.config.data.reading import NAME, options_of, schema_of
+from forge.config.data.text import Data
 from forge.config.eval import Eval
-from forge.config.hf import peft
-from forge.config.hf.download import fetched, is_id
-from forge.config.hf.section import FolderDecoder, grows
-from forge.config.hf.shards import FolderError
 from forge.config.horizon import SCHEDULE, open_steps
 from forge.config.launch import Slurm
-from forge.config.layer import Model
-from forge.config.mixture import Mix
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.config.model.hub_folder import FolderDecoder, grows
+from forge.config.model.layer import Model
+from forge.config.model.tensors import EMBEDDING, HEAD
+from forge.config.objectives.preference import Referenced
+from forge.config.optimizers.schedules import Scheduler
 from forge.config.parallel import Parallel
 from forge.config.places import ADDRESS
 from forge.config.precision import Precision
-from forge.config.preference import Referenced
 from forge.config.problems import Problem, shown
-from forge.config.reading import NAME, options_of, schema_of
 from forge.config.root import Config
 from forge.config.rule import Derived, derivation, walk
 from forge.config.run import Run
-from forge.config.scheduler import Scheduler
-from forge.config.tensors import EMBEDDING, HEAD
-from forge.config.tokenizer import BPE, Tokenizer
-from forge.config.tokenizer_files import FILE_NAME, Existing, TokenizerFile
+from forge.config.tokenizers.tokenizer import BPE, Tokenizer
+from forge.config.tokenizers.tokenizer_files import FILE_NAME, Existing, TokenizerFile
 from forge.config.train import Train
-from forge.plan.world import World
+from forge.families import peft
+from forge.families.download import fetched, is_id
+from forge.families.shards import FolderError
+from forge.planning.world import World
 from forge.resolve.auto import auto, memory_for_time
 from forge.resolve.layout import batch, layout, padding, pipeline
 from forge.resolve.recompute import recompute

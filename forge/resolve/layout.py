@@ -10,8 +10,8 @@ from forge.config.root import Config
 from forge.config.rule import Derived, derivation
 from forge.config.run import Run
 from forge.config.train import AT_ONCE, FEW
-from forge.plan.layout import best_microbatches, data_ranks, sequences_of_rank
-from forge.plan.world import World
+from forge.planning.layout import best_microbatches, data_ranks, sequences_of_rank
+from forge.planning.world import World
 
 DEGREES = tuple(f"parallel.{axis}" for axis in AXES)
 SIZE, TOKENS = "train.global_batch_size", "train.global_batch_tokens"

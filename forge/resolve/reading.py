@@ -9,7 +9,7 @@ from math import prod
 from forge.config.parallel import Parallel
 from forge.config.problems import ConfigError
 from forge.config.root import Config
-from forge.plan.world import World, find_devices
+from forge.planning.world import World, find_devices
 from forge.resolve.rules.all import RULES
 
 AXES = {"tp": "tp", "fsdp": "dp_shard", "ep": "ep"}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 from forge.config.numbers import byte_size
-from forge.config.optimizer import GROUPED
+from forge.config.optimizers.base import GROUPED
 from forge.config.problems import Problem
 from forge.config.recompute import AUTO, NAMES
 from forge.config.root import Config
 from forge.config.rule import Derived, derivation
 from forge.config.train import Train
-from forge.plan.activations import Activations, Stage
-from forge.plan.recompute import choose
-from forge.plan.world import World
+from forge.planning.activations import Activations, Stage
+from forge.planning.recompute import choose
+from forge.planning.world import World
 from forge.resolve.auto import USABLE, device_memory
 
 POLICY, TABLE = "train.activation_checkpointing", "train.recompute"

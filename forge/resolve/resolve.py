@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from forge.config.group_faults import check_values
+from forge.config.optimizers.group_faults import check_values
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
 from forge.config.rule import Derived, put
-from forge.plan.world import Devices, World, find_devices, world_of
+from forge.planning.world import Devices, World, find_devices, world_of
 from forge.resolve import causes
 from forge.resolve.derivations import DERIVATIONS
 from forge.resolve.rules.all import RULES

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from forge.config.devices import Device
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 from forge.config.root import Config
 from forge.config.rule import put
-from forge.plan.memory import memory_by_part
-from forge.plan.time import StepTime, step_time
-from forge.plan.world import World, ranks_per_node
+from forge.planning.memory import memory_by_part
+from forge.planning.time import StepTime, step_time
+from forge.planning.world import World, ranks_per_node
 from forge.resolve.auto import DEGREE_RULES, USABLE, laid_out, name_of
 
 POWERS = (1, 2, 4, 8, 16, 32)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from forge.config.objective import is_higher_better
+from forge.config.objectives.base import is_higher_better
 from forge.rundir.files import read_object
 from forge.rundir.saved_config import is_run, read_plain
 

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 import yaml
 
-from forge.config import own, packages
 from forge.config.field import Section, thaw_value, types_of, variants_of
 from forge.config.hydra_names import renamed
 from forge.config.root import Config
-from forge.config.target import trusted
+from forge.config.targets import own, packages
+from forge.config.targets.target import trusted
 from forge.rundir.files import read_object, read_rows, read_sections, read_yaml, write_text
 from forge.rundir.former_paths import TARGET, TYPE, current
 

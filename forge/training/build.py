@@ -6,23 +6,23 @@ from forge.rundir import directory, versions
 from forge.rundir.checkpoints import TOKENIZER
 from forge.rundir.files import write_json
 from forge.training.callback import Callback, is_users
-from forge.training.checkpoint import Checkpointer
+from forge.training.callbacks.garbage import Garbage
+from forge.training.callbacks.metrics import Logger
+from forge.training.callbacks.norms import Norms
+from forge.training.callbacks.progress import StepSigns
+from forge.training.callbacks.saving import Saving
+from forge.training.callbacks.sparsity import Sparsity
+from forge.training.callbacks.spikes import Spikes
+from forge.training.callbacks.stopping import Agreement, BadSteps, HealthCheck, StopVote, TimeLimit
+from forge.training.callbacks.trackers import trackers_of
+from forge.training.checkpoints.checkpoint import Checkpointer
 from forge.training.data import how_streamed, train_loader
 from forge.training.entries import build_entries
-from forge.training.garbage import Garbage
 from forge.training.loop import Loop
-from forge.training.metrics import Logger
-from forge.training.norms import Norms
 from forge.training.process import say
-from forge.training.progress import StepSigns
-from forge.training.saving import Saving
 from forge.training.session import Session
-from forge.training.sparsity import Sparsity
-from forge.training.spikes import Spikes
 from forge.training.start import begin, choose
 from forge.training.step import Update
-from forge.training.stopping import Agreement, BadSteps, HealthCheck, StopVote, TimeLimit
-from forge.training.trackers import trackers_of
 
 
 def build(session: Session) -> Loop:

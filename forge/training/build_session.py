@@ -14,6 +14,7 @@ from forge.parallel.modules import FORMATS
 from forge.parallel.ranks import join
 from forge.parallel.rendezvous import Rendezvous
 from forge.rundir import saved_config
+from forge.training.callbacks.signals import Signals
 from forge.training.data import check_vocabulary, fit, prepare_data
 from forge.training.entries import check_entries
 from forge.training.first_lines import first_lines
@@ -21,7 +22,6 @@ from forge.training.models import build_model, build_objective
 from forge.training.process import check_dtypes, loss_scaler, record_collectives, set_up, stage
 from forge.training.references import add_references, examples_read
 from forge.training.session import Session
-from forge.training.signals import Signals
 
 
 def build_session(

@@ -13,27 +13,27 @@ from typing import Any
 import torch
 
 from forge.build import build
-from forge.config.eval_sets import data_of
+from forge.config.data.eval_sets import data_of
 from forge.config.root import Config
 from forge.config.rule import Derived
-from forge.data.bad_rows import left_out
-from forge.data.cache import cache_root
-from forge.data.examples import Examples, plan_examples
-from forge.data.loader import TrainLoader, count_samples
-from forge.data.mixture import Mixture
-from forge.data.packing import Plan, plan
-from forge.data.plans import kept_plan
-from forge.data.prepare import Prepared, prepare, with_sets
-from forge.data.store import TokenStore
-from forge.data.streams import Streamed
-from forge.data.targets import Empty, check_targets
-from forge.data.tokenizer import Tokenizer
+from forge.data.batches.examples import Examples, plan_examples
+from forge.data.batches.loader import TrainLoader, count_samples
+from forge.data.batches.mixture import Mixture
+from forge.data.batches.packing import Plan, plan
+from forge.data.batches.plans import kept_plan
+from forge.data.batches.streams import Streamed
+from forge.data.batches.targets import Empty, check_targets
+from forge.data.preparing.cached import Prepared, prepare, with_sets
+from forge.data.text.bad_rows import left_out
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.data.tokens.cache import cache_root
+from forge.data.tokens.store import TokenStore
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
 from forge.resolve.derivations import fit_epochs
 from forge.rundir import outcome, versions
+from forge.training.callbacks.samples import opening
 from forge.training.process import say
-from forge.training.samples import opening
 
 log = logging.getLogger(__name__)
 MOSTLY = 0.5

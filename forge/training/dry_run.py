@@ -20,14 +20,14 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forge.build import build
-from forge.config.moe import MoE
+from forge.config.model.moe import MoE
 from forge.config.root import Config
-from forge.data.loader import Step
+from forge.data.batches.loader import Step
 from forge.models.router import Router
-from forge.owned import local
 from forge.parallel.counting import Counting
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
+from forge.tensors.local import local
 from forge.training.models import build_model
 from forge.training.step import Update
 

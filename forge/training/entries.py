@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from forge.build import bind, locate
-from forge.config.own import GIVEN, NEEDED, Own
 from forge.config.root import Config
+from forge.config.targets.own import GIVEN, NEEDED, Own
 from forge.training.callback import Callback, failure
 
 if TYPE_CHECKING:

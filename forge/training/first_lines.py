@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from forge.config import param_groups
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 from forge.config.numbers import aligned, counted
+from forge.config.optimizers import param_groups
 from forge.config.quantization import Quantized
 from forge.config.root import Config
-from forge.data.mixture import Mixture
-from forge.data.prepare import Prepared
-from forge.data.streams import Streamed
+from forge.data.batches.mixture import Mixture
+from forge.data.batches.streams import Streamed
+from forge.data.preparing.cached import Prepared
 from forge.parallel.ranks import Ranks
-from forge.plan.flops import sequences_of, tokens_in_all
-from forge.plan.world import ranks_of
+from forge.planning.flops import sequences_of, tokens_in_all
+from forge.planning.world import ranks_of
 from forge.resolve.auto import name_of
 
 

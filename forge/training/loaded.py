@@ -15,21 +15,21 @@ from torch import Tensor
 
 from forge.build import build
 from forge.compose.trust import for_run
-from forge.config.preference import EXAMPLES
-from forge.config.reading import read_whole
-from forge.data.prepare import prepare
-from forge.data.store import MappedStore, TokenStore
-from forge.models.modes import evaluating
+from forge.config.data.reading import read_whole
+from forge.config.objectives.preference import EXAMPLES
+from forge.data.preparing.cached import prepare
+from forge.data.tokens.store import MappedStore, TokenStore
+from forge.models.reading_mode import evaluating
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
 from forge.resolve.rules.entries import entry_faults
 from forge.rundir.checkpoints import BEST, META, CheckpointError, Saved, listed, saved_folder
 from forge.rundir.directory import Place, path_of, short
+from forge.training.callbacks.evaluation import evaluate_sets, most_sequences
+from forge.training.checkpoints.restore import Trained, load_run
 from forge.training.data import prepared_text
-from forge.training.evaluation import evaluate_sets, most_sequences
 from forge.training.models import build_objective
 from forge.training.references import add_references, examples_evaluated
-from forge.training.restore import Trained, load_run
 from forge.training.writing import ROWS, Prompt, Writer, Written, encode_prompt
 
 Step = int | Literal["last", "best"]

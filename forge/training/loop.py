@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from forge.data.loader import Step, TrainLoader
-from forge.optim.modes import reading
+from forge.data.batches.loader import Step, TrainLoader
+from forge.optim.train_eval_modes import reading
 from forge.training.callback import Callback, call, name_of
+from forge.training.callbacks.trackers import Trackers
 from forge.training.session import Session
 from forge.training.step import Update
 from forge.training.step_output import StepOutput
-from forge.training.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ class Loop(Moments):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Paused, with the weights that are evaluated and saved, see `forge.optim.modes`."""
+        """Paused, with the weights that are evaluated and saved."""
         with self.paused(), reading(self.model, self.optimizer):
             yield
 

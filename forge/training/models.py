@@ -11,11 +11,10 @@ from torch import nn
 from forge.adapters.adapter import adapter_of, adapters_off
 from forge.adapters.packed import plain_parameters
 from forge.build import build
-from forge.config.adapter import NoAdapter
-from forge.config.hf.folder import is_folder
+from forge.config.adapters.adapter import NoAdapter
 from forge.config.root import Config
-from forge.data.tokenizer import Tokenizer
-from forge.masters import round_weights
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.families.folder import is_folder
 from forge.models.plain import make_model
 from forge.objectives.objective import Objective
 from forge.optim.groups import freeze
@@ -24,8 +23,9 @@ from forge.parallel.modules import FORMATS, HALF
 from forge.parallel.ranks import Ranks
 from forge.rundir import checkpoints
 from forge.rundir.checkpoints import CheckpointError, Saved
-from forge.training import restore
-from forge.training.restore import Trained
+from forge.tensors.masters import round_weights
+from forge.training.checkpoints import restore
+from forge.training.checkpoints.restore import Trained
 
 
 def build_model(

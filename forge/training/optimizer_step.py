@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from forge.optim.one_by_one import OneByOne
-from forge.owned import local
 from forge.parallel.gradients import clip_values, squares, total_norm
 from forge.parallel.ranks import Ranks
+from forge.tensors.local import local
 
 
 def skips_on_device(optimizer: torch.optim.Optimizer, weights: Iterable[Tensor]) -> bool:

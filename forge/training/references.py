@@ -16,26 +16,26 @@ import numpy as np
 import torch
 from torch import nn
 
-from forge.config.preference import Referenced
+from forge.config.objectives.preference import Referenced
 from forge.config.root import Config
-from forge.data.cache import cache_root, explained
-from forge.data.examples import Examples
-from forge.data.fingerprint import hash_file, hash_json
-from forge.data.loader import spread
-from forge.data.mixture import Mixture
-from forge.data.prepare import Prepared
-from forge.data.samples import Samples
-from forge.data.store import TokenStore
-from forge.data.streams import Streamed
-from forge.data.tokenizer import Tokenizer
-from forge.models.modes import evaluating
+from forge.data.batches.examples import Examples
+from forge.data.batches.loader import spread
+from forge.data.batches.mixture import Mixture
+from forge.data.batches.samples import Samples
+from forge.data.batches.streams import Streamed
+from forge.data.preparing.cached import Prepared
+from forge.data.text.fingerprint import hash_file, hash_json
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.data.tokens.cache import cache_root, explained
+from forge.data.tokens.store import TokenStore
+from forge.models.reading_mode import evaluating
 from forge.objectives.objective import Objective
 from forge.objectives.responses import References, Responded, each_response
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.rundir.checkpoints import META
+from forge.training.callbacks.evaluation import most_sequences
 from forge.training.data import examples_of, train_loader
-from forge.training.evaluation import most_sequences
 from forge.training.models import found_place, frozen_model
 from forge.training.process import say
 

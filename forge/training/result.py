@@ -5,15 +5,15 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from forge.config.chats import Chats
-from forge.config.objective import NextToken
+from forge.config.data.chats import Chats
+from forge.config.objectives.base import NextToken
 from forge.rundir.checkpoints import newest_usable
 from forge.rundir.directory import prolonging_override, resume_command, short
 from forge.rundir.outcome import REASONS
 from forge.rundir.saved_config import newest
 from forge.rundir.untrusted import of_project
+from forge.training.callbacks.metrics import nulls
 from forge.training.loop import Loop
-from forge.training.metrics import nulls
 
 
 def result_of(loop: Loop, reason: str, metrics: dict[str, float]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from forge.config.root import Config
-from forge.data.prepare import Prepared
-from forge.data.tokenizer import Tokenizer
+from forge.data.preparing.cached import Prepared
+from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
 

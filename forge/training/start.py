@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from forge.adapters.adapter import adapter_of
-from forge.config.adapter import LoRA
+from forge.config.adapters.adapter import LoRA
 from forge.config.changes import changes, permitted
-from forge.config.hf import peft
-from forge.config.hf.folder import is_folder
 from forge.config.root import Config
-from forge.data.tokenizer import Tokenizer
-from forge.optim.modes import Modes
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.families import peft
+from forge.families.folder import is_folder
+from forge.optim.train_eval_modes import Modes
 from forge.parallel.materialize import fill
 from forge.rundir import checkpoints, directory, outcome
 from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Damaged, NoneLeft, Saved
 from forge.rundir.files import cut_rows
 from forge.rundir.progress import row_files
-from forge.training import restore
-from forge.training.base import BASE, fingerprint, identity, located
-from forge.training.checkpoint import Checkpointer
+from forge.training.callbacks.saving import restore as load_state
+from forge.training.checkpoints import restore
+from forge.training.checkpoints.adapter_base import BASE, fingerprint, identity, located
+from forge.training.checkpoints.checkpoint import Checkpointer
+from forge.training.checkpoints.new_rows import of_new_rows
+from forge.training.checkpoints.peft_folders import load_adapters
 from forge.training.loop import Loop
-from forge.training.new_rows import of_new_rows
-from forge.training.peft import load_adapters
 from forge.training.process import say, stage
-from forge.training.saving import restore as load_state
 from forge.training.session import Session
 
 

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forge.data.loader import Batch, Step
+from forge.data.batches.loader import Batch, Step
 from forge.models.contract import DRAWN
-from forge.models.modes import evaluating
+from forge.models.reading_mode import evaluating
 from forge.objectives.objective import Objective
+from forge.optim.combined import told
 from forge.optim.learning_rate import LearningRate
-from forge.optim.together import told
 from forge.parallel.fsdp import reduce_in_backward
 from forge.parallel.gradients import clip_factor, clip_values, norm_of, scale
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
+from forge.training.callbacks.spikes import Spikes
 from forge.training.optimizer_step import InBackward, skips_on_device, step_unless, takes_factor
-from forge.training.spikes import Spikes
 from forge.training.step_output import StepOutput
 
 

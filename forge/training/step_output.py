@@ -40,7 +40,7 @@ class StepOutput:
     clipping. skipped: bool, whether weights and optimizer were left as they were, because one of
     the two is not finite or, as `judged` has it, a spike, or there is no target. sums: sums over
     target tokens, by name. means: other values of the step, by name. requests: number of ranks with
-    a request (`forge.training.stopping`). factor: by which gradients are still to be multiplied.
+    a request (`callbacks.stopping`). factor: by which gradients are still to be multiplied.
     """
 
     n_tokens: int

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.data.render import prompt_ids, stated_ends, turn_end_ids
-from forge.data.tokenizer import Tokenizer
-from forge.models.drawing import Sampling
+from forge.data.tokenizers.render import prompt_ids, stated_ends, turn_end_ids
+from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.models.sampling import How, continue_rows
+from forge.models.token_distribution import Sampling
 
 END, STOP, LENGTH = "end", "stop", "length"
 ROWS = 32  # prompts that are continued at once

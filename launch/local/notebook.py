@@ -18,8 +18,8 @@ def in_notebook() -> bool:
 
 
 class OneLine:
-    """A file of the lines that `forge.training.console` prints: a notebook shows the newest of
-    training, and of evaluation below it, in place of those before.
+    """A file of the lines that the console prints: a notebook shows the newest of training, and of
+    evaluation below it, in place of those before.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, Trial
 from forge.compose.composition import compose
 from forge.config.hydra_names import translate
 from forge.config.launch import Local, Slurm
-from forge.config.objective import is_higher_better
+from forge.config.objectives.base import is_higher_better
 from forge.config.problems import ConfigError, Problem
 from forge.config.sweeper import Optuna
 from forge.launch.jobs import FOLDER

@@ -15,7 +15,7 @@ from forge.config.launch import Slurm
 from forge.config.problems import ConfigError, Problem
 from forge.config.sbatch import given
 from forge.launch.local.processes import search_path
-from forge.plan.allocation import Allocation, allocation, faults
+from forge.planning.allocation import Allocation, allocation, faults
 
 ALL = 10**6  # points of a sweep at a time, where the cluster alone is to say
 ENDS = (

@@ -11,7 +11,7 @@ from typing import Any
 
 from forge.launch.local import threads
 from forge.launch.local.processes import free_port, search_path
-from forge.plan.world import World
+from forge.planning.world import World
 
 MINUTES = 60 * 24 * 365  # submitit wants a limit
 POLL = 0.2

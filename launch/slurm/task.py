@@ -17,7 +17,7 @@ from types import FrameType
 from forge.config.launch import Slurm
 from forge.launch.local import threads
 from forge.launch.slurm import queue
-from forge.plan.launcher_environment import launcher_environment
+from forge.planning.launcher_environment import launcher_environment
 from forge.rundir import saved_config
 from forge.rundir.saved_config import newest
 

@@ -19,7 +19,7 @@ from forge.launch.sweep.command import Command, Entry
 from forge.launch.sweep.directory import Point
 from forge.launch.sweep.messages import line, say
 from forge.launch.sweep.state import CANCELLED, RUNNING, STOPPED, at_work
-from forge.plan.world import Devices
+from forge.planning.world import Devices
 from forge.rundir import outcome
 from forge.rundir.lock import LOCK, holder
 from forge.rundir.outcome import REFUSED, finished

@@ -18,7 +18,7 @@ from forge.config.root import Config
 from forge.launch.sweep import expand
 from forge.launch.sweep.expand import SEEDS, Combination
 from forge.launch.sweep.refused import PointsRefused
-from forge.plan.world import Devices, find_devices
+from forge.planning.world import Devices, find_devices
 from forge.resolve.resolve import Resolution, resolve
 from forge.resolve.rules.devices import HOST_MEMORY
 from forge.rundir.files import unwritable

@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 
 from forge.compose.grammar import read
 from forge.config.hydra_names import translate
-from forge.config.objective import is_higher_better
+from forge.config.objectives.base import is_higher_better
 from forge.config.problems import shown
 from forge.launch.sweep.directory import Point
 from forge.launch.sweep.expand import SHARED

@@ -19,7 +19,7 @@ from forge.launch.sweep import local, messages
 from forge.launch.sweep.command import Command
 from forge.launch.sweep.place import keys_of, own_place
 from forge.launch.sweep.preflight import Planned, Preflight
-from forge.plan.world import Devices, find_devices, ranks_of
+from forge.planning.world import Devices, find_devices, ranks_of
 
 NEEDS = {"cmaes": ("cmaes",), "gp": ("torch", "scipy")}
 """Packages that Optuna needs for a sampler."""
@@ -44,7 +44,7 @@ def fly(flight: Preflight, here: Devices) -> int:
     if world.planned:
         where = f"{ranks_of(world.size)} ({world.devices.source})"
         print(f"{counted(len(points), 'point')} can run on {where}; nothing was started there")
-        from forge.plan.time import expected_seconds  # which sweeps that start have no use for
+        from forge.planning.time import expected_seconds  # which sweeps that start have no use for
 
         times = [expected_seconds(one.resolution.config, world) for one in points]
         if None not in times:

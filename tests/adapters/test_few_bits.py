@@ -13,7 +13,7 @@ import forge
 from forge.adapters.formats import NF4, pack, unpack
 from forge.adapters.packed import packed_in
 from forge.adapters.packed_layers import pack_weights
-from forge.config.qlora import QLoRA
+from forge.config.adapters.qlora import QLoRA
 from forge.models.init import init_weights
 from forge.models.plain import make_model
 from forge.parallel.materialize import materialize

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import forge
 from forge.adapters.formats import pack, unpack
-from forge.config.packed import made_bytes
+from forge.config.adapters.packed import made_bytes
 from forge.parallel.ranks import Ranks
-from forge.plan.memory import memory_by_part
+from forge.planning.memory import memory_by_part
 from forge.training.models import build_model
 
 SIZES = [

@@ -13,10 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from forge.adapters.adapter import adapters_off
 from forge.adapters.lora import merged
-from forge.config.adapter import MAGNITUDE, A, B, is_added, name_of, place_of
+from forge.config.adapters.adapter import MAGNITUDE, A, B, is_added, name_of, place_of
 from forge.models.plain import make_model
 from forge.parallel.ranks import Ranks
-from forge.plan.flops import flops_per_token
+from forge.planning.flops import flops_per_token
 from forge.training.models import build_model
 
 TOKENS = torch.arange(48).view(2, 24) * 7 % 300

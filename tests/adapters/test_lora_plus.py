@@ -9,7 +9,7 @@ import torch
 from refusing import SMALL, resolved
 from torch import Tensor, nn
 
-from forge.config.adapter import is_added, place_of
+from forge.config.adapters.adapter import is_added, place_of
 from forge.models.plain import make_model
 from forge.optim.build import build_optimizer
 from forge.parallel.ranks import Ranks

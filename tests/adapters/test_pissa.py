@@ -10,7 +10,7 @@ import torch
 from refusing import SMALL, resolved
 
 from forge.adapters.adapter import adapter_of, adapters_off
-from forge.config.adapter import is_added, place_of
+from forge.config.adapters.adapter import is_added, place_of
 from forge.models.plain import make_model
 from forge.parallel.ranks import Ranks
 from forge.training.models import build_model

@@ -64,10 +64,15 @@ PLACES = [
     (
         "model.rope_theta",
         "model=tiny",
-        "forge/config/rotary.py",
+        "forge/config/model/rotary.py",
         "rope_theta: float = opt(10000.0,",
     ),
-    ("model._target_", "", "forge/config/model.py", '_target_: str = "forge.models.decoder.Dec'),
+    (
+        "model._target_",
+        "",
+        "forge/config/model/decoder.py",
+        '_target_: str = "forge.models.decoder.Dec',
+    ),
 ]
 
 

@@ -21,7 +21,7 @@ from forge.config import problems as errors
 from forge.config import schemas
 from forge.config.problems import Problem
 from forge.launch.local import processes
-from forge.plan.world import Devices
+from forge.planning.world import Devices
 from forge.resolve import resolve as resolving
 
 LINES = int(os.environ.get("FORGE_FUZZ_EXAMPLES", "100"))

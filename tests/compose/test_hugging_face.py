@@ -13,7 +13,7 @@ from folders import write_folder
 from forge import cli, explain
 from forge.compose.composition import compose
 from forge.compose.many import Composer
-from forge.config.hf.section import FolderDecoder
+from forge.config.model.hub_folder import FolderDecoder
 
 
 @pytest.fixture

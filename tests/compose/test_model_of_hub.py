@@ -11,7 +11,7 @@ from folders import write_folder
 from refusing import problems
 
 from forge import cli
-from forge.config.hf import download
+from forge.families import download
 
 COMMIT, LATER = "0" * 40, "1" * 40
 
@@ -28,7 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         vocab = {"model": {"vocab": {"a": 0, "<s>": 1, "</s>": 2}}, "added_tokens": []}
         (model / "snapshots" / commit / "tokenizer.json").write_text(json.dumps(vocab))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("forge.config.hf.download.reachable", lambda: False)
+    monkeypatch.setattr("forge.families.download.reachable", lambda: False)
     monkeypatch.chdir(tmp_path)
     download.fetched.cache_clear()
     return model

@@ -15,10 +15,10 @@ import pytest
 from refusing import SMALL, only, problems, resolved
 
 from forge import explain, train
-from forge.config import signature
 from forge.config.changes import changes
-from forge.config.signature import REQUIRED, UNREAD
-from forge.config.target import OF_TORCH
+from forge.config.targets import signature
+from forge.config.targets.signature import REQUIRED, UNREAD
+from forge.config.targets.target import OF_TORCH
 from forge.rundir import saved_config
 
 MODULE = """

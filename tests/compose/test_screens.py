@@ -15,7 +15,7 @@ from advice import alternatives
 from refusing import problems
 
 from forge import check
-from forge.plan.world import Devices
+from forge.planning.world import Devices
 from forge.resolve import resolve as resolving
 
 SCREENS = Path(__file__).with_name("screens")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from refusing import only
 
-from forge.config.data import STREAM_OPTIONS, STREAMED, HuggingFace
-from forge.data.reading import BadFile
-from forge.data.rows import text_of
+from forge.config.data.text import STREAM_OPTIONS, STREAMED, HuggingFace
+from forge.data.text.reading import BadFile
+from forge.data.text.rows import text_of
 
 BEFORE = "python -m forge.prepare does so beforehand"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from refusing import only, problems, resolved
 
-from forge.config.adapter import THEIRS
+from forge.config.adapters.adapter import THEIRS
 
 KEY = "adapter.target_modules"
 

@@ -16,8 +16,8 @@ from refusing import only, problems, resolved
 
 from forge.config import register, schemas
 from forge.config.field import opt
-from forge.config.layer import Model
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.config.model.layer import Model
 from forge.config.train import Train
 from forge.rundir import saved_config
 
@@ -26,7 +26,7 @@ SCHEMA = """
     from dataclasses import dataclass
     from forge.config import register
     from forge.config.field import opt
-    from forge.config.layer import Model
+    from forge.config.model.layer import Model
 
     @dataclass(kw_only=True)
     class Wide(Model):
@@ -146,7 +146,7 @@ REFUSED = [
         "must be a dataclass(kw_only=True) that subclasses forge.",
     ),
     ("model", "mine", Undecorated, "must be a dataclass(kw_only=True) that subclasses forge."),
-    ("model", "decoder", Other, "the name is taken by forge.config.model.Decoder"),
+    ("model", "decoder", Other, "the name is taken by forge.config.model.decoder.Decoder"),
 ]
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_registered(group: str, name: str, schema: type, said: st
 def test_a_package_that_registers_wrongly_is_a_problem_of_the_search_path(package: Package) -> None:
     package({"mine/conf/__init__.py": SCHEMA.replace('"wide"', '"decoder"')})
     found = problems(SEARCH)
-    assert "the name is taken by forge.config.model.Decoder" in found[0].what
+    assert "the name is taken by forge.config.model.decoder.Decoder" in found[0].what
     assert schemas.SCHEMAS["model"]["decoder"] is Decoder
 
 

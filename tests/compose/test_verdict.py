@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forge import check
-from forge.plan.world import Devices
+from forge.planning.world import Devices
 from forge.resolve import resolve as resolving
 
 PLANNED = "plan.device=h100 plan.world_size"

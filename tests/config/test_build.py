@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from forge.build import bind, build, locate, section_taken, signature_fault
-from forge.config import own, schemas
+from forge.config import schemas
 from forge.config.field import Section, freeze_value, opt
-from forge.config.model import Decoder
-from forge.config.packages import IMPORTABLE
+from forge.config.model.decoder import Decoder
 from forge.config.problems import ConfigError, closest, did_you_mean
-from forge.config.target import target_fault, trusted
+from forge.config.targets import own
+from forge.config.targets.packages import IMPORTABLE
+from forge.config.targets.target import target_fault, trusted
 
 OPTIMIZERS = [schema()._target_ for schema in schemas.SCHEMAS["optimizer"].values()]  # type: ignore[attr-defined]
 

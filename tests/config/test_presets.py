@@ -17,7 +17,7 @@ from forge.compose.engine import CONF, Library
 from forge.config import schemas
 from forge.config.devices import DEVICES
 from forge.config.field import thaw_value
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 from forge.config.rule import get
 from forge.optim import schedules
 from forge.resolve.auto import USABLE, memory_needed
@@ -143,7 +143,7 @@ def test_every_file_composes_and_resolves_to_its_values_and_says_what_it_is_for(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     kept = str(tmp_path / "tokenizer.json")
-    monkeypatch.setattr("forge.config.hub.fetched", lambda name, revision: (kept, ""))
+    monkeypatch.setattr("forge.config.data.hub.fetched", lambda name, revision: (kept, ""))
     group, _, option = file.partition("/")
     choice = f"+{group}@model.{group}" if group in schemas.INNER else group
     choice = f"+{group}" if group == "tracker" else choice

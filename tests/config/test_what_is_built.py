@@ -20,24 +20,30 @@ OPTIMIZERS = [schema()._target_ for schema in schemas.SCHEMAS["optimizer"].value
 FORGE = {
     "model": {"forge.models.decoder.Decoder"},
     "tokenizer": {
-        *(f"forge.data.tokenizer.{name}" for name in ("train_bpe", "load_file", "byte_ids")),
-        "forge.data.sentencepiece.sentencepiece",
-        "forge.data.tiktoken.tiktoken",
+        *(
+            f"forge.data.tokenizers.tokenizer.{name}"
+            for name in ("train_bpe", "load_file", "byte_ids")
+        ),
+        "forge.data.tokenizers.sentencepiece.sentencepiece",
+        "forge.data.tokenizers.tiktoken.tiktoken",
     },
     "data": {
-        *(f"forge.data.chats.{name}" for name in ("alpaca", "sharegpt", "chat", "formatted")),
-        "forge.data.chat_demo.chat_demo",
-        "forge.data.corpus.python_docs",
-        "forge.data.corpus.python_source",
-        "forge.data.corpus.text_files",
-        "forge.data.mixed.mixed",
-        "forge.data.pairs.pairs",
-        *(f"forge.data.preferences.{kind}" for kind in ("preference", "chat_preference")),
-        "forge.data.preferences.preference_demo",
-        *(f"forge.data.labelled.{kind}" for kind in ("labelled", "chat_labelled")),
-        "forge.data.hub.dataset",
-        "forge.data.tokens.shards",
-        "forge.data.tokens.synthetic",
+        *(
+            f"forge.data.sources.chats.{name}"
+            for name in ("alpaca", "sharegpt", "chat", "formatted")
+        ),
+        "forge.data.sources.chat_demo.chat_demo",
+        "forge.data.text.corpus.python_docs",
+        "forge.data.text.corpus.python_source",
+        "forge.data.text.corpus.text_files",
+        "forge.data.text.mixed.mixed",
+        "forge.data.sources.pairs.pairs",
+        *(f"forge.data.sources.preferences.{kind}" for kind in ("preference", "chat_preference")),
+        "forge.data.sources.preferences.preference_demo",
+        *(f"forge.data.sources.labelled.{kind}" for kind in ("labelled", "chat_labelled")),
+        "forge.data.sources.hub.dataset",
+        "forge.data.tokens.tokens.shards",
+        "forge.data.tokens.tokens.synthetic",
     },
     "adapter": {
         "forge.adapters.adapter.Adapter",

@@ -11,7 +11,7 @@ import pandas
 import pytest
 from stream_helpers import TEXTS
 
-from forge.data.shards import IndexedStore, ShardWriter
+from forge.data.tokens.shards import IndexedStore, ShardWriter
 
 
 @pytest.fixture

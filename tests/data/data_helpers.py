@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from forge.config.data import Text
-from forge.data.preparation import prepare_shards
+from forge.config.data.text import Text
+from forge.data.preparing.shard_folder import prepare_shards
 
 TEXT = "the a of sea ship whale white captain said and to in was his it man"
 WORDS = TEXT.split()

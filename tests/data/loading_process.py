@@ -9,9 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
-from forge.config.objective import Pretrain as PretrainConfig
-from forge.data.loader import TrainLoader
-from forge.data.shards import IndexedStore
+from forge.config.objectives.base import Pretrain as PretrainConfig
+from forge.data.batches.loader import TrainLoader
+from forge.data.tokens.shards import IndexedStore
 from forge.objectives.pretrain import Pretrain
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from typing import Any
 
 from data_helpers import build_section, make_prose
 
-from forge.config.data import HuggingFace
-from forge.config.tokenizer import Bytes
-from forge.data.loader import TrainLoader
-from forge.data.prepare import Prepared, prepare
-from forge.data.streams import joined
+from forge.config.data.text import HuggingFace
+from forge.config.tokenizers.tokenizer import Bytes
+from forge.data.batches.loader import TrainLoader
+from forge.data.batches.streams import joined
+from forge.data.preparing.cached import Prepared, prepare
 from forge.objectives.next_token import NextToken
 
 SEQ, EOS = 16, 256

@@ -13,12 +13,12 @@ import pytest
 from data_helpers import build_section, files, shards_of
 from pyarrow import parquet
 
-from forge.config.chats import Chat
-from forge.config.data import Data, HuggingFace, Pairs, Text
-from forge.config.preference import ChatLabelled, Labelled, PreferencePairs
-from forge.config.tokenizer import Bytes
-from forge.data.bad_rows import left_out
-from forge.data.prepare import Prepared, prepare
+from forge.config.data.chats import Chat
+from forge.config.data.text import Data, HuggingFace, Pairs, Text
+from forge.config.objectives.preference import ChatLabelled, Labelled, PreferencePairs
+from forge.config.tokenizers.tokenizer import Bytes
+from forge.data.preparing.cached import Prepared, prepare
+from forge.data.text.bad_rows import left_out
 
 
 def lines(path: Path, rows: list[Any]) -> Path:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_mixture import Text, store
 
-from forge.config.batch_sizes import BatchSizes
-from forge.data.loader import TrainLoader
+from forge.config.data.batch_sizes import BatchSizes
+from forge.data.batches.loader import TrainLoader
 
 
 @given(

@@ -12,14 +12,14 @@ import pytest
 from data_helpers import build_section, make_prose
 
 from forge import prepare as verb
-from forge.config.data import Pairs, Shards, Text
-from forge.config.tokenizer import BPE, Bytes
-from forge.config.tokenizer_files import TokenizerFile
-from forge.data.preparation import prepare_shards
-from forge.data.prepare import prepare
-from forge.data.soundness import damage
-from forge.data.tokenizer import byte_ids
-from forge.training.samples import encode_prompt, opening
+from forge.config.data.text import Pairs, Shards, Text
+from forge.config.tokenizers.tokenizer import BPE, Bytes
+from forge.config.tokenizers.tokenizer_files import TokenizerFile
+from forge.data.preparing.cached import prepare
+from forge.data.preparing.shard_folder import prepare_shards
+from forge.data.preparing.soundness import damage
+from forge.data.tokenizers.tokenizer import byte_ids
+from forge.training.callbacks.samples import encode_prompt, opening
 
 DOCUMENTS = [make_prose(4, seed) for seed in range(40)] + [make_prose(300)]
 END, BEGIN = 256, 257
@@ -43,7 +43,7 @@ def test_documents_begin_and_end_in_each_split(
     tmp_path: Path, data: Text, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     section, first, last = WAYS[name]
-    monkeypatch.setattr("forge.data.preparation.LEAST_PART", 1 << 10)
+    monkeypatch.setattr("forge.data.preparing.shard_folder.LEAST_PART", 1 << 10)
     cached = prepare(data, section, build=build_section)
     prepare_shards(tmp_path / "out", data, section, build=build_section, processes=1)
     assert damage(tmp_path / "out") == []

@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer as Raw
 from tokenizers import decoders, models, pre_tokenizers
 
-from forge.data.render import prompt_ids, render, turn_ends
-from forge.data.tokenizer import Tokenizer
+from forge.data.tokenizers.render import prompt_ids, render, turn_ends
+from forge.data.tokenizers.tokenizer import Tokenizer
 
 SPECIAL = [
     "<s>",

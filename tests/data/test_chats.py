@@ -15,17 +15,17 @@ from tokenizers import Tokenizer as Raw
 from tokenizers import normalizers
 
 from forge.build import build
-from forge.config.chats import Alpaca, Chat, ChatRows, Formatted, ShareGPT, chat_template
-from forge.config.objective import Pretrain as PretrainConfig
-from forge.config.tokenizer import BPE, Bytes
-from forge.config.tokenizer_files import TokenizerFile
+from forge.config.data.chats import Alpaca, Chat, ChatRows, Formatted, ShareGPT, chat_template
+from forge.config.objectives.base import Pretrain as PretrainConfig
+from forge.config.tokenizers.tokenizer import BPE, Bytes
+from forge.config.tokenizers.tokenizer_files import TokenizerFile
 from forge.data import IGNORE_INDEX
-from forge.data.loader import eval_batches
-from forge.data.packing import plan
-from forge.data.prepare import Prepared, prepare
-from forge.data.render import render
-from forge.data.shards import IndexedStore
-from forge.data.tokenizer import Tokenizer, byte_ids
+from forge.data.batches.loader import eval_batches
+from forge.data.batches.packing import plan
+from forge.data.preparing.cached import Prepared, prepare
+from forge.data.tokenizers.render import render
+from forge.data.tokenizers.tokenizer import Tokenizer, byte_ids
+from forge.data.tokens.shards import IndexedStore
 from forge.objectives.pretrain import Pretrain
 
 SAID = [

@@ -13,10 +13,10 @@ import pandas
 import pyarrow
 import pytest
 
-from forge.config.data import HeldOut, PythonSource, Text
-from forge.data import fingerprint as fingerprinting
-from forge.data.corpus import Corpus, python_source, text_files
-from forge.data.split import split_corpus
+from forge.config.data.text import HeldOut, PythonSource, Text
+from forge.data.text import fingerprint as fingerprinting
+from forge.data.text.corpus import Corpus, python_source, text_files
+from forge.data.text.split import split_corpus
 
 
 def texts(corpus: Corpus) -> list[str]:
@@ -112,8 +112,8 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("block", [7, 1 << 20])
 @pytest.mark.parametrize("name", KINDS.split())
 def test_files_of_rows(tmp_path, name, block, monkeypatch) -> None:
-    monkeypatch.setattr("forge.data.reading.BLOCK_BYTES", block)
-    monkeypatch.setattr("forge.data.rows.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("forge.data.text.reading.BLOCK_BYTES", block)
+    monkeypatch.setattr("forge.data.text.rows.ROWS_AT_ONCE", 2)
     rows = ROWS if block > 7 else ROWS[:2]
     write_rows(tmp_path / name, rows)
     assert read(tmp_path / name, text_field="body") == [row["body"] for row in rows]
@@ -218,7 +218,7 @@ takes a part of a folder).
 
 def test_all_bad_files_are_named_at_once(tmp_path, monkeypatch) -> None:
     """Those with the same advice together."""
-    monkeypatch.setattr("forge.data.reading.SHOWN", len(BAD) - 1)
+    monkeypatch.setattr("forge.data.text.reading.SHOWN", len(BAD) - 1)
     for name, content in {"fine.txt": b"fine", **BAD}.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError) as caught:
@@ -236,7 +236,7 @@ def test_message_about_broken_parquet(tmp_path) -> None:
 
 
 def test_text_is_read_in_blocks_and_comes_back_whole(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("forge.data.reading.BLOCK_BYTES", 3)
+    monkeypatch.setattr("forge.data.text.reading.BLOCK_BYTES", 3)
     (tmp_path / "x.txt").write_bytes("\ufeffäöü€𝄞 and\r\nmore".encode())
     (document,) = text_files(Text(path=str(tmp_path / "x.txt"))).documents()
     blocks = list(document)

@@ -19,13 +19,19 @@ from huggingface_hub import constants
 from tokenizers import models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from forge.config import hub
-from forge.config.data import PythonSource
-from forge.config.tiktoken_ranks import ENCODINGS
-from forge.config.tokenizer import Tokenizer as Section
-from forge.config.tokenizer_files import Facts, HubTokenizer, SentencePiece, Tiktoken, TokenizerFile
-from forge.data.corpus import python_source
-from forge.data.tokenizer import Tokenizer
+from forge.config.data import hub
+from forge.config.data.text import PythonSource
+from forge.config.tokenizers.tiktoken_ranks import ENCODINGS
+from forge.config.tokenizers.tokenizer import Tokenizer as Section
+from forge.config.tokenizers.tokenizer_files import (
+    Facts,
+    HubTokenizer,
+    SentencePiece,
+    Tiktoken,
+    TokenizerFile,
+)
+from forge.data.text.corpus import python_source
+from forge.data.tokenizers.tokenizer import Tokenizer
 
 WORDS = (
     "größer über naïve café – “quoted” 日本語のテキスト 中文 한국어 русский ελληνικά 🙂🚀 ½ ﬁ Ａ İſ"

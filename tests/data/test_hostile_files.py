@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from forge import checkpoints
-from forge.config.hf import folder
-from forge.config.hf.shards import FolderError
-from forge.data.reading import BadFile, readable
-from forge.data.token_files import token_file
+from forge.data.text.reading import BadFile, readable
+from forge.data.tokens.token_files import token_file
+from forge.families import folder
+from forge.families.shards import FolderError
 from forge.rundir.checkpoints import FORMAT, Saved, best_of, newest_usable
 
 

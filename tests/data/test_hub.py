@@ -10,12 +10,12 @@ import pandas
 import pytest
 from data_helpers import build_section, make_prose
 
-from forge.config.data import HuggingFace, Text
-from forge.config.tokenizer import BPE, Bytes
-from forge.data.hub import dataset
-from forge.data.preparation import prepare_shards
-from forge.data.prepare import prepare
-from forge.data.soundness import damage
+from forge.config.data.text import HuggingFace, Text
+from forge.config.tokenizers.tokenizer import BPE, Bytes
+from forge.data.preparing.cached import prepare
+from forge.data.preparing.shard_folder import prepare_shards
+from forge.data.preparing.soundness import damage
+from forge.data.sources.hub import dataset
 
 TEXTS = [make_prose(4, seed) for seed in range(40)]
 ROWS = {"id": list(range(40)), "text": TEXTS}

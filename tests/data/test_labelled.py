@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from data_helpers import build_section
 
-from forge.config.preference import KTO, ChatLabelled, Labelled
-from forge.config.tokenizer import Bytes
-from forge.data.examples import plan_examples
-from forge.data.loader import eval_batches
-from forge.data.prepare import prepare
+from forge.config.objectives.preference import KTO, ChatLabelled, Labelled
+from forge.config.tokenizers.tokenizer import Bytes
+from forge.data.batches.examples import plan_examples
+from forge.data.batches.loader import eval_batches
+from forge.data.preparing.cached import prepare
 
 # Several responses to a prompt follow each other, and the first prompt comes again.
 ROWS = [("a?", "one"), ("a?", "two"), ("b?", "three"), ("c?", "four"), ("c?", ""), ("a?", "six")]

@@ -13,11 +13,11 @@ import pytest
 from data_helpers import files, make_prose, shards_of, tokens, written
 
 from forge import prepare as verb
-from forge.config.tokenizer import BPE, Bytes
-from forge.data import preparation
-from forge.data.minhash import FUNCTIONS, bands_of, near_duplicates, signatures
-from forge.data.repetition import repetitive
-from forge.data.soundness import damage
+from forge.config.tokenizers.tokenizer import BPE, Bytes
+from forge.data.preparing import shard_folder as preparation
+from forge.data.preparing.minhash import FUNCTIONS, bands_of, near_duplicates, signatures
+from forge.data.preparing.repetition import repetitive
+from forge.data.preparing.soundness import damage
 
 
 def jaccard(one: str, other: str) -> float:

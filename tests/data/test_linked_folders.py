@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from data_helpers import build_section
 
-from forge.config.data import Shards, Text
-from forge.config.tokenizer import Bytes
-from forge.data.corpus import matching
-from forge.data.prepare import prepare
+from forge.config.data.text import Shards, Text
+from forge.config.tokenizers.tokenizer import Bytes
+from forge.data.preparing.cached import prepare
+from forge.data.text.corpus import matching
 from forge.resolve.rules.run import path_fault
 
 GONE = "is a link to nowhere.txt, which is not there"

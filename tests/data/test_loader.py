@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.config.objective import Pretrain as PretrainConfig
+from forge.config.objectives.base import Pretrain as PretrainConfig
 from forge.data import IGNORE_INDEX
-from forge.data.loader import Step, TrainLoader, eval_batches
-from forge.data.order import permute
-from forge.data.shards import IndexedStore, ShardWriter
+from forge.data.batches.loader import Step, TrainLoader, eval_batches
+from forge.data.batches.order import permute
+from forge.data.tokens.shards import IndexedStore, ShardWriter
 from forge.objectives.pretrain import Pretrain
 
 N_TOKENS, SEQ = 1000, 16

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from data_helpers import build_section
 
-from forge.config.chat_template import CHATML, NAMED, fault_of
-from forge.config.chats import Chat, preset
-from forge.config.tokenizer import Bytes
-from forge.data.chats import of_messages
-from forge.data.messages import BadRow
-from forge.data.render import Render, prompt_text
-from forge.data.tokenizer import Tokenizer, byte_ids
+from forge.config.data.chats import Chat, preset
+from forge.config.tokenizers.chat_template import CHATML, NAMED, fault_of
+from forge.config.tokenizers.tokenizer import Bytes
+from forge.data.sources.chats import of_messages
+from forge.data.text.messages import BadRow
+from forge.data.tokenizers.render import Render, prompt_text
+from forge.data.tokenizers.tokenizer import Tokenizer, byte_ids
 
 TEMPLATE = (
     "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>{% endif %}"
@@ -173,7 +173,7 @@ def test_variables_of_a_template_go_with_it(tokenizer):
     ids=["loops", "macros", "doubling", "blocks", "times"],
 )
 def test_a_template_ends(template, fault, monkeypatch):
-    monkeypatch.setattr("forge.config.template_limits.MAX_STEPS", 10_000)
+    monkeypatch.setattr("forge.config.tokenizers.template_limits.MAX_STEPS", 10_000)
     assert fault_of(template).startswith("it refuses (")
     assert fault in fault_of(template)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forge.config.mixture import Mix, Phase
-from forge.data.joined import Joined
-from forge.data.loader import TrainLoader
-from forge.data.mixture import BLOCK, Mixture, MixtureOrder
-from forge.data.order import SampleOrder
-from forge.data.shards import IndexedStore, ShardWriter
-from forge.data.store import TokenStore
+from forge.config.data.mixture import Mix, Phase
+from forge.data.batches.loader import TrainLoader
+from forge.data.batches.mixture import BLOCK, Mixture, MixtureOrder
+from forge.data.batches.order import SampleOrder
+from forge.data.tokens.joined import Joined
+from forge.data.tokens.shards import IndexedStore, ShardWriter
+from forge.data.tokens.store import TokenStore
 from forge.objectives.next_token import NextToken
 
 SEQ = 4

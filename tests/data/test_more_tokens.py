@@ -14,15 +14,15 @@ from refusing import problems
 from transformers import PreTrainedTokenizerFast
 
 import forge
-from forge.config.data import HeldOut, Text
-from forge.config.tokenizer import BPE, Bytes
-from forge.config.tokenizer import Tokenizer as Section
-from forge.config.tokenizer_files import SentencePiece, Tiktoken, TokenizerFile
-from forge.data.corpus import text_files
-from forge.data.sentencepiece import sentencepiece as sentencepiece_of
-from forge.data.split import TrainingText, split_corpus
-from forge.data.tiktoken import tiktoken
-from forge.data.tokenizer import Tokenizer, byte_ids, load_file, train_bpe
+from forge.config.data.text import HeldOut, Text
+from forge.config.tokenizers.tokenizer import BPE, Bytes
+from forge.config.tokenizers.tokenizer import Tokenizer as Section
+from forge.config.tokenizers.tokenizer_files import SentencePiece, Tiktoken, TokenizerFile
+from forge.data.text.corpus import text_files
+from forge.data.text.split import TrainingText, split_corpus
+from forge.data.tokenizers.sentencepiece import sentencepiece as sentencepiece_of
+from forge.data.tokenizers.tiktoken import tiktoken
+from forge.data.tokenizers.tokenizer import Tokenizer, byte_ids, load_file, train_bpe
 
 ORDINARY, SPECIAL = ["<think>", "[X]"], ["<|tool|>"]
 ADDED = {"add_tokens": ORDINARY, "add_special_tokens": SPECIAL}

@@ -8,7 +8,7 @@ from math import isqrt
 import numpy as np
 import pytest
 
-from forge.data.order import BLOCK, SampleOrder, permute
+from forge.data.batches.order import BLOCK, SampleOrder, permute
 
 U64 = (1 << 64) - 1
 

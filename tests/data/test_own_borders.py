@@ -15,18 +15,18 @@ import tokenizers
 from data_helpers import build_section, make_prose
 from stream_helpers import closed, loaders, rows
 
-from forge.config.data import HuggingFace, Pairs, Shards, Text
-from forge.config.eval_sets import data_of
-from forge.config.mixture import Mix
-from forge.config.tokenizer import BPE, Bytes
-from forge.config.tokenizer import Tokenizer as Section
-from forge.config.tokenizer_files import TokenizerFile
-from forge.data.preparation import prepare_shards
-from forge.data.prepare import Prepared, prepare
-from forge.data.soundness import damage
-from forge.data.streams import Streamed
-from forge.data.tokenizer import byte_ids
-from forge.training.samples import encode_prompt, opening
+from forge.config.data.eval_sets import data_of
+from forge.config.data.mixture import Mix
+from forge.config.data.text import HuggingFace, Pairs, Shards, Text
+from forge.config.tokenizers.tokenizer import BPE, Bytes
+from forge.config.tokenizers.tokenizer import Tokenizer as Section
+from forge.config.tokenizers.tokenizer_files import TokenizerFile
+from forge.data.batches.streams import Streamed
+from forge.data.preparing.cached import Prepared, prepare
+from forge.data.preparing.shard_folder import prepare_shards
+from forge.data.preparing.soundness import damage
+from forge.data.tokenizers.tokenizer import byte_ids
+from forge.training.callbacks.samples import encode_prompt, opening
 
 END, BEGIN = "<|endoftext|>", "<|bos|>"
 CODE = [make_prose(3, seed) for seed in range(30)]

@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from forge.config.objective import Pretrain as PretrainConfig
+from forge.config.objectives.base import Pretrain as PretrainConfig
 from forge.data import IGNORE_INDEX
-from forge.data.loader import TrainLoader, count_samples
-from forge.data.mixture import Mixture
-from forge.data.packing import best_fit, find_ends, first_fit, plan
+from forge.data.batches.loader import TrainLoader, count_samples
+from forge.data.batches.mixture import Mixture
+from forge.data.batches.packing import best_fit, find_ends, first_fit, plan
 from forge.objectives.pretrain import Pretrain
 
 END, SEQ = 0, 16

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from data_helpers import build_section, make_prose
 
-from forge.config.data import Pairs
-from forge.config.objective import Pretrain as PretrainConfig
-from forge.config.tokenizer import BPE
+from forge.config.data.text import Pairs
+from forge.config.objectives.base import Pretrain as PretrainConfig
+from forge.config.tokenizers.tokenizer import BPE
 from forge.data import IGNORE_INDEX
-from forge.data.loader import TrainLoader, eval_batches
-from forge.data.prepare import Prepared, prepare
+from forge.data.batches.loader import TrainLoader, eval_batches
+from forge.data.preparing.cached import Prepared, prepare
 from forge.objectives.pretrain import Pretrain
 
 ROWS = 40

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forge.data import plans
-from forge.data.cache import cache_root
-from forge.data.packing import plan
-from forge.data.plans import KeptPlan, kept_plan
-from forge.data.store import Slice
-from forge.data.token_files import token_file
-from forge.data.tokens import FileStore
+from forge.data.batches import plans
+from forge.data.batches.packing import plan
+from forge.data.batches.plans import KeptPlan, kept_plan
+from forge.data.tokens.cache import cache_root
+from forge.data.tokens.store import Slice
+from forge.data.tokens.token_files import token_file
+from forge.data.tokens.tokens import FileStore
 
 HOW: dict[str, Any] = {"end_of_text": 0, "seq_len": 8, "policy": "best_fit", "max_segments": 0}
 

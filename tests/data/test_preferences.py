@@ -11,12 +11,12 @@ import pytest
 import torch
 from data_helpers import build_section, make_prose
 
-from forge.config.preference import DPO, ChatPreference, PreferencePairs
-from forge.config.tokenizer import BPE, Bytes
-from forge.data.examples import plan_examples
-from forge.data.loader import TrainLoader, eval_batches
-from forge.data.mixture import Mixture
-from forge.data.prepare import Prepared, prepare
+from forge.config.objectives.preference import DPO, ChatPreference, PreferencePairs
+from forge.config.tokenizers.tokenizer import BPE, Bytes
+from forge.data.batches.examples import plan_examples
+from forge.data.batches.loader import TrainLoader, eval_batches
+from forge.data.batches.mixture import Mixture
+from forge.data.preparing.cached import Prepared, prepare
 from forge.objectives.responses import References
 
 ROWS = 40

@@ -22,14 +22,14 @@ import tokenizers
 from data_helpers import build_section, files, make_prose, shards_of, tokens, written
 
 from forge import prepare as verb
-from forge.config.data import Pairs, Shards, Synthetic, Text
-from forge.config.mixture import Mix
-from forge.config.tokenizer import BPE, Bytes
-from forge.config.tokenizer_files import TokenizerFile
-from forge.data import preparation
-from forge.data.parts import parts_of
-from forge.data.prepare import prepare
-from forge.data.soundness import damage
+from forge.config.data.mixture import Mix
+from forge.config.data.text import Pairs, Shards, Synthetic, Text
+from forge.config.tokenizers.tokenizer import BPE, Bytes
+from forge.config.tokenizers.tokenizer_files import TokenizerFile
+from forge.data.preparing import shard_folder as preparation
+from forge.data.preparing.cached import prepare
+from forge.data.preparing.parts import parts_of
+from forge.data.preparing.soundness import damage
 
 DOCUMENTS = [make_prose(4, seed) for seed in range(80)]
 

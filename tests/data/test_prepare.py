@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from data_helpers import build_section, make_prose
 
-from forge.config.data import Text
-from forge.config.tokenizer import BPE
-from forge.config.tokenizer_files import TokenizerFile
-from forge.data import prepare as preparing
-from forge.data import reading
-from forge.data.prepare import Prepared, prepare
+from forge.config.data.text import Text
+from forge.config.tokenizers.tokenizer import BPE
+from forge.config.tokenizers.tokenizer_files import TokenizerFile
+from forge.data.preparing import cached as preparing
+from forge.data.preparing.cached import Prepared, prepare
+from forge.data.text import reading
 
 DOCUMENTS = 60
 
@@ -90,7 +90,7 @@ def test_a_cut_document_ends_once_in_each_split(tmp_path) -> None:
 
 def test_batches_of_text_make_no_difference(data, monkeypatch, tmp_path) -> None:
     whole = prepared_of(data)
-    monkeypatch.setattr("forge.data.encode.BATCH_BYTES", 500)
+    monkeypatch.setattr("forge.data.preparing.encode.BATCH_BYTES", 500)
     data.cache_dir = str(tmp_path / "other")
     said: list[tuple[str, float]] = []
     small = prepared_of(data, progress=lambda *each: said.append(each))
@@ -183,8 +183,8 @@ def test_a_killed_builder_leaves_nothing_in_the_way(data) -> None:
         import sys, time
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from data_helpers import build_section
-        from forge.config.data import Text
-        from forge.config.tokenizer import BPE
+        from forge.config.data.text import Text
+        from forge.config.tokenizers.tokenizer import BPE
         from forge.data import encode, prepare
         encode.BATCH_BYTES = 1000
         def progress(stage, share):
@@ -248,7 +248,7 @@ def test_messages_about_the_cache(data, tmp_path, monkeypatch) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     data.cache_dir = good
-    monkeypatch.setattr("forge.data.shards.ShardWriter.append", full)
+    monkeypatch.setattr("forge.data.tokens.shards.ShardWriter.append", full)
     with pytest.raises(ValueError) as caught:
         prepared_of(data)
     what = "cannot write prepared data there (No space left on device)"
@@ -274,7 +274,7 @@ def test_a_file_that_may_not_be_read_does_not_hide_the_other_bad_ones(
 
     opened = reading.open_bytes
     monkeypatch.setattr(reading, "open_bytes", denied)
-    monkeypatch.setattr("forge.data.fingerprint.hash_file", denied)
+    monkeypatch.setattr("forge.data.text.fingerprint.hash_file", denied)
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_bytes(b"\xff")
     with pytest.raises(ValueError) as caught:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forge.data.shards import IndexedStore
+from forge.data.tokens.shards import IndexedStore
 from forge.launch.local import processes
 from forge.rundir.process_folders import LOCK, remove_left
 

@@ -16,15 +16,15 @@ import pytest
 from data_helpers import build_section
 from test_chat_masks import BORDERS, SAID, raw, shipped
 
-from forge.config.chat_template import CHATML
-from forge.config.chats import Chat, ShareGPT
-from forge.config.data import Pairs
-from forge.config.preference import ChatLabelled, ChatPreference, PreferencePairs
-from forge.config.tokenizer import Bytes
-from forge.data.chats import of_messages
-from forge.data.reading import BadFile
-from forge.data.render import Render
-from forge.data.tokenizer import Tokenizer, byte_ids
+from forge.config.data.chats import Chat, ShareGPT
+from forge.config.data.text import Pairs
+from forge.config.objectives.preference import ChatLabelled, ChatPreference, PreferencePairs
+from forge.config.tokenizers.chat_template import CHATML
+from forge.config.tokenizers.tokenizer import Bytes
+from forge.data.sources.chats import of_messages
+from forge.data.text.reading import BadFile
+from forge.data.tokenizers.render import Render
+from forge.data.tokenizers.tokenizer import Tokenizer, byte_ids
 
 __all__ = ["raw"]
 NAMES = ("messages", "prompt", "completion")

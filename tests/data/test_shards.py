@@ -8,8 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
-from forge.data import shards
-from forge.data.shards import BrokenStore, IndexedStore, ShardWriter
+from forge.data.tokens import shards
+from forge.data.tokens.shards import BrokenStore, IndexedStore, ShardWriter
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65536, "<u2"), (65537, "<u4")])

@@ -11,9 +11,17 @@ from data_helpers import make_prose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.config.data import HeldOut, Text
-from forge.data.corpus import text_files
-from forge.data.split import MAX_UNIT, MIN_UNIT, Split, TrainingText, cut, split_corpus, unit_of
+from forge.config.data.text import HeldOut, Text
+from forge.data.text.corpus import text_files
+from forge.data.text.split import (
+    MAX_UNIT,
+    MIN_UNIT,
+    Split,
+    TrainingText,
+    cut,
+    split_corpus,
+    unit_of,
+)
 
 
 def of(path: Path, val_fraction: float = 0.2) -> Split:

@@ -24,11 +24,11 @@ from stream_helpers import (
     streamed,
 )
 
-from forge.config.data import HuggingFace
-from forge.config.tokenizer import Bytes
-from forge.data.preparation import prepare_shards
-from forge.data.prepare import Prepared
-from forge.data.streams import Streamed
+from forge.config.data.text import HuggingFace
+from forge.config.tokenizers.tokenizer import Bytes
+from forge.data.batches.streams import Streamed
+from forge.data.preparing.cached import Prepared
+from forge.data.preparing.shard_folder import prepare_shards
 
 
 def lines(path: Path, texts: list[Any], field: str = "text") -> None:

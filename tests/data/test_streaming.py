@@ -27,15 +27,15 @@ from stream_helpers import (
     streamed,
 )
 
-from forge.config.data import HuggingFace
-from forge.config.mixture import Phase
-from forge.config.tokenizer import Bytes
-from forge.data.hub_stream import divided
-from forge.data.loader import TrainLoader
-from forge.data.mixture import Mixture, MixtureOrder
-from forge.data.prepare import prepare
-from forge.data.shards import IndexedStore, ShardWriter
-from forge.data.streams import Streamed
+from forge.config.data.mixture import Phase
+from forge.config.data.text import HuggingFace
+from forge.config.tokenizers.tokenizer import Bytes
+from forge.data.batches.loader import TrainLoader
+from forge.data.batches.mixture import Mixture, MixtureOrder
+from forge.data.batches.streams import Streamed
+from forge.data.preparing.cached import prepare
+from forge.data.sources.hub_stream import divided
+from forge.data.tokens.shards import IndexedStore, ShardWriter
 
 
 @pytest.fixture(scope="module")

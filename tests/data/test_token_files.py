@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from data_helpers import build_section
 
-from forge.config.data import Shards, Synthetic, Text
-from forge.config.tokenizer import BPE, Bytes
-from forge.config.tokenizer_files import TokenizerFile
-from forge.data.loader import count_samples
-from forge.data.prepare import Prepared, prepare, with_sets
-from forge.data.shards import ShardWriter
-from forge.data.store import TokenStore
+from forge.config.data.text import Shards, Synthetic, Text
+from forge.config.tokenizers.tokenizer import BPE, Bytes
+from forge.config.tokenizers.tokenizer_files import TokenizerFile
+from forge.data.batches.loader import count_samples
+from forge.data.preparing.cached import Prepared, prepare, with_sets
+from forge.data.tokens.shards import ShardWriter
+from forge.data.tokens.store import TokenStore
 
 IDS = [65, 66, 256, 0, 255, 7, 90, 90, 256, 1]
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from forge.config.data import HeldOut, Text
-from forge.config.tokenizer import BPE, Bytes
-from forge.config.tokenizer_files import Facts, TokenizerFile
-from forge.data.corpus import text_files
-from forge.data.split import RandomText, TrainingText, split_corpus
-from forge.data.tokenizer import Tokenizer, byte_ids, load_file, train_bpe
+from forge.config.data.text import HeldOut, Text
+from forge.config.tokenizers.tokenizer import BPE, Bytes
+from forge.config.tokenizers.tokenizer_files import Facts, TokenizerFile
+from forge.data.text.corpus import text_files
+from forge.data.text.split import RandomText, TrainingText, split_corpus
+from forge.data.tokenizers.tokenizer import Tokenizer, byte_ids, load_file, train_bpe
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +78,11 @@ def test_saved_loaded_and_read_by_transformers(bpe, tmp_path) -> None:
 
 def test_training_is_the_same_in_another_process(bpe, text) -> None:
     program = f"""if True:
-        from forge.config.data import HeldOut, Text
-        from forge.config.tokenizer import BPE
-        from forge.data.corpus import text_files
-        from forge.data.split import RandomText, TrainingText, split_corpus
-        from forge.data.tokenizer import train_bpe
+        from forge.config.data.text import HeldOut, Text
+        from forge.config.tokenizers.tokenizer import BPE
+        from forge.data.text.corpus import text_files
+        from forge.data.text.split import RandomText, TrainingText, split_corpus
+        from forge.data.tokenizers.tokenizer import train_bpe
         corpus = text_files(Text(path={text.splits[0].corpus.source!r}))
         text = TrainingText(splits=(split_corpus(corpus, HeldOut(0.1)),))
         print(train_bpe(BPE(vocab_size=600), text=text).fingerprint)

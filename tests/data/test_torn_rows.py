@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from forge.data import reading
-from forge.data.corpus import _read_by_kind
-from forge.data.reading import BadFile
+from forge.data.text import reading
+from forge.data.text.corpus import _read_by_kind
+from forge.data.text.reading import BadFile
 
 DEEP = "[" * 100_000 + "]" * 100_000
 

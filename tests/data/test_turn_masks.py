@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from data_helpers import build_section
 
-from forge.config.preference import ChatLabelled, ChatPreference
-from forge.config.tokenizer import Bytes
-from forge.data.reading import BadFile, Example
-from forge.data.tokenizer import byte_ids
+from forge.config.objectives.preference import ChatLabelled, ChatPreference
+from forge.config.tokenizers.tokenizer import Bytes
+from forge.data.text.reading import BadFile, Example
+from forge.data.tokenizers.tokenizer import byte_ids
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 TOOLS = [{"type": "function", "function": {"name": "clock", "description": "what time it is"}}]

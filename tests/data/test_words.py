@@ -11,8 +11,8 @@ import tokenizers
 from data_helpers import make_prose
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 
-from forge.data import words
-from forge.data.words import IN_ASCII, Words
+from forge.data.tokenizers import words
+from forge.data.tokenizers.words import IN_ASCII, Words
 
 ASCII = "ab Z09 '.,()/_\n\r\t\v\f\x1c\x1f\x00\x7f  \n sdmtlver"
 OTHER = "é\u0301\u00a0\u0085\u2003\u3000ſ’漢٣Ⅷ\u200b\u180e😀"  # letters, marks, digits, spaces

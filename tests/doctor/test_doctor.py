@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forge.compose import composition
-from forge.data.cache import cache_root
+from forge.data.tokens.cache import cache_root
 from forge.doctor import __main__ as doctor
 from forge.doctor import accelerator
 from forge.doctor.__main__ import Plan

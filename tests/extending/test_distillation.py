@@ -18,9 +18,9 @@ from example_helpers import SMALL, USE, Verb
 from ranks import on_ranks
 
 from forge.compose import composition
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.root import Config
-from forge.data.loader import TrainLoader, eval_batches
+from forge.data.batches.loader import TrainLoader, eval_batches
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.parallel.mesh import make_mesh
@@ -28,8 +28,8 @@ from forge.parallel.ranks import Ranks
 from forge.parity.side import measure
 from forge.parity.verdict import BOUNDS, compare, table
 from forge.rundir import saved_config
-from forge.training import restore
-from forge.training.evaluation import evaluate
+from forge.training.callbacks.evaluation import evaluate
+from forge.training.checkpoints import restore
 from forge.training.models import build_model, build_objective
 
 pytestmark = pytest.mark.usefixtures("example")

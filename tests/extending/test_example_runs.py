@@ -12,7 +12,7 @@ import pytest
 from example_helpers import SMALL, USE, Verb
 from safetensors.torch import load_file
 
-from forge.training.trackers import WALL_CLOCK
+from forge.training.callbacks.trackers import WALL_CLOCK
 
 SMOOTH = [
     *USE,

@@ -14,7 +14,7 @@ from example_helpers import Verb
 
 from forge.build import build
 from forge.compose import composition
-from forge.data.prepare import Prepared, prepare, with_sets
+from forge.data.preparing.cached import Prepared, prepare, with_sets
 from forge.training.data import data_of
 
 TARGET = "_target_:forge_example.paragraphs.paragraphs"

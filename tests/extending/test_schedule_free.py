@@ -18,17 +18,17 @@ from torch.distributed.tensor import DTensor
 
 import forge
 from forge.models.decoder import Decoder
-from forge.optim.modes import reading
+from forge.optim.train_eval_modes import reading
 from forge.parallel.apply import apply
 from forge.parallel.mesh import make_mesh
 from forge.rundir import directory
 from forge.rundir.checkpoints import WEIGHTS
-from forge.training import tensor_storage
 from forge.training.build import build
 from forge.training.build_session import build_session
 from forge.training.callback import Callback
+from forge.training.checkpoints import tensor_storage
+from forge.training.checkpoints.restore import load_run
 from forge.training.loop import Loop
-from forge.training.restore import load_run
 
 pytestmark = pytest.mark.usefixtures("example")
 BETA, LR, DECAY = 0.8, 0.5, 0.1

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from forge.config.tokenizer import Bytes
-from forge.data.tokenizer import byte_ids
+from forge.config.tokenizers.tokenizer import Bytes
+from forge.data.tokenizers.tokenizer import byte_ids
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 

@@ -21,11 +21,11 @@ from tiny_families import CASES, DEFAULT, LLAMA3, LONGEST, SLACK, VOCAB, YARN
 from transformers.activations import ACT2FN
 
 from forge.config.bounds import check_bounds
-from forge.config.hf import folder as folders
-from forge.config.hf.family import OF_TRAINING, Family
-from forge.config.hf.shards import FolderError
-from forge.config.model import Decoder as Section
-from forge.config.moe import group_choice
+from forge.config.model.decoder import Decoder as Section
+from forge.config.model.moe import group_choice
+from forge.families import folder as folders
+from forge.families.family import OF_TRAINING, Family
+from forge.families.shards import FolderError
 from forge.hf.read import load_folder
 from forge.hf.write import write_weights
 from forge.models.decoder import Decoder

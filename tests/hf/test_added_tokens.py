@@ -17,8 +17,8 @@ from forge import export, generate, resume, train
 from forge.parallel.gather import gather
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
+from forge.training.checkpoints.restore import load_weights
 from forge.training.models import build_model
-from forge.training.restore import load_weights
 
 ORDINARY, SPECIAL = ["<think>", "</think>"], ["<|tool|>", "[SEP]"]
 ADD = ["tokenizer.add_tokens=[<think>,</think>]", "tokenizer.add_special_tokens=[<|tool|>,[SEP]]"]

@@ -13,10 +13,10 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import forge
 from forge import export, train
-from forge.config.chat_template import CHATML
-from forge.data.byte_text import visible_bytes
-from forge.data.tokenizer import Tokenizer
-from forge.training.hugging_face import generation_of
+from forge.config.tokenizers.chat_template import CHATML
+from forge.data.tokenizers.byte_text import visible_bytes
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.training.checkpoints.hf_folders import generation_of
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>", "<|eom|>"]
 EOS, START, TURN, PAD, OTHER = range(256, 261)
@@ -105,7 +105,7 @@ def test_what_ends_a_text(stated, begun, expected) -> None:
 
 
 def test_a_folder_without_generation_config_has_the_ends_of_its_config(tmp_path: Path) -> None:
-    from forge.config.tokenizer_stated import stated_beside
+    from forge.config.tokenizers.tokenizer_stated import stated_beside
 
     folder = write_llama(tmp_path / "in", vocab_size=264, eos_token_id=[EOS, OTHER])
     (folder / "generation_config.json").unlink()

@@ -6,7 +6,7 @@ import pytest
 from families import measured, outside
 from tiny_families import CASES
 
-from forge.config.hf import folder as folders
+from forge.families import folder as folders
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -15,8 +15,8 @@ import forge
 from forge.parallel.gather import gather
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
+from forge.training.checkpoints.restore import load_weights
 from forge.training.models import build_model
-from forge.training.restore import load_weights
 
 COMMON = "tokenizer=bytes data=synthetic train.seq_len=32 optimizer=adamw run.device=cpu"
 LAYOUTS = [

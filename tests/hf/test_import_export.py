@@ -12,8 +12,8 @@ from llama_folder import TEMPLATE, write_llama
 
 import forge
 from forge import export, generate, train
-from forge.config.hf.shards import stored
-from forge.data import tokenizer as tokenizers
+from forge.data.tokenizers import tokenizer as tokenizers
+from forge.families.shards import stored
 from forge.rundir import saved_config
 
 Capture = pytest.CaptureFixture[str]
@@ -99,7 +99,7 @@ def test_a_sharded_checkpoint_is_exported_tensor_by_tensor(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The largest tensor, and what it is made of, is the most that is in memory at once."""
-    from forge.training.merging import Merged
+    from forge.training.checkpoints.merging import Merged
 
     assert main([str(llama), str(tmp_path / "run")]) == 0
     held: list[int] = []
@@ -139,7 +139,7 @@ def test_what_no_family_can_say_is_refused_with_its_options(
 def test_a_model_that_is_not_there_is_one_clear_error(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forge.config.hf.download.reachable", lambda: False)
+    monkeypatch.setattr("forge.families.download.reachable", lambda: False)
     monkeypatch.chdir(tmp_path)
     assert main(["nobody/nothing", "run"]) == 2
     said = capsys.readouterr().err

@@ -12,8 +12,8 @@ import pytest
 import transformers
 from tiny_families import CASES, SIZES
 
-from forge.config.hf import folder as folders
-from forge.config.hf.keys import NEEDED, Keys
+from forge.families import folder as folders
+from forge.families.keys import NEEDED, Keys
 
 ONCE_UNEQUAL = {
     "gemma": ["hidden_act='gelu'"],

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import forge
 from forge import export, train
-from forge.config.adapter import is_added
+from forge.config.adapters.adapter import is_added
 
 
 @pytest.fixture(scope="module")
@@ -223,9 +223,9 @@ def words_of(base: Path, run: Path) -> list[str]:
 
 def load_into_another(config: Any, place: Path) -> None:
     """Into a model whose adapter trains matrices alone."""
-    from forge.config.adapter import LoRA
+    from forge.config.adapters.adapter import LoRA
     from forge.models.plain import make_model
-    from forge.training.peft import load_adapters
+    from forge.training.checkpoints.peft_folders import load_adapters
 
     adapter = LoRA(rank=4, alpha=6.0, target_modules=["wq"])
     load_adapters(place, make_model(config.model), config.model, adapter)
@@ -240,7 +240,7 @@ WRONG = {
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_keys_of_peft_that_forge_does_not_compute_are_refused(kind: str, tmp_path: Path) -> None:
-    from forge.config.hf import peft
+    from forge.families import peft
 
     changed, said = WRONG[kind]
     content = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "init_lora_weights": True}
@@ -252,9 +252,9 @@ def test_keys_of_peft_that_forge_does_not_compute_are_refused(kind: str, tmp_pat
 
 def test_a_copy_of_a_table_that_is_the_head_too_is_not_read() -> None:
     """PEFT gives the embedding alone the values of modules_to_save; in the base both have them."""
-    from forge.config.adapter import LoRA
-    from forge.config.hf.folder import family_of
-    from forge.config.model import Decoder
+    from forge.config.adapters.adapter import LoRA
+    from forge.config.model.decoder import Decoder
+    from forge.families.folder import family_of
     from forge.hf.peft import content, read_whole, saved_whole
 
     family = family_of("llama")
@@ -273,8 +273,8 @@ def test_a_copy_of_a_table_that_is_the_head_too_is_not_read() -> None:
 def write_gpt2(place: Path) -> Path:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from forge.config.tokenizer import Bytes
-    from forge.data.tokenizer import byte_ids
+    from forge.config.tokenizers.tokenizer import Bytes
+    from forge.data.tokenizers.tokenizer import byte_ids
 
     torch.manual_seed(0)
     sizes = {"vocab_size": 260, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}

@@ -8,9 +8,9 @@ import pytest
 
 import forge
 from forge.compose.engine import CONF
-from forge.config.hf import folder as folders
-from forge.config.hf.table import shapes
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.families import folder as folders
+from forge.families.table import shapes
 
 PRESETS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.stem != "hf")
 NOT_SAID = {"moe_small"}  # sigmoids with attention, which no family has

@@ -46,7 +46,7 @@ class Hub:
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     made = Hub()
     monkeypatch.setattr("huggingface_hub.HfApi", made)
-    monkeypatch.setattr("forge.config.hf.download.reachable", lambda: True)
+    monkeypatch.setattr("forge.families.download.reachable", lambda: True)
     return made
 
 
@@ -92,7 +92,7 @@ def test_what_cannot_be_pushed_is_refused_before_anything_is_written(
     assert "it is the id of a model on the hub, ORG/NAME" in capsys.readouterr().err
     assert export.main([run, f"{out}.safetensors", "--push", "me/tiny"]) == 2
     assert "it is of --format hf and peft" in capsys.readouterr().err
-    monkeypatch.setattr("forge.config.hf.download.reachable", lambda: False)
+    monkeypatch.setattr("forge.families.download.reachable", lambda: False)
     assert export.main([*words, "me/tiny"]) == 2
     assert "the hub cannot be reached" in capsys.readouterr().err
     assert not out.exists()

@@ -7,8 +7,8 @@ import inspect
 import pytest
 import torch
 
-from forge.config.hf.folder import all_families
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.families.folder import all_families
 
 transformers = pytest.importorskip("transformers")
 
@@ -51,7 +51,7 @@ def test_positions_that_depend_on_the_length_of_a_text_are_refused(kind):
 def test_a_head_beside_a_tied_embedding_is_read_only_where_it_is_the_same(tmp_path):
     from safetensors.torch import load_file, save_file
 
-    from forge.config.hf import folder as folders
+    from forge.families import folder as folders
 
     config = transformers.LlamaConfig(
         vocab_size=64,

@@ -10,8 +10,8 @@ import torch
 import transformers
 from families import imported
 
-from forge.config.hf import folder as folders
-from forge.config.hf.shards import FolderError
+from forge.families import folder as folders
+from forge.families.shards import FolderError
 
 LONGEST = 48
 TEXT: dict[str, Any] = {

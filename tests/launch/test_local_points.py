@@ -21,7 +21,7 @@ from forge.launch.local import processes, threads
 from forge.launch.sweep import local as local_points
 from forge.launch.sweep import sweep
 from forge.launch.sweep.directory import SweepDirectory
-from forge.plan.world import Devices
+from forge.planning.world import Devices
 from forge.rundir.lock import Lock
 
 SHORT = ["train.max_steps=5", "scheduler.warmup_steps=1", "sweep.name=mine"]

@@ -27,7 +27,7 @@ from forge.launch.optuna.trials import sampler
 from forge.launch.sweep import sweep
 from forge.launch.sweep.directory import SweepDirectory
 from forge.launch.sweep.preflight import Preflight
-from forge.plan.world import Devices
+from forge.planning.world import Devices
 
 CPU = ["run.device=cpu", "eval.enabled=true"]
 RATE = "optimizer.lr=tag(log, interval(1e-4, 1e-2))"

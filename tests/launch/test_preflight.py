@@ -14,7 +14,7 @@ from forge.config.problems import ConfigError, Problem
 from forge.launch.sweep.expand import Combination
 from forge.launch.sweep.preflight import Planned, Preflight
 from forge.launch.sweep.refused import PointsRefused, merged
-from forge.plan.world import Devices
+from forge.planning.world import Devices
 from forge.resolve.resolve import resolve
 from forge.rundir.identity import hash_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 

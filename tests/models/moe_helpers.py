@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.moe import MoE as MoEConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.moe import MoE as MoEConfig
 from forge.models.balance import Balance
 from forge.models.contract import StepReport
 from forge.models.decoder import Decoder

@@ -40,7 +40,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     Qwen3NextRotaryEmbedding,
 )
 
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.models.attention import Attention
 from forge.models.decoder import Decoder
 from forge.models.rope import tables_of

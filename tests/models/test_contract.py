@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from forge.config.model import Decoder as Section
+from forge.config.model.decoder import Decoder as Section
 from forge.models.contract import Cached, check_model
 from forge.models.decoder import Decoder
 

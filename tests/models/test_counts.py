@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import forge
 from forge.compose.engine import CONF
-from forge.config.mixers.mla import MLA
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.moe import MoE as MoEConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.mixers.mla import MLA
+from forge.config.model.moe import MoE as MoEConfig
 from forge.models.decoder import Decoder
 from forge.models.feed_forward import FeedForward
 from forge.models.moe import MoE

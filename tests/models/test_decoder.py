@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from forge.config.layer import ACTIVATIONS as CONFIG_ACTIVATIONS
+from forge.config.model.layer import ACTIVATIONS as CONFIG_ACTIVATIONS
 from forge.models.feed_forward import ACTIVATIONS, FeedForward
 
 CLOSED_FORMS = {

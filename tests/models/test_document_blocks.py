@@ -14,8 +14,8 @@ from torch._dynamo.utils import counters
 from torch.nn.attention import flex_attention
 
 from forge.compose import composition
-from forge.config.attention_options import Span
-from forge.config.document_attention import in_blocks
+from forge.config.model.attention_options import Span
+from forge.config.model.document_attention import in_blocks
 from forge.models import documents
 from forge.models.decoder import Decoder
 from forge.models.documents import BLOCK, blocks_of, packed

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forge.config.attention_options import Span
-from forge.config.mixers.gated_delta_net import GatedDeltaNet
-from forge.config.mixers.mla import MLA
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.moe import MoE
+from forge.config.model.attention_options import Span
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.mixers.gated_delta_net import GatedDeltaNet
+from forge.config.model.mixers.mla import MLA
+from forge.config.model.moe import MoE
 from forge.models.decoder import Decoder
 from forge.models.documents import packed
 from forge.models.init import init_weights

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from forge.data.noise import noise_of
+from forge.data.batches.noise import noise_of
 from forge.models.dropout import Dropout, Jitter
 
 WORD = (1 << 32) - 1

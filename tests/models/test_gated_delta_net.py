@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
-from forge.config.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNetConfig
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNetConfig
 from forge.models.cache import LayerCache
 from forge.models.decoder import Decoder
 from forge.models.delta_rule import Fed, chunked, recurrent

@@ -17,14 +17,14 @@ from transformers import (
     MistralForCausalLM,
 )
 
-from forge.config.attention_options import Span
-from forge.config.mixers.mla import MLA
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.moe import MoE
+from forge.config.model.attention_options import Span
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.mixers.mla import MLA
+from forge.config.model.moe import MoE
 from forge.models.cache import LayerCache
 from forge.models.decoder import Decoder
-from forge.models.drawing import Sampling, _first_of
 from forge.models.sampling import How, continue_rows
+from forge.models.token_distribution import Sampling, _first_of
 
 CPU = torch.device("cpu")
 WIDTHS = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}

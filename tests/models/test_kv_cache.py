@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forge.config.mixers.gated_delta_net import GatedDeltaNet
-from forge.config.mixers.mla import MLA
+from forge.config.model.mixers.gated_delta_net import GatedDeltaNet
+from forge.config.model.mixers.mla import MLA
 
 WIDTHS = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}
 DELTA = {"gdn_num_key_heads": 2, "gdn_num_value_heads": 4, "gdn_key_head_dim": 6}

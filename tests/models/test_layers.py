@@ -20,7 +20,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.models.sdpa import causal_attention

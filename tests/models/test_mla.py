@@ -22,9 +22,9 @@ from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
 import forge
-from forge.config.mixers.mla import MLA as MLAConfig
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.moe import MoE as MoEConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.mixers.mla import MLA as MLAConfig
+from forge.config.model.moe import MoE as MoEConfig
 from forge.models.decoder import Decoder
 from forge.models.mla import MLA
 from forge.models.rope import RotaryTable

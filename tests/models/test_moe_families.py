@@ -30,8 +30,8 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBl
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextSparseMoeBlock
 
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.moe import MoE as MoEConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.moe import MoE as MoEConfig
 from forge.models.feed_forward import FeedForward
 from forge.models.moe import MoE
 

@@ -11,10 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import forge
 from forge.compose.engine import CONF
-from forge.config.hf.family import section_of
-from forge.config.hf.folder import family_of
-from forge.config.hf.keys import Keys
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.families.family import section_of
+from forge.families.folder import family_of
+from forge.families.keys import Keys
 
 OWN = {"tiny", "small", "moe_tiny", "moe_small", "hf"}
 """Presets of no published model."""

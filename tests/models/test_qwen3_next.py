@@ -10,8 +10,8 @@ from test_transformers_parity import VOCAB, Pick, assert_equal_models
 from torch import Tensor, nn
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.moe import MoE as MoEConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.moe import MoE as MoEConfig
 from forge.models.decoder import Decoder
 
 SEQ, DIM, HEADS, KV_HEADS, HEAD = 48, delta.DIM, 4, 2, 8

@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRotaryEmbedding
 
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.models.decoder import Decoder
 from forge.models.positions import Sinusoids
 from forge.models.rope import RotaryTable, frequencies, rotate, softmax_scale

@@ -14,14 +14,14 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from forge.models.drawing import (
+from forge.models.sampling import generate
+from forge.models.token_distribution import (
     Sampling,
     drawn_from,
     next_token_probabilities,
     penalised,
     uniforms,
 )
-from forge.models.sampling import generate
 
 P = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])
 

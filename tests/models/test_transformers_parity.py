@@ -22,9 +22,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.moe import MoE as MoEConfig
-from forge.data.noise import noise_of
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.moe import MoE as MoEConfig
+from forge.data.batches.noise import noise_of
 from forge.models.decoder import Decoder
 
 VOCAB, SEQ, DIM, LAYERS, HEADS, FFN = 97, 48, 32, 3, 4, 80

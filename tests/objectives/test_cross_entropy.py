@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from forge.config.objective import CHUNK_BYTES, MAX_CHUNK_TOKENS, auto_chunk_size
+from forge.config.objectives.base import CHUNK_BYTES, MAX_CHUNK_TOKENS, auto_chunk_size
 from forge.models.head import Head
 from forge.objectives.chunked_cross_entropy import add_product, chunked_cross_entropy
 from forge.objectives.cross_entropy import cross_entropy

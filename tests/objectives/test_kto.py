@@ -12,9 +12,9 @@ from test_preference import batch as drawn
 from test_pretrain import TinyModel
 
 from forge.build import build
-from forge.config.preference import KTO
+from forge.config.objectives.preference import KTO
 from forge.parallel.ranks import Ranks
-from forge.training.evaluation import evaluate
+from forge.training.callbacks.evaluation import evaluate
 from forge.training.step import look_ahead
 
 BETA, GOOD, BAD = 0.3, 1.3, 0.6

@@ -12,8 +12,8 @@ from test_pretrain import TinyModel
 
 from forge.adapters.adapter import adapters_off
 from forge.build import build
-from forge.config.adapter import is_added
-from forge.config.preference import CPO, DPO, ORPO, Preference, SimPO
+from forge.config.adapters.adapter import is_added
+from forge.config.objectives.preference import CPO, DPO, ORPO, Preference, SimPO
 from forge.models.head import Head
 from forge.models.plain import make_model
 from forge.objectives import preference

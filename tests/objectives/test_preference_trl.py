@@ -13,9 +13,9 @@ import torch
 from forge.adapters.adapter import adapters_off
 from forge.build import build
 from forge.compose import composition
-from forge.config.adapter import is_added
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.preference import CPO, DPO, KTO, ORPO, Preference, SimPO
+from forge.config.adapters.adapter import is_added
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.objectives.preference import CPO, DPO, KTO, ORPO, Preference, SimPO
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.parallel.ranks import Ranks

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from forge.config.objective import Pretrain as PretrainConfig
+from forge.config.objectives.base import Pretrain as PretrainConfig
 from forge.models.head import Head
 from forge.objectives.pretrain import Pretrain
 

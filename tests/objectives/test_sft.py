@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from forge.config.objective import SFT as SFTConfig
+from forge.config.objectives.base import SFT as SFTConfig
 from forge.data import IGNORE_INDEX
-from forge.data.samples import Samples
+from forge.data.batches.samples import Samples
 from forge.objectives.sft import SFT
 
 END = 0

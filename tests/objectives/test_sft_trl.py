@@ -9,9 +9,9 @@ import pytest
 import torch
 from test_preference_trl import LAYERS, VOCAB, llama_tensors, peers
 
-from forge.config.objective import SFT as SFTConfig
+from forge.config.objectives.base import SFT as SFTConfig
 from forge.data import IGNORE_INDEX
-from forge.data.noise import noise_of
+from forge.data.batches.noise import noise_of
 from forge.models.dropout import bits_of
 from forge.objectives.sft import SFT
 

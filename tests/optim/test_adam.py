@@ -9,7 +9,7 @@ import pytest
 import torch
 from updates import assert_close, by_numpy, groups_of, parameters_of, set_gradients, updates
 
-from forge.config.optimizer import Adam as Section
+from forge.config.optimizers.adam import Adam as Section
 from forge.optim.adam import Adam, AdamPax
 
 BETAS, EPS = (0.8, 0.95), 1e-3

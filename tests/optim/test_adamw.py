@@ -12,7 +12,8 @@ import torch
 from optimizers import optimizer_of
 from torch import nn
 
-from forge.config.optimizer import AdamW, Lion
+from forge.config.optimizers.adam import AdamW
+from forge.config.optimizers.lion import Lion
 
 
 class Model(nn.Module):

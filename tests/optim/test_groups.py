@@ -7,7 +7,7 @@ import torch
 from optimizers import params_of
 from torch import nn
 
-from forge.config.optimizer import AdamW
+from forge.config.optimizers.adam import AdamW
 
 
 class Block(nn.Module):

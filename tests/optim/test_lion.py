@@ -7,7 +7,7 @@ import torch
 from optimizers import optimizer_of
 from test_adamw import Model, set_gradients
 
-from forge.config.optimizer import Lion
+from forge.config.optimizers.lion import Lion
 
 
 def test_twenty_updates_equal_numpy():

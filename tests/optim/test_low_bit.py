@@ -7,7 +7,7 @@ import torch
 from torchao.optim import AdamW4bit, AdamW8bit, AdamWFp8
 from updates import RATES, set_gradients
 
-from forge.config.optimizers import AdamWLowBit
+from forge.config.optimizers.low_bit import AdamWLowBit
 from forge.optim.low_bit import LowBitAdamW
 
 THEIRS = {"8bit": AdamW8bit, "4bit": AdamW4bit, "fp8": AdamWFp8}

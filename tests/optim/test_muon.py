@@ -10,8 +10,9 @@ import torch
 from optimizers import params_of
 from torch import nn
 
-from forge.config.optimizer import Muon, NorMuon, Optimizer
-from forge.config.scheduler import Constant, Linear
+from forge.config.optimizers.base import Optimizer
+from forge.config.optimizers.muon import Muon, NorMuon
+from forge.config.optimizers.schedules import Constant, Linear
 from forge.optim import muon, normuon
 from forge.optim.orthogonal import newton_schulz, polar_express
 

@@ -10,14 +10,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from updates import set_gradients
 
-from forge.config.optimizer import Adam as AdamSection
-from forge.config.optimizer import Lion as LionSection
-from forge.hashing import hashed
+from forge.config.optimizers.adam import Adam as AdamSection
+from forge.config.optimizers.lion import Lion as LionSection
 from forge.optim.adam import Adam
 from forge.optim.adam_update import Options, _update
 from forge.optim.lion import Lion
 from forge.optim.rounding import Rounding, stochastic
-from forge.owned import local, owned, select
+from forge.tensors.counter_rng import hashed
+from forge.tensors.local import local, owned, select
 
 SHAPE = (48, 64)
 

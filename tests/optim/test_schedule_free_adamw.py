@@ -9,9 +9,9 @@ import pytest
 import torch
 from updates import STEPS, assert_close, by_numpy, groups_of, parameters_of, set_gradients, updates
 
-from forge.config.optimizers import ScheduleFreeAdamW as Section
-from forge.optim.modes import Modes, reading
+from forge.config.optimizers.schedule_free import ScheduleFreeAdamW as Section
 from forge.optim.schedule_free import ScheduleFreeAdamW
+from forge.optim.train_eval_modes import Modes, reading
 
 BETAS, EPS = (0.9, 0.95), 1e-3
 OPTIONS: dict[str, Any] = {"lr": 1.0, "betas": BETAS, "eps": EPS, "weight_decay": 0.0}

@@ -6,7 +6,7 @@ from math import cos, pi, sqrt
 
 import pytest
 
-from forge.config.scheduler import WSD, Constant, Cosine, Linear, NoSchedule, Rex
+from forge.config.optimizers.schedules import WSD, Constant, Cosine, Linear, NoSchedule, Rex
 from forge.optim import schedules
 
 W, S, D, R = 4, 3, 10, 0.2

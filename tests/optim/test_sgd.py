@@ -6,7 +6,7 @@ import pytest
 import torch
 from updates import DECAYS, RATES, assert_close, groups_of, parameters_of, set_gradients, updates
 
-from forge.config.optimizers import SGD as Section
+from forge.config.optimizers.sgd import SGD as Section
 from forge.optim.sgd import SGD
 
 

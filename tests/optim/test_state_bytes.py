@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from forge.build import build
-from forge.config.optimizer import AdamW, Lion, Muon, NorMuon
-from forge.config.optimizers import SGD, AdamPax, AdamWLowBit, ScheduleFreeAdamW
+from forge.config.optimizers.adam import AdamPax, AdamW
+from forge.config.optimizers.lion import Lion
+from forge.config.optimizers.low_bit import AdamWLowBit
+from forge.config.optimizers.muon import Muon, NorMuon
+from forge.config.optimizers.schedule_free import ScheduleFreeAdamW
+from forge.config.optimizers.sgd import SGD
 
 SECTIONS = [
     AdamW(),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from forge.build import build
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 from forge.config.root import Config
 from forge.models.moe import MoE
 from forge.models.router import Router

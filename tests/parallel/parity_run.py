@@ -22,7 +22,7 @@ from ranks import on_ranks
 from torch import Tensor
 
 from forge.compose import composition
-from forge.config.objective import SFT
+from forge.config.objectives.base import SFT
 from forge.config.problems import ConfigError
 from forge.config.root import Config
 from forge.parallel.gather import Tensors

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from forge.config.parallel import Parallel
-from forge.models.modes import evaluating
+from forge.models.reading_mode import evaluating
 from forge.parallel.fsdp import shard
 from forge.parallel.mesh import make_mesh
 

@@ -17,7 +17,7 @@ from forge.models.init import init_weights
 from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.host_memory import Host, InHost
 from forge.parallel.modules import compile_blocks
-from forge.plan.activations import Activations, Stage
+from forge.planning.activations import Activations, Stage
 
 SHAPE = ["model.dim=32", "model.n_layers=2", "model.n_heads=4", "model.ffn_hidden_dim=48"]
 SHAPE += ["model.vocab_size=300", "tokenizer.vocab_size=300", "model.max_seq_len=32"]

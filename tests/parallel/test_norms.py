@@ -11,12 +11,12 @@ import torch
 from parity_run import Tokens, config_of, main_ranks
 
 from forge.build import build
-from forge.config.param_groups import parameters_of
+from forge.config.optimizers.param_groups import parameters_of
 from forge.optim.build import build_optimizer
 from forge.parallel.ranks import Ranks
+from forge.training.callbacks.norms import Norms
 from forge.training.data import train_loader
 from forge.training.models import build_model
-from forge.training.norms import Norms
 from forge.training.step import Update
 
 LAYOUTS = [

@@ -16,10 +16,10 @@ from torch import Tensor
 from forge.build import build
 from forge.config.root import Config
 from forge.data import IGNORE_INDEX
-from forge.data.loader import Step, eval_batches
+from forge.data.batches.loader import Step, eval_batches
 from forge.parallel.ranks import Ranks
+from forge.training.callbacks.evaluation import evaluate
 from forge.training.data import end_of_text, train_loader
-from forge.training.evaluation import evaluate
 from forge.training.models import build_model, build_objective
 
 FP64, CPU, END = torch.float64, torch.device("cpu"), TOKENIZER.eos_id

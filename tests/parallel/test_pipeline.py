@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from forge.build import build
-from forge.config.layer import Model
+from forge.config.model.layer import Model
 from forge.data import IGNORE_INDEX
-from forge.data.loader import Batch
+from forge.data.batches.loader import Batch
 from forge.parallel.pipeline import cut
 from forge.parallel.ranks import Ranks
-from forge.training.evaluation import evaluate
+from forge.training.callbacks.evaluation import evaluate
 from forge.training.models import build_model
 
 CPU, ROWS, SEQ = torch.device("cpu"), 8, 16

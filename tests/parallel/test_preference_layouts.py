@@ -11,9 +11,9 @@ import torch
 from parity_run import Tokens, config_of, this_rank, world_of
 from ranks import on_ranks
 
-from forge.data.examples import plan_examples
-from forge.data.mixture import Mixture
-from forge.data.store import COUNTS, LIKED
+from forge.data.batches.examples import plan_examples
+from forge.data.batches.mixture import Mixture
+from forge.data.tokens.store import COUNTS, LIKED
 from forge.parallel.ranks import Ranks
 from forge.parity.side import Record, measure
 from forge.parity.verdict import BOUNDS, compare, may_vanish, table

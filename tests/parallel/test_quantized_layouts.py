@@ -12,7 +12,7 @@ from parity_run import config_of, main_ranks, outcomes, record_of
 
 from forge.parallel.ranks import Ranks
 from forge.parity.verdict import BOUNDS, compare, may_vanish
-from forge.plan.memory import memory_by_part
+from forge.planning.memory import memory_by_part
 
 WIDE = "model.dim=64 model.n_heads=2 model.n_kv_heads=1 model.ffn_hidden_dim=96"
 FP8 = "quantization=fp8 quantization.emulate=true quantization.min_dim=32"

@@ -11,7 +11,7 @@ import torch
 from parity_run import config_of
 from test_preference_layouts import DPO, KTO, Preferred, record
 
-from forge.data.examples import plan_examples
+from forge.data.batches.examples import plan_examples
 from forge.parallel.ranks import Ranks
 from forge.training import references
 from forge.training.models import build_objective

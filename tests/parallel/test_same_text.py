@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from ranks import on_ranks
 
-from forge.config.data import Text
+from forge.config.data.text import Text
 from forge.config.eval import Eval
 from forge.config.parallel import Parallel
 from forge.models.decoder import Decoder
 from forge.parallel.fsdp import shard
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
-from forge.training.samples import Samples
+from forge.training.callbacks.samples import Samples
 
 SECTION = Eval(sample_prompts=["ab", "q"], sample_tokens=20, sample_temperature=1.0)
 

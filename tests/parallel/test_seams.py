@@ -14,11 +14,11 @@ from parity_run import LR, STEPS, Tokens, config_of, main_ranks, this_rank
 from ranks import on_ranks
 from torch import Tensor, nn
 
-from forge.config.feed_forwards.base import FeedForward
-from forge.config.mixers.base import Mixer
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.feed_forwards.base import FeedForward
+from forge.config.model.mixers.base import Mixer
+from forge.config.model.tensors import MATRIX, TensorSpec, linear, norm
 from forge.config.root import Config
-from forge.config.tensors import MATRIX, TensorSpec, linear, norm
 from forge.models.decoder import Decoder, OutputHead
 from forge.models.norm import RMSNorm
 from forge.models.rope import Rotation, rotate

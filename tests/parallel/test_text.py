@@ -10,9 +10,9 @@ from parity_cases import layout_of
 from parity_run import config_of, this_rank, world_of
 from ranks import on_ranks
 
-from forge.models.drawing import Sampling
 from forge.models.head import head_of
 from forge.models.sampling import How, continue_rows, generate
+from forge.models.token_distribution import Sampling
 from forge.parallel.ranks import Ranks
 from forge.training.models import build_model
 

@@ -12,12 +12,12 @@ from ranks import on_ranks
 from forge.build import build
 from forge.compose import composition
 from forge.config.root import Config
-from forge.data.loader import Step
+from forge.data.batches.loader import Step
 from forge.models.router import Router
 from forge.parallel.counting import Counting
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
-from forge.plan.traffic import Sent, busiest_rank
+from forge.planning.traffic import Sent, busiest_rank
 from forge.training.models import build_model
 from forge.training.step import Update
 

@@ -9,8 +9,12 @@ import pytest
 from forge.config.parallel import Parallel
 from forge.config.problems import ConfigError
 from forge.config.run import Run
-from forge.plan.launcher_environment import LauncherEnvironment, first_node, launcher_environment
-from forge.plan.world import Devices, find_world
+from forge.planning.launcher_environment import (
+    LauncherEnvironment,
+    first_node,
+    launcher_environment,
+)
+from forge.planning.world import Devices, find_world
 
 TORCHRUN = {
     "RANK": "3",

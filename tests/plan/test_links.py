@@ -9,8 +9,8 @@ import pytest
 
 from forge.config.devices import DEVICES
 from forge.config.parallel import Parallel
-from forge.plan.links import NETWORK, NVLINK, ORDER, Group, group, on_links, seconds
-from forge.plan.traffic import Sent
+from forge.planning.links import NETWORK, NVLINK, ORDER, Group, group, on_links, seconds
+from forge.planning.traffic import Sent
 
 LAYOUTS = [
     {"dp_shard": 4, "tp": 8, "pp": 2},

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import forge
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.objective import SFT as SFTConfig
-from forge.config.preference import DPO as DPOConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.objectives.base import SFT as SFTConfig
+from forge.config.objectives.preference import DPO as DPOConfig
 from forge.config.recompute import Policy
 from forge.config.root import Config
 from forge.models.decoder import Decoder
@@ -29,8 +29,8 @@ from forge.parallel.activation_checkpoint import recompute
 from forge.parallel.host_memory import Host
 from forge.parallel.modules import FORMATS
 from forge.parallel.ranks import join
-from forge.plan.activations import Activations
-from forge.plan.memory import memory_by_part
+from forge.planning.activations import Activations
+from forge.planning.memory import memory_by_part
 from forge.resolve.resolve import resolve
 from forge.training.models import build_model
 

@@ -9,11 +9,11 @@ from test_memory import BATCH, MLA, MOE, SEQ, SIZES, Live
 
 import forge
 from forge.config.root import Config
-from forge.masters import master
 from forge.optim.build import build_optimizer
 from forge.parallel.ranks import Ranks, join
-from forge.plan.memory import memory_by_part
+from forge.planning.memory import memory_by_part
 from forge.resolve.resolve import resolve
+from forge.tensors.masters import master
 from forge.training.models import build_model
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from refusing import resolved
 from test_memory import Live
 from torch.distributed.tensor import DTensor
 
-from forge.config.model import Decoder as DecoderConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.models.router import Router
@@ -20,7 +20,7 @@ from forge.parallel.expert import spread_experts
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.parallel.scopes import spread_scopes
-from forge.plan.memory import memory_by_part
+from forge.planning.memory import memory_by_part
 from forge.training.models import build_model
 
 SHAPE = {"dim": 64, "n_layers": 4, "n_heads": 8, "vocab_size": 512, "ffn_hidden_dim": 96}

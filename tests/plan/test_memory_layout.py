@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from refusing import resolved
 
-from forge.plan.memory import memory_by_part
+from forge.planning.memory import memory_by_part
 
 SHAPE = {"dim": 64, "n_layers": 4, "n_heads": 8, "vocab_size": 512, "ffn_hidden_dim": 96}
 BASE = [

@@ -11,9 +11,9 @@ from forge import bench, check, train
 from forge.config.devices import DEVICES
 from forge.config.root import Config
 from forge.parity import __main__ as parity
-from forge.plan.memory import STATE, memory_by_part
-from forge.plan.time import planned_time
-from forge.plan.world import CPU_BUILD, Devices
+from forge.planning.memory import STATE, memory_by_part
+from forge.planning.time import planned_time
+from forge.planning.world import CPU_BUILD, Devices
 from forge.resolve.resolve import Resolution, resolve
 
 LAPTOP = Devices(gpus=0, source=CPU_BUILD, torch=(2, 13))

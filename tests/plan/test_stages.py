@@ -6,9 +6,9 @@ from itertools import accumulate, combinations, pairwise
 
 import pytest
 
-from forge.config.model import Decoder
-from forge.config.moe import MoE, is_moe_layer
-from forge.plan.stages import cut_by_cost, stages_of
+from forge.config.model.decoder import Decoder
+from forge.config.model.moe import MoE, is_moe_layer
+from forge.planning.stages import cut_by_cost, stages_of
 
 
 def costs(section: Decoder, seq_len: int) -> tuple[list[int], int]:

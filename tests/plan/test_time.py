@@ -12,10 +12,10 @@ from published_figures import FIGURES, TITAN
 from forge.compose import composition
 from forge.config.devices import DEVICES
 from forge.config.root import Config
-from forge.plan import calibration as known
-from forge.plan.compute import busy, product
-from forge.plan.time import StepTime, bubble, planned_time
-from forge.plan.world import CPU_BUILD, Devices
+from forge.planning import calibration as known
+from forge.planning.compute import busy, product
+from forge.planning.time import StepTime, bubble, planned_time
+from forge.planning.world import CPU_BUILD, Devices
 from forge.resolve.resolve import worked_out
 
 LAPTOP = Devices(gpus=0, source=CPU_BUILD, torch=(2, 13))

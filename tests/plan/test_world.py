@@ -18,7 +18,14 @@ from forge.config.parallel import Parallel
 from forge.config.plan import Plan
 from forge.config.root import Config
 from forge.config.run import Run
-from forge.plan.world import CPU_BUILD, Devices, World, find_devices, ranks_per_node, world_of
+from forge.planning.world import (
+    CPU_BUILD,
+    Devices,
+    World,
+    find_devices,
+    ranks_per_node,
+    world_of,
+)
 from forge.resolve.auto import device_memory
 from forge.resolve.rules.devices import host_memory
 

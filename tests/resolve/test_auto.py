@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 from refusing import resolved
 
-from forge.plan.memory import memory_by_part
-from forge.plan.world import Devices, World
+from forge.planning.memory import memory_by_part
+from forge.planning.world import Devices, World
 from forge.resolve.auto import USABLE, candidates, choose, name_of
 from forge.resolve.resolve import Resolution
 

@@ -14,7 +14,7 @@ from refusing import SMALL, only, resolved
 from forge.compose import composition
 from forge.config.problems import ConfigError
 from forge.config.rule import Derived
-from forge.config.tokenizer import Tokenizer
+from forge.config.tokenizers.tokenizer import Tokenizer
 from forge.resolve.derivations import DERIVATIONS, SCHEDULE, fit_epochs
 from forge.resolve.resolve import resolve
 
@@ -183,7 +183,7 @@ def test_rows_of_a_tokenizer_that_says_nothing_of_itself():
 
     @dataclasses.dataclass(kw_only=True)
     class Mine(Tokenizer):
-        _target_: str = "forge.data.tokenizer.train_bpe"
+        _target_: str = "forge.data.tokenizers.tokenizer.train_bpe"
 
     config = composition.config([*SMALL, "model.vocab_size=auto"])
     config.tokenizer = Mine()

@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed.pipelining import schedules
 
 from forge.compose import composition
-from forge.config.layer import Model
+from forge.config.model.layer import Model
 from forge.config.problems import ConfigError
-from forge.plan.layout import best_microbatches, legal_microbatches
+from forge.planning.layout import best_microbatches, legal_microbatches
 
 NAMES = {
     "gpipe": schedules.ScheduleGPipe,

@@ -10,9 +10,9 @@ import pytest
 from refusing import problems, resolved
 
 from forge.config.recompute import DEVICE, Recompute
-from forge.plan.activations import Activations, flops_again
-from forge.plan.memory import memory_by_part
-from forge.plan.recompute import OF_ATTENTION
+from forge.planning.activations import Activations, flops_again
+from forge.planning.memory import memory_by_part
+from forge.planning.recompute import OF_ATTENTION
 
 SHAPE = ["model.dim=64", "model.n_layers=4", "model.n_heads=4", "model.n_kv_heads=2"]
 SHAPE += ["model.ffn_hidden_dim=160", "model.vocab_size=300", "tokenizer.vocab_size=300"]

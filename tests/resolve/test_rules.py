@@ -124,7 +124,7 @@ CASES = list(read_cases())
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("forge.config.hub.reachable", lambda: False)
+    monkeypatch.setattr("forge.config.data.hub.reachable", lambda: False)
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from refusing import SMALL, resolved
 from forge.config import schemas
 from forge.config.changes import Change, changes, permitted
 from forge.config.launch import Slurm
+from forge.config.optimizers.schedules import WSD
 from forge.config.root import Config
 from forge.config.rule import put
-from forge.config.scheduler import WSD
 from forge.config.sweeper import Optuna
 from forge.rundir import saved_config
 

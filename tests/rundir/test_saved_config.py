@@ -66,13 +66,12 @@ def test_an_option_that_is_newer_than_the_file_has_its_default(tmp_path: Path) -
 
 
 NO_TRUST = "is not under a trusted prefix; if you trust it: run.trust=["
-NO_MODEL = "is no forge.config.layer.Model"
+NO_MODEL = "is no forge.config.model.layer.Model"
 REFUSED = {
     "os.PathLike": f"its schema os.PathLike {NO_TRUST}os.]",
     "forgery.config.model.Decoder": f"its schema forgery.config.model.Decoder {NO_TRUST}forgery.]",
     "adamw": f"the schema adamw {NO_MODEL}",
-    "forge.config.optimizer.AdamW": f"the schema forge.config.optimizer.AdamW {NO_MODEL}",
-    "forge.config.model.Section": f"the schema forge.config.model.Section {NO_MODEL}",
+    "forge.config.field.Section": f"the schema forge.config.field.Section {NO_MODEL}",
     "torch.nn.Linear": f"the schema torch.nn.Linear {NO_MODEL}",
 }
 

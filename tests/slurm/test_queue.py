@@ -17,7 +17,7 @@ import pytest
 
 from forge.launch.slurm import queue, task
 from forge.launch.slurm.queue import NoAnswer, cancel, reasons, states, wait
-from forge.training.signals import Signals
+from forge.training.callbacks.signals import Signals
 
 Command = Callable[[str, str], None]
 Capture = pytest.CaptureFixture[str]

@@ -10,7 +10,7 @@ import pytest
 from forge.config.launch import Slurm
 from forge.config.sbatch import SOURCES, given
 from forge.launch.slurm import jobs as slurm
-from forge.plan.allocation import faults
+from forge.planning.allocation import faults
 
 ITSELF = "forge sets this key of sbatch itself."
 SPOILS = "forge cannot work with this key of sbatch."

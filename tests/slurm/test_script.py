@@ -23,7 +23,7 @@ from forge.launch.local.processes import search_path
 from forge.launch.slurm import jobs as slurm
 from forge.launch.slurm import queue
 from forge.launch.slurm.script import ENDS, grouped, incomplete, setup
-from forge.plan.allocation import Allocation, allocation, faults
+from forge.planning.allocation import Allocation, allocation, faults
 
 Command = Callable[[str, str], None]
 Capture = pytest.CaptureFixture[str]

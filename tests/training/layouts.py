@@ -12,7 +12,7 @@ from going_on_helpers import take
 from ranks import forking, in_fork
 
 from forge import worker
-from forge.data.loader import Step, TrainLoader
+from forge.data.batches.loader import Step, TrainLoader
 from forge.launch.local.processes import free_port
 from forge.rundir import saved_config
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from forge.rundir.checkpoints import WEIGHTS
 from forge.rundir.files import read_rows
-from forge.training import tensor_storage
 from forge.training.build import build
 from forge.training.build_session import build_session
 from forge.training.callback import Callback
+from forge.training.checkpoints import tensor_storage
 from forge.training.loop import Loop
 
 

@@ -8,10 +8,10 @@ from run_helpers import assert_bit_equal, built, logged, meta, step_of, stored, 
 
 from forge import resume, worker
 from forge.adapters.adapter import adapters_off
-from forge.config.adapter import is_added
+from forge.config.adapters.adapter import is_added
 from forge.models.plain import make_model
 from forge.rundir.checkpoints import CheckpointError
-from forge.training.restore import load_run, load_weights
+from forge.training.checkpoints.restore import load_run, load_weights
 
 LORA = (
     "adapter=lora adapter.rank=2 adapter.dora=true adapter.modules_to_save=[norm] optimizer=adamw"

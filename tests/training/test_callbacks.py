@@ -19,7 +19,7 @@ from forge.config.problems import ConfigError
 from forge.rundir.files import read_rows
 from forge.training.callback import Callback as Base
 from forge.training.callback import CallbackError
-from forge.training.callback_state import load_states, split, states
+from forge.training.checkpoints.callback_state import load_states, split, states
 
 MOMENTS = "on_start on_step_start on_gradients on_step_end on_evaluation on_checkpoint on_end close"
 EVALUATED = "train.max_steps=2 eval.enabled=true eval.interval=2 eval.steps=1 checkpoint.interval=2"

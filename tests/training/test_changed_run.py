@@ -13,7 +13,7 @@ from going_on_helpers import alter
 from run_helpers import assert_bit_equal, built, logged, step_of, stored, weights
 
 from forge import worker
-from forge.config.optimizer import AdamW as AdamWSection
+from forge.config.optimizers.adam import AdamW as AdamWSection
 from forge.rundir import versions
 
 FINAL = ("result.json", "error.json", "attempts.jsonl", "run.lock", "rank_0.log", "data.json")

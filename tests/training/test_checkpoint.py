@@ -9,8 +9,8 @@ import torch
 from run_helpers import assert_bit_equal, folders, meta, step_of, stored, weights
 
 from forge.rundir.checkpoints import CheckpointError
+from forge.training.checkpoints.restore import load, load_run
 from forge.training.loop import TrainState
-from forge.training.restore import load, load_run
 
 
 def optimizer_state(loop) -> dict[str, torch.Tensor]:

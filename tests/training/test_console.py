@@ -13,8 +13,8 @@ from fake_display import Display
 from rich.console import Console
 
 from forge.config.metrics import Metrics
-from forge.training.console import LiveConsole, console_tracker
-from forge.training.trackers import build_trackers
+from forge.training.callbacks.console import LiveConsole, console_tracker
+from forge.training.callbacks.trackers import build_trackers
 
 TRAINING = {
     "train/loss": 3.14159,
@@ -140,7 +140,7 @@ def test_every_step_moves_the_bar_without_a_line(monkeypatch):
     """From the step that the run goes on from; the rest is estimated between logs too."""
     stream, clock, shown = Terminal(), Clock(), []
     made = partial(console_tracker, console=terminal(100, stream), clock=clock)
-    monkeypatch.setattr("forge.training.console.console_tracker", made)
+    monkeypatch.setattr("forge.training.callbacks.console.console_tracker", made)
     trackers = build_trackers(Metrics(), Path(), total_steps=100, config_dict={})
     trackers.resumed_at = 40
     bar = trackers.open()._active["console"]

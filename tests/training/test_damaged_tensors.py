@@ -13,8 +13,8 @@ from run_helpers import assert_bit_equal, built, folders, meta, read, step_of, s
 
 from forge import checkpoints, export, generate, worker
 from forge.rundir import outcome
-from forge.training import tensor_storage
-from forge.training.restore import load_run
+from forge.training.checkpoints import tensor_storage
+from forge.training.checkpoints.restore import load_run
 
 
 def flip(

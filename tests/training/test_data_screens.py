@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from tiny import TWO_LAYERS
 
 from forge import cli, worker
-from forge.data.shards import ShardWriter
+from forge.data.tokens.shards import ShardWriter
 from forge.objectives.next_token import NextToken
 from forge.rundir import directory
 from forge.rundir.files import read_json

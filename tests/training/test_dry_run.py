@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from forge import planner
+from forge import plan
 from forge.compose import composition
-from forge.config.model import Decoder
-from forge.imagined import ROUNDED
-from forge.plan.sharding import held, in_small
-from forge.plan.traffic import Rank
-from forge.plan.world import CPU_BUILD, Devices
+from forge.config.model.decoder import Decoder
+from forge.plan import ROUNDED
+from forge.planning.sharding import held, in_small
+from forge.planning.traffic import Rank
+from forge.planning.world import CPU_BUILD, Devices
 from forge.resolve.resolve import worked_out
 from forge.training.dry_run import step_of
 
@@ -57,10 +57,10 @@ def test_a_rank_of_many_holds_and_sends_what_the_plan_says(words: str) -> None:
 def test_the_verb_says_so_and_minds_the_tolerance(capsys: pytest.CaptureFixture[str]) -> None:
     """With tp=8 and one shard every rank holds all norms: 0.02 % more than an equal share."""
     words = ["llama3_8b", "--device", "h200", "--gpus", "8", "parallel.tp=8", "--dry-run"]
-    assert planner.main(words) == 0
+    assert plan.main(words) == 0
     out, _ = capsys.readouterr()
     assert "all of it is as the plan says" in out
     assert "[128256, 4096]" not in out  # of a small model
     assert "holds 0.0% more than an equal share; plan.sharding_tolerance is 2.0%" in out
-    assert planner.main([*words, "plan.sharding_tolerance=0"]) == 1
+    assert plan.main([*words, "plan.sharding_tolerance=0"]) == 1
     assert "NOT as the plan says, or too much" in capsys.readouterr().out

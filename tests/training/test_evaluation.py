@@ -14,9 +14,9 @@ from run_helpers import assert_bit_equal, logged, weights
 from forge import cli
 from forge.compose import composition
 from forge.config.eval import Eval
-from forge.config.objective import Objective
+from forge.config.objectives.base import Objective
 from forge.config.problems import ConfigError
-from forge.training.evaluation import Evaluation, most_sequences
+from forge.training.callbacks.evaluation import Evaluation, most_sequences
 
 EVALUATE = "eval.enabled=true eval.interval=2 eval.steps=0 eval.sample_prompts=[the] "
 EVALUATE += "eval.sample_tokens=4"

@@ -16,12 +16,12 @@ from test_update import as_step, decoder, global_batches, make_update, scaler_of
 
 from forge.config.checkpoint import Checkpoint
 from forge.config.metrics import Metrics
-from forge.config.objective import Pretrain as PretrainConfig
-from forge.config.optimizer import AdamW as AdamWConfig
+from forge.config.objectives.base import Pretrain as PretrainConfig
+from forge.config.optimizers.adam import AdamW as AdamWConfig
 from forge.config.train import Train
 from forge.objectives.pretrain import Pretrain
+from forge.training.callbacks.stopping import BadSteps
 from forge.training.loop import TrainState
-from forge.training.stopping import BadSteps
 
 
 class Poisoned(Pretrain):

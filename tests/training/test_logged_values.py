@@ -19,13 +19,13 @@ from run_helpers import at_step, built, logged
 
 from forge.compose import composition
 from forge.data import IGNORE_INDEX
-from forge.data.order import SampleOrder
+from forge.data.batches.order import SampleOrder
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.parallel.ranks import Ranks
-from forge.training.evaluation import evaluate
+from forge.training.callbacks.evaluation import evaluate
+from forge.training.callbacks.metrics import Logger
 from forge.training.loop import Loop
-from forge.training.metrics import Logger
 
 STEPS, BATCH, ACCUMULATION, SEQ = 5, 2, 2, 16
 RUN = f"""

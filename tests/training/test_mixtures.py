@@ -12,7 +12,7 @@ import torch
 from run_helpers import assert_bit_equal, logged, read, step_of, stored
 
 from forge import worker
-from forge.data.mixture import Mixture
+from forge.data.batches.mixture import Mixture
 from forge.rundir.files import read_rows
 
 PHASES = "+data.phases.late={start_step:3,dataset_weights:{sea:0},lr_scale:0.25}"

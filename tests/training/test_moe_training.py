@@ -15,9 +15,9 @@ from test_update import SHAPE, VOCAB
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forge.config.moe import MoE as MoEConfig
-from forge.config.objective import Pretrain as PretrainConfig
-from forge.data.loader import Batch, Step
+from forge.config.model.moe import MoE as MoEConfig
+from forge.config.objectives.base import Pretrain as PretrainConfig
+from forge.data.batches.loader import Batch, Step
 from forge.models.balance import Balance
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights

@@ -19,14 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import forge
-from forge import cli, wide, worker
-from forge.config.optimizers import ScheduleFreeAdamW as Section
+from forge import cli, worker
+from forge.config.optimizers.schedule_free import ScheduleFreeAdamW as Section
 from forge.models import mla, sdpa
 from forge.models.sdpa import causal_attention, written_out
 from forge.optim.schedule_free import ScheduleFreeAdamW
 from forge.resolve.resolve import resolve
 from forge.rundir import directory
-from forge.training import loaded, metrics, process
+from forge.tensors import wide
+from forge.training import loaded, process
+from forge.training.callbacks import metrics
 from forge.training.loop import Clock
 
 DEFAULT = "model.n_layers=2 eval.enabled=true eval.interval=3 eval.steps=2 eval.sample_tokens=4"

@@ -14,7 +14,7 @@ from run_helpers import assert_bit_equal, read, step_of, stored, weights, withou
 
 from forge import export, generate, worker
 from forge.rundir import checkpoints
-from forge.training.restore import load_run
+from forge.training.checkpoints.restore import load_run
 
 
 class Hostile:

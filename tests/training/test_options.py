@@ -18,9 +18,9 @@ from run_helpers import built, read
 
 from forge.generate import main as generate
 from forge.rundir.files import read_rows
-from forge.training.restore import load_run
+from forge.training.callbacks.samples import opening
+from forge.training.checkpoints.restore import load_run
 from forge.training.result import summary
-from forge.training.samples import opening
 
 EVALUATED = "eval.enabled=true eval.steps=1 eval.interval=100"
 SAMPLES = f"{EVALUATED} 'eval.sample_prompts=[the sea,ship]'"

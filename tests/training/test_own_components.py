@@ -14,7 +14,7 @@ from tiny import TWO_LAYERS
 from forge import cli, worker
 from forge.config.problems import ConfigError
 from forge.rundir import directory
-from forge.training.restore import load_run
+from forge.training.checkpoints.restore import load_run
 
 TRUST = ["mine18."]
 RUN = [text for text in TWO_LAYERS if not text.startswith(("model.", "scheduler", "optimizer.b"))]
@@ -25,10 +25,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from forge.config.tokenizer import Bytes
-from forge.data.corpus import Corpus
-from forge.data.reading import read_text
-from forge.data.tokenizer import byte_ids
+from forge.config.tokenizers.tokenizer import Bytes
+from forge.data.text.corpus import Corpus
+from forge.data.text.reading import read_text
+from forge.data.tokenizers.tokenizer import byte_ids
 from forge.models.head import head_of
 from forge.objectives.losses import Losses
 from forge.objectives.next_token import NextToken

@@ -9,8 +9,8 @@ import pytest
 from run_helpers import logged, read
 
 from forge import worker
-from forge.data.order import SampleOrder
-from forge.data.packing import plan
+from forge.data.batches.order import SampleOrder
+from forge.data.batches.packing import plan
 
 SEQ, SIZE, STEPS = 16, 4, 6  # of the small model's runs
 

@@ -13,7 +13,7 @@ import torch
 
 from forge.config.profiling import Profiling
 from forge.parallel.ranks import Ranks
-from forge.training.profiling import Profiler, profiler
+from forge.training.callbacks.profiling import Profiler, profiler
 
 WINDOW = "profiling=on profiling.start_step=2 profiling.end_step=4"
 

@@ -11,10 +11,10 @@ import torch
 from layouts import Train, trains
 from run_helpers import assert_bit_equal, logged, step_of, stored
 
-from forge.plan.memory import memory_by_part
+from forge.planning.memory import memory_by_part
 from forge.training.callback import Callback
-from forge.training.restore import load_run
-from forge.training.sparsity import Sparsity
+from forge.training.callbacks.sparsity import Sparsity
+from forge.training.checkpoints.restore import load_run
 
 SHORT = "train.max_steps=8 checkpoint.interval=5 checkpoint.keep_last_n=0 eval.enabled=false "
 SPARSE = "quantization=sparse quantization.min_dim=8 quantization.weight_sparsity_start_step=2 "

@@ -18,7 +18,8 @@ from forge import worker
 from forge.rundir import outcome
 from forge.rundir.lock import Lock
 from forge.rundir.provenance import OURS, revision, versions
-from forge.training import evaluation, models
+from forge.training import models
+from forge.training.callbacks import evaluation
 
 EVALUATE = "eval.enabled=true eval.interval=4 eval.steps=1 eval.sample_tokens=0"
 

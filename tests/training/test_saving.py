@@ -29,8 +29,8 @@ from run_helpers import (
 from forge import checkpoints, worker
 from forge.objectives.pretrain import Pretrain
 from forge.rundir import checkpoints as saved
-from forge.training import staging
 from forge.training.callback import Callback
+from forge.training.checkpoints import staging
 
 OFTEN = "train.max_steps=5 checkpoint.interval=2 checkpoint.keep_last_n=0"
 EVALUATED = "eval.enabled=true eval.interval=1 eval.sample_tokens=0 checkpoint.keep_last_n=1"
@@ -63,7 +63,7 @@ def evaluating(monkeypatch, metric: str, values: list[float]):
         next(iter(batches))
         return {"loss": 1.0, metric: next(left)}
 
-    monkeypatch.setattr("forge.training.evaluation.evaluate", evaluate)
+    monkeypatch.setattr("forge.training.callbacks.evaluation.evaluate", evaluate)
 
 
 BEST = [

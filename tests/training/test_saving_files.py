@@ -14,8 +14,8 @@ from going_on_helpers import alter
 from run_helpers import assert_bit_equal, folders, meta, read, step_of, stored
 
 from forge import worker
-from forge.training import checkpoint
-from forge.training.tensor_storage import TensorWriter
+from forge.training.checkpoints import checkpoint
+from forge.training.checkpoints.tensor_storage import TensorWriter
 
 
 def test_everything_is_on_the_disk_before_it_gets_its_name(assembled, monkeypatch):

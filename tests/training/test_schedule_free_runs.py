@@ -12,7 +12,7 @@ import torch
 from run_helpers import assert_bit_equal, step_of, stored
 
 from forge.training.callback import Callback
-from forge.training.restore import load_run
+from forge.training.checkpoints.restore import load_run
 
 OPTIONS = (
     "optimizer=schedule_free_adamw optimizer.lr=0.02 optimizer.weight_decay=0.1 "

@@ -15,9 +15,9 @@ from run_helpers import assert_bit_equal, logged, step_of, stored, weights
 from test_guard import Poisoned, state_of
 from test_update import as_step, decoder, global_batches, make_update
 
-from forge.config.optimizer import AdamW
+from forge.config.optimizers.adam import AdamW
 from forge.config.train import Train
-from forge.training.spikes import Spikes
+from forge.training.callbacks.spikes import Spikes
 
 
 def spikes_of(interval: int, factor: float) -> Spikes:

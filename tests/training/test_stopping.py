@@ -14,8 +14,8 @@ from run_helpers import built, logged, read, step_of
 from forge.config.eval import Eval
 from forge.config.train import Train
 from forge.rundir import saved_config
-from forge.training.signals import Signals
-from forge.training.stopping import EarlyStopping, TimeLimit
+from forge.training.callbacks.signals import Signals
+from forge.training.callbacks.stopping import EarlyStopping, TimeLimit
 
 SCHEDULES = ["", "scheduler=wsd scheduler.warmup_steps=2", "scheduler.decay_steps=77"]
 

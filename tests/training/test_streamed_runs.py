@@ -20,8 +20,8 @@ from run_helpers import assert_bit_equal, logged, meta, step_of, stored
 from tiny import TINY
 
 from forge import worker
-from forge.data.mixture import Mixture
-from forge.data.streams import Streamed
+from forge.data.batches.mixture import Mixture
+from forge.data.batches.streams import Streamed
 from forge.launch.local.processes import free_port
 from forge.rundir import saved_config
 from forge.training.data import how_streamed

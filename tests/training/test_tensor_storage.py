@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from forge.owned import local
-from forge.training import tensor_storage
-from forge.training.staging import Staging
-from forge.training.tensor_storage import DTYPES, save, stored
+from forge.tensors.local import local
+from forge.training.checkpoints import tensor_storage
+from forge.training.checkpoints.staging import Staging
+from forge.training.checkpoints.tensor_storage import DTYPES, save, stored
 
 NAMES = "float32 float64 bfloat16 float16 float8_e4m3fn float8_e5m2 float8_e8m0fnu complex64"
 NAMES += " complex128 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool"

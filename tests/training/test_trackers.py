@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from forge.config.metrics import Metrics
-from forge.training.trackers import FINISH_SECONDS, WandB, build_trackers
+from forge.training.callbacks.trackers import FINISH_SECONDS, WandB, build_trackers
 
 LOGS = [
     (10, {"train/loss": 3.141592653589793, "lr": 3e-4, "tokens_per_second": 12345.6}),
@@ -189,7 +189,7 @@ import os, signal
 from contextlib import closing
 from pathlib import Path
 from forge.config.metrics import Metrics
-from forge.training.trackers import build_trackers
+from forge.training.callbacks.trackers import build_trackers
 
 section = Metrics(enable_wandb=True, wandb_mode="offline", enable_console=False)
 trackers = build_trackers(section, Path({str(tmp_path)!r}), total_steps=3, config_dict={{}}).open()
@@ -255,7 +255,7 @@ def test_what_is_not_enabled_is_not_imported(tmp_path):
 import sys
 from pathlib import Path
 from forge.config.metrics import Metrics
-from forge.training.trackers import build_trackers
+from forge.training.callbacks.trackers import build_trackers
 section = Metrics(enable_console=False)
 build_trackers(section, Path({str(tmp_path)!r}), total_steps=1, config_dict={{}}).open().close()
 print(sorted({{"torch", "tensorboard", "wandb", "rich"}} & set(sys.modules)))

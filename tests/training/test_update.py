@@ -10,20 +10,20 @@ import torch.nn.functional as F
 from optimizers import optimizer_of
 from torch import Tensor, nn
 
-from forge.config.model import Decoder as DecoderConfig
-from forge.config.objective import Pretrain as PretrainConfig
-from forge.config.optimizer import AdamW as AdamWConfig
+from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.objectives.base import Pretrain as PretrainConfig
+from forge.config.optimizers.adam import AdamW as AdamWConfig
 from forge.config.precision import Precision
-from forge.data.loader import Step
+from forge.data.batches.loader import Step
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.objectives.pretrain import Pretrain
-from forge.owned import local
 from forge.parallel.fsdp import shard
 from forge.parallel.modules import HALF
-from forge.training.checkpoint import optimizer_tensors
+from forge.tensors.local import local
+from forge.training.checkpoints.checkpoint import optimizer_tensors
+from forge.training.checkpoints.restore import restore_optimizer
 from forge.training.process import loss_scaler
-from forge.training.restore import restore_optimizer
 from forge.training.step import Update
 
 VOCAB, SEQ, STEPS = 37, 6, 4

@@ -10,9 +10,9 @@ from layouts import Train, trains
 from run_helpers import assert_bit_equal, logged, step_of, stored
 from test_update import as_step, decoder, global_batches, make_update
 
-from forge.config.optimizer import Adam as AdamConfig
-from forge.config.optimizer import Lion as LionConfig
-from forge.config.optimizer import Muon as MuonConfig
+from forge.config.optimizers.adam import Adam as AdamConfig
+from forge.config.optimizers.lion import Lion as LionConfig
+from forge.config.optimizers.muon import Muon as MuonConfig
 from forge.optim.adam import Adam
 from forge.optim.lion import Lion
 from forge.optim.muon import Muon

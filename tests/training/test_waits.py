@@ -13,8 +13,8 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from waits import Waits
 
+from forge.training.callbacks.stopping import BadSteps
 from forge.training.loop import Loop
-from forge.training.stopping import BadSteps
 
 STEPS = 4
 EACH = f"train.max_steps={STEPS} metrics.log_interval=100 eval=off checkpoint=off"

@@ -18,11 +18,11 @@ from test_guard import state_of
 from test_spikes import spikes_of
 from test_update import as_step, decoder, global_batches, make_update, scaler_of
 
-from forge.config.optimizer import AdamW
-from forge.data.mixture import Mixture
-from forge.data.packing import Plan
-from forge.data.store import MappedStore
-from forge.data.targets import Empty, without_targets
+from forge.config.optimizers.adam import AdamW
+from forge.data.batches.mixture import Mixture
+from forge.data.batches.packing import Plan
+from forge.data.batches.targets import Empty, without_targets
+from forge.data.tokens.store import MappedStore
 from forge.rundir.files import read_rows
 from forge.training.loop import TrainState
 

@@ -13,8 +13,8 @@ from run_helpers import folders, read
 from forge import worker
 from forge.rundir.outcome import is_lost_peer
 from forge.training import session as sessions
-from forge.training.metrics import Logger
-from forge.training.signals import Signals
+from forge.training.callbacks.metrics import Logger
+from forge.training.callbacks.signals import Signals
 
 
 @pytest.fixture

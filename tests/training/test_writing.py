@@ -9,10 +9,10 @@ import torch
 from ranks import on_ranks
 from torch import Tensor, nn
 
-from forge.data.tokenizer import Tokenizer
+from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.resolve.reading import reading_config
+from forge.training.checkpoints.restore import Trained, load_run
 from forge.training.models import load_on_ranks
-from forge.training.restore import Trained, load_run
 from forge.training.writing import Writer
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from forge.config.adapter import (
+from forge.config.adapters.adapter import (
     AUTO,
     PARTS,
     PISSA,
@@ -16,15 +16,15 @@ from forge.config.adapter import (
     in_ours,
     place_of,
 )
+from forge.config.adapters.qlora import QLoRA
 from forge.config.checkpoint import Checkpoint
-from forge.config.layer import Model
-from forge.config.model import Decoder
-from forge.config.objective import Objective
-from forge.config.qlora import QLoRA
+from forge.config.model.decoder import Decoder
+from forge.config.model.layer import Model
+from forge.config.model.tensors import BIAS, EMBEDDING, EXPERT, HEAD, TensorSpec
+from forge.config.objectives.base import Objective
 from forge.config.quantization import FP8, Quantization, Sparse
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
-from forge.config.tensors import BIAS, EMBEDDING, EXPERT, HEAD, TensorSpec
 from forge.config.train import Train
 from forge.resolve.rules.run_directory import has_saved_since
 

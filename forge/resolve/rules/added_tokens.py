@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from forge.config.adapter import LoRA
+from forge.config.adapters.adapter import LoRA
 from forge.config.checkpoint import Checkpoint
-from forge.config.hf.folder import is_folder
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.config.model.tensors import EMBEDDING, HEAD
 from forge.config.problems import literal, shown, typed
 from forge.config.rule import Findings, rule
-from forge.config.tensors import EMBEDDING, HEAD
-from forge.config.tokenizer import ADDED, BPE, END_OF_TEXT, Bytes, Tokenizer, already_there
-from forge.config.tokenizer_files import Existing
+from forge.config.tokenizers.tokenizer import (
+    ADDED,
+    BPE,
+    END_OF_TEXT,
+    Bytes,
+    Tokenizer,
+    already_there,
+)
+from forge.config.tokenizers.tokenizer_files import Existing
+from forge.families.folder import is_folder
 
 KEYS = tuple(f"tokenizer.{name}" for name in ADDED)
 ORDINARY = KEYS[0]

@@ -10,13 +10,13 @@ from typing import Any
 from forge.config.changes import changes, permitted
 from forge.config.checkpoint import Checkpoint
 from forge.config.field import Section
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.config.model.tensors import misfits, with_new_rows
 from forge.config.problems import listed, literal
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
-from forge.config.tensors import misfits, with_new_rows
-from forge.config.tokenizer import BPE, Bytes
-from forge.config.tokenizer_files import FILE_NAME, typed
+from forge.config.tokenizers.tokenizer import BPE, Bytes
+from forge.config.tokenizers.tokenizer_files import FILE_NAME, typed
 from forge.resolve.rules.hugging_face import INIT_FROM, READS
 from forge.resolve.rules.run_directory import has_saved_since
 from forge.rundir import checkpoints, saved_config

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forge.config.data import BORDERS, Data
-from forge.config.mixture import Mix
+from forge.config.data.mixture import Mix
+from forge.config.data.reading import WEIGHT, read_whole
+from forge.config.data.text import BORDERS, Data
 from forge.config.problems import quoted
-from forge.config.reading import WEIGHT, read_whole
 from forge.config.root import Config
 from forge.config.rule import Findings, get, rule
-from forge.config.tokenizer import BPE, END_OF_TEXT, Bytes, Tokenizer
-from forge.config.tokenizer_files import Existing, Facts
+from forge.config.tokenizers.tokenizer import BPE, END_OF_TEXT, Bytes, Tokenizer
+from forge.config.tokenizers.tokenizer_files import Existing, Facts
 from forge.resolve.rules.entries import entry_faults
 
 PACKED = "data.pack_sequences"

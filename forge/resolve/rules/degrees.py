@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from math import prod
 
-from forge.config.layer import Model
-from forge.config.model import Decoder
-from forge.config.objective import CrossEntropy, Objective
+from forge.config.model.decoder import Decoder
+from forge.config.model.layer import Model
+from forge.config.objectives.base import CrossEntropy, Objective
 from forge.config.parallel import ONE_STAGE_SCHEDULES, V_SCHEDULE, ZERO_BUBBLE_SCHEDULES, Parallel
 from forge.config.precision import Precision
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.train import Train
-from forge.plan.layout import legal_microbatches, sequences_of_rank
-from forge.plan.world import World
+from forge.planning.layout import legal_microbatches, sequences_of_rank
+from forge.planning.world import World
 
 TP, PP, CP, EP = "parallel.tp", "parallel.pp", "parallel.cp", "parallel.ep"
 SCHEDULE, STAGES = "parallel.pp_schedule", "parallel.pp_stages_per_rank"

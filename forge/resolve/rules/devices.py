@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from math import prod
 
-from forge.config.layer import Model
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.config.model.layer import Model
 from forge.config.numbers import byte_size
-from forge.config.optimizer import GROUPED
+from forge.config.optimizers.base import GROUPED
 from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
-from forge.plan.memory import STATE, memory_by_part
-from forge.plan.world import World, ranks_of, ranks_per_node
+from forge.planning.memory import STATE, memory_by_part
+from forge.planning.world import World, ranks_of, ranks_per_node
 from forge.resolve.auto import device_memory, memory_needed
 from forge.resolve.layout import DEGREES
 

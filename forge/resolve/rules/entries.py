@@ -6,11 +6,11 @@ from collections.abc import Collection
 from typing import Any
 
 from forge.config.bounds import fits, kind
-from forge.config.data import Data, Files, unstreamed
+from forge.config.data.reading import KIND, NAME, TARGET, kinds, options_of, schema_of
+from forge.config.data.text import Data, Files, unstreamed
 from forge.config.field import types_of
 from forge.config.places import address_fault
 from forge.config.problems import closest, did_you_mean
-from forge.config.reading import KIND, NAME, TARGET, kinds, options_of, schema_of
 from forge.config.rule import Findings
 from forge.resolve.rules.run import path_fault, unstorable
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from forge.config.checkpoint import Checkpoint
-from forge.config.data import Data
+from forge.config.data.eval_sets import metric_names
+from forge.config.data.text import Data
 from forge.config.eval import Eval
-from forge.config.eval_sets import metric_names
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.run import Run

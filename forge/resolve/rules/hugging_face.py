@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forge.config.adapter import Adapter
+from forge.config.adapters.adapter import Adapter
 from forge.config.checkpoint import Checkpoint
-from forge.config.hf import folder as folders
-from forge.config.hf.section import FolderDecoder, grows
-from forge.config.hf.shards import FolderError
-from forge.config.layer import Model
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.config.model.hub_folder import FolderDecoder, grows
+from forge.config.model.layer import Model
 from forge.config.problems import listed, shown
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
-from forge.config.tokenizer import BPE, Bytes
-from forge.config.tokenizer_files import FILE_NAME
+from forge.config.tokenizers.tokenizer import BPE, Bytes
+from forge.config.tokenizers.tokenizer_files import FILE_NAME
+from forge.families import folder as folders
+from forge.families.shards import FolderError
 from forge.resolve.rules.run_directory import has_saved_since
 
 INIT_FROM = "checkpoint.init_from"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from forge.config.adapter import fits, in_ours, place_of
-from forge.config.ia3 import IA3
-from forge.config.model import Decoder
+from forge.config.adapters.adapter import fits, in_ours, place_of
+from forge.config.adapters.ia3 import IA3
+from forge.config.model.decoder import Decoder
+from forge.config.model.tensors import MATRIX, TensorSpec
 from forge.config.rule import Findings, rule
-from forge.config.tensors import MATRIX, TensorSpec
 
 TARGETS, INPUTS = "adapter.target_modules", "adapter.feedforward_modules"
 

@@ -12,8 +12,8 @@ from forge.config.rule import Findings, rule
 from forge.config.run import Run
 from forge.config.sweep import Sweep
 from forge.config.sweeper import Optuna
-from forge.plan.allocation import allocation, faults
-from forge.plan.world import CPU_BUILD, World
+from forge.planning.allocation import allocation, faults
+from forge.planning.world import CPU_BUILD, World
 
 SHAPE = ("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node")
 LARGEST_NODE = 8

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from forge.config.bounds import fits
-from forge.config.mixture import Mix
+from forge.config.data.mixture import Mix
+from forge.config.data.reading import WEIGHT
 from forge.config.problems import closest, did_you_mean
-from forge.config.reading import WEIGHT
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.train import Train

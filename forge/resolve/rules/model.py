@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from forge.config.hf.section import FolderDecoder
-from forge.config.layer import Model
-from forge.config.mixers.gated_delta_net import GatedDeltaNet
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.config.model.hub_folder import FolderDecoder
+from forge.config.model.layer import Model
+from forge.config.model.mixers.gated_delta_net import GatedDeltaNet
 from forge.config.precision import Precision
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
-from forge.config.tokenizer import BPE, Tokenizer
+from forge.config.tokenizers.tokenizer import BPE, Tokenizer
 from forge.config.train import Train
-from forge.plan.world import World
+from forge.planning.world import World
 
 KINDS = ("model.kinds", "model.layers")
 ROTATED = (

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from forge.config import param_groups
-from forge.config.model import Decoder
-from forge.config.optimizer import GROUPED, PATTERNS, Optimizer
-from forge.config.optimizers import AdamWLowBit, ScheduleFreeAdamW
+from forge.config.model.decoder import Decoder
+from forge.config.optimizers import param_groups
+from forge.config.optimizers.base import GROUPED, PATTERNS, Optimizer
+from forge.config.optimizers.low_bit import AdamWLowBit
+from forge.config.optimizers.param_groups import (
+    KIND,
+    OWN,
+    PARAMETERS,
+    ROLES,
+    found,
+    members,
+    parameters_of,
+)
+from forge.config.optimizers.schedule_free import ScheduleFreeAdamW
+from forge.config.optimizers.schedules import Constant, NoSchedule, Scheduler
 from forge.config.parallel import Parallel
-from forge.config.param_groups import KIND, OWN, PARAMETERS, ROLES, found, members, parameters_of
 from forge.config.problems import shown
 from forge.config.root import Config
 from forge.config.rule import Findings, get, rule
 from forge.config.run import Run
-from forge.config.scheduler import Constant, NoSchedule, Scheduler
 from forge.config.train import Train
 
 GROUPS = "optimizer.groups"

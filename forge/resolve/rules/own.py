@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from forge.config.layer import Model
-from forge.config.objective import Objective
-from forge.config.optimizer import Optimizer
-from forge.config.own import GIVEN, TARGET, Own
+from forge.config.model.layer import Model
+from forge.config.objectives.base import Objective
+from forge.config.optimizers.base import Optimizer
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
+from forge.config.targets.own import GIVEN, TARGET, Own
 
 SCHEMA = "a schema of its own says it, see docs/extending.md"
 

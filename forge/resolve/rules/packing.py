@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from math import prod
 
-from forge.config.data import Data
-from forge.config.document_attention import why_not
-from forge.config.layer import Model
-from forge.config.model import Decoder
-from forge.config.objective import Objective
+from forge.config.data.text import Data
+from forge.config.model.decoder import Decoder
+from forge.config.model.document_attention import why_not
+from forge.config.model.layer import Model
+from forge.config.objectives.base import Objective
 from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.train import Train
-from forge.plan.world import World
+from forge.planning.world import World
 from forge.resolve.layout import PADDED, why_whole_rows
 
 OPTION = "data.pack_sequences"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forge.config.adapter import Adapter, LoRA
+from forge.config.adapters.adapter import Adapter, LoRA
 from forge.config.checkpoint import Checkpoint
-from forge.config.hf import peft
-from forge.config.hf.shards import FolderError
-from forge.config.layer import Model
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.config.model.layer import Model
 from forge.config.problems import shown
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
+from forge.families import peft
+from forge.families.shards import FolderError
 from forge.resolve.rules.run_directory import has_saved_since
 
 INIT_FROM = "adapter.init_from"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from forge.config.adapter import Adapter
-from forge.config.data import Data
-from forge.config.objective import Objective
+from forge.config.adapters.adapter import Adapter
+from forge.config.data.text import Data
+from forge.config.objectives.base import Objective
+from forge.config.objectives.preference import EXAMPLES, Referenced
 from forge.config.parallel import Parallel
-from forge.config.preference import EXAMPLES, Referenced
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.resolve.derivations import why_no_reference

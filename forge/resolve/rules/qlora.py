@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from forge.config.model import Decoder
-from forge.config.packed import BLOCK
+from forge.config.adapters.packed import BLOCK
+from forge.config.adapters.qlora import QLoRA
+from forge.config.model.decoder import Decoder
 from forge.config.parallel import Parallel
-from forge.config.qlora import QLoRA
 from forge.config.quantization import Quantization
 from forge.config.rule import Findings, rule
 

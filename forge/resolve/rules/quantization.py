@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forge.config.devices import DEVICES
-from forge.config.layer import Model
-from forge.config.model import Decoder
-from forge.config.objective import Objective
-from forge.config.optimizer import Optimizer
-from forge.config.optimizers import ScheduleFreeAdamW
+from forge.config.model.decoder import Decoder
+from forge.config.model.layer import Model
+from forge.config.objectives.base import Objective
+from forge.config.optimizers.base import Optimizer
+from forge.config.optimizers.schedule_free import ScheduleFreeAdamW
 from forge.config.parallel import Parallel
 from forge.config.plan import Plan
 from forge.config.precision import Precision
@@ -17,7 +17,7 @@ from forge.config.quantization import FP8, PARTS, Emulated, Quantized, Sparse
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
 from forge.config.train import Train
-from forge.plan.world import World
+from forge.planning.world import World
 
 WHICH = ("quantization.parts", "quantization.min_dim", "quantization.exclude")
 EMULATE, GATHER = "quantization.emulate", "quantization.fp8_all_gather"

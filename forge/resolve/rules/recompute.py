@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
 from forge.config.parallel import Parallel
 from forge.config.problems import closest
 from forge.config.recompute import CUSTOM, DEVICE, GROUPS, INPUT, NAMES, OFFLOAD, REMAT
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.train import Train
-from forge.plan.activations import Activations
+from forge.planning.activations import Activations
 
 POLICY, TABLE = "train.activation_checkpointing", "train.recompute"
 

@@ -9,22 +9,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from forge.config import schemas
-from forge.config.chats import Formatted
-from forge.config.data import Data, Dataset, Files, Shards, Synthetic
+from forge.config.data.chats import Formatted
+from forge.config.data.mixture import Mix
+from forge.config.data.text import Data, Dataset, Files, Shards, Synthetic
 from forge.config.field import Section, default_of
 from forge.config.launch import Launch, Slurm
 from forge.config.metrics import Metrics
-from forge.config.mixture import Mix
-from forge.config.model import Decoder
-from forge.config.own import Own
+from forge.config.model.decoder import Decoder
 from forge.config.places import address_fault
 from forge.config.problems import literal, shown, typed
 from forge.config.root import Config
 from forge.config.rule import Findings, rule, walk
 from forge.config.run import Run
-from forge.config.target import inner_faults, place_of, target_fault
-from forge.config.tokenizer import BPE
-from forge.plan.world import World
+from forge.config.targets.own import Own
+from forge.config.targets.target import inner_faults, place_of, target_fault
+from forge.config.tokenizers.tokenizer import BPE
+from forge.planning.world import World
 
 
 @rule("run.device")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from forge.config import changes
 from forge.config.checkpoint import Checkpoint
-from forge.config.model import Decoder
+from forge.config.model.decoder import Decoder
+from forge.config.model.tensors import TensorSpec
 from forge.config.problems import closest, did_you_mean, shown
 from forge.config.root import Config
 from forge.config.rule import Findings, rule, walk
 from forge.config.run import Run
-from forge.config.tensors import TensorSpec
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.files import unwritable
 

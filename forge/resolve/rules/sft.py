@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from forge.config.data import Data
-from forge.config.layer import Model
-from forge.config.model import Decoder
-from forge.config.objective import SFT
+from forge.config.data.text import Data
+from forge.config.model.decoder import Decoder
+from forge.config.model.layer import Model
+from forge.config.objectives.base import SFT
 from forge.config.rule import Findings, rule
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge.config.data import Data, Rows
+from forge.config.data.text import Data, Rows
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.train import Train

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from forge.config.checkpoint import Checkpoint
 from forge.config.horizon import SCHEDULE, follows, horizon
+from forge.config.optimizers.schedules import WSD, Constant, Decay
 from forge.config.parallel import Parallel
 from forge.config.precision import Precision
 from forge.config.profiling import Profiling
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
-from forge.config.scheduler import WSD, Constant, Decay
 from forge.config.train import Train
-from forge.plan.layout import data_ranks
-from forge.plan.world import World, ranks_of
+from forge.planning.layout import data_ranks
+from forge.planning.world import World, ranks_of
 
 SIZE, TOKENS = "train.global_batch_size", "train.global_batch_tokens"
 RAMPUP, INCREMENT = "train.rampup_start", "train.rampup_increment"

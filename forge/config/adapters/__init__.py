@@ -1,0 +1,1 @@
+"""Sections of adapters: LoRA, QLoRA and IA3."""

@@ -1,0 +1,56 @@
+"""`adapter=ia3`: vectors that scale what some matrices give, or what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+from forge.config.adapters.adapter import SCALES, Adapter, fits, name_of
+from forge.config.field import opt, section
+from forge.config.model.tensors import MATRIX, NORM, TensorSpec
+
+
+@section
+class IA3(Adapter):
+    """One number for each feature that keys, values and the hidden layer of feed-forward have, by
+    which it is multiplied (arXiv:2205.05638).
+    """
+
+    schema_name = "ia3"
+    active: ClassVar[bool] = True
+    _target_: str = "forge.adapters.ia3.IA3"
+
+    target_modules: list[str] = opt(
+        ["wk", "wv", "w_down"],
+        "matrices that have a vector, by what adapter=lora may name; none of experts",
+    )
+    feedforward_modules: list[str] = opt(
+        ["w_down"], "those of them whose input is scaled; of the others the output is"
+    )
+
+    def has(self, one: TensorSpec) -> bool:
+        """Whether a vector stands beside a parameter."""
+        plain = one.role == MATRIX and one.name.endswith(".weight")
+        return plain and any(fits(word, one) for word in self.target_modules)
+
+    def scales_input(self, one: TensorSpec) -> bool:
+        """Whether the vector of a parameter is of what enters."""
+        return any(fits(word, one) for word in self.feedforward_modules)
+
+    def added(self, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
+        for one in tensors:
+            if self.has(one):
+                dim = 1 if self.scales_input(one) else 0
+                cut = one.tp == dim
+                yield TensorSpec(
+                    name=name_of(one, SCALES),
+                    shape=(one.shape[dim],),
+                    role=NORM,
+                    part=one.part,
+                    initial=1.0,
+                    tp=0 if cut else None,
+                    pieces=one.pieces if cut else 0,
+                )
+
+    def trains(self, one: TensorSpec) -> bool:
+        return False

@@ -1,0 +1,41 @@
+"""`adapter=qlora`: LoRA beside weights that are kept in few bits."""
+
+from __future__ import annotations
+
+from forge.config.adapters.adapter import LoRA, is_added
+from forge.config.adapters.packed import BLOCK
+from forge.config.field import opt, section
+from forge.config.model.tensors import EXPERT, MATRIX, TensorSpec
+
+
+@section
+class QLoRA(LoRA):
+    """LoRA beside a base in few bits, which is made again for each product (arXiv:2305.14314).
+
+    The matrices of blocks whose rows are whole blocks of 64 weights are kept so; embeddings, the
+    head, norms, routers, biases and what is trained itself stay as they are.
+    """
+
+    schema_name = "qlora"
+    _target_: str = "forge.adapters.qlora.QLoRA"
+
+    base_format: str = opt(
+        "nf4",
+        "4-bit NormalFloat with a scale for each 64 weights, or integers of 8 bits with one a row",
+        choices=("nf4", "int8"),
+    )
+    double_quantization: bool = opt(
+        True, "with nf4: keep scales in 8 bits too, with two numbers a row"
+    )
+
+    @property
+    def how(self) -> str:
+        """The format, as `forge.config.adapters.packed` names it."""
+        double = self.base_format == "nf4" and self.double_quantization
+        return "nf4_double" if double else self.base_format
+
+    def packs(self, one: TensorSpec) -> bool:
+        """Whether a weight is kept in few bits."""
+        inside = one.role in (MATRIX, EXPERT) and one.name.startswith("blocks.")
+        stays = not is_added(one.name) and not self.trains(one)
+        return inside and stays and one.shape[-1] % BLOCK == 0

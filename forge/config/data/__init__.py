@@ -1,0 +1,1 @@
+"""Sections of data: text, conversations, mixtures and sets of evaluation."""

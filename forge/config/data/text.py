@@ -1,0 +1,353 @@
+"""The `data` group: what is read, how it is split and loaded."""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import MISSING
+
+from forge.config.field import Condition, Section, opt, section
+
+BORDERS = ("add_bos", "add_eos")
+TEXT_FIELD = "field or column of the text, in rows of JSON, CSV, Parquet or a dataset"
+OF_BAD_ROWS = ("on_bad_row", "max_bad_rows")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What is kept for validation: a share of the text, where 1 is all of it, or so many documents
+    of it.
+    """
+
+    share: float = 0.0
+    documents: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.share or self.documents)
+
+
+@section
+class Data(Section):
+    """What every corpus has: a validation split, a cache and a loader."""
+
+    # a text to continue that fits the corpus; empty = the beginning of a validation document
+    prompt = ""
+    examples = ""  # what is compared in it: "pairs" of responses, "labels"; of text nothing
+    tokenized = False  # whether it is tokens already, so that no tokenizer can learn from it
+    mixes = False  # whether it is several corpora
+    place = "data"  # of what is built to read it
+    marks_responses = False  # whether it says which tokens are learnt
+    streamed = False  # whether it is read while it trains, so that its length is not known
+    _target_: str = MISSING
+    val_fraction: float = opt(
+        0.05, "share of documents held out for validation, chosen by a hash; 0 = none", ge=0, lt=1
+    )
+    val_documents: int = opt(
+        0, "hold out this many documents instead, those of the lowest hashes; 0 = off", ge=0
+    )
+    validation: dict[str, Any] = opt(
+        {}, "other text to validate on, with options of data: {path: val.jsonl}; all is trained on"
+    )
+    cache_dir: str | None = opt(
+        None,
+        "cache of tokenizers and shards; null = $FORGE_CACHE, else ~/.cache/forge",
+        free=True,
+        path=True,
+    )
+    num_workers: int = opt(4, "loader processes; 0 = load in the training process", ge=0, free=True)
+    pin_memory: bool = opt(True, "page-locked batches, which copy faster to a GPU", free=True)
+    prefetch_factor: int = opt(2, "batches each loader process keeps ready", ge=1, free=True)
+    shuffle: bool = opt(True, "read the samples of each epoch in another order, not in their own")
+    shuffle_seed: int | None = opt(None, "seed of that order; null = seed", ge=0)
+    overfit_batches: int = opt(
+        0, "train on the first N global batches over and over; 0 = off", ge=0
+    )
+    pack_sequences: bool = opt(
+        False,
+        "read each document of a sequence as if it were alone: attention, positions and targets "
+        "end with it",
+    )
+    packing: str = opt(
+        "concat_then_split",
+        "cut the text at every seq_len; or put whole documents into the first sequence that has "
+        "room for them, or the one that they fill best; or each into one of its own (none)",
+        choices=("concat_then_split", "first_fit", "best_fit", "none"),
+    )
+    too_long: str = opt(
+        "split",
+        "documents longer than a sequence, where whole ones are put into them: divided among "
+        "several, cut off at its end, left out, or refused",
+        choices=("split", "truncate", "drop", "refuse"),
+    )
+    pad_to_multiple_of: int = opt(
+        -1,
+        "rows of one document or example each end with the longest of a micro-batch, rounded up to "
+        "a multiple of this; 0 = at train.seq_len; -1 = 8, or seq_len / 4 with train.compile_model",
+        ge=-1,
+        free=True,
+    )
+    max_segments_per_seq: int = opt(
+        -1, "documents that share a sequence at most; -1 or 0 = any number", ge=-1
+    )
+
+    @property
+    def reader(self) -> Any:
+        """What is built to read it."""
+        return self
+
+    @property
+    def held_out(self) -> HeldOut:
+        """What of this text is kept for validation."""
+        if self.validation:
+            return HeldOut()
+        return HeldOut(0.0 if self.val_documents else self.val_fraction, self.val_documents)
+
+    def borders(self, tokenizer: Any) -> dict[str, bool]:
+        """add_bos and add_eos, where its documents begin or end otherwise than the tokenizer, or a
+        section of one, has it.
+        """
+        return {}
+
+    @property
+    def validates(self) -> bool:
+        """Whether there is a validation split."""
+        return bool(self.validation or self.held_out)
+
+
+SKIPS = Condition(
+    lambda config, ranks: getattr(config.data, "on_bad_row", "") == "skip",
+    "with data.on_bad_row=refuse",
+)
+
+
+@section
+class Documents(Section):
+    """What a corpus of text says of its documents, beside the options of `Data`."""
+
+    forges_own = (*BORDERS, *OF_BAD_ROWS)
+    add_bos: bool | None = opt(
+        None, "begin every document of it with tokenizer.bos_token; null = tokenizer.add_bos"
+    )
+    add_eos: bool | None = opt(
+        None, "end every document of it with tokenizer.eos_token; null = tokenizer.add_eos"
+    )
+
+    def borders(self, tokenizer: Any) -> dict[str, bool]:
+        said = {"add_bos": self.add_bos, "add_eos": self.add_eos}
+        own = {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in own.items() if value != getattr(tokenizer, name)}
+
+
+@section
+class PythonSource(Documents, Data):
+    """The source files of the Python standard library on this machine."""
+
+    schema_name = "python"
+    prompt = "def"
+    _target_: str = "forge.data.text.corpus.python_source"
+
+
+@section
+class PythonDocs(Documents, Data):
+    """English of the Python standard library on this machine: its help topics and docstrings."""
+
+    schema_name = "python_docs"
+    prompt = "The"
+    _target_: str = "forge.data.text.corpus.python_docs"
+
+
+@section
+class Files(Data):
+    """Base of corpora of files of your own."""
+
+    path: str = opt(
+        "",
+        "file, directory or glob of .txt, .md, .py, .jsonl, .json, .csv, .tsv, .parquet, ...",
+        path=True,
+        not_swept="for one run over several files a directory that holds them, "
+        "or a glob such as 'data.path=texts/*.txt'",
+    )
+
+
+@section
+class Rows(Section):
+    """What a corpus of rows says of those that cannot be read, beside the options of `Data`."""
+
+    forges_own = OF_BAD_ROWS
+    on_bad_row: str = opt(
+        "refuse",
+        "a row that cannot be read (no JSON, no such field, no text): refused, or left out and "
+        "counted",
+        choices=("refuse", "skip"),
+    )
+    max_bad_rows: int = opt(
+        100,
+        "with data.on_bad_row=skip so many are left out at most; more are refused",
+        ge=0,
+        free=True,
+        acts_when=SKIPS,
+    )
+
+
+@section
+class Text(Documents, Rows, Files):
+    """Your own text: plain files, or rows of JSON, CSV or Parquet."""
+
+    schema_name = "text"
+    _target_: str = "forge.data.text.corpus.text_files"
+    text_field: str = opt("text", TEXT_FIELD)
+
+
+@section
+class Pairs(Documents, Rows, Files):
+    """Prompts and responses in JSON lines; the tokens of responses are the targets."""
+
+    schema_name = "pairs"
+    marks_responses = True
+    _target_: str = "forge.data.sources.pairs.pairs"
+    prompt_field: str = opt("prompt", "field of the text that a response follows")
+    response_field: str = opt("response", "field of the text that is learnt")
+
+
+@section
+class Shards(Files):
+    """Token shards that were made elsewhere, read in place; or those of forge.prepare."""
+
+    schema_name = "shards"
+    tokenized = True
+    marks_responses = True  # where forge.prepare has made them of such data
+    _target_: str = "forge.data.tokens.tokens.shards"
+    path: str = opt("", "directory of token shards, or one of them", path=True)
+    file_pattern: str | None = opt(
+        None, "glob of shards inside the directory; null = all of it that is .npy or .bin"
+    )
+    dtype: str | None = opt(
+        None,
+        "type of tokens in files that do not say it, nor a sidecar FILE.json or index.json",
+        choices=("uint16", "uint32", "int32"),
+    )
+    val_fraction: float = opt(
+        0.05,
+        "share held out for validation: the last tokens; what forge.prepare made has its own "
+        "split; 0 = none",
+        ge=0,
+        lt=1,
+    )
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the directory has two splits of forge.prepare."""
+        return self.file_pattern is None and all(
+            os.path.isfile(os.path.join(self.path, split, "index.json"))
+            for split in ("train", "val")
+        )
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether the directory is a split of forge.prepare."""
+        index = os.path.join(self.path, "index.json")
+        return self.file_pattern is None and os.path.isfile(index)
+
+    def files(self) -> list[str]:
+        """The shards in their order, that of their names."""
+        return [name for name in self.names() if os.path.isfile(name)]
+
+    def names(self) -> list[str]:
+        """The same with what is no file: a folder, or a link to what is not there."""
+        if not os.path.isdir(self.path):
+            return sorted(glob.glob(self.path))
+        root = os.path.join(glob.escape(self.path), "*" if self.is_prepared else "")
+        patterns = ("*.npy", "*.bin") if self.file_pattern is None else (self.file_pattern,)
+        found = {n for p in patterns for n in glob.glob(os.path.join(root, p), recursive=True)}
+        return sorted(found)
+
+
+@section
+class Synthetic(Data):
+    """Random tokens, for tests of speed."""
+
+    schema_name = "synthetic"
+    tokenized = True
+    _target_: str = "forge.data.tokens.tokens.synthetic"
+    tokens: int = opt(1 << 30, "tokens of the corpus, of which none are kept", ge=64)
+    seed: int = opt(0, "seed of the tokens", ge=0)
+    val_fraction: float = opt(
+        0.05, "share held out for validation: the last tokens; 0 = none", ge=0, lt=1
+    )
+
+
+STREAM_OPTIONS = ("hf_streaming", "stream_parts", "shuffle_buffer", "val_from_first")
+
+
+def unstreamed(kind: type[Data], option: str) -> tuple[str, str] | None:
+    """Why data with responses do not take this option of streams, and what to do; None for other
+    options and for running text.
+    """
+    responses = kind.examples or (kind.marks_responses is True and not kind.tokenized)
+    if option not in STREAM_OPTIONS or not responses:
+        return None
+    planned = "what of each row is learnt, and which share a sequence, is planned before a run"
+    what = f"running text alone is streamed; of conversations and responses {planned}."
+    fix = "leave it out: rows are tokenised once, and later starts read them from data.cache_dir"
+    before = "; python -m forge.prepare does so beforehand, for data=shards"
+    return what, fix + ("" if kind.examples else before)
+
+
+STREAMED = Condition(
+    lambda config, ranks: config.data.hf_streaming, "without data.hf_streaming=true"
+)
+
+
+@section
+class Dataset(Data):
+    """Base of what the `datasets` library loads, of the hub or of this machine."""
+
+    path: str = opt(
+        "",
+        "a dataset on this machine: a directory, also of save_to_disk, a file or a glob",
+        path=True,
+    )
+    hf_dataset_name: str = opt("", "id of a dataset on the hub, such as roneneldan/TinyStories")
+    hf_dataset_config: str | None = opt(None, "its configuration; null = the only one")
+    hf_dataset_split: str = opt("train", "its split, or a part of one: train[:10%]")
+    hf_data_dir: str | None = opt(None, "a directory inside the dataset; null = all of it")
+    hf_data_files: str | None = opt(None, "files, or a glob of them, inside; null = all")
+
+
+@section
+class HuggingFace(Documents, Rows, Dataset):
+    """A dataset that the `datasets` library loads, of the hub or of this machine."""
+
+    schema_name = "hf"
+    _target_: str = "forge.data.sources.hub.dataset"
+    text_field: str = opt("text", TEXT_FIELD)
+    hf_streaming: bool = opt(
+        False, "read, tokenise and cut it while training, in the loader processes; prepare nothing"
+    )
+    stream_parts: int = opt(
+        64,
+        "parts that a stream is read in side by side, at most as many as its files or row groups; "
+        "each is read once where this is a multiple of micro-batch x ranks x loader processes, "
+        "else by several processes",
+        gt=0,
+        acts_when=STREAMED,
+    )
+    shuffle_buffer: int = opt(
+        1000,
+        "documents that are shuffled at a time in each part of a stream; 1 = as they come",
+        gt=0,
+        acts_when=STREAMED,
+    )
+    val_from_first: int = opt(
+        10_000,
+        "first documents of a stream, of which those are that are held out for validation",
+        gt=1,
+        acts_when=STREAMED,
+    )
+
+    @property
+    def streamed(self) -> bool:  # type: ignore[override]
+        return self.hf_streaming

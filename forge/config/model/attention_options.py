@@ -1,0 +1,129 @@
+"""Heads of attention, what they see, and how it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from forge.config.field import Condition, opt, section
+from forge.config.model.stream import Stream
+
+PACKED = Condition(
+    lambda config, ranks: config.data.pack_sequences, "without data.pack_sequences=true"
+)
+
+
+def _where(holds: Callable[[Any], bool], otherwise: str) -> Condition:
+    """Where it holds of a layer that there is."""
+    return Condition(
+        lambda config, ranks: any(holds(layer) for _, layer in config.model.in_use()), otherwise
+    )
+
+
+QK_NORM = _where(lambda layer: layer.qk_norm, "without model.qk_norm=true")
+V_NORM = _where(lambda layer: layer.v_norm, "without model.v_norm=true")
+TEMPERED = _where(lambda layer: layer.temperature_tuning, "without model.temperature_tuning=true")
+WIDTHS = ("head", "all")
+
+
+class Span(NamedTuple):
+    """What attention sees of the tokens before the present one: the last `window` with it, or those
+    of its own run of `chunk` tokens, counted from the first; 0 = all.
+    """
+
+    window: int = 0
+    chunk: int = 0
+
+
+@section
+class AttentionOptions(Stream):
+    """Options of the model that attention reads."""
+
+    n_heads: int = opt(32, "attention heads", gt=0)
+    n_kv_heads: int | None = opt(
+        None, "key/value heads: null = n_heads (MHA), 1 = MQA, between = GQA", gt=0
+    )
+    head_dim: int | None = opt(None, "width of one attention head; null = dim / n_heads", gt=0)
+    sliding_window_size: int = opt(
+        0, "tokens that attention sees, with the present one; 0 = all before it", ge=0
+    )
+    chunk_attn_window_size: int = opt(
+        0,
+        "tokens of a chunk, counted from the first: attention sees those of its own, as in Llama "
+        "4; 0 = no chunks",
+        ge=0,
+    )
+    q_bias: bool = opt(False, "add biases to the queries alone")
+    k_bias: bool = opt(False, "add biases to the keys alone")
+    v_bias: bool = opt(False, "add biases to the values alone")
+    o_bias: bool = opt(False, "add biases to the output of attention alone")
+    qk_norm: bool = opt(False, "RMSNorm over queries and keys")
+    qk_norm_width: str = opt(
+        "head",
+        "what a norm of queries and keys is over: a head at a time, or all heads at once as in "
+        "OLMo 2",
+        choices=WIDTHS,
+        acts_when=QK_NORM,
+    )
+    qk_norm_with_scale: bool = opt(
+        True, "weights of these norms; Llama 4 has none", acts_when=QK_NORM
+    )
+    qk_norm_after_rope: bool = opt(
+        False, "these norms stand after the rotation, as in Llama 4", acts_when=QK_NORM
+    )
+    v_norm: bool = opt(False, "RMSNorm over values, a head at a time")
+    v_norm_with_scale: bool = opt(True, "weights of this norm; Gemma 4 has none", acts_when=V_NORM)
+    query_scale: float | None = opt(
+        None, "factor of the scores of queries and keys; null = 1 / sqrt(width of a head)", gt=0
+    )
+    attn_logits_soft_cap: float = opt(
+        0.0, "scores are cap * tanh(scores / cap), as in Gemma 2; 0 = as they are", ge=0
+    )
+    attention_sink: bool = opt(
+        False, "a learned score a head, which takes part of the softmax and adds nothing: gpt-oss"
+    )
+    share_kv_projections: bool = opt(False, "values are what keys are made of, before their norm")
+    attention_output_gate: bool = opt(
+        False, "what a head gives is multiplied by a sigmoid of its token, as in Qwen3-Next"
+    )
+    temperature_tuning: bool = opt(
+        False,
+        "layers without rotation multiply queries by scale * ln(1 + floor(position / floor)) + 1, "
+        "positions counted from 1, as Llama 4",
+    )
+    temperature_tuning_scale: float = opt(0.1, "that scale", gt=0, acts_when=TEMPERED)
+    temperature_tuning_floor: int = opt(
+        8192, "that floor, in tokens: before it the factor is 1", gt=0, acts_when=TEMPERED
+    )
+    sdpa_backend: str = opt(
+        "auto",
+        "kernel of scaled dot-product attention",
+        choices=("auto", "flash", "efficient", "cudnn", "math"),
+    )
+    document_attention: str = opt(
+        "auto",
+        "how documents that share a row are kept apart: by a mask of seq_len^2, or by "
+        "flex_attention, which passes over blocks of them; auto = flex where a compiled run on a "
+        "GPU can",
+        choices=("auto", "mask", "flex"),
+        acts_when=PACKED,
+    )
+
+    @property
+    def computed_head_dim(self) -> int:
+        """Width of one attention head, with null resolved to dim / n_heads."""
+        return self.dim // self.n_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def attention_biases(self) -> dict[str, bool]:
+        """Whether q, k, v and o have biases."""
+        own = {"q": self.q_bias, "k": self.k_bias, "v": self.v_bias, "o": self.o_bias}
+        return {name: self.bias or each for name, each in own.items()}
+
+    def seen(self, seq_len: int) -> int:
+        """Tokens that attention sees of a sequence of that length."""
+        return min(*(each or seq_len for each in self.span), seq_len)
+
+    @property
+    def span(self) -> Span:
+        return Span(self.sliding_window_size, self.chunk_attn_window_size)

@@ -1,0 +1,44 @@
+"""How documents that share a row are kept apart: by masks, or in blocks of flex_attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forge.config.model.decoder import Decoder
+from forge.config.model.mixers.attention import Attention
+
+if TYPE_CHECKING:
+    from forge.config.parallel import Parallel
+    from forge.config.root import Config
+    from forge.config.train import Train
+
+LEAST_HEAD = 16  # width of the narrowest head of flex_attention on a GPU
+
+
+def in_blocks(config: Config, device: str) -> bool:
+    """Whether it is in blocks, with model.document_attention. device: its type."""
+    model, train = config.model, config.train
+    if not (config.data.pack_sequences and isinstance(model, Decoder)):
+        return False
+    if model.document_attention != "auto":
+        return model.document_attention == "flex"
+    usual = model.sdpa_backend == "auto" and config.precision.mixed_precision != "fp32"
+    return usual and not why_not(model, config.parallel, train, device)
+
+
+def why_not(model: Decoder, parallel: Parallel, train: Train, device: str) -> str:
+    """Why flex_attention does not run, if so."""
+    if device != "cuda":
+        return f"it has no backward pass with run.device={device}"
+    if parallel.cp > 1:
+        return f"parallel.cp={parallel.cp} cuts masks over ranks, and not blocks"
+    if not train.compile_model or train.compile_backend != "inductor":
+        return "it is a kernel only with train.compile_model=true train.compile_backend=inductor"
+    for _, layer in model.in_use():
+        if layer.mixer.recurrent:
+            continue
+        if layer.mixer._target_ != Attention._target_:
+            return f"{layer.mixer._target_} is given a mask"
+        if layer.computed_head_dim < LEAST_HEAD:
+            return f"it takes heads of {LEAST_HEAD} or more, not {layer.computed_head_dim}"
+    return ""

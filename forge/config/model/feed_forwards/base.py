@@ -1,0 +1,31 @@
+"""Base of the sections of feed-forward layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omegaconf import MISSING
+
+from forge.config.field import Section, section
+from forge.config.model.activations import Kept, Numbers
+from forge.config.model.layer import LayerShape
+from forge.config.model.tensors import TensorSpec
+
+
+@section
+class FeedForward(Section):
+    """What each token passes by itself. The target is built with the section of its layer, in which
+    this one is `feed_forward`, and called with hidden states.
+
+    layer: that section, in each of the methods.
+    """
+
+    _target_: str = MISSING
+
+    def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
+        """The parameters, by their names inside of the module, in its order."""
+        raise NotImplementedError
+
+    def kept(self, layer: LayerShape, numbers: Numbers) -> Kept | None:
+        """What is kept for the backward pass; None = not known."""
+        return None

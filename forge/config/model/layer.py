@@ -1,0 +1,145 @@
+"""The shape of a decoder's layers, which token mixers and feed-forward layers read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from omegaconf import MISSING
+
+from forge.config.field import AutoInt, Condition, Section, opt, section
+from forge.config.model.attention_options import AttentionOptions
+from forge.config.model.rotary import RotaryOptions
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
+GATED = Condition(lambda config, ranks: config.model.is_gated, "with model.gated_mlp=false")
+
+
+@section
+class Model(Section):
+    """What every model has: a vocabulary and a longest sequence.
+
+    reads_documents: whether it keeps documents apart that share a row: `hidden` takes `documents`.
+    """
+
+    reads_documents: ClassVar[bool] = False
+    _target_: str = MISSING
+    vocab_size: AutoInt = opt(
+        32000,
+        "rows of the embedding table; auto = one for each id of the tokenizer",
+        gt=0,
+        choices=("auto",),
+    )
+    pad_vocab_to: int = opt(
+        1, "round vocab_size up to a multiple; 128 suits matrix units and tp", gt=0
+    )
+    max_seq_len: int = opt(2048, "longest sequence in tokens", gt=0)
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether any block routes its tokens to experts."""
+        return False
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers in training, by `forge.models.dropout`."""
+        return False
+
+    def flops_per_token(self, seq_len: int) -> int | None:
+        """Training FLOPs a token, forward and backward; None = not known."""
+        return None
+
+
+@section
+class LayerShape(RotaryOptions, AttentionOptions, Model):
+    """Options of a decoder that its layers read, with the values of one kind of layer."""
+
+    if TYPE_CHECKING:  # the decoder declares them: their classes read this one
+        mixer: Any
+        feed_forward: Any
+        moe: Any
+        kinds: dict[str, Any]
+        layers: list[str]
+
+    ffn_dim_multiplier: float = opt(1.0, "scales the computed feed-forward width", gt=0)
+    ffn_hidden_dim: int | None = opt(
+        None, "feed-forward width; null = 256 * ceil(int(4*dim*2/3*multiplier) / 256)", gt=0
+    )
+    activation: str = opt("silu", "activation of the feed-forward layer", choices=ACTIVATIONS)
+    gated_mlp: bool | None = opt(
+        None, "gate the feed-forward layer (SwiGLU and kin); null = only for silu"
+    )
+    mlp_activations_limit: float = opt(
+        0.0,
+        "what enters an activation is at most this, and a gate multiplies within it; 0 = any",
+        ge=0,
+    )
+    mlp_up_offset: float = opt(
+        0.0, "added to what a gate multiplies: 1 in gpt-oss", acts_when=GATED
+    )
+    mlp_bias: bool = opt(False, "add biases to the feed-forward layers alone")
+    tie_embeddings: bool = opt(False, "share the embedding table with the output head")
+    new_rows: tuple[int, int] = opt(
+        (0, 0),
+        "rows [FIRST, END) of embedding and head that begin as the mean of those before FIRST, in "
+        "weights that the run begins with; worked out of tokenizer.add_tokens",
+        ge=0,
+    )
+    init_std: float = opt(0.02, "standard deviation of the initial weights", gt=0)
+    init_scale_residual: bool = opt(
+        True, "divide init_std of layers that end in the residual by sqrt(2*n_layers)"
+    )
+
+    def in_use(self) -> Iterator[tuple[str, LayerShape]]:
+        """The shape of each kind of layer that there is, with the prefix of its keys."""
+        raise NotImplementedError
+
+    def of_kind(self, name: str) -> LayerShape:
+        """The shape of the layers of a kind."""
+        raise NotImplementedError
+
+    @property
+    def expert_hidden_dim(self) -> int:
+        """Width of one expert, with null resolved to that of the dense feed-forward layer."""
+        width = self.moe.ffn_hidden_dim
+        return self.computed_ffn_hidden_dim if width is None else width
+
+    @property
+    def is_rotary(self) -> bool:
+        """Whether heads are rotated: tokens that are read in their order need no positions."""
+        return super().is_rotary and not self.mixer.recurrent
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return self.mixer.rotary_dim(self)
+
+    @property
+    def is_tempered(self) -> bool:
+        """Whether queries are multiplied by a temperature of their positions."""
+        read = "temperature_tuning" not in self.mixer.unread
+        return read and self.temperature_tuning and self.position != "rope"
+
+    @property
+    def kv_heads(self) -> int:
+        """Key/value heads, with null resolved to n_heads."""
+        if self.n_kv_heads is None or "n_kv_heads" in self.mixer.unread:
+            return self.n_heads
+        return self.n_kv_heads
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward layer has a gate, with null resolved."""
+        return self.gated_mlp if self.gated_mlp is not None else self.activation == "silu"
+
+    @property
+    def computed_ffn_hidden_dim(self) -> int:
+        """Feed-forward width: ffn_hidden_dim, or Llama's rule rounded up to a multiple of 256."""
+        if self.ffn_hidden_dim is not None:
+            return self.ffn_hidden_dim
+        return 256 * -(-int(4 * self.dim * 2 / 3 * self.ffn_dim_multiplier) // 256)
+
+    @property
+    def has_mlp_bias(self) -> bool:
+        """Whether the feed-forward layer has biases."""
+        return self.bias or self.mlp_bias

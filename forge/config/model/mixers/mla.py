@@ -1,0 +1,93 @@
+"""Multi-head latent attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from forge.config.field import opt, section
+from forge.config.model.activations import FP32, Kept, Named, Numbers
+from forge.config.model.layer import LayerShape
+from forge.config.model.mixers.base import OF_HEADS, Mixer
+from forge.config.model.tensors import TensorSpec, linear, norm
+
+
+@section
+class MLA(Mixer):
+    """Multi-head latent attention: the keys and values of all heads are made of one narrow latent
+    (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+    """
+
+    schema_name = "mla"
+    reads_documents = True
+    clips_qk = True
+    unread = (*OF_HEADS, "bias")
+    _target_: str = "forge.models.mla.MLA"
+    q_lora_rank: int = opt(0, "width of the latent of queries; 0 = made of the token itself", ge=0)
+    kv_lora_rank: int = opt(512, "width of the latent of keys and values", gt=0)
+    qk_nope_head_dim: int = opt(128, "width of a head's queries and keys that stays as it is", gt=0)
+    qk_rope_head_dim: int = opt(64, "width of them that is rotated; all heads share its key", gt=0)
+    v_head_dim: int = opt(128, "width of a head's values", gt=0)
+    latent_norm_eps: float | None = opt(
+        None,
+        "epsilon of the norms of the two latents; null = model.norm_eps; transformers' DeepSeek "
+        "has 1e-6 whatever the others have",
+        gt=0,
+    )
+    mla_naive_kvcache: bool = opt(
+        True, "generation keeps keys and values of all heads; false = the latent they are made of"
+    )
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of a head's queries and keys."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    def rotary_dim(self, layer: LayerShape) -> int:
+        return layer.rotated(self.qk_rope_head_dim)
+
+    def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
+        dim, heads, part = layer.dim, layer.n_heads, "attention"
+        of_heads: dict[str, Any] = {"part": part, "tp": 0, "pieces": heads}
+        of_norm: dict[str, Any] = {"part": part, "unit_offset": layer.norm_unit_offset}
+        if self.q_lora_rank:
+            yield from linear("wq_a", self.q_lora_rank, dim, part=part)
+            yield from norm("q_norm", self.q_lora_rank, **of_norm)
+        wide, queries = ("wq_b", self.q_lora_rank) if self.q_lora_rank else ("wq", dim)
+        yield from linear(wide, heads * self.qk_head_dim, queries, **of_heads)
+        yield from linear("wkv_a", self.kv_lora_rank + self.qk_rope_head_dim, dim, part=part)
+        yield from norm("kv_norm", self.kv_lora_rank, **of_norm)
+        both = self.qk_nope_head_dim + self.v_head_dim
+        yield from linear("wkv_b", heads * both, self.kv_lora_rank, **of_heads)
+        yield from linear("wo", dim, heads * self.v_head_dim, part=part, tp=1, residual=True)
+
+    def flops(self, layer: LayerShape, seq_len: int) -> int:
+        """6 * heads * (width of keys + of values) * the tokens that one sees."""
+        return 6 * layer.n_heads * (self.qk_head_dim + self.v_head_dim) * layer.seen(seq_len)
+
+    def kept(self, layer: LayerShape, numbers: Numbers) -> Kept | None:
+        """With values filled up to the width of keys, which flash kernels ask for."""
+        if layer.seen(numbers.seq_len) < numbers.seq_len or (numbers.masked and not numbers.cuda):
+            return None
+        if layer.attn_logits_soft_cap:
+            return None
+        width, heads = numbers.width, -(-layer.n_heads // numbers.tp)
+        qk, v = self.qk_head_dim, self.v_head_dim
+        filled = v < qk and not (numbers.cuda and width == FP32) and not numbers.masked
+        both, given = self.qk_nope_head_dim + v, qk if filled else v
+        latents = [rank for rank in (self.q_lora_rank, self.kv_lora_rank) if rank]
+        values = qk + v if filled else both  # with what wo reads, or as a part of what wkv_b makes
+        output = width * heads * given + FP32 * heads  # and the log-partition of each head
+        norms = sum(numbers.rms_norm(rank, width) + width * rank for rank in latents)
+        if numbers.cuda or width == FP32:  # the norm's input is no copy: the shared key is in it
+            norms += width * self.qk_rope_head_dim
+        dim, latent = layer.dim, self.q_lora_rank
+        named = {"query_wa_proj": numbers.product(latent, dim, 1)} if latent else {}
+        named |= {
+            "mla_q": numbers.product(heads * qk * numbers.tp, latent or dim),
+            "kv_wa_proj": numbers.product(self.kv_lora_rank + self.qk_rope_head_dim, dim, 1),
+            "mla_kv": numbers.product(heads * both * numbers.tp, self.kv_lora_rank),
+            "context": Named(bytes=output, flops=self.flops(layer, numbers.seq_len) / 3),
+            "out_proj": numbers.to_stream(dim, layer.n_heads * v),
+        }
+        return Kept(all=norms + width * heads * (2 * qk + values) + output, named=named)

@@ -1,0 +1,352 @@
+"""The `model.moe` section: a mixture of experts in place of feed-forward layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from forge.config.field import Condition, Section, opt, section
+from forge.config.model.activations import FP32, INT64, Kept, Named, Numbers, merged
+from forge.config.model.feed_forwards.dense import copies, dense_kept, dense_tensors, into
+from forge.config.model.layer import LayerShape
+from forge.config.model.tensors import BIAS, EXPERT, ROUTER, TensorSpec, within
+from forge.config.rule import Findings, nearest_divisor, rule
+
+if TYPE_CHECKING:
+    from forge.config.parallel import Parallel
+    from forge.config.precision import Precision
+    from forge.config.run import Run
+    from forge.config.train import Train
+
+ROUTERS = ("softmax_topk", "sigmoid_topk")
+SCHEDULES = ("constant", "cosine_decay", "linear_warmup")
+SCOPES = ("sequence", "micro_batch")
+GROUP_SCORES = ("max", "top2_sum")
+KERNELS = ("auto", "grouped", "loop")
+EXPERTS, TOP_K = "model.moe.num_experts", "model.moe.top_k"
+SHARED = Condition(
+    lambda config, ranks: config.model.moe.shared_experts > 0, "with model.moe.shared_experts=0"
+)
+GROUPED = Condition(
+    lambda config, ranks: config.model.moe.n_routing_groups > 1,
+    "with model.moe.n_routing_groups=1",
+)
+GROUPS, CHOSEN_GROUPS = "model.moe.n_routing_groups", "model.moe.topk_routing_group"
+
+
+@section
+class MoE(Section):
+    """Experts, the router that chooses among them, and what keeps their load even; all defaults
+    make a dense model.
+    """
+
+    acts_when = Condition(
+        lambda config, ranks: config.model.moe.num_experts > 0, "with model.moe.num_experts=0"
+    )
+
+    num_experts: int = opt(0, "experts of a layer; 0 = a dense model", ge=0)
+    top_k: int = opt(2, "experts that each token goes to", gt=0)
+    frequency: int = opt(1, "every n-th layer has experts: 1 = all, 2 = every second", gt=0)
+    first_num_dense_layers: int = opt(0, "number of first layers without experts", ge=0)
+    ffn_hidden_dim: int | None = opt(None, "width of one expert; null = model.ffn_hidden_dim", gt=0)
+    expert_bias: bool = opt(False, "add biases to the experts, the shared ones too")
+    beside_dense: bool = opt(False, "add what a feed-forward layer beside them gives")
+    shared_experts: int = opt(0, "experts that every token goes to", ge=0)
+    shared_hidden_dim: int | None = opt(
+        None, "width of one shared expert; null = that of the others", gt=0, acts_when=SHARED
+    )
+    shared_expert_gate: bool = opt(
+        False, "multiply what shared experts give by a sigmoid of the token", acts_when=SHARED
+    )
+    router: str = opt(
+        "softmax_topk", "router scores: over all experts, or each by itself", choices=ROUTERS
+    )
+    router_bias: bool = opt(False, "add a trained bias to the router's logits")
+    float32_gate_logits: bool = opt(True, "compute the router in fp32")
+    norm_topk_prob: bool = opt(True, "divide the weights of a token's experts by their sum")
+    routed_scaling_factor: float = opt(1.0, "multiplies the weights of the routed experts", gt=0)
+    n_routing_groups: int = opt(
+        1, "groups of adjacent experts, of which a token first chooses some; 1 = off", gt=0
+    )
+    topk_routing_group: int = opt(1, "groups that a token chooses", gt=0)
+    group_score: str | None = opt(
+        None,
+        "score of a group: its best expert's, or the sum of its best two; null = max for "
+        "softmax_topk, top2_sum for sigmoid_topk",
+        choices=GROUP_SCORES,
+        acts_when=GROUPED,
+    )
+    score_on_input: bool = opt(
+        False, "weights multiply what enters the routed experts, not what they give"
+    )
+    aux_loss_weight: float = opt(0.01, "coefficient of the load balancing loss; 0 = off", ge=0)
+    sequence_aux_loss_weight: float = opt(0.0, "the same within each sequence; 0 = off", ge=0)
+    z_loss_weight: float = opt(0.0, "coefficient of the router's z-loss; 0 = off", ge=0)
+    balance_scope: str = opt(
+        "sequence", "tokens that balance, capacity and gradient_scale count over", choices=SCOPES
+    )
+    bias_update_rate: float = opt(
+        0.0, "step of the selection bias that evens the load; 0 = off", ge=0
+    )
+    bias_schedule: str = opt(
+        "constant", "how bias_update_rate changes over the run", choices=SCHEDULES
+    )
+    capacity_factor: float = opt(
+        0.0, "tokens an expert takes in training, in even shares; 0 = all", ge=0
+    )
+    gradient_scale: bool = opt(False, "divide the gradient of an expert by its load")
+    kernel: str = opt(
+        "auto",
+        "one kernel for all experts, or a loop; auto = grouped where torch has it",
+        choices=KERNELS,
+    )
+
+    @property
+    def computed_group_score(self) -> str:
+        """group_score, with null resolved."""
+        by_router = "max" if self.router == "softmax_topk" else "top2_sum"
+        return self.group_score or by_router
+
+    def shared_width(self, model: LayerShape) -> int:
+        """Width of all shared experts of a layer together. model: the section that this is in."""
+        width = self.shared_hidden_dim
+        return self.shared_experts * (model.expert_hidden_dim if width is None else width)
+
+    def tensors(self, model: LayerShape) -> Iterator[TensorSpec]:
+        """The tensors of a layer of experts."""
+        experts, hidden, dim = self.num_experts, model.expert_hidden_dim, model.dim
+        routers: dict[str, Any] = {"part": "routers"}
+        yield TensorSpec(name="router.weight", shape=(experts, dim), role=ROUTER, **routers)
+        if self.router_bias:
+            yield TensorSpec(name="router.bias", shape=(experts,), role=BIAS, **routers)
+        packed: dict[str, Any] = {"part": "experts", "met": (self.top_k, experts)}
+        packed["of_experts"] = True
+        into = ("w_gate", "w_up") if model.is_gated else ("w_up",)
+        weight, bias = {"role": EXPERT, **packed}, {"role": BIAS, **packed}
+        for name in into:
+            yield TensorSpec(name=f"experts.{name}", shape=(experts, hidden, dim), tp=1, **weight)
+        down = {"shape": (experts, dim, hidden), "tp": 2, "residual": True}
+        yield TensorSpec(name="experts.w_down", **down, **weight)
+        if biased := has_expert_bias(model):
+            for name in into:
+                name = f"experts.{name}_bias"
+                yield TensorSpec(name=name, shape=(experts, hidden), tp=1, **bias)
+            down = {"shape": (experts, dim), "once": True}
+            yield TensorSpec(name="experts.w_down_bias", **down, **bias)
+        if shared := self.shared_width(model):
+            made = dense_tensors(model, shared, part="shared experts", bias=biased)
+            yield from within("shared", made)
+            if self.shared_expert_gate:
+                name = "shared_gate.weight"
+                yield TensorSpec(name=name, shape=(1, dim), role=ROUTER, **routers)
+        if self.beside_dense:
+            yield from within("dense", model.feed_forward.tensors(model))
+
+    def kept(
+        self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool
+    ) -> Kept | None:
+        """What a layer of experts keeps of a token; None = not known. rows: that its experts
+        compute for one. exchanged: over ep ranks.
+        """
+        width, hidden = numbers.width, -(-model.expert_hidden_dim // numbers.tp)
+        others = self._others(model, numbers)
+        if others is None:
+            return None
+        kept = self.kept_around(model, numbers, rows=rows, exchanged=exchanged)
+        kept += round(width * rows * hidden * copies(model)) + others.all
+        if has_expert_bias(model) and not self.capacity_factor:
+            kept += round(INT64 * rows)  # the expert of each row
+        computed = numbers.product(rows * hidden * numbers.tp, model.dim)
+        named = dict.fromkeys(into(model, "moe_"), computed)
+        given = Named(bytes=width * rows * model.dim, flops=computed.flops)
+        named |= {"moe_mlpwo": given, "router": self._routers(model, numbers)}
+        return Kept(all=kept, named=merged(named, others.named))
+
+    def kept_around(
+        self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool
+    ) -> float:
+        """What is kept where the layers that the mixture is made of are recomputed, each for
+        itself, without what these keep.
+        """
+        routing = self._routing(model, numbers, rows=rows, exchanged=exchanged)
+        return routing + self._input_again(model, numbers) + self._gate(model, numbers)
+
+    def _routers(self, model: LayerShape, numbers: Numbers) -> Named:
+        """Logits and choices, and what gates the shared experts."""
+        chosen = self.top_k
+        if self.n_routing_groups > 1:
+            counted = 1 if self.computed_group_score == "max" else 2
+            counted = min(counted, self.num_experts // self.n_routing_groups)
+            chosen += counted * self.n_routing_groups + self.topk_routing_group
+        gates = 1 if self.shared_experts and self.shared_expert_gate else 0
+        kept = self._router_width(numbers.width) * self.num_experts + numbers.width * gates
+        flops = 2.0 * (self.num_experts + gates) * model.dim
+        return Named(bytes=kept + (FP32 + INT64) * chosen, flops=flops)
+
+    def _others(self, model: LayerShape, numbers: Numbers) -> Kept | None:
+        """What is kept of shared experts, their gate, and a layer beside the experts."""
+        shared = self.shared_width(model)
+        found = [dense_kept(model, shared, numbers)] if shared else []
+        if self.beside_dense:
+            dense = model.feed_forward.kept(model, replace(numbers, tokens_cut=1))
+            if dense is None:
+                return None
+            found.append(dense)
+        named = merged(*(each.named for each in found))
+        return Kept(all=sum(each.all for each in found), named=named)
+
+    def _gate(self, model: LayerShape, numbers: Numbers) -> int:
+        """What the gate of shared experts keeps: what it multiplies, and itself."""
+        has_gate = self.shared_width(model) and self.shared_expert_gate
+        return numbers.width * (model.dim + 1) if has_gate else 0
+
+    def _input_again(self, model: LayerShape, numbers: Numbers) -> int:
+        """What other layers than the router read, where it reads a copy in another format."""
+        others = self.shared_width(model) or self.beside_dense
+        copied = self._router_width(numbers.width) != numbers.width
+        return numbers.width * model.dim if others and copied else 0
+
+    def _routing(self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool) -> int:
+        """Inputs of router and experts, what experts give, weights and indices."""
+        # of one index an assignment: by the sort, and by a capacity or the exchange
+        indices = 6 if self.capacity_factor or exchanged else 4
+        of_rows = numbers.width * round((rows + self.top_k) * model.dim)
+        scores = FP32 * (self.num_experts + 2 * self.top_k)
+        router_input = self._router_width(numbers.width) * model.dim
+        return of_rows + indices * INT64 * self.top_k + scores + router_input
+
+    def _router_width(self, width: int) -> int:
+        return FP32 if self.float32_gate_logits else width
+
+
+def has_expert_bias(model: LayerShape) -> bool:
+    """Whether experts, and shared ones, have biases."""
+    return model.bias or model.moe.expert_bias
+
+
+def is_moe_layer(moe: MoE, layer: int) -> bool:
+    """Whether a layer, counted from 0, has experts."""
+    return (
+        moe.num_experts > 0
+        and layer >= moe.first_num_dense_layers
+        and (layer + 1) % moe.frequency == 0
+    )
+
+
+def n_moe_layers(moe: MoE, n_layers: int) -> int:
+    """How many of a model's layers have experts."""
+    if not moe.num_experts or moe.frequency < 1:  # which its own bound refuses
+        return 0
+    return n_layers // moe.frequency - min(moe.first_num_dense_layers, n_layers) // moe.frequency
+
+
+@rule("moe.top_k", EXPERTS, TOP_K)
+def top_k(model: LayerShape) -> Findings:
+    """A token goes to model.moe.top_k different experts: at most model.moe.num_experts."""
+    top_k, experts = model.moe.top_k, model.moe.num_experts
+    if experts and top_k > experts:
+        yield TOP_K, f"model.moe.top_k={experts}"
+
+
+@rule(
+    "moe.layers",
+    "model.n_layers",
+    EXPERTS,
+    "model.moe.frequency",
+    "model.moe.first_num_dense_layers",
+)
+def layers(model: LayerShape) -> Findings:
+    """model.moe.frequency and model.moe.first_num_dense_layers must leave experts in one of
+    model.n_layers.
+    """
+    if model.moe.num_experts and not model.is_moe:
+        yield EXPERTS, "model.moe.frequency=1 model.moe.first_num_dense_layers=0"
+
+
+@rule("moe.groups", EXPERTS, GROUPS)
+def groups(model: LayerShape) -> Findings:
+    """Groups of experts are of equal size: model.moe.num_experts must be divisible by
+    model.moe.n_routing_groups.
+    """
+    experts, groups = model.moe.num_experts, model.moe.n_routing_groups
+    if experts % groups:
+        yield GROUPS, f"{GROUPS}={nearest_divisor(experts, groups)}"
+
+
+@rule("moe.group_choice", EXPERTS, TOP_K, GROUPS, CHOSEN_GROUPS)
+def group_choice(model: LayerShape) -> Findings:
+    """A token chooses model.moe.topk_routing_group of model.moe.n_routing_groups groups, which
+    have model.moe.top_k experts or more.
+    """
+    moe = model.moe
+    chosen, groups, experts = moe.topk_routing_group, moe.n_routing_groups, moe.num_experts
+    if groups == 1 or not experts or experts % groups or moe.top_k > experts:
+        return
+    size = experts // groups
+    if chosen > groups:
+        yield CHOSEN_GROUPS, f"{CHOSEN_GROUPS}={groups}"
+    elif chosen * size < moe.top_k:
+        yield CHOSEN_GROUPS, f"{CHOSEN_GROUPS}={-(-moe.top_k // size)}"
+
+
+@rule(
+    "moe.kernel",
+    EXPERTS,
+    "model.moe.kernel",
+    "model.moe.ffn_hidden_dim",
+    "model.dim",
+    "parallel.tp",
+    "parallel.ep",
+    "run.device",
+    "precision.mixed_precision",
+    "train.compile_model",
+)
+def kernel(
+    model: LayerShape, parallel: Parallel, precision: Precision, run: Run, train: Train
+) -> Findings:
+    """model.moe.kernel=grouped needs rows of whole 16 bytes, and bf16 on a GPU or when compiled;
+    mps has no such kernel.
+    """
+    if not model.moe.num_experts or model.moe.kernel != "grouped":
+        return
+    mixed, what = precision.mixed_precision, ""
+    gpu, compiled = run.device == "cuda", train.compile_model and parallel.ep == 1
+    step, width = 4 if mixed == "fp32" else 8, model.expert_hidden_dim // parallel.tp
+    if run.device == "mps":
+        what = "there is none with run.device=mps."
+    elif mixed != "bf16" and (gpu or compiled):
+        where = "on a GPU" if gpu else "with train.compile_model"
+        what = f"{where} it multiplies bf16 only, and precision.mixed_precision is {mixed}."
+    elif model.dim % step or width % step:
+        what = f"in {mixed} model.dim ({model.dim}) and the width of an expert on a tp rank"
+        what += f" ({width}) must be divisible by {step}."
+    if what:
+        yield "model.moe.kernel", what, "model.moe.kernel=auto"
+
+
+@rule(
+    "moe.unbalanced",
+    EXPERTS,
+    TOP_K,
+    "model.moe.aux_loss_weight",
+    "model.moe.sequence_aux_loss_weight",
+    "model.moe.bias_update_rate",
+    warning=True,
+)
+def unbalanced(model: LayerShape) -> Findings:
+    """The load of experts should be kept even, by a balancing loss or a moving selection bias."""
+    moe = model.moe
+    balanced = moe.aux_loss_weight or moe.sequence_aux_loss_weight or moe.bias_update_rate
+    if moe.top_k < moe.num_experts and not balanced:
+        fix = "model.moe.aux_loss_weight=0.01 or model.moe.bias_update_rate=0.001"
+        yield "model.moe.aux_loss_weight", fix
+
+
+@rule("moe.router_gradient", EXPERTS, TOP_K, "model.moe.norm_topk_prob", warning=True)
+def router_gradient(model: LayerShape) -> Findings:
+    """With model.moe.top_k=1 the one weight should not be normalised: it would be 1 whatever the
+    router says.
+    """
+    if model.moe.num_experts and model.moe.top_k == 1 and model.moe.norm_topk_prob:
+        yield "model.moe.norm_topk_prob", "model.moe.norm_topk_prob=false"

@@ -1,0 +1,1 @@
+"""The sections of optimizers, one file each; `forge.config.schemas` imports them all."""

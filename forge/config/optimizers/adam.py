@@ -1,0 +1,49 @@
+"""AdamW, and the Adam of Pax and MaxText."""
+
+from __future__ import annotations
+
+import math
+
+from forge.config.field import opt, section
+from forge.config.optimizers.base import CAUTIOUS, FP32, MOMENTS, Adaptive
+
+
+@section
+class Adam(Adaptive):
+    """What AdamW and adam_pax have in common."""
+
+    eps_root: float = opt(0.0, "added to the second moment, inside of the root", ge=0)
+    mu_dtype: str = opt("fp32", "what the first moment is kept in", choices=MOMENTS)
+    nu_dtype: str = opt("fp32", "what the second moment is kept in", choices=MOMENTS)
+    cautious: bool = opt(False, CAUTIOUS)
+
+    def state_bytes(self, shape: tuple[int, ...]) -> int:
+        of_weight = sum(FP32 if one == "fp32" else 2 for one in (self.mu_dtype, self.nu_dtype))
+        return of_weight * math.prod(shape)
+
+
+@section
+class AdamW(Adam):
+    """AdamW (arXiv:1711.05101)."""
+
+    schema_name = "adamw"
+    _target_: str = "forge.optim.adam.adamw"
+    fused: bool = opt(
+        True,
+        "one fused kernel for all parameters, where the device has it; there is none for eps_root, "
+        "moments in bf16 and cautious",
+    )
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether torch's AdamW has all that is asked for."""
+        in_fp32 = self.mu_dtype == self.nu_dtype == "fp32"
+        return in_fp32 and not self.eps_root and not self.cautious
+
+
+@section
+class AdamPax(Adam):
+    """The Adam of Pax and MaxText, with decay rates that are corrected for the first updates."""
+
+    schema_name = "adam_pax"
+    _target_: str = "forge.optim.adam.AdamPax"

@@ -1,0 +1,144 @@
+"""What is wrong with `optimizer.groups`, and with patterns of names, whatever the model is."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from forge.config.bounds import check_bounds, element_faults, fits, kind
+from forge.config.field import types_of
+from forge.config.optimizers.base import PATTERNS, Optimizer
+from forge.config.optimizers.param_groups import (
+    ALL_ROLES,
+    KIND,
+    OF_RUN,
+    PARAMETERS,
+    ROLES,
+    SCHEDULER,
+    SELECTION,
+    kinds,
+)
+from forge.config.optimizers.schedules import Scheduler
+from forge.config.problems import Problem, closest, did_you_mean
+
+RULE = "optimizer.groups"
+Fault = tuple[str, str, str]
+"""Key, what is wrong, what to do."""
+
+
+def check_values(config: Any) -> list[Problem]:
+    """Values of a config that no option takes; of groups of parameters where those of the optimizer
+    are right.
+    """
+    found = list(check_bounds(config))
+    if not any(problem.option.startswith("optimizer.") for problem in found):
+        found += _faults(config.optimizer, "optimizer.")
+    return found
+
+
+def _faults(optimizer: Optimizer, prefix: str) -> Iterator[Problem]:
+    """Of a section whose options admit their values. prefix: of its keys."""
+    found = [
+        fault
+        for option in PATTERNS
+        for fault in _of_patterns(f"{prefix}{option}", getattr(optimizer, option))
+    ]
+    for name, entry in optimizer.groups.items():
+        found += _of_entry(optimizer, f"{prefix}groups.{name}", name, entry)
+    yield from (Problem(*fault, rule=RULE) for fault in found)
+
+
+def _of_entry(optimizer: Optimizer, key: str, name: str, entry: Any) -> Iterator[Fault]:
+    if not re.fullmatch(r"[\w-]+", name):
+        what = f"'{name}' is part of the names of metrics: letters, digits, _ and -."
+        yield key, what, "another name"
+        return
+    if not isinstance(entry, dict):
+        what = "a group has options of an optimizer, and this is a value."
+        yield f"{key}={entry}", what, f"+{key}={{roles: [embedding], lr: 1e-3}}"
+        return
+    if not any(entry.get(selection) for selection in SELECTION):
+        what = "it does not say which parameters it is of."
+        yield key, what, f"+{key}.{ROLES}=[embedding], or +{key}.{PARAMETERS}=[wq]"
+    for selection in SELECTION:
+        value = entry.get(selection, [])
+        if not fits(value, list[str]):
+            yield f"{key}.{selection}", "it must be a list of texts.", f"{key}.{selection}=[...]"
+            return
+    for role in entry.get(ROLES, []):
+        if role not in ALL_ROLES:
+            what = f"no parameter has the role {role}."
+            yield f"{key}.{ROLES}", what, _meant(role, ALL_ROLES)
+    yield from _of_patterns(f"{key}.{PARAMETERS}", entry.get(PARAMETERS, []))
+    own = {option: value for option, value in entry.items() if option not in SELECTION}
+    scheduler = own.pop(SCHEDULER, {})
+    yield from _of_options(key, own, KIND, Optimizer, type(optimizer), more=(*SELECTION, SCHEDULER))
+    if not isinstance(scheduler, dict):
+        what = "a schedule of a group has options of a schedule, and this is a value."
+        fix = f"{key}.{SCHEDULER}={{scheduler: {scheduler}}}"
+        yield f"{key}.{SCHEDULER}={scheduler}", what, fix
+    elif scheduler:
+        yield from _of_options(f"{key}.{SCHEDULER}", scheduler, SCHEDULER, Scheduler, None)
+
+
+def _of_options(
+    key: str,
+    entry: Mapping[str, Any],
+    kind_key: str,
+    base: type[Any],
+    own: type[Any] | None,
+    more: Collection[str] = (),
+) -> Iterator[Fault]:
+    """own: the kind where the entry names none; None = any."""
+    known = kinds(base)
+    if kind_key in entry and entry[kind_key] not in known:
+        what = f"{kind_key} has no option '{entry[kind_key]}' that a group could have."
+        yield f"{key}.{kind_key}={entry[kind_key]}", what, _meant(str(entry[kind_key]), known)
+        return
+    schemas = [known[entry[kind_key]]] if kind_key in entry else [own] if own else [*known.values()]
+    fields = {
+        field.name: field
+        for schema in schemas
+        for field in dataclasses.fields(schema)
+        if field.name not in OF_RUN
+    }
+    hints = {name: hint for schema in schemas for name, hint in types_of(schema).items()}
+    label = (
+        " or ".join(schema.__name__ for schema in schemas) if len(schemas) == 1 else "a schedule"
+    )
+    for option, value in entry.items():
+        at = f"{key}.{option}"
+        if option == kind_key:
+            continue
+        if option not in fields:
+            near = did_you_mean([f"{key}.{one}" for one in closest(option, [*fields, *more])])
+            yield (
+                at,
+                f"{label} has {'an' if label[:2] == 'no' else 'no'} option '{option}'.",
+                near or f"it has {', '.join(fields)}",
+            )
+        elif not fits(value, hints[option]):
+            yield f"{at}={value}", f"it must be {kind(hints[option])}.", "another value"
+        else:
+            yield from _of_value(at, value, fields[option].metadata)
+
+
+def _of_value(at: str, value: Any, metadata: Mapping[str, Any]) -> Iterator[Fault]:
+    for element in value if isinstance(value, list | tuple) else [value]:
+        for problem in element_faults(at, element, metadata):
+            yield problem.key, problem.what, problem.fix or "another value"
+
+
+def _of_patterns(key: str, patterns: Collection[str]) -> Iterator[Fault]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            what = f"'{pattern}' is no regular expression: {error}."
+            yield key, what, f"'{re.escape(pattern)}' is the text itself"
+
+
+def _meant(value: str, known: Collection[str]) -> str:
+    return did_you_mean(closest(value, known)) or f"one of {', '.join(known)}"

@@ -1,0 +1,1 @@
+"""Sections of tokenizers, and the files that tokenizers are read from."""

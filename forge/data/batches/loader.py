@@ -1,0 +1,360 @@
+"""Batches of tokens and targets, in an order that depends on seed and sample number alone."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from forge.config.data.batch_sizes import BatchSizes
+from forge.data.batches.examples import Examples
+from forge.data.batches.micro_batches import Batch, Collates, MicroBatches, Read
+from forge.data.batches.mixture import Mixture, MixtureOrder
+from forge.data.batches.packing import Plan
+from forge.data.batches.samples import Pieces, Samples
+from forge.data.batches.streams import (
+    Positions,
+    Streamed,
+    Unreadable,
+    further,
+    positions_of,
+    state_of,
+)
+from forge.data.tokens.store import TokenStore
+from forge.rundir.process_folders import share_folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What one rank reads in one update. n_tokens, n_targets, n_places: of all ranks the tokens of
+    text, the targets that count, and the places of all rows, which the model computes.
+    """
+
+    batches: list[Batch]
+    n_tokens: int
+    n_targets: int
+    n_places: int
+
+
+def count_samples(text: TokenStore | Streamed | Mixture, seq_len: int) -> int | None:
+    """Samples of an epoch, in which a mixture has as many as all of its sources; None where one is
+    streamed. ValueError: a source has none.
+    """
+    return _total(_of_sources(Mixture.of(text), seq_len))
+
+
+def _total(samples: Sequence[int | None]) -> int | None:
+    known = [number for number in samples if number is not None]
+    return sum(known) if len(known) == len(samples) else None
+
+
+def _of_sources(mixture: Mixture, seq_len: int) -> list[int | None]:
+    """Samples of each source: those of its plan, else windows of seq_len + 1 tokens, seq_len
+    apart; None where they are not known.
+    """
+    return [
+        _planned(name, mixture.plans[name])
+        if name in mixture.plans
+        else None
+        if isinstance(store, Streamed)
+        else _windows(name, store, seq_len)
+        for name, store in mixture.stores.items()
+    ]
+
+
+def _planned(name: str, plan: Plan) -> int:
+    if not len(plan):
+        if isinstance(plan, Examples):
+            what = f"data: no example of the training split{_of(name)} has a target"
+            raise ValueError(f"{what}. Give others, or set train.seq_len higher.")
+        if plan.left_out:
+            what = f"all {plan.left_out:,} documents of the training split{_of(name)} are longer"
+            fix = "Set train.seq_len higher, or data.too_long=split"
+            raise ValueError(f"data.too_long: {what} than train.seq_len, and left out. {fix}.")
+        raise ValueError(
+            f"data.packing: no document of the training split{_of(name)} has two tokens, so there "
+            "is nothing to predict. Give other text, or another tokenizer."
+        )
+    return len(plan)
+
+
+def _windows(name: str, store: TokenStore, seq_len: int) -> int:
+    if len(store) <= seq_len:
+        raise ValueError(
+            f"train.seq_len = {seq_len}: the training split{_of(name)} has {len(store):,} tokens, "
+            f"less than one sample of seq_len + 1. Set train.seq_len={max(len(store) - 1, 1)} or "
+            "less, or give more text."
+        )
+    return (len(store) - 1) // seq_len
+
+
+def _of(name: str) -> str:
+    return f" of data.sources.{name}" if name else ""
+
+
+class TrainLoader:
+    """An endless iterator of steps for one rank.
+
+    A step is the next G samples, G = grad_accum_steps * num_ranks * batch_size, or as `sizes` has
+    it; each micro-batch takes the next num_ranks * batch_size, and each rank its contiguous part.
+    So the global batch depends on G only, and the whole state is the number of samples handed out,
+    and where what is streamed goes on.
+    """
+
+    def __init__(
+        self,
+        text: TokenStore | Streamed | Mixture,
+        objective: Collates,
+        *,
+        seq_len: int,
+        seed: int,
+        batch_size: int,
+        grad_accum_steps: int = 1,
+        sizes: BatchSizes | None = None,
+        shuffle: bool = True,
+        num_ranks: int = 1,
+        rank: int = 0,
+        start_sample: int = 0,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int = 2,
+        overfit_batches: int = 0,
+        end_of_text: int | None = None,
+        noise: int | None = None,
+        multiple: int = 0,
+    ) -> None:
+        """shuffle: whether the samples of a text are permuted. sizes: sequences of each step, where
+        they grow. overfit_batches: read the first N global batches over and over; 0 = off.
+        end_of_text, multiple: as of `Samples`. noise: as of `MicroBatches`.
+
+        ValueError: the split, or that of a source, has no sample.
+        """
+        assert 0 <= rank < num_ranks, (rank, num_ranks)
+        self.samples = start_sample
+        mixture = Mixture.of(text)
+        samples = _of_sources(mixture, seq_len)
+        self.sources, self.samples_per_epoch = tuple(mixture.stores), _total(samples)
+        self._mixture, self._seq_len = mixture, seq_len
+        self.streams = any(isinstance(one, Streamed) for one in mixture.stores.values())
+        self._stride, self._num_ranks = num_ranks * batch_size, num_ranks
+        self.sizes = sizes or BatchSizes.constant(grad_accum_steps * self._stride)
+        phases = [(self.sizes.samples(one.start_step), one.weights) for one in mixture.phases]
+        self.order = MixtureOrder(samples, phases or [(0, [1.0])], seed=seed, shuffle=shuffle)
+        self._dataset = MicroBatches(
+            mixture,
+            objective,
+            seq_len=seq_len,
+            order=self.order,
+            batch_size=batch_size,
+            repeat_samples=overfit_batches * self.sizes.last,
+            rank=rank,
+            num_ranks=num_ranks,
+            end_of_text=end_of_text,
+            noise=noise,
+            multiple=multiple,
+        )
+        self._num_workers = num_workers
+        self._pin_memory = pin_memory and torch.cuda.is_available()
+        self._prefetch_factor = prefetch_factor
+        self._positions: dict[str, Positions] = {}
+        self._stream: Iterator[Read | Unreadable] | None = None
+        self.waited = 0.0  # seconds in which steps were waited for, since somebody set it to 0
+
+    @property
+    def epoch(self) -> float | None:
+        """Passes over the training split so far; None where its length is not known."""
+        return self.samples / self.samples_per_epoch if self.samples_per_epoch else None
+
+    def __iter__(self) -> TrainLoader:
+        return self
+
+    def __next__(self) -> Step:
+        if self._stream is None:
+            self._stream = self._open_stream()
+        size = self.sizes.of_step_at(self.samples)
+        begin = time.perf_counter()
+        read = [self._next(self._stream) for _ in range(size // self._stride)]
+        self.waited += time.perf_counter() - begin
+        self.samples += size
+        for one in read:
+            self._positions = further(self._positions, one.positions)
+        return Step(
+            batches=[each.batch for each in read],
+            n_tokens=sum(each.n_tokens for each in read),
+            n_targets=sum(each.n_targets for each in read),
+            n_places=sum(each.n_places for each in read),
+        )
+
+    @staticmethod
+    def _next(stream: Iterator[Read | Unreadable]) -> Read:
+        try:
+            read = next(stream)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            what = "a loader process was ended, most often because memory ran out"
+            fix = "Lower it or data.prefetch_factor"
+            raise ValueError(f"data.num_workers: {what}. {fix}.") from error
+        if isinstance(read, Unreadable):
+            raise ValueError(str(read))
+        return read
+
+    def realised(self) -> dict[str, int]:
+        """How many of the samples handed out so far are of each source of a mixture, by name."""
+        if len(self.sources) == 1:
+            return {}
+        repeated = self._dataset.repeat_samples
+        times, rest = divmod(self.samples, repeated) if repeated else (0, self.samples)
+        drawn = zip(self.order.drawn(repeated), self.order.drawn(rest), strict=True)
+        return dict(zip(self.sources, (times * all_ + some for all_, some in drawn), strict=True))
+
+    def numbers(self, samples: int) -> dict[str, np.ndarray]:
+        """Numbers of the samples of each source, by name, that the first `samples` of the run are,
+        each once. None of a source may be streamed.
+        """
+        whole, repeated = self.samples_per_epoch or 0, self._dataset.repeat_samples
+        if len(self.sources) == 1 and samples >= whole and not repeated:
+            return {self.sources[0]: np.arange(whole)}
+        found: list[set[int]] = [set() for _ in self.sources]
+        for sample in range(min(samples, repeated or samples)):
+            source, number = self.order.find(sample)
+            found[source].add(number)
+        return {
+            name: np.array(sorted(numbers), dtype=np.int64)
+            for name, numbers in zip(self.sources, found, strict=True)
+        }
+
+    def tokens_of(self, name: str) -> float:
+        """Tokens of a sample of a source; of packed documents, those of all samples on average."""
+        plan = self._mixture.plans.get(name)
+        return self._seq_len if plan is None else plan.n_tokens / len(plan)
+
+    def range_of_last(self, steps: int) -> tuple[int, int]:
+        """The first and the last sample of the last steps handed out."""
+        before = max(int(self.sizes.steps(self.samples)) - steps, 0)
+        return self.sizes.samples(before), self.samples - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank knows of where all are; `streams.joined` has what all know."""
+        return state_of(self.samples, self._positions)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on behind the samples of `state`, on any number of ranks."""
+        self.close()
+        self.samples, self._positions = state["samples"], positions_of(state)
+
+    def close(self) -> None:
+        """End the loader processes; the next step starts new ones."""
+        self._stream = None
+
+    def _open_stream(self) -> Iterator[Read | Unreadable]:
+        first_samples = count(self.samples, self._stride)
+        self._dataset.go_on_from(self._positions)
+        if self._num_workers == 0:
+            stream = map(self._dataset.__getitem__, first_samples)
+            return map(_pinned, stream) if self._pin_memory else stream
+        share_folder()
+        loader = DataLoader(
+            self._dataset,  # pyright: ignore[reportArgumentType]
+            sampler=first_samples,  # pyright: ignore[reportArgumentType]
+            batch_size=None,
+            num_workers=self._num_workers,
+            prefetch_factor=self._prefetch_factor,
+            pin_memory=self._pin_memory,
+            worker_init_fn=_leave_signals_to_the_rank,
+        )
+        return iter(loader)
+
+
+def _pinned(read: Read | Unreadable) -> Read | Unreadable:
+    if isinstance(read, Unreadable):
+        return read
+    return read._replace(batch={name: one.pin_memory() for name, one in read.batch.items()})
+
+
+def _leave_signals_to_the_rank(worker: int) -> None:
+    """Let a loader process ignore signals to all processes of a run, and end with its rank.
+
+    Such a signal asks the rank to finish its step and save, for which it needs the loader.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # torch itself looks every 5 seconds
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+    if not hasattr(signal, "sigwaitinfo"):  # macOS: get nothing that is sent to the group
+        os.setpgrp()
+        return
+    rank = os.getppid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def wait() -> None:
+        while signal.sigwaitinfo(numbers).si_pid != rank:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def spread(number: int, most: int) -> list[int]:
+    """At most so many of the first `number` integers, spread evenly; most: 0 = all."""
+    count = min(most or number, number)
+    return [row * number // count for row in range(count)]
+
+
+def eval_batches(
+    store: TokenStore,
+    objective: Collates,
+    *,
+    seq_len: int,
+    batch_size: int,
+    sequences: int = 0,
+    part: tuple[int, int] = (0, 1),
+    end_of_text: int | None = None,
+    plan: Plan | None = None,
+    multiple: int = 0,
+) -> Iterator[Batch]:
+    """At most `sequences` sequences, spread evenly over a split, the same every time; 0 = all.
+
+    A split has the order of its corpus, so its beginning alone may be the first of many folders.
+    part: (i, n), the i-th of n shares of the rows; all shares have equally many batches of equally
+    many rows, some with samples of one token, which have no target. The last batch may have fewer
+    rows. end_of_text, multiple: as of `Samples`. plan: of the sequences, where these are not
+    windows of the split.
+    """
+    last, (index, shares) = len(store) - 1, part
+    rows = plan.rows if isinstance(plan, Examples) else 1
+    windows = -(-last // seq_len) if plan is None else len(plan)
+    numbers = spread(windows, sequences)
+    count = len(numbers)
+    for first in range(0, count, batch_size * shares):
+        held = -(-min(batch_size * shares, count - first) // shares)
+        start, end = first + index * held, min(first + batch_size * shares, count)
+
+        def find(row: int, end: int = end) -> tuple[TokenStore, Pieces]:
+            if plan is not None:
+                nothing = [(last, last + 1)] * rows
+                return store, plan.pieces_of(numbers[row]) if row < end else nothing
+            first = numbers[row] * seq_len if row < end else last
+            return store, [(first, min(first + seq_len + 1, last + 1))]
+
+        yield objective.collate(
+            Samples(
+                seq_len=seq_len,
+                numbers=range(start, start + held),
+                find=find,
+                masked=store.counted is not None,
+                end_of_text=end_of_text,
+                apart=isinstance(plan, Examples),
+                multiple=multiple,
+            )
+        )

@@ -1,0 +1,142 @@
+"""The dataset of loader processes: micro-batches, each found by the number of its first sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from forge.data.batches.examples import Examples
+from forge.data.batches.mixture import Mixture, MixtureOrder
+from forge.data.batches.noise import noise_of
+from forge.data.batches.samples import Pieces, Samples
+from forge.data.batches.streams import Positions, Reader, Streamed, Unreadable, Window
+from forge.data.tokens.store import TokenStore
+
+Batch = dict[str, Tensor]
+"""One micro-batch by field, [batch, ...] each; `tokens`, int64 [batch, seq], are what a model
+reads, and the objective that made it says what others there are.
+"""
+
+
+class Read(NamedTuple):
+    """A micro-batch of one rank; the targets, tokens of text and places of all ranks in it; and of
+    what is streamed, by source, from where to go on behind it.
+    """
+
+    batch: Batch
+    n_targets: int
+    n_tokens: int
+    n_places: int
+    positions: dict[str, Positions]
+
+
+class Collates(Protocol):
+    """What makes batches: an objective. It is sent to loader processes."""
+
+    def collate(self, samples: Samples, /) -> Batch: ...
+
+    def count(self, samples: Samples, /) -> int: ...
+
+
+class MicroBatches:
+    """The dataset of loader processes: micro-batches by the number of their first sample."""
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        objective: Collates,
+        *,
+        seq_len: int,
+        order: MixtureOrder,
+        batch_size: int,
+        repeat_samples: int,
+        rank: int,
+        num_ranks: int,
+        end_of_text: int | None,
+        noise: int | None = None,
+        multiple: int = 0,
+    ) -> None:
+        """noise: seed of that of each place, where the model draws some. multiple: as of
+        `Samples`.
+        """
+        self.mixture, self.names = mixture, tuple(mixture.stores)
+        self.objective, self.seq_len, self.order = objective, seq_len, order
+        self.end_of_text, self.noise, self.multiple = end_of_text, noise, multiple
+        self.batch_size, self.rank, self.num_ranks = batch_size, rank, num_ranks
+        self.repeat_samples = repeat_samples
+        self.readers: dict[str, Reader] = {}
+
+    def go_on_from(self, positions: Mapping[str, Positions]) -> None:
+        """Read what is streamed from these positions, by source, or from the beginning. It is
+        opened by the process that reads it.
+        """
+        self.readers = {
+            name: Reader(store, seq_len=self.seq_len, seed=seed, positions=positions.get(name, {}))
+            for (name, store), seed in zip(
+                self.mixture.stores.items(), self.order.seeds, strict=True
+            )
+            if isinstance(store, Streamed)
+        }
+
+    def __getitem__(self, first_sample: int) -> Read | Unreadable:
+        """The batch of this rank; and the numbers of targets, tokens and places of all ranks, which
+        each finds by itself. first_sample: of all ranks. What is wrong with a text is given, not
+        raised, which would be said twice.
+        """
+        own = self._samples(first_sample + self.rank * self.batch_size, self.batch_size)
+        of_all = self._samples(first_sample, self.num_ranks * self.batch_size)
+        try:
+            batch, n_targets = self.objective.collate(own), self.objective.count(of_all)
+            if len(self.names) > 1:
+                batch["sources"] = self._sources(own, rows=len(batch["tokens"]))
+            if self.noise is not None:
+                rows, seq_len = batch["tokens"].shape
+                first, each = own.numbers[0], rows // len(own)
+                numbers = range(first * each, first * each + rows)
+                batch["noise"] = noise_of(self.noise, numbers, seq_len)
+            at = {name: reader.finish() for name, reader in self.readers.items()}
+        except Unreadable as error:
+            return error
+        places = self.num_ranks * batch["tokens"].numel()
+        if not self.mixture.plans:
+            return Read(batch, n_targets, places, places, at)
+        if self.multiple:  # the rows of each rank end where its own longest does
+            starts = range(first_sample, first_sample + len(of_all), self.batch_size)
+            places = sum(self._samples(start, self.batch_size).n_places for start in starts)
+        return Read(batch, n_targets, of_all.n_tokens, places, at)
+
+    def _sources(self, samples: Samples, rows: int) -> Tensor:
+        """Of which source each row is: uint8 [rows, sources], with a single 1 in each row."""
+        sources = torch.tensor([self.order.draw(self._read(n))[0] for n in samples.numbers])
+        each = sources.repeat_interleave(rows // len(samples))
+        return torch.nn.functional.one_hot(each, len(self.names)).to(torch.uint8)
+
+    def _samples(self, first: int, number: int) -> Samples:
+        return Samples(
+            seq_len=self.seq_len,
+            numbers=range(first, first + number),
+            find=self._find,
+            masked=self.mixture.masked,
+            end_of_text=self.end_of_text,
+            apart=any(isinstance(plan, Examples) for plan in self.mixture.plans.values()),
+            multiple=self.multiple,
+        )
+
+    def _read(self, sample: int) -> int:
+        """The sample that is read in its place, where the first ones are read over and over."""
+        return sample % self.repeat_samples if self.repeat_samples else sample
+
+    def _find(self, sample: int) -> tuple[TokenStore, Pieces]:
+        """The store of a sample, and what it is made of there."""
+        source, number = self.order.find(self._read(sample))
+        name = self.names[source]
+        store = self.mixture.stores[name]
+        if isinstance(store, Streamed):
+            return Window(self.readers[name], number), [(0, self.seq_len + 1)]
+        if name in self.mixture.plans:
+            return store, self.mixture.plans[name].pieces_of(number)
+        start = number * self.seq_len
+        return store, [(start, start + self.seq_len + 1)]

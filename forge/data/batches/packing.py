@@ -1,0 +1,224 @@
+"""Which pieces of documents make up a sample, planned before anything is read.
+
+A document longer than a sequence gives whole windows of it, each beginning with the last target of
+the one before, and a rest. So every token but the first of a document is a target once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from forge.data.tokens.store import COUNTS, TokenStore, ends_of
+
+BLOCK = 1 << 24
+Bins = list[list[int]]
+Fit = Callable[[Sequence[int], int, int], Bins]
+"""Lengths of pieces in order, the room of a sample and the most pieces of one (0 = any number) ->
+the pieces of each sample.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """pieces: first tokens of pieces and those behind their last, int64 [pieces, 2]. begins: the
+    first piece of each sample, and behind the last their number, int64 [samples + 1]. cut_off,
+    left_out: documents that are too long.
+    """
+
+    pieces: np.ndarray
+    begins: np.ndarray
+    cut_off: int = 0
+    left_out: int = 0
+
+    def __len__(self) -> int:
+        return len(self.begins) - 1
+
+    def pieces_of(self, sample: int) -> list[tuple[int, int]]:
+        first, last = self.begins[sample : sample + 2].tolist()
+        return [(start, stop) for start, stop in self.pieces[first:last].tolist()]
+
+    @cached_property
+    def n_tokens(self) -> int:
+        """What all samples read; the last token of each is only a target."""
+        return int(np.diff(self.pieces, axis=1).sum()) - len(self)
+
+    def filled(self, seq_len: int) -> float:
+        """The share of all sequences that is text."""
+        return self.n_tokens / (len(self) * seq_len)
+
+
+def plan(
+    store: TokenStore,
+    *,
+    end_of_text: int,
+    seq_len: int,
+    policy: str,
+    max_segments: int,
+    too_long: str = "split",
+) -> Plan:
+    """policy, too_long: as in data.packing and data.too_long. max_segments: documents of a sample
+    at most; 0 = any number. Documents of one token have no target, and are left out. ValueError:
+    one is too long, and that is to be refused.
+    """
+    ends = find_ends(store, end_of_text)
+    if policy == "concat_then_split":
+        windows = list(split(ends, len(store), seq_len, max_segments))
+        return Plan(pieces=_array(windows), begins=np.arange(len(windows) + 1))
+    short = fitting(store, ends, seq_len, too_long)
+    pieces, closed = cut(ends, len(store), seq_len, short.stops)
+    rests = [number for number in range(len(pieces)) if number not in closed]
+    lengths = [pieces[number][1] - pieces[number][0] for number in rests]
+    packed = FITS[policy](lengths, seq_len + 1, max_segments)
+    bins = [[number] for number in closed] + [[rests[each] for each in one] for one in packed]
+    bins.sort()  # as the text has their first pieces
+    begins = np.cumsum([0, *map(len, bins)])
+    all_pieces = _array([pieces[each] for one in bins for each in one])
+    how = {"cut_off": short.cut_off, "left_out": short.left_out}
+    return Plan(pieces=all_pieces, begins=begins, **how)
+
+
+class Fitting(NamedTuple):
+    """stops: behind the last token that is read of each document, int64 [documents]. cut_off,
+    left_out: how many end before, and how many of which nothing is read.
+    """
+
+    stops: np.ndarray
+    cut_off: int
+    left_out: int
+
+
+def fitting(store: TokenStore, ends: np.ndarray, seq_len: int, too_long: str) -> Fitting:
+    """What is read of documents of more than seq_len + 1 tokens. What is left of one without a
+    target is left out too. ValueError: there is one, and that is to be refused.
+    """
+    stops = np.append(ends + 1, len(store)) if _unended(ends, len(store)) else ends + 1
+    starts = np.append(0, stops[:-1]) if len(stops) else stops
+    long = np.flatnonzero(stops - starts > seq_len + 1)
+    if too_long == "split" or not len(long):
+        return Fitting(stops, 0, 0)
+    if too_long == "refuse":
+        size, most = len(long), int((stops - starts).max())
+        what = f"{size:,} documents are longer than train.seq_len + 1, one of {most:,} tokens"
+        fix = "Set train.seq_len larger, or data.too_long=truncate or drop"
+        raise ValueError(f"data.too_long = refuse: {what}. {fix}.")
+    stops[long] = starts[long]
+    kept = 0
+    for number in long if too_long == "truncate" else ():
+        start = int(starts[number])
+        stop = start + seq_len + 1
+        marks = None if store.counted is None else store.counted.read(start + 1, stop)
+        if marks is None or (marks & COUNTS).any():
+            stops[number], kept = stop, kept + 1
+    return Fitting(stops, kept, len(long) - kept)
+
+
+def _unended(ends: np.ndarray, size: int) -> bool:
+    """Whether a text ends within a document."""
+    return bool(size) and (not len(ends) or int(ends[-1]) != size - 1)
+
+
+def find_ends(store: TokenStore, end_of_text: int) -> np.ndarray:
+    """Where documents end: the numbers of their last tokens, int64."""
+    size, found = len(store), []
+    for at in range(0, size, BLOCK):
+        stop = min(at + BLOCK, size)
+        marks = None if store.counted is None else store.counted.read(at, stop)
+        found.append(at + np.flatnonzero(ends_of(store.read(at, stop), marks, end_of_text)))
+    return np.concatenate(found or [np.zeros(0, np.int64)]).astype(np.int64)
+
+
+def split(
+    ends: np.ndarray, size: int, seq_len: int, max_segments: int
+) -> Iterator[tuple[int, int]]:
+    """Windows of seq_len + 1 tokens, seq_len apart, or shorter ones of max_segments documents."""
+    start = 0
+    while start < size - 1:
+        stop = min(start + seq_len, size - 1)
+        if max_segments:
+            last = int(np.searchsorted(ends, start)) + max_segments - 1
+            stop = min(stop, int(ends[last]) + 1) if last < len(ends) else stop
+        yield start, min(stop + 1, size)
+        start = stop
+
+
+def cut(
+    ends: np.ndarray, size: int, seq_len: int, stops: np.ndarray
+) -> tuple[list[tuple[int, int]], set[int]]:
+    """The pieces of all documents up to their stops; and the numbers of those that are a sample by
+    themselves: whole windows, and the last one where the text ends within a document.
+    """
+    pieces: list[tuple[int, int]] = []
+    closed: set[int] = set()
+    starts = [0, *(ends + 1).tolist()]
+    for start, stop in zip(starts, stops.tolist(), strict=False):
+        for window in range(start, stop - seq_len, seq_len):
+            closed.add(len(pieces))
+            pieces.append((window, window + seq_len + 1))
+        rest = start + max(stop - start - 1, 0) // seq_len * seq_len
+        if stop - rest > 1:
+            if stop == size and _unended(ends, size):
+                closed.add(len(pieces))
+            pieces.append((rest, stop))
+    return pieces, closed
+
+
+def first_fit(lengths: Sequence[int], room: int, most: int) -> Bins:
+    """Each piece into the first sample that has room for it, found in a tree of maxima."""
+    leaves = 1 << max(len(lengths) - 1, 1).bit_length()
+    left = [0] * leaves + [room] * leaves  # of samples, none of which is begun yet
+    for node in range(leaves - 1, 0, -1):
+        left[node] = max(left[2 * node], left[2 * node + 1])
+    bins: Bins = []
+    for number, length in enumerate(lengths):
+        node = 1
+        while node < leaves:
+            node = 2 * node + (left[2 * node] < length)
+        if node - leaves == len(bins):
+            bins.append([])
+        held = bins[node - leaves]
+        held.append(number)
+        left[node] = 0 if len(held) == most else left[node] - length
+        while node > 1:
+            node //= 2
+            left[node] = max(left[2 * node], left[2 * node + 1])
+    return bins
+
+
+def best_fit(lengths: Sequence[int], room: int, most: int) -> Bins:
+    """Each piece into the sample that it leaves least room in, the first of several."""
+    bins: Bins = []
+    with_room: list[list[int]] = [[] for _ in range(room + 1)]  # heaps of samples
+    there = 0  # bit i: whether a sample has i left
+    for number, length in enumerate(lengths):
+        fitting = there >> length
+        if fitting:
+            left = length + (fitting & -fitting).bit_length() - 1
+            own = heapq.heappop(with_room[left])
+            if not with_room[left]:
+                there &= ~(1 << left)
+        else:
+            left, own = room, len(bins)
+            bins.append([])
+        bins[own].append(number)
+        if len(bins[own]) != most:
+            heapq.heappush(with_room[left - length], own)
+            there |= 1 << (left - length)
+    return bins
+
+
+def alone(lengths: Sequence[int], room: int, most: int) -> Bins:
+    """Each piece into a sample of its own."""
+    return [[number] for number in range(len(lengths))]
+
+
+FITS: dict[str, Fit] = {"first_fit": first_fit, "best_fit": best_fit, "none": alone}
+
+
+def _array(pieces: list[tuple[int, int]]) -> np.ndarray:
+    return np.array(pieces, dtype=np.int64).reshape(-1, 2)

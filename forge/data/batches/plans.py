@@ -1,0 +1,75 @@
+"""Plans of packing in the cache: made once for a text and how it is packed, then mapped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forge.data.batches.packing import Plan, plan
+from forge.data.text.fingerprint import hash_file, hash_json
+from forge.data.tokens.cache import explained, kept
+from forge.data.tokens.manifest import read_manifest, write_manifest
+from forge.data.tokens.shards import INDEX_FILE, IndexedStore, ShardWriter
+from forge.data.tokens.store import TokenStore
+
+FORMAT = 2  # of plans that the same text and options give
+ARRAYS = {"pieces": (-1, 2), "begins": (-1,)}
+"""Arrays of a plan and their shapes."""
+
+
+class KeptPlan(Plan):
+    """One whose arrays are maps of files; pickles as their folder."""
+
+    def __init__(self, entry: Path) -> None:
+        """BrokenStore: it is damaged."""
+        too_long = read_manifest(entry)["too_long"]
+        found = {name: _mapped(entry / name).reshape(of) for name, of in ARRAYS.items()}
+        super().__init__(**found, **too_long)
+        object.__setattr__(self, "entry", entry)
+
+    def __reduce__(self) -> tuple[type[KeptPlan], tuple[Path]]:
+        return KeptPlan, (self.entry,)  # type: ignore[attr-defined]
+
+
+def kept_plan(
+    root: Path,
+    store: TokenStore,
+    *,
+    announce: Callable[[str], object] = lambda stage: None,
+    **how: Any,
+) -> KeptPlan:
+    """What `packing.plan` makes of a store, from the cache below root or made now.
+
+    Any number of processes may call this at once: one makes it. ValueError, naming
+    data.cache_dir: it cannot be written.
+    """
+    identity = {"format": FORMAT, "text": store.stamp, **how}
+    entry = root / "plans" / hash_json(identity)[:16]
+
+    def make(directory: Path) -> None:
+        announce("plan which documents share a sequence")
+        made = plan(store, **how)
+        for name in ARRAYS:
+            writer = ShardWriter(directory / name, dtype="<i8", shard_tokens=sys.maxsize)
+            writer.append(getattr(made, name).reshape(-1))
+            writer.close(n_bytes=0, n_documents=0)
+        files = {
+            f"{name}/{INDEX_FILE}": hash_file(directory / name / INDEX_FILE) for name in ARRAYS
+        }
+        too_long = {"cut_off": made.cut_off, "left_out": made.left_out}
+        content = {"identity": identity, "too_long": too_long, "sha256": files}
+        write_manifest(directory, content)
+
+    with explained(root):
+        return kept(entry, partial(KeptPlan, entry), make)
+
+
+def _mapped(directory: Path) -> np.ndarray:
+    store = IndexedStore(directory)
+    store.verify()
+    return store.parts[0] if store.parts else np.zeros(0, "<i8")

@@ -1,0 +1,274 @@
+"""Text that is read while it trains: which sample comes next, and from where to go on.
+
+A stream is divided into n parts, whatever the ranks and loader processes: sample k is sample k // n
+of part k % n. In a part documents are taken in blocks, each block is permuted by a key, and the
+tokens of the documents, each with its end of text, are cut at every seq_len. After its last
+document a part begins its next epoch. So every sample is a pure function of data, seed and n.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from forge.data.batches.order import permute
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.data.tokens.store import TokenStore
+
+BLOCK_CHARACTERS = 1 << 25
+"""After which a block ends, however few documents it has."""
+DIGEST_BYTES = 8
+TOGETHER = 16  # documents that are tokenised in one call
+
+
+class Unreadable(ValueError):
+    """Text that cannot be read in the middle of training, or gives no sample."""
+
+
+class Position(NamedTuple):
+    """A document of a part, in the order of the run.
+
+    epoch, block: its block, which begins with row `row` of unit number `unit` of the epoch.
+    document: its place in the permuted block. token: how many tokens of the part come before it.
+    """
+
+    epoch: int = 0
+    block: int = 0
+    unit: int = 0
+    row: int = 0
+    document: int = 0
+    token: int = 0
+
+
+Positions = dict[int, Position]
+"""Of the parts of a stream, by their numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streamed:
+    """A corpus that is read forward, as tokens.
+
+    parts: the units of each, files or pieces of them. read(unit, row): the text of each row of a
+    unit from that row on; raises Unreadable. held_out: digests of documents that are left out.
+    """
+
+    source: str
+    fingerprint: str
+    parts: tuple[tuple[int, ...], ...]
+    read: Callable[[int, int], Iterator[str]]
+    tokenizer: Tokenizer
+    shuffle_buffer: int
+    held_out: frozenset[bytes] = frozenset()
+    counted: None = None  # all tokens are targets
+
+    def opening(self, n_tokens: int) -> TokenStore:
+        """Tokens that are as good as any to begin with."""
+        return Window(Reader(self, seq_len=n_tokens, seed=0, positions={}), 0)
+
+
+def digest_of(text: str) -> bytes:
+    """By which a document is known."""
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+class Part:
+    """One part of a stream, from a position on."""
+
+    def __init__(
+        self, text: Streamed, number: int, *, seq_len: int, seed: int | str, start: Position
+    ) -> None:
+        self.text, self.number, self.seq_len = text, number, seq_len
+        self._key = f"{seed}/part{number}"
+        self._open: tuple[tuple[int, int, int], Iterator[str]] | None = None
+        self._documents = self._from(start)
+        self._held: deque[tuple[Position, np.ndarray]] = deque()
+        self._end = start.token
+
+    def sample(self, number: int) -> np.ndarray:
+        """The tokens of a sample, uint32 [seq_len + 1]; not of one that was released."""
+        start = number * self.seq_len
+        stop = start + self.seq_len + 1
+        self._read_to(stop)
+        assert self._held[0][0].token <= start, (self._held[0][0], start)
+        cut = [
+            tokens[max(start - position.token, 0) : stop - position.token]
+            for position, tokens in self._held
+            if position.token < stop and position.token + len(tokens) > start
+        ]
+        return cut[0] if len(cut) == 1 else np.concatenate(cut)
+
+    def release(self, number: int) -> Position:
+        """Forget all before a sample, and give the position from which it can be read."""
+        start = number * self.seq_len
+        self._read_to(start + 1)
+        while self._held[0][0].token + len(self._held[0][1]) <= start:
+            self._held.popleft()
+        return self._held[0][0]
+
+    def _read_to(self, stop: int) -> None:
+        while self._end < stop:
+            position, tokens = next(self._documents)
+            self._held.append((position, tokens))
+            self._end = position.token + len(tokens)
+
+    def _from(self, at: Position) -> Iterator[tuple[Position, np.ndarray]]:
+        """Each document from `at` on with its position, as tokens with an end of text."""
+        tokenizer, epoch_start = self.text.tokenizer, None
+        while True:
+            texts, following = self._block(at)
+            if at.block == at.document == 0:
+                epoch_start = at.token
+            order: Sequence[int] = range(len(texts))
+            if texts and self.text.shuffle_buffer > 1:
+                key = (f"{self._key}/{at.epoch}", at.block)
+                order = permute(np.arange(len(texts)), len(texts), key).tolist()
+            token = at.token
+            for first in range(at.document, len(texts), TOGETHER):
+                together = [texts[place] for place in order[first : first + TOGETHER]]
+                for place, ids in enumerate(tokenizer.encode_batch(together), start=first):
+                    tokens = tokenizer.document(ids)
+                    yield at._replace(document=place, token=token), tokens
+                    token += len(tokens)
+            if following.epoch > at.epoch and epoch_start is not None:
+                self._check(token - epoch_start)
+            at = following._replace(token=token)
+
+    def _block(self, at: Position) -> tuple[list[str], Position]:
+        """The texts of the block at a position, in the order of the corpus, and where the next
+        begins.
+        """
+        units, unit, row = self._units(at.epoch), at.unit, at.row
+        texts: list[str] = []
+        left = BLOCK_CHARACTERS
+        while unit < len(units):
+            for text in self._rows(at.epoch, unit, row, units[unit]):
+                row += 1
+                if text and digest_of(text) not in self.text.held_out:
+                    texts.append(text)
+                    left -= len(text)
+                    if len(texts) == self.text.shuffle_buffer or left <= 0:
+                        assert self._open is not None
+                        self._open = (at.epoch, unit, row), self._open[1]
+                        return texts, Position(at.epoch, at.block + 1, unit, row)
+            unit, row = unit + 1, 0
+        return texts, Position(at.epoch + 1)
+
+    def _rows(self, epoch: int, unit: int, row: int, number: int) -> Iterator[str]:
+        """The rows of a unit from one on, going on with what is open where it is there."""
+        if self._open is None or self._open[0] != (epoch, unit, row):
+            self._open = (epoch, unit, row), self.text.read(number, row)
+        return self._open[1]
+
+    def _units(self, epoch: int) -> Sequence[int]:
+        units = self.text.parts[self.number]
+        if self.text.shuffle_buffer == 1:
+            return units
+        places = permute(np.arange(len(units)), len(units), (f"{self._key}/units", epoch))
+        return [units[place] for place in places.tolist()]
+
+    def _check(self, tokens: int) -> None:
+        """Raises Unreadable where an epoch has no whole sample."""
+        if tokens > self.seq_len:
+            return
+        parts = len(self.text.parts)
+        which = f"part {self.number + 1} of {parts} of {self.text.source}" if parts > 1 else ""
+        which = which or self.text.source
+        fewer = "data.stream_parts=1, or " if parts > 1 else ""
+        if not tokens:
+            raise Unreadable(f"data: there is no text in {which}. Give {fewer}more text.")
+        what = f"{which} has {tokens:,} tokens, less than one sample of seq_len + 1"
+        fix = f"Set {fewer}train.seq_len={max(tokens - 1, 1)} or less, or give more text"
+        raise Unreadable(f"train.seq_len = {self.seq_len}: {what}. {fix}.")
+
+
+class Reader:
+    """What one loader process reads of a stream: it goes forward, in the parts that it is asked
+    for.
+    """
+
+    def __init__(
+        self, text: Streamed, *, seq_len: int, seed: int | str, positions: Mapping[int, Position]
+    ) -> None:
+        self.text, self.seq_len, self.seed = text, seq_len, seed
+        self._starts = positions
+        self._parts: dict[int, Part] = {}
+        self._behind: dict[int, int] = {}  # the sample behind the last that was asked for
+
+    def read(self, sample: int) -> np.ndarray:
+        """Tokens of a sample, uint32 [seq_len + 1]; any behind those of `finish`."""
+        number, index = sample % len(self.text.parts), sample // len(self.text.parts)
+        if number not in self._parts:
+            start = self._starts.get(number, Position())
+            if start.token > index * self.seq_len:  # of a run with longer sequences
+                start = Position()
+            self._parts[number] = Part(
+                self.text, number, seq_len=self.seq_len, seed=self.seed, start=start
+            )
+        found = self._parts[number].sample(index)
+        self._behind[number] = max(self._behind.get(number, 0), index + 1)
+        return found
+
+    def finish(self) -> Positions:
+        """Of the parts that were read since the last call, from where to go on; nothing before
+        that is asked for again.
+        """
+        found = {number: self._parts[number].release(at) for number, at in self._behind.items()}
+        self._behind.clear()
+        return found
+
+
+class Window(TokenStore):
+    """A sample of a stream, read when it is asked for."""
+
+    def __init__(self, reader: Reader, sample: int) -> None:
+        self.reader, self.sample = reader, sample
+
+    def __len__(self) -> int:
+        return self.reader.seq_len + 1
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.reader.text.fingerprint} {self.sample}"
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self.reader.read(self.sample)[start:stop]
+
+
+def state_of(samples: int, positions: Mapping[str, Positions]) -> dict[str, Any]:
+    """What a checkpoint keeps of the place in the data: plain values."""
+    streams = {
+        name: {str(part): " ".join(map(str, at)) for part, at in sorted(found.items())}
+        for name, found in positions.items()
+    }
+    return {"samples": samples} | ({"streams": streams} if streams else {})
+
+
+def positions_of(state: Mapping[str, Any]) -> dict[str, Positions]:
+    return {
+        name: {int(part): Position(*map(int, at.split())) for part, at in found.items()}
+        for name, found in state.get("streams", {}).items()
+    }
+
+
+def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The state of all ranks at the same step: of each part where the one is that has read it."""
+    found: dict[str, Positions] = {}
+    for state in states:
+        found = further(found, positions_of(state))
+    return state_of(states[0]["samples"], found)
+
+
+def further(found: Mapping[str, Positions], more: Mapping[str, Positions]) -> dict[str, Positions]:
+    """Of each part of each source the position that is further on."""
+    merged = {name: dict(positions) for name, positions in found.items()}
+    for name, positions in more.items():
+        own = merged.setdefault(name, {})
+        for part, at in positions.items():
+            if part not in own or at.token > own[part].token:
+                own[part] = at
+    return merged

@@ -1,0 +1,1 @@
+"""From text to tokens on the disk: splitting, deduplication, encoding in processes."""

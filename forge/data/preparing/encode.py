@@ -1,0 +1,163 @@
+"""A divided corpus to two token stores, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forge.data.text.conversation import Rendered, Renders
+from forge.data.text.split import Piece, Split
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.data.tokens.shards import COUNTED, DOCUMENTS, Index, ShardWriter, write_index
+from forge.data.tokens.store import COUNTS, ENDS, GOES_ON, LIKED
+
+BATCH_BYTES = 1 << 21
+SPLITS = ("train", "val")
+OFFSET = np.dtype("<i8")
+
+
+class Border(Enum):
+    """Where a document begins and ends in a split."""
+
+    BEGIN = 1
+    END = 2
+
+
+Items = list[Piece | Border]
+EncodeBatch = Callable[[list[str]], Sequence[Sequence[int] | np.ndarray]]
+Encoded = Sequence[int] | np.ndarray | Rendered
+"""The tokens of a piece."""
+
+
+@dataclass
+class Side:
+    """One split. counted: the marks of its tokens, where not all are targets. render: what makes
+    tokens of conversations, where it is of them. ends: how many tokens there are up to the end of
+    each document.
+    """
+
+    writer: ShardWriter
+    counted: ShardWriter | None
+    render: Renders | None = None
+    n_bytes: int = 0
+    pending: Items = field(default_factory=list)
+    ends: list[np.ndarray] = field(default_factory=list)
+
+    @staticmethod
+    def open(folder: Path, *, vocab_size: int, masked: bool, render: Renders | None = None) -> Side:
+        writer = ShardWriter(folder, vocab_size=vocab_size)
+        counted = ShardWriter(folder / COUNTED, dtype="u1") if masked else None
+        return Side(writer, counted, render)
+
+    def flush(self, tokenizer: Tokenizer, encode: EncodeBatch | None = None) -> None:
+        """Encode and write what is pending. encode: instead of the tokenizer's own."""
+        items = list(self.pending)
+        self.write(items, self.encoded(tokenizer, encode), tokenizer)
+
+    def encoded(self, tokenizer: Tokenizer, encode: EncodeBatch | None = None) -> Sequence[Encoded]:
+        """The tokens of what was pending."""
+        pieces = [item for item in self.pending if isinstance(item, Piece)]
+        self.pending.clear()
+        if self.render is None:
+            return (encode or tokenizer.encode_batch)([piece.text for piece in pieces])
+        conversations = [piece.conversation for piece in pieces if piece.conversation is not None]
+        assert len(conversations) == len(pieces)
+        return self.render(conversations, tokenizer)
+
+    def write(self, items: Items, ids: Iterable[Encoded], tokenizer: Tokenizer) -> None:
+        """ids: of the pieces among the items."""
+        if not items:
+            return
+        self.n_bytes += sum(item.n_bytes for item in items if isinstance(item, Piece))
+        borders = {Border.BEGIN: tokenizer.begin_id, Border.END: tokenizer.last_id}
+        if self.render is not None:  # which writes its own
+            borders = dict.fromkeys(borders)
+        own = iter(ids)
+        of: dict[Any, Encoded] = {
+            border: [] if token is None else [token] for border, token in borders.items()
+        }
+        parts = [of[item] if isinstance(item, Border) else next(own) for item in items]
+        lengths = [len(part) for part in parts]
+        is_end = [item is Border.END for item in items]
+        self.ends.append(self.writer.n_tokens + np.cumsum(lengths)[is_end])
+        tokens = (part.tokens if isinstance(part, Rendered) else part for part in parts)
+        self.writer.append(np.concatenate([np.asarray(each, dtype=np.uint32) for each in tokens]))
+        if self.counted is not None:
+            each = zip(items, parts, strict=True)
+            marks = [_marks(item, part, tokenizer.eos_id) for item, part in each]
+            self.counted.append(np.concatenate(marks))
+
+    def close(self, *, together: int = 0) -> Index:
+        """together: of how many documents an example is; it is known where they end then."""
+        if self.counted is not None:
+            self.counted.close(n_bytes=0, n_documents=0)
+        n_documents = sum(map(len, self.ends))
+        index = self.writer.close(n_bytes=self.n_bytes, n_documents=n_documents)
+        if not together:
+            return index
+        offsets = np.concatenate([np.zeros(1, OFFSET), *self.ends])
+        offsets.astype(OFFSET).tofile(self.writer.directory / DOCUMENTS)
+        index = replace(index, documents=DOCUMENTS, together=together)
+        write_index(self.writer.directory, index)
+        return index
+
+
+def _marks(item: Piece | Border, part: Encoded, end_of_text: int) -> np.ndarray:
+    """The marks of its tokens, as forge.data.tokens.store has them."""
+    liked = LIKED if isinstance(item, Piece) and item.liked else 0
+    if not isinstance(part, Rendered):
+        counts = item is Border.END or (isinstance(item, Piece) and item.counted)
+        return np.full(len(part), (COUNTS if counts else 0) | liked, dtype=np.uint8)
+    inside = part.tokens == end_of_text
+    marks = np.where(part.counted, COUNTS, 0) | np.where(inside, GOES_ON, 0)
+    marks[-1] = (marks[-1] & COUNTS) | ENDS
+    return (marks | liked).astype(np.uint8)
+
+
+def encode_splits(
+    split: Split, tokenizer: Tokenizer, directory: Path, *, on_bytes: Callable[[int], None]
+) -> dict[str, Index]:
+    """Write directory/train and directory/val; at most a few MiB of text are in memory.
+
+    Every document begins and ends in each split that has a piece of it. on_bytes is called with the
+    bytes read so far.
+    """
+    corpus = split.corpus
+    how: Any = {"vocab_size": tokenizer.vocab_size, "masked": corpus.masked}
+    sides = [Side.open(directory / name, **how, render=corpus.render) for name in SPLITS]
+    waiting = done = 0
+    for is_validation, item in with_borders(split.pieces()):
+        sides[is_validation].pending.append(item)
+        waiting += item.n_bytes if isinstance(item, Piece) else 0
+        if waiting >= BATCH_BYTES:
+            done, waiting = done + waiting, 0
+            for each in sides:
+                each.flush(tokenizer)
+            on_bytes(done)
+    for each in sides:
+        each.flush(tokenizer)
+    on_bytes(done + waiting)
+    together = split.corpus.together
+    return {name: side.close(together=together) for name, side in zip(SPLITS, sides, strict=True)}
+
+
+def with_borders(
+    pieces: Iterable[tuple[Piece, bool]],
+) -> Iterator[tuple[bool, Piece | Border]]:
+    """Pieces, and where documents begin and end, each with whether it is of the validation split: a
+    document begins and ends in every split that has a piece of it.
+    """
+    inside = [False, False]
+    for piece, is_validation in pieces:
+        if not inside[is_validation]:
+            yield is_validation, Border.BEGIN
+            inside[is_validation] = True
+        yield is_validation, piece
+        if piece.last:
+            yield from ((bool(side), Border.END) for side in (0, 1) if inside[side])
+            inside = [False, False]

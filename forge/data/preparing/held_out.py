@@ -1,0 +1,91 @@
+"""What is held out of a stream: some of its first documents, by their hash, kept as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from forge.config.data.text import HuggingFace
+from forge.data.batches.streams import DIGEST_BYTES, digest_of
+from forge.data.sources.hub_stream import StreamSource
+from forge.data.text.fingerprint import hash_file, hash_json
+from forge.data.text.split import HASH_RANGE
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.data.tokens.cache import explained, kept
+from forge.data.tokens.manifest import read_manifest, write_manifest
+from forge.data.tokens.shards import FORMAT, INDEX_FILE, IndexedStore, ShardWriter
+
+STORE, DIGESTS = "val", "held_out.bin"
+Kept = tuple[IndexedStore, frozenset[bytes], dict[str, Any]]
+"""The tokens of the documents, their digests, and a manifest."""
+
+
+def hold_out(
+    source: StreamSource, tokenizer: Tokenizer, root: Path, progress: Callable[[str, float], None]
+) -> Kept:
+    """From the cache or made now. ValueError: no text, or too little to hold some out."""
+    section: HuggingFace = source.section
+    identity = {
+        "format": FORMAT,
+        "stream": source.fingerprint,
+        "from_first": section.val_from_first,
+        "held_out": asdict(section.held_out),
+        "tokenizer": tokenizer.fingerprint,
+    }
+    entry = root / "data" / f"stream-{hash_json(identity)[:16]}"
+    with explained(root):
+
+        def make(directory: Path) -> None:
+            progress("hold out the validation split", 0.0)
+            _make(directory, source, tokenizer, identity)
+
+        return kept(entry, partial(_open, entry), make)
+
+
+def _open(entry: Path) -> Kept:
+    manifest, store = read_manifest(entry), IndexedStore(entry / STORE)
+    store.verify()
+    all_of_them = (entry / DIGESTS).read_bytes()
+    starts = range(0, len(all_of_them), DIGEST_BYTES)
+    digests = (all_of_them[at : at + DIGEST_BYTES] for at in starts)
+    return store, frozenset(digests), manifest
+
+
+def _make(
+    directory: Path, source: StreamSource, tokenizer: Tokenizer, identity: dict[str, Any]
+) -> None:
+    """As `split_corpus` has it, but among the first documents, and each as a whole."""
+    section: HuggingFace = source.section
+    texts = [*source.first(section.val_from_first)]
+    if not texts:
+        raise ValueError(f"data: there is no text in {source.source}. Give some to train on.")
+    digests = [digest_of(text) for text in texts]
+    values = sorted({int.from_bytes(digest, "little") for digest in digests})
+    if len(values) == 1:
+        what = f"{source.source} has one document, too little to hold some out for validation"
+        fix = "Give more text; or other text to validate on, data.validation"
+        raise ValueError(f"data: {what}. {fix}.")
+    if (number := section.held_out.documents) >= len(values):
+        what = f"the first {len(texts):,} have {len(values):,} different ones, and some must be "
+        fix = "Hold out fewer, or look at more with data.val_from_first"
+        raise ValueError(f"data.val_documents = {number}: {what}left to train on. {fix}.")
+    wanted = values[number] if number else round(section.held_out.share * HASH_RANGE)
+    threshold = min(max(wanted, values[0] + 1), values[-1])
+    below = [int.from_bytes(digest, "little") < threshold for digest in digests]
+    held = [text for text, is_held in zip(texts, below, strict=True) if is_held]
+    writer = ShardWriter(directory / STORE, vocab_size=tokenizer.vocab_size)
+    for ids in tokenizer.encode_batch(held):
+        writer.append(tokenizer.document(ids))
+    writer.close(n_bytes=sum(len(text.encode()) for text in held), n_documents=len(held))
+    left_out = sorted({digest for digest, is_held in zip(digests, below, strict=True) if is_held})
+    (directory / DIGESTS).write_bytes(b"".join(left_out))
+    files = (f"{STORE}/{INDEX_FILE}", DIGESTS)
+    manifest = {
+        "identity": identity,
+        "looked_at": len(texts),
+        "sha256": {name: hash_file(directory / name) for name in files},
+    }
+    write_manifest(directory, manifest)

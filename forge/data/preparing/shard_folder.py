@@ -1,0 +1,379 @@
+"""Text to a directory of token shards: in parallel, and after a kill from where it was.
+
+The corpus is cut into parts, which depend on nothing but its content. Each is tokenised by one of
+several processes to a folder of OUT/.parts that gets its name once it is complete; the same command
+makes those that are missing. At the end their files become the shards of OUT.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forge.config.data.text import Data, HeldOut
+from forge.config.tokenizers.tokenizer import Tokenizer as TokenizerSection
+from forge.config.tokenizers.tokenizer_stated import TEMPLATE
+from forge.data.preparing.cached import Build, facts_of, fingerprint_of, identity_of
+from forge.data.preparing.encode import OFFSET, SPLITS
+from forge.data.preparing.minhash import near_duplicates
+from forge.data.preparing.parts import (
+    LEFT_OUT,
+    TOKENIZER,
+    Tally,
+    encode_part,
+    parts_of,
+    sign,
+    texts_of,
+)
+from forge.data.preparing.tokenising_processes import processes_for
+from forge.data.sources.hub_stream import StreamSource
+from forge.data.text.bad_rows import check_kept
+from forge.data.text.corpus import Corpus
+from forge.data.text.fingerprint import hash_file
+from forge.data.text.mixed import Mixed
+from forge.data.text.split import Split, TrainingText, split_corpus
+from forge.data.tokenizers.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
+from forge.data.tokens.cache import cache_root, one_builder
+from forge.data.tokens.manifest import MANIFEST_FILE, read_manifest, write_manifest
+from forge.data.tokens.shards import (
+    COUNTED,
+    DOCUMENTS,
+    FORMAT,
+    INDEX_FILE,
+    BrokenStore,
+    Index,
+    IndexedStore,
+    Shard,
+    read_index,
+    write_index,
+)
+from forge.data.tokens.tokens import TokenSource
+from forge.rundir.files import read_json, write_json
+from forge.rundir.provenance import versions
+
+PARTS, PLAN, SIGNATURES = ".parts", "plan.json", "signatures"
+SIGNED_AT_ONCE = 1 << 22  # characters
+LEAST_PART, LARGEST_PART, PARTS_AT_LEAST = 1 << 20, 1 << 26, 64
+Progress = Callable[[str, int, int, int], None]
+"""(stage, bytes of text done, of how many, tokens made)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What is made. identity: of all that the shards depend on."""
+
+    out: Path
+    corpus: Corpus
+    held_out: HeldOut
+    tokenizer: TokenizerSection
+    deduplicate: bool
+    minhash: float | None
+    repetition_filter: bool
+    identity: dict[str, Any]
+
+    @property
+    def parts(self) -> Path:
+        return self.out / PARTS
+
+
+def prepare_shards(
+    out: Path,
+    data: Data,
+    tokenizer: TokenizerSection,
+    *,
+    build: Build,
+    processes: int,
+    deduplicate: bool = False,
+    minhash: float | None = None,
+    repetition_filter: bool = False,
+    progress: Progress = lambda stage, done, of, tokens: None,
+) -> dict[str, Any]:
+    """Make OUT, or go on with it. Returns its manifest.
+
+    processes: 1 = this one alone, with the threads of the tokenizers library. deduplicate, minhash
+    (how alike), repetition_filter: which documents are left out. ValueError: no text, bad text, no
+    tokenizer, OUT holds something else or cannot be written.
+    """
+    corpus: Corpus | TokenSource | StreamSource | Mixed = build(data, path="data")
+    if isinstance(corpus, StreamSource):
+        what = "a stream is read while it trains, and not prepared"
+        raise ValueError(f"data.hf_streaming=true: {what}. Leave it out to prepare the text.")
+    if isinstance(corpus, Mixed):
+        what = "shards are of one corpus, and this mixes several"
+        raise ValueError(f"data: {what}. Prepare each by itself; data=mix mixes shards too.")
+    if isinstance(corpus, TokenSource):
+        raise ValueError("data: these are tokens already. Train on them as they are.")
+    if corpus.together:
+        what = "shards are of running text, and these are examples, which are kept apart"
+        raise ValueError(f"data: {what}. Train on them as they are, which prepares them.")
+    if data.validation:
+        what = "this prepares one text, and data.validation is another"
+        raise ValueError(f"data.validation: {what}. Prepare each, with data.val_fraction=0.")
+    tokenizer = replace(tokenizer, **data.borders(tokenizer))  # which the shards are kept with
+    progress("read the corpus", 0, 0, 0)
+    memo = cache_root(data.cache_dir) / "fingerprints"
+    identity = {
+        "format": FORMAT,
+        "corpus": fingerprint_of(corpus, memo),
+        "held_out": asdict(data.held_out),
+        "tokenizer": identity_of(tokenizer),
+        "deduplicate": deduplicate,
+        "minhash": minhash,
+        "repetition_filter": repetition_filter,
+    }
+    if corpus.render is not None:
+        identity["template"] = corpus.render.source(tokenizer)
+    order = Order(
+        out=out,
+        corpus=corpus,
+        held_out=data.held_out,
+        tokenizer=tokenizer,
+        deduplicate=deduplicate,
+        minhash=minhash,
+        repetition_filter=repetition_filter,
+        identity=identity,
+    )
+    with _writable(out), one_builder(out):
+        if (out / MANIFEST_FILE).exists():
+            manifest = _complete(order)
+            check_kept(data, manifest)
+            return manifest
+        split = _planned(order, build, progress)
+        tally = Tally()
+        near = _near_duplicates(order, split, processes, progress)
+        _make_parts(order, split, near, tally, processes, progress)
+        return _finish(order, split, tally)
+
+
+@contextmanager
+def _writable(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"cannot write there ({error.strerror or error})"
+        fix = "Make room or name another directory; the same command goes on with what is made"
+        raise ValueError(f"{out}: {what}. {fix}.") from error
+    except BrokenProcessPool as error:
+        what = "a process that tokenises was ended, most often because memory ran out"
+        fix = "The same command goes on, with --processes fewer at a time"
+        raise ValueError(f"{out}: {what}. {fix}.") from error
+
+
+def _complete(order: Order) -> dict[str, Any]:
+    try:
+        manifest = read_manifest(order.out)
+    except BrokenStore as error:
+        raise ValueError(f"{order.out}: {error}. Remove it, or name another directory.") from error
+    _same(order, manifest["identity"])
+    return manifest
+
+
+def _same(order: Order, identity: dict[str, Any]) -> None:
+    known = order.identity
+    names = sorted(name for name in known if (known[name] or None) != (identity.get(name) or None))
+    if names:
+        what = f"it was made with another {', '.join(names)}"
+        raise ValueError(f"{order.out}: {what}. Remove it, or name another directory.")
+
+
+def _planned(order: Order, build: Build, progress: Progress) -> Split:
+    """How the corpus is divided, and a tokenizer in OUT/.parts: as begun before, or now."""
+    plan_file = order.parts / PLAN
+    if plan_file.exists():
+        plan = read_json(plan_file)
+        _same(order, plan["identity"])
+        return Split(corpus=order.corpus, **plan["split"])
+    if order.out.exists() and any(path.name != PARTS for path in order.out.iterdir()):
+        what = "it has files that forge.prepare did not make"
+        raise ValueError(f"{order.out}: {what}. Name another directory.")
+    shutil.rmtree(order.parts, ignore_errors=True)
+    order.parts.mkdir(parents=True)
+    split = split_corpus(order.corpus, order.held_out)
+    progress("make the tokenizer", 0, split.n_bytes, 0)
+    text = TrainingText(splits=(split,))
+    tokenizer: Tokenizer = build(order.tokenizer, path="tokenizer", text=text)
+    if "template" in order.identity:
+        tokenizer.stated[TEMPLATE] = order.identity["template"]
+    tokenizer.save(order.parts / TOKENIZER)
+    how = {name: getattr(split, name) for name in ("unit", "threshold", "n_bytes")}
+    write_json(plan_file, {"identity": order.identity, "split": how})
+    return split
+
+
+def _near_duplicates(
+    order: Order, split: Split, processes: int, progress: Progress
+) -> np.ndarray | None:
+    """Which documents are left out for being like an earlier one: as found before, or now."""
+    if order.minhash is None:
+        return None
+    folder = order.parts / SIGNATURES
+    folder.mkdir(exist_ok=True)
+    running: list[Future[int]] = []
+    names: list[str] = []
+    with processes_for(processes) as pool:
+        for texts in _batches(texts_of(split)):
+            number = len(names)
+            names.append(f"{number:05d}.npy")
+            progress("compare documents", 0, split.n_bytes, 0)
+            if (folder / names[-1]).exists():
+                continue
+            if pool is None:
+                sign(texts, number, folder)
+                continue
+            running.append(pool.submit(sign, texts, number, folder))
+            if len(running) > 2 * processes:
+                running.pop(0).result()
+        for future in running:
+            future.result()
+    return near_duplicates([np.load(folder / n, mmap_mode="r") for n in names], order.minhash)
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Some MiB of texts together: the same ones every time."""
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text) + 1
+        if size >= SIGNED_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _make_parts(
+    order: Order,
+    split: Split,
+    near: np.ndarray | None,
+    tally: Tally,
+    processes: int,
+    progress: Progress,
+) -> None:
+    """Every part that is not there. A few parts are in memory at a time, whatever the corpus."""
+    size = min(max(split.n_bytes // PARTS_AT_LEAST, LEAST_PART), LARGEST_PART)
+    found = parts_of(
+        split,
+        part_bytes=size,
+        deduplicate=order.deduplicate,
+        tally=tally,
+        near=near,
+        whole=order.repetition_filter,
+    )
+    encode: Any = {"masked": order.corpus.masked, "no_repetition": order.repetition_filter}
+    encode["render"] = order.corpus.render
+    done = tokens = 0
+    running: dict[Future[int], int] = {}
+
+    def collect(finished: Iterator[Future[int]] | set[Future[int]]) -> None:
+        nonlocal done, tokens
+        for future in finished:
+            tokens += future.result()
+            done += running.pop(future)
+            progress("tokenise", done, split.n_bytes, tokens)
+
+    progress("tokenise", 0, split.n_bytes, 0)
+    with processes_for(processes) as pool:
+        for part in found:
+            if (order.parts / f"{part.number:05d}").is_dir():
+                done += part.n_bytes
+                progress("go on", done, split.n_bytes, tokens)
+            elif pool is None:
+                tokens += encode_part(part, order.parts, **encode)
+                done += part.n_bytes
+                progress("tokenise", done, split.n_bytes, tokens)
+            else:
+                future = pool.submit(encode_part, part, order.parts, **encode)
+                running[future] = part.n_bytes
+                if len(running) > 2 * processes:
+                    collect(wait(running, return_when=FIRST_COMPLETED).done)
+        collect(wait(running).done)
+    if done < split.n_bytes:  # what was left out is done too
+        progress("tokenise", split.n_bytes, split.n_bytes, tokens)
+
+
+def _finish(order: Order, split: Split, tally: Tally) -> dict[str, Any]:
+    """The files of the parts become the shards of OUT; what is half done is gone on with."""
+    out, masked = order.out, order.corpus.masked
+    folders = sorted(path for path in order.parts.iterdir() if path.name.isdecimal())
+    for counts in (read_json(folder / LEFT_OUT) for folder in folders):
+        tally.repetitive += counts["repetitive"]
+        tally.repetitive_bytes += counts["repetitive_bytes"]
+    tokenizer = Tokenizer.load(order.parts / TOKENIZER)
+    tokenizer.save(out / TOKENIZER)
+    indices = {}
+    for name in SPLITS:
+        if masked:
+            _gather(folders, f"{name}/{COUNTED}", out)
+        index = _gather(folders, name, out)
+        _offsets([folder / name for folder in folders], out / name / DOCUMENTS)
+        indices[name] = replace(index, tokenizer=tokenizer.fingerprint, documents=DOCUMENTS)
+        write_index(out / name, indices[name])
+    files = [f"{TOKENIZER}/{name}" for name in (TOKENIZER_FILE, CONFIG_FILE)]
+    files += [f"{name}/{INDEX_FILE}" for name in SPLITS]
+    files += [f"{name}/{COUNTED}/{INDEX_FILE}" for name in SPLITS if masked]
+    manifest = {
+        "identity": order.identity,
+        "bytes": split.n_bytes,
+        "split_unit": split.unit,
+        "tokenizer": facts_of(tokenizer),
+        "read": asdict(tally),
+        "splits": {
+            name: {
+                "documents": index.n_documents,
+                "bytes": index.n_bytes,
+                "tokens": index.n_tokens,
+                "sha256": IndexedStore(out / name).fingerprint,
+                "offsets_sha256": hash_file(out / name / DOCUMENTS),
+            }
+            for name, index in indices.items()
+        },
+        "source": order.corpus.source,
+        "files": len(order.corpus.files),
+        "tokenizers_version": versions()["tokenizers"],
+        "sha256": {name: hash_file(out / name) for name in files},
+        **order.corpus.bad_rows.manifest(),
+    }
+    write_manifest(out, manifest)
+    shutil.rmtree(order.parts)
+    return manifest
+
+
+def _gather(folders: Sequence[Path], name: str, out: Path) -> Index:
+    """The shards of the parts, moved to OUT/NAME and numbered as these are."""
+    (out / name).mkdir(parents=True, exist_ok=True)
+    shards: list[Shard] = []
+    found = [read_index(folder / name) for folder in folders]
+    for folder, index in zip(folders, found, strict=True):
+        for shard in index.shards:
+            moved = f"{folder.name}.bin"
+            with suppress(FileNotFoundError):  # moved before a kill
+                (folder / name / shard.file).replace(out / name / moved)
+            shards.append(replace(shard, file=moved))
+    whole = Index(
+        dtype=found[0].dtype,
+        n_tokens=sum(index.n_tokens for index in found),
+        n_bytes=sum(index.n_bytes for index in found),
+        n_documents=sum(index.n_documents for index in found),
+        shards=tuple(shards),
+    )
+    write_index(out / name, whole)
+    return whole
+
+
+def _offsets(folders: Sequence[Path], file: Path) -> None:
+    """Where each document begins, and the last one ends: int64 in one file."""
+    start = 0
+    with open(file, "wb") as output:
+        np.zeros(1, OFFSET).tofile(output)
+        for folder in folders:
+            (np.fromfile(folder / DOCUMENTS, OFFSET) + start).tofile(output)
+            start += read_index(folder).n_tokens

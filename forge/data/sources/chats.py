@@ -1,0 +1,294 @@
+"""data=alpaca, sharegpt, chat, formatted: rows to conversations."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from forge.config.data.chats import Alpaca, Chat, ChatRows, Formatted, ShareGPT
+from forge.data.sources import hub
+from forge.data.text.bad_rows import REFUSED, BadRows
+from forge.data.text.conversation import Conversation
+from forge.data.text.corpus import Corpus, matching
+from forge.data.text.fingerprint import hash_json
+from forge.data.text.messages import SPEAKERS, BadRow, decoded, messages_of, without_nulls
+from forge.data.text.reading import BadFile, Document, Example, kind
+from forge.data.text.rows import read_rows
+from forge.data.tokenizers.render import Render
+
+RULES = 4
+"""Of how rows are read: a cache of other ones is not taken."""
+LIST = re.compile(r"\s*\[\s*\{")
+SAVED = ("state.json", "dataset_dict.json")
+Row = Mapping[str, Any]
+Converts = Callable[[Row], "Conversation | Example | None"]
+"""A row to a conversation, or to several that are compared, but for where it was read; None leaves
+it out. BadRow: it is none.
+"""
+Regroups = Callable[[Iterator[Document]], Iterator[Document]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Corpus):
+    """The rows of a table of the `datasets` library. Its one file is a name for messages."""
+
+    table: Any
+
+    @property
+    def n_bytes(self) -> int:
+        return self.table.data.nbytes
+
+    def fingerprint(self, memo: Path | None = None) -> str:
+        """Hash of the conversations, wherever the library keeps them."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256(self.reader.encode())
+        for document in self.documents():
+            liked = document.liked if isinstance(document, Example) else None
+            for one in document.documents if isinstance(document, Example) else (document,):
+                assert isinstance(one, Conversation)
+                digest.update(len(one.content).to_bytes(8, "little") + one.content)
+            digest.update(b"" if liked is None else bytes([liked]))
+        return digest.hexdigest()
+
+
+def alpaca(section: Alpaca) -> Corpus:
+    """A user's turn of instruction and input, an empty line between them, and the output."""
+    return corpus_of(section, "alpaca", of_alpaca)
+
+
+def sharegpt(section: ShareGPT) -> Corpus:
+    """The turns of a list, by who speaks."""
+    convert = partial(of_sharegpt, field=section.messages_field)
+    return corpus_of(section, f"sharegpt:{section.messages_field}", convert)
+
+
+def chat(section: Chat) -> Corpus:
+    """The messages of a list, or of a prompt and its completion."""
+    names = (section.messages_field, section.prompt_field, section.completion_field)
+    return corpus_of(section, ":".join(("chat", *names)), partial(of_messages, names=names))
+
+
+def formatted(*, formatting_func: Callable[..., Any], **options: Any) -> Corpus:
+    """What a function of the user's makes of each row. options: the others of the section."""
+    section = Formatted(**options)
+    convert = partial(of_function, function=formatting_func)
+    return corpus_of(section, f"formatted:{_named(formatting_func)}", convert)
+
+
+def corpus_of(
+    section: ChatRows,
+    how: str,
+    convert: Converts,
+    *,
+    together: int = 0,
+    regroup: Regroups | None = None,
+) -> Corpus:
+    """together: how many conversations a row gives, where these are compared. regroup: what becomes
+    of those of a file. ValueError, naming the key: nothing is there, or it cannot be loaded.
+    """
+    render = Render.of(section)
+    shared: dict[str, Any] = {"name": section.schema_name, "masked": True, "render": render}
+    shared["together"] = together
+    rules = [section.train_on, section.end_responses, section.leave_out, RULES]
+    shared["reader"] = f"{how}:{hash_json(rules)}"
+    shared["bad_rows"] = bad = BadRows.of(section)
+    how_read: Any = {"leave_out": tuple(section.leave_out), "bad": bad}
+    if _is_table(section):
+        table = hub.load(section)
+        source = section.path or section.hf_dataset_name
+
+        def rows(name: Path, bad: BadRows) -> Iterator[tuple[str, Row]]:
+            bad.begin(name)
+            return ((f"{name} row {number}", row) for number, row in enumerate(table, start=1))
+
+        read = partial(_read, rows=rows, convert=convert, regroup=regroup, **how_read)
+        return Table(source=source, files=(Path(source),), read=read, table=table, **shared)
+    read = partial(_read, rows=read_rows, convert=convert, regroup=regroup, **how_read)
+    return Corpus(source=section.path, files=matching(section.path), read=read, **shared)
+
+
+def _is_table(section: ChatRows) -> bool:
+    """Whether the `datasets` library has to load it."""
+    chosen = (section.hf_dataset_config, section.hf_data_dir, section.hf_data_files)
+    if section.hf_dataset_name or any(chosen) or section.hf_dataset_split != "train":
+        return True
+    return any((Path(section.path) / name).is_file() for name in SAVED)
+
+
+def _read(
+    path: Path,
+    *,
+    rows: Callable[[Path, BadRows], Iterator[tuple[str, Row]]],
+    convert: Converts,
+    regroup: Regroups | None = None,
+    leave_out: Sequence[str] = (),
+    bad: BadRows = REFUSED,
+) -> Iterator[Document]:
+    """A conversation for each row that is one. BadFile: a row is not as it should be."""
+    read = rows(path, bad)
+    if rows is not read_rows or kind(path) == "parquet":  # of columns
+        read = ((where, _filled(row)) for where, row in read)
+    found = _converted(read, convert, leave_out, bad)
+    yield from regroup(found) if regroup else found
+
+
+def _converted(
+    rows: Iterator[tuple[str, Row]], convert: Converts, leave_out: Sequence[str], bad: BadRows
+) -> Iterator[Document]:
+    for where, row in rows:
+        with bad.row(where):
+            try:
+                found = convert(row)
+            except BadRow as error:
+                raise BadFile(f"{where}: {error.what}", error.fix) from error
+            if found is None:
+                continue
+            several = found.documents if isinstance(found, Example) else (found,)
+            read = tuple(
+                replace(one, where=where, messages=_without(one.messages, leave_out))
+                for one in several
+                if isinstance(one, Conversation)
+            )
+            for one in read:
+                one.content.decode()
+            yield found._replace(documents=read) if isinstance(found, Example) else read[0]
+
+
+def of_alpaca(row: Row) -> Conversation:
+    """The prompt of system, if it has one, instruction and input; and the output."""
+    said = {name: _text(row, name, needed=name != "input") for name in ("instruction", "input")}
+    asked = "\n\n".join(filter(None, said.values()))
+    turns = [turn_of("user", asked), turn_of("assistant", _text(row, "output"))]
+    system = _text(row, "system", needed=False)
+    return messages_of([turn_of("system", system), *turns] if system else turns)
+
+
+def of_sharegpt(row: Row, *, field: str) -> Conversation:
+    """from: human or user, gpt or assistant, system, tool or function; value: what is said."""
+    turns = []
+    for number, turn in enumerate(_list(row, field), start=1):
+        if not isinstance(turn, Mapping) or not isinstance(turn.get("value"), str):
+            what = f"turn {number} of field {field!r} has no text under 'value'"
+            raise BadRow(what, 'A turn is {"from": "human", "value": "Hello"}; data=chat has roles')
+        speaker = SPEAKERS.get(str(turn.get("from")).lower())
+        if speaker is None:
+            what = f"turn {number} of field {field!r} is from {turn.get('from')!r}"
+            raise BadRow(what, f"A turn is from one of {', '.join(SPEAKERS)}")
+        rest = {k: v for k, v in turn.items() if k not in ("from", "value")}
+        turns.append({**turn_of(speaker, turn["value"]), **rest})
+    system = _text(row, "system", needed=False)
+    if system and turns[0]["role"] != "system":
+        turns.insert(0, turn_of("system", system))
+    return messages_of(turns, row.get("tools"))
+
+
+def of_messages(row: Row, *, names: tuple[str, str, str]) -> Conversation:
+    """Messages as chat templates take them; what is null in them is left out. names: of the fields
+    of all messages; and of prompt and completion, which are read where a row has no such list.
+    """
+    whole, *halves = names
+    sides = [row.get(name) for name in halves]
+    if row.get(whole) is not None or None in sides:
+        return messages_of(_list(row, whole), row.get("tools"))
+    sides = [_decoded_list(side, name) for side, name in zip(sides, halves, strict=True)]
+    if all(isinstance(side, str) for side in sides):
+        what = f"{halves[0]!r} and {halves[1]!r} are texts, which no chat template writes"
+        typed = f"data=pairs data.prompt_field={halves[0]} data.response_field={halves[1]}"
+        raise BadRow(what, f"{typed} learns such rows; or give messages, or data=formatted")
+    turns = []
+    for side, name, role in zip(sides, halves, ("user", "assistant"), strict=True):
+        turns.append([turn_of(role, side)] if isinstance(side, str) else side)
+        if not isinstance(turns[-1], list) or not turns[-1]:
+            what = f"it has no messages and no text under {name!r} ({type(side).__name__})"
+            raise BadRow(what, 'A row is {"prompt": [{"role": "user", ...}], "completion": [...]}')
+    prompt, completion = turns
+    return messages_of([*prompt, *completion], row.get("tools"), asked=len(prompt))
+
+
+def of_function(row: Row, *, function: Callable[..., Any]) -> Conversation | None:
+    """Messages that a function gives. What it raises is said with where the row is."""
+    try:
+        found = function(dict(row))
+    except Exception as error:  # whatever it does
+        what = f"data.formatting_func raises {type(error).__name__}: {error}"
+        raise BadRow(what, "Mend it, or let it give null for rows to leave out") from error
+    if found is None:
+        return None
+    if not isinstance(found, list | tuple):
+        what = f"data.formatting_func gives a value of type {type(found).__name__}, and no messages"
+        raise BadRow(what, 'It gives a list such as [{"role": "user", "content": "Hello"}, ...]')
+    return messages_of(found)
+
+
+def _without(messages: Sequence[dict[str, Any]], fields: Sequence[str]) -> tuple[Any, ...]:
+    """Messages without these fields."""
+    return tuple({k: v for k, v in message.items() if k not in fields} for message in messages)
+
+
+def _filled(row: Row) -> Row:
+    """A row of columns without the nulls within them, which stand for fields of other rows."""
+    return {name: without_nulls(value) for name, value in row.items()}
+
+
+def turn_of(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _decoded_list(value: Any, field: str) -> Any:
+    """What a JSON text of a list says; any other value as it is."""
+    if isinstance(value, str) and LIST.match(value):
+        return decoded(value, f"{field!r}", "Messages are a list")
+    return value
+
+
+def _list(row: Row, field: str) -> list[Any]:
+    found = _decoded_list(row.get(field), field)
+    if not isinstance(found, list) or not found:
+        what = f"it has no list under {field!r} (its fields: {', '.join(map(str, row)) or 'none'})"
+        raise BadRow(what, _other_kind(row))
+    return found
+
+
+def _other_kind(row: Row) -> str:
+    """What to choose for a row whose messages are not where they were looked for."""
+    if {"chosen", "rejected"} <= set(row):
+        return "Two answers are compared with data=chat_preference objective=dpo"
+    answers = [name for name in ("response", "completion", "answer") if name in row]
+    if isinstance(row.get("prompt"), list) and answers:
+        return f"Such messages are read with data=chat data.completion_field={answers[0]}"
+    for name, value in row.items():
+        first = value[0] if isinstance(value, list) and value else None
+        if isinstance(first, Mapping) and "from" in first:
+            return f"Such turns are read with data=sharegpt data.messages_field={name}"
+        if isinstance(first, Mapping) and "role" in first:
+            return f"Such messages are read with data=chat data.messages_field={name}"
+    if {"instruction", "output"} <= set(row):
+        return "Such rows are read with data=alpaca"
+    if "prompt" in row and answers:
+        return f"Texts are read with data=pairs data.response_field={answers[0]}"
+    return "Name the one that holds the messages with data.messages_field"
+
+
+def _named(function: Callable[..., Any]) -> str:
+    """What it is called and given; what it does with a row is not known again when it changes."""
+    inner = function.func if isinstance(function, partial) else function
+    given = function.keywords if isinstance(function, partial) else {}
+    return hash_json([inner.__module__, inner.__qualname__, given])
+
+
+def _text(row: Row, field: str, *, needed: bool = True) -> str:
+    found = row.get(field)
+    if found is None and not needed:
+        return ""
+    if not isinstance(found, str):
+        what = f"it has no text under {field!r} (its fields: {', '.join(map(str, row)) or 'none'})"
+        raise BadRow(what, 'A row is {"instruction": "...", "input": "", "output": "..."}')
+    return found

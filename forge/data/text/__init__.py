@@ -1,0 +1,1 @@
+"""Documents: corpora, files and rows, messages, fingerprints."""

@@ -1,0 +1,242 @@
+"""Files of rows to documents: JSON lines, JSON arrays, CSV, Parquet; a field holds the text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+from forge.data.text import reading
+from forge.data.text.bad_rows import REFUSED, BadRows
+from forge.data.text.reading import UNPACKED, BadFile, Document, kind, open_bytes, readable
+
+ROWS_AT_ONCE = 1024
+SPACE = re.compile(r"\s*")
+SURROGATES = r'"\ud83d\ude00'  # what may be cut at the end of a block
+ELEMENT = "An element is a text, or an object with a field that holds it"
+DEEP = "it is nested too deep, or has a number of too many digits"
+MEND = "Mend the file"
+QUOTES = "a text with quotes or line ends is in quotes, and its own are doubled"
+
+
+@contextmanager
+def _open_text(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
+    with open_bytes(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline=newline) as text:
+        yield text
+
+
+def read_jsonl(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
+    """One document a line, from a field of a JSON object; empty lines are skipped."""
+    with readable(path), open_bytes(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                with bad.row(where := f"{path} line {number}"):
+                    yield iter((text_of(where, row_of_line(where, line, text_field), text_field),))
+
+
+def read_rows(path: Path, bad: BadRows = REFUSED) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where it is, the row) of each row of JSON lines, a JSON array or Parquet."""
+    bad.begin(path)
+    found = kind(path)
+    if found == "jsonl":
+        with readable(path), open_bytes(path) as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    row = None
+                    with bad.row(where := f"{path} line {number}"):
+                        row = row_of_line(where, line, "...")
+                    if row is not None:
+                        yield where, row
+    elif found == "json":
+        with readable(path), _open_text(path) as text:
+            for number, element in enumerate(_elements(path, text), start=1):
+                with bad.row(where := f"{path} element {number}"):
+                    if not isinstance(element, dict):
+                        raise BadFile(f"{where} is not a JSON object", "Every element must be one")
+                if isinstance(element, dict):
+                    yield where, element
+    elif found == "parquet":
+        for number, row in enumerate(_parquet_rows(path, None), start=1):
+            yield f"{path} row {number}", row
+    else:
+        fix = "Give files named .jsonl, .json or .parquet"
+        raise BadFile(f"{path} is not named as rows of JSON or Parquet", fix)
+
+
+def row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8-sig").rstrip())
+    except json.JSONDecodeError as error:
+        what = f"{where} is not JSON ({error.msg} at column {error.colno})"
+        raise BadFile(what, "Every line must be one JSON object") from error
+    except UnicodeDecodeError:
+        raise
+    except (RecursionError, ValueError) as error:  # Python reads at most 4,300 digits
+        raise BadFile(f"{where} cannot be read as JSON ({DEEP})", "Leave the line out") from error
+    if not isinstance(row, dict):
+        fix = f"Every line must look like {{{json.dumps(text_field)}: ...}}"
+        raise BadFile(f"{where} is not a JSON object", fix)
+    return row
+
+
+def read_json(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
+    """One document an element of a JSON array, a text or an object; or one for a single object."""
+    with readable(path), _open_text(path) as text:
+        for number, element in enumerate(_elements(path, text), start=1):
+            with bad.row(where := f"{path} element {number}"):
+                yield iter((text_of(where, element, text_field),))
+
+
+def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
+    """The elements of an array, with a few blocks of it in memory."""
+    decode, number = json.JSONDecoder().raw_decode, 1
+    text, at = file.read(reading.BLOCK_BYTES).lstrip(), 1
+    if not text.startswith("["):
+        yield _whole(path, text + file.read())
+        return
+    text, at = _past_space(text, at, file)
+    while not text.startswith("]", at):
+        if number > 1:
+            if at < len(text) and text[at] != ",":
+                what = f"{path} element {number} does not follow a comma"
+                raise BadFile(what, "Mend the file: a comma is between two elements")
+            text, at = _past_space(text, at + 1, file)
+        fault, complete = "it ends before the array does", False
+        try:
+            element, end = decode(text, at)
+            if end < len(text):
+                yield element
+                number += 1
+                text, at = _past_space(text, end, file)
+                continue
+        except json.JSONDecodeError as error:
+            # The next block may have what an element lacks, but only at the end of this one.
+            unended = error.msg.startswith("Unterminated string")
+            fault, complete = error.msg, not unended and error.pos < len(text) - len(SURROGATES)
+        except (RecursionError, ValueError) as error:
+            what = f"{path} element {number} cannot be read as JSON ({DEEP})"
+            raise BadFile(what, "Leave the element out") from error
+        # Larger for a longer element, so that it is not parsed too often.
+        more = "" if complete else file.read(max(reading.BLOCK_BYTES, len(text) - at))
+        if not more:
+            what = f"{path} element {number} is not JSON ({fault})"
+            raise BadFile(what, "Mend the file, and check that it is complete")
+        text, at = "," * (number > 1) + text[at:] + more, 0
+    text, at = _past_space(text, at + 1, file)
+    if at < len(text):
+        what = f"{path} has something behind its array ({text[at : at + 20]!r})"
+        raise BadFile(what, "Mend the file: a .json has one array; of several make a file each")
+
+
+def _past_space(text: str, at: int, file: IO[str]) -> tuple[str, int]:
+    """The text and the place in it of the first character from `at` on that is no space; the next
+    blocks are read where this one ends before. At the end of the file the place is that of its end.
+    """
+    while (at := SPACE.match(text, at).end()) == len(text):  # type: ignore[union-attr]
+        text, at = file.read(reading.BLOCK_BYTES), 0
+        if not text:
+            break
+    return text, at
+
+
+def _whole(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        what = f"{path} is not JSON ({error.msg} at line {error.lineno} column {error.colno})"
+        fix = "Mend the file: a .json has an array, an object, or an object a line"
+        raise BadFile(what, fix) from error
+    except (RecursionError, ValueError) as error:
+        raise BadFile(f"{path} cannot be read as JSON ({DEEP})", "Mend the file") from error
+
+
+def read_csv(
+    path: Path, text_field: str, delimiter: str, bad: BadRows = REFUSED
+) -> Iterator[Document]:
+    """One document a row, from a column that the first row names."""
+    csv.field_size_limit(sys.maxsize)  # the library's own, 128 KiB, is less than many a document
+    with readable(path), _open_text(path, newline="") as text:
+        try:
+            head = text.readline()
+            for mark in (delimiter, ";", "\t", "|"):
+                if text_field in [name.strip('" \r\n') for name in head.split(mark)]:
+                    delimiter = mark
+                    break
+            rows = csv.DictReader(chain([head], text), delimiter=delimiter, strict=True)
+            _need(str(path), rows.fieldnames or (), text_field)
+            for row in rows:
+                with bad.row(where := f"{path} line {rows.reader.line_num}"):
+                    if row[text_field] is None:
+                        raise BadFile(f"{where} ends before its field {text_field!r}", MEND)
+                    if None in row:  # where the library puts what is too many
+                        what = f"{where} has more than the {len(rows.fieldnames or ())} fields"
+                        raise BadFile(f"{what} that its first line names", f"{MEND}; {QUOTES}")
+                    yield iter((text_of(where, row, text_field),))
+        except csv.Error as error:
+            what = f"{path} line {rows.reader.line_num} is no row of a table ({error})"
+            raise BadFile(what, f"{MEND}; {QUOTES}") from error
+
+
+def read_parquet(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
+    """One document a row, from a column."""
+    for number, row in enumerate(_parquet_rows(path, text_field), start=1):
+        with bad.row(where := f"{path} row {number}"):
+            yield iter((text_of(where, row, text_field),))
+
+
+def _parquet_rows(path: Path, field: str | None) -> Iterator[dict[str, Any]]:
+    """Rows with one field of them; None = with all."""
+    if path.suffix in UNPACKED:
+        how, command = {".gz": ("gzip", "gunzip"), ".zst": ("zstd", "unzstd")}[path.suffix]
+        fix = f"Unpack it ({command}); Parquet is packed by itself"
+        raise BadFile(f"{path} is Parquet inside of {how}", fix)
+    import pyarrow
+    from pyarrow import parquet
+
+    with readable(path):
+        try:
+            file = parquet.ParquetFile(path)
+            if field is not None:
+                _need(str(path), file.schema_arrow.names, field)
+            columns = None if field is None else [field]
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
+                yield from batch.to_pylist()
+        except pyarrow.ArrowException as error:
+            raise BadFile(f"cannot read {path} ({error})", "Check that it is complete") from error
+
+
+def text_of(
+    where: str, row: Any, field: str, *, option: str = "data.text_field", chats: str = "chat"
+) -> str:
+    """The text of a row, or in a field of it, which `option` names. chats: the choice of data that
+    reads such rows of messages.
+    """
+    whose = ""
+    if isinstance(row, dict):
+        _need(where, row, field, option)
+        row, whose = row[field], f": field {field!r}"
+    if not isinstance(row, str):
+        kind = "null" if row is None else type(row).__name__
+        fix = f"Choose another with {option}" if whose else ELEMENT
+        if whose and isinstance(row, list) and row and isinstance(row[0], dict):
+            kind_of_chats = "sharegpt" if "value" in row[0] and chats == "chat" else chats
+            fix += f", or data={kind_of_chats}, which reads messages"
+        raise BadFile(f"{where}{whose} is {kind}, not text", fix)
+    row.encode()  # halves of surrogate pairs are no text
+    return row
+
+
+def _need(where: str, fields: Iterable[Any], field: str, option: str = "data.text_field") -> None:
+    if field not in (names := [str(name) for name in fields]):
+        listed = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:20]]
+        listed += ["..."] if len(names) > 20 else []
+        known = ", ".join(listed) or "none"
+        fix = f"Name the one that holds the text with {option}"
+        raise BadFile(f"{where} has no field {field!r} (its fields: {known})", fix)

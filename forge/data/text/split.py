@@ -1,0 +1,213 @@
+"""Training and validation text, divided by a hash of the content.
+
+A document goes to validation when the hash of its text is below the share that is held out, so its
+split never depends on other documents, and equal documents are in one split. Where a number of them
+is held out it is those of the lowest hashes. A document larger than a unit (64
+KiB; in a small corpus 1/128 of it) is cut between lines into pieces of at most a unit, which are
+divided instead. One end-of-text closes every document in each split that has a piece of it. A split
+that would be empty gets the piece whose hash is nearest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from forge.config.data.text import HeldOut
+from forge.data.text.conversation import Conversation
+from forge.data.text.corpus import Corpus
+from forge.data.text.reading import BadFile, Document, Example, Pair, all_of
+
+MAX_UNIT = 1 << 16
+MIN_UNIT = 1 << 8
+UNITS_IN_SMALL_CORPUS = 128
+HASH_RANGE = 1 << 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A document, consecutive lines of a large one, or half of a pair; `last` when the document
+    ends with it. counted: whether its tokens are targets. conversation: which it is, if it is one.
+    liked: whether it is of an example that is desirable.
+    """
+
+    text: str
+    n_bytes: int
+    digest: int
+    last: bool
+    counted: bool = True
+    conversation: Conversation | None = None
+    liked: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """How the pieces of one corpus are divided: digests below `threshold` are validation."""
+
+    corpus: Corpus
+    unit: int
+    threshold: int
+    n_bytes: int
+
+    def pieces(self) -> Iterator[tuple[Piece, bool]]:
+        """Every piece in the order of the corpus, with whether it is validation."""
+        for piece in pieces(self.corpus.documents(), self.unit):
+            yield piece, piece.digest < self.threshold
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingText:
+    """What a tokenizer is made of: the training text of all corpora of a run."""
+
+    splits: tuple[Split, ...]
+
+    def sample(self, max_bytes: int) -> Iterator[str]:
+        """All pieces, or an even sample of them of at most `max_bytes` in all."""
+        share = min(1.0, max_bytes / sum(split.n_bytes for split in self.splits))
+        seen = kept = 0
+        for piece, is_validation in chain.from_iterable(s.pieces() for s in self.splits):
+            seen += piece.n_bytes
+            if not is_validation and kept + piece.n_bytes <= share * seen:
+                kept += piece.n_bytes
+                yield piece.text
+
+
+class RandomText:
+    """What stands in the place of a text whose tokens are drawn by chance: a tokenizer that learns
+    from text has all its ids, and learns nothing.
+    """
+
+    def sample(self, max_bytes: int) -> Iterator[str]:
+        """No piece."""
+        return iter(())
+
+
+class Lowest:
+    """The lowest different numbers of many."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.heap, self.kept = most, [], set()
+
+    def add(self, number: int) -> None:
+        if number in self.kept or not self.most:
+            return
+        heapq.heappush(self.heap, -number)
+        self.kept.add(number)
+        if len(self.heap) > self.most:
+            self.kept.remove(-heapq.heappop(self.heap))
+
+    @property
+    def greatest(self) -> int:
+        return -self.heap[0]
+
+
+def split_corpus(corpus: Corpus, held_out: HeldOut) -> Split:
+    """Read the corpus once and divide it.
+
+    ValueError: it is empty, too small to divide, or files cannot be read, which are all named.
+    """
+    unit = unit_of(corpus.n_bytes)
+    n_bytes, least, greatest, lowest = 0, HASH_RANGE, -1, Lowest(held_out.documents)
+    bad: list[BadFile] = []
+    for path in corpus.files:
+        try:
+            for piece in pieces(corpus.read(path), unit):
+                n_bytes += piece.n_bytes
+                least, greatest = min(least, piece.digest), max(greatest, piece.digest)
+                lowest.add(piece.digest)
+        except BadFile as error:
+            bad.append(error)
+    if bad:
+        raise all_of(bad, len(corpus.files))
+    if n_bytes == 0:
+        what = f"no text in it ({len(corpus.files)} file(s), all empty)"
+        if number := corpus.bad_rows.number:
+            what = f"none of its rows can be read, of which {number:,} are left out"
+            what += f" ({corpus.bad_rows.first[0]})"
+        raise ValueError(f"data.path = {corpus.source}: {what}. Give some text to train on.")
+    divided = partial(Split, corpus=corpus, unit=unit, n_bytes=n_bytes)
+    if held_out.share == 1 or not held_out:
+        return divided(threshold=HASH_RANGE if held_out else 0)
+    if least == greatest:
+        what = f"{n_bytes:,} bytes of text are too few to hold some out for validation"
+        fix = f"Give more text, at least {2 * MIN_UNIT} bytes or two different documents."
+        raise ValueError(f"data.path = {corpus.source}: {what}. {fix}")
+    if held_out.documents:
+        if lowest.greatest == greatest:
+            what = f"it has {len(lowest.heap):,} documents, and some must be left to train on"
+            raise ValueError(f"data.val_documents = {held_out.documents}: {what}. Hold out fewer.")
+        return divided(threshold=lowest.greatest + 1)
+    return divided(threshold=min(max(round(held_out.share * HASH_RANGE), least + 1), greatest))
+
+
+def unit_of(corpus_bytes: int) -> int:
+    """Characters of the largest piece: at most 1/128 of the corpus, 256 to 65,536.
+
+    A power of two, so that a growing corpus is rarely cut anew, and one above 8 MiB never.
+    """
+    share = max(corpus_bytes // UNITS_IN_SMALL_CORPUS, 1)
+    return min(max(1 << (share.bit_length() - 1), MIN_UNIT), MAX_UNIT)
+
+
+def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
+    for document in documents:
+        if isinstance(document, Pair | Conversation | Example):
+            yield from _whole(document)
+            continue
+        for text, last in cut(document, unit):
+            encoded = text.encode()
+            yield Piece(text=text, n_bytes=len(encoded), digest=_digest(encoded), last=last)
+
+
+def _whole(document: Pair | Conversation | Example) -> Iterator[Piece]:
+    """The pieces of what is never divided, which are on one side, by the hash of it all."""
+    example = document if isinstance(document, Example) else Example((document,))
+    digest = _digest(b"\0".join(_content(part) for part in example.own))
+    for part in example.documents:
+        said: dict[str, Any] = {"digest": digest, "liked": bool(example.liked)}
+        if isinstance(part, Conversation):
+            size = len(part.text.encode())
+            yield Piece(text=part.text, n_bytes=size, last=True, conversation=part, **said)
+            continue
+        for text, last in ((part.prompt, False), (part.response, True)):
+            size = len(text.encode())
+            yield Piece(text=text, n_bytes=size, last=last, counted=last, **said)
+
+
+def _content(document: Pair | Conversation) -> bytes:
+    return "\0".join(document).encode() if isinstance(document, Pair) else document.content
+
+
+def _digest(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def cut(blocks: Iterator[str], unit: int) -> Iterator[tuple[str, bool]]:
+    """Text in pieces of at most `unit` characters, cut after a line, else a space, else anywhere.
+
+    Where blocks begin and end makes no difference. Yields (piece, whether it is the last).
+    """
+    rest = ""
+    for block in blocks:
+        rest += block
+        start = 0
+        while len(rest) - start > unit:
+            end = _cut_before(rest, start, start + unit)
+            yield rest[start:end], False
+            start = end
+        rest = rest[start:]
+    if rest:
+        yield rest, True
+
+
+def _cut_before(text: str, start: int, end: int) -> int:
+    for separator in ("\n", " "):
+        found = text.rfind(separator, start, end)
+        if found >= 0:
+            return found + 1
+    return end

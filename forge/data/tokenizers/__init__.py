@@ -1,0 +1,1 @@
+"""Tokenizers, and the rendering of conversations as tokens."""

@@ -1,0 +1,55 @@
+"""Ranks of tiktoken as a tokenizer of the `tokenizers` library, which gives the same ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers
+
+from forge.config.tokenizers.tiktoken_ranks import pattern_of, read_ranks, special_ids
+from forge.config.tokenizers.tokenizer_files import Tiktoken
+from forge.data.text.split import TrainingText
+from forge.data.tokenizers.byte_text import visible_bytes
+from forge.data.tokenizers.merges import merges_of
+from forge.data.tokenizers.tokenizer import Tokenizer, finished, usable
+
+
+def tiktoken(section: Tiktoken, *, text: TrainingText) -> Tokenizer:
+    """The tokenizer of a file of ranks; `text`, which every tokenizer is offered, is not read."""
+    facts = usable(section, "a .tiktoken file")
+    ranks = read_ranks(Path(section.path).expanduser())
+    special = special_ids(ranks, section.pattern, section.special_tokens)
+    try:
+        words = Regex(pattern_of(section.pattern))
+    except Exception as error:  # the library raises a bare Exception
+        what = f"it is no regular expression ({error})"
+        raise ValueError(f"tokenizer.pattern = {section.pattern}: {what}.") from error
+    raw = converted(ranks, words, special)
+    for token, number in special.items():
+        if number in raw.encode(token).ids:
+            what = f"text that spells {token} would be this token. Name it otherwise."
+            raise ValueError(f"tokenizer.special_tokens: {what}")
+    raw.add_special_tokens(list(special))
+    return finished(raw, section, facts)
+
+
+def converted(
+    ranks: Mapping[bytes, int], words: Regex, special: Mapping[str, int]
+) -> tokenizers.Tokenizer:
+    """The same words, each a token if it is one, else merged in the order of the ranks. Special
+    tokens have their ids in the model, since those that are added only get the next ones.
+    """
+    letters = visible_bytes()
+    vocab = {"".join(map(letters.__getitem__, token)): rank for token, rank in ranks.items()}
+    model = models.BPE(vocab={**vocab, **special}, merges=merges_of(vocab), ignore_merges=True)
+    raw = tokenizers.Tokenizer(model)
+    raw.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+        [
+            pre_tokenizers.Split(words, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    raw.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return raw

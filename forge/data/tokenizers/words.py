@@ -1,0 +1,130 @@
+"""Ids of text from those of its words, each of which the tokenizers library encodes once.
+
+A byte-level BPE cuts text into words by a regular expression and encodes each by itself, and text
+has the same words over and over. Of ASCII, Python finds them as the library does; what has other
+letters is handed to the library, from a space before which a word surely ends to the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge.config.tokenizers.tiktoken_ranks import ENCODINGS, ENDINGS
+from forge.data.tokenizers.byte_text import ByteText
+
+if TYPE_CHECKING:
+    import tokenizers
+
+MOST, LONGEST = 1 << 18, 64  # words that are remembered, and letters of one
+SPACE, OTHER = r"[\t-\r ]", r"[^\t-\r A-Za-z0-9]"
+SPACES = rf"{SPACE}+(?![^\t-\r ])|{SPACE}+"
+GPT2 = rf"'(?:[sdmt]|ll|ve|re)| ?[A-Za-z]+| ?[0-9]+| ?{OTHER}+|{SPACES}"
+CL100K = (
+    rf"{ENDINGS}|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{{1,3}}| ?{OTHER}+[\r\n]*"
+    rf"|{SPACE}*[\r\n]+|{SPACES}"
+)
+IN_ASCII = {
+    ENCODINGS["gpt2"].pattern: GPT2,
+    ENCODINGS["cl100k"].pattern: CL100K,
+    ENCODINGS["qwen"].pattern: CL100K.replace("{1,3}", ""),
+}
+"""What patterns of words are where all letters are ASCII; Python's own \\s has four more."""
+CHUNKS = re.compile(rf"{SPACE}*[^\t-\r ]+|{SPACE}+").findall
+Find = Callable[[str], list[str]]
+
+
+class Words:
+    """The ids of words that were met before; in memory are at most MOST of them."""
+
+    def __init__(self, raw: tokenizers.Tokenizer | ByteText, find: Find) -> None:
+        """find: the words of ASCII text."""
+        self._raw, self._find = raw, find
+        self._known: dict[str, bytes] = {}
+
+    @staticmethod
+    def of(raw: tokenizers.Tokenizer | ByteText) -> Words | None:
+        """None: it is not known where its words end."""
+        pattern = IN_ASCII.get(pattern_of(json.loads(raw.to_str())) or "")
+        return Words(raw, re.compile(pattern).findall) if pattern else None
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Ids of several texts, as the library gives them: uint32 each."""
+        words = [list(self._words(text)) for text in texts]
+        needed = set(chain.from_iterable(words))
+        new = needed.difference(self._known)
+        if len(self._known) + len(new) > MOST:
+            self._known.clear()
+            new = needed
+        known = self._known
+        batch = list(new)
+        for word, one in zip(
+            batch, self._raw.encode_batch_fast(batch, add_special_tokens=False), strict=True
+        ):
+            known[word] = array("I", one.ids).tobytes()
+        ids = [np.frombuffer(b"".join(map(known.__getitem__, each)), np.uintc) for each in words]
+        for word in batch:
+            if len(word) > LONGEST:
+                del known[word]
+        return ids
+
+    def _words(self, text: str) -> Iterator[str]:
+        if text.isascii():
+            return iter(self._find(text))
+        runs = (self._find(run) if run.isascii() else (run,) for run in runs_of(text))
+        return chain.from_iterable(runs)
+
+
+def runs_of(text: str) -> Iterator[str]:
+    """Text in runs that have no word in common: of ASCII, or the shortest with other letters."""
+    run: list[str] = []
+    plain = True  # whether the run is of ASCII
+    for chunk in CHUNKS(text):
+        if plain and chunk.isascii():
+            run.append(chunk)
+            continue
+        if plain:  # it ends where a word does
+            at = len(run)
+            while at and not _ends(run[at - 1], chunk if at == len(run) else run[at]):
+                at -= 1
+            yield "".join(run[:at])
+            run, plain = [*run[at:], chunk], False
+        elif _ends(run[-1], chunk):
+            yield "".join(run)
+            run, plain = [chunk], chunk.isascii()
+        else:
+            run.append(chunk)
+    yield "".join(run)
+
+
+def _ends(before: str, after: str) -> bool:
+    """Whether a word ends between two chunks, the second of which begins with a space."""
+    last, first = before[-1], after[0]
+    if first in "\r\n":  # which some patterns take into a word of punctuation
+        return last.isascii() and last.isalnum()
+    return not last.isspace()
+
+
+def pattern_of(described: dict[str, Any]) -> str | None:
+    """The pattern of the words of a tokenizer that encodes each of them by itself, if it does."""
+    model, cuts = described["model"], described["pre_tokenizer"]
+    plain = model["type"] == "BPE" and not model["dropout"] and described["normalizer"] is None
+    plain &= all(token["special"] for token in described["added_tokens"])
+    if not plain or cuts is None:
+        return None
+    *split, last = cuts["pretokenizers"] if cuts["type"] == "Sequence" else [cuts]
+    if last["type"] != "ByteLevel" or last["add_prefix_space"]:
+        return None
+    if last["use_regex"]:
+        return None if split else ENCODINGS["gpt2"].pattern
+    if len(split) != 1 or split[0]["type"] != "Split":
+        return None
+    (one,) = split
+    usual = one["behavior"] == "Isolated" and not one["invert"]
+    return one["pattern"].get("Regex") if usual else None

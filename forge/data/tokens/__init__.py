@@ -1,0 +1,1 @@
+"""Tokens on the disk: stores, shards, manifests and caches."""

@@ -1,0 +1,39 @@
+"""Llama 2 to 3.3, and what has its shape: SmolLM 2 among others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forge.config.model.decoder import Decoder
+from forge.families import rope
+from forge.families.common import (
+    ATTENTION,
+    MLP,
+    NORMS,
+    OUTSIDE,
+    activation,
+    sizes,
+    write_sizes,
+)
+from forge.families.family import Family
+from forge.families.keys import Keys
+
+
+class Llama(Family):
+    model_type = "llama"
+    architecture = "LlamaForCausalLM"
+    outside = OUTSIDE
+    block = ATTENTION | MLP | NORMS
+
+    def options(self, keys: Keys) -> dict[str, Any]:
+        biases = bool(keys.take("attention_bias", default=False))
+        keys.inert("is_llama_config")
+        keys.only("rope_interleaved", False, why="forge rotates halves of a head")
+        found = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
+        found |= {f"{each}_bias": biases for each in "qkvo"}
+        return found | {"mlp_bias": bool(keys.take("mlp_bias", default=False))}
+
+    def content(self, section: Decoder) -> dict[str, Any]:
+        found = write_sizes(section) | rope.write(section)
+        found["attention_bias"] = all(section.attention_biases.values())
+        return found | {"mlp_bias": section.has_mlp_bias}

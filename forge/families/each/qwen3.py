@@ -1,0 +1,41 @@
+"""Qwen 3: norms of queries and keys, a head at a time."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from forge.config.model.decoder import Decoder
+from forge.families import rope
+from forge.families.common import (
+    ATTENTION,
+    MLP,
+    NORMS,
+    OUTSIDE,
+    QK_NORM,
+    activation,
+    sizes,
+    write_sizes,
+)
+from forge.families.each.qwen2 import windows, write_windows
+from forge.families.family import Family
+from forge.families.keys import Keys
+
+
+class Qwen3(Family):
+    model_type = "qwen3"
+    architecture = "Qwen3ForCausalLM"
+    absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 32}
+    outside = OUTSIDE
+    block = ATTENTION | QK_NORM | MLP | NORMS
+
+    def options(self, keys: Keys) -> dict[str, Any]:
+        found = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
+        found["head_dim"] = found["head_dim"] or 128
+        biases = bool(keys.take("attention_bias", default=False))
+        found |= {f"{each}_bias": biases for each in "qkvo"}
+        return found | windows(keys, found) | {"qk_norm": True}
+
+    def content(self, section: Decoder) -> dict[str, Any]:
+        found = write_sizes(section) | rope.write(section)
+        found["attention_bias"] = all(section.attention_biases.values())
+        return found | write_windows(section)

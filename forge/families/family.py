@@ -1,0 +1,312 @@
+"""What a family of models is to Hugging Face: config.json to the model section and back, and where
+its tensors are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, ClassVar, NamedTuple
+
+from forge.config.field import Section, thaw_value, variant_of
+from forge.config.model.decoder import Decoder
+from forge.config.model.mixers.base import Mixer
+from forge.config.model.moe import MoE
+from forge.config.model.rotary import OF_LENGTH, RotaryOptions
+from forge.config.model.tensors import TensorSpec
+from forge.config.problems import shown
+from forge.families.keys import Keys
+from forge.families.table import Row, Table, row
+
+SELECTION_BIAS = "feed_forward.router.selection_bias"
+LATENT_EPS = "mixer.latent_norm_eps"
+OF_TRAINING = (
+    *("init_std", "init_scale_residual", "sdpa_backend", "document_attention", "pad_vocab_to"),
+    "new_rows",
+    *("layers", "kinds", "path", "pretrained", "_target_", "mla_naive_kvcache"),
+    *("gdn_chunk_size", "gdn_kernel"),
+)
+OF_MOE_TRAINING = (
+    *("aux_loss_weight", "sequence_aux_loss_weight", "z_loss_weight", "balance_scope"),
+    *("bias_update_rate", "bias_schedule", "capacity_factor", "gradient_scale", "kernel"),
+    *("float32_gate_logits", "frequency", "first_num_dense_layers", "ffn_hidden_dim"),
+)
+"""Options that no config.json has: of training, or said otherwise."""
+
+
+class Family:
+    """A model_type of Hugging Face. model_types: others that are the same. either: options for all
+    values of which it has names. partial_rotary: whether its class in transformers obeys
+    partial_rotary_factor; the others turn whole heads without a word. absent: what its class has
+    for keys that a config.json lacks, where null is another thing than a key that is not there.
+    turns_by_kind: whether it has a rotation for each kind of layers.
+    """
+
+    model_type: ClassVar[str]
+    architecture: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]] = ()
+    either: ClassVar[tuple[str, ...]] = ()
+    partial_rotary: ClassVar[bool] = False
+    absent: ClassVar[dict[str, Any]] = {}
+    turns_by_kind: ClassVar[bool] = False
+    prefix: ClassVar[str] = "model."
+    layers: ClassVar[str] = "layers."
+    head: ClassVar[str] = "lm_head.weight"
+    outside: ClassVar[Table]
+    block: ClassVar[Table]
+
+    def options(self, keys: Keys) -> dict[str, Any]:
+        """The options of the model section; sections inside of it are dicts, `mixer` with a
+        `schema`.
+        """
+        raise NotImplementedError
+
+    def content(self, section: Decoder) -> dict[str, Any]:
+        """config.json of a section, as far as the family can say it. Raises ValueError, with an
+        option, for a section that lacks what makes the family.
+        """
+        raise NotImplementedError
+
+    def keys(self, content: dict[str, Any]) -> Keys:
+        """A config.json of the family, to be read."""
+        return Keys(content, self.absent)
+
+    def table(self, layer: Decoder) -> Table:
+        """Names inside of a block of this section."""
+        return self.block
+
+    def ignored(self, name: str, section: Decoder) -> bool:
+        """Whether a tensor of theirs is none of the model's: a buffer, or of a part left out."""
+        tied = section.tie_embeddings and name == self.head
+        return tied or name.endswith("rotary_emb.inv_freq")
+
+    def rows(self, section: Decoder) -> list[Row]:
+        """Every tensor of a section with its place. Raises ValueError for one without."""
+        found = [self._outside(section, one) for part in section.outside() for one in part]
+        of_kinds = {kind: section.of_kind(kind.name) for kind in section.kinds_in()}
+        tables = {kind: self.table(layer) for kind, layer in of_kinds.items()}
+        specs = {kind: list(self._specs(section, kind)) for kind in of_kinds}
+        for number in range(section.n_layers):
+            kind = section.kind_of(number)
+            place = f"{self.prefix}{self.layers}{number}."
+            for one in specs[kind]:
+                theirs = tables[kind].get(one.name)
+                if theirs is None and one.name == SELECTION_BIAS:
+                    continue
+                if theirs is None:
+                    raise ValueError(f"{self.model_type} has no tensor like blocks.*.{one.name}")
+                prefix = f"blocks.{number}."
+                found.append(row(of_kinds[kind], one, theirs, prefix, place))
+        return found
+
+    def _specs(self, section: Decoder, kind: Any) -> Iterator[TensorSpec]:
+        """The tensors of a block, with the selection bias, which is no parameter."""
+        yield from section.block_tensors(kind)
+        if kind.moe:
+            shape = (section.moe.num_experts,)
+            yield TensorSpec(name=SELECTION_BIAS, shape=shape, role="buffer", part="routers")
+
+    def _outside(self, section: Decoder, ours: TensorSpec) -> Row:
+        theirs = self.outside.get(ours.name)
+        if theirs is None:
+            raise ValueError(f"{self.model_type} has no tensor like {ours.name}")
+        name = theirs if isinstance(theirs, str) else theirs.name
+        return row(section, ours, theirs, "", "" if name == self.head else self.prefix)
+
+    def unsaid(self, section: Decoder) -> list[str]:
+        """Options of a section that this family cannot say, as they are said to users."""
+        try:
+            content = self.content(section)
+        except ValueError as error:
+            return [str(error)]
+        keys = self.keys(content | {"model_type": self.model_type})
+        options = self.options(keys)
+        keys.finish()
+        if keys.faults or keys.unknown:
+            return [*keys.faults, *keys.unknown.values()]
+        if "moe" in options and not section.is_moe:
+            return ["model.moe.num_experts=0"]
+        theirs = section_of(options)
+        if ignored := self.unread(theirs):
+            return ignored
+        return [str(one) for one in self.differences(section, theirs)]
+
+    def unread(self, section: Decoder) -> list[str]:
+        """Options of a section, as config.json would have them, that its class in transformers
+        ignores, or obeys in another way than forge: both would read another model.
+        """
+        layers = [section.of_kind(kind.name) for kind in section.kinds_in()]
+        faults = {}
+        for layer in (layer for layer in layers if layer.position == "rope"):
+            if layer.partial_rotary_factor != 1 and not self.partial_rotary:
+                said = f"model.partial_rotary_factor={shown(layer.partial_rotary_factor)}"
+                faults[f"{said} (transformers turns whole heads in {self.model_type})"] = None
+            if self.turns_by_kind and layer.rope_type == "yarn" and not layer.rope_truncate:
+                said = "model.rope_truncate=false"
+                faults[f"{said} (transformers rounds the range of pairs in {self.model_type})"] = (
+                    None
+                )
+            if layer.rope_type == "llama3.1" and layer.beta_fast < layer.beta_slow:
+                said = "model.beta_fast below model.beta_slow"
+                faults[f"{said} (transformers blends otherwise)"] = None
+            length = layer.original_max_position_embeddings
+            by_length = layer.rope_type == "longrope" and (
+                list(layer.rope_short_factor) != list(layer.rope_long_factor)
+            )
+            if (by_length or layer.rope_type == "dynamic") and layer.max_seq_len > length:
+                said = f"model.rope_type={layer.rope_type} with model.max_seq_len above {length}"
+                faults[f"{said} (transformers turns each text by its own length)"] = None
+        return list(faults)
+
+    def is_near(self, section: Decoder) -> bool:
+        """Whether a section has what makes a model one of this family."""
+        try:
+            self.content(section)
+        except ValueError:
+            return False
+        return True
+
+    def differences(self, one: Decoder, other: Decoder) -> list[Difference]:
+        """The options that make two sections of this family compute something else."""
+        free = {f"model.{name}" for name in self.either}
+        return [each for each in differences(one, other) if each.key not in free]
+
+
+def section_of(options: dict[str, Any]) -> Decoder:
+    """The model section with these options."""
+    values = {name: value for name, value in options.items() if value is not None}
+    if "mixer" in values:
+        values["mixer"] = variant_of(Mixer, values["mixer"])
+    if "moe" in values:
+        values["moe"] = MoE(**values["moe"])
+    return Decoder(**values)
+
+
+class Difference(NamedTuple):
+    """An option that makes two sections compute something else, with its values."""
+
+    key: str
+    one: Any
+    other: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}={shown(self.one)}"
+
+
+def differences(one: Decoder, other: Decoder) -> list[Difference]:
+    """The options that make two sections compute something else."""
+    if one.n_layers != other.n_layers:
+        return [Difference("model.n_layers", one.n_layers, other.n_layers)]
+    found: dict[str, Difference] = {}
+    known: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {}
+    for layer in range(one.n_layers):
+        kinds = one.kind_of(layer), other.kind_of(layer)
+        if kinds not in known:
+            known[kinds] = _facts(one, kinds[0]), _facts(other, kinds[1])
+            ours, theirs = known[kinds]
+            for name in sorted(ours.keys() | theirs.keys()):
+                pair = ours.get(name), theirs.get(name)
+                if pair[0] != pair[1]:
+                    found.setdefault(name, Difference(f"model.{name}", *pair))
+    return list(found.values())
+
+
+def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
+    """What a layer of a kind computes, by option, with what is open worked out."""
+    layer = section.of_kind(kind.name)
+    skipped = {*OF_TRAINING, *layer.mixer.unread, "mixer", "feed_forward", "moe"}
+    skipped |= {
+        *RotaryOptions.__dataclass_fields__,
+        "ffn_dim_multiplier",
+        "bias",
+        "q_bias",
+        "k_bias",
+        "v_bias",
+        "o_bias",
+        "mlp_bias",
+    }
+    facts = {f.name: getattr(layer, f.name) for f in fields(Decoder) if f.name not in skipped}
+    facts |= _positions(layer)
+    facts["n_kv_heads"] = layer.kv_heads
+    if "head_dim" not in layer.mixer.unread:
+        facts["head_dim"] = layer.computed_head_dim
+    facts["gated_mlp"] = layer.is_gated
+    if "bias" not in layer.mixer.unread:
+        facts |= {f"{name}_bias": value for name, value in layer.attention_biases.items()}
+    facts["mlp_bias"] = layer.has_mlp_bias
+    if "query_scale" in facts:
+        usual = layer.computed_head_dim**-0.5
+        facts["query_scale"] = round(layer.query_scale or usual, 12)
+    for name, acts in _acting(layer).items():
+        if not acts:
+            facts.pop(name, None)
+    if layer.norm_type == "layernorm":
+        facts["bias"] = layer.bias
+    if layer.position != "learned" and layer.stretches not in ("dynamic", "longrope"):
+        del facts["max_seq_len"]  # a bound, of which nothing else depends
+    window = facts.get("sliding_window_size", 0)
+    facts["sliding_window_size"] = 0 if window >= layer.max_seq_len else window
+    facts |= _inside("mixer", layer.mixer)
+    if facts.get(LATENT_EPS, 0) is None:
+        facts[LATENT_EPS] = layer.norm_eps
+    if kind.moe:
+        facts |= _experts(layer)
+        if not layer.moe.beside_dense:
+            del facts["ffn_hidden_dim"], facts["mlp_bias"]
+    else:
+        facts |= _inside("feed_forward", layer.feed_forward)
+        facts["ffn_hidden_dim"] = layer.computed_ffn_hidden_dim
+        facts["moe.num_experts"] = 0
+    return facts
+
+
+def _acting(layer: Decoder) -> dict[str, bool]:
+    """Options that do something only with another, and whether they do here."""
+    tempered = layer.temperature_tuning and layer.position != "rope"
+    of_norms = ("qk_norm_width", "qk_norm_with_scale", "qk_norm_after_rope")
+    return {
+        **dict.fromkeys(of_norms, layer.qk_norm),
+        "v_norm_with_scale": layer.v_norm,
+        "temperature_tuning": tempered,
+        "temperature_tuning_scale": tempered,
+        "temperature_tuning_floor": tempered,
+        "mlp_up_offset": layer.is_gated,
+    }
+
+
+def _experts(layer: Decoder) -> dict[str, Any]:
+    """What a layer of experts computes, by option."""
+    moe, facts = layer.moe, _inside("moe", layer.moe, OF_MOE_TRAINING)
+    facts["moe.ffn_hidden_dim"] = layer.expert_hidden_dim
+    facts["moe.group_score"] = moe.computed_group_score
+    if moe.n_routing_groups == 1:
+        del facts["moe.topk_routing_group"], facts["moe.group_score"]
+    facts["moe.shared_hidden_dim"] = moe.shared_width(layer)
+    for name in ("shared_experts", *(() if moe.shared_experts else ("shared_expert_gate",))):
+        del facts[f"moe.{name}"]
+    return facts
+
+
+def _positions(layer: Decoder) -> dict[str, Any]:
+    """What positions do, by option: those of the type of rotation alone."""
+    facts: dict[str, Any] = {"position": layer.position}
+    if layer.position != "rope":
+        return facts
+    kind = layer.rope_type
+    names = ["rope_theta", "rope_type", "rope_interleave", "partial_rotary_factor"]
+    names += ["rope_factor"] if kind != "default" else []
+    names += ["original_max_position_embeddings"] if kind in OF_LENGTH else []
+    names += ["beta_fast", "beta_slow"] if kind in ("llama3.1", "yarn") else []
+    names += ["rope_truncate"] if kind == "yarn" else []
+    names += ["rope_short_factor", "rope_long_factor"] if kind == "longrope" else []
+    facts |= {name: thaw_value(getattr(layer, name)) for name in names}
+    facts["rope_attention_factor"] = round(layer.rotary_scale, 12)
+    return facts | {"mscale": round(layer.scores_scale, 12)}
+
+
+def _inside(name: str, section: Section, skipped: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The options of a section inside of a layer's, and which it is."""
+    out = {*OF_TRAINING, *skipped}
+    values = {f.name: getattr(section, f.name) for f in fields(section) if f.name not in out}
+    named = {f"{name}.{option}": value for option, value in values.items()}
+    return named | {name: type(section).schema_name}

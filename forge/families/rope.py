@@ -1,0 +1,136 @@
+"""Rotary positions as config.json says them: `rope_parameters`, in older files rope_theta and
+rope_scaling.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forge.config.model.decoder import Decoder
+from forge.families.keys import Keys
+
+TYPES = {
+    "default": "default",
+    "linear": "linear",
+    "dynamic": "dynamic",
+    "llama3": "llama3.1",
+    "yarn": "yarn",
+    "longrope": "longrope",
+    "proportional": "proportional",
+}
+"""Theirs and ours."""
+
+
+def read(
+    keys: Keys,
+    *,
+    theta: float = 10000.0,
+    usual: dict[str, Any] | None = None,
+    scores: bool = False,
+) -> dict[str, Any]:
+    """The options of rotary positions. theta, usual: where the file has none. scores: with yarn
+    scores are multiplied too, as in DeepSeek.
+    """
+    stated = dict(keys.take("rope_parameters", "rope_scaling", default=usual) or {})
+    for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        value = keys.number(name, default=None)
+        if value is not None:
+            stated.setdefault(name, value)
+    longest = keys.number("max_position_embeddings", default=None)
+    return of_parameters(keys, stated, theta=theta, longest=longest, scores=scores)
+
+
+def of_parameters(
+    keys: Keys, stated: dict[str, Any], *, theta: float, longest: int | None, scores: bool = False
+) -> dict[str, Any]:
+    """The same of one dict of them."""
+    inner = Keys(stated)
+    kind = inner.take("rope_type", "type", default="default")
+    options: dict[str, Any] = {"rope_theta": float(inner.number("rope_theta", default=theta))}
+    if kind not in TYPES:
+        keys.faults.append(f"rope_type={kind!r} is none of {', '.join(TYPES)}")
+        return options
+    options["rope_type"] = TYPES[kind]
+    options["partial_rotary_factor"] = float(inner.number("partial_rotary_factor", default=1.0))
+    original = inner.number("original_max_position_embeddings", default=longest)
+    if kind in ("llama3", "yarn", "longrope", "dynamic"):
+        options["original_max_position_embeddings"] = original
+    factor = inner.number("factor", default=None)
+    if kind != "default":
+        if factor is None:
+            factor = longest / original if longest and original and kind != "linear" else 1.0
+        options["rope_factor"] = factor
+    if kind == "llama3":
+        options["beta_slow"] = inner.number("low_freq_factor")
+        options["beta_fast"] = inner.number("high_freq_factor")
+    elif kind == "yarn":
+        options |= _yarn(inner, scores)
+    elif kind == "longrope":
+        options["rope_short_factor"] = inner.take("short_factor")
+        options["rope_long_factor"] = inner.take("long_factor")
+        options["rope_attention_factor"] = inner.number("attention_factor", default=None)
+    inner.finish()
+    keys.faults += [f"rope_parameters: {fault}" for fault in inner.faults]
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _yarn(keys: Keys, scores: bool) -> dict[str, Any]:
+    """Cosines and sines are multiplied by attention_factor; else by the ratio of the roots of
+    mscale and mscale_all_dim where both are there, else by that of 1.
+    """
+    found: dict[str, Any] = {
+        "beta_fast": keys.number("beta_fast", default=32),
+        "beta_slow": keys.number("beta_slow", default=1),
+        "rope_truncate": keys.take("truncate", default=True),
+        "rope_attention_factor": keys.number("attention_factor", default=None),
+    }
+    mscale, of_all = (keys.number(name, default=0) for name in ("mscale", "mscale_all_dim"))
+    scaled = scores and bool(of_all)
+    found["rope_attention_scaling"] = not scaled
+    if mscale and of_all:
+        found |= {"mscale": float(mscale), "mscale_all_dim": float(of_all)}
+    elif scaled:
+        keys.faults.append("mscale_all_dim without mscale is in no model that forge knows")
+    return found
+
+
+def write(layer: Decoder) -> dict[str, Any]:
+    """What `read` reads, by the names that every version of transformers knows."""
+    found = parameters(layer)
+    theta, kind = found.pop("rope_theta"), found["rope_type"]
+    partial = found.pop("partial_rotary_factor", None)
+    keys = {"rope_theta": theta, "rope_scaling": None if kind == "default" else found}
+    return keys if partial is None else keys | {"partial_rotary_factor": partial}
+
+
+def parameters(layer: Decoder) -> dict[str, Any]:
+    """The dict of rotary positions of a layer."""
+    kind = layer.stretches
+    theirs = {ours: theirs for theirs, ours in TYPES.items()}[kind]
+    found: dict[str, Any] = {"rope_theta": layer.rope_theta, "rope_type": theirs}
+    if layer.partial_rotary_factor != 1:
+        found["partial_rotary_factor"] = layer.partial_rotary_factor
+    if kind != "default":
+        found["factor"] = float(layer.rope_factor)
+    if kind in ("llama3.1", "yarn", "longrope", "dynamic"):
+        found["original_max_position_embeddings"] = layer.original_max_position_embeddings
+    if kind == "llama3.1":
+        slow, fast = float(layer.beta_slow), float(layer.beta_fast)
+        found |= {"low_freq_factor": slow, "high_freq_factor": fast}
+    if kind == "yarn":
+        found |= {"beta_fast": float(layer.beta_fast), "beta_slow": float(layer.beta_slow)}
+        found["truncate"] = layer.rope_truncate
+        found |= _yarn_scales(layer)
+    if kind == "longrope":
+        found["short_factor"] = list(layer.rope_short_factor)
+        found["long_factor"] = list(layer.rope_long_factor)
+        found["attention_factor"] = layer.rope_attention_factor
+    return found
+
+
+def _yarn_scales(layer: Decoder) -> dict[str, Any]:
+    if not layer.rope_attention_scaling and layer.rope_attention_factor is None:
+        of_all = layer.mscale if layer.mscale_all_dim is None else layer.mscale_all_dim
+        return {"mscale": layer.mscale, "mscale_all_dim": of_all}
+    usual = layer.yarn_root(1.0)
+    return {} if layer.rotary_scale == usual else {"attention_factor": layer.rotary_scale}

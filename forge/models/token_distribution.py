@@ -1,0 +1,179 @@
+"""Which token comes next: the probabilities of what may be drawn, and the drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from forge.tensors.wide import widest
+
+NOT_FINITE = "the model's logits are not finite; its weights were trained to NaN or infinity"
+NONE = -1  # in place of a token that cannot be drawn
+ROOM = (1 << 32) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn, as of `next_token_probabilities`. ValueError for what cannot be.
+
+    repetition_penalty: as of `penalised`. seed: with its number a row has a stream of its own.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, holds, bounds in (
+            ("temperature", 0 <= self.temperature < float("inf"), "at least 0"),
+            ("top_k", self.top_k >= 0, "at least 0 (0 = all tokens)"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("min_p", 0 <= self.min_p <= 1, "at least 0 and at most 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "above 0"),
+        ):
+            if not holds:
+                raise ValueError(f"{name}={getattr(self, name)}: must be {bounds}")
+
+    def draw(self, logits: Tensor, uniform: Tensor, had: Tensor | None = None) -> Tensor:
+        """logits: [batch, vocab]; uniform: [batch], from 0 to 1; had: as of `penalised` -> tokens
+        [batch]; NONE where logits are not finite.
+        """
+        logits = logits.float()
+        # Of NaN both are NaN; what is drawn of such a row is thrown away.
+        usable = torch.stack(logits.aminmax(dim=-1)).isfinite().all(0)
+        if had is not None:
+            logits = penalised(logits, had, self.repetition_penalty)
+        if self.temperature == 0:
+            drawn = logits.argmax(-1)
+        else:
+            cuts = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+            drawn = _drawn(*_likeliest(logits, self.temperature, **cuts), uniform)
+        return drawn.masked_fill(~usable, NONE)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """[batch, vocab] -> [batch, vocab], of what is drawn next."""
+        cuts = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        return next_token_probabilities(logits, self.temperature, **cuts)
+
+
+def next_token_probabilities(
+    logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Tensor:
+    """logits: [batch, vocab] -> fp32 probabilities: temperature first, then top-k, top-p and min-p.
+
+    top_k keeps the k likeliest tokens (0 = all). top_p keeps the fewest likeliest tokens that
+    together have at least that probability (nucleus sampling, arXiv:1904.09751). min_p keeps those
+    that have at least that share of the likeliest one's probability (arXiv:2407.01082). Temperature
+    0 gives all to the likeliest. Raises FloatingPointError for logits that are not finite.
+    """
+    logits = logits.float()
+    if not bool(torch.isfinite(logits).all()):
+        raise FloatingPointError(NOT_FINITE)
+    if temperature == 0:
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    probabilities, ids = _likeliest(logits, temperature, top_k, top_p, min_p)
+    return (
+        probabilities if ids is None else torch.zeros_like(logits).scatter_(-1, ids, probabilities)
+    )
+
+
+def _likeliest(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> tuple[Tensor, Tensor | None]:
+    """Probabilities [batch, candidates], from the largest on, and the tokens they are of; or those
+    of all tokens, in their order. Of equal ones the first tokens are taken, on every device.
+    """
+    vocab = logits.shape[-1]
+    cut = 0 < top_k < vocab
+    if not cut and top_p == 1 and min_p == 0:
+        return torch.softmax(logits / temperature, dim=-1), None
+    if cut:
+        ids = _first_of(logits, top_k)
+        likeliest = torch.softmax(logits.gather(-1, ids) / temperature, dim=-1)
+    else:
+        all_of_them = torch.softmax(logits / temperature, dim=-1)
+        likeliest, ids = all_of_them.sort(dim=-1, descending=True, stable=True)
+    if top_p < 1:
+        before = running_sum(likeliest) - likeliest
+        likeliest = likeliest.masked_fill(before >= top_p, 0.0)
+    if min_p > 0:
+        likeliest = likeliest.masked_fill(likeliest < min_p * likeliest[:, :1], 0.0)
+    return likeliest / likeliest.sum(-1, keepdim=True), ids
+
+
+def _first_of(logits: Tensor, count: int) -> Tensor:
+    """The ids of the largest, in order, and of equal ones the first; without sorting them all: by
+    integers that are in the order of fp32 values above 32 bits, and of ids below.
+    """
+    bits = (logits + 0.0).view(torch.int32)  # -0.0 is 0.0
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32
+    below = torch.arange(logits.shape[-1] - 1, -1, -1, device=logits.device)
+    return logits.shape[-1] - 1 - (ordered | below).topk(count, dim=-1).values.bitwise_and(ROOM)
+
+
+def _drawn(probabilities: Tensor, ids: Tensor | None, uniform: Tensor) -> Tensor:
+    """`drawn_from` in the order of ids, whatever that of the probabilities is."""
+    if ids is None:
+        return drawn_from(probabilities, uniform)
+    ids, order = ids.sort(-1)
+    place = drawn_from(probabilities.gather(-1, order), uniform)
+    return ids.gather(-1, place.unsqueeze(-1)).squeeze(-1)
+
+
+def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """logits: [batch, vocab]; tokens: [batch, 1] -> [batch, 1], in fp32 at least: the logarithm of
+    the softmax, with NaN where logits are not finite.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return wide.gather(-1, tokens) - wide.logsumexp(-1, keepdim=True)
+
+
+def penalised(logits: Tensor, had: Tensor, penalty: float) -> Tensor:
+    """Logits of tokens that a text `had`, bool [batch, vocab], are divided by the penalty where
+    they are positive, and multiplied where they are not (CTRL, arXiv:1909.05858, section 4.1; for
+    negative logits as transformers has it).
+    """
+    return torch.where(had, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def drawn_from(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """[batch, vocab] and [batch], from 0 to 1 -> [batch], by the inverse of what they sum up to."""
+    upto = running_sum(probabilities.to(uniform.dtype))
+    places = uniform[:, None] * upto[:, -1:]
+    # The first token with more below it, which thereby has a probability; the last of these where
+    # rounding has left none.
+    last = probabilities.shape[-1] - 1 - probabilities.flip(-1).ne(0).int().argmax(-1)
+    return torch.searchsorted(upto, places, right=True).squeeze(-1).minimum(last)
+
+
+def running_sum(values: Tensor) -> Tensor:
+    """Along the last dimension; on a GPU the order of its summands may differ from call to call,
+    which torch refuses where all must be deterministic, and which no draw sees in fp64.
+    """
+    strict = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        return values.cumsum(-1)
+    finally:
+        torch.use_deterministic_algorithms(strict)
+
+
+def uniforms(seed: int, rows: Sequence[object], count: int, device: torch.device) -> Tensor:
+    """[rows, count], from 0 to 1: each row's own, and the first of more; of the same bits on every
+    device that has fp64.
+    """
+    drawn = [_stream(seed, row, count).to(widest(device)) for row in rows]
+    return torch.stack(drawn).to(device)
+
+
+def _stream(seed: int, row: object, count: int) -> Tensor:
+    key = blake2b(f"{seed} {row}".encode(), digest_size=7).digest()
+    generator = torch.Generator("cpu").manual_seed(int.from_bytes(key, "little"))
+    return torch.rand(count, dtype=torch.float64, generator=generator)

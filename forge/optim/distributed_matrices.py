@@ -1,0 +1,249 @@
+"""Whole matrices of parameters that are laid out over ranks, each on the rank that works on it.
+
+Every rank of a group is the owner of some matrices. It gets all parts of one, computes with it, and
+sends each rank its part of the result; while it computes, the next matrix is on its way to it and
+the last result to the others. A stack of matrices whose ranks have whole ones of it, such as
+experts, is computed where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from forge.tensors.local import cut_dim, owned
+
+Compute = Callable[["Matrix", Tensor], tuple[Tensor, list[Tensor]]]
+"""Of a matrix or a stack: its values -> the result, of that shape, and what all ranks keep."""
+
+
+@dataclass(eq=False)
+class Matrix:
+    """A parameter as this rank meets it: [..., rows, columns].
+
+    shape: of the whole matrices that a rank of its group is to compute with. boxes: of each rank of
+    the group what it holds, (rows, columns) as slices or indices, and its replica. group: None =
+    this rank has all of it.
+    """
+
+    parameter: Tensor
+    shape: tuple[int, ...]
+    group: dist.ProcessGroup | None = None
+    boxes: list[tuple[Any, Any, Any]] = field(default_factory=list)
+    owner: int = 0
+
+    @property
+    def cost(self) -> int:
+        """What orthogonalising it takes, up to a factor: products of the smaller side."""
+        *stack, rows, columns = self.shape
+        return torch.Size(stack).numel() * rows * columns * min(rows, columns)
+
+    def part(self, values: Tensor, rank: int) -> Tensor:
+        """What a rank holds of the whole: a view if it can be one."""
+        rows, columns, _ = self.boxes[rank]
+        return values[..., rows, :][..., columns]
+
+    def numel(self, rank: int) -> int:
+        """Values that a rank holds."""
+        rows, columns, _ = self.boxes[rank]
+        return torch.Size(self.shape[:-2]).numel() * _length(rows) * _length(columns)
+
+    def sends(self, rank: int) -> int:
+        """Values that a rank sends to the owner: one of its own replica has them."""
+        same = self.boxes[rank][2] == self.boxes[self.owner][2]
+        return self.numel(rank) if same else 0
+
+
+class WholeMatrices:
+    """Computes with whole matrices of `parameters`; all ranks make it, and call it, together."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self.matrices = [_matrix(parameter, groups) for parameter in parameters]
+        shared: dict[dist.ProcessGroup, list[Matrix]] = {}
+        for matrix in self.matrices:
+            if matrix.group is not None:
+                shared.setdefault(matrix.group, []).append(matrix)
+        self.rounds: list[tuple[dist.ProcessGroup, tuple[Matrix, ...]]] = [
+            (group, matrices) for group, of in shared.items() for matrices in _rounds(of, group)
+        ]
+
+    def __call__(
+        self,
+        values: dict[Matrix, Tensor],
+        compute: Compute,
+        extras: Callable[[Matrix], list[tuple[int, ...]]],
+        done: Callable[[Matrix, Tensor, list[Tensor]], None],
+    ) -> None:
+        """values: the local part of each matrix. compute: see there. extras: shapes of what all
+        ranks keep. done: gets the local part of the result, and what is kept.
+        """
+        coming = self._gather(0, values)
+        waiting: Callable[[], None] | None = None
+        for number in range(len(self.rounds)):
+            whole = coming()
+            coming = self._gather(number + 1, values)
+            sent = self._scatter(number, whole, values, compute, extras, done)
+            if waiting is not None:
+                waiting()
+            waiting = sent
+        for matrix in self.matrices:
+            if matrix.group is None:
+                done(matrix, *compute(matrix, values[matrix]))
+        if waiting is not None:
+            waiting()
+
+    def _gather(self, number: int, values: dict[Matrix, Tensor]) -> Callable[[], Tensor | None]:
+        """Begin to send the matrices of a round to their owners; waited for, this rank's own."""
+        if number >= len(self.rounds):
+            return lambda: None
+        group, matrices = self.rounds[number]
+        here = group.rank()
+        mine = next((one for one in matrices if one.owner == here), None)
+        by_owner = {one.owner: one for one in matrices}
+        sends = [
+            by_owner[owner].sends(here) if owner in by_owner else 0 for owner in range(group.size())
+        ]
+        parts = [values[by_owner[owner]].flatten() for owner, size in enumerate(sends) if size]
+        like = values[matrices[0]]
+        receives = [mine.sends(rank) if mine else 0 for rank in range(group.size())]
+        out = like.new_empty(sum(receives))
+        send = torch.cat(parts) if parts else like.new_empty(0)
+        work: Any = dist.all_to_all_single(out, send, receives, sends, group=group, async_op=True)
+
+        def wait() -> Tensor | None:
+            work.wait()
+            _ = send  # kept until it is sent
+            if mine is None:
+                return None
+            whole = like.new_empty(mine.shape)
+            for rank, part in enumerate(out.split(receives)):
+                if len(part):
+                    rows, columns, _ = mine.boxes[rank]
+                    _put(whole, rows, columns, part)
+            return whole
+
+        return wait
+
+    def _scatter(
+        self,
+        number: int,
+        whole: Tensor | None,
+        values: dict[Matrix, Tensor],
+        compute: Compute,
+        extras: Callable[[Matrix], list[tuple[int, ...]]],
+        done: Callable[[Matrix, Tensor, list[Tensor]], None],
+    ) -> Callable[[], None]:
+        """Compute this rank's matrix of a round, and begin to send each rank its part."""
+        group, matrices = self.rounds[number]
+        here, size = group.rank(), group.size()
+        by_owner = {one.owner: one for one in matrices}
+        send, sends = values[matrices[0]].new_empty(0), [0] * size
+        if whole is not None:
+            mine = by_owner[here]
+            result, kept = compute(mine, whole)
+            flat = [each.to(result.dtype).flatten() for each in kept]
+            pieces = [torch.cat([mine.part(result, rank).flatten(), *flat]) for rank in range(size)]
+            send, sends = torch.cat(pieces), [len(piece) for piece in pieces]
+        shapes = {owner: extras(one) for owner, one in by_owner.items()}
+        more = {owner: sum(map(_numel, each)) for owner, each in shapes.items()}
+        receives = [
+            by_owner[owner].numel(here) + more[owner] if owner in by_owner else 0
+            for owner in range(size)
+        ]
+        out = send.new_empty(sum(receives))
+        work: Any = dist.all_to_all_single(out, send, receives, sends, group=group, async_op=True)
+
+        def wait() -> None:
+            work.wait()
+            _ = send
+            for owner, part in enumerate(out.split(receives)):
+                if owner in by_owner:
+                    one = by_owner[owner]
+                    values_of, *kept = part.split([one.numel(here), *map(_numel, shapes[owner])])
+                    kept = [each.view(s) for each, s in zip(kept, shapes[owner], strict=True)]
+                    done(one, values_of.view_as(values[one]), kept)
+
+        return wait
+
+
+def _matrix(parameter: Tensor, groups: dict[tuple[int, ...], dist.ProcessGroup]) -> Matrix:
+    if not isinstance(parameter, DTensor):
+        return Matrix(parameter, tuple(parameter.shape))
+    mesh, last = parameter.device_mesh, parameter.ndim - 2
+    cuts = [cut_dim(placement) for placement in parameter.placements]
+    shared = [axis for axis, dim in enumerate(cuts) if dim is None or dim >= last]
+    held = owned(parameter)
+    stack = tuple(len(index) for index in held[:last])
+    shape = (*stack, *parameter.shape[-2:])
+    ranks = _ranks(mesh, shared)
+    if len(ranks) == 1:
+        return Matrix(parameter, shape)
+    if ranks not in groups:
+        made: Any = dist.new_group(list(ranks), use_local_synchronization=True)
+        groups[ranks] = made
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    replica = [at for axis, at in enumerate(coordinate) if cuts[axis] is None]
+    box = (*(_compact(index) for index in held[last:]), replica)
+    boxes: list[Any] = [None] * len(ranks)
+    dist.all_gather_object(boxes, box, group=groups[ranks])
+    return Matrix(parameter, shape, groups[ranks], boxes)
+
+
+def _ranks(mesh: DeviceMesh, axes: Sequence[int]) -> tuple[int, ...]:
+    """The ranks that differ from this one along some axes only."""
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    places = tuple(slice(None) if a in axes else at for a, at in enumerate(coordinate))
+    return tuple(sorted(mesh.mesh[places].flatten().tolist()))
+
+
+def _rounds(matrices: Sequence[Matrix], group: dist.ProcessGroup) -> list[tuple[Matrix, ...]]:
+    """Give each matrix an owner, the costliest first to the rank with least to do, and go through
+    them so that an owner has one at a time.
+    """
+    loads = [0] * group.size()
+    of_owner: list[list[Matrix]] = [[] for _ in loads]
+    for matrix in sorted(matrices, key=lambda one: -one.cost):
+        matrix.owner = loads.index(min(loads))
+        loads[matrix.owner] += matrix.cost
+        of_owner[matrix.owner].append(matrix)
+    return [tuple(one for one in each if one) for each in zip_longest(*of_owner)]
+
+
+def _compact(index: Tensor) -> slice | Tensor:
+    """Indices as a slice where they follow each other."""
+    start, length = int(index[0]) if len(index) else 0, len(index)
+    if torch.equal(index, torch.arange(start, start + length)):
+        return slice(start, start + length)
+    return index
+
+
+def _length(index: slice | Tensor) -> int:
+    return index.stop - index.start if isinstance(index, slice) else len(index)
+
+
+def _put(whole: Tensor, rows: slice | Tensor, columns: slice | Tensor, part: Tensor) -> None:
+    shape = (*whole.shape[:-2], _length(rows), _length(columns))
+    if isinstance(rows, Tensor) or isinstance(columns, Tensor):
+        index = [_indices(each).to(whole.device) for each in (rows, columns)]
+        whole[..., index[0][:, None], index[1]] = part.view(shape)
+    else:
+        whole[..., rows, columns] = part.view(shape)
+
+
+def _indices(index: slice | Tensor) -> Tensor:
+    return torch.arange(index.start, index.stop) if isinstance(index, slice) else index
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()

@@ -1,0 +1,271 @@
+"""What the blocks of one rank keep for the backward pass, and what they run again."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from forge.config.model.activations import FP32, INT64, Kept, Named, Numbers, merged
+from forge.config.model.decoder import Decoder, Kind
+from forge.config.model.document_attention import in_blocks
+from forge.config.parallel import V_SCHEDULE, Parallel
+from forge.config.precision import BYTES
+from forge.config.recompute import INPUT, LAST, OFFLOAD, ROUTER
+from forge.config.root import Config
+from forge.planning.beside import Beside
+from forge.planning.layout import rows_of_rank
+
+IN_LAYERS = frozenset(("out_proj", LAST, "moe_mlpwo", ROUTER))
+"""What nobody reads again where each layer is recomputed for itself: what they end with, and what
+is around them.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Bytes that activations take on the device and in host memory."""
+
+    device: float = 0.0
+    host: float = 0.0
+
+    def __add__(self, other: Held) -> Held:
+        return Held(device=self.device + other.device, host=self.host + other.host)
+
+    def __mul__(self, factor: float) -> Held:
+        return Held(device=self.device * factor, host=self.host * factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One block of a kind: what it keeps of one token, by what is asked of it.
+
+    kept: of its two layers together; None = not known. around: bytes that are kept whatever is,
+    where each layer is recomputed for itself. alone: bytes without recomputation. flops: of a
+    forward pass, of a token on all ranks.
+    """
+
+    input: float
+    alone: float
+    around: float
+    named: Mapping[str, Named]
+    unread: frozenset[str]
+    apart: bool
+    flops: float
+
+    def keepable(self, *, by_name: bool = True) -> dict[str, Named]:
+        """The names that the second run reads, and so may spare."""
+        left_out = IN_LAYERS if self.apart and by_name else self.unread
+        return {name: one for name, one in self.named.items() if name not in left_out}
+
+    def held(self, places: Mapping[str, str] | None) -> Held:
+        """places: of names; None = nothing is recomputed."""
+        if places is None:
+            return Held(device=self.alone)
+        named, by_name = self.keepable(), bool(set(places) - {INPUT})
+        found = Held(device=self.input)
+        if self.apart and by_name:
+            found = Held(device=self.around)
+        elif places.get(INPUT) == OFFLOAD:
+            found = Held(host=self.input)
+        for name, place in places.items():
+            bytes = named[name].bytes if name in named else 0.0
+            found += Held(host=bytes) if place == OFFLOAD else Held(device=bytes)
+        return found
+
+    def again(self, places: Mapping[str, str] | None) -> float:
+        """FLOPs of a token that are computed again."""
+        if places is None:
+            return 0.0
+        read = self.keepable(by_name=bool(set(places) - {INPUT}))
+        spared = sum(one.flops for name, one in self.named.items() if name not in read)
+        return self.flops - spared - sum(one.flops for n, one in read.items() if n in places)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The blocks that one rank has, as `memory_by_part` takes them to be cut."""
+
+    layers: range
+    first: bool
+    last: bool
+
+
+class Activations:
+    """What the blocks of a model keep on one rank, by its layout and micro-batch."""
+
+    def __init__(self, config: Config, model: Decoder) -> None:
+        self.config, self.model = config, model
+        train, parallel = config.train, config.parallel
+        self.width = BYTES[config.precision.mixed_precision]
+        self.microbatches = parallel.pp_microbatches or 1 if parallel.pp > 1 else 1
+        self.sequences = train.batch_size * config.objective.rows
+        if parallel.pp > 1:
+            self.sequences = -(-rows_of_rank(config) // self.microbatches)
+        self.tokens = self.sequences * train.seq_len // parallel.cp
+        narrow = self.width == 2 and config.precision.residual_dtype != "fp32"
+        self.residual = 2 if narrow else FP32
+        self.cut = parallel.tp if parallel.sequence_parallel else 1
+        self.beside = Beside(config, model, _rows_of_token(config, model, self.sequences))
+        self.numbers = Numbers(
+            residual=self.residual,
+            norms_frozen=self.beside.norms_frozen,
+            width=self.width,
+            seq_len=train.seq_len,
+            tp=parallel.tp,
+            cuda=config.run.device == "cuda",
+            masked=config.data.pack_sequences and not in_blocks(config, config.run.device),
+            tokens_cut=self.cut,
+        )
+        self.block = functools.cache(self._block)
+
+    def in_flight(self, stage: Stage) -> float:
+        """Micro-batches whose activations a rank holds at once."""
+        if self.config.parallel.pp == 1 or not stage.first:
+            return 1.0
+        return _in_flight(self.config.parallel, self.microbatches)
+
+    def places(self, stage: Stage) -> Iterator[tuple[Block, Mapping[str, str] | None]]:
+        """Each block of a stage that is known, and where its tensors are kept; None = it is not
+        recomputed.
+        """
+        policy, n_layers = self.config.train.policy, self.model.n_layers
+        for layer in stage.layers:
+            if (block := self.block(self.model.kind_of(layer))) is not None:
+                again = policy.recomputed(layer, n_layers, stage.layers.start)
+                yield block, policy.of_block(layer, n_layers) if again else None
+
+    def held(self, stage: Stage) -> Held | None:
+        """By all blocks, and by what the output head reads; None = not known."""
+        blocks = list(self.places(stage))
+        if len(blocks) < len(stage.layers):
+            return None
+        found = sum((block.held(places) for block, places in blocks), Held())
+        for layer, (_, places) in zip(stage.layers, blocks, strict=True):
+            if places is None:
+                found += Held(device=self.beside.of_block(layer, self.numbers))
+        found = found * self.in_flight(stage)
+        if stage.last:
+            model = self.model
+            norm = self.numbers.norm(model.norm_type, model.dim, self.residual)
+            found += Held(device=norm + self.width * model.dim)
+            found += Held(device=self.beside.of_head(self.numbers, self.tokens))
+        return found * self.tokens
+
+    def of_documents(self, stage: Stage) -> int:
+        """Bytes of what layers share to keep documents apart: masks and rotations."""
+        parallel = self.config.parallel
+        kinds = {self.model.kind_of(layer).name for layer in stage.layers}
+        layers = [self.model.of_kind(kind) for kind in kinds]
+        blocks = in_blocks(self.config, self.config.run.device)  # which take next to nothing
+        scored = [layer for layer in layers if not layer.mixer.recurrent]
+        spans = set() if blocks else {layer.span for layer in scored}
+        places = INT64 if len(scored) < len(layers) else 0
+        queries = parallel.cp if parallel.cp_method == "ulysses" else 1
+        rotary = [layer.rotary_dim for layer in layers if layer.is_rotary]
+        masks = len(spans) * queries * self.residual * self.config.train.seq_len
+        tempered = sum(layer.is_tempered for layer in layers)
+        of_token = masks + places + FP32 * (2 * sum(rotary) + tempered)
+        return round(self.in_flight(stage) * self.tokens * of_token)
+
+    def _block(self, kind: Kind) -> Block | None:
+        layer, numbers, apart = self.model.of_kind(kind.name), self.numbers, self._apart
+        rows = _rows_of_token(self.config, self.model, self.sequences)
+        over = {"rows": rows, "exchanged": apart}
+        mixer = layer.mixer.kept(layer, numbers)
+        last: Kept | None = layer.feed_forward.kept(layer, numbers)
+        if kind.moe:
+            last = layer.moe.kept(layer, numbers, **over)
+        if mixer is None or last is None:
+            return None
+        stream, entering = self.residual * layer.dim // self.cut, numbers.width * layer.dim
+        before_last = 0 if kind.moe else entering  # experts count what they read themselves
+        around = self._norms(layer) // self.cut + entering + before_last
+        recast = numbers.masked and self.residual != numbers.width  # its own copy of the mask
+        mask = numbers.width * numbers.seq_len if recast else 0
+        unread = frozenset({LAST} if not (layer.norms_after or kind.moe) else ())
+        of_layers = layer.moe.kept_around(layer, numbers, **over) if kind.moe else 0.0
+        return Block(
+            input=stream,
+            alone=around + mixer.all + last.all + mask,
+            around=around + of_layers,
+            named=merged(mixer.named, last.named),
+            unread=unread,
+            apart=apart,
+            flops=self.model.kind_flops_per_token(kind, self.config.train.seq_len) / 3,
+        )
+
+    @property
+    def _apart(self) -> bool:
+        """Whether layers are recomputed each for itself: `forge.parallel.apply`."""
+        return self.config.parallel.ep > 1
+
+    def _norms(self, layer: Decoder) -> int:
+        """Norms of what enters the two layers, and of what they give."""
+        norm = functools.partial(self.numbers.norm, layer.norm_type, layer.dim)
+        before = 2 * norm(self.residual) if layer.norms_before else 0
+        return before + (2 * norm(self.numbers.width) if layer.norms_after else 0)
+
+
+def flops_again(config: Config) -> float:
+    """FLOPs of a token that backward computes again, on all ranks; 0 of an unknown model."""
+    model = config.model
+    if not isinstance(model, Decoder) or not config.train.policy.recomputes:
+        return 0.0
+    stage = Stage(layers=range(model.n_layers), first=True, last=True)
+    places = Activations(config, model).places(stage)
+    return sum(block.again(kept) for block, kept in places)
+
+
+def host_bytes(config: Config) -> int:
+    """Bytes of activations that the first rank has in host memory."""
+    model = config.model
+    if not isinstance(model, Decoder) or OFFLOAD not in config.train.policy.places.values():
+        return 0
+    layers = range(-(-model.n_layers // config.parallel.pp))
+    held = Activations(config, model).held(Stage(layers=layers, first=True, last=False))
+    return 0 if held is None else round(held.host)
+
+
+def _in_flight(parallel: Parallel, microbatches: int) -> float:
+    """Micro-batches whose activations the first rank holds at once."""
+    pp, stages = parallel.pp, parallel.pp_stages_per_rank or 1
+    if parallel.pp_schedule == "gpipe":
+        return microbatches
+    if parallel.pp_schedule in ("1f1b", V_SCHEDULE):
+        return min(pp, microbatches)
+    return min(((stages - 1) * pp + 2 * pp - 1) / stages, microbatches)
+
+
+def _rows_of_token(config: Config, model: Decoder, sequences: int) -> float:
+    """Rows that the experts of a layer compute for a token."""
+    if not (model.is_moe and model.moe.capacity_factor):
+        return model.moe.top_k
+    tokens = sequences * config.train.seq_len // config.parallel.cp
+    return rows_of_room(config, model, sequences) / max(tokens, 1)
+
+
+def rows_of_room(config: Config, model: Decoder, sequences: int) -> int:
+    """Rows that a capacity gives all experts on one rank, as `forge.models.moe` has it: each run of
+    tokens of a scope may take all the room, but no more than it has tokens.
+    """
+    moe, parallel = model.moe, config.parallel
+    of_sequence = moe.balance_scope == "sequence"
+    runs = 1
+    if of_sequence or parallel.cp > 1:
+        runs = max(sequences, 1) * runs_of_sequence(parallel)
+    tokens = sequences * config.train.seq_len // parallel.cp // runs
+    of_scope = (
+        runs_of_sequence(parallel) * parallel.cp
+        if of_sequence
+        else runs * parallel.dp_replicate * parallel.fsdp
+    )
+    room = math.ceil(moe.capacity_factor * tokens * of_scope * moe.top_k / moe.num_experts)
+    return moe.num_experts * runs * min(room, tokens)
+
+
+def runs_of_sequence(parallel: Parallel) -> int:
+    """Runs of adjacent tokens that a rank has of a sequence: two where cp balances its work."""
+    balanced = parallel.cp_method == "all_gather" and parallel.cp_load_balance
+    return 2 if parallel.cp > 1 and balanced else 1

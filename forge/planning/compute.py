@@ -1,0 +1,218 @@
+"""How long one device computes: products by their sizes, attention, what memory bounds.
+
+A product of [m, k] and [k, n] takes the longer of its arithmetic and its bytes. Arithmetic reaches
+the share of the peak that large products sustain, less what the last wave of its tiles leaves idle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, prod
+
+from forge.config.adapters.adapter import is_added, is_taken
+from forge.config.devices import Device
+from forge.config.model.activations import FP32, Numbers
+from forge.config.model.decoder import Decoder, Kind
+from forge.config.model.tensors import HEAD, ROUTER, TensorSpec, within
+from forge.config.objectives.base import CrossEntropy
+from forge.config.optimizers.param_groups import trained
+from forge.config.root import Config
+from forge.planning import calibration as known
+
+LOW = ("fp8", "mxfp8", "nvfp4", "int8")
+"""Ways to quantise whose products are faster where the device has them; others round alone."""
+UNKNOWN_KEPT = 17
+"""Numbers of the width of a layer that a block keeps, where its component does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds:
+    """Time of a block, or of what is outside of blocks, for one micro-batch."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    memory: float = 0.0
+
+    @property
+    def all(self) -> float:
+        return self.products + self.attention + self.memory
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(
+            products=self.products + other.products,
+            attention=self.attention + other.attention,
+            memory=self.memory + other.memory,
+        )
+
+    def __mul__(self, factor: float) -> Seconds:
+        return Seconds(
+            products=factor * self.products,
+            attention=factor * self.attention,
+            memory=factor * self.memory,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """Forward, and backward without recomputation."""
+
+    forward: Seconds
+    backward: Seconds
+
+
+class Compute:
+    """What a rank computes of a resolved config on a device.
+
+    tokens: of a micro-batch, on this rank.
+    """
+
+    def __init__(self, config: Config, model: Decoder, device: Device, tokens: float) -> None:
+        self.config, self.model, self.device, self.tokens = config, model, device, tokens
+        train, precision = config.train, config.precision
+        self.width = FP32 if precision.mixed_precision == "fp32" else 2
+        by_name = {"highest": "fp32", "high": "tf32", "medium": "bf16"}
+        self.format = by_name[precision.matmul_precision] if self.width == FP32 else "bf16"
+        self.mode = "compiled" if train.compile_model else "eager"
+        self.is_trained = trained(config)
+
+    def block(self, kind: Kind) -> Pass:
+        """One block of a kind."""
+        # As if it were in the middle: the first and the last may be left out of what is quantised.
+        own = list(within(f"blocks.{self.model.n_layers // 2}", self.model.block_tensors(kind)))
+        added = self.config.adapter.added(own)
+        every = [*own, *(one for one in added if not is_taken(one.name))]
+        found = [self._of_tensor(one) for one in every if one.multiplied]
+        forward_scores, backward_scores = self._attention(kind)
+        memory = self._memory(kind)
+        forward = Seconds(
+            products=sum(f for f, _ in found), attention=forward_scores, memory=0.4 * memory
+        )
+        backward = Seconds(
+            products=sum(b for _, b in found), attention=backward_scores, memory=0.6 * memory
+        )
+        return Pass(forward=forward, backward=backward)
+
+    def head(self) -> Pass:
+        """The output head and the loss."""
+        model, parallel, objective = self.model, self.config.parallel, self.config.objective
+        table = TensorSpec(
+            name="output.weight", shape=(model.vocab_size, model.dim), role=HEAD, part="", tp=0
+        )
+        forward, backward = self._of_tensor(table)
+        logits = self.tokens * model.vocab_size / (parallel.tp if parallel.loss_parallel else 1)
+        name = objective.loss_fn if isinstance(objective, CrossEntropy) else "cross_entropy"
+        memory = logits * known.LOSS_BYTES[name] / self.stream
+        return Pass(
+            forward=Seconds(products=forward, memory=0.5 * memory),
+            backward=Seconds(products=backward, memory=0.5 * memory),
+        )
+
+    @property
+    def stream(self) -> float:
+        """Bytes a second of elementwise kernels."""
+        return known.STREAM * self.device.bandwidth
+
+    def _of_tensor(self, one: TensorSpec) -> tuple[float, float]:
+        """Of the product with a weight, and of its backward pass: the gradient of what it reads and
+        its own, if it is trained.
+        """
+        parallel = self.config.parallel
+        shape = one.on_rank(parallel.tp, parallel.ep)
+        number, rows = 1, self.tokens
+        if one.of_experts:  # each rank computes as many rows as it sends: experts are balanced
+            number = shape[0]
+            rows = self.tokens * one.met[0] / number
+            shape = shape[1:]
+        out, into = shape[0], prod(shape[1:])
+        format, of_weights = self._formats(one)
+        made = self._product(rows, out, into, number, format)
+        of_input = self._product(rows, into, out, number, format)
+        tied = one.role == HEAD and self.model.tie_embeddings
+        if not self.is_trained("embedding.weight" if tied else one.name):
+            return made, of_input
+        return made, of_input + self._product(out, into, rows, number, of_weights)
+
+    def _formats(self, one: TensorSpec) -> tuple[str, str]:
+        """What a tensor is multiplied in, and what its gradient is."""
+        if one.role == ROUTER and self.model.moe.float32_gate_logits:
+            return "fp32", "fp32"
+        section = self.config.quantization
+        kind = section.schema_name
+        plain = getattr(section, "emulate", False) or is_added(one.name)
+        if kind not in LOW or plain or not section.takes(one, self.model):
+            return self.format, self.format
+        exact = getattr(section, "wgrad_with_hp", False)
+        exact |= getattr(section, "recipe", "") == "rowwise_with_gw_hp"
+        return kind, self.format if exact else kind
+
+    def _product(self, m: float, n: float, k: float, number: int, format: str) -> float:
+        return product(self.device, ceil(m), ceil(n), ceil(k), number, format, self.width)
+
+    def _attention(self, kind: Kind) -> tuple[float, float]:
+        """Scores and values; half of them where a token sees all before it."""
+        layer, seq_len = self.model.of_kind(kind.name), self.config.train.seq_len
+        causal = 0.5 if not layer.mixer.recurrent and layer.seen(seq_len) >= seq_len else 1.0
+        flops = causal * layer.mixer.flops(layer, seq_len) * self.tokens
+        flops /= self.config.parallel.tp
+        own = layer.sdpa_backend
+        share = known.ATTENTION[own if own in self.device.attention else self.device.attention[0]]
+        rate = share * self.device.sustained * self.device.flops(self.format)
+        return flops / 3 / rate, known.BACKWARD_SCORES * flops * 2 / 3 / rate
+
+    def _memory(self, kind: Kind) -> float:
+        """What a block keeps without recomputation, as often as it goes through memory."""
+        layer, parallel = self.model.of_kind(kind.name), self.config.parallel
+        numbers = Numbers(
+            width=self.width, seq_len=self.config.train.seq_len, tp=parallel.tp, cuda=True
+        )
+        mixer = layer.mixer.kept(layer, numbers)
+        if kind.moe:
+            over = {"rows": layer.moe.top_k, "exchanged": parallel.ep > 1}
+            last = layer.moe.kept(layer, numbers, **over)
+        else:
+            last = layer.feed_forward.kept(layer, numbers)
+        cut = parallel.tp if parallel.sequence_parallel else 1
+        residual = 4 * self.width * layer.dim / cut  # two norms, two additions
+        bytes = UNKNOWN_KEPT * self.width * layer.dim
+        if mixer is not None and last is not None:
+            bytes = residual + mixer.all + last.all
+        return known.PASSES[self.mode] * bytes * self.tokens / self.stream
+
+
+@lru_cache(maxsize=4096)
+def product(device: Device, m: int, n: int, k: int, number: int, format: str, width: int) -> float:
+    """Seconds of so many products of [m, k] and [k, n]."""
+    size = 1 if format in LOW else width
+    bytes = number * (size * (m * k + k * n) + width * m * n)
+    reached = device.sustained * (known.FP8_REACHED if format != "bf16" and size == 1 else 1.0)
+    rate = device.flops(format) * reached * busy(device, m, n, k, number) / _largest(device)
+    return max(2 * number * m * n * k / rate, bytes / (known.STREAM * device.bandwidth))
+
+
+@lru_cache
+def _largest(device: Device) -> float:
+    """Of the product at which what is sustained was measured."""
+    return busy(device, 8192, 8192, 8192)
+
+
+def busy(device: Device, m: int, n: int, k: int, number: int = 1) -> float:
+    """The share of multiprocessors' time that makes outputs, with the best of the tiles."""
+    return max(_busy(device, m, n, k, number, tile) for tile in known.TILES)
+
+
+def _busy(device: Device, m: int, n: int, k: int, number: int, tile: tuple[int, int]) -> float:
+    """The same with one size of tiles; sums may be cut into parts, so that there are more."""
+    rows, columns = tile
+    tiles = number * ceil(m / rows) * ceil(n / columns)
+    smaller = 0.9 if rows * columns < 128 * 256 else 1.0  # they read their inputs more often
+    best, parts = 0.0, 1
+    while parts == 1 or (parts <= 16 and k // parts >= 512):
+        waves = ceil(tiles * parts / device.units)
+        filled = number * m * n * parts / (waves * device.units * rows * columns)
+        ramp = (k / parts) / (k / parts + known.RAMP)
+        best = max(
+            best, smaller * filled * ramp * (1 - known.SPLIT_LOSS * (parts.bit_length() - 1))
+        )
+        parts *= 2
+    return best

@@ -1,0 +1,119 @@
+"""Which links a collective goes over, and how long it takes: NVLink inside a node, the network
+between nodes.
+
+Ranks are in the order of the mesh, pp slowest and tp fastest, and fill one node after another, so
+which ranks of a group share a node follows from `gpus_per_node`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from forge.config.devices import Device
+from forge.config.parallel import Parallel
+from forge.planning.calibration import (
+    BASE,
+    MESSAGE,
+    NETWORK,
+    NVLINK,
+    PCIE,
+    PROTOCOL_SHARE,
+    REACHED,
+    STEP,
+)
+from forge.planning.traffic import Sent
+
+ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
+"""Axes of the mesh, slowest first: `forge.parallel.mesh`."""
+PCIE_BELOW = 64e9
+"""Bytes a second: GPUs with less between them have PCIe in the place of NVLink."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that speak to one another: how many, and how many of them share a node."""
+
+    size: int
+    in_node: int
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.size // self.in_node)
+
+
+def group(parallel: Parallel, axes: tuple[str, ...], gpus_per_node: int) -> Group:
+    """The group of a rank over these axes."""
+    size = in_node = stride = 1
+    for axis in reversed(ORDER):
+        degree = getattr(parallel, axis)
+        if axis in axes:
+            size *= degree
+            in_node *= min(degree, max(gpus_per_node // stride, 1))
+        stride *= degree
+    return Group(size, in_node)
+
+
+def on_links(sent: Sent, ranks: Group) -> dict[str, float]:
+    """Bytes that a rank sends over each kind of link.
+
+    A ring leaves a node once for all ranks of the group in it, and so with each of their network
+    cards it sends an equal part. Of an all-to-all each part goes where it is wanted.
+    """
+    if ranks.nodes == 1:
+        return {NVLINK: float(sent.bytes)}
+    others = ranks.size - 1 if sent.kind == "all-to-all" else ranks.in_node
+    inside = (ranks.in_node - 1) / others
+    return {NVLINK: sent.bytes * inside, NETWORK: sent.bytes * (1 - inside)}
+
+
+def link_bytes(all_sent: list[Sent], parallel: Parallel, gpus_per_node: int) -> dict[str, float]:
+    """Bytes that a rank sends over each kind of link in a step."""
+    total: Counter[str] = Counter()
+    for sent in all_sent:
+        total.update(on_links(sent, group(parallel, sent.axes, gpus_per_node)))
+    return dict(total)
+
+
+def seconds(sent: Sent, ranks: Group, device: Device) -> float:
+    """Time of a step's collectives of one kind over one group, one after another.
+
+    Latency and bandwidth (alpha and beta): each call takes the algorithm and the protocol of NCCL
+    that are fastest for its bytes.
+    """
+    if ranks.size == 1 or not sent.calls:
+        return 0.0
+    each = sent.bytes / sent.calls
+    local, between = REACHED[NVLINK] * device.nvlink, REACHED[NETWORK] * device.network
+    if sent.kind in ("all-to-all", "send"):
+        links = on_links(sent, ranks)
+        of_bytes = max(links.get(NVLINK, 0) / local, links.get(NETWORK, 0) / between)
+        hops = 1 if sent.kind == "send" else math.log2(ranks.size) + ranks.nodes - 1
+        return of_bytes + sent.calls * 1e-6 * (MESSAGE + hops * _step("ring", ranks, device)[0])
+    bandwidth = local if ranks.nodes == 1 else min(local, between * ranks.in_node)
+    rounds = 2 if sent.kind == "all-reduce" else 1
+    there, away = rounds * (ranks.size - ranks.nodes), rounds * (ranks.nodes - 1)
+    options = [_option("ring", each, bandwidth, there, away, device)]
+    if sent.kind == "all-reduce" and ranks.nodes > 1:
+        depth = 2 * math.ceil(math.log2(ranks.nodes))
+        options.append(_option("tree", each, bandwidth, 2 * (ranks.in_node - 1), depth, device))
+    return sent.calls * min(options)
+
+
+def _option(
+    algorithm: str, size: float, bandwidth: float, there: int, away: int, device: Device
+) -> float:
+    """The fastest protocol of an algorithm with so many steps inside of nodes and between them."""
+    local = PCIE if device.nvlink < PCIE_BELOW else NVLINK
+    inside, outside = STEP[algorithm, local], STEP[algorithm, NETWORK]
+    return min(
+        1e-6 * (base + there * inside[at] + away * outside[at])
+        + size / (bandwidth * PROTOCOL_SHARE[at])
+        for at, base in enumerate(BASE[algorithm])
+    )
+
+
+def _step(algorithm: str, ranks: Group, device: Device) -> tuple[float, ...]:
+    local = PCIE if device.nvlink < PCIE_BELOW else NVLINK
+    return STEP[algorithm, local if ranks.nodes == 1 else NETWORK]

@@ -1,0 +1,336 @@
+"""Memory of one device, estimated from the config alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from forge.config.adapters.adapter import Adapter, NoAdapter
+from forge.config.adapters.packed import made_bytes, packed_bytes
+from forge.config.adapters.qlora import QLoRA
+from forge.config.model.activations import FP32
+from forge.config.model.decoder import Decoder
+from forge.config.model.tensors import HEAD, MATRIX, TensorSpec, within
+from forge.config.optimizers import param_groups
+from forge.config.parallel import V_SCHEDULE, Parallel
+from forge.config.precision import BYTES
+from forge.config.quantization import FP8, Sparse
+from forge.config.root import Config
+from forge.planning.activations import Activations, Stage
+from forge.rundir.saved_config import load, newest
+
+STATE = ("weights", "gradients", "fp32 masters", "optimizer state")
+"""How the names of parts begin that are exact, and there all the time."""
+NO_ADAPTER = NoAdapter()
+
+
+def memory_by_part(config: Config) -> dict[str, int]:
+    """Bytes of the device that needs most, by part; empty for a model of unknown layers.
+
+    On one device weights, gradients and optimizer state are exact. Activations are what autograd
+    holds after the forward pass of uncompiled blocks with fused attention (as arXiv:2205.05198,
+    section 4); logits are the most that the loss holds at once. The sum is an upper bound.
+
+    On several, tp, pp and ep cut the weights; FSDP shards the rest and gathers it block by block,
+    or all of it under a pipeline; cp and sequence parallelism cut the tokens. Experts are taken to
+    have equal numbers of tokens, and stages of blocks.
+    """
+    model, parallel = config.model, config.parallel
+    if not isinstance(model, Decoder):
+        return {}
+    # the ranks that may need most are those at the ends of the pipeline
+    adapter = config.adapter
+    shares = [_share(model, parallel, adapter, first=True, last=True)]
+    if parallel.pp > 1:
+        is_last = parallel.pp_schedule == V_SCHEDULE
+        shares = [_share(model, parallel, adapter, first=True, last=is_last)]
+        shares.append(_share(model, parallel, adapter, first=False, last=True))
+    ranks = [_of_rank(config, model, share) for share in shares]
+    return max(ranks, key=lambda parts: sum(parts.values()))
+
+
+def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
+    train, parallel = config.train, config.parallel
+    precision = config.precision
+    width, weight = BYTES[precision.mixed_precision], BYTES[precision.param_dtype]
+    several = parallel.fsdp * parallel.dp_replicate * parallel.tp * parallel.pp > 1
+    gathered = several or precision.gathers
+    sharded = 0 if parallel.cpu_offload and gathered else share.sharded(parallel)
+    kind = precision.param_dtype
+    parts = {f"weights ({kind})": weight * sharded, f"gradients ({kind})": weight * sharded}
+    if precision.master_weights:
+        parts["fp32 masters"] = FP32 * sharded
+    parts |= _of_optimizer(config, model, share, sharded > 0)
+    adapter = config.adapter
+    if isinstance(adapter, QLoRA):
+        if sharded:
+            kept = _in_few_bits(config, adapter, model, share, weight)
+            parts[f"weights ({kind})"] = kept.sharded(parallel)
+        parts["weights made again"] = _made_again(config, adapter, model, share, width)
+    activations = Activations(config, model)
+    if gathered:
+        at_once = share.outside_at_once + share.two_blocks  # a block, and the next one on its way
+        stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
+        several_passes = max(train.grad_accum_steps, activations.microbatches) > 1
+        add_up = several_passes and (parallel.pp > 1 or parallel.reduce_gradients == "step")
+        parts["gathered weights"] = width * (share.parameters if stays else at_once)
+        if isinstance(adapter, QLoRA):
+            codes = _in_few_bits(config, adapter, model, share, width)
+            whole = codes.outside_at_once + codes.two_blocks
+            parts["gathered weights"] = codes.parameters if stays else whole
+        if isinstance(config.quantization, FP8) and config.quantization.fp8_all_gather:
+            eighth = _in_fp8(config, config.quantization, model, share, width)
+            whole = eighth.outside_at_once + eighth.two_blocks
+            parts["gathered weights"] = eighth.parameters if stays else whole
+        # On one rank they may stay as backward gives them: `forge.parallel.apply`.
+        same = precision.param_dtype == precision.mixed_precision
+        unreduced = kind if same and not (several or several_passes) else "fp32"
+        own = share
+        if param_groups.some_frozen(config):
+            own = _of_trained(config, model, share)
+        count = own.parameters if add_up else own.outside_at_once + own.two_blocks
+        parts[f"unreduced gradients ({unreduced})"] = BYTES[unreduced] * count
+    if isinstance(config.quantization, Sparse):
+        parts["zeroed weights, masks"] = _of_zeros(config, config.quantization, model, share)
+    for frozen in _frozen_models(config):
+        own = _share(frozen, parallel, first=True, last=True)
+        at_once = own.outside_at_once + own.two_blocks if gathered else 0
+        parts["frozen models"] = parts.get("frozen models", 0) + width * at_once
+        parts["frozen models"] += FP32 * own.sharded(parallel)
+    stage = Stage(layers=share.layers, first=share.first, last=share.last)
+    held, tokens = activations.held(stage), activations.tokens
+    if held is not None:
+        parts["activations"] = round(held.device)
+        if config.data.pack_sequences:
+            parts["masks of documents"] = activations.of_documents(stage)
+    if share.last:
+        vocab = -(-model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
+        sizes = {"tokens": tokens, "vocab": vocab, "dim": model.dim, "width": width}
+        capped = model.final_logits_soft_cap > 0
+        parts["logits"] = config.objective.logits_bytes(**sizes, capped=capped)
+    return parts
+
+
+def _in_fp8(config: Config, section: FP8, model: Decoder, share: _Share, width: int) -> _Share:
+    """Bytes of weights that are gathered in fp8, where a layer takes them so."""
+    # of a block that is not named: one at an end that is left out, if one is
+    layer = 0 if section.plain_first_layers else model.n_layers - 1
+
+    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
+        if one.role == MATRIX and not one.name.startswith("blocks."):
+            one = replace(one, name=f"blocks.{layer}.{one.name}")
+        fp8 = one.role in (MATRIX, HEAD) and section.takes(one, model)
+        return math.prod(shape) * (1 if fp8 else width)
+
+    return _share(model, config.parallel, first=share.first, last=share.last, of=size)
+
+
+def _in_few_bits(
+    config: Config, adapter: QLoRA, model: Decoder, share: _Share, width: int
+) -> _Share:
+    """Bytes of weights, of which some are kept in few bits, and the others in numbers of `width`
+    bytes.
+    """
+
+    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
+        if adapter.packs(one):
+            return packed_bytes(shape, adapter.how)
+        return width * math.prod(shape)
+
+    ends = {"first": share.first, "last": share.last}
+    return _share(model, config.parallel, adapter, of=size, **ends)
+
+
+def _made_again(config: Config, adapter: QLoRA, model: Decoder, share: _Share, width: int) -> int:
+    """Bytes of the largest weight that is made of few bits, and of what that takes."""
+    most = 0
+
+    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
+        nonlocal most
+        most = max(most, made_bytes(shape, width) if adapter.packs(one) else 0)
+        return 0
+
+    _share(model, config.parallel, adapter, of=size, first=share.first, last=share.last)
+    return most
+
+
+def _of_zeros(config: Config, section: Sparse, model: Decoder, share: _Share) -> int:
+    """Bytes of what weights that are 0 were, and of which these are."""
+    each = BYTES[config.precision.param_dtype] + 1
+
+    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
+        inside = one.name.startswith("blocks.") or one.role == HEAD
+        return math.prod(shape) * each if inside and section.takes(one, model) else 0
+
+    own = _share(model, config.parallel, first=share.first, last=share.last, of=size)
+    return own.sharded(config.parallel)
+
+
+def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> dict[str, int]:
+    """Gradients, of what is trained, and what the optimizer keeps of it. here: on the device."""
+    made, optimizer = param_groups.groups(config), config.optimizer
+    is_trained = param_groups.trained(config)
+    some_frozen = param_groups.some_frozen(config)
+
+    def kept(one: TensorSpec, shape: tuple[int, ...]) -> float:
+        name = param_groups.group_of(optimizer, one.name, one.role)
+        found = made[name].section.state_bytes(shape) if is_trained(one.name) else 0
+        return math.nan if found is None else found
+
+    parts, ends = {}, {"first": share.first, "last": share.last}
+    precision, parallel = config.precision, config.parallel
+    weight, each = BYTES[precision.param_dtype], max(parallel.fsdp, 1)
+    if config.train.optimizer_in_backward and here:  # those of a block, a table or the head
+        at_once = max(share.two_blocks // 2, share.outside_at_once)
+        parts[f"gradients ({precision.param_dtype})"] = weight * -(-at_once // each)
+    if some_frozen:
+        own = _of_trained(config, model, share)
+        count, kind = own.sharded(parallel) * here, precision.param_dtype
+        if f"gradients ({kind})" not in parts:
+            parts[f"gradients ({kind})"] = weight * count
+        if precision.master_weights:
+            parts["fp32 masters"] = FP32 * count
+    by_name = optimizer.groups or some_frozen
+    state = _share(model, parallel, config.adapter, of=kept, named=bool(by_name), **ends)
+    if state.known:
+        parts["optimizer state"] = state.sharded(parallel) * here
+    if parallel.offload_optimizer and not parallel.cpu_offload:
+        master, largest = FP32 * bool(precision.master_weights), 0.0
+
+        def most(one: TensorSpec, shape: tuple[int, ...]) -> float:
+            nonlocal largest
+            largest = max(largest, kept(one, shape) + master * math.prod(shape))
+            return 0
+
+        _share(model, parallel, config.adapter, of=most, **ends)
+        # What is updated, and what comes for the next one or goes back.
+        parts["optimizer state"] = 2 * -(-round(largest) // each)
+        parts.pop("fp32 masters", None)
+        if precision.master_weights:
+            parts["fp32 masters"] = 0
+    return parts
+
+
+def _of_trained(config: Config, model: Decoder, share: _Share) -> _Share:
+    """Values of the parameters that are trained."""
+    is_trained = param_groups.trained(config)
+
+    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
+        return math.prod(shape) if is_trained(one.name) else 0
+
+    ends = {"first": share.first, "last": share.last}
+    return _share(model, config.parallel, config.adapter, of=size, **ends)
+
+
+def _frozen_models(config: Config) -> Iterator[Decoder]:
+    """The models that the objective reads besides; as the trained one where nothing else is known
+    of them.
+    """
+    for source in config.objective.frozen_models().values():
+        found = config.model
+        with suppress(OSError, ValueError, TypeError, KeyError):  # building it says what is wrong
+            if source and Path(source).is_dir():
+                found = load(newest(Path(source)), trust=config.run.trust).model
+        yield from [found] if isinstance(found, Decoder) else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Share:
+    """What one rank has of a model before FSDP shards it: blocks, its stage, and parameters.
+
+    experts: sharded over efsdp. in_blocks, outside: the others, sharded over fsdp. two_blocks: of
+    two adjacent blocks. outside_at_once: what is gathered at a time: the embedding is freed before
+    the output head is needed. packed: shape of a layer's experts, [experts, width, dim].
+    """
+
+    layers: range
+    first: bool
+    last: bool
+    experts: int
+    in_blocks: int
+    outside: int
+    outside_at_once: int
+    two_blocks: int
+    packed: tuple[int, ...]
+
+    @property
+    def parameters(self) -> int:
+        return self.experts + self.in_blocks + self.outside
+
+    @property
+    def known(self) -> bool:
+        """Whether what was counted is known of every tensor."""
+        return not math.isnan(self.parameters)
+
+    def sharded(self, parallel: Parallel) -> int:
+        """What the FSDP rank with most has: whole experts, or a part of each where they are few."""
+        fsdp, efsdp, (count, *others) = max(parallel.fsdp, 1), max(parallel.efsdp, 1), self.packed
+        if count < efsdp and any(length % efsdp == 0 for length in others):
+            experts = -(-self.experts // efsdp)
+        else:
+            experts = self.experts * -(-count // efsdp) // max(count, 1)
+        return -(-(self.in_blocks + self.outside) // fsdp) + experts
+
+
+def _with(adapter: Adapter, tensors: Iterable[TensorSpec]) -> list[TensorSpec]:
+    """Parameters of a model, and what stands beside them."""
+    own = list(tensors)
+    return [*own, *adapter.added(own)]
+
+
+def _share(
+    model: Decoder,
+    parallel: Parallel,
+    adapter: Adapter = NO_ADAPTER,
+    *,
+    first: bool,
+    last: bool,
+    of: Callable[[TensorSpec, tuple[int, ...]], float] | None = None,
+    named: bool = True,
+) -> _Share:
+    """of: what is counted of a tensor, by its name and its shape on this rank; None = values.
+    named: whether names count, and not roles alone.
+    """
+
+    def size(tensors: Iterable[TensorSpec]) -> Any:
+        shapes = ((one, one.on_rank(parallel.tp, parallel.ep)) for one in tensors)
+        return sum(of(one, shape) if of else math.prod(shape) for one, shape in shapes)
+
+    layers = -(-model.n_layers // parallel.pp)
+    start = 0 if first else model.n_layers - layers
+    here = [model.kind_of(layer) for layer in range(start, start + layers)]
+    kinds = Counter(here)
+    blocks = {kind: model.block_tensors(kind) for kind in kinds}
+    packed = {kind: [one for one in blocks[kind] if one.of_experts] for kind in kinds}
+    counted = [(number, blocks[kind]) for kind, number in kinds.items()]
+    sizes = {kind: size(tensors) for kind, tensors in blocks.items()}
+    of_layers = [sizes[kind] for kind in here]
+    if (of and named) or adapter.active:  # by names, which each block has its own of
+        names = ((f"blocks.{start + at}", blocks[kind]) for at, kind in enumerate(here))
+        counted = [(1, _with(adapter, within(name, tensors))) for name, tensors in names]
+        of_layers = [size(each) for _, each in counted]
+    experts = sum(n * size(one for one in each if one.of_experts) for n, each in counted)
+    two = max((a + b for a, b in pairwise(of_layers)), default=of_layers[0])
+    tables, after = (_with(adapter, tensors) for tensors in model.outside())
+    embedding, has_head = size(tables[:1]), last and not (first and model.tie_embeddings)
+    outside = (size(tables) if first else 0) + (size(after) if last else 0)
+    if has_head and model.tie_embeddings:
+        outside += embedding
+    shapes = (one.on_rank(parallel.tp, parallel.ep) for each in packed.values() for one in each)
+    return _Share(
+        layers=range(start, start + layers),
+        first=first,
+        last=last,
+        experts=experts,
+        in_blocks=sum(number * size(each) for number, each in counted) - experts,
+        outside=outside,
+        outside_at_once=outside - (embedding if first and has_head else 0),
+        two_blocks=two,
+        packed=next(shapes, (0, 0, 0)),
+    )

@@ -1,0 +1,90 @@
+"""What each rank holds of the parameters, and a model of the same layout that is small enough to
+take a step on a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from forge.config.model.decoder import Decoder
+from forge.config.parallel import ONE_STAGE_SCHEDULES
+from forge.config.root import Config
+from forge.planning.layout import data_ranks
+from forge.planning.shapes import elements
+from forge.planning.traffic import Rank
+
+HEAD, WIDTH, ROWS = 8, 16, 64
+"""Of a small model: width of a head, of a feed-forward layer and rows of a table on a tp rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Parameters that a rank of the pipeline holds, and an equal share of its stages."""
+
+    rank: int
+    parameters: int
+    equal: float
+
+    @property
+    def excess(self) -> float:
+        """The share that it holds more: of what no axis cuts, and of rows that fill up shards."""
+        return self.parameters / self.equal - 1
+
+
+def held(config: Config, rank: int) -> Held:
+    """Of a resolved config and a rank of its pipeline."""
+    model, p = config.model, config.parallel
+    assert isinstance(model, Decoder)
+    one, count, whole = Rank(config, model, rank), 0, 0.0
+    for stage in one.stages:
+        parameters = [*one.of_blocks(stage), *((1, each) for each in one.others(stage))]
+        for number, each in parameters:
+            shards = p.efsdp if each.of_experts else p.fsdp
+            count += number * elements(each, tp=p.tp, ep=p.ep, shards=shards) // shards
+            whole += number * each.size
+    return Held(rank=rank, parameters=count, equal=whole / (p.fsdp * p.tp))
+
+
+def in_small(config: Config) -> Config:
+    """A resolved config with the same layout, of a few narrow layers, in fp32 on a CPU; its rules
+    hold as they did, since heads, experts and degrees are the same.
+    """
+    model, p = config.model.clone(), config.parallel
+    assert isinstance(model, Decoder)
+    model.thaw()
+    stages = p.pp * (p.pp_stages_per_rank or 1)
+    layers = stages if stages > 1 else min(2, model.n_layers)
+    model.n_layers = max(layers, len(model.layers), model.moe.first_num_dense_layers + 1)
+    model.dim, model.head_dim = model.n_heads * HEAD, HEAD
+    model.ffn_hidden_dim, model.vocab_size = WIDTH * p.tp, ROWS * p.tp
+    if model.is_moe:
+        model.moe.ffn_hidden_dim = WIDTH * p.tp
+        model.moe.shared_hidden_dim = WIDTH * p.tp if model.moe.shared_width(model) else None
+    seq_len = max(16, 2 * p.cp * p.tp)
+    model.max_seq_len = max(seq_len, 16)
+    microbatches = p.pp if p.pp > 1 else 1
+    sequences = data_ranks(config) * microbatches
+    train = replace(
+        config.train,
+        seq_len=seq_len,
+        batch_size=1,
+        grad_accum_steps=microbatches,
+        global_batch_size=sequences,
+        global_batch_tokens=sequences * seq_len,
+        compile_model=False,
+    )
+    parallel = replace(p, pp_microbatches=microbatches, pp_layers=[], cpu_offload=False)
+    if p.pp > 1 and p.pp_schedule in ONE_STAGE_SCHEDULES:
+        parallel.pp_stages_per_rank = 1
+    precision = replace(
+        config.precision,
+        mixed_precision="fp32",
+        residual_dtype="fp32",
+        param_dtype="fp32",
+        master_weights=False,
+        stochastic_rounding=False,
+    )
+    run = replace(config.run, device="cpu")
+    return replace(
+        config, model=model, train=train, parallel=parallel, precision=precision, run=run
+    )

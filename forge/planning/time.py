@@ -1,0 +1,303 @@
+"""Seconds of a step, by part: a roofline of products and memory, latency and bandwidth of
+collectives, and what of them is hidden. docs/planning.md states the model and how far it is off.
+
+What is hidden: FSDP's gathers and reductions run beside the products of blocks, forward and
+backward, but for those of the first and the last block. All other collectives wait: those of tp,
+cp and ep, and messages of a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import log2
+
+from forge.config.devices import DEVICES, Device
+from forge.config.model.decoder import Decoder, Kind
+from forge.config.parallel import LOOPED_SCHEDULES, Parallel
+from forge.config.root import Config
+from forge.planning import calibration as known
+from forge.planning.activations import Activations
+from forge.planning.compute import Compute, Pass, Seconds
+from forge.planning.flops import flops_per_token
+from forge.planning.links import group, link_bytes, seconds
+from forge.planning.memory import STATE, memory_by_part
+from forge.planning.traffic import Rank, Sent
+from forge.planning.world import World, ranks_per_node
+
+GATHER, SCATTER = "fsdp: all-gather of weights", "fsdp: reduce-scatter of gradients"
+REPLICAS = "hsdp: all-reduce of gradients"
+TIED = "pp: gradient of the tied table"
+WAITED = ("tp", "loss", "cp", "ep", "moe", "pp", "all")
+"""Techniques whose collectives nothing runs beside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """A step of a layout.
+
+    parts: seconds that add up to those of the step. hidden: of communication beside products.
+    links: bytes that a rank sends in a step over each kind of link. tokens: of all ranks. flops: a
+    token, by `flops_per_token`. peak: FLOP/s of one device in bf16, or fp32's where that is
+    what is multiplied.
+    """
+
+    parts: Mapping[str, float]
+    hidden: float
+    links: Mapping[str, float]
+    tokens: int
+    ranks: int
+    flops: float
+    peak: float
+    shares: Mapping[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        whole = self.seconds
+        shares = {name: part / whole for name, part in self.parts.items()}
+        object.__setattr__(self, "shares", shares)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of one device."""
+        return self.tokens / self.seconds / self.ranks
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: those of forward and backward, of which causality and
+        recomputation change nothing, over the peak of bf16 (PaLM, arXiv:2204.02311, appendix B).
+        """
+        return self.tokens_per_second * self.flops / self.peak
+
+
+def step_time(
+    config: Config,
+    device: Device,
+    gpus_per_node: int,
+    memory: Mapping[str, int] | None = None,
+) -> StepTime | None:
+    """The step of a resolved config; None for unknown models. memory: by part, if it is known."""
+    model, parallel = config.model, config.parallel
+    if not isinstance(model, Decoder):
+        return None
+    ends = sorted({0, parallel.pp // 2, parallel.pp - 1})  # one of them is the slowest
+    state = _of_state(memory_by_part(config) if memory is None else memory)
+    machine = (device, gpus_per_node)
+    found = [_OfRank(config, model, machine, state, rank) for rank in ends]
+    slowest = max(found, key=lambda rank: sum(rank.parts.values()))
+    train, ranks = config.train, _ranks(parallel)
+    return StepTime(
+        parts={name: part for name, part in slowest.parts.items() if part > 0},
+        hidden=slowest.hidden,
+        links=link_bytes(slowest.sent, parallel, gpus_per_node),
+        tokens=(train.global_batch_size or 0) * config.objective.rows * train.seq_len,
+        ranks=ranks,
+        flops=flops_per_token(config) or 0,
+        peak=device.flops("bf16"),
+    )
+
+
+def planned_time(config: Config, gpus_per_node: int | None = None) -> StepTime | None:
+    """The step on plan.device; None where it is not given or the model is not known."""
+    plan = config.plan
+    if plan.device not in DEVICES or config.run.device not in ("auto", "cuda"):
+        return None
+    return step_time(config, device_of(config), gpus_per_node or plan.gpus_per_node)
+
+
+def expected_seconds(config: Config, world: World) -> float | None:
+    """Of all steps of a resolved config, but for evaluations and checkpoints."""
+    time, train = planned_time(config, ranks_per_node(world)), config.train
+    if time is None:
+        return None
+    rows = train.batch_sizes.samples(train.max_steps) * config.objective.rows
+    return rows * train.seq_len / time.tokens * time.seconds
+
+
+def device_of(config: Config) -> Device:
+    """The GPU of plan.device, with the network that the plan gives it."""
+    return DEVICES[config.plan.device or ""].on_network(config.plan.network_gbits)
+
+
+def bubble(parallel: Parallel, microbatches: int) -> float:
+    """Idle time of a pipeline's ranks, in micro-batches: (pp - 1) of 1F1B (arXiv:2104.04473), less
+    with several stages a rank, and where gradients of weights fill it.
+    """
+    stages = parallel.pp_stages_per_rank or 1
+    share = known.ZERO_BUBBLE.get(parallel.pp_schedule, 1.0)
+    looped = parallel.pp_schedule in LOOPED_SCHEDULES
+    return (parallel.pp - 1) * share / (stages if looped else 1)
+
+
+class _OfRank:
+    """The parts of one rank of the pipeline."""
+
+    def __init__(
+        self, config: Config, model: Decoder, machine: tuple[Device, int], state: int, rank: int
+    ) -> None:
+        """state: bytes of weights, gradients and optimizer state."""
+        self.config, self.state = config, state
+        self.device, self.node = machine
+        self.rank = Rank(config, model, rank)
+        self.sent: list[Sent] = self.rank.sent()
+        self.passes = self.rank.passes
+        self.compute = Compute(config, model, self.device, self.rank.tokens / self.passes)
+        self.kinds = self.rank.kinds(*self.rank.stages)
+        self.parts: dict[str, float] = defaultdict(float)
+        self.hidden = 0.0
+        self._of_compute(self.rank.last_stage in self.rank.stages)
+        self._of_waits()
+        self._of_fsdp()
+        self._of_optimizer()
+        self._of_scale()
+
+    def _of_compute(self, has_head: bool) -> None:
+        """Blocks, head and loss of all micro-batches, and what a GPU waits for their launches."""
+        passes = self.passes
+        blocks = {kind: self.compute.block(kind) for kind in self.kinds}
+        number = self.kinds.total()
+        forward, backward = (
+            _sum(self.kinds, {kind: getattr(one, name) for kind, one in blocks.items()})
+            for name in ("forward", "backward")
+        )
+        again, moved = self._again(blocks)
+        head = self.compute.head() if has_head else Pass(forward=Seconds(), backward=Seconds())
+        self.forward = forward.all + head.forward.all
+        self.backward = backward.all + again.all + head.backward.all
+        both = forward + backward
+        self.parts["products"] += passes * both.products
+        self.parts["attention"] += passes * both.attention
+        self.parts["elementwise"] += passes * both.memory
+        self.parts["head and loss"] += passes * (head.forward.all + head.backward.all)
+        self.parts["recomputed"] += passes * again.all
+        objective = self.config.objective
+        ahead = passes * objective.rows_ahead / objective.rows
+        self.parts["read ahead"] += ahead * (forward.all + head.forward.all)
+        self.parts["offload"] += passes * self._beside(moved, self.forward, 2)
+        launch = [number * each for each in known.LAUNCH[self.compute.mode]]
+        late = max(launch[0] - self.forward, 0) + max(launch[1] - self.backward, 0)
+        self.parts["launches"] += passes * late
+
+    def _again(self, blocks: Mapping[Kind, Pass]) -> tuple[Seconds, float]:
+        """What is recomputed of a micro-batch: the share of the forward FLOPs that its policy
+        makes again, and all that is elementwise; and seconds to host memory of what it keeps there.
+        """
+        config, model = self.config, self.rank.model
+        policy, kept = config.train.policy, Activations(config, model)
+        again, host = Seconds(), 0.0
+        for layers in self.rank.layers.values():
+            for layer in layers:
+                if not policy.recomputed(layer, model.n_layers, layers.start):
+                    continue
+                kind, places = model.kind_of(layer), policy.of_block(layer, model.n_layers)
+                block, one = kept.block(kind), blocks[kind].forward
+                share = block.again(places) / block.flops if block else 1.0
+                again += Seconds(
+                    products=share * one.products,
+                    attention=share * one.attention,
+                    memory=one.memory,
+                )
+                host += block.held(places).host if block else 0.0
+        return again, host * self.rank.tokens / self.passes / known.HOST_LINK
+
+    def _of_waits(self) -> None:
+        """Collectives that nothing runs beside."""
+        waited = 0.0
+        for sent in self.sent:
+            if sent.technique in WAITED:
+                took = self._seconds(sent)
+                self.parts[sent.technique] += took
+                waited += 0.0 if sent.name == TIED or sent.technique == "all" else took
+        if self.config.parallel.ep > 1 and not self.rank.model.moe.capacity_factor:
+            moe = sum(number for kind, number in self.kinds.items() if kind.moe)
+            self.parts["ep"] += self.passes * moe * known.HOST_WAIT
+            waited += self.passes * moe * known.HOST_WAIT
+        each = waited / self.passes
+        self.forward, self.backward = self.forward + each / 3, self.backward + each * 2 / 3
+        idle = bubble(self.config.parallel, self.passes) if self.config.parallel.pp > 1 else 0.0
+        self.parts["bubble"] += idle * (self.forward + self.backward)
+
+    def _of_fsdp(self) -> None:
+        """What of gathers and reductions is not hidden; and copies around them.
+
+        A pipeline gathers once before its first micro-batch, and reduces after its last.
+        """
+        parallel, passes, reductions = self.config.parallel, self.passes, self.rank.reductions
+        gather, reduce = self._named(GATHER), self._named(SCATTER) + self._named(REPLICAS)
+        before = gather / 2 if parallel.reshard_after_forward == "always" else gather
+        gathered = 1 if parallel.pp > 1 else passes
+        again, last = (gather - before) / passes, reduce / reductions
+        exposed = self._beside(before / gathered, self.forward, gathered)
+        exposed += self._beside(again + last, self.backward, reductions)
+        exposed += self._beside(again, self.backward, passes - reductions)
+        ends = (before + reduce) / max(self.kinds.total(), 1)
+        self.parts["fsdp"] += exposed + ends
+        self.parts["fsdp copies"] += self._copied() * known.COPIES_EXPOSED / self.compute.stream
+
+    def _beside(self, communication: float, products: float, times: int) -> float:
+        """What is left of communication that runs beside products, and what it takes from them, so
+        many times a step.
+        """
+        if times <= 0:
+            return 0.0
+        covered = min(communication, products)
+        self.hidden += times * covered
+        return times * (communication - covered + known.CONTENTION * covered)
+
+    def _copied(self) -> float:
+        """Bytes that FSDP copies in a step around its collectives, whole parameters."""
+        parallel = self.config.parallel
+        if parallel.fsdp * parallel.dp_replicate == 1:
+            return 0.0
+        total = 0.0
+        for sent in self.sent:
+            ranks = self.rank.size(sent.axes)
+            whole = sent.bytes * ranks / max(ranks - 1, 1)
+            if sent.name == GATHER:
+                total += known.GATHER_COPIES * whole / self.rank.width
+            elif sent.name == SCATTER:
+                total += known.REDUCE_COPIES * whole / 4
+        return total
+
+    def _of_optimizer(self) -> None:
+        """Weights and state are read and written once, gradients read twice, for their norm too;
+        with parallel.cpu_offload there, after gradients came and before weights go.
+        """
+        parallel, moved = self.config.parallel, self.state
+        bandwidth = self.compute.stream
+        if parallel.cpu_offload:
+            on_host = replace(parallel, cpu_offload=False)
+            memory = memory_by_part(replace(self.config, parallel=on_host))
+            moved, bandwidth = _of_state(memory), known.HOST_MEMORY
+            sent = _of_state(memory, STATE[:2])
+            self.parts["offload"] += sent / known.HOST_LINK
+        self.parts["optimizer"] += 2 * moved / bandwidth
+
+    def _of_scale(self) -> None:
+        """Ranks wait for the slowest of them."""
+        nodes = max(_ranks(self.config.parallel) / self.node, 1)
+        whole = sum(self.parts.values())
+        self.parts["stragglers"] += known.STRAGGLERS * log2(nodes) * whole
+
+    def _seconds(self, sent: Sent) -> float:
+        return seconds(sent, group(self.config.parallel, sent.axes, self.node), self.device)
+
+    def _named(self, name: str) -> float:
+        return sum(self._seconds(sent) for sent in self.sent if sent.name == name)
+
+
+def _of_state(memory: Mapping[str, int], parts: tuple[str, ...] = STATE) -> int:
+    """Bytes of weights, gradients and what the optimizer keeps."""
+    return sum(size for name, size in memory.items() if name.startswith(parts))
+
+
+def _sum(kinds: Counter[Kind], each: Mapping[Kind, Seconds]) -> Seconds:
+    return sum((each[kind] * number for kind, number in kinds.items()), Seconds())
+
+
+def _ranks(parallel: Parallel) -> int:
+    return parallel.dp_shard * parallel.product_without_dp_shard

@@ -1,0 +1,355 @@
+"""Bytes that one rank sends in one optimizer step, by technique, collective and group; from the
+config alone, without torch.
+
+Counted as a ring sends them: of an all-gather or a reduce-scatter of S bytes over n ranks each rank
+sends S * (n - 1) / n, in an all-reduce, which is one of each, twice that, and in an all-to-all (n -
+1) / n of what it has. Of a message between two ranks all of it. Other algorithms (trees, or
+switches that add up) send less, and none that is bound by bandwidth sends more. Experts are taken
+to get as many tokens as one another, which is what a balanced router comes to; a rank whose tokens
+all go to one other sends n / (n - 1) as much.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+
+from forge.config.model.decoder import Decoder, Kind
+from forge.config.model.moe import is_moe_layer
+from forge.config.model.tensors import EMBEDDING, TensorSpec
+from forge.config.objectives.base import CrossEntropy
+from forge.config.root import Config
+from forge.planning.activations import rows_of_room, runs_of_sequence
+from forge.planning.layout import rows_of_rank
+from forge.planning.shapes import added_up, elements, outside_blocks
+from forge.planning.stages import cut, owner, stages_of
+
+FP32, FP64, INT64 = 4, 8, 8
+REPORTED = 8
+"""What a layer of experts tells of a step beside the load of each: `forge.models.balance`."""
+
+
+DP, FSDP, EFSDP = ("dp_replicate",), ("dp_shard", "cp", "ep"), ("dp_shard", "cp")
+TP, CP, EP, PP = ("tp",), ("cp",), ("ep",), ("pp",)
+DATA = (*DP, *FSDP)
+
+
+@dataclass
+class Sent:
+    """What one rank sends by one kind of collective over one group of ranks.
+
+    axes: of the group. bytes: in a step. calls: collectives that are started in a step.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    bytes: int = 0
+    calls: float = 0.0
+
+    @property
+    def technique(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def kind(self) -> str:
+        """all-gather, reduce-scatter, all-reduce, all-to-all or send."""
+        of = {"pp": "send", "all": "all-reduce"}
+        return of.get(self.technique) or self.name.partition(": ")[2].partition(" ")[0]
+
+
+def bytes_per_step(config: Config) -> dict[str, int]:
+    """What the rank that sends most sends in one update, by 'technique: collective'; of a resolved
+    config. Empty for unknown models.
+
+    Left out: the first step's set-up, evaluation, checkpoints, and the votes of a few bytes by
+    which ranks agree to stop.
+    """
+    counts: Counter[str] = Counter()
+    for each in busiest_rank(config):
+        counts[each.name] += each.bytes
+    return dict(counts)
+
+
+def busiest_rank(config: Config) -> list[Sent]:
+    """The same, by collective and group."""
+    if not isinstance(config.model, Decoder):
+        return []
+    ranks = [Rank(config, config.model, rank).sent() for rank in range(config.parallel.pp)]
+    return max(ranks, key=lambda sent: sum(each.bytes for each in sent))
+
+
+class Rank:
+    """One rank of the pipeline, the first of its tp ranks; the ranks of every other axis send the
+    same.
+    """
+
+    def __init__(self, config: Config, model: Decoder, rank: int) -> None:
+        self.config, self.model, self.p = config, model, config.parallel
+        p = self.p
+        per_rank = p.pp_stages_per_rank or 1
+        self.last_stage = p.pp * per_rank - 1
+        self.stages = stages_of(rank, p.pp, per_rank, p.pp_schedule)
+        starts = [0, *accumulate(cut(config, model))]
+        self.layers = {stage: range(starts[stage], starts[stage + 1]) for stage in self.stages}
+        self.blocks = sum(map(len, self.layers.values()))
+        self.tables = {kind: model.block_tensors(kind) for kind in model.kinds_in()}
+        self.sequences = rows_of_rank(config)
+        self.tokens = self.sequences * config.train.seq_len // p.cp
+        self.passes = (p.pp_microbatches or 1) if p.pp > 1 else config.train.grad_accum_steps
+        self.width = FP32 if config.precision.mixed_precision == "fp32" else 2
+        self.residual = FP32 if config.precision.residual_dtype == "fp32" else 2
+        self.reductions = (
+            config.train.grad_accum_steps if p.reduce_gradients == "micro_batch" else 1
+        )
+        self.cut = p.sequence_parallel and p.tp > 1
+        # as forge.parallel.activation_checkpoint has it
+        self.selective = config.train.policy.name == "selective"
+        self.layers_apart = config.train.policy.by_name and p.ep > 1
+        self.total: dict[tuple[str, tuple[str, ...]], Sent] = {}
+
+    def sent(self) -> list[Sent]:
+        """By collective and group; without those of one rank."""
+        self.of_data_parallel()
+        self.of_width()
+        self.of_context()
+        self.of_experts()
+        self.of_pipeline()
+        self.of_numbers()
+        return [each for each in self.total.values() if each.bytes]
+
+    def of_data_parallel(self) -> None:
+        """FSDP gathers weights for each forward pass and, unless it keeps them, again for backward;
+        a pipeline keeps them for the step.
+
+        Those of experts, of which an ep rank has some, over fewer ranks.
+        """
+        p = self.p
+        readings = self.config.train.grad_accum_steps if p.pp == 1 else 1
+        again = 2 if p.reshard_after_forward == "always" else 1
+        for stage in self.stages:
+            blocks, others = self.of_blocks(stage), self.others(stage)
+            for axes, of_experts in ((FSDP, False), (EFSDP, True)):
+                ranks = self.size(axes)
+                inside = [(n, one) for n, one in blocks if one.of_experts == of_experts]
+                outer = [] if of_experts else [(1, one) for one in others]
+                block, rest = (
+                    sum(n * elements(one, tp=p.tp, ep=p.ep, shards=ranks) for n, one in tensors)
+                    for tensors in (inside, outer)
+                )
+                groups = self.groups(stage, of_experts)
+                self.ring(
+                    "fsdp: all-gather of weights",
+                    self.width * readings * (block * again + rest),
+                    axes,
+                    readings * (groups * again + bool(outer)),
+                )
+                self.ring(
+                    "fsdp: reduce-scatter of gradients",
+                    FP32 * self.reductions * (block + rest),
+                    axes,
+                    self.reductions * (groups + bool(outer)),
+                )
+                size = 2 * FP32 * (block + rest) // ranks
+                self.ring("hsdp: all-reduce of gradients", size, DP, groups + bool(outer))
+
+    def of_width(self) -> None:
+        """TP passes hidden states into and out of attention and feed-forward, forward and backward,
+        and in what is recomputed.
+
+        Recomputation goes two ways in, but the second one not where it leaves out what is around
+        experts. Of the two ways out it goes the first, unless out_proj, what came of it, is kept,
+        and never the last, whose result nothing in the block reads.
+        """
+        hidden, recomputed = self.tokens * self.model.dim * self.width, len(self.recomputed())
+        in_again = 2 * recomputed - (self.mixtures(self.recomputed()) if self.layers_apart else 0)
+        out_again = 0 if self.layers_apart else len(self.recomputed(without="out_proj"))
+        first, last = 0 in self.stages, self.last_stage in self.stages
+        if self.cut:
+            for name, number in (("all-gather", in_again), ("reduce-scatter", out_again)):
+                number += 4 * self.blocks + first + last
+                calls = self.passes * number
+                self.ring(f"tp: {name} of hidden states", hidden * number, TP, calls)
+        else:
+            number = 4 * self.blocks + out_again + first + last
+            calls = self.passes * number
+            self.ring("tp: all-reduce of hidden states", 2 * hidden * number, TP, calls)
+        shared = sum(added_up(self.others(s), self.p.tp, parts=self.cut) for s in self.stages)
+        for kind, number in self.kinds(*self.stages).items():
+            shared += number * added_up(self.tables[kind], self.p.tp, parts=self.cut)
+        summed_up = self.reductions == 1 and (
+            self.config.train.grad_accum_steps > 1 or (self.p.pp_microbatches or 1) > 1
+        )  # in fp32
+        self.ring(
+            "tp: all-reduce of shared gradients",
+            2 * (FP32 if summed_up else self.width * self.reductions) * shared,
+            TP,
+            self.reductions,
+        )
+        if last:
+            self.of_loss()
+
+    def of_loss(self) -> None:
+        """By rows of the vocabulary: of each token the largest logit, the partition and the
+        target's logit. Else all logits.
+        """
+        p, objective = self.p, self.config.objective
+        chunked = (
+            isinstance(objective, CrossEntropy) and objective.loss_fn == "chunked_cross_entropy"
+        )
+        if p.loss_parallel or chunked:
+            size = 2 * 3 * FP32 * self.tokens
+            self.ring("loss: all-reduce over the vocabulary", size, TP, 3 * self.passes)
+        else:
+            rows = -(-self.model.vocab_size // p.tp) * p.tp
+            size = self.tokens * rows * self.width
+            self.ring("loss: all-gather of logits", size, TP, self.passes)
+
+    def of_context(self) -> None:
+        """CP gathers keys and values, or exchanges sequence for heads and back."""
+        model, p = self.model, self.p
+        token = self.tokens * model.computed_head_dim * self.width
+        kv = 2 * token * (model.kv_heads // p.tp if model.kv_heads % p.tp == 0 else 1)
+        passes = self.blocks + len(self.recomputed())
+        if p.cp_method == "all_gather":
+            calls = self.passes * passes
+            self.ring("cp: all-gather of keys and values", p.cp * kv * passes, CP, calls)
+            size, calls = p.cp * kv * self.blocks, self.passes * self.blocks
+            self.ring("cp: reduce-scatter of their gradients", size, CP, calls)
+        else:
+            queries_and_output = 2 * token * model.n_heads // p.tp
+            size = (queries_and_output + kv) * (passes + self.blocks)
+            calls = 4 * self.passes * (passes + self.blocks)
+            self.ring("cp: all-to-all of heads", size, CP, calls)
+
+    def of_experts(self) -> None:
+        """EP sends tokens to their experts and back, forward and backward; with a capacity the room
+        for them, filled or not.
+
+        Without one, ranks tell each other how many come. Full recomputation sends them there and
+        back again.
+        """
+        moe = self.model.moe
+        forward = self.mixtures(block for blocks in self.layers.values() for block in blocks)
+        again = 0 if self.layers_apart else self.mixtures(self.recomputed())
+        if moe.capacity_factor:
+            rows = self.passes * rows_of_room(
+                self.config, self.model, self.sequences // self.passes
+            )
+        else:
+            rows = moe.top_k * self.tokens
+            calls = self.passes * (forward + again)
+            size = INT64 * moe.num_experts * calls
+            self.ring("ep: all-to-all of counts", size, EP, calls)
+        size = self.width * self.model.dim * rows * (4 * forward + 2 * again)
+        calls = self.passes * (4 * forward + 2 * again)
+        self.ring("ep: all-to-all of tokens", size, EP, calls)
+        self.of_scopes(forward, again)
+
+    def of_scopes(self, forward: int, again: int) -> None:
+        """Load is added up over the cp ranks of a sequence, or over all that have tokens of a
+        micro-batch, unless selective has kept it.
+
+        Where a capacity asks who comes first, the load of each run of tokens is gathered.
+        """
+        p, moe = self.p, self.model.moe
+        apart = moe.balance_scope == "sequence"
+        axes = CP if apart else DATA
+        of_each, of_all = (
+            INT64 * moe.num_experts * count for count in (self.sequences, self.passes)
+        )
+        summed = 2 * (forward + (0 if self.selective else again))
+        scoped = bool(moe.aux_loss_weight) + moe.gradient_scale
+        name, calls = "moe: all-reduce of load", self.passes * (summed // 2)
+        self.ring(name, summed * scoped * (of_each if apart else of_all), axes, calls * scoped)
+        by_sequence = bool(moe.sequence_aux_loss_weight)
+        self.ring(name, summed * by_sequence * of_each, CP, calls * by_sequence)
+        if moe.capacity_factor:
+            runs = of_each * runs_of_sequence(p) if apart or p.cp > 1 else of_all
+            size = self.size(axes) * runs * (forward + again)
+            self.ring("moe: all-gather of load", size, axes, self.passes * (forward + again))
+
+    def of_pipeline(self) -> None:
+        """Hidden states go to the next stage, their gradients to the one before, and that of a tied
+        table to its other copy.
+        """
+        p, hidden = (
+            self.p,
+            self.tokens * self.model.dim * self.residual // (self.p.tp if self.cut else 1),
+        )
+        for stage in self.stages:
+            for other in (stage - 1, stage + 1):
+                if 0 <= other <= self.last_stage and owner(other, p.pp, p.pp_schedule) != owner(
+                    stage, p.pp, p.pp_schedule
+                ):
+                    self.add("pp: hidden states and their gradients", hidden, PP, self.passes)
+        ends = (0 in self.stages, self.last_stage in self.stages)
+        if self.model.tie_embeddings and ends[0] != ends[1]:
+            table = next(one for one in self.model.outside()[0] if one.role == EMBEDDING)
+            size = FP32 * elements(table, tp=p.tp, shards=p.fsdp) // p.fsdp
+            self.add("pp: gradient of the tied table", size, PP, 1)
+
+    def of_numbers(self) -> None:
+        """The loss and what the objective reports beside it, the square of the gradient norm, and
+        whether any rank wishes something.
+        """
+        objective, moe = self.config.objective, self.model.moe
+        numbers = 2
+        if isinstance(objective, CrossEntropy):
+            numbers += (objective.z_loss_weight > 0) + (objective.smoothing > 0)
+        self.ring("all: loss and gradient norm", 2 * FP32 * numbers, (*PP, *DATA), 1)
+        self.ring("all: loss and gradient norm", 2 * FP64 * 2, (*PP, *DATA, *TP), 2)
+        records = self.model.n_moe_layers * (moe.num_experts + REPORTED)
+        self.ring("moe: all-reduce of records", 2 * FP64 * records, (*PP, *DATA), 1)
+
+    def ring(self, name: str, size: int, axes: tuple[str, ...], calls: float) -> None:
+        """Count all-gathers or reduce-scatters of `size` bytes in all."""
+        ranks = self.size(axes)
+        self.add(name, size * (ranks - 1) // ranks, axes, calls)
+
+    def add(self, name: str, sent: int, axes: tuple[str, ...], calls: float) -> None:
+        """Count bytes that the rank sends."""
+        one = self.total.setdefault((name, axes), Sent(name, axes))
+        one.bytes += sent
+        one.calls += calls
+
+    def size(self, axes: tuple[str, ...]) -> int:
+        """Ranks of a group."""
+        return prod(getattr(self.p, axis) for axis in axes)
+
+    def kinds(self, *stages: int) -> Counter[Kind]:
+        """Blocks of stages by kind."""
+        return self.model.kinds_in([layer for stage in stages for layer in self.layers[stage]])
+
+    def groups(self, stage: int, of_experts: bool) -> int:
+        """Blocks of a stage that have such parameters: FSDP gathers each on its own."""
+        kinds = self.kinds(stage).items()
+        return sum(n for kind, n in kinds if kind.moe or not of_experts)
+
+    def recomputed(self, without: str = "") -> list[int]:
+        """Blocks of this rank that backward runs again. without: those that do not keep this
+        tensor.
+        """
+        policy, n_layers = self.config.train.policy, self.model.n_layers
+        return [
+            block
+            for blocks in self.layers.values()
+            for block in blocks
+            if policy.recomputed(block, n_layers, blocks.start)
+            and without not in policy.of_block(block, n_layers)
+        ]
+
+    def others(self, stage: int) -> list[TensorSpec]:
+        """Parameters of a stage outside its blocks."""
+        return outside_blocks(self.model, first=stage == 0, last=stage == self.last_stage)
+
+    def of_blocks(self, stage: int) -> list[tuple[int, TensorSpec]]:
+        """Parameters of a stage inside its blocks, with how often each is there."""
+        kinds = self.kinds(stage).items()
+        return [(number, one) for kind, number in kinds for one in self.tables[kind]]
+
+    def mixtures(self, blocks: Iterable[int]) -> int:
+        """How many of the blocks have experts."""
+        return sum(is_moe_layer(self.model.moe, block) for block in blocks)

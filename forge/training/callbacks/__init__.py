@@ -1,0 +1,1 @@
+"""Callbacks of forge: saving, stopping, metrics, evaluation, samples, profiling."""

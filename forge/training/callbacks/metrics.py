@@ -1,0 +1,249 @@
+"""Training metrics, every log_interval steps."""
+
+from __future__ import annotations
+
+import logging
+import math
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge.config.optimizers.param_groups import OWN
+from forge.optim.build import rates
+from forge.optim.groups import Schedule
+from forge.planning.flops import flops_per_token
+from forge.training.callback import Callback
+from forge.training.callbacks.trackers import Trackers
+from forge.training.flops import peak_flops
+
+if TYPE_CHECKING:
+    from forge.training.loop import Loop
+    from forge.training.session import Session
+    from forge.training.step_output import StepOutput
+
+
+log = logging.getLogger(__name__)
+OF_SOURCE = ("ce/", "targets/")
+WITHOUT_TARGETS = (
+    "%d of the last %d steps had no token to learn, and so no loss and no update: the part of a "
+    "row that is learnt stands behind train.seq_len, or is left out. `python -m forge.preview` "
+    "with the same options shows it"
+)
+
+
+@dataclass(kw_only=True)
+class Gathered:
+    """Steps since the last log as plain numbers, those whose update was skipped not in the sums.
+
+    kept: steps whose update was not skipped, or that had no target. empty: those without one. sums:
+    sums over target tokens. of_steps: sums over steps of what is one number a step.
+    """
+
+    steps: int = 0
+    kept: int = 0
+    empty: int = 0
+    targets: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    of_steps: dict[str, float] = field(default_factory=dict)
+    grad_norm: float = math.nan
+    lr: float = math.nan
+
+    def add(self, output: StepOutput) -> None:
+        skipped = bool(output.n_targets) and output.skipped.item()
+        self.steps += 1
+        self.kept += not skipped
+        self.empty += not output.n_targets
+        self.targets += 0 if skipped else output.n_targets
+        for sums, values in ((self.sums, output.sums), (self.of_steps, output.means)):
+            for name, value in values.items():
+                left_out = skipped or (sums is self.sums and not output.n_targets)
+                sums[name] = sums.get(name, 0.0) + (0.0 if left_out else value.item())
+        self.grad_norm, self.lr = output.grad_norm.item(), output.lr
+
+    def losses(self) -> dict[int, float]:
+        """Mean loss of each source of a mixture that had targets."""
+        counts = {name: n for name, n in self.sums.items() if name.startswith("targets/") and n}
+        numbers = {name: int(name.removeprefix("targets/")) for name in counts}
+        return {n: self.sums[f"ce/{n}"] / counts[name] for name, n in numbers.items()}
+
+    def means(self, counts: Mapping[str, str] = MappingProxyType({})) -> dict[str, float]:
+        """Means over the target tokens of the updates that were made, or over those updates; NaN
+        where none was, or none had a target. counts: as of `Objective`.
+        """
+        targets = self.targets if self.kept else 0
+        parts, found = ((self.sums, targets), (self.of_steps, self.kept)), {}
+        for sums, count in parts:
+            for name in sorted(sums.keys() - set(counts.values())):
+                if not name.startswith(OF_SOURCE):
+                    size = sums[counts[name]] if name in counts else count
+                    found[name] = sums[name] / size if size else math.nan
+        return found
+
+
+class Logger(Callback):
+    """Hands the metrics of the steps since the last log to the trackers.
+
+    train/loss and the other sums are means over all target tokens of those steps, and train/moe/...
+    means over the steps, skipped ones left out; train/grad_norm (before clipping) and lr are of the
+    last of them; the speed is of this process, without evaluation and checkpoints. Only a log waits
+    for the device, and a checkpoint, which keeps what is gathered: a run that goes on logs the same
+    as one that never stopped. last: values of the last log but those of the clock.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.interval, self.device = session.config.metrics.log_interval, session.device
+        self.peak_rate, self.trackers = peak_rate(session), Trackers()
+        self.gathered, self.counts = Gathered(), session.objective.counts
+        self.unread: list[StepOutput] = []
+        self.last: dict[str, float] = {}
+        self.since, self.warned = 0.0, not session.ranks.main
+        self.timed_steps, self.timed_tokens = 0, 0
+        self.rates: list[tuple[int, float]] = []
+        self.group_rates: dict[str, Schedule] = {}
+
+    def on_start(self, loop: Loop) -> None:
+        self.trackers = loop.trackers.open()  # only now, since a live console takes the terminal
+        self.since = loop.clock.seconds()
+        if loop.config.optimizer.groups:
+            self.group_rates = rates(loop.config, loop.session.schedule)
+
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        self.unread.append(output)
+        self.timed_steps += 1
+        self.timed_tokens += output.n_tokens
+        self.trackers.step(loop.state.step)
+        if loop.state.step % self.interval == 0:
+            self.log(loop)
+
+    def on_end(self, loop: Loop) -> None:
+        if (self.unread or self.gathered.steps) and not loop.interrupted:
+            self.log(loop)
+
+    def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
+        values = {f"eval/{name}": value for name, value in metrics.items()}
+        loop.trackers.log(loop.state.step, values)
+
+    def close(self) -> None:
+        self.trackers.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        self._read()
+        return nulls({"gathered": asdict(self.gathered), "last": self.last})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        state = _numbers(state)
+        self.gathered, self.last = Gathered(**state["gathered"]), state["last"]
+
+    def log(self, loop: Loop) -> None:
+        self._read()
+        loop.state.count_skipped()
+        gathered, self.gathered = self.gathered, Gathered()
+        before = self.last
+        self.last = {_name(name): mean for name, mean in gathered.means(self.counts).items()}
+        self.last |= {"train/grad_norm": gathered.grad_norm, "lr": gathered.lr}
+        for name, rate in self.group_rates.items():
+            self.last[f"lr/{name}" if name != OWN else "lr"] = rate(loop.state.step - 1)
+        self.last |= {"tokens": loop.state.tokens, "skipped_steps": loop.state.skipped}
+        self.last |= of_sources(loop, gathered.losses())
+        loop.trackers.log(loop.state.step, self.last | self._speed(loop))
+        if gathered.empty and not self.warned:
+            self.warned = True
+            log.warning(WITHOUT_TARGETS, gathered.empty, gathered.steps)
+        if gathered.kept and not gathered.targets:
+            # They have no loss: that of the run is of the last steps with targets.
+            unknown = (name for name, value in self.last.items() if math.isnan(value))
+            self.last |= {name: before[name] for name in unknown if name in before}
+        self.since, loop.loader.waited = loop.clock.seconds(), 0.0
+
+    def results(self) -> dict[str, float]:
+        """Of the last log; tokens a second of all logs but the first, in which kernels warm up."""
+        counted = self.rates[1:] or self.rates
+        rate = sum(t for t, _ in counted) / sum(s for _, s in counted) if counted else 0.0
+        return {**self.last, "tokens_per_second": rate}
+
+    def _read(self) -> None:
+        for output in self.unread:
+            self.gathered.add(output)
+        self.unread.clear()
+
+    def _speed(self, loop: Loop) -> dict[str, float]:
+        """What depends on the clock and the machine; nothing where this process did no step.
+
+        mfu: share of the peak that the model's own arithmetic takes, without recomputation (PaLM,
+        arXiv:2204.02311, appendix B), nor that of places without text.
+        """
+        steps, tokens = self.timed_steps, self.timed_tokens
+        self.timed_steps, self.timed_tokens = 0, 0
+        if not steps:
+            return {}
+        seconds = loop.clock.seconds() - self.since
+        rate = tokens / seconds
+        self.rates.append((tokens, seconds))
+        values = {
+            "tokens_per_second": rate,
+            "step_seconds": seconds / steps,
+            "data_seconds": loop.loader.waited / steps,
+            "memory_gib": peak_memory(self.device) / 2**30,
+        }
+        if self.device.type == "cuda":
+            counted = torch.cuda.memory_stats(self.device)
+            values["reserved_gib"] = torch.cuda.max_memory_reserved(self.device) / 2**30
+            values["allocation_retries"] = counted.get("num_alloc_retries", 0)
+        if self.peak_rate:
+            values["mfu"] = rate / self.peak_rate
+        return values
+
+
+def of_sources(loop: Loop, losses: dict[int, float]) -> dict[str, float]:
+    """Of each source of a mixture the tokens read so far, their share of all, and the loss."""
+    drawn = loop.loader.realised()
+    total = sum(drawn.values())
+    found: dict[str, float] = {
+        f"data/{name}/tokens": round(n * loop.loader.tokens_of(name)) for name, n in drawn.items()
+    }
+    found |= {f"data/{name}/share": n / max(total, 1) for name, n in drawn.items()}
+    names = loop.loader.sources
+    return found | {f"data/{names[source]}/loss": loss for source, loss in losses.items()}
+
+
+def peak_rate(session: Session) -> float | None:
+    """Tokens a second that the peak FLOP/s of all devices would do; None where it is not known."""
+    config, device = session.config, session.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    peak = config.metrics.peak_tflops * 1e12 or peak_flops(name)
+    flops = flops_per_token(config)
+    return session.ranks.size * peak / flops if peak and flops else None
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes allocated on the GPU, or resident in the process; of an Apple GPU, which counts no
+    most, what torch has of it now, its cache with it.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _name(sum_name: str) -> str:
+    return "train/loss" if sum_name == "ce" else f"train/{sum_name}"
+
+
+def nulls(value: Any) -> Any:
+    """As strict JSON has it: what is not finite as None."""
+    if isinstance(value, dict):
+        return {name: nulls(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _numbers(inner) for name, inner in value.items()}
+    return math.nan if value is None else value

@@ -1,0 +1,157 @@
+"""The callback that saves: at its intervals, the best, and at the end."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from forge.config.objectives.base import is_higher_better
+from forge.data.batches.streams import joined
+from forge.optim.train_eval_modes import Modes
+from forge.rundir.files import row_sizes
+from forge.rundir.progress import row_files
+from forge.training.callback import Callback
+from forge.training.callbacks.metrics import nulls
+from forge.training.checkpoints.callback_state import load_states, states
+from forge.training.checkpoints.checkpoint import Checkpointer, Tensors, prefixed
+
+if TYPE_CHECKING:
+    from forge.training.loop import Loop
+    from forge.training.session import Session
+    from forge.training.step_output import StepOutput
+
+
+class Saving(Callback):
+    """Saves every `interval` steps, every `interval_minutes`, when an evaluation is among the best,
+    and after the last step.
+
+    Stands last among the callbacks: what it keeps of them is from the end of the same step. The
+    metrics of an evaluation at the end of the run are added to the last save.
+    """
+
+    def __init__(self, session: Session, checkpointer: Checkpointer) -> None:
+        self.session, self.checkpointer, self.ranks = session, checkpointer, session.ranks
+        self.section, self.metric = session.config.checkpoint, session.config.eval.metric
+        self.saved_at = 0.0
+        self.time_is_over = False
+        self.evaluated: tuple[int, dict[str, float]] = (-1, {})
+
+    @classmethod
+    def wanted(cls, session: Session) -> bool:
+        return session.config.checkpoint.enabled
+
+    def on_start(self, loop: Loop) -> None:
+        self.saved_at = time.monotonic()
+        if self._is_best(loop):  # by the evaluation that a stop had broken off
+            self.save(loop, "best")
+
+    reads_gradients = False
+
+    def on_gradients(self, loop: Loop) -> None:
+        self.checkpointer.wait_to_write()
+
+    def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
+        self.evaluated = (loop.state.step, metrics)
+
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        self._announce(loop)
+        if reason := self._reason(loop):
+            self.save(loop, reason)
+            self._announce(loop)
+
+    def on_end(self, loop: Loop) -> None:
+        with loop.paused():
+            self.checkpointer.wait()
+            missing = self.ranks.from_main(not self.checkpointer.has(loop.state.step))
+            if missing and (loop.interrupted or self.section.last != "none"):
+                self.save(loop, "end")  # nothing was left to train of what another run had saved
+                self.checkpointer.wait()
+            if metrics := self._metrics(loop):
+                self.checkpointer.evaluated(loop.state.step, metrics)
+        self._announce(loop)
+
+    def close(self) -> None:
+        self.checkpointer.close()
+
+    def save(self, loop: Loop, reason: str) -> None:
+        with loop.paused():
+            plain, tensors = states(loop.callbacks, loop.state.step)
+            meta = {
+                "reason": reason,
+                "metrics": self._metrics(loop),
+                "best_by": self.metric,
+                "higher_is_better": is_higher_better(self.metric),
+                "train": loop.state.state_dict(),
+                "loader": self._place(loop),
+                "seconds": loop.clock.total(),
+                "data": self.session.prepared.identity,
+                "scaler": self.session.scaler.state_dict(),
+                "rows": row_sizes(row_files(loop.run_dir)),
+                "callbacks": plain,
+            }
+            weights_only = self.section.last == "weights"
+            with loop.reading():
+                self.checkpointer.save(
+                    loop.state.step,
+                    model=loop.model,
+                    optimizer=loop.optimizer,
+                    meta=meta,
+                    extra=prefixed("callbacks", tensors),
+                    weights_only=loop.ending and not loop.interrupted and weights_only,
+                )
+                if self._changes_soon(loop):
+                    self.checkpointer.wait_to_write()
+        self.saved_at, self.time_is_over = time.monotonic(), False
+
+    def requested(self, loop: Loop) -> int:
+        """Whether interval_minutes are over since the last save."""
+        minutes = self.section.interval_minutes
+        return int(minutes > 0 and time.monotonic() - self.saved_at >= minutes * 60)
+
+    def act(self, loop: Loop, number: int) -> None:
+        self.time_is_over = True
+
+    def _reason(self, loop: Loop) -> str | None:
+        if loop.ending:
+            saves = loop.interrupted or self.section.last != "none"
+            return (loop.stop_reason or "end") if saves else None
+        if self.section.interval and loop.state.step % self.section.interval == 0:
+            return "interval"
+        if self.time_is_over:
+            return "interval_minutes"
+        return "best" if self._is_best(loop) else None
+
+    def _changes_soon(self, loop: Loop) -> bool:
+        """Whether what is saved may change before the next update: its optimizer has modes, or
+        another callback acts there.
+        """
+        moments = [*loop.acting_at("on_step_start"), *loop.acting_at("on_gradients")]
+        return isinstance(loop.optimizer, Modes) or any(one is not self for one in moments)
+
+    def _place(self, loop: Loop) -> dict[str, Any]:
+        """Where the run is in its data. Of a stream each rank knows what it has read itself."""
+        own = loop.loader.state_dict()
+        return joined(self.ranks.of_all(own)) if loop.loader.streams else own
+
+    def _is_best(self, loop: Loop) -> bool:
+        step, metrics = self.evaluated
+        if not self.section.keep_best or step != loop.state.step:
+            return False
+        return self.ranks.any(self.ranks.main and self.checkpointer.is_best(metrics[self.metric]))
+
+    def _metrics(self, loop: Loop) -> dict[str, float | None]:
+        """Of the evaluation at this step; none where there was none."""
+        step, metrics = self.evaluated
+        return nulls(metrics) if step == loop.state.step else {}
+
+    def _announce(self, loop: Loop) -> None:
+        for path in self.checkpointer.committed():
+            loop.call("on_checkpoint", path)
+
+
+def restore(meta: dict[str, Any], tensors: Tensors, loop: Loop) -> None:
+    loop.state.load_state_dict(meta["train"])
+    loop.clock.before = meta["seconds"]
+    if meta["scaler"]:
+        loop.session.scaler.load_state_dict(meta["scaler"])
+    load_states(loop.callbacks, meta["callbacks"], tensors, loop.state.step)

@@ -1,0 +1,58 @@
+"""Steps whose loss or gradient norm is a spike among those before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forge.tensors.wide import widest
+from forge.training.callback import Callback
+from forge.training.step_output import Judged
+
+if TYPE_CHECKING:
+    from forge.training.session import Session
+
+
+class Spikes(Callback):
+    """Which steps are more than `factor` standard deviations above the mean of the `interval` steps
+    before them, as OLMo and MaxText have it; none until there are half as many.
+
+    A spike enters the window too, so that a level that lasts becomes the usual one. What is not
+    finite does not, and a step with it is no spike. The window is part of a checkpoint. Nothing
+    waits for the device.
+    """
+
+    def __init__(self, session: Session) -> None:
+        train = session.config.train
+        self.interval, self.factor = train.skip_step_interval, train.skip_step_scaling_factor
+        # [2, interval], the last ones last; NaN = none yet.
+        self.window = torch.full((2, self.interval), torch.nan, dtype=torch.float64)
+
+    @classmethod
+    def wanted(cls, session: Session) -> bool:
+        return session.config.train.skip_step_on_spikes
+
+    def judge(self, loss: Tensor, grad_norm: Tensor) -> Judged:
+        """Both are of one step, and enter the window."""
+        values = torch.stack([x.to(widest(x.device)) for x in (loss, grad_norm)])
+        window = self.window.to(values.dtype).to(values.device)
+        known = window.isfinite()
+        count = known.sum(1)
+        means = window.where(known, 0.0).sum(1) / count.clamp(min=1)
+        squares = (window - means[:, None]).square().where(known, 0.0).sum(1)
+        deviations = (squares / (count - 1).clamp(min=1)).sqrt()
+        judgeable = values.isfinite().all() & (count + 1 >= max(3, self.interval // 2))
+        spikes = judgeable & (values - means > self.factor * deviations)
+        self.window = torch.cat([window[:, 1:], values[:, None]], 1)
+        return Judged(values=values, means=means, deviations=deviations, spikes=spikes)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"window": self.window}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of another interval the last ones are kept."""
+        before = state["window"][:, -self.interval :]
+        self.window = torch.full((2, self.interval), torch.nan, dtype=before.dtype)
+        self.window[:, self.interval - before.shape[1] :] = before

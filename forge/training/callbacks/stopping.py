@@ -1,0 +1,205 @@
+"""Reasons to end a run before its last step, and how all ranks end it after the same one."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forge.config.objectives.base import is_higher_better
+from forge.training.callback import Callback
+
+if TYPE_CHECKING:
+    from forge.training.loop import Loop
+    from forge.training.session import Session
+    from forge.training.step_output import StepOutput
+
+log = logging.getLogger(__name__)
+
+
+class Agreement(Callback):
+    """After each step: whether any rank has a request, and only then, which.
+
+    The first question takes no message: it is summed along with the gradient's norm. On a GPU its
+    answer is read a step later, so that nothing waits for the device.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.ranks = session.ranks
+        self._pending: tuple[Tensor, torch.cuda.Event] | None = None
+
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        if self.ranks.size > 1 and not self._any(output.requests):
+            return
+        requests = loop.requests()
+        largest = self.ranks.largest(*(number for _, number in requests))
+        for (callback, _), number in zip(requests, largest, strict=True):
+            if number:
+                callback.act(loop, number)
+
+    def _any(self, requests: Tensor) -> bool:
+        if not requests.is_cuda:
+            return bool(requests.item())
+        host = torch.empty_like(requests, device="cpu", pin_memory=True)
+        host.copy_(requests, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        before, self._pending = self._pending, (host, arrived)
+        if before is None:
+            return False
+        before[1].synchronize()
+        return bool(before[0].item())
+
+
+class StopVote(Callback):
+    """One rank whose user's callback has called `loop.stop` ends the run on all, after the same
+    step. Takes a message each step. Stands behind the user's callbacks.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.ranks = session.ranks
+
+    def on_start(self, loop: Loop) -> None:
+        self._vote(loop)
+
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        self._vote(loop)
+
+    def _vote(self, loop: Loop) -> None:
+        if self.ranks.any(loop.requested_stop is not None):
+            loop.end(next(filter(None, self.ranks.of_all(loop.requested_stop))))
+
+
+class HealthCheck(Callback):
+    """After every `interval`-th update each rank says that it is there: a rank that hangs is named,
+    where a collective only times out. Waits for the device.
+
+    Stands behind the user's callbacks, in which a rank may hang too.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.interval = session.config.train.nccl_health_check_interval
+        self.ranks = session.ranks
+
+    @classmethod
+    def wanted(cls, session: Session) -> bool:
+        return session.config.train.nccl_health_check_interval > 0
+
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        if loop.state.step % self.interval == 0:
+            self.ranks.check_alive(loop.state.step)
+
+
+class TimeLimit(Callback):
+    """Requests a stop after train.max_time minutes of training, over all starts of the run."""
+
+    def __init__(self, session: Session) -> None:
+        self.limit = session.config.train.max_time * 60
+
+    @classmethod
+    def wanted(cls, session: Session) -> bool:
+        return session.config.train.max_time > 0
+
+    def requested(self, loop: Loop) -> int:
+        return int(loop.clock.total() >= self.limit)
+
+    def act(self, loop: Loop, number: int) -> None:
+        loop.end("max_time")
+
+
+class EarlyStopping(Callback):
+    """Stops once the metric reaches its target, or has not improved by min_delta for `patience`
+    evaluations. That of the end does not count: a run that goes on from there never had it.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.section = session.config.eval
+        self.best: float | None = None
+        self.waited = 0
+
+    @classmethod
+    def wanted(cls, session: Session) -> bool:
+        return session.config.eval.enabled
+
+    def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
+        section = self.section
+        if loop.state.step % section.interval:
+            return
+        value, sign = metrics[section.metric], 1 if is_higher_better(section.metric) else -1
+        if section.target is not None and sign * value >= sign * section.target:
+            loop.end("target")
+        better = self.best is None or sign * (value - self.best) > section.min_delta
+        if better and not math.isnan(value):
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1
+        if section.patience and self.waited >= section.patience:
+            loop.end("patience")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = state["best"], state["waited"]
+
+
+class BadSteps(Callback):
+    """Warns of the first update that was skipped because its loss or gradient is not finite, and
+    stops the run once `train.max_bad_steps` of them are in a row; 0 = never. Tells each that was
+    skipped as a spike.
+
+    Stands before the callbacks that log and save. On a GPU it looks when metrics are logged and at
+    the end alone, since that waits for the device.
+    """
+
+    def __init__(self, session: Session) -> None:
+        config, saved = session.config, session.config.checkpoint
+        self.limit, self.interval = config.train.max_bad_steps, config.metrics.log_interval
+        saves_last = saved.enabled and saved.last != "none"
+        self.checkpoints = session.run_dir / saved.dir if saves_last else None
+        self.at_logs = session.device.type == "cuda"
+        self.warned = False
+
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        state = loop.state
+        state.record(output)
+        if self.at_logs and not loop.ending and state.step % self.interval:
+            return
+        state.count_skipped()
+        if 0 < self.limit <= state.bad_in_a_row:
+            loop.end("bad_steps", fault=self._fault(loop))
+            # A run that goes on from here ends at the next bad step, unless a good one comes first.
+            state.bad_in_a_row = self.limit - 1
+        self._warn(loop)
+
+    def on_end(self, loop: Loop) -> None:
+        loop.state.count_skipped()
+        self._warn(loop)
+
+    def _warn(self, loop: Loop) -> None:
+        spikes, loop.state.spikes = loop.state.spikes, []
+        for step, what in spikes:
+            log.warning("step %d is skipped: %s", step, what)
+        bad, loop.state.bad = loop.state.bad, []
+        if bad and not self.warned:
+            self.warned = True
+            advice = "a lower optimizer.lr may help, and debug=anomaly names the operation"
+            log.warning("step %d is skipped, since its %s is not finite; " + advice, *bad[0])
+
+    def _fault(self, loop: Loop) -> str:
+        state, bad = loop.state, loop.state.bad_in_a_row
+        first, last = loop.loader.range_of_last(bad)
+        steps = f"steps {state.step - bad + 1} to {state.step}" if bad > 1 else f"step {state.step}"
+        kept = ""
+        if self.checkpoints:
+            path = self.checkpoints / f"step_{state.step}"
+            kept = f": {path} holds the weights as they were before them"
+        return (
+            f"the {state.bad[-1][1]} was not finite in {steps}, "
+            f"which is train.max_bad_steps={self.limit} or more in a row. "
+            f"Their updates were skipped{kept}. Lower optimizer.lr or train.grad_clip_norm; "
+            f"debug=anomaly names the operation; the data were samples {first} to {last}"
+        )

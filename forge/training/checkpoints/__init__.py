@@ -1,0 +1,1 @@
+"""Checkpoints: writing, restoring, and folders of Hugging Face and PEFT."""

@@ -1,0 +1,315 @@
+"""Checkpoints: written under a temporary name, and renamed once they are on the disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from forge.config.numbers import byte_size
+from forge.config.objectives.base import is_higher_better
+from forge.config.root import Config
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.optim.offload import Offloaded
+from forge.parallel.ranks import Ranks
+from forge.rundir import checkpoints, saved_config
+from forge.rundir.checkpoints import FORMAT, META, TOKENIZER, WEIGHTS, Saved
+from forge.rundir.files import sync, write_json
+from forge.rundir.provenance import now, versions
+from forge.rundir.saved_config import CONFIG
+from forge.tensors.masters import exact_state, trained_state
+from forge.training.checkpoints import tensor_storage
+from forge.training.checkpoints.adapter_base import BASE
+from forge.training.checkpoints.staging import Copies, Staging
+
+log = logging.getLogger(__name__)
+Tensors = dict[str, Tensor]
+PARTIAL, REMOVED, UNDONE = "partial", "removed", "undone"
+
+
+class Checkpointer:
+    """Saves the checkpoints of one run, and removes those that are not to be kept.
+
+    A checkpoint is `step_N/` with the resolved config, the tokenizer, the tensors by the names of
+    parameters (never of ranks), and `meta.json`, which is written last, names every file with its
+    size and the small ones with a hash, and has a checksum of itself. It is written as
+    `.step_N.partial`.
+
+    base: of a run with an adapter, see `adapter_base`; only what is trained is saved then.
+    passed: what the run could not start from.
+    before_commit: called with that directory once all but meta.json is written; for tests of what a
+    kill leaves behind.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Config,
+        tokenizer: Tokenizer,
+        run_id: str,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.folder, self.section, self.config = folder, config.checkpoint, config
+        self.tokenizer, self.run_id, self.ranks = tokenizer, run_id, ranks or Ranks()
+        self.base: dict[str, Any] | None = None
+        self.passed = checkpoints.PassedOver()
+        self.before_commit: list[Callable[[Path], None]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._staging: Staging | None = None
+        self._copies: Copies | None = None
+        self._pending: list[Future[None]] = []
+        self._committed: list[Path] = []
+
+    def save(
+        self,
+        step: int,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        meta: dict[str, Any],
+        extra: Tensors,
+        weights_only: bool = False,
+    ) -> None:
+        """Write step_N; asynchronously: copy the tensors while training goes on, then write them.
+
+        extra: further tensors by name, the state of callbacks. weights_only: neither these nor the
+        optimizer's state. Raises OSError, with what to do, when it cannot be written.
+        """
+        self.wait()
+        if isinstance(optimizer, Offloaded):
+            optimizer.settle()
+        target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
+        # What an adapter stands beside is said in `base`.
+        own = exact_state(model) if self.base is None else trained_state(model)
+        tensors = prefixed("model", own)
+        if not weights_only:
+            tensors |= {**prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
+        tensors = {name: _readable_by_threads(tensor) for name, tensor in tensors.items()}
+        about = self._about(step, meta, weights_only=weights_only)
+        fault = self._prepare(scratch, _disk_bytes(tensors)) if self.ranks.main else None
+        fault = self.ranks.from_main(fault)
+        if fault is not None:
+            raise self._failed(target, scratch, fault) from fault
+        if self.section.async_mode == "disabled":
+            self._write(tensors, scratch, target, about)
+            self.ranks.barrier()
+            return
+        pinned = self.section.async_mode == "async_with_pinned_mem"
+        self._staging = self._staging or Staging(pinned=pinned)
+        self._copies = self._staging.copy(tensors)
+        self._pending.append(
+            self._thread.submit(self._write, tensors, scratch, target, about, self._copies)
+        )
+
+    def save_weights(
+        self, step: int, like: Tensors, values: Mapping[str, Tensor], meta: dict[str, Any]
+    ) -> None:
+        """Write step_N of weights alone that no model holds. like: them on the meta device; values:
+        gives each when it is written. For one process; raises as `save`.
+        """
+        target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
+        tensors = prefixed("model", like)
+        if fault := self._prepare(scratch, _disk_bytes(tensors)):
+            raise self._failed(target, scratch, fault) from fault
+        about = self._about(step, meta, weights_only=True)
+        self._write(tensors, scratch, target, about, values=values)
+
+    def _about(self, step: int, meta: dict[str, Any], *, weights_only: bool) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "step": step,
+            "time": now(),
+            "run_id": self.run_id,
+            "versions": versions(),
+            "weights_only": weights_only,
+            **({} if self.base is None else {BASE: self.base}),
+            **meta,
+        }
+
+    def wait_to_write(self) -> None:
+        """Call before what is saved changes: an asynchronous save may still be copying it."""
+        if self._copies is not None:
+            self._copies.wait_to_write()
+            self._copies = None
+
+    def wait(self) -> None:
+        """Until the save under way is committed, and what it replaces gone. Raises what failed."""
+        self._copies = None
+        while self._pending:
+            self._pending.pop(0).result()
+
+    def committed(self) -> list[Path]:
+        """What was committed since the last call. Raises what failed."""
+        if all(one.done() for one in self._pending):
+            self.wait()
+        done, self._committed = self._committed, []
+        return done
+
+    def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
+        """Add metrics to a checkpoint that was saved before the evaluation at its step."""
+        path = self.folder / f"step_{step}"
+        if self.ranks.main and self.has(step):
+            meta = Saved(path).meta | {"metrics": metrics}
+            write_json(path / META, checkpoints.sealed(meta))
+            self._prune()
+
+    def close(self) -> None:
+        """Wait, and release the staging buffer."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            if self._staging is not None:
+                self._staging.close()
+
+    def clean(self) -> None:
+        """Remove what a killed process left half written or half removed."""
+        for name in (PARTIAL, REMOVED):
+            for path in self.folder.glob(f".step_*.{name}"):
+                log.info("%s is left from a process that was killed, and is removed", path)
+                shutil.rmtree(path, ignore_errors=True)
+
+    def set_aside(self, after: int) -> list[Path]:
+        """Rename the checkpoints of later steps, so that the run goes on from `after`."""
+        moved = []
+        for one in checkpoints.listed(self.folder):
+            if one.step > after:
+                target = one.path.with_name(f"{one.path.name}.{UNDONE}")
+                while target.exists():
+                    target = target.with_name(f"{target.name}.{UNDONE}")
+                one.path.rename(target)
+                moved.append(target)
+        return moved
+
+    def has(self, step: int) -> bool:
+        return Saved(self.folder / f"step_{step}").fault(self.run_id) is None
+
+    def is_best(self, value: float) -> bool:
+        """Whether a checkpoint with this value of eval.metric would be among the best to keep."""
+        count, metric = self.section.keep_best, self.config.eval.metric
+        if not count or not math.isfinite(value):
+            return False
+        kept = checkpoints.best(self._usable(), metric, count)
+        sign = 1 if is_higher_better(metric) else -1
+        better_than = (sign * value > sign * one.meta["metrics"][metric] for one in kept)
+        return len(kept) < count or any(better_than)
+
+    def _usable(self) -> list[Saved]:
+        return [one for one in checkpoints.listed(self.folder) if one.fault(self.run_id) is None]
+
+    def _write(
+        self,
+        tensors: Tensors,
+        scratch: Path,
+        target: Path,
+        about: dict[str, Any],
+        copies: Copies | None = None,
+        values: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        try:
+            found = values if copies is None else copies.done.result()
+            tensor_storage.save(tensors, scratch / WEIGHTS, copies=found, group=self.ranks.saver)
+            if self.ranks.main:
+                self._commit(scratch, target, about)
+        except OSError as error:
+            raise self._failed(target, scratch, error) from error
+
+    def _prepare(self, scratch: Path, needed: int) -> OSError | None:
+        """Make the temporary directory with all but the tensors; returns what was in the way."""
+        try:
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir(parents=True)
+            free = shutil.disk_usage(scratch).free
+            if free < needed:
+                what = f"it needs {byte_size(needed)}, and {byte_size(free)} are free"
+                raise OSError(errno.ENOSPC, what)
+            saved_config.save(self.config, scratch / CONFIG)
+            self.tokenizer.save(scratch / TOKENIZER)
+        except OSError as error:
+            return error
+        return None
+
+    def _commit(self, scratch: Path, target: Path, about: dict[str, Any]) -> None:
+        for hook in self.before_commit:
+            hook(scratch)
+        for path in scratch.rglob("*"):
+            sync(path)
+        sizes, hashes = checkpoints.file_sizes(scratch), checkpoints.small_hashes(scratch)
+        meta = checkpoints.sealed(about | {"files": sizes, checkpoints.HASHES: hashes})
+        (scratch / META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        sync(scratch / META)
+        sync(scratch)
+        if target.exists():
+            self._remove(target)
+        scratch.rename(target)
+        sync(self.folder)
+        self._committed.append(target)
+        self._prune()
+
+    def _prune(self) -> None:
+        if not self.section.keep_last_n:
+            return
+        usable, metric = self._usable(), self.config.eval.metric
+        kept = usable[-self.section.keep_last_n :]
+        kept += checkpoints.best(usable, metric, self.section.keep_best)
+        for one in usable:
+            if one not in kept:
+                self._remove(one.path)
+
+    def _remove(self, path: Path) -> None:
+        """Rename now, so that a kill leaves no torn checkpoint; delete while training goes on."""
+        scratch = path.with_name(f".{path.name}.{REMOVED}")
+        shutil.rmtree(scratch, ignore_errors=True)
+        path.rename(scratch)
+        self._pending.append(self._thread.submit(shutil.rmtree, scratch, ignore_errors=True))
+
+    def _failed(self, target: Path, scratch: Path, error: OSError) -> OSError:
+        shutil.rmtree(scratch, ignore_errors=True)
+        last, _ = checkpoints.newest_usable(self.folder, self.run_id)
+        kept = "there is no earlier checkpoint"
+        if last:
+            kept = f"the checkpoint of step {last.step} is complete"
+        reason = error.strerror or next(iter(str(error).splitlines()), type(error).__name__)
+        fix = "Make room or give access, then go on with this run"
+        return OSError(f"{target} cannot be written: {reason}. {fix}; {kept}")
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
+    """Optimizer state by the names of parameters: 'blocks.0.attention.wq.weight/exp_avg'."""
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    return {
+        f"{names[p]}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for p, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def _readable_by_threads(tensor: Tensor) -> Tensor:
+    """Itself, or of an Apple GPU, from which several threads may not copy at once, a copy."""
+    return tensor.detach().cpu() if tensor.device.type == "mps" else tensor
+
+
+def prefixed(prefix: str, tensors: Tensors) -> Tensors:
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def _disk_bytes(tensors: Tensors) -> int:
+    """The most that a save takes: the tensors, 1 kB of index for each chunk, and 64 kB of
+    half-filled blocks for each rank.
+    """
+    total, ranks = 0, 1
+    for tensor in tensors.values():
+        parts = tensor.device_mesh.size() if isinstance(tensor, DTensor) else 1
+        total += tensor.numel() * tensor.element_size() + 1024 * parts
+        ranks = max(ranks, parts)
+    return total + (ranks << 16)

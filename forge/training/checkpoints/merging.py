@@ -1,0 +1,154 @@
+"""The weights of a checkpoint as whole tensors, adapters added to what they stand beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forge.adapters.formats import pack, unpack
+from forge.adapters.ia3 import scaled
+from forge.adapters.lora import merged
+from forge.adapters.pissa import rest
+from forge.config.adapters.adapter import (
+    MAGNITUDE,
+    PISSA,
+    SCALES,
+    TAKEN_A,
+    TAKEN_B,
+    A,
+    B,
+    LoRA,
+    is_added,
+    name_of,
+)
+from forge.config.adapters.ia3 import IA3
+from forge.config.adapters.qlora import QLoRA
+from forge.config.model.decoder import Decoder
+from forge.config.root import Config
+from forge.families import folder as folders
+from forge.hf.new_rows import Widened
+from forge.hf.read import read_whole
+from forge.models.init import init_weights
+from forge.models.plain import make_model
+from forge.rundir import saved_config
+from forge.rundir.checkpoints import WEIGHTS, Saved
+from forge.rundir.saved_config import CONFIG
+from forge.training.checkpoints import tensor_storage
+from forge.training.checkpoints.adapter_base import BASE, located
+from forge.training.checkpoints.damage import checked
+
+PREFIX = "model/"
+
+
+class Merged(Mapping[str, Tensor]):
+    """By the names of the model, each read when it is asked for; of what a checkpoint with adapters
+    does not hold that of its base, whatever this is.
+    """
+
+    def __init__(self, path: Path, config: Config) -> None:
+        """config: of the checkpoint. Raises CheckpointError where its base cannot be used."""
+        self.path, self.adapter, self.below = path, config.adapter, Saved(path).meta.get(BASE)
+        with checked(path):
+            stored = tensor_storage.stored(path / WEIGHTS)
+        self.stored = {
+            name.removeprefix(PREFIX): what
+            for name, what in stored.items()
+            if name.startswith(PREFIX)
+        }
+        self.base: Mapping[str, Tensor] = {}
+        self.beside = {}
+        if self.below is not None:
+            assert isinstance(config.model, Decoder)
+            self.beside = {one.name: one for one in config.model.tensors()}
+            self.base = Widened(whole(located(self.below, path), config), self.beside.values())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self.stored:
+            return self.own(name)
+        values, one = self.base[name], self.beside.get(name)
+        adapter = self.adapter
+        if one is not None and isinstance(adapter, QLoRA) and adapter.packs(one):
+            # What was trained beside; in fp32, as products have it.
+            values = unpack(pack(values, adapter.how), adapter.how, torch.float32)
+        if isinstance(adapter, IA3):
+            return self._scaled(name, values, adapter)
+        if one is None or not isinstance(adapter, LoRA) or not (rank := adapter.rank_of(one)):
+            return values
+        if adapter.init == PISSA:
+            values = rest(values, self.own(name_of(one, TAKEN_A)), self.own(name_of(one, TAKEN_B)))
+        magnitude = self.own(name_of(one, MAGNITUDE)) if adapter.dora else None
+        pair = self.own(name_of(one, A)), self.own(name_of(one, B))
+        return merged(values, *pair, magnitude, role=one.role, scale=adapter.scale(rank))
+
+    def beneath(self, name: str) -> Tensor:
+        """What adapters stand beside, or what the checkpoint itself holds."""
+        return self.own(name) if name in self.stored else self.base[name]
+
+    def _scaled(self, name: str, values: Tensor, adapter: IA3) -> Tensor:
+        """A weight or a bias with the vector of its matrix."""
+        place, _, last = name.rpartition(".")
+        one = self.beside.get(f"{place}.weight")
+        if one is None or not adapter.has(one):
+            return values
+        into = adapter.scales_input(one)
+        if into and last == "bias":
+            return values
+        return scaled(values, self.own(name_of(one, SCALES)), scales_input=into)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all of them, by name."""
+        found = {name: tuple(self.stored[name].size) for name in self if name in self.stored}
+        beside = {name: tuple(one.shape) for name, one in self.beside.items()}
+        return beside | found
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (name for name in self.stored if not is_added(name))
+        yield from (name for name in self.base if name not in self.stored)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def own(self, name: str) -> Tensor:
+        """What the checkpoint itself holds under a name."""
+        what = self.stored[name]
+        values = {PREFIX + name: torch.empty(tuple(what.size), dtype=what.properties.dtype)}
+        with checked(self.path):  # other ranks may read other names
+            tensor_storage.load(values, self.path / WEIGHTS, alone=True)
+        return values[PREFIX + name]
+
+
+class _OfFolder(Mapping[str, Tensor]):
+    """The tensors of a Hugging Face folder by our names."""
+
+    def __init__(self, path: Path, section: Decoder) -> None:
+        rows, self.files = folders.places(folders.read(path), section)
+        self.rows = {row.ours.name: row for row in rows}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return read_whole(self.rows[name], self.files)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def whole(path: Path | None, config: Config, trust: Sequence[str] = ()) -> Mapping[str, Tensor]:
+    """The weights that a path has, or that the seed of a config makes where it is null."""
+    if path is None:
+        with torch.device("cpu"):
+            model = make_model(config.model, trust)
+        init_weights(model, config.seed)
+        return {name: values.detach() for name, values in model.state_dict().items()}
+    if path.is_file():
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    if folders.is_folder(path):
+        assert isinstance(config.model, Decoder)
+        return _OfFolder(path, config.model)
+    return Merged(path, saved_config.load(path / CONFIG, trust=(*trust, *config.run.trust)))

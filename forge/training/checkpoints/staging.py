@@ -1,0 +1,109 @@
+"""Copies of what is saved while training goes on, in one buffer on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge.tensors.local import local
+
+ALIGNED = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies:
+    """done: what this rank holds of each tensor, by name, on the host. copied: when a GPU has
+    written all of it, where one does so by itself.
+    """
+
+    done: Future[dict[str, Tensor]]
+    copied: torch.cuda.Event | None = None
+
+    def wait_to_write(self) -> None:
+        """Until what was copied may be changed: on a GPU by what it is given from then on. Raises
+        what failed.
+        """
+        if self.copied is not None:
+            self.copied.wait()
+        else:
+            self.done.result()
+
+
+class Staging:
+    """Makes copies in a thread of its own. The buffer stays from save to save.
+
+    pinned: page-locked, so that a GPU writes to it by itself. It is pinned as one tensor, since
+    torch's own allocator of pinned memory rounds each one up to a power of two.
+    """
+
+    def __init__(self, *, pinned: bool) -> None:
+        self.pinned = pinned
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="staging")
+        self._stream: torch.cuda.Stream | None = None
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> Copies:
+        """Begin to copy, over what an earlier call gave."""
+        owned = {name: local(tensor.detach()) for name, tensor in tensors.items()}
+        device = next((tensor.device for tensor in owned.values() if tensor.is_cuda), None)
+        room = self._room(owned)
+        if device is None:
+            return Copies(done=self._thread.submit(_copy, owned, room))
+        stream = self._stream = self._stream or torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        if not self.pinned:
+            return Copies(done=self._thread.submit(_copy, owned, room, stream))
+        with torch.cuda.stream(stream):
+            for name, tensor in owned.items():
+                room[name].copy_(tensor, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(stream)
+        return Copies(done=self._thread.submit(lambda: copied.synchronize() or room), copied=copied)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._release()
+
+    def _room(self, owned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        places, end = {}, 0
+        for name, tensor in owned.items():
+            places[name] = slice(end, end + tensor.nbytes)
+            end += -(-tensor.nbytes // ALIGNED) * ALIGNED
+        if end > len(self._buffer):
+            self._release()
+            self._buffer = torch.empty(end, dtype=torch.uint8)
+            if self.pinned:  # raises RuntimeError where the system lets less memory be locked
+                buffer = self._buffer
+                _check(_cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
+        return {
+            name: self._buffer[places[name]].view(tensor.dtype).view(tensor.shape)
+            for name, tensor in owned.items()
+        }
+
+    def _release(self) -> None:
+        if self.pinned and len(self._buffer):
+            torch.cuda.synchronize()  # what is still copied there
+            _check(_cudart().cudaHostUnregister(self._buffer.data_ptr()))
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+
+def _copy(
+    owned: Mapping[str, Tensor], room: dict[str, Tensor], stream: torch.cuda.Stream | None = None
+) -> dict[str, Tensor]:
+    with torch.cuda.stream(stream):  # nothing where there is none
+        for name, tensor in owned.items():
+            room[name].copy_(tensor)
+    return room
+
+
+def _check(status: Any) -> None:
+    torch.cuda.check_error(int(status))
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()

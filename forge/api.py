@@ -109,33 +109,33 @@ __all__ = [
 ]
 PLACES = """
 register            config
-DataSection         config.data Data
-FeedForwardSection  config.feed_forwards.base FeedForward
+DataSection         config.data.text Data
 Condition           config.field
 Section             config.field
 opt                 config.field
 section             config.field
-AttentionSection    config.mixers.attention Attention
-MixerSection        config.mixers.base Mixer
-DecoderSection      config.model Decoder
-ModelSection        config.layer Model
-NextTokenSection    config.objective NextToken
-ObjectiveSection    config.objective Objective
-OptimizerSection    config.optimizer Optimizer
+DecoderSection      config.model.decoder Decoder
+FeedForwardSection  config.model.feed_forwards.base FeedForward
+ModelSection        config.model.layer Model
+AttentionSection    config.model.mixers.attention Attention
+MixerSection        config.model.mixers.base Mixer
+TensorSpec          config.model.tensors
+linear              config.model.tensors
+norm                config.model.tensors
+NextTokenSection    config.objectives.base NextToken
+ObjectiveSection    config.objectives.base Objective
+OptimizerSection    config.optimizers.base Optimizer
+SchedulerSection    config.optimizers.schedules Scheduler
 Config              config.root
 Derived             config.rule
 derivation          config.rule
 rule                config.rule
-SchedulerSection    config.scheduler Scheduler
-TensorSpec          config.tensors
-linear              config.tensors
-norm                config.tensors
-TokenizerSection    config.tokenizer Tokenizer
+TokenizerSection    config.tokenizers.tokenizer Tokenizer
 IGNORE_INDEX        data
-Corpus              data.corpus
-Batch               data.loader
-Tokenizer           data.tokenizer
-TokenSource         data.tokens
+Batch               data.batches.loader
+Corpus              data.text.corpus
+Tokenizer           data.tokenizers.tokenizer
+TokenSource         data.tokens.tokens
 Attention           models.attention
 LayerCache          models.cache
 InStep              models.contract
@@ -147,13 +147,13 @@ Losses              objectives.losses
 NextToken           objectives.next_token
 Objective           objectives.objective
 hidden_of           objectives.objective read
-WholeMatrices       optim.whole
-copy_local          owned
-local               owned
+WholeMatrices       optim.distributed_matrices
 Mesh                parallel.mesh
 mix_in_each         parallel.modules
 Ranks               parallel.ranks
 Technique           parallel.technique
+copy_local          tensors.local
+local               tensors.local
 Callback            training.callback
 Loop                training.callback LoopView
 Session             training.session

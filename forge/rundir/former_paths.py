@@ -80,17 +80,49 @@ feed_forwards.dense.Dense dense models.feed_forward.FeedForward
 """A line for each class: its path below forge.config, the name of its schema, and the path below
 forge of its default target, where it had one."""
 _ROWS = {f"forge.config.{row[0]}": row[1:] for row in map(str.split, SCHEMAS.strip().splitlines())}
+TARGETS = """
+data.chat_demo.chat_demo data.sources.chat_demo.chat_demo
+data.chats.alpaca data.sources.chats.alpaca
+data.chats.chat data.sources.chats.chat
+data.chats.formatted data.sources.chats.formatted
+data.chats.sharegpt data.sources.chats.sharegpt
+data.corpus.python_docs data.text.corpus.python_docs
+data.corpus.python_source data.text.corpus.python_source
+data.corpus.text_files data.text.corpus.text_files
+data.hub.dataset data.sources.hub.dataset
+data.labelled.chat_labelled data.sources.labelled.chat_labelled
+data.labelled.labelled data.sources.labelled.labelled
+data.mixed.mixed data.text.mixed.mixed
+data.pairs.pairs data.sources.pairs.pairs
+data.preferences.chat_preference data.sources.preferences.chat_preference
+data.preferences.preference data.sources.preferences.preference
+data.preferences.preference_demo data.sources.preferences.preference_demo
+data.sentencepiece.sentencepiece data.tokenizers.sentencepiece.sentencepiece
+data.tiktoken.tiktoken data.tokenizers.tiktoken.tiktoken
+data.tokenizer.byte_ids data.tokenizers.tokenizer.byte_ids
+data.tokenizer.load_file data.tokenizers.tokenizer.load_file
+data.tokenizer.train_bpe data.tokenizers.tokenizer.train_bpe
+data.tokens.shards data.tokens.tokens.shards
+data.tokens.synthetic data.tokens.tokens.synthetic
+optim.adam.adam_pax optim.adam.AdamPax
+optim.adamw.adamw optim.adam.adamw
+optim.lion.lion optim.lion.Lion
+optim.low_bit.adamw_low_bit optim.low_bit.LowBitAdamW
+optim.muon.muon optim.muon.Muon
+optim.normuon.normuon optim.normuon.NorMuon
+optim.schedule_free.schedule_free_adamw optim.schedule_free.ScheduleFreeAdamW
+optim.sgd.sgd optim.sgd.SGD
+training.bench.Bench training.callbacks.bench.Bench
+training.evaluation.Evaluation training.callbacks.evaluation.Evaluation
+training.profiling.Profiler training.callbacks.profiling.Profiler
+training.samples.Samples training.callbacks.samples.Samples
+training.stopping.EarlyStopping training.callbacks.stopping.EarlyStopping
+"""
+"""A line for each class or function that was moved: its path below forge as a `_target_` of before
+names it, and the path of today."""
 MOVED = {
-    "forge.optim.adamw.adamw": "forge.optim.adam.adamw",
-    "forge.optim.adam.adam_pax": "forge.optim.adam.AdamPax",
-    "forge.optim.lion.lion": "forge.optim.lion.Lion",
-    "forge.optim.muon.muon": "forge.optim.muon.Muon",
-    "forge.optim.normuon.normuon": "forge.optim.normuon.NorMuon",
-    "forge.optim.sgd.sgd": "forge.optim.sgd.SGD",
-    "forge.optim.schedule_free.schedule_free_adamw": "forge.optim.schedule_free.ScheduleFreeAdamW",
-    "forge.optim.low_bit.adamw_low_bit": "forge.optim.low_bit.LowBitAdamW",
+    f"forge.{row[0]}": f"forge.{row[1]}" for row in map(str.split, TARGETS.strip().splitlines())
 }
-"""The path that a class of forge has now, for the path that a `_target_` of a dict names."""
 
 
 def current(plain: Any) -> Any:

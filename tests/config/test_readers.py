@@ -19,13 +19,26 @@ ROOT = Path(__file__).parents[2]
 FIELDS = [(key, name, field) for key, name, _, field in walk_options() if field.name != "_target_"]
 OPTIONS = sorted({key for key, *_ in FIELDS})
 INNER = {key.split(".")[-2] for key in OPTIONS if key.count(".") > 1}
-SCHEMA_FILES = {f"{group}.py" for group in schemas.sections()} | {"root.py", "optimizers.py"}
 
 HOMES: dict[str, set[str]] = defaultdict(set)
 """The groups that each module has sections of."""
 for group in schemas.sections():
     for each in variants(group).values():
         HOMES[each.__module__].add(group)
+
+
+def file_of(module: str) -> Path:
+    return ROOT / f"{module.replace('.', '/')}.py"
+
+
+def own_files(group: str) -> set[Path]:
+    """The files of the sections of a group and of what they are below."""
+    bases = (base for each in variants(group).values() for base in each.mro())
+    files = {file_of(base.__module__) for base in bases if base.__module__.startswith("forge.")}
+    return files - {file_of("forge.config.field")}
+
+
+SCHEMA_FILES = {file_of("forge.config.root")}.union(*map(own_files, schemas.sections()))
 
 READ_BY_NAME = "train.recompute."
 """Its options are the names of tensors, and read as such: tests/parallel/test_named_tensors.py has
@@ -44,8 +57,7 @@ def reads() -> dict[tuple[str, str], set[str]]:
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     rules = ROOT / "forge" / "resolve" / "rules"
     for file in [*ROOT.glob("forge/**/*.py"), *ROOT.glob("launch/**/*.py")]:
-        is_schema = file.parent.name == "config" and file.name in SCHEMA_FILES
-        if is_schema or file.parent == rules:
+        if file in SCHEMA_FILES or file.parent == rules:
             continue
         nodes = list(ast.walk(ast.parse(file.read_text())))
         imports = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
@@ -64,16 +76,7 @@ def reads() -> dict[tuple[str, str], set[str]]:
                     found[name, node.attr].add(str(file.relative_to(ROOT)))
     used = {attribute for _, attribute in found}
     for group in schemas.sections():  # what a method reads of its own section, if it is called
-        modules = {
-            group,
-            *(
-                base.__module__.rpartition(".")[2]
-                for each in variants(group).values()
-                for base in each.mro()
-            ),
-        }
-        files = [ROOT / "forge" / "config" / f"{module}.py" for module in modules]
-        trees = ((file, ast.parse(file.read_text())) for file in files if file.exists())
+        trees = ((file, ast.parse(file.read_text())) for file in sorted(own_files(group)))
         for file, method in ((file, node) for file, tree in trees for node in ast.walk(tree)):
             if isinstance(method, ast.FunctionDef) and method.name in used:
                 for node in ast.walk(method):

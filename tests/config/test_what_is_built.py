@@ -65,9 +65,8 @@ FORGE = {
         for name in ("none", "constant", "cosine", "linear", "wsd", "rex")
     },
     "callbacks": {
-        f"forge.training.{file}.{name}"
+        f"forge.training.callbacks.{file}.{name}"
         for file, names in {
-            "callback": "Callback",
             "bench": "Bench",
             "evaluation": "Evaluation",
             "garbage": "Garbage",
@@ -83,7 +82,8 @@ FORGE = {
             "stopping": "Agreement BadSteps EarlyStopping HealthCheck StopVote TimeLimit",
         }.items()
         for name in names.split()
-    },
+    }
+    | {"forge.training.callback.Callback"},
     "techniques": set(),
     "trackers": {
         "forge.trackers.csv_file.CSVFile",

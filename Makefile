@@ -57,8 +57,8 @@ constraints: install ## constraints.txt: what is installed now; repeated by pip 
 	$(BIN)/python -m pip freeze --disable-pip-version-check --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 docs: install ## the pages that are made from the schema
-	$(BIN)/python tools/pages.py --write docs
-	$(BIN)/python tools/seeds.py --write docs/coming_from.md
+	$(BIN)/python tools/pages.py --write docs/reference
+	$(BIN)/python tools/seeds.py --write docs/reference/coming_from.md
 	$(BIN)/python tools/seeds.py --keys forge/compose/seed_keys.py
 
 clean:

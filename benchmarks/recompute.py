@@ -1,5 +1,5 @@
 """`python benchmarks/recompute.py`: what each policy of recomputation keeps of llama3_8b, and what
-it computes again, as the table of docs/memory.md.
+it computes again, as the table of docs/layouts.md.
 """
 
 from __future__ import annotations

@@ -16,20 +16,11 @@ from forge.launch.sweep.preflight import Preflight
 ROOT = Path(__file__).parents[1]
 NAMES = (
     "getting_started concepts how_to layouts launching experts optimizers "
-    "sweeps slurm optuna reports hugging_face sft adapters qlora preferences"
+    "sweeps slurm reports hugging_face fine_tuning"
 )
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES.split())]
 # Whose spans are parts of a command.
-PARTS = {
-    "sft.md",
-    "adapters.md",
-    "qlora.md",
-    "preferences.md",
-    "sweeps.md",
-    "slurm.md",
-    "optuna.md",
-    "reports.md",
-}
+PARTS = {"fine_tuning.md", "sweeps.md", "slurm.md", "reports.md"}
 REFUSED = ("optimizer.lrr=1", "model.n_heads=3,4", "scheduler.stable_steps=10")
 # Refused on purpose, a pattern, or the user's own file.
 MADE_BEFORE = ("run.dir=runs/base", "run.dir=runs/chat")

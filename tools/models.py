@@ -1,5 +1,5 @@
-"""docs/models.md: every preset with its parameters, and what became of MaxText's names of models,
-of tools/models.tsv.
+"""The page models.md: every preset with its parameters, and what became of MaxText's names of
+models, of tools/models.tsv.
 """
 
 from __future__ import annotations

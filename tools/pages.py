@@ -1,4 +1,4 @@
-"""The pages of docs/ that are made from the code: `python tools/pages.py --write docs`."""
+"""The pages of docs/reference that are made from the code; `--write docs/reference` writes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_OPTIONS = """\
 A default is that of the schema. The options of a group state other values, to be read in \
 `conf/<group>/<option>.yaml`;
 `python -m forge.check` and `forge.explain KEY` show what a run would use, and where it comes from.
-A *free* option may change when a run goes on ([run_directory.md](run_directory.md)); \
+A *free* option may change when a run goes on ([runs.md](../runs.md#the-run-directory)); \
 a larger `train.max_steps` may too.
 """
 OF_RULES = """\
@@ -36,7 +36,7 @@ Then every rule is checked, and every broken one is reported at once. A warning 
 
 
 def options_page() -> str:
-    """docs/options.md: every group, its options and every key with default, meaning and bounds."""
+    """options.md: every group, its options and every key with default, meaning and bounds."""
     library = Library()
     root = [_row(field.name, field) for field in schemas.root_options()]
     lines = [MADE, "", "# Options", "", "At the root:", "", *_keys_table(root), OF_OPTIONS]
@@ -56,7 +56,7 @@ def options_page() -> str:
 
 
 def rules_page() -> str:
-    """docs/rules.md: every derivation and every rule."""
+    """rules.md: every derivation and every rule."""
     lines = [MADE, "", "# Rules and derivations", "", OF_RULES.rstrip()]
     lines += ["", "| worked out | from | how |", "| --- | --- | --- |"]
     for derivation in DERIVATIONS:

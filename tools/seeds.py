@@ -1,8 +1,8 @@
-"""docs/coming_from.md, made from tools/coming_from.md and tools/seeds.tsv: what the options of
+"""The page coming_from.md, of tools/coming_from.md and tools/seeds.tsv: what the options of
 other frameworks are called here, and where those of forge's five seeds went.
 
 The seeds are KempnerForge's config sections and its validation rules, xaytune, MaxText and
-nanochat. `python tools/seeds.py --write docs/coming_from.md` writes the page, and `--keys
+nanochat. `python tools/seeds.py --write FILE` writes the page, and `--keys
 forge/compose/seed_keys.py` what is answered when such an option is typed.
 """
 
@@ -158,7 +158,7 @@ def _is_typed(ours: str) -> bool:
 
 
 def main() -> None:
-    """Print docs/coming_from.md, or write it, or the module of the keys."""
+    """Print docs/reference/coming_from.md, or write it, or the module of the keys."""
     parser = argparse.ArgumentParser(prog="python tools/seeds.py", description=main.__doc__)
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="write the page here instead of printing it"

@@ -134,7 +134,7 @@ def grid(
                     said = str(error).partition("\n")[0].rstrip(".")
                     fault = f"it cannot be read: {said}.", f"{key}={RANGE}"
                     if distribution:
-                        fault = f"it cannot be searched: {said}.", "see docs/optuna.md"
+                        fault = f"it cannot be searched: {said}.", "see docs/sweeps.md"
         varies = drawn_from is not None or key in found.searched
         if key in typed and (varies or max(len(texts), len(found.choices[key])) > 1):
             fault = f"{key} is there twice, so that {typed[key]} would count for nothing.", ONCE

@@ -51,7 +51,7 @@ SAMPLE = {
 def test_what_newcomers_type_is_answered_with_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")  # no login is needed
     typed = {word: SAMPLE.get(ours, "2") for word, ours in ALIASES.items()}
-    assert len({*typed, *HINTS}) <= 250, "the words that many type; the rest is in docs/options.md"
+    assert len({*typed, *HINTS}) <= 250, "the words that many type; the rest is in options.md"
     composition = compose([])
     keys = Keys(composition.tree, composition.library)
     for word, value in typed.items():

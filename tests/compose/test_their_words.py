@@ -1,4 +1,4 @@
-"""Each line of the tables of docs/coming_from.md for those who come from TRL, PEFT, axolotl,
+"""Each line of the tables of coming_from.md for those who come from TRL, PEFT, axolotl,
 LLaMA-Factory and torchtune: what is typed there is taken, or answered with what stands beside it,
 which composes.
 """
@@ -185,13 +185,13 @@ TOGETHER = {
     "dataset._component_": "data=chat",
     "model._component_": "",
 }
-"""Keys of the files of docs/sft.md that are one word here with another, or a whole class."""
+"""Keys of the files of fine_tuning.md that are one word here with another, or a whole class."""
 
 
 def translations() -> list[Any]:
     """(keys and values of a file or command of another tool, forge's command)."""
     found = []
-    text = (PAGE.parents[1] / "docs" / "sft.md").read_text(encoding="utf-8")
+    text = (PAGE.parents[1] / "docs" / "fine_tuning.md").read_text(encoding="utf-8")
     for section in text.split("\n### ")[1:]:
         tool, _, rest = section.partition("\n")
         blocks = re.findall(r"(?:^    .*\n?)+", rest, re.MULTILINE)

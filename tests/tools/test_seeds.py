@@ -111,7 +111,7 @@ def test_a_default_that_differs_is_explained(row):
 
 
 def test_the_page_is_current():
-    assert (REPOSITORY / "docs" / "coming_from.md").read_text(
+    assert (REPOSITORY / "docs" / "reference" / "coming_from.md").read_text(
         encoding="utf-8"
     ) == seeds.render_markdown(), "run make docs"
 

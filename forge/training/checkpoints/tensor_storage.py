@@ -3,7 +3,7 @@ index in JSON, tensors.json.
 
 DCP's own file system storage pickles its index, and loading a foreign checkpoint may then run any
 code. Its Hugging Face storage (safetensors) has no checksums, and no index that shows that the file
-of a rank is missing; see docs/run_directory.md.
+of a rank is missing; see docs/runs.md.
 """
 
 from __future__ import annotations

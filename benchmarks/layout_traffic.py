@@ -1,7 +1,7 @@
 r"""Bytes that one rank sends in one optimizer step, and memory, for layouts side by side; computed
 from the config, nothing runs.
 
-    python benchmarks/layout_traffic.py fsdp tp8 ddp+dp_replicate=8 -- \
+    python benchmarks/layout_traffic.py fsdp single+tp=8 ddp+dp_replicate=8 -- \
         run.num_processes=8 model=llama7b train.global_batch_size=64
 
 First the layouts: presets of conf/parallel, with values of `parallel` added by '+'. Behind '--'

@@ -90,7 +90,7 @@ def test_a_model_that_this_machine_cannot_hold_is_checked_and_not_started(
 ):
     import forge.check
 
-    huge = ["optimizer=adamw", "model=llama70b", "parallel=tp8", "run.device=cpu"]
+    huge = ["optimizer=adamw", "model=llama70b", "parallel.tp=8", "run.device=cpu"]
     assert forge.check.main([*huge, "model=small"]) == 0
     assert "of a CPU's memory" not in capsys.readouterr().out
     assert forge.check.main(huge) == 2

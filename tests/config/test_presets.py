@@ -133,8 +133,6 @@ def needs(file: str, folder: Path) -> list[str]:
         },
         "train/sft": ["model.max_seq_len=1024"],
         "train/long": ["model.max_seq_len=2048"],
-        "parallel/pp4": ["model=llama7b"],
-        "parallel/tp8": ["model=llama7b"],
     }.get(file, [])
 
 

@@ -250,7 +250,7 @@ FORGE = Path(__file__).parents[2]
         (["run.dir=x", "seed=1,2"], "1. run.dir=x   [command line]\n     each point has a dir"),
         (["run.inline=true", "seed=1,2"], "1. run.inline=true   [command line]\n     the points"),
         (["seed=range(30000)"], "these are 30,000 points, and a sweep has at most 20,000."),
-        (["model=llama70b", "parallel=tp8", "run.device=cpu", "seed=1,2"], "of a CPU's memory"),
+        (["model=llama70b", "parallel.tp=8", "run.device=cpu", "seed=1,2"], "of a CPU's memory"),
         (["optimizer.lrr=range(1,8)"], "1. optimizer.lrr=1,2,3,4,5,...   [command line]"),
         (["launch.job=1,2"], "Local has no option 'job'."),
         (

@@ -217,7 +217,7 @@ def test_a_run_on_the_nodes_of_a_cluster():
 
 
 def test_a_large_model_needs_no_memory_of_the_machine_that_submits_it():
-    config = copy.deepcopy(resolved(["run.device=cpu", "model=llama70b", "parallel=tp8"]).config)
+    config = copy.deepcopy(resolved(["run.device=cpu", "model=llama70b", "parallel.tp=8"]).config)
     here = World(size=8, source=DEGREES, device="cpu", devices=NONE)
     assert device_memory(here)
     assert list(host_memory.check(config, here))

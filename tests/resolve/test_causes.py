@@ -22,7 +22,7 @@ PARTS = (
 CASES = [
     (0, "parallel.tp=3", {TP3: "parallel.tp=2"}),
     (1, "parallel.tp=3", {TP3: "parallel.tp=1"}),
-    (4, "parallel=tp8", {f"model.n_heads (4) {TP} (8).": "parallel.tp=4"}),
+    (4, "parallel.tp=8", {f"model.n_heads (4) {TP} (8).": "parallel.tp=4"}),
     (4, "parallel.cp=3", {CP3: "parallel.cp=2"}),
     (4, "parallel.pp=5", {f"{STAGES.format(5)}; {PARTS}": "parallel.pp=2"}),
     (

@@ -15,7 +15,7 @@ from forge.rundir import saved_config
 CHOICES = [
     ["model=gpt2", "scheduler=wsd", "precision=fp16"],
     ["model=moe_tiny", "parallel=ep2", "optimizer=adamw_large", "launch=slurm"],
-    ["model=llama7b", "parallel=tp8", "scheduler=rex", "sweeper=optuna", "run.dir=x/y"],
+    ["model=llama7b", "parallel.tp=8", "scheduler=rex", "sweeper=optuna", "run.dir=x/y"],
     ["data=text", "data.path=.", "tokenizer=file", "tokenizer.path=t.json", "scheduler=none"],
     [
         "run.name='null'",

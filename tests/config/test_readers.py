@@ -38,7 +38,11 @@ def own_files(group: str) -> set[Path]:
     return files - {file_of("forge.config.field")}
 
 
-SCHEMA_FILES = {file_of("forge.config.root")}.union(*map(own_files, schemas.sections()))
+DECLARING = {"forge.config.root", "forge.config.model.decoder"} | {
+    schema.__module__ for schema in schemas.sections().values()
+}
+SCHEMA_FILES = {*map(file_of, DECLARING), *own_files("optimizer")}
+"""Files that declare options and read none but by methods."""
 
 READ_BY_NAME = "train.recompute."
 """Its options are the names of tensors, and read as such: tests/parallel/test_named_tensors.py has
@@ -67,6 +71,9 @@ def reads() -> dict[tuple[str, str], set[str]]:
         modules = (module.rpartition(".")[2] for module in imports)
         groups |= known.intersection(name.removesuffix("s") for name in modules)
         groups |= {group for module in imports for group in HOMES[module]}
+        for node in nodes:  # an option that a group of parameters has
+            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == "group":
+                found["optimizer", getattr(node.slice, "value", "")].add(str(file))
         for node in attributes:
             value = node.value
             owner = getattr(value, "attr", getattr(value, "id", ""))

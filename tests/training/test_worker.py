@@ -12,7 +12,7 @@ from run_helpers import folders, read
 
 from forge import worker
 from forge.rundir.outcome import is_lost_peer
-from forge.training import session as sessions
+from forge.training import build_session as sessions
 from forge.training.callbacks.metrics import Logger
 from forge.training.callbacks.signals import Signals
 

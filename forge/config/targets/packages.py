@@ -10,7 +10,7 @@ IMPORTABLE = (
 
 
 def import_fault(module: str) -> tuple[str, str] | None:
-    """Import a package of config groups; (what is wrong, what to do) where that fails."""
+    """Import a package of config groups; (what is wrong, what to do) where the import fails."""
     try:
         package = importlib.import_module(module)
     except Exception as error:
@@ -25,8 +25,8 @@ def explain(module: str, error: Exception) -> tuple[str, str]:
     absent = error.name if isinstance(error, ModuleNotFoundError) else None
     if absent is None or not f"{module}.".startswith(f"{absent}."):
         reason = next(iter(str(error).splitlines()), "no details").rstrip(".")
-        what = f"importing {module} fails: {type(error).__name__}: {reason}."
-        return what, "correct the package"
+        message = f"importing {module} fails: {type(error).__name__}: {reason}."
+        return message, "correct the package"
     parent, _, name = absent.rpartition(".")
     if parent:
         return f"the package {parent} has no '{name}'.", "check the path"

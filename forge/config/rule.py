@@ -48,8 +48,8 @@ class _Declared:
     @cached_property
     def _parameters(self) -> dict[str, type]:
         schemas = {schema.__name__: schema for schema in _below(Section)}
-        annotations = inspect.get_annotations(self.body, eval_str=True, locals=schemas)
-        return {name: kind for name, kind in annotations.items() if name != "return"}
+        types = inspect.get_annotations(self.body, eval_str=True, locals=schemas)
+        return {name: kind for name, kind in types.items() if name != "return"}
 
     def call(self, config: Any, world: Any) -> Iterator[Any]:
         """Yield the results of the function for its sections of a config."""

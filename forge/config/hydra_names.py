@@ -61,9 +61,7 @@ def translate_key(key: str) -> str:
     for section, ours in SECTIONS.items():
         if key.startswith(f"{section}."):
             name, dot, end = key.removeprefix(f"{section}.").partition(".")
-            return (
-                f"{ours}.{LAUNCHER_KEYS.get(name, name) if ours == 'launch' else name}{dot}{end}"
-            )
+            return f"{ours}.{LAUNCHER_KEYS.get(name, name) if ours == 'launch' else name}{dot}{end}"
     above, dot, last = key.rpartition(".")
     return f"{above}{dot}{FORMER.get(last, last)}"
 

@@ -1,5 +1,5 @@
-"""Keys of sbatch that forge sets itself; all others pass through launch.sbatch, and `sbatch
---test-only` reports their faults.
+"""Keys of sbatch that forge sets itself; the others pass through launch.sbatch, and their faults
+are reported by `sbatch --test-only`.
 """
 
 from __future__ import annotations

@@ -151,9 +151,7 @@ def own_template(stated: Any) -> str | None:
     """The Jinja of a tokenizer, from its files: a text, or several by name."""
     if isinstance(stated, list):
         templates = {
-            template.get("name"): template.get("template")
-            for template in stated
-            if isinstance(template, dict)
+            entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)
         }
         stated = templates.get("default", next(iter(templates.values()), None))
     return stated if isinstance(stated, str) else None
@@ -190,10 +188,10 @@ def chat_template(data: Chats, tokenizer: Tokenizer) -> Findings:
     except (OSError, UnicodeDecodeError) as error:
         yield key, f"it cannot be read ({error}).", f"a file of Jinja in UTF-8, or {other}"
         return
-    if (is_tokenizers := source is None) and (source := template_beside(tokenizer)) is None:
+    if (from_tokenizer := source is None) and (source := template_beside(tokenizer)) is None:
         return
     if fault := fault_of(preset(data.chat_template_kwargs) + source):
-        fault = f"in the template of the tokenizer: {fault}" if is_tokenizers else fault
+        fault = f"in the template of the tokenizer: {fault}" if from_tokenizer else fault
         hint = GUARD if "generation" in fault or "not known" in fault else "mend it"
         yield key, fault, f"{hint}, or {other}"
 

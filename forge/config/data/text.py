@@ -106,8 +106,8 @@ class Data(Section):
         return HeldOut(0.0 if self.val_documents else self.val_fraction, self.val_documents)
 
     def borders(self, tokenizer: Any) -> dict[str, bool]:
-        """add_bos and add_eos, where documents begin or end otherwise than by the tokenizer or a
-        section of tokenizers.
+        """add_bos and add_eos, where documents begin or end otherwise than the tokenizer, or its
+        section, states.
         """
         return {}
 

@@ -1,5 +1,5 @@
-"""Differences between the config of a run and the config it continues with, and their
-permission.
+"""Differences between the config of a run and the config of its continuation, and the permitted
+ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ABSENT = "(absent)"
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One key with its value before and after. free: permitted without run.allow_change."""
+    """A key with the value before and after. free: permitted without run.allow_change."""
 
     key: str
     before: Any

@@ -1,5 +1,5 @@
-"""GPUs to plan for without having them: data sheet figures, and the share of them that large
-products and networks reach.
+"""GPUs to plan for without a machine: data sheet figures, and the shares reached by large products
+and networks.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ DEVICES = {
     "a100_40gb": Device(memory=int(39.4 * GIB), bandwidth=1.555 * T, **_A100),
     "a100": Device(memory=int(79.2 * GIB), bandwidth=2.039 * T, **_A100),
     "h100": Device(memory=int(79.1 * GIB), bandwidth=3.35 * T, sustained=0.72, **_H100),
-    # SXM of 96 GB at 500 W, in which torchtitan was measured
+    # SXM of 96 GB at 500 W, the GPU of torchtitan's measurements
     "h100_500w": Device(memory=int(94.5 * GIB), bandwidth=2.4 * T, sustained=0.52, **_H100),
     "h200": Device(memory=int(139.8 * GIB), bandwidth=4.8 * T, sustained=0.79, **_H100),
     "b200": Device(

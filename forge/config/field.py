@@ -15,8 +15,8 @@ from forge.config.problems import Problem, closest, did_you_mean
 if TYPE_CHECKING:
     AutoInt = int
 else:
-    # A number, or "auto", which resolve() replaces by one, so that all other code sees a number.
-    # OmegaConf 2.3 cannot compose unions: to it this is Any, and `check_bounds` checks it.
+    # A number, or "auto" until resolve() replaces it: all other code sees a number. OmegaConf 2.3
+    # cannot compose unions: it sees Any, and `check_bounds` checks the value.
     AutoInt = Annotated[Any, int | str]
 
 

@@ -32,7 +32,7 @@ def open_steps(schedule: Scheduler, horizon: int) -> Iterator[tuple[str, int, st
 
 
 def follows(schedule: Scheduler, key: str, horizon: int) -> bool:
-    """Whether the value of a key of SCHEDULE equals the derived value of an open one."""
+    """Whether the value of a key of SCHEDULE equals the value derived for an open option."""
     probe, name = copy.deepcopy(schedule), key.rpartition(".")[2]
     probe.thaw()
     setattr(probe, name, None)

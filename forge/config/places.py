@@ -1,5 +1,5 @@
-"""Paths of this machine. An address such as s3://bucket/runs is none: as a path it would name a
-folder `s3:` below the working directory.
+"""Paths of this machine. An address such as s3://bucket/runs is no path: taken for a path, the
+address would name a folder `s3:` below the working directory.
 """
 
 from __future__ import annotations

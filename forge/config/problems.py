@@ -106,7 +106,7 @@ def shown(value: object) -> str:
 
 
 def literal(value: Any) -> str:
-    """A value in Hydra's grammar, which reads back as the same value."""
+    """A value in Hydra's grammar, read back by Hydra as the same value."""
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, dict):

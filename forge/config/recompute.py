@@ -157,7 +157,7 @@ def places_of(policy: str, table: Recompute | None = None) -> dict[str, str]:
     else:
         tensors = dict.fromkeys(SAVED.get(policy, ()), DEVICE)
         tensors |= dict.fromkeys(OFFLOADED.get(policy, ()), OFFLOAD)
-    if tensors.get(INPUT) == DEVICE:  # where it is anyway
+    if tensors.get(INPUT) == DEVICE:  # the input stays on the device in any case
         del tensors[INPUT]
     return tensors | ({ROUTER: DEVICE} if set(tensors) - {INPUT} else {})
 

@@ -37,10 +37,10 @@ class NotRegular(OSError):
 
 def open_regular(path: str | Path) -> io.BufferedReader:
     """Open a file for its bytes. Raises OSError, NotRegular at once for a path that may block."""
-    check_regular(path)  # before it is opened, which some devices act upon
+    check_regular(path)  # before opening: some devices act upon an open
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check(path, os.fstat(descriptor).st_mode)  # it may have been replaced
+        _check(path, os.fstat(descriptor).st_mode)  # the path may have been replaced since
         os.set_blocking(descriptor, True)
         return open(descriptor, "rb")
     except BaseException:

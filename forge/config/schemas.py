@@ -107,12 +107,12 @@ def add(group: str, name: str, schema: type[Section]) -> None:
         raise ValueError(f"{call}: only these groups take further schemas: {', '.join(SCHEMAS)}")
     base = (sections() | INNER)[group]
     is_class = isinstance(schema, type) and issubclass(schema, base)
-    # a subclass that is not decorated itself has no options of its own
+    # an undecorated subclass has no options of its own
     if not is_class or set(inspect.get_annotations(schema)) - set(schema.__dataclass_fields__):
         must = "the schema must be a dataclass(kw_only=True) that subclasses"
         raise ValueError(f"{call}: {must} {base.__module__}.{base.__name__}")
     existing = SCHEMAS[group].setdefault(name, schema)
-    # a module that is imported again defines the class again
+    # a second import of a module defines the class again
     if (existing.__module__, existing.__qualname__) != (schema.__module__, schema.__qualname__):
         raise ValueError(
             f"{call}: the name is taken by {existing.__module__}.{existing.__qualname__}"

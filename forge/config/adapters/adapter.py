@@ -1,4 +1,4 @@
-"""The `adapter` group: small matrices that are trained beside weights which stay as they are."""
+"""The `adapter` group: small matrices trained beside frozen weights."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def fits_in_any_words(word: str, tensor: TensorSpec) -> bool:
 
 def in_ours(words: Iterable[str]) -> list[str]:
     """Entries of adapter.target_modules in our names, also those in the words of others."""
-    entries = map(str, words)  # an entry that is no name may come before its type is checked
+    entries = map(str, words)  # entries may be no text yet: types are checked later
     ours = [name for word in entries for name in THEIRS.get(word.rpartition(".")[2], [word])]
     return [AUTO] if AUTO in ours else list(dict.fromkeys(ours))
 
@@ -258,7 +258,7 @@ def _beside(tensor: TensorSpec, rank: int, *, dora: bool, takes: bool) -> Iterat
     """
     *stack, rows, columns = tensor.shape
     of_rows = None if tensor.tp is None else tensor.tp - len(stack)
-    if tensor.role == EMBEDDING:  # a table is looked up, so that its rows are what enters
+    if tensor.role == EMBEDDING:  # a table is looked up: its rows are the inputs
         rows, columns = columns, rows
         of_rows = None if of_rows is None else 1 - of_rows
     common: dict[str, Any] = {
@@ -271,7 +271,7 @@ def _beside(tensor: TensorSpec, rank: int, *, dora: bool, takes: bool) -> Iterat
     cut_columns: dict[str, Any] = (
         {"tp": len(stack) + 1, "pieces": tensor.pieces} if of_rows == 1 else {}
     )
-    std = (3 * max(columns, 1)) ** -0.5  # that of torch's linear layers, in which PEFT begins
+    std = (3 * max(columns, 1)) ** -0.5  # the deviation of torch's linear layers, as in PEFT
     shape = (*stack, rank, columns)
     yield TensorSpec(name=name_of(tensor, A), shape=shape, std=std, **matrix, **cut_columns)
     if takes:

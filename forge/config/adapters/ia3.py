@@ -1,4 +1,4 @@
-"""`adapter=ia3`: vectors that scale what some matrices give, or what they are given."""
+"""`adapter=ia3`: vectors that scale the outputs or inputs of some matrices."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ FP32 = 4
 AT_ONCE = 1 << 24
 """Weights rounded, or made again, at a time."""
 BLOCK = 64
-"""Weights of a row that share a scale."""
+"""Weights of a row with a shared scale."""
 
 
 class Part(NamedTuple):
@@ -35,7 +35,7 @@ PARTS = {
     },
     "int8": {"codes": Part(1, 1, 1), "row_scales": Part(0, 1, 4)},
 }
-"""By format and name. Numbers of 4 bytes are fp32."""
+"""Parts by format and name. Numbers of 4 bytes are fp32."""
 
 
 class Kept(NamedTuple):

@@ -1,4 +1,4 @@
-"""`adapter=qlora`: LoRA beside weights that are kept in few bits."""
+"""`adapter=qlora`: LoRA beside weights in few bits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class QLoRA(LoRA):
 
     @property
     def how(self) -> str:
-        """The format, as `forge.config.adapters.packed` names it."""
+        """The format's name in `forge.config.adapters.packed`."""
         double = self.base_format == "nf4" and self.double_quantization
         return "nf4_double" if double else self.base_format
 

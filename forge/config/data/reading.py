@@ -1,5 +1,5 @@
-"""Entries of a dict that name data, such as texts to evaluate and sources of a mixture: options of
-one kind of data each.
+"""Entries that name data in a dict: texts to evaluate and sources of a mixture, each with the
+options of one kind of data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from forge.config.data.text import BORDERS, Data, Text
 from forge.config.field import variants_of
 
-KIND = "data"  # what an entry says of how it is read, beside options of that kind
+KIND = "data"  # the key of an entry's kind, beside options of the kind
 TARGET = "_target_"
 WEIGHT = "weight"
 NAME = re.compile(r"[\w-]+")

@@ -33,14 +33,14 @@ class HeldOut:
 class Data(Section):
     """What every corpus has: a validation split, a cache and a loader."""
 
-    # a text to continue that fits the corpus; empty = the beginning of a validation document
+    # a fitting text to continue; empty = the beginning of a validation document
     prompt = ""
-    examples = ""  # what is compared in it: "pairs" of responses, "labels"; of text nothing
-    tokenized = False  # whether it is tokens already, so that no tokenizer can learn from it
-    mixes = False  # whether it is several corpora
-    place = "data"  # of what is built to read it
-    marks_responses = False  # whether it says which tokens are learnt
-    streamed = False  # whether it is read while it trains, so that its length is not known
+    examples = ""  # compared examples: "pairs" of responses, "labels"; "" = running text
+    tokenized = False  # whether the corpus is tokens already: no tokenizer can learn from it
+    mixes = False  # whether the section mixes several corpora
+    place = "data"  # the config path of the reader
+    marks_responses = False  # whether the data mark learnt tokens
+    streamed = False  # whether the corpus is read during training: its length is unknown
     _target_: str = MISSING
     val_fraction: float = opt(
         0.05, "share of documents held out for validation, chosen by a hash; 0 = none", ge=0, lt=1
@@ -218,7 +218,7 @@ class Shards(Files):
 
     schema_name = "shards"
     tokenized = True
-    marks_responses = True  # where forge.prepare has made them of such data
+    marks_responses = True  # of shards by forge.prepare from data with responses
     _target_: str = "forge.data.tokens.tokens.shards"
     path: str = opt("", "directory of token shards, or one of them", path=True)
     file_pattern: str | None = opt(

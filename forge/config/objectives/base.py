@@ -70,7 +70,7 @@ class CrossEntropy(NextToken):
     """Options of cross-entropy over every target that is not masked."""
 
     reads_documents = True
-    smoothing = 0.0  # share of each target that is spread over the vocabulary
+    smoothing = 0.0  # share of each target, spread over the vocabulary
     loss_fn: str = opt(
         "cross_entropy",
         "chunked_cross_entropy never holds all logits at once",

@@ -1,4 +1,4 @@
-"""AdamW whose moments have 8 or 4 bits."""
+"""AdamW with moments of 8 or 4 bits."""
 
 from __future__ import annotations
 

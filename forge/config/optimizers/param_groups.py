@@ -30,12 +30,12 @@ from forge.config.root import Config
 ALL_ROLES = (EMBEDDING, POSITION, HEAD, MATRIX, EXPERT, ROUTER, NORM, BIAS)
 TABLES, VECTORS = (EMBEDDING, POSITION), (NORM, BIAS)
 
-KIND, SCHEDULER = "optimizer", "scheduler"  # what an entry says beside options of that kind
+KIND, SCHEDULER = "optimizer", "scheduler"  # keys of an entry beside options of a kind
 ROLES, PARAMETERS = "roles", "parameters"
 SELECTION = (ROLES, PARAMETERS)
 OF_RUN = ("_target_", "groups", "trainable_parameters", "freeze_parameters")
-OWN = ""  # the name of the group of all that no entry names
-REST = "rest"  # the entry of optimizer=muon for what it does not take: any other comes before it
+OWN = ""  # the group of parameters without an entry
+REST = "rest"  # entry of optimizer=muon for the parameters Muon cannot take; other entries go first
 
 Named = tuple[str, str]
 """A parameter: its name and its role."""
@@ -128,7 +128,7 @@ def parameters_of(config: Config) -> list[Named]:
 
 
 def found(patterns: Sequence[str], name: str) -> bool:
-    """Whether a name matches any of the regular expressions."""
+    """Whether any of the regular expressions is found in a name."""
     return any(re.search(pattern, name) for pattern in patterns)
 
 

@@ -24,7 +24,7 @@ TYPE = "own"
 """Stands in a config file in place of the section's class."""
 TARGET, ARGS, PARTIAL = "_target_", "_args_", "_partial_"
 SECTION = "section"
-"""The parameter of a target that asks for the section itself; then any option may be given."""
+"""The parameter of a target for the section itself; any option may then be given."""
 STEPS = ("max_steps", "total_steps")
 """The number of updates in the run, where a file gives no other."""
 GIVEN = {
@@ -35,9 +35,9 @@ GIVEN = {
     "optimizer": (SECTION, "params", "model", *STEPS),
     "scheduler": (SECTION, "optimizer", "step", *STEPS),
 }
-"""The groups whose files need no schema, and the parameters that forge gives their targets."""
+"""The groups with files that need no schema, and the parameters forge gives their targets."""
 NEEDED = ("text", "tokenizer", "models", "params")
-"""Parameters of GIVEN that a target must have; the others are optional."""
+"""Parameters of GIVEN every target must have; the others are optional."""
 BASES: dict[str, type[Section]] = {"objective": NextToken}
 """Base class of the section, where it is not the base class of the group."""
 AUTO: dict[str, dict[str, Any]] = {"model": {"vocab_size": "auto"}}
@@ -100,8 +100,8 @@ def _base(group: str) -> type[Section]:
 
 
 def kind_of(group: str, values: Mapping[str, Any]) -> type[Section] | None:
-    """The class of a section for a file of a group with these values: the schema with the file's
-    target, else a class made for the target; None where several schemas have the target.
+    """The class of a section for a file of a group: the schema with the file's target, else a class
+    made for the target; None where several schemas have the target.
     """
     variants = schemas.SCHEMAS[group].values()
     matches = [variant for variant in variants if getattr(variant, TARGET, "") == values[TARGET]]
@@ -109,9 +109,9 @@ def kind_of(group: str, values: Mapping[str, Any]) -> type[Section] | None:
 
 
 def schema(group: str, values: Mapping[str, Any]) -> type[Own]:
-    """Make the class of a section of a group with these values, `_target_` among them.
+    """Make the class of a group's section for the values of a file, `_target_` included.
 
-    Its options are the group's options and the target's parameters. A value known to be no
+    Options of the class are the group's options and the target's parameters. A value known to be no
     parameter becomes no option.
     """
     parsed, shared = signature.read(values[TARGET]), _options(_base(group))
@@ -147,7 +147,7 @@ def _count(args: Any) -> int:
 
 
 def _text(default: Any) -> str | None:
-    """A default as JSON; None = no default, or a value stands in for it."""
+    """A default as JSON; None = no default, or a value stands in for the default."""
     return None if default is REQUIRED or default is UNREAD else json.dumps(default)
 
 

@@ -1,4 +1,6 @@
-"""A user's own package: imported for its search path entry, so that it can register its schemas."""
+"""A user's own package of config groups: the import for a search path entry registers the package's
+schemas.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def import_fault(module: str) -> tuple[str, str] | None:
 
 
 def explain(module: str, error: Exception) -> tuple[str, str]:
-    """Why a module could not be imported, and what helps."""
+    """(reason of a failed import, what to do)."""
     absent = error.name if isinstance(error, ModuleNotFoundError) else None
     if absent is None or not f"{module}.".startswith(f"{absent}."):
         reason = next(iter(str(error).splitlines()), "no details").rstrip(".")

@@ -15,7 +15,7 @@ from typing import Any
 
 Definition = ast.ClassDef | ast.FunctionDef
 KEEPS_PARAMETERS = {"override", "staticmethod"}
-DEEPEST = 20  # imports and base classes that are followed one after the other
+DEEPEST = 20  # longest chain of imports and base classes to follow
 
 
 class _Unread:
@@ -87,7 +87,7 @@ def _file(name: str) -> _File | None:
 
 @functools.lru_cache(maxsize=64)
 def _parsed(path: str, changed: int) -> ast.Module:
-    """Parse a file. changed: the time of its last edit, by which an edited file is read again."""
+    """Parse a file. changed: the time of the last edit, so that an edited file is parsed again."""
     return ast.parse(Path(path).read_bytes())
 
 
@@ -139,7 +139,9 @@ def _is_plain(node: Definition) -> bool:
 
 
 def _of_class(file: _File, node: ast.ClassDef, depth: int = 0) -> Signature | None:
-    """The signature of a class: its constructor's, or that of the first class above with one."""
+    """The signature of a class: of its constructor, else of the first base class with a
+    constructor.
+    """
     methods = {
         statement.name: statement
         for statement in node.body

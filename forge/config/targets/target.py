@@ -15,7 +15,7 @@ OF_TORCH = {
     "optimizer": "torch.optim.Optimizer",
     "scheduler": "torch.optim.lr_scheduler.LRScheduler",
 }
-"""Groups of subclasses of these, defined in the same package."""
+"""Base classes of groups that take subclasses from the base's own package."""
 OF_FORGE = {"callbacks": "forge.training.", "trackers": "forge.trackers."}
 """Prefixes of forge's own classes that a group takes without trust."""
 OF_USER = {
@@ -24,7 +24,7 @@ OF_USER = {
     "techniques": "forge.api.Technique",
     "trackers": "forge.api.Tracker",
 }
-"""Groups of the user's own subclasses of these, under a trusted prefix."""
+"""Base classes of groups that take the user's own subclasses, under a trusted prefix."""
 
 
 def place_of(path: str) -> str:

@@ -113,7 +113,7 @@ def _compiled(source: str) -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.globals["raise_exception"] = _raise
-    # The day of Llama 3's templates: what a text is does not depend on when it is read.
+    # The day of Llama 3's templates: a fixed day keeps texts independent of the time of reading.
     environment.globals["strftime_now"] = date(2024, 7, 26).strftime
     environment.filters["tojson"] = _to_json
     try:

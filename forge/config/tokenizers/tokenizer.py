@@ -90,7 +90,7 @@ class Bytes(Tokenizer):
 
 
 def already_there(token: str, number: int) -> str:
-    """The fault of a token to be added that has an id."""
+    """The fault of a token to add: the token already has an id."""
     return f"{token} is there already, with the id {number}, so that it need not be added."
 
 

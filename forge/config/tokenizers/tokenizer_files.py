@@ -61,7 +61,7 @@ class Facts:
 class Existing(Tokenizer):
     """Base of tokenizers that were made elsewhere."""
 
-    where = "path"  # the option that says where it is
+    where = "path"  # the option with the tokenizer's place
     eos_token: str | None = opt(
         None, "token that ends a document; null = that of the file, else a usual one", verbatim=True
     )
@@ -237,7 +237,7 @@ def put_around(content: dict[str, Any]) -> tuple[str | None, str | None]:
     first = last = None
     root = content.get("post_processor") or {}
     for processor in root.get("processors") or [root]:
-        if "cls" in processor:  # as those of BERT and RoBERTa
+        if "cls" in processor:  # processors of BERT and RoBERTa
             first, last = first or processor["cls"][0], last or processor["sep"][0]
         parts = processor.get("single") if processor.get("type") == "TemplateProcessing" else None
         ends = [part.get("SpecialToken", {}).get("id") for part in parts or ()]
@@ -249,7 +249,9 @@ def put_around(content: dict[str, Any]) -> tuple[str | None, str | None]:
 
 
 def _of_sentencepiece(path: Path) -> Facts:
-    from forge.config.tokenizers import sentencepiece_model  # which few runs read
+    from forge.config.tokenizers import (
+        sentencepiece_model,
+    )  # few runs read such a file
 
     model = sentencepiece_model.read_model(path)
     if model.model_type not in ("unigram", "bpe"):

@@ -26,7 +26,7 @@ says what is wrong, with the values of the options it names.
 
 @dataclass(frozen=True)
 class Derived:
-    """A derived value: its key, the value and the reason."""
+    """A derived value: key, value and reason."""
 
     key: str
     value: Any
@@ -35,7 +35,7 @@ class Derived:
 
 @dataclass(frozen=True, kw_only=True)
 class _Declared:
-    """A function with the keys it reads; the docstring says what it does."""
+    """A function, its docstring as the sentence, and the keys the function reads."""
 
     body: Callable[..., Iterator[Any]]
     reads: tuple[str, ...]
@@ -52,7 +52,7 @@ class _Declared:
         return {name: kind for name, kind in types.items() if name != "return"}
 
     def call(self, config: Any, world: Any) -> Iterator[Any]:
-        """Yield the results of the function for its sections of a config."""
+        """Yield the results of the function for the sections of a config."""
         context = {"config": config, "world": world}
         values = {n: context.get(n) or getattr(config, n) for n in self._parameters}
         if all(isinstance(values[name], kind) for name, kind in self._parameters.items()):
@@ -70,7 +70,7 @@ def _below(schema: type[Section]) -> Iterator[type[Section]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(_Declared):
-    """A demand on values that pass their own bounds; a broken warning lets the run start."""
+    """A demand on values within their own bounds; a broken warning lets the run start."""
 
     id: str
     warning: bool
@@ -98,14 +98,16 @@ class Rule(_Declared):
 
 @dataclass(frozen=True, kw_only=True)
 class Derivation(_Declared):
-    """Works out values that mean "work it out": yields Derived, or a Problem where impossible."""
+    """Derivation of values that stand for "work it out": yields Derived, or a Problem where
+    impossible.
+    """
 
     writes: tuple[str, ...]
 
 
 def rule(id: str, *reads: str, warning: bool = False) -> Callable[..., Rule]:
-    """Make a rule of a function that yields `Findings`; keys get their values when shown. reads:
-    options the rule reads; by default the option of the rule's own name, if any.
+    """Make a rule of a function of `Findings`; keys get their values when shown. reads: options the
+    rule reads; by default the option of the rule's own name, if any.
     """
     reads = reads or ((id,) if "." in id else ())
     return lambda body: Rule(id=id, reads=reads, warning=warning, body=body)
@@ -118,7 +120,7 @@ def rules_of(*modules: ModuleType) -> tuple[Rule, ...]:
 
 
 def derivation(*reads: str, writes: tuple[str, ...]) -> Callable[..., Derivation]:
-    """Make a derivation of a function that yields `Derived`."""
+    """Make a derivation of a function of `Derived`."""
     return lambda body: Derivation(body=body, reads=reads, writes=writes)
 
 
@@ -150,6 +152,6 @@ def put(config: Any, key: str, value: Any) -> None:
 
 
 def nearest_divisor(number: int, preferred: int) -> int:
-    """The divisor of a number nearest to the preferred one."""
+    """The divisor of a number nearest to the preferred divisor."""
     divisors = (n for n in range(1, min(number, 1 << 20) + 1) if number % n == 0)
     return min(divisors, key=lambda n: abs(n - preferred))

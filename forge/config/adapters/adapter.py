@@ -67,7 +67,7 @@ def is_taken(name: str) -> bool:
 
 
 def place_of(tensor: TensorSpec) -> str:
-    """The name an adapter of a matrix begins with: its module, or of experts the matrix."""
+    """The start of an adapter's name: the module of a matrix, or of experts the matrix."""
     return tensor.name.removesuffix(".weight")
 
 
@@ -92,11 +92,11 @@ class Adapter(Section):
         return False
 
     def added(self, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
-        """Yield the parameters the adapter adds to these tensors of a model."""
+        """Yield the parameters the adapter adds to a model with the given tensors."""
         return iter(())
 
     def trains(self, tensor: TensorSpec) -> bool:
-        """Whether a parameter of the model is trained beside the added ones."""
+        """Whether a parameter of the model is trained beside the adapter's."""
         return True
 
 
@@ -227,7 +227,7 @@ def fits_in_any_words(word: str, tensor: TensorSpec) -> bool:
 
 
 def in_ours(words: Iterable[str]) -> list[str]:
-    """Entries of adapter.target_modules in our names, also those in the words of others."""
+    """Entries of adapter.target_modules in our names, also entries in the words of others."""
     entries = map(str, words)  # entries may be no text yet: types are checked later
     ours = [name for word in entries for name in THEIRS.get(word.rpartition(".")[2], [word])]
     return [AUTO] if AUTO in ours else list(dict.fromkeys(ours))

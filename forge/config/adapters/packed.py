@@ -17,8 +17,8 @@ BLOCK = 64
 
 
 class Part(NamedTuple):
-    """One tensor of a packed weight. weights: of a row with one number in common; 0 = `width`
-    numbers a row, whatever its length.
+    """A tensor of a packed weight. weights: of a row with a common number; 0 = `width` numbers a
+    row, whatever the row's length.
     """
 
     weights: int
@@ -39,7 +39,7 @@ PARTS = {
 
 
 class Kept(NamedTuple):
-    """One tensor kept in place of a weight, and the bytes of its numbers."""
+    """A tensor kept in place of a weight, and the bytes of a number."""
 
     part: str
     spec: TensorSpec
@@ -65,7 +65,7 @@ def packed_bytes(shape: tuple[int, ...], format: str) -> int:
 
 
 def made_bytes(shape: tuple[int, ...], width: int) -> int:
-    """Most bytes of a weight made again, with the tensors it is made of. width: of a number."""
+    """Most bytes of a weight made again, with its source tensors. width: of a number."""
     values = math.prod(shape)
     # values of the codes, values times scales, and the sources of the scales
     return width * values + round((2 * FP32 + 10 * FP32 / BLOCK) * min(values, AT_ONCE))

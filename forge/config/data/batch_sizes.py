@@ -52,7 +52,7 @@ class BatchSizes:
         return sample + (steps - step) * size
 
     def steps(self, samples: float) -> float:
-        """Steps that read this many samples, the last step in part."""
+        """Steps for this many samples, the last step in part."""
         step, sample, size = self.stages[self._stage(1, samples)]
         return step + (samples - sample) / size
 

@@ -52,7 +52,9 @@ class Chats(Data):
     )
 
     def template(self) -> str | None:
-        """Read the Jinja; None = the tokenizer's. OSError, UnicodeDecodeError: from its file."""
+        """Read the Jinja; None = the tokenizer's. OSError, UnicodeDecodeError: from the template's
+        file.
+        """
         if self.chat_template_path:
             return read_text(self.chat_template_path)
         return NAMED.get(self.chat_template or "", self.chat_template)
@@ -131,7 +133,7 @@ class Formatted(ChatRows):
 
 
 def preset(variables: Mapping[str, Any]) -> str:
-    """Jinja that gives unset variables these values; goes before a template."""
+    """Jinja that sets unset variables to the given values; goes before a template."""
     return "".join(
         f"{{%- if {name} is not defined %}}{{% set {name} = {_literal(value)} %}}{{% endif -%}}"
         for name, value in variables.items()
@@ -148,7 +150,7 @@ def _literal(value: Any) -> str:
 
 
 def own_template(stated: Any) -> str | None:
-    """The Jinja of a tokenizer, from its files: a text, or several by name."""
+    """The Jinja of a tokenizer, from the tokenizer's files: a text, or several by name."""
     if isinstance(stated, list):
         templates = {
             entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)

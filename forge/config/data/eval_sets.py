@@ -16,7 +16,7 @@ def data_of(config: Config, name: str) -> Data:
 
 
 def metric_names(config: Config) -> Iterator[str]:
-    """Yield the metrics of an evaluation: those of the validation split, and NAME/METRIC of each
+    """Yield the metrics of an evaluation: METRIC of the validation split, and NAME/METRIC of each
     set and of each source's validation split.
     """
     validated = ("", *sources_of(config.data)) if config.data.validates else ()

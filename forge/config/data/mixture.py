@@ -48,9 +48,7 @@ class Mix(Data):
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]
-        """Whether a source is already tokens; all sources then need the tokenizer of those
-        tokens.
-        """
+        """Whether a source is already tokens; all sources then need the same tokenizer."""
         entries = (entry for entry in self.sources.values() if isinstance(entry, Mapping))
         return any((schema := schema_of(self, entry)) and schema.tokenized for entry in entries)
 

@@ -53,14 +53,14 @@ def schema_of(data: Data, entry: Mapping[str, Any]) -> type[Data] | None:
 
 
 def options_of(schema: type[Data]) -> dict[str, dataclasses.Field]:
-    """The options an entry may give: its source and its format."""
+    """The options an entry may give: source and format."""
     fields = {field.name: field for field in dataclasses.fields(schema)}
     return {name: fields[name] for name in fields if name not in Data.__dataclass_fields__}
 
 
 def read_as(data: Data, entry: Mapping[str, Any], key: str, **extra_options: Any) -> Data:
     """Make the section of an entry, found at `key` of the config: the run's section where the kind
-    is the same, with the entry's options and the extra ones.
+    is the same, with the entry's and the extra options.
     """
     schema = schema_of(data, entry)
     assert schema is not None

@@ -113,7 +113,7 @@ class Data(Section):
 
     @property
     def validates(self) -> bool:
-        """Whether there is a validation split."""
+        """Whether the data have a validation split."""
         return bool(self.validation or self.held_out)
 
 

@@ -11,13 +11,12 @@ if TYPE_CHECKING:
 
 
 def register(group: str, name: str, schema: type[Section]) -> None:
-    """Add the schema of an option of a group, so that `defaults: [/schema/GROUP@_here_: NAME,
-    _self_]` finds it.
+    """Add the schema of an option of a group, for `defaults: [/schema/GROUP@_here_: NAME, _self_]`.
 
-    schema: a dataclass(kw_only=True) that subclasses the group's base class, such as
-    forge.api.ModelSection, with a default for `_target_` and options by forge.api.opt.
-    Call it in mine/conf/__init__.py, which `hydra.searchpath=[pkg://mine.conf]` imports. Raises
-    ValueError for what does not fit.
+    schema: a dataclass(kw_only=True) below the group's base class, such as forge.api.ModelSection,
+    with a default for `_target_` and options by forge.api.opt. Call `register` in
+    mine/conf/__init__.py, imported by `hydra.searchpath=[pkg://mine.conf]`. Raises ValueError for a
+    class or name that does not fit.
     """
     from forge.config import schemas
 

@@ -1,4 +1,4 @@
-"""Local checks: each value against the type, bounds and choices that its option declares."""
+"""Local checks: each value against the type, bounds and choices its option declares."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ LARGEST = 1e18  # a product of sizes stays within what a float can hold
 
 
 def check_bounds(section: Section, prefix: str = "") -> Iterator[Problem]:
-    """Every value in the section that its option does not admit, or else the section's own
+    """Yield the values in the section that their options do not admit, or else the section's own
     faults.
     """
-    found = list(_of_options(section, prefix))
-    yield from found or section.faults(prefix)
+    problems = list(_of_options(section, prefix))
+    yield from problems or section.faults(prefix)
 
 
 def _of_options(section: Section, prefix: str) -> Iterator[Problem]:
@@ -52,8 +52,8 @@ def _of_options(section: Section, prefix: str) -> Iterator[Problem]:
         elif isinstance(value, Section):
             yield from check_bounds(value, f"{key}.")
         elif isinstance(value, list | tuple):
-            if what := length_fault(key, value, hint):
-                yield Problem(f"{key}={list(value)}", what, rule="length")
+            if fault := length_fault(key, value, hint):
+                yield Problem(f"{key}={list(value)}", fault, rule="length")
             for index, element in enumerate(value):
                 yield from element_faults(f"{key}[{index}]", element, metadata)
         else:
@@ -61,15 +61,15 @@ def _of_options(section: Section, prefix: str) -> Iterator[Problem]:
 
 
 def length_fault(key: str, value: Any, hint: Any) -> str:
-    """What is wrong with the length of a tuple; empty where nothing is, or its type is wrong."""
+    """The fault in the length of a tuple; empty for the right length or the wrong type."""
     if typing.get_origin(hint) is not tuple or not fits(value, hint):
         return ""
-    wanted = len(typing.get_args(hint))
-    return "" if len(value) == wanted else f"{key} has {wanted} values, not {len(value)}."
+    length = len(typing.get_args(hint))
+    return "" if len(value) == length else f"{key} has {length} values, not {len(value)}."
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value has a declared type, of a tuple apart from its length."""
+    """Whether a value has a declared type; the length of a tuple is not checked."""
     if hint is Any:
         return True
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
@@ -100,7 +100,7 @@ def kind(hint: Any) -> str:
 
 
 def describe_bounds(metadata: Mapping[str, Any]) -> str:
-    """What an option admits, in words: 'greater than 0 and at most 1', or its choices."""
+    """The values an option admits, in words: 'greater than 0 and at most 1', or its choices."""
     choices = ", ".join(metadata.get("choices") or ())
     limits = metadata.get("bounds", {}).items()
     bounds = " and ".join(
@@ -111,32 +111,32 @@ def describe_bounds(metadata: Mapping[str, Any]) -> str:
 
 
 def element_faults(key: str, value: Any, metadata: Mapping[str, Any]) -> Iterator[Problem]:
-    """What is wrong with one value of the right type."""
+    """Yield the faults of one value of the right type."""
     choices, bounds = metadata.get("choices") or (), metadata.get("bounds", {})
     listed = not isinstance(value, str) or not choices or value in choices
     if not listed and not _is_amount(value, metadata):
         meant = did_you_mean([f"{key}={c}" for c in closest(value, choices)])
         admitted = f"must be an integer or {', '.join(choices)}"
-        what = admitted if bounds else f"is one of {', '.join(choices)}"
-        yield Problem(f"{key}={value}", f"{key} {what}.", meant, rule="choices")
+        demand = admitted if bounds else f"is one of {', '.join(choices)}"
+        yield Problem(f"{key}={value}", f"{key} {demand}.", meant, rule="choices")
     is_place = isinstance(value, str) and (metadata.get("path") or metadata.get("folder"))
     if is_place and (fault := address_fault(f"{key}=", value)):
         yield Problem(f"{key}={value}", *fault, rule="address")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
-    what = ""
+    demand = ""
     if not math.isfinite(value):
-        what = "finite"
+        demand = "finite"
     elif not all(COMPARE[name][0](value, limit) for name, limit in bounds.items()):
-        what = describe_bounds(metadata)
+        demand = describe_bounds(metadata)
     elif abs(value) > LARGEST:
-        what = f"at most {LARGEST:g}"
-    if what:
-        yield Problem(f"{key}={value}", f"{key} must be {what}.", rule="bounds")
+        demand = f"at most {LARGEST:g}"
+    if demand:
+        yield Problem(f"{key}={value}", f"{key} must be {demand}.", rule="bounds")
 
 
 def _is_amount(value: str, metadata: Mapping[str, Any]) -> bool:
-    """Whether it is one of the `amounts` of an option, and a positive number behind it."""
+    """Whether a value is one of the `amounts` of an option, with a positive number behind it."""
     name, _, number = value.partition(":")
     return (
         name in metadata.get("amounts", ()) and bool(AMOUNT.fullmatch(number)) and float(number) > 0

@@ -1,4 +1,6 @@
-"""What differs between the config of a run and the one it is to go on with, and which of it may."""
+"""Differences between the config of a run and the config of its continuation, and the permitted
+ones.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from forge.config.horizon import SCHEDULE, follows
 from forge.config.problems import literal
 
 PLACES = ("run.dir", "run.root", "run.name", "sweep", "sweeper")
-"""Where the run lies, and among which others, which is no part of what it is."""
+"""Keys of the run's folder and its neighbours, no part of the run's identity."""
 
 ABSENT = "(absent)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One key with its value before and after; `free`: it may change without run.allow_change."""
+    """A key with the value before and after. free: permitted without run.allow_change."""
 
     key: str
     before: Any
@@ -28,15 +30,17 @@ class Change:
     free: bool
 
 
-def changes(before: Any, after: Any) -> list[Change]:
-    """Every difference between two resolved configs; another variant of a section is one change.
+def changes(old: Any, new: Any) -> list[Change]:
+    """List every difference between two resolved configs; another variant of a section is one
+    change.
 
-    Free are options marked so, a larger train.max_steps, and a schedule that follows it.
+    Free are options marked free, a larger train.max_steps, and a schedule that follows
+    train.max_steps.
     """
-    found = [change for change in _walk(before, after) if not permitted(change.key, PLACES)]
+    differences = [change for change in _walk(old, new) if not permitted(change.key, PLACES)]
     return [
-        dataclasses.replace(change, free=change.free or _follows_or_grows(change, before, after))
-        for change in found
+        dataclasses.replace(change, free=change.free or _follows_or_grows(change, old, new))
+        for change in differences
     ]
 
 
@@ -45,39 +49,40 @@ def permitted(key: str, allowed: Sequence[str]) -> bool:
     return any(f"{key}.".startswith(f"{name}.") for name in allowed)
 
 
-def assignments(before: Section, after: Section) -> list[str]:
-    """`key=value` for every option of `after` that differs."""
-    keys = [change.key for change in _walk(before, after)]
-    found = [(key, functools.reduce(getattr, key.split("."), after)) for key in keys]
-    return [f"{key}={literal(value)}" for key, value in found if not isinstance(value, Section)]
+def assignments(old: Section, new: Section) -> list[str]:
+    """`key=value` of every option of `new` with another value than in `old`."""
+    keys = [change.key for change in _walk(old, new)]
+    values = [(key, functools.reduce(getattr, key.split("."), new)) for key in keys]
+    return [f"{key}={literal(value)}" for key, value in values if not isinstance(value, Section)]
 
 
-def _walk(before: Section, after: Section, prefix: str = "") -> Iterator[Change]:
-    fields = {field.name: field for one in (after, before) for field in dataclasses.fields(one)}
+def _walk(old: Section, new: Section, prefix: str = "") -> Iterator[Change]:
+    fields = {field.name: field for section in (new, old) for field in dataclasses.fields(section)}
     for field in fields.values():
-        key, free = f"{prefix}{field.name}", after.all_free or field.metadata.get("free", False)
-        old, new = (freeze_value(getattr(one, field.name, ABSENT)) for one in (before, after))
-        if not (isinstance(old, Section) and isinstance(new, Section)):
-            if old != new:
-                yield Change(key=key, before=old, after=new, free=free)
-        elif old.variant == new.variant:
-            yield from _walk(old, new, f"{key}.")
+        key, free = f"{prefix}{field.name}", new.all_free or field.metadata.get("free", False)
+        old_value, new_value = (
+            freeze_value(getattr(section, field.name, ABSENT)) for section in (old, new)
+        )
+        if not (isinstance(old_value, Section) and isinstance(new_value, Section)):
+            if old_value != new_value:
+                yield Change(key=key, before=old_value, after=new_value, free=free)
+        elif old_value.variant == new_value.variant:
+            yield from _walk(old_value, new_value, f"{key}.")
         else:
-            free = old.all_free and new.all_free
-            yield Change(key=key, before=_variant(old), after=_variant(new), free=free)
+            free = old_value.all_free and new_value.all_free
+            yield Change(key=key, before=_variant(old_value), after=_variant(new_value), free=free)
 
 
-def _follows_or_grows(change: Change, before: Any, after: Any) -> bool:
+def _follows_or_grows(change: Change, old: Any, new: Any) -> bool:
     if change.key == "train.max_steps":
         return change.after > change.before
-    moved = after.train.max_steps != before.train.max_steps
+    moved = new.train.max_steps != old.train.max_steps
     is_of_schedule = change.key in SCHEDULE
     return (
         moved
         and is_of_schedule
         and all(
-            follows(config.scheduler, change.key, config.train.max_steps)
-            for config in (before, after)
+            follows(config.scheduler, change.key, config.train.max_steps) for config in (old, new)
         )
     )
 

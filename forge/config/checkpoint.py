@@ -1,4 +1,4 @@
-"""The `checkpoint` group: what is saved and when, and what a run starts from."""
+"""The `checkpoint` group: content and times of saves, and the start of a run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""GPUs that can be planned for without being here: what their data sheets say, and what large
-products and networks reach of it.
+"""GPUs to plan for without a machine: data sheet figures, and the shares reached by large products
+and networks.
 """
 
 from __future__ import annotations
@@ -9,21 +9,20 @@ from dataclasses import dataclass, field, replace
 GIB = 1 << 30
 T, G = 1e12, 1e9
 SAME_AS = {"fp16": "bf16", "int8": "fp8", "mxfp8": "fp8"}
-"""Formats whose peak is that of another one."""
+"""Formats with the peak of another format."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """One kind of GPU.
 
-    capability: its compute capability, which says what formats and kernels it has. memory: bytes,
-    as torch says them where they run out: less than what the GPU is called by.
-    bandwidth: bytes a second of that memory. peak: dense FLOP/s of matrix units by format.
-    units: streaming multiprocessors. sustained: the share of the peak that a product of 8,192^3
-    reaches under the power limit. nvlink: bytes a second that one GPU sends to others of its
-    machine, over PCIe where there is no NVLink. network: the same to other machines, as in the
-    machines that the GPU is usually sold in. attention: kernels, the one that is taken by itself
-    first, as `forge.planning.calibration` names them.
+    capability: the compute capability, which decides formats and kernels. memory: bytes by torch's
+    message when memory runs out: less than the GPU's name says. bandwidth: bytes a second of the
+    memory. peak: dense FLOP/s of matrix units by format. units: streaming multiprocessors.
+    sustained: the share of the peak reached by a product of 8,192^3 under the power limit. nvlink:
+    bytes a second from one GPU to others of the same machine, over PCIe without NVLink. network:
+    bytes a second to other machines, as in the machines the GPU is usually sold in. attention:
+    kernels by their names in `forge.planning.calibration`, the default first.
     """
 
     capability: tuple[int, int]
@@ -37,12 +36,14 @@ class Device:
     attention: tuple[str, ...] = ("older",)
 
     def flops(self, format: str) -> float:
-        """Peak of a format; of one that the matrix units lack that of bf16, which it is cast to."""
-        found = self.peak.get(format) or self.peak.get(SAME_AS.get(format, ""))
-        return found or self.peak["bf16"]
+        """Peak of a format; without matrix units for the format the peak of bf16, the format of the
+        cast.
+        """
+        peak = self.peak.get(format) or self.peak.get(SAME_AS.get(format, ""))
+        return peak or self.peak["bf16"]
 
     def on_network(self, gbits: float | None) -> Device:
-        """The same in machines with so many Gbit/s a GPU; None = the usual."""
+        """The device in machines with this many Gbit/s a GPU; None = the usual."""
         return self if gbits is None else replace(self, network=gbits * 1e9 / 8)
 
 
@@ -78,7 +79,7 @@ DEVICES = {
     "a100_40gb": Device(memory=int(39.4 * GIB), bandwidth=1.555 * T, **_A100),
     "a100": Device(memory=int(79.2 * GIB), bandwidth=2.039 * T, **_A100),
     "h100": Device(memory=int(79.1 * GIB), bandwidth=3.35 * T, sustained=0.72, **_H100),
-    # SXM of 96 GB at 500 W, in which torchtitan was measured
+    # SXM of 96 GB at 500 W, the GPU of torchtitan's measurements
     "h100_500w": Device(memory=int(94.5 * GIB), bandwidth=2.4 * T, sustained=0.52, **_H100),
     "h200": Device(memory=int(139.8 * GIB), bandwidth=4.8 * T, sustained=0.79, **_H100),
     "b200": Device(
@@ -135,4 +136,4 @@ DEVICES = {
         network=1.25 * G,
     ),
 }
-"""By the name that plan.device has for a GPU."""
+"""Devices by their names in plan.device."""

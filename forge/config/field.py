@@ -1,4 +1,4 @@
-"""`opt(...)`: one option in one line, with all that is known of it; `Section`: its options."""
+"""`opt(...)`: one option in one line, with all its facts; `Section`: the options of a class."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from forge.config.problems import Problem, closest, did_you_mean
 if TYPE_CHECKING:
     AutoInt = int
 else:
-    # A number, or "auto", which resolve() replaces by one, so that all other code sees a number.
-    # OmegaConf 2.3 cannot compose unions: to it this is Any, and `check_bounds` checks it.
+    # A number, or "auto" until resolve() replaces it: all other code sees a number. OmegaConf 2.3
+    # cannot compose unions: it sees Any, and `check_bounds` checks the value.
     AutoInt = Annotated[Any, int | str]
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A test of the config and its number of ranks, and in words where it fails."""
+    """A test of the config and its number of ranks, and words for its failure."""
 
     holds: Callable[[Any, int], bool]
     otherwise: str
@@ -47,19 +47,19 @@ def opt(
     acts_when: Condition | None = None,
     idle: Any = None,
 ) -> Any:
-    """A dataclass field with all that is known of an option.
+    """Make the dataclass field of an option, with all its facts.
 
     gt, ge, lt, le: bounds of a number, or of each element of a list.
-    choices: the legal strings (OmegaConf 2.3 has no Literal). amounts: those behind which a number
-    may stand, as in auto:40.
-    free: another value may be given when a run goes on.
-    path: a file or directory; it becomes absolute.
-    folder: a directory that is written; it stays as it is typed. Both are on this machine.
-    time: minutes, which may be meant by Slurm's D-HH:MM:SS.
-    verbatim: brackets around a text belong to it.
-    not_swept: what to give in place of the values of a sweep.
-    acts_when: where the option has an effect; None = everywhere. idle: the value it is worked out
-    to where it has none.
+    choices: the legal strings (OmegaConf 2.3 has no Literal). amounts: choices with a number
+    behind, as in auto:40.
+    free: another value is permitted when a run goes on.
+    path: a file or directory of this machine, made absolute.
+    folder: a directory to write on this machine, kept as typed.
+    time: minutes, or Slurm's D-HH:MM:SS.
+    verbatim: brackets around a text belong to the text.
+    not_swept: advice in place of the values of a sweep.
+    acts_when: where the option has an effect; None = everywhere. idle: the derived value where the
+    option has no effect.
     """
     limits = {"gt": gt, "ge": ge, "lt": lt, "le": le}
     metadata = {
@@ -82,7 +82,7 @@ def opt(
 
 
 class FrozenDict(dict):
-    """A dict that is not changed; it compares, copies and pickles as one."""
+    """An unchangeable dict; compares, copies and pickles as a dict."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise dataclasses.FrozenInstanceError("a resolved config is read-only")
@@ -95,14 +95,14 @@ class FrozenDict(dict):
 
 
 def freeze_value(value: Any) -> Any:
-    """Dicts become FrozenDict and lists tuples, all the way down."""
+    """Turn dicts into FrozenDict and lists into tuples, all the way down."""
     if isinstance(value, dict):
         return FrozenDict({key: freeze_value(inner) for key, inner in value.items()})
     return tuple(map(freeze_value, value)) if isinstance(value, list | tuple) else value
 
 
 def thaw_value(value: Any) -> Any:
-    """A copy in plain dicts and lists, all the way down."""
+    """Copy to plain dicts and lists, all the way down."""
     if isinstance(value, dict):
         return {key: thaw_value(inner) for key, inner in value.items()}
     return [thaw_value(inner) for inner in value] if isinstance(value, list | tuple) else value
@@ -114,8 +114,8 @@ T = TypeVar("T")
 
 @typing.dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field,))
 def section(schema: type[T]) -> type[T]:
-    """A dataclass that is made, shown and compared as `Section` says; `@dataclass(kw_only=True)`
-    does as well, but compiles methods of each class, which is a tenth of the time of a command.
+    """Make a dataclass; `Section` makes, shows and compares the objects. `@dataclass(kw_only=True)`
+    does as well, but compiles methods of each class, a tenth of the time of a command.
     """
     return dataclass(kw_only=True, init=False, repr=False, eq=False)(schema)
 
@@ -163,7 +163,7 @@ class Section:
         self.__dict__["_frozen"] = True
 
     def thaw(self) -> None:
-        """Undo `freeze`, for a copy that is still to be changed."""
+        """Undo `freeze`, for a copy to be changed."""
         self.__dict__.pop("_frozen", None)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -180,16 +180,16 @@ class Section:
 
     @property
     def variant(self) -> Any:
-        """What it is among the variants of its group."""
+        """The section's kind among the variants of its group."""
         return type(self)
 
     @classmethod
     def type_name(cls) -> str:
-        """What a config file calls the class: a schema of forge by its name, which stays when the
-        module is moved, and one of the user's by its path.
+        """The class's name in a config file: a schema of forge by its own name, which stays when
+        the module moves; a user's class by its path.
         """
-        named = cls.of_forge() and cls.schema_name
-        return named or f"{cls.__module__}.{cls.__qualname__}"
+        name = cls.of_forge() and cls.schema_name
+        return name or f"{cls.__module__}.{cls.__qualname__}"
 
     @classmethod
     def of_forge(cls) -> bool:
@@ -198,14 +198,14 @@ class Section:
 
     @property
     def has_own_target(self) -> bool:
-        """Whether the section has the `_target_` that its schema, one of forge, gives it."""
+        """Whether the section has the `_target_` of its schema, one of forge's."""
         schema = type(self)
         target = schema.of_forge() and getattr(schema, "_target_", None)
         return bool(target) and getattr(self, "_target_", None) == target
 
     def faults(self, prefix: str) -> Iterator[Problem]:
-        """What is wrong with values that more than their own options must admit, such as those of a
-        dict; each option admits its own by now. prefix: of the keys of this section.
+        """Yield faults of values beyond the limits of single options, such as entries of a dict;
+        each option's own limits are met by now. prefix: of the keys of this section.
         """
         return iter(())
 
@@ -230,7 +230,7 @@ def _cloned(value: Any) -> Any:
 
 
 def variants_of(base: type[S]) -> Iterator[type[S]]:
-    """The classes below one that a schema is named for, in the order of their definition."""
+    """Yield the named schemas below a class, in the order of their definition."""
     for schema in base.__subclasses__():
         if "schema_name" in vars(schema):
             yield schema
@@ -238,15 +238,15 @@ def variants_of(base: type[S]) -> Iterator[type[S]]:
 
 
 def variant_of(base: type[S], plain: Any) -> S:
-    """The section that {schema: NAME, option: value, ...} describes. Raises ValueError."""
+    """Make the section described by {schema: NAME, option: value, ...}. Raises ValueError."""
     values = dict(plain) if isinstance(plain, Mapping) else {"schema": plain}
-    name, known = values.pop("schema", None), {v.schema_name: v for v in variants_of(base)}
-    if name not in known:
-        raise ValueError(f"its schema is one of {', '.join(known)}, not {name}")
-    made = known[name]()
+    name, variants = values.pop("schema", None), {v.schema_name: v for v in variants_of(base)}
+    if name not in variants:
+        raise ValueError(f"its schema is one of {', '.join(variants)}, not {name}")
+    section = variants[name]()
     for option, value in values.items():
-        setattr(made, option, value)
-    return made
+        setattr(section, option, value)
+    return section
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The steps of a schedule over a run: those left open, and how far all of them reach."""
+"""Steps of a schedule over a run: the open ones, and the sum of all."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ SCHEDULE = ("scheduler.warmup_steps", "scheduler.decay_steps", "scheduler.stable
 
 
 def open_steps(schedule: Scheduler, horizon: int) -> Iterator[tuple[str, int, str]]:
-    """(key, value, why) of each option in steps that is open, for `horizon` updates."""
+    """Yield (key, value, why) of each open option in steps, for `horizon` updates."""
     if not isinstance(schedule, Constant):
         return
-    of, warmup = f"train.max_steps={horizon}", schedule.warmup_steps
+    total, warmup = f"train.max_steps={horizon}", schedule.warmup_steps
     if warmup is None:
-        warmup, what = schedule.open_warmup(horizon)
-        yield "scheduler.warmup_steps", warmup, f"{what} of {of}"
+        warmup, share = schedule.open_warmup(horizon)
+        yield "scheduler.warmup_steps", warmup, f"{share} of {total}"
     if isinstance(schedule, WSD):
         if schedule.decay_steps is None:
-            value, what = schedule.open_decay(horizon, warmup)
-            yield "scheduler.decay_steps", max(value, 1), f"{what} of {of}"
+            value, share = schedule.open_decay(horizon, warmup)
+            yield "scheduler.decay_steps", max(value, 1), f"{share} of {total}"
         if schedule.stable_steps is None:
             value = horizon - warmup - (schedule.decay_steps or 0)
-            why = f"{of} - {warmup} of warm-up - {schedule.decay_steps} of decay"
+            why = f"{total} - {warmup} of warm-up - {schedule.decay_steps} of decay"
             yield "scheduler.stable_steps", max(value, 0), why
     elif isinstance(schedule, Decay) and schedule.decay_steps is None:
-        why = f"{of} - scheduler.warmup_steps={warmup}"
+        why = f"{total} - scheduler.warmup_steps={warmup}"
         yield "scheduler.decay_steps", max(horizon - warmup, 1), why
 
 
 def follows(schedule: Scheduler, key: str, horizon: int) -> bool:
-    """Whether the value of a key of SCHEDULE is what would be worked out if it were open."""
+    """Whether the value of a key of SCHEDULE equals the value derived for an open option."""
     probe, name = copy.deepcopy(schedule), key.rpartition(".")[2]
     probe.thaw()
     setattr(probe, name, None)
-    found = {key: value for key, value, _ in open_steps(probe, horizon)}
-    return found.get(key) == getattr(schedule, name)
+    values = {key: value for key, value, _ in open_steps(probe, horizon)}
+    return values.get(key) == getattr(schedule, name)
 
 
 def horizon(schedule: Decay) -> int:
-    """Steps that the schedule spans: warm-up, stable and decay."""
+    """Steps spanned by the schedule: warm-up, stable and decay."""
     stable = schedule.stable_steps if isinstance(schedule, WSD) else 0
     return (schedule.warmup_steps or 0) + (schedule.decay_steps or 0) + (stable or 0)

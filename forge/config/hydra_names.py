@@ -1,5 +1,5 @@
-"""Names that are understood beside forge's own: Hydra's for a sweep and its launcher, and those
-that options had before.
+"""Accepted names beside forge's own: Hydra's for a sweep and its launcher, and former names of
+options.
 
 `hydra/launcher=submitit_slurm hydra.launcher.timeout_min=60` means `launch=slurm launch.time=60`.
 """
@@ -29,15 +29,15 @@ LAUNCHER_KEYS = {
     "mem_per_gpu": "sbatch.mem-per-gpu",
     "cpus_per_gpu": "sbatch.cpus-per-gpu",
 }
-"""Options of the submitit plugin that have another name here."""
+"""Options of the submitit plugin with another name in forge."""
 FORMER = {"hf_dataset_text_field": "text_field"}
-"""Options that were renamed, which files, runs and commands of before still have."""
+"""Former names of options, still found in old files, runs and commands."""
 FORMER_WORD = re.compile(rf"(?<![\w-])({'|'.join(FORMER)})(?=\s*[:=])")
 OVERRIDE = re.compile(r"([+~]*)(hydra[/.](?:launcher|sweeper)[^=]*)(=?)(.*)", re.DOTALL)
 
 
 def translate(text: str) -> str:
-    """An override in forge's names."""
+    """Translate an override to forge's names."""
     text = FORMER_WORD.sub(lambda match: FORMER[match[1]], text)
     match = OVERRIDE.fullmatch(text)
     if match is None:
@@ -50,53 +50,53 @@ def translate(text: str) -> str:
 
 
 def translate_option(group: str, value: str) -> str:
-    """The option of a group of forge, or several with commas between them."""
+    """Translate the option of a group of forge, or several with commas between them."""
     if group != "launch":
         return value
     return ",".join(LAUNCHERS.get(name.strip(), name) for name in value.split(","))
 
 
 def translate_key(key: str) -> str:
-    """A dotted key: launch.time for hydra.launcher.timeout_min."""
+    """Translate a dotted key: launch.time for hydra.launcher.timeout_min."""
     for section, ours in SECTIONS.items():
         if key.startswith(f"{section}."):
-            name, dot, rest = key.removeprefix(f"{section}.").partition(".")
-            return (
-                f"{ours}.{LAUNCHER_KEYS.get(name, name) if ours == 'launch' else name}{dot}{rest}"
-            )
+            name, dot, end = key.removeprefix(f"{section}.").partition(".")
+            return f"{ours}.{LAUNCHER_KEYS.get(name, name) if ours == 'launch' else name}{dot}{end}"
     above, dot, last = key.rpartition(".")
     return f"{above}{dot}{FORMER.get(last, last)}"
 
 
 def renamed(content: Any) -> Any:
-    """Nested dicts and lists with the names that options have now."""
+    """Nested dicts and lists with the present names of options."""
     if isinstance(content, Mapping):
         return {FORMER.get(key, key): renamed(value) for key, value in content.items()}
     return [renamed(value) for value in content] if isinstance(content, list) else content
 
 
 def translate_file(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What a YAML file sets, with `hydra: {sweeper: ..., launcher: ...}` under forge's names."""
+    """The settings of a YAML file, with `hydra: {sweeper: ..., launcher: ...}` under forge's
+    names.
+    """
     content = renamed(content)
     hydra = content.get("hydra")
     if not isinstance(hydra, Mapping):
         return dict(content)
-    rest = {key: value for key, value in hydra.items() if f"hydra.{key}" not in SECTIONS}
+    hydra_rest = {key: value for key, value in hydra.items() if f"hydra.{key}" not in SECTIONS}
     result: dict[str, Any] = {key: value for key, value in content.items() if key != "hydra"}
-    result |= {"hydra": rest} if rest else {}
+    result |= {"hydra": hydra_rest} if hydra_rest else {}
     for section, ours in SECTIONS.items():
-        given = hydra.get(section.partition(".")[2]) or {}
-        if not isinstance(given, Mapping):
-            result[ours] = translate_option(ours, given) if isinstance(given, str) else given
+        values = hydra.get(section.partition(".")[2]) or {}
+        if not isinstance(values, Mapping):
+            result[ours] = translate_option(ours, values) if isinstance(values, str) else values
             continue
-        for key, value in given.items():
+        for key, value in values.items():
             full = translate_key(f"{section}.{key}")
             *above, last = full.split(".")
-            place = result
+            target = result
             for part in above:
-                place[part] = dict(place.get(part) or {})
-                place = place[part]
-            place[last] = _with_unit(full, value)
+                target[part] = dict(target.get(part) or {})
+                target = target[part]
+            target[last] = _with_unit(full, value)
     return result
 
 

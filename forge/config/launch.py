@@ -1,4 +1,4 @@
-"""The `launch` group: where the ranks of a run are started, and those of the points of a sweep."""
+"""The `launch` group: the start of a run's ranks, and of the points of a sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `metrics` group: what is logged and where."""
+"""The `metrics` group: logged values and their destinations."""
 
 from __future__ import annotations
 

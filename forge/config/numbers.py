@@ -1,4 +1,4 @@
-"""Numbers as people read them: sizes, counts, shares, times, values of a metric; and tables."""
+"""Numbers for people: sizes, counts, shares, times, values of a metric; and tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": MIB, 
 
 
 def byte_size(count: float) -> str:
-    """Bytes: '24.0 MiB', '1,079.9 GiB'; never TiB, since the memory of devices is given in GiB."""
+    """Bytes: '24.0 MiB', '1,079.9 GiB'; never TiB, since device memory is given in GiB."""
     return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / MIB:,.1f} MiB"
 
 
@@ -46,7 +46,7 @@ def clock(seconds: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in the unit that fits, with three digits: '41.2 s', '2.17 h'."""
+    """Seconds in the fitting unit, with three digits: '41.2 s', '2.17 h'."""
     if seconds is None:
         return NOTHING
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
@@ -57,20 +57,20 @@ def duration(seconds: float | None) -> str:
 
 def time_span(seconds: float) -> str:
     """Seconds in the two largest units: '41 s', '3 min 5 s', '2 h 10 min'."""
-    minutes, left = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (left, "s")]
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds_left, "s")]
     first = next((index for index, (count, _) in enumerate(parts) if count), 3)
     return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count) or "0 s"
 
 
 def read_amount(text: str, units: Mapping[str, float]) -> float:
-    """A number with a unit: 7d, 1.5 GB. Raises ValueError that names the units."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text, re.ASCII)
-    if found is None or found[2].lower() not in units:
+    """Read a number with a unit: 7d, 1.5 GB. Raises ValueError with the units' names."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]+)\s*", text, re.ASCII)
+    if match is None or match[2].lower() not in units:
         raise ValueError(f"a number and one of {', '.join(units)}")
-    return float(found[1]) * units[found[2].lower()]
+    return float(match[1]) * units[match[2].lower()]
 
 
 def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
@@ -88,33 +88,33 @@ def p_value(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Decimals:
-    """Writes the values of one metric with decimals that show three digits of their spread."""
+    """Writes the values of one metric with enough decimals to show three digits of their spread."""
 
     places: int
 
     @classmethod
     def of(cls, spreads: Sequence[float], values: Sequence[float]) -> Decimals:
-        """By the median deviation over seeds; without any by the range of the values, and without a
-        range by the first value.
+        """Choose decimals by the median deviation over seeds; without deviations by the range of
+        the values, and without a range by the first value.
         """
-        known = sorted(spread for spread in spreads if spread > 0)
-        size = known[len(known) // 2] if known else max(values) - min(values)
+        positive = sorted(spread for spread in spreads if spread > 0)
+        size = positive[len(positive) // 2] if positive else max(values) - min(values)
         size = size or abs(values[0]) / 10 or 1.0
         return cls(min(max(2 - math.floor(math.log10(size)), 0), 12))
 
     def number(self, value: float | None, *, sign: str = "") -> str:
-        """A value."""
+        """Write a value."""
         if value is None:
             return NOTHING
         text = f"{value:{sign},.{self.places}f}"
         return text.lstrip("+-") if float(text.replace(",", "")) == 0 else text
 
     def signed(self, value: float | None) -> str:
-        """A difference."""
+        """Write a difference, with its sign."""
         return self.number(value, sign="+")
 
     def interval(self, low: float | None, high: float | None, *, sign: str = "") -> str:
-        """Both ends."""
+        """Write both ends of an interval."""
         if low is None or high is None:
             return NOTHING
         return f"{self.number(low, sign=sign)} to {self.number(high, sign=sign)}"

@@ -120,23 +120,23 @@ class Parallel(Section):
 
     @property
     def fsdp(self) -> int:
-        """Ranks that FSDP shards over: dp_shard * cp * ep."""
+        """Ranks FSDP shards over: dp_shard * cp * ep."""
         return self.dp_shard * self.cp * self.ep
 
     @property
     def efsdp(self) -> int:
-        """Ranks that FSDP shards experts over, of which each ep rank has its own: dp_shard * cp."""
+        """Ranks FSDP shards experts over, separately for each ep rank: dp_shard * cp."""
         return self.dp_shard * self.cp
 
     @property
     def product_without_dp_shard(self) -> int:
-        """How many ranks one FSDP shard index spans."""
+        """The number of ranks spanned by one FSDP shard index."""
         return prod(size for axis, size in self.degrees().items() if axis != "dp_shard")
 
     @property
     def sequence_factors(self) -> dict[str, int]:
-        """Factors of what a row's places must be divisible by, by name; their product is 1 where no
-        rank has a part of a row.
+        """Factors of the divisor of a row's places, by name; their product is 1 where no rank has a
+        part of a row.
         """
         factors = {}
         if self.cp > 1:

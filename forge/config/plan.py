@@ -1,4 +1,4 @@
-"""The `plan` group: machines that are not here, for which a run is checked and laid out."""
+"""The `plan` group: absent machines for which a run is checked and laid out."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ IN_16_BITS = Condition(
     lambda config, ranks: config.precision.weights_in_16_bits, "with precision.param_dtype=fp32"
 )
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "auto": 2}
-"""Of a number, by the name of its format; auto = not worked out, as another option is wrong."""
+"""Bytes of a number, by the name of its format; auto = unresolved, as another option is wrong."""
 
 
 @section
@@ -48,10 +48,12 @@ class Precision(Section):
 
     @property
     def weights_in_16_bits(self) -> bool:
-        """Whether the model itself has its weights in 16 bits."""
+        """Whether the model's own weights are in 16 bits."""
         return self.param_dtype != "fp32"
 
     @property
     def gathers(self) -> bool:
-        """Whether FSDP holds the weights on one rank too: what is multiplied is made of them."""
+        """Whether FSDP holds the weights on one rank too: operands of products are made of the
+        weights.
+        """
         return self.mixed_precision != "fp32" or self.weights_in_16_bits

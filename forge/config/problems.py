@@ -1,4 +1,4 @@
-"""Problems with a configuration: what they say, how they are shown, and what was probably meant."""
+"""Problems with a configuration: their text, their display, and probable corrections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SYNONYMS = {
 
 @dataclass(frozen=True)
 class Problem:
-    """An error or a warning: key and value, what is wrong, what to do, where it was given."""
+    """An error or a warning: key and value, what is wrong, what to do, and the value's origin."""
 
     key: str
     what: str
@@ -62,9 +62,9 @@ class ConfigError(ValueError):
         return render(self.problems)
 
 
-def refusal(key: str, what: str, fix: str = "", where: str = "") -> ConfigError:
-    """The error of a single problem."""
-    return ConfigError([Problem(key=key, what=what, fix=fix, where=where)])
+def refusal(key: str, message: str, hint: str = "", where: str = "") -> ConfigError:
+    """Make the error of a single problem."""
+    return ConfigError([Problem(key=key, what=message, fix=hint, where=where)])
 
 
 def render(problems: Sequence[Problem]) -> str:
@@ -75,11 +75,11 @@ def render(problems: Sequence[Problem]) -> str:
 
 
 def closest(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:
-    """The candidates that `name` was probably meant to be, best first."""
-    known = list(dict.fromkeys(candidates))
-    if (same := SYNONYMS.get(name.lower())) in known:
-        return [same]
-    return difflib.get_close_matches(name.lower(), known, n=limit)
+    """The candidates `name` was probably meant to be, best first."""
+    names = list(dict.fromkeys(candidates))
+    if (synonym := SYNONYMS.get(name.lower())) in names:
+        return [synonym]
+    return difflib.get_close_matches(name.lower(), names, n=limit)
 
 
 def did_you_mean(meant: Sequence[str]) -> str:
@@ -90,14 +90,14 @@ def did_you_mean(meant: Sequence[str]) -> str:
     return f"did you mean {listed}?"
 
 
-def listed(found: Sequence[str]) -> str:
-    """The first of many faults, and how many more there are."""
-    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return "; ".join(found[:SHOWN]) + more
+def listed(faults: Sequence[str]) -> str:
+    """The first of many faults, and the number of the others."""
+    remainder = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+    return "; ".join(faults[:SHOWN]) + remainder
 
 
 def shown(value: object) -> str:
-    """A value for a message."""
+    """A value as shown in a message."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list | tuple):
@@ -106,7 +106,7 @@ def shown(value: object) -> str:
 
 
 def literal(value: Any) -> str:
-    """A value in Hydra's grammar, which reads it back as it was."""
+    """A value in Hydra's grammar, read back by Hydra as the same value."""
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, dict):
@@ -125,7 +125,7 @@ def quoted(value: str) -> str:
 
 
 def typed(key: str, value: str) -> str:
-    """An override as it is typed in a shell: in quotes where the value has quotes or spaces."""
+    """An override as typed in a shell: in quotes where the value has quotes or spaces."""
     text = f"{key}={value}"
     if not re.search(r"[\s\"']", value):
         return text
@@ -133,7 +133,7 @@ def typed(key: str, value: str) -> str:
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Each dotted key by its last word, or by as many last words as no other key ends in."""
+    """Each dotted key by its last word, or by as many last words as are unique to the key."""
     names: dict[str, str] = {}
     for key in keys:
         words = key.split(".")

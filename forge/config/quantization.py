@@ -1,4 +1,4 @@
-"""The `quantization` group: in what numbers the matrices of the blocks are multiplied."""
+"""The `quantization` group: number formats of matrix products in the blocks."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Quantization(Section):
 
     _target_: str = MISSING
 
-    def takes(self, one: TensorSpec, model: Decoder) -> bool:
-        """Whether this tensor is multiplied so."""
+    def takes(self, tensor: TensorSpec, model: Decoder) -> bool:
+        """Whether this tensor is multiplied in the section's numbers."""
         return False
 
     def chosen(self, model: Decoder) -> list[TensorSpec]:
-        """The matrices that are multiplied so."""
-        return [one for one in model.tensors() if self.takes(one, model)]
+        """The matrices multiplied in the section's numbers."""
+        return [tensor for tensor in model.tensors() if self.takes(tensor, model)]
 
 
 @section
@@ -67,18 +67,18 @@ class Quantized(Quantization):
     plain_last_layers: int = opt(0, "leave out so many blocks at the end", ge=0)
     in_evaluation: bool = opt(False, "evaluate and sample in the loop in its numbers too")
 
-    def takes(self, one: TensorSpec, model: Decoder) -> bool:
-        sides = one.shape[-2:]
+    def takes(self, tensor: TensorSpec, model: Decoder) -> bool:
+        sides = tensor.shape[-2:]
         if min(sides) < self.min_dim or any(side % self.multiple for side in sides):
             return False
-        if any(fnmatchcase(one.name, pattern) for pattern in self.exclude):
+        if any(fnmatchcase(tensor.name, pattern) for pattern in self.exclude):
             return False
-        if one.role == HEAD:
+        if tensor.role == HEAD:
             return self.include_head
-        part = one.part.replace(" ", "_").replace("-", "_")
-        if one.role not in (MATRIX, EXPERT) or part not in self.parts:
+        part = tensor.part.replace(" ", "_").replace("-", "_")
+        if tensor.role not in (MATRIX, EXPERT) or part not in self.parts:
             return False
-        layer = int(one.name.split(".")[1]) if one.name.startswith("blocks.") else 0
+        layer = int(tensor.name.split(".")[1]) if tensor.name.startswith("blocks.") else 0
         return self.plain_first_layers <= layer < model.n_layers - self.plain_last_layers
 
 
@@ -143,8 +143,8 @@ class QAT(Quantized):
     group_size: int = opt(32, "weights of a row that share a scale", gt=1)
     quantize_activations: bool = opt(True, "round what is multiplied to int8 too, each token")
 
-    def takes(self, one: TensorSpec, model: Decoder) -> bool:
-        return super().takes(one, model) and one.shape[-1] % self.group_size == 0
+    def takes(self, tensor: TensorSpec, model: Decoder) -> bool:
+        return super().takes(tensor, model) and tensor.shape[-1] % self.group_size == 0
 
 
 @section
@@ -163,10 +163,10 @@ class Sparse(Quantized):
     weight_sparsity_update_step: int = opt(10, "choose again every N steps", gt=0)
     weight_sparsity_start_step: int = opt(50, "first step after which weights are 0", gt=0)
 
-    def takes(self, one: TensorSpec, model: Decoder) -> bool:
-        return super().takes(one, model) and one.shape[-1] % self.weight_sparsity_m == 0
+    def takes(self, tensor: TensorSpec, model: Decoder) -> bool:
+        return super().takes(tensor, model) and tensor.shape[-1] % self.weight_sparsity_m == 0
 
 
 def layers_of(section: Quantization, model: Decoder) -> Iterator[str]:
-    """Names of the modules whose weights are multiplied so."""
-    yield from dict.fromkeys(one.name.rpartition(".")[0] for one in section.chosen(model))
+    """Names of the modules with weights multiplied in the section's numbers."""
+    yield from dict.fromkeys(tensor.name.rpartition(".")[0] for tensor in section.chosen(model))

@@ -1,4 +1,4 @@
-"""What blocks keep for the backward pass, by the name of the tensor, and what they run again.
+"""Tensors that blocks keep for the backward pass, by name, and parts of the forward pass run again.
 
 Names and policies are MaxText's; `router` and `gdn_gates` are forge's own.
 """
@@ -19,10 +19,10 @@ GROUPS = {
     "mlpwi": ("mlpwi_0", "mlpwi_1"),
     "attention_out": (CONTEXT,),
 }
-"""Names of several tensors, or of one that has another name here: attention's result."""
+"""Names of several tensors, or another name of a single one: attention's result."""
 
 QKV = ("query_proj", "key_proj", "value_proj", "query_wa_proj", "kv_wa_proj", "mla_q", "mla_kv")
-"""Of multi-head and of latent attention."""
+"""Queries, keys and values of multi-head and of latent attention."""
 ATTENTION = (*QKV, "gdn_gates", "out_proj")
 INTO_MLP = ("mlpwi_0", "mlpwi_1", "moe_mlpwi_0", "moe_mlpwi_1")
 OUT_OF_MLP = (LAST, "moe_mlpwo")
@@ -37,12 +37,12 @@ SAVED = {
     "save_qkv_proj": QKV,
     "save_out_proj": ("out_proj",),
 }
-"""What a policy keeps on the device."""
+"""Tensors a policy keeps on the device."""
 OFFLOADED = {
     "qkv_proj_offloaded": QKV,
     "minimal_offloaded": SAVED["minimal"],
 }
-"""What it keeps in host memory."""
+"""Tensors a policy keeps in host memory."""
 CUSTOM, AUTO, NONE, FULL, SELECTIVE = "custom", "auto", "none", "full", "selective"
 POLICIES = (NONE, *SAVED, *OFFLOADED, CUSTOM)
 
@@ -91,19 +91,19 @@ class Recompute(Section):
     )
 
     def given(self) -> dict[str, str]:
-        """The places of names that are not made again, in the order of the options."""
+        """The places of kept names, in the order of the options; remat is left out."""
         fields = (field.name for field in dataclasses.fields(self) if field.name != "layers")
-        found = {name: getattr(self, name) for name in fields}
-        return {name: place for name, place in found.items() if place != REMAT}
+        options = {name: getattr(self, name) for name in fields}
+        return {name: storage for name, storage in options.items() if storage != REMAT}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What the blocks of a model keep of what they computed: `train.policy`.
+    """The tensors a model's blocks keep of their forward pass: `train.policy`.
 
-    places: device or offload by name; other tensors are made again. layers: in how many of the
-    model's blocks a name is kept, where not in all. every: only the first of so many blocks is
-    recomputed. blocks: so many are, spread evenly; None = by `every`.
+    places: device or offload by name; other tensors are made again. layers: the number of blocks
+    that keep a name, where not all do. every: of this many blocks only the first is recomputed.
+    blocks: the number of recomputed blocks, spread evenly; None = by `every`.
     """
 
     name: str
@@ -122,7 +122,9 @@ class Policy:
         return bool(set(self.places) - {INPUT})
 
     def recomputed(self, layer: int, n_layers: int, first: int = 0) -> bool:
-        """Whether a block, counted from 0, is recomputed. first: of the stage that it is in."""
+        """Whether a block, counted from 0, is recomputed. first: the first block of the same
+        stage.
+        """
         if not self.recomputes:
             return False
         if self.blocks is not None:
@@ -130,37 +132,37 @@ class Policy:
         return (layer - first) % self.every == 0
 
     def of_block(self, layer: int, n_layers: int) -> dict[str, str]:
-        """The places of names in a block that is recomputed."""
+        """The places of names in a recomputed block."""
         return {
-            name: place
-            for name, place in self.places.items()
+            name: storage
+            for name, storage in self.places.items()
             if among(self.layers.get(name, n_layers), layer, n_layers)
         }
 
 
 def among(number: int, layer: int, n_layers: int) -> bool:
-    """Whether a block is one of `number` that are spread evenly over all."""
+    """Whether a block is among `number` blocks spread evenly over all."""
     return (layer + 1) * number // n_layers > layer * number // n_layers
 
 
 def places_of(policy: str, table: Recompute | None = None) -> dict[str, str]:
-    """Where a policy keeps tensors, by name; `router` is kept wherever more than inputs are. auto
-    may become full.
+    """The places of a policy's tensors, by name; `router` is kept wherever more than inputs are.
+    auto may become full.
     """
     if policy in (NONE, FULL) or policy.partition(":")[0] == AUTO:
         return {}
     if policy == CUSTOM:
         assert table is not None
-        named = single(table.given())
+        tensors = single(table.given())
     else:
-        named = dict.fromkeys(SAVED.get(policy, ()), DEVICE)
-        named |= dict.fromkeys(OFFLOADED.get(policy, ()), OFFLOAD)
-    if named.get(INPUT) == DEVICE:  # where it is anyway
-        del named[INPUT]
-    return named | ({ROUTER: DEVICE} if set(named) - {INPUT} else {})
+        tensors = dict.fromkeys(SAVED.get(policy, ()), DEVICE)
+        tensors |= dict.fromkeys(OFFLOADED.get(policy, ()), OFFLOAD)
+    if tensors.get(INPUT) == DEVICE:  # the input stays on the device in any case
+        del tensors[INPUT]
+    return tensors | ({ROUTER: DEVICE} if set(tensors) - {INPUT} else {})
 
 
-def single(given: Mapping[str, str]) -> dict[str, str]:
-    """With names of single tensors in place of those of groups, before which they go."""
-    grouped = {name: given[group] for group in given if group in GROUPS for name in GROUPS[group]}
-    return grouped | {name: place for name, place in given.items() if name not in GROUPS}
+def single(table: Mapping[str, str]) -> dict[str, str]:
+    """Replace names of groups by the names of their tensors; a tensor's own entry goes first."""
+    grouped = {name: table[group] for group in table if group in GROUPS for name in GROUPS[group]}
+    return grouped | {name: storage for name, storage in table.items() if name not in GROUPS}

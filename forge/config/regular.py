@@ -1,4 +1,4 @@
-"""Reading regular files alone: a pipe would block the reader for ever, a device has no end."""
+"""Readers of regular files alone: a pipe would block the reader for ever, a device has no end."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class NotRegular(OSError):
 
     def __init__(self, path: str | Path, mode: int) -> None:
         kind = KINDS.get(stat.S_IFMT(mode), "something else")
-        what = f"it is {kind}, and only regular files are opened"
-        super().__init__(errno.EINVAL, what, str(path))
+        message = f"it is {kind}, and only regular files are opened"
+        super().__init__(errno.EINVAL, message, str(path))
         self.mode = mode
 
     def __reduce__(self) -> tuple[type[NotRegular], tuple[str, int]]:
@@ -36,11 +36,11 @@ class NotRegular(OSError):
 
 
 def open_regular(path: str | Path) -> io.BufferedReader:
-    """A file's bytes. Raises OSError, NotRegular at once for what may block."""
-    check_regular(path)  # before it is opened, which some devices act upon
+    """Open a file for its bytes. Raises OSError, NotRegular at once for a path that may block."""
+    check_regular(path)  # before opening: some devices act upon an open
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check(path, os.fstat(descriptor).st_mode)  # it may have been replaced
+        _check(path, os.fstat(descriptor).st_mode)  # the path may have been replaced since
         os.set_blocking(descriptor, True)
         return open(descriptor, "rb")
     except BaseException:
@@ -49,7 +49,7 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 def check_regular(path: str | Path) -> None:
-    """Raises OSError where a path is no regular file, for a reader that opens it by itself."""
+    """Raise OSError where a path is no regular file, for a reader with its own open."""
     _check(path, os.stat(path).st_mode)
 
 
@@ -61,24 +61,24 @@ def _check(path: str | Path, mode: int) -> None:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Raises OSError."""
+    """Read a file's bytes. Raises OSError."""
     with open_regular(path) as file:
         return file.read()
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """Text in UTF-8, with `\\n` at the end of its lines. Raises OSError and UnicodeDecodeError."""
+    """Read text in UTF-8, with `\\n` at the end of lines. Raises OSError and UnicodeDecodeError."""
     with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors=errors) as file:
         return file.read()
 
 
 def read_json(path: str | Path) -> Any:
-    """Raises OSError and ValueError."""
+    """Read JSON. Raises OSError and ValueError."""
     return parse_json(read_bytes(path))
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Raises ValueError."""
+    """Parse JSON. Raises ValueError."""
     try:
         return json.loads(content)
     except RecursionError:

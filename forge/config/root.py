@@ -33,7 +33,7 @@ from forge.config.train import Train
 
 @dataclass(frozen=True)
 class Source:
-    """What a config was composed from; `config`: as it was then, where changes count."""
+    """Origin of a composed config. config: a copy from then, where changes count."""
 
     overrides: tuple[str, ...] = ()
     preset: str = "run"
@@ -85,12 +85,12 @@ class Config(Section):
 
     @property
     def draws(self) -> bool:
-        """Whether random numbers are drawn in each step, of which batches bring the noise."""
-        return any(one.draws for one in (self.model, self.objective, self.adapter))
+        """Whether each step draws random numbers; the batches bring the noise."""
+        return any(section.draws for section in (self.model, self.objective, self.adapter))
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The overrides that make this config: as composed, and what was set in Python since."""
+        """The overrides of this config: as composed, and the values set in Python since."""
         source = self._source
         changed = assignments(source.config, self) if source.config else ()
         return (*source.overrides, *changed)

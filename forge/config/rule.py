@@ -1,8 +1,7 @@
-"""What rules and derivations are, and how they are declared.
+"""Rules and derivations: functions of sections of the config.
 
-Both are functions of sections of the config, which they name as parameters: `heads(model: Decoder)`
-gets config.model, and is not called where that is no Decoder. `config` is all of it, `world` the
-ranks it would run on.
+The function names its sections as parameters: `heads(model: Decoder)` gets config.model, and is not
+called where config.model is no Decoder. `config` is the whole config, `world` the planned ranks.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from forge.config.field import Section
 from forge.config.problems import Problem, shown
 
 Findings = Iterator[tuple[str, str] | tuple[str, str, str]]
-"""(key, what is wrong, what to do) of each problem that a rule finds. In a pair the sentence of the
-rule says what is wrong, with the values of the options that it names.
+"""(key, what is wrong, what to do) of each problem a rule finds. In a pair the sentence of the rule
+says what is wrong, with the values of the options it names.
 """
 
 
 @dataclass(frozen=True)
 class Derived:
-    """A value that was worked out: its key, the value and why."""
+    """A derived value: key, value and reason."""
 
     key: str
     value: Any
@@ -36,7 +35,7 @@ class Derived:
 
 @dataclass(frozen=True, kw_only=True)
 class _Declared:
-    """A function with the keys it reads; the docstring says what it does."""
+    """A function, its docstring as the sentence, and the keys the function reads."""
 
     body: Callable[..., Iterator[Any]]
     reads: tuple[str, ...]
@@ -48,81 +47,85 @@ class _Declared:
 
     @cached_property
     def _parameters(self) -> dict[str, type]:
-        named = {schema.__name__: schema for schema in _below(Section)}
-        found = inspect.get_annotations(self.body, eval_str=True, locals=named)
-        return {name: kind for name, kind in found.items() if name != "return"}
+        schemas = {schema.__name__: schema for schema in _below(Section)}
+        types = inspect.get_annotations(self.body, eval_str=True, locals=schemas)
+        return {name: kind for name, kind in types.items() if name != "return"}
 
     def call(self, config: Any, world: Any) -> Iterator[Any]:
-        """What the function yields for its sections of this config."""
-        given = {"config": config, "world": world}
-        values = {n: given.get(n) or getattr(config, n) for n in self._parameters}
+        """Yield the results of the function for the sections of a config."""
+        context = {"config": config, "world": world}
+        values = {n: context.get(n) or getattr(config, n) for n in self._parameters}
         if all(isinstance(values[name], kind) for name, kind in self._parameters.items()):
             yield from self.body(**values)
 
 
 def _below(schema: type[Section]) -> Iterator[type[Section]]:
-    """The class and those below it: a component names in its rules what is above it."""
+    """Yield the class and its subclasses: a component's rules name sections above the
+    component's.
+    """
     yield schema
-    for each in schema.__subclasses__():
-        yield from _below(each)
+    for subclass in schema.__subclasses__():
+        yield from _below(subclass)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(_Declared):
-    """A demand on values that pass their own bounds; a broken warning lets the run start."""
+    """A demand on values within their own bounds; a broken warning lets the run start."""
 
     id: str
     warning: bool
 
     def check(self, config: Any, world: Any) -> Iterator[Problem]:
-        """The problems of a config."""
-        for key, *what, fix in self.call(config, world):
-            text = what[0] if what else self._with_values(config, key)
+        """Yield the problems of a config."""
+        for key, *stated, hint in self.call(config, world):
+            text = stated[0] if stated else self._with_values(config, key)
             value = "" if "=" in key else get(config, key)
             if not isinstance(value, Section | dict) and value != "":
                 key = f"{key}={shown(value)}"
-            yield Problem(key, text, fix, rule=self.id, warning=self.warning)
+            yield Problem(key, text, hint, rule=self.id, warning=self.warning)
 
     def _with_values(self, config: Any, key: str) -> str:
-        """The sentence, with values of options that it names: `model.dim (64)`."""
+        """The sentence, with values of the options it names: `model.dim (64)`."""
 
         def with_value(match: re.Match[str]) -> str:
             name = match[0]
             value = get(config, name) if name in self.reads else None
-            known = isinstance(value, int | str if name != key else int)
-            return f"{name} ({value})" if known and not isinstance(value, bool) else name
+            is_plain = isinstance(value, int | str if name != key else int)
+            return f"{name} ({value})" if is_plain and not isinstance(value, bool) else name
 
         return re.sub(r"\b\w+(?:\.\w+)+\b(?!=)", with_value, self.sentence)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Derivation(_Declared):
-    """Works out values that mean "work it out": yields Derived, or a Problem where it cannot."""
+    """Derivation of values that stand for "work it out": yields Derived, or a Problem where
+    impossible.
+    """
 
     writes: tuple[str, ...]
 
 
 def rule(id: str, *reads: str, warning: bool = False) -> Callable[..., Rule]:
-    """Make a rule of a function that yields `Findings`; keys get their values when shown. reads:
-    where none is given, the option that the rule is named after, if there is one.
+    """Make a rule of a function of `Findings`; keys get their values when shown. reads: options the
+    rule reads; by default the option of the rule's own name, if any.
     """
     reads = reads or ((id,) if "." in id else ())
     return lambda body: Rule(id=id, reads=reads, warning=warning, body=body)
 
 
 def rules_of(*modules: ModuleType) -> tuple[Rule, ...]:
-    """The rules that modules declare, in their order."""
-    found = [value for module in modules for value in vars(module).values()]
-    return tuple(value for value in found if isinstance(value, Rule))
+    """The rules declared in modules, in their order."""
+    values = [value for module in modules for value in vars(module).values()]
+    return tuple(value for value in values if isinstance(value, Rule))
 
 
 def derivation(*reads: str, writes: tuple[str, ...]) -> Callable[..., Derivation]:
-    """Make a derivation of a function that yields `Derived`."""
+    """Make a derivation of a function of `Derived`."""
     return lambda body: Derivation(body=body, reads=reads, writes=writes)
 
 
 def walk(section: Section, prefix: str = "") -> Iterator[tuple[str, Section, Field]]:
-    """(key, section that has it, field) of every option and section below a section."""
+    """Yield (key, the field's section, field) of every option and section below a section."""
     for field in dataclasses.fields(section):
         yield f"{prefix}{field.name}", section, field
         value = getattr(section, field.name)
@@ -139,7 +142,7 @@ def get(config: Any, key: str) -> Any:
 
 
 def put(config: Any, key: str, value: Any) -> None:
-    """Set the value at a dotted key of a config that is not frozen."""
+    """Set the value at a dotted key of an unfrozen config."""
     above, _, name = key.rpartition(".")
     parent = get(config, above) if above else config
     if isinstance(parent, dict):
@@ -148,7 +151,7 @@ def put(config: Any, key: str, value: Any) -> None:
         setattr(parent, name, value)
 
 
-def nearest_divisor(number: int, wanted: int) -> int:
-    """The divisor of a number that is nearest to the wanted one."""
+def nearest_divisor(number: int, preferred: int) -> int:
+    """The divisor of a number nearest to the preferred divisor."""
     divisors = (n for n in range(1, min(number, 1 << 20) + 1) if number % n == 0)
-    return min(divisors, key=lambda n: abs(n - wanted))
+    return min(divisors, key=lambda n: abs(n - preferred))

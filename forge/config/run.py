@@ -1,4 +1,4 @@
-"""The `run` group: where the run lives and what it runs on."""
+"""The `run` group: directory and device of the run."""
 
 from __future__ import annotations
 

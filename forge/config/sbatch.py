@@ -1,5 +1,5 @@
-"""Keys of sbatch that forge sets itself; all others pass through launch.sbatch, and
-`sbatch --test-only` says what is wrong with them.
+"""Keys of sbatch that forge sets itself; the others pass through launch.sbatch, and their faults
+are reported by `sbatch --test-only`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SOURCES = {
     "signal": "launch.signal_before",
     "time": "launch.time, in minutes",
 }
-"""What sets the keys that forge gives sbatch."""
+"""Options of forge behind the keys it gives sbatch."""
 INSTEAD = {
     "clusters": "export SLURM_CLUSTERS, which squeue and scancel read too",
     "parsable": "leave it out: forge reads the job's id by itself",
@@ -46,18 +46,18 @@ INSTEAD = {
     "wait": "launch.wait=true",
     "wrap": "launch.setup, for lines of shell before the run",
 }
-"""What to do in place of keys with which forge could not submit the job, or follow it."""
+"""Advice for keys that would keep forge from submitting the job, or following it."""
 
 
 def given(section: Slurm) -> dict[str, str | bool]:
-    """What launch.sbatch adds to a script: names with underscores, True for a flag."""
+    """The keys launch.sbatch adds to a script: names with underscores, True for a flag."""
     return {
         _name(key): value.lower() in ("", "true") or value for key, value in section.sbatch.items()
     }
 
 
 def key_faults(section: Slurm) -> Iterator[Problem]:
-    """The keys of launch.sbatch that forge sets itself, or cannot work with."""
+    """Yield the keys of launch.sbatch that forge sets itself, or cannot work with."""
     for key, value in section.sbatch.items():
         name, typed = _name(key), f"launch.sbatch.{key}={value}"
         source = SOURCES.get(name)
@@ -66,8 +66,8 @@ def key_faults(section: Slurm) -> Iterator[Problem]:
         elif name == "exclusive" and (section.exclusive or value.lower() in ("", "true")):
             source = "launch.exclusive=true"
         if source:
-            what = "forge sets this key of sbatch itself."
-            yield Problem(typed, what, f"leave it out: it is {source}")
+            message = "forge sets this key of sbatch itself."
+            yield Problem(typed, message, f"leave it out: it is {source}")
         elif name in INSTEAD:
             yield Problem(typed, "forge cannot work with this key of sbatch.", INSTEAD[name])
 

@@ -1,4 +1,4 @@
-"""Which schema each option of a polymorphic group has, and their registration with Hydra."""
+"""Schemas of each option of a polymorphic group, and their registration with Hydra."""
 
 from __future__ import annotations
 
@@ -40,13 +40,15 @@ def sections() -> dict[str, type[Section]]:
 
 
 def _in_order(base: type[Section]) -> list[type[Section]]:
-    """The variants of a base: those of its own module, then by module, whichever came first."""
+    """The variants of a base: the base's own module first, then by module, whatever the import
+    order.
+    """
     home = base.__module__
     return sorted(variants_of(base), key=lambda v: (v.__module__ != home, v.__module__))
 
 
 INNER: dict[str, type[Section]] = {"mixer": Mixer, "feed_forward": FeedForward}
-"""Groups of a section inside of another, as model.mixer, with their base classes."""
+"""Groups of a section inside another, as model.mixer, with their base classes."""
 
 for package in (mixers, feed_forwards, optimizers):  # a file each; to be imported is to be known
     for module in pkgutil.iter_modules(package.__path__):
@@ -73,8 +75,8 @@ def _register(store: ConfigStore, root: type[Config]) -> None:
 
 
 def _keep(store: ConfigStore, group: str, name: str, schema: type[Section]) -> None:
-    """What `store.store` does, but a node is made of the schema when a config is composed of it:
-    most are of options that are not chosen.
+    """Store a schema as `store.store` does, but make the node only when a config is composed of it:
+    most nodes are of options nobody chooses.
     """
     from hydra.core.config_store import ConfigNode
 
@@ -87,7 +89,7 @@ def _keep(store: ConfigStore, group: str, name: str, schema: type[Section]) -> N
 
 
 class _Late:
-    """A schema in Hydra's store, which copies what it has when a config is composed of it."""
+    """A schema in Hydra's store, turned into a node when Hydra copies it for a config."""
 
     def __init__(self, schema: type[Section]):
         self.schema = schema
@@ -99,20 +101,22 @@ class _Late:
 
 
 def add(group: str, name: str, schema: type[Section]) -> None:
-    """What `forge.config.register` does."""
-    place = f"forge.config.register({group!r}, {name!r}, {getattr(schema, '__qualname__', schema)})"
+    """Register a schema of the user's, see `forge.config.register`."""
+    call = f"forge.config.register({group!r}, {name!r}, {getattr(schema, '__qualname__', schema)})"
     if group not in SCHEMAS:
-        raise ValueError(f"{place}: only these groups take further schemas: {', '.join(SCHEMAS)}")
+        raise ValueError(f"{call}: only these groups take further schemas: {', '.join(SCHEMAS)}")
     base = (sections() | INNER)[group]
     is_class = isinstance(schema, type) and issubclass(schema, base)
-    # a subclass that is not decorated itself has no options of its own
+    # an undecorated subclass has no options of its own
     if not is_class or set(inspect.get_annotations(schema)) - set(schema.__dataclass_fields__):
         must = "the schema must be a dataclass(kw_only=True) that subclasses"
-        raise ValueError(f"{place}: {must} {base.__module__}.{base.__name__}")
-    before = SCHEMAS[group].setdefault(name, schema)
-    # a module that is imported again defines the class again
-    if (before.__module__, before.__qualname__) != (schema.__module__, schema.__qualname__):
-        raise ValueError(f"{place}: the name is taken by {before.__module__}.{before.__qualname__}")
+        raise ValueError(f"{call}: {must} {base.__module__}.{base.__name__}")
+    existing = SCHEMAS[group].setdefault(name, schema)
+    # a second import of a module defines the class again
+    if (existing.__module__, existing.__qualname__) != (schema.__module__, schema.__qualname__):
+        raise ValueError(
+            f"{call}: the name is taken by {existing.__module__}.{existing.__qualname__}"
+        )
     schema.schema_name = name
     SCHEMAS[group][name] = schema
     _keep(_store(), f"schema/{group}", name, schema)
@@ -132,29 +136,29 @@ def bases() -> tuple[type[Section], ...]:
 
 @functools.cache
 def root_options() -> list[dataclasses.Field]:
-    """The options that stand at the root, in no section."""
+    """The options at the root, in no section."""
     return [field for field in dataclasses.fields(Config) if field.name not in sections()]
 
 
 @functools.cache
 def free_dicts() -> list[str]:
-    """The root options that a user adds components to."""
+    """The root options to which a user adds components."""
     dicts = (field for field in root_options() if isinstance(default_of(field), dict))
     return [field.name for field in dicts if field.metadata.get("free")]
 
 
 def variants(group: str) -> dict[str, type[Section]]:
-    """The schemas of a group by option name; under its own where it has no variants."""
+    """The schemas of a group by option name; under the group's own name without variants."""
     return SCHEMAS.get(group) or {group: sections()[group]}
 
 
 def options_of(schema: type[Section]) -> Iterator[tuple[str, type[Section], dataclasses.Field]]:
-    """(name below the section, class that declares it, field) of every option in a section."""
+    """Yield (name below the section, declaring class, field) of every option in a section."""
     for field in dataclasses.fields(schema):
         inner = types_of(schema)[field.name]
         if inner in INNER.values():
-            for each in SCHEMAS[field.name].values():
-                for name, owner, option in options_of(each):
+            for variant in SCHEMAS[field.name].values():
+                for name, owner, option in options_of(variant):
                     yield f"{field.name}.{name}", owner, option
         elif _is_section(inner):
             for name, owner, option in options_of(inner):
@@ -164,7 +168,9 @@ def options_of(schema: type[Section]) -> Iterator[tuple[str, type[Section], data
 
 
 def walk_options() -> Iterator[tuple[str, str, type[Section], dataclasses.Field]]:
-    """(key, variant, schema, field) of every option; one that variants share comes once each."""
+    """Yield (key, variant, schema, field) of every option; shared options come once for each
+    variant.
+    """
     for field in root_options():
         yield field.name, "", Config, field
     for group in sections():
@@ -174,18 +180,18 @@ def walk_options() -> Iterator[tuple[str, str, type[Section], dataclasses.Field]
 
 
 def modules() -> list[str]:
-    """The modules of all sections, also of those inside of others."""
-    found = {schema.__module__: None for _, _, schema, _ in walk_options()}
-    return [name for name in found if name.startswith("forge.config.")]
+    """The modules of all sections, also of inner ones."""
+    names = {schema.__module__: None for _, _, schema, _ in walk_options()}
+    return [name for name in names if name.startswith("forge.config.")]
 
 
 def is_section(key: str) -> bool:
-    """Whether a dotted key is of a section, and not of an option or an entry of one."""
+    """Whether a dotted key is a section's, and not an option's or an entry's of an option."""
     return any(name.startswith(f"{key}.") for name, *_ in walk_options())
 
 
 def declared(key: str) -> Any:
-    """The declared type of an option, or of an entry of a dict; None where there is none."""
+    """The declared type of an option, or of an entry of a dict; None for an unknown key."""
     for name, _, schema, field in walk_options():
         hint = types_of(schema)[field.name]
         if key == name:
@@ -196,26 +202,26 @@ def declared(key: str) -> Any:
 
 
 def fact(key: str, name: str) -> Any:
-    """A fact that `opt` states of an option, such as `time`; None where there is no option."""
+    """A fact that `opt` states of an option, such as `time`; None for an unknown option."""
     return next((f.metadata.get(name) for option, _, _, f in walk_options() if option == key), None)
 
 
 def dicts() -> dict[str, str]:
-    """The dicts of one type of value which users add to, by key, with their help texts."""
-    found = ((key, f) for key, _, _, f in walk_options() if isinstance(default_of(f), dict))
+    """The dicts of one type of value, open to users, by key, with their help texts."""
+    dict_options = ((key, f) for key, _, _, f in walk_options() if isinstance(default_of(f), dict))
     free = open_dicts()
-    return {key: field.metadata["help"] for key, field in found if key not in free}
+    return {key: field.metadata["help"] for key, field in dict_options if key not in free}
 
 
 @functools.cache
 def open_dicts() -> tuple[str, ...]:
-    """The keys of dicts with anything in them, dicts too, as `callbacks`."""
+    """The keys of dicts of anything, dicts too, as `callbacks`."""
     hints = {key: types_of(schema)[f.name] for key, _, schema, f in walk_options()}
     return tuple(key for key, hint in hints.items() if hint == dict[str, Any])
 
 
 def in_open_dict(key: str) -> bool:
-    """Whether a key is of an entry of such a dict, or the dict."""
+    """Whether a key is an open dict, or an entry of an open dict."""
     return f"{key}.".startswith(tuple(f"{name}." for name in open_dicts()))
 
 

@@ -1,4 +1,4 @@
-"""The `sweeper` group: how the points of a sweep are found."""
+"""The `sweeper` group: the choice of a sweep's points."""
 
 from __future__ import annotations
 

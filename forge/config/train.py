@@ -21,10 +21,10 @@ SKIPS = Condition(
 )
 CLIPS_QK = Condition(lambda config, ranks: config.train.use_qk_clip, "with train.use_qk_clip=false")
 FEW, AT_ONCE = 4, 2
-"""Sequences that train.batch_size=-1 takes in a step, over all ranks, and in a micro-batch.
+"""Sequences of a step over all ranks with train.batch_size=-1, and of a micro-batch.
 
-Micro-batches of two, because one rank then adds up the gradients of the same two that two ranks
-have, and gets the same bits.
+Micro-batches of two, because one rank then adds up the gradients of the same two sequences as two
+ranks, and gets the same bits.
 """
 
 
@@ -131,13 +131,13 @@ class Train(Section):
 
     def faults(self, prefix: str) -> Iterator[Problem]:
         if self.batch_size == 0:
-            key, what = f"{prefix}batch_size", "a micro-batch has a sequence or more"
-            fix = f"{key}=1, or -1 to work it out"
-            yield Problem(f"{key}=0", f"{key} = 0: {what}.", fix, rule="sequences")
+            key, message = f"{prefix}batch_size", "a micro-batch has a sequence or more"
+            hint = f"{key}=1, or -1 to work it out"
+            yield Problem(f"{key}=0", f"{key} = 0: {message}.", hint, rule="sequences")
 
     @property
     def batch_sizes(self) -> BatchSizes:
-        """Sequences of each step, once global_batch_size is worked out."""
+        """Sequences of each step; needs a resolved global_batch_size."""
         size, start = self.global_batch_size or 0, self.rampup_start
         if not 0 < start < size:
             return BatchSizes.constant(size)
@@ -148,7 +148,7 @@ class Train(Section):
 
     @property
     def policy(self) -> Policy:
-        """What blocks keep for the backward pass, and so what is run again."""
+        """The tensors blocks keep for the backward pass, and so the parts run again."""
         name = self.activation_checkpointing
         return Policy(
             name=name,

@@ -1,4 +1,4 @@
-"""Whether W&B has a login, looked for where W&B looks; importing it would take seconds."""
+"""W&B's login, looked for where W&B looks; importing W&B would take seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = {"api_key": "WANDB_API_KEY", "identity_token_file": "WANDB_IDENTITY_TOKEN
 
 
 class Login(NamedTuple):
-    """The server of W&B, and where a login to it was found, if anywhere."""
+    """The server of W&B, and the place of a login, if any."""
 
     host: str
     source: str = ""
@@ -31,7 +31,7 @@ def sends(section: Metrics, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def login(environ: Mapping[str, str] = os.environ) -> Login:
-    """Where a login is: in a variable, the settings, or .netrc; its value is not looked at."""
+    """Find a login: in a variable, the settings, or .netrc; the login's value is not read."""
     address = urlsplit(_setting("base_url", environ) or f"https://{CLOUD[0]}")
     host = address.hostname or ""
     for key, variable in KEYS.items():
@@ -46,13 +46,15 @@ def login(environ: Mapping[str, str] = os.environ) -> Login:
 
 
 def _setting(name: str, environ: Mapping[str, str]) -> str | None:
-    """A setting of W&B: a variable, the file that `wandb offline` writes here, or the user's."""
+    """A setting of W&B: a variable, the local file of `wandb offline`, or the user's file."""
     if value := environ.get(f"WANDB_{name.upper()}"):
         return value
-    own = Path(environ.get("WANDB_CONFIG_DIR") or _home(environ) / ".config" / "wandb").expanduser()
+    folder = Path(
+        environ.get("WANDB_CONFIG_DIR") or _home(environ) / ".config" / "wandb"
+    ).expanduser()
     files = configparser.ConfigParser(interpolation=None)
     with suppress(configparser.Error, OSError, UnicodeDecodeError):  # W&B ignores such files too
-        files.read([own / "settings", Path("wandb", "settings")], encoding="utf-8")
+        files.read([folder / "settings", Path("wandb", "settings")], encoding="utf-8")
     return files.get("default", name, fallback=None)
 
 

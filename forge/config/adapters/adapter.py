@@ -1,4 +1,4 @@
-"""The `adapter` group: small matrices that are trained beside weights which stay as they are."""
+"""The `adapter` group: small matrices trained beside frozen weights."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from forge.config.problems import Problem
 
 AUTO, ALL = "auto", "all"
 ROLES = (MATRIX, EXPERT, HEAD, EMBEDDING)
-"""Of parameters that an adapter can stand beside."""
+"""Roles of the parameters an adapter can stand beside."""
 PARTS = ("attention", "feed_forward", "experts", "shared_experts")
 A, B, MAGNITUDE = "lora_a", "lora_b", "lora_magnitude"
 TAKEN_A, TAKEN_B = "lora_taken_a", "lora_taken_b"
-"""What was taken out of a weight when its adapter began as that: B A, with the scale in B."""
+"""B A as taken out of a weight at the start of its adapter, with the scale in B."""
 RANDOM, PISSA = "random", "pissa"
 SCALES = "ia3_scales"
 _OF_ATTENTION = "wq,wk,wv"
@@ -46,34 +46,34 @@ _WORDS = {
     AUTO: "all-linear all_linear",
 }
 THEIRS = {word: ours.split(",") for ours, words in _WORDS.items() for word in words.split()}
-"""Entries of PEFT's target_modules, and the last parts of their names, as they are here: by the
-names of the families of Hugging Face, torchtune and Megatron.
+"""Our names by entries of PEFT's target_modules or their last parts: names of the families of
+Hugging Face, torchtune and Megatron.
 """
 SAVED = {"lm_head": "output", "embed_tokens": "embedding", "wte": "embedding"}
-"""Entries of PEFT's modules_to_save, by names of families, as they are here."""
+"""Our names by entries of PEFT's modules_to_save, as families name them."""
 OF_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 ADDED = re.compile(rf"(\.|_)({A}|{B}|{MAGNITUDE}|{TAKEN_A}|{TAKEN_B}|{SCALES})$")
 TAKEN = re.compile(rf"(\.|_)({TAKEN_A}|{TAKEN_B})$")
 
 
 def is_added(name: str) -> bool:
-    """Whether a parameter of this name is an adapter's own."""
+    """Whether a name is of an adapter's own parameter."""
     return ADDED.search(name) is not None
 
 
 def is_taken(name: str) -> bool:
-    """Whether a parameter of this name keeps what was taken out of a weight, and is not trained."""
+    """Whether a name is of an untrained parameter, the part taken out of a weight."""
     return TAKEN.search(name) is not None
 
 
-def place_of(one: TensorSpec) -> str:
-    """What the adapter of a matrix is named after: its module, or of experts the matrix."""
-    return one.name.removesuffix(".weight")
+def place_of(tensor: TensorSpec) -> str:
+    """The start of an adapter's name: the module of a matrix, or of experts the matrix."""
+    return tensor.name.removesuffix(".weight")
 
 
-def name_of(one: TensorSpec, which: str) -> str:
+def name_of(tensor: TensorSpec, which: str) -> str:
     """The name of A, B or the magnitudes beside a matrix."""
-    return f"{place_of(one)}{'_' if one.of_experts else '.'}{which}"
+    return f"{place_of(tensor)}{'_' if tensor.of_experts else '.'}{which}"
 
 
 @section
@@ -88,15 +88,15 @@ class Adapter(Section):
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers in training, by `forge.models.dropout`."""
+        """Whether training draws random numbers by `forge.models.dropout`."""
         return False
 
     def added(self, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
-        """The parameters that it adds to these of a model."""
+        """Yield the parameters the adapter adds to a model with the given tensors."""
         return iter(())
 
-    def trains(self, one: TensorSpec) -> bool:
-        """Whether a parameter of the model is trained beside what is added."""
+    def trains(self, tensor: TensorSpec) -> bool:
+        """Whether a parameter of the model is trained beside the adapter's."""
         return True
 
 
@@ -167,69 +167,69 @@ class LoRA(Adapter):
             try:
                 re.compile(pattern)
             except re.error as error:
-                what = f"'{pattern}' is no regular expression: {error}."
-                yield Problem(key, what, f"{key}=[norm]", rule="type")
+                message = f"'{pattern}' is no regular expression: {error}."
+                yield Problem(key, message, f"{key}=[norm]", rule="type")
 
     @property
     def draws(self) -> bool:
         return self.dropout > 0
 
-    def rank_of(self, one: TensorSpec) -> int:
-        """The rank of what stands beside a parameter; 0 = nothing does."""
-        if not _can_have(one) or not any(fits(word, one) for word in self.target_modules):
+    def rank_of(self, tensor: TensorSpec) -> int:
+        """The rank of the adapter beside a parameter; 0 = none."""
+        if not _can_have(tensor) or not any(fits(word, tensor) for word in self.target_modules):
             return 0
-        own = (n for w, n in reversed(self.ranks.items()) if fits_in_any_words(w, one))
-        return next(own, self.rank)
+        stated_ranks = (n for w, n in reversed(self.ranks.items()) if fits_in_any_words(w, tensor))
+        return next(stated_ranks, self.rank)
 
     def scale(self, rank: int) -> float:
-        """What B A is multiplied by."""
+        """The factor of B A."""
         return self.alpha / (rank**0.5 if self.rank_stabilized else rank)
 
     def added(self, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
-        for one in tensors:
-            if rank := self.rank_of(one):
-                yield from _beside(one, rank, dora=self.dora, takes=self.init == PISSA)
+        for tensor in tensors:
+            if rank := self.rank_of(tensor):
+                yield from _beside(tensor, rank, dora=self.dora, takes=self.init == PISSA)
 
-    def trains(self, one: TensorSpec) -> bool:
-        if any(re.search(pattern, one.name) for pattern in self.modules_to_save):
+    def trains(self, tensor: TensorSpec) -> bool:
+        if any(re.search(pattern, tensor.name) for pattern in self.modules_to_save):
             return True
-        if one.role != BIAS or self.bias == "none":
+        if tensor.role != BIAS or self.bias == "none":
             return False
-        return self.bias == "all" or bool(self.rank_of(_matrix_of(one)))
+        return self.bias == "all" or bool(self.rank_of(_matrix_of(tensor)))
 
 
-def fits(word: str, one: TensorSpec) -> bool:
+def fits(word: str, tensor: TensorSpec) -> bool:
     """Whether an entry of adapter.target_modules means a parameter."""
     if word == AUTO:
-        return one.role == MATRIX
+        return tensor.role == MATRIX
     if word == ALL:
-        return one.role in (MATRIX, EXPERT)
+        return tensor.role in (MATRIX, EXPERT)
     if word in ROLES:
-        return one.role == word
+        return tensor.role == word
     if word in PARTS:
-        return one.part.replace(" ", "_").replace("-", "_") == word
-    place = place_of(one)
-    return fnmatchcase(place, word) or place.rpartition(".")[2] == word
+        return tensor.part.replace(" ", "_").replace("-", "_") == word
+    name = place_of(tensor)
+    return fnmatchcase(name, word) or name.rpartition(".")[2] == word
 
 
-def fits_in_any_words(word: str, one: TensorSpec) -> bool:
-    """Whether an entry of adapter.ranks means a parameter: as `fits`, or by a name that it has in
-    PEFT, such as q_proj or layers.0.self_attn.q_proj.
+def fits_in_any_words(word: str, tensor: TensorSpec) -> bool:
+    """Whether an entry of adapter.ranks means a parameter: as `fits`, or by its name in PEFT, such
+    as q_proj or layers.0.self_attn.q_proj.
     """
-    if fits(word, one):
+    if fits(word, tensor):
         return True
     name = word.rpartition(".")[2]
     layer = OF_LAYER.search(word)
     if name not in THEIRS or ("." in word and layer is None):
         return False
-    here = layer is None or one.name.startswith(f"blocks.{layer[1]}.")
-    return here and any(fits(ours, one) for ours in THEIRS[name])
+    in_layer = layer is None or tensor.name.startswith(f"blocks.{layer[1]}.")
+    return in_layer and any(fits(ours, tensor) for ours in THEIRS[name])
 
 
 def in_ours(words: Iterable[str]) -> list[str]:
-    """Entries of adapter.target_modules with those that others call otherwise in our names."""
-    known = map(str, words)  # an entry that is no name may come before its type is checked
-    ours = [name for word in known for name in THEIRS.get(word.rpartition(".")[2], [word])]
+    """Entries of adapter.target_modules in our names, also entries in the words of others."""
+    entries = map(str, words)  # entries may be no text yet: types are checked later
+    ours = [name for word in entries for name in THEIRS.get(word.rpartition(".")[2], [word])]
     return [AUTO] if AUTO in ours else list(dict.fromkeys(ours))
 
 
@@ -238,50 +238,58 @@ def saved_in_ours(words: Iterable[str]) -> list[str]:
     return [SAVED.get(word.rpartition(".")[2], word) for word in words]
 
 
-def _can_have(one: TensorSpec) -> bool:
-    if one.role == EXPERT:
-        return not is_added(one.name)
-    return one.role in ROLES and one.name.endswith(".weight")
+def _can_have(tensor: TensorSpec) -> bool:
+    if tensor.role == EXPERT:
+        return not is_added(tensor.name)
+    return tensor.role in ROLES and tensor.name.endswith(".weight")
 
 
 def _matrix_of(bias: TensorSpec) -> TensorSpec:
-    """The matrix that a bias belongs to, by what `fits` reads of it."""
+    """The matrix of a bias, with the fields that `fits` reads."""
     experts = bias.of_experts
     name = bias.name.removesuffix("_bias" if experts else ".bias") + ("" if experts else ".weight")
     role = EXPERT if experts else MATRIX
     return TensorSpec(name=name, shape=(), role=role, part=bias.part, of_experts=experts)
 
 
-def _beside(one: TensorSpec, rank: int, *, dora: bool, takes: bool) -> Iterator[TensorSpec]:
-    """What stands beside a parameter. tp cuts A as it does the columns, and B as the rows: so a
-    rank's product is the same part, or the same summand, as that of the matrix.
+def _beside(tensor: TensorSpec, rank: int, *, dora: bool, takes: bool) -> Iterator[TensorSpec]:
+    """Yield the tensors beside a parameter. tp cuts A as the columns and B as the rows, and a
+    rank's product is the same part, or the same summand, as the matrix's.
     """
-    *stack, rows, columns = one.shape
-    of_rows = None if one.tp is None else one.tp - len(stack)
-    if one.role == EMBEDDING:  # a table is looked up, so that its rows are what enters
+    *stack, rows, columns = tensor.shape
+    of_rows = None if tensor.tp is None else tensor.tp - len(stack)
+    if tensor.role == EMBEDDING:  # a table is looked up: its rows are the inputs
         rows, columns = columns, rows
         of_rows = None if of_rows is None else 1 - of_rows
-    common: dict[str, Any] = {"part": one.part, "of_experts": one.of_experts, "met": one.met}
-    matrix = common | {"role": EXPERT if one.of_experts else MATRIX}
-    cut_rows: dict[str, Any] = {"tp": len(stack), "pieces": one.pieces} if of_rows == 0 else {}
+    common: dict[str, Any] = {
+        "part": tensor.part,
+        "of_experts": tensor.of_experts,
+        "met": tensor.met,
+    }
+    matrix = common | {"role": EXPERT if tensor.of_experts else MATRIX}
+    cut_rows: dict[str, Any] = {"tp": len(stack), "pieces": tensor.pieces} if of_rows == 0 else {}
     cut_columns: dict[str, Any] = (
-        {"tp": len(stack) + 1, "pieces": one.pieces} if of_rows == 1 else {}
+        {"tp": len(stack) + 1, "pieces": tensor.pieces} if of_rows == 1 else {}
     )
-    std = (3 * max(columns, 1)) ** -0.5  # that of torch's linear layers, in which PEFT begins
+    std = (3 * max(columns, 1)) ** -0.5  # the deviation of torch's linear layers, as in PEFT
     shape = (*stack, rank, columns)
-    yield TensorSpec(name=name_of(one, A), shape=shape, std=std, **matrix, **cut_columns)
+    yield TensorSpec(name=name_of(tensor, A), shape=shape, std=std, **matrix, **cut_columns)
     if takes:
-        yield TensorSpec(name=name_of(one, TAKEN_A), shape=shape, std=0.0, **matrix, **cut_columns)
+        yield TensorSpec(
+            name=name_of(tensor, TAKEN_A), shape=shape, std=0.0, **matrix, **cut_columns
+        )
     shape = (*stack, rows, rank)
-    yield TensorSpec(name=name_of(one, B), shape=shape, std=0.0, **matrix, **cut_rows)
+    yield TensorSpec(name=name_of(tensor, B), shape=shape, std=0.0, **matrix, **cut_rows)
     if takes:
-        yield TensorSpec(name=name_of(one, TAKEN_B), shape=shape, std=0.0, **matrix, **cut_rows)
+        yield TensorSpec(name=name_of(tensor, TAKEN_B), shape=shape, std=0.0, **matrix, **cut_rows)
     if dora:
-        shape, own = (*stack, rows), common | cut_rows
-        yield TensorSpec(name=name_of(one, MAGNITUDE), shape=shape, role=NORM, std=0.0, **own)
+        shape, options = (*stack, rows), common | cut_rows
+        yield TensorSpec(
+            name=name_of(tensor, MAGNITUDE), shape=shape, role=NORM, std=0.0, **options
+        )
 
 
 def adapted(model: Decoder, adapter: Adapter) -> list[TensorSpec]:
-    """All parameters: of the model, and those that an adapter adds."""
-    own = list(model.tensors())
-    return [*own, *adapter.added(own)]
+    """All parameters: the model's and the adapter's."""
+    tensors = list(model.tensors())
+    return [*tensors, *adapter.added(tensors)]

@@ -1,4 +1,4 @@
-"""`adapter=ia3`: vectors that scale what some matrices give, or what they are given."""
+"""`adapter=ia3`: vectors that scale the outputs or inputs of some matrices."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ class IA3(Adapter):
         ["w_down"], "those of them whose input is scaled; of the others the output is"
     )
 
-    def has(self, one: TensorSpec) -> bool:
+    def has(self, tensor: TensorSpec) -> bool:
         """Whether a vector stands beside a parameter."""
-        plain = one.role == MATRIX and one.name.endswith(".weight")
-        return plain and any(fits(word, one) for word in self.target_modules)
+        plain = tensor.role == MATRIX and tensor.name.endswith(".weight")
+        return plain and any(fits(word, tensor) for word in self.target_modules)
 
-    def scales_input(self, one: TensorSpec) -> bool:
-        """Whether the vector of a parameter is of what enters."""
-        return any(fits(word, one) for word in self.feedforward_modules)
+    def scales_input(self, tensor: TensorSpec) -> bool:
+        """Whether the vector of a parameter scales the input."""
+        return any(fits(word, tensor) for word in self.feedforward_modules)
 
     def added(self, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
-        for one in tensors:
-            if self.has(one):
-                dim = 1 if self.scales_input(one) else 0
-                cut = one.tp == dim
+        for tensor in tensors:
+            if self.has(tensor):
+                dim = 1 if self.scales_input(tensor) else 0
+                cut = tensor.tp == dim
                 yield TensorSpec(
-                    name=name_of(one, SCALES),
-                    shape=(one.shape[dim],),
+                    name=name_of(tensor, SCALES),
+                    shape=(tensor.shape[dim],),
                     role=NORM,
-                    part=one.part,
+                    part=tensor.part,
                     initial=1.0,
                     tp=0 if cut else None,
-                    pieces=one.pieces if cut else 0,
+                    pieces=tensor.pieces if cut else 0,
                 )
 
-    def trains(self, one: TensorSpec) -> bool:
+    def trains(self, tensor: TensorSpec) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""What is kept of a weight in few bits: the tensors, and their bytes."""
+"""The packed form of a weight in few bits: its tensors and their bytes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from forge.config.model.tensors import TensorSpec
 
 FP32 = 4
 AT_ONCE = 1 << 24
-"""Weights that are rounded, or made again, at a time."""
+"""Weights rounded, or made again, at a time."""
 BLOCK = 64
-"""Weights of a row that share a scale."""
+"""Weights of a row with a shared scale."""
 
 
 class Part(NamedTuple):
-    """weights: of a row that share one number of it; 0 = `width` numbers a row, whatever its
-    length.
+    """A tensor of a packed weight. weights: of a row with a common number; 0 = `width` numbers a
+    row, whatever the row's length.
     """
 
     weights: int
@@ -35,37 +35,37 @@ PARTS = {
     },
     "int8": {"codes": Part(1, 1, 1), "row_scales": Part(0, 1, 4)},
 }
-"""By format and name. Numbers of 4 bytes are fp32."""
+"""Parts by format and name. Numbers of 4 bytes are fp32."""
 
 
 class Kept(NamedTuple):
-    """One tensor that is kept in place of a weight, and the bytes of its numbers."""
+    """A tensor kept in place of a weight, and the bytes of a number."""
 
     part: str
     spec: TensorSpec
     bytes: int
 
 
-def kept(one: TensorSpec, how: str) -> Iterator[Kept]:
-    """The tensors that are kept of a weight [..., in], with names that begin with its own."""
-    last = len(one.shape) - 1
-    for name, part in PARTS[how].items():
-        width = one.shape[-1] // part.weights if part.weights else part.width
-        tp = None if one.tp == last and not part.weights else one.tp
-        shape = (*one.shape[:-1], width)
-        spec = replace(one, name=f"{one.name}_{name}", shape=shape, tp=tp)
+def kept(tensor: TensorSpec, format: str) -> Iterator[Kept]:
+    """Yield the tensors kept of a weight [..., in]; their names begin with the weight's."""
+    last = len(tensor.shape) - 1
+    for name, part in PARTS[format].items():
+        width = tensor.shape[-1] // part.weights if part.weights else part.width
+        tp = None if tensor.tp == last and not part.weights else tensor.tp
+        shape = (*tensor.shape[:-1], width)
+        spec = replace(tensor, name=f"{tensor.name}_{name}", shape=shape, tp=tp)
         yield Kept(name, spec, part.bytes)
 
 
-def packed_bytes(shape: tuple[int, ...], how: str) -> int:
-    """Of what is kept of a rank's part of a weight."""
-    *rows, into = shape
-    widths = ((p, into // p.weights if p.weights else p.width) for p in PARTS[how].values())
+def packed_bytes(shape: tuple[int, ...], format: str) -> int:
+    """Bytes of the packed form of a rank's part of a weight."""
+    *rows, columns = shape
+    widths = ((p, columns // p.weights if p.weights else p.width) for p in PARTS[format].values())
     return math.prod(rows) * sum(width * part.bytes for part, width in widths)
 
 
 def made_bytes(shape: tuple[int, ...], width: int) -> int:
-    """Most bytes of a weight that is made again, and of what it is made of. width: of a number."""
+    """Most bytes of a weight made again, with its source tensors. width: of a number."""
     values = math.prod(shape)
-    # what codes stand for, that times its scales, and what these are made of
+    # values of the codes, values times scales, and the sources of the scales
     return width * values + round((2 * FP32 + 10 * FP32 / BLOCK) * min(values, AT_ONCE))

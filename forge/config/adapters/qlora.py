@@ -1,4 +1,4 @@
-"""`adapter=qlora`: LoRA beside weights that are kept in few bits."""
+"""`adapter=qlora`: LoRA beside weights in few bits."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class QLoRA(LoRA):
 
     @property
     def how(self) -> str:
-        """The format, as `forge.config.adapters.packed` names it."""
+        """The format's name in `forge.config.adapters.packed`."""
         double = self.base_format == "nf4" and self.double_quantization
         return "nf4_double" if double else self.base_format
 
-    def packs(self, one: TensorSpec) -> bool:
+    def packs(self, tensor: TensorSpec) -> bool:
         """Whether a weight is kept in few bits."""
-        inside = one.role in (MATRIX, EXPERT) and one.name.startswith("blocks.")
-        stays = not is_added(one.name) and not self.trains(one)
-        return inside and stays and one.shape[-1] % BLOCK == 0
+        inside = tensor.role in (MATRIX, EXPERT) and tensor.name.startswith("blocks.")
+        stays = not is_added(tensor.name) and not self.trains(tensor)
+        return inside and stays and tensor.shape[-1] % BLOCK == 0

@@ -1,4 +1,4 @@
-"""The sequences of each step: one number over a run, or one that grows in stages."""
+"""Sequences of each step: a constant over a run, or growing in stages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Sequences a step over all ranks, in stages: (first step, first sample, size) each."""
+    """Sequences a step over all ranks, in stages of (first step, first sample, size)."""
 
     stages: tuple[tuple[int, int, int], ...]
 
@@ -18,8 +18,8 @@ class BatchSizes:
 
     @classmethod
     def growing(cls, size: int, *, start: int, increment: int, samples: int) -> BatchSizes:
-        """From `start` by `increment` to `size`, over `samples` sequences, of which every stage
-        before the last has an equal share, in whole steps.
+        """Grow from `start` by `increment` to `size`, over `samples` sequences; every stage before
+        the last has an equal share of `samples`, in whole steps.
         """
         stages, step, sample = [], 0, 0
         increments = (size - start) // increment
@@ -43,7 +43,7 @@ class BatchSizes:
         return self.stages[-1][0]
 
     def of_step_at(self, sample: int) -> int:
-        """Sequences of the step that begins with this sample."""
+        """Sequences of the step with this first sample."""
         return self.stages[self._stage(1, sample)][2]
 
     def samples(self, steps: int) -> int:
@@ -52,9 +52,9 @@ class BatchSizes:
         return sample + (steps - step) * size
 
     def steps(self, samples: float) -> float:
-        """Steps that read so many samples, the last one in part."""
+        """Steps for this many samples, the last step in part."""
         step, sample, size = self.stages[self._stage(1, samples)]
         return step + (samples - sample) / size
 
-    def _stage(self, of: int, at: float) -> int:
-        return bisect_right(self.stages, at, key=lambda stage: stage[of]) - 1
+    def _stage(self, field: int, value: float) -> int:
+        return bisect_right(self.stages, value, key=lambda stage: stage[field]) - 1

@@ -52,7 +52,9 @@ class Chats(Data):
     )
 
     def template(self) -> str | None:
-        """The Jinja; None = that of the tokenizer. OSError, UnicodeDecodeError: of its file."""
+        """Read the Jinja; None = the tokenizer's. OSError, UnicodeDecodeError: from the template's
+        file.
+        """
         if self.chat_template_path:
             return read_text(self.chat_template_path)
         return NAMED.get(self.chat_template or "", self.chat_template)
@@ -123,13 +125,15 @@ class Formatted(ChatRows):
 
     @property
     def reader(self) -> dict[str, Any]:
-        """The function is built with it, of what the user trusts, and called with rows."""
+        """The target and its options: the function is built of the user's trusted code, and called
+        with rows.
+        """
         options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return options | {"formatting_func": {**self.formatting_func, "_partial_": True}}
 
 
 def preset(variables: Mapping[str, Any]) -> str:
-    """Jinja that gives variables these values where they have none; it goes with a template."""
+    """Jinja that sets unset variables to the given values; goes before a template."""
     return "".join(
         f"{{%- if {name} is not defined %}}{{% set {name} = {_literal(value)} %}}{{% endif -%}}"
         for name, value in variables.items()
@@ -146,15 +150,17 @@ def _literal(value: Any) -> str:
 
 
 def own_template(stated: Any) -> str | None:
-    """The Jinja that a tokenizer brings, of what its files say: a text, or several by name."""
+    """The Jinja of a tokenizer, from the tokenizer's files: a text, or several by name."""
     if isinstance(stated, list):
-        found = {one.get("name"): one.get("template") for one in stated if isinstance(one, dict)}
-        stated = found.get("default", next(iter(found.values()), None))
+        templates = {
+            entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)
+        }
+        stated = templates.get("default", next(iter(templates.values()), None))
     return stated if isinstance(stated, str) else None
 
 
 def template_beside(tokenizer: Tokenizer) -> str | None:
-    """The Jinja that a tokenizer of a file brings."""
+    """The Jinja in the files of a tokenizer."""
     facts = tokenizer.facts() if isinstance(tokenizer, Existing) else ""
     file = facts.file if isinstance(facts, Facts) else None
     return own_template(stated_beside(file).get(TEMPLATE)) if file is not None else None
@@ -184,12 +190,12 @@ def chat_template(data: Chats, tokenizer: Tokenizer) -> Findings:
     except (OSError, UnicodeDecodeError) as error:
         yield key, f"it cannot be read ({error}).", f"a file of Jinja in UTF-8, or {other}"
         return
-    if (own := source is None) and (source := template_beside(tokenizer)) is None:
+    if (from_tokenizer := source is None) and (source := template_beside(tokenizer)) is None:
         return
     if fault := fault_of(preset(data.chat_template_kwargs) + source):
-        fault = f"in the template of the tokenizer: {fault}" if own else fault
-        fix = GUARD if "generation" in fault or "not known" in fault else "mend it"
-        yield key, fault, f"{fix}, or {other}"
+        fault = f"in the template of the tokenizer: {fault}" if from_tokenizer else fault
+        hint = GUARD if "generation" in fault or "not known" in fault else "mend it"
+        yield key, fault, f"{hint}, or {other}"
 
 
 @rule("data.formatting_func")
@@ -203,12 +209,20 @@ def formatting_func(data: Formatted) -> Findings:
 @rule("data.no_template", "data.chat_template", "tokenizer.path", warning=True)
 def no_template(data: Chats, tokenizer: Existing) -> Findings:
     """A tokenizer that brings no chat template learns forge's plain one."""
-    given = data.chat_template is not None or data.chat_template_path is not None
-    if not given and isinstance(tokenizer.facts(), Facts) and template_beside(tokenizer) is None:
-        what = (
+    is_chosen = data.chat_template is not None or data.chat_template_path is not None
+    if (
+        not is_chosen
+        and isinstance(tokenizer.facts(), Facts)
+        and template_beside(tokenizer) is None
+    ):
+        message = (
             f"{tokenizer.place} brings no chat template; plain is taken: User: ..., Assistant: ..."
         )
-        yield "data.chat_template", what, "data.chat_template=plain, or chatml, or one of your own"
+        yield (
+            "data.chat_template",
+            message,
+            "data.chat_template=plain, or chatml, or one of your own",
+        )
 
 
 @rule(
@@ -220,8 +234,10 @@ def turns_end(data: Chats, tokenizer: Tokenizer) -> Findings:
     else a model that learns it never stops.
     """
     if data.end_responses is False and _ends_no_turn(data, tokenizer):
-        what = "the chat template writes no special token behind an answer, so it never ends one."
-        yield "data.end_responses", what, "data.end_responses=true"
+        message = (
+            "the chat template writes no special token behind an answer, so it never ends one."
+        )
+        yield "data.end_responses", message, "data.end_responses=true"
 
 
 @rule(
@@ -233,15 +249,19 @@ def ends_no_turn(data: Chats, tokenizer: Tokenizer) -> Findings:
     """A chat template ends each answer with a special token; else only the last of a row does."""
     learns_several = data.train_on != "last_response" and data.several_turns
     if learns_several and data.end_responses is not False and _ends_no_turn(data, tokenizer):
-        what = "the chat template writes no special token behind an answer: tokenizer.eos_token is"
-        what += " put behind the last one of a row, and nothing ends those before it."
-        fix = "data.train_on=last_response, or data.chat_template=plain, or one that ends each turn"
-        yield "data.chat_template", what, fix
+        message = (
+            "the chat template writes no special token behind an answer: tokenizer.eos_token is"
+        )
+        message += " put behind the last one of a row, and nothing ends those before it."
+        hint = (
+            "data.train_on=last_response, or data.chat_template=plain, or one that ends each turn"
+        )
+        yield "data.chat_template", message, hint
 
 
 def _ends_no_turn(data: Chats, tokenizer: Tokenizer) -> bool:
-    """Whether it is known that the template writes nothing behind an answer that generation stops
-    at.
+    """Whether the template is known to write no token behind an answer at which generation
+    stops.
     """
     facts = tokenizer.facts() if isinstance(tokenizer, Existing) else ""
     special, end = [END_OF_TEXT, BEGIN_OF_TEXT], END_OF_TEXT
@@ -253,6 +273,6 @@ def _ends_no_turn(data: Chats, tokenizer: Tokenizer) -> bool:
     try:
         source = data.template() or template_beside(tokenizer) or NAMED["plain"]
         behind = behind_answer(preset(data.chat_template_kwargs) + source, end)
-    except (OSError, ValueError):  # which data.chat_template says
+    except (OSError, ValueError):  # reported by the rule data.chat_template
         return False
     return not any(token in behind for token in special)

@@ -1,4 +1,4 @@
-"""The names of what is evaluated, and the `data` section of each set of `eval.sets`."""
+"""Names of evaluated texts, and the `data` section of each set of `eval.sets`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from forge.config.root import Config
 
 
 def data_of(config: Config, name: str) -> Data:
-    """The section of a set, all of which is held out."""
+    """The section of a set, held out in full."""
     return read_whole(config.data, config.eval.sets[name], f"eval.sets.{name}")
 
 
 def metric_names(config: Config) -> Iterator[str]:
-    """What an evaluation reports: metrics of the validation split, and those of a set or of the
-    validation split of a source as NAME/METRIC.
+    """Yield the metrics of an evaluation: METRIC of the validation split, and NAME/METRIC of each
+    set and of each source's validation split.
     """
-    own = ("", *sources_of(config.data)) if config.data.validates else ()
-    for name in (*own, *config.eval.sets):
+    validated = ("", *sources_of(config.data)) if config.data.validates else ()
+    for name in (*validated, *config.eval.sets):
         yield from (f"{name}/{metric}".lstrip("/") for metric in config.objective.metrics)

@@ -8,23 +8,23 @@ FILES = ("tokenizer_config.json", "tokenizer.json")
 ABSENT = "it is not in the cache of Hugging Face, and the hub cannot be reached to fetch it"
 
 
-@functools.cache  # rules and the points of a sweep ask for the same
+@functools.cache  # rules and the points of a sweep ask for the same file
 def fetched(name: str, revision: str) -> tuple[str, str]:
-    """(its tokenizer.json on this machine, "") or ("", why there is none)."""
+    """Fetch a model's tokenizer.json: (its path on this machine, "") or ("", the reason)."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    found, fault = "", ""
-    for file in FILES:  # what the first says of tokens need not be there
-        found, fault = "", ""
+    file_path, fault = "", ""
+    for file in FILES:  # the first file is optional: the last result counts
+        file_path, fault = "", ""
         try:
-            known = try_to_load_from_cache(name, file, revision=revision)
-            if isinstance(known, str):
-                found = known
+            cached = try_to_load_from_cache(name, file, revision=revision)
+            if isinstance(cached, str):
+                file_path = cached
             elif not reachable():
                 fault = ABSENT
             else:
-                found = hf_hub_download(name, file, revision=revision)
+                file_path = hf_hub_download(name, file, revision=revision)
         except LocalEntryNotFoundError:
             fault = ABSENT
         except EntryNotFoundError:
@@ -32,7 +32,7 @@ def fetched(name: str, revision: str) -> tuple[str, str]:
         except Exception as error:  # the library raises its own, of many kinds
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             fault = (lines or [type(error).__name__])[0].rstrip(".")
-    return found, fault
+    return file_path, fault
 
 
 @functools.cache
@@ -48,10 +48,10 @@ def reachable() -> bool:
         return False
     if urllib.request.getproxies():
         return True
-    place = urllib.parse.urlsplit(constants.ENDPOINT)
+    endpoint = urllib.parse.urlsplit(constants.ENDPOINT)
     try:
-        port = place.port or (80 if place.scheme == "http" else 443)
-        socket.create_connection((place.hostname, port), timeout=5).close()
+        port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
+        socket.create_connection((endpoint.hostname, port), timeout=5).close()
     except OSError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Several corpora in one run: `data=mix`, its sources, and the phases in which weights change."""
+"""Several corpora in one run: `data=mix`, its sources, and phases of their weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ STREAMING = "hf_streaming"
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """From an update on: the weight of each source, in their order, and a factor of the learning
-    rate.
+    """Weights of the sources, in their order, and a factor of the learning rate, from an
+    update on.
     """
 
     start_step: int = 0
@@ -48,24 +48,28 @@ class Mix(Data):
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]
-        """Whether a source is tokens already, of a tokenizer that all must have then."""
+        """Whether a source is already tokens; all sources then need the same tokenizer."""
         entries = (entry for entry in self.sources.values() if isinstance(entry, Mapping))
         return any((schema := schema_of(self, entry)) and schema.tokenized for entry in entries)
 
     @property
     def streamed(self) -> bool:  # type: ignore[override]
-        """Whether a source is."""
+        """Whether a source is streamed."""
         entries = [entry for entry in self.sources.values() if isinstance(entry, Mapping)]
-        return any(schema_of(self, one) is HuggingFace and one.get(STREAMING) for one in entries)
+        return any(
+            schema_of(self, source) is HuggingFace and source.get(STREAMING) for source in entries
+        )
 
     @property
     def marks_responses(self) -> bool:  # type: ignore[override]
-        """Whether a source does."""
+        """Whether a source marks learnt tokens."""
         entries = (entry for entry in self.sources.values() if isinstance(entry, Mapping))
-        return any((one := schema_of(self, entry)) and one.marks_responses for entry in entries)
+        return any(
+            (schema := schema_of(self, entry)) and schema.marks_responses for entry in entries
+        )
 
     def source_sections(self) -> dict[str, Data]:
-        """The section of each source; what is of all data is this one's."""
+        """The section of each source, with this section's values of options all data have."""
         held: dict[str, Any] = {"validation": {}, "val_fraction": self.held_out.share}
         return {
             name: read_as(self, entry, f"data.sources.{name}", **held)
@@ -73,20 +77,20 @@ class Mix(Data):
         }
 
     def schedule(self) -> tuple[Phase, ...]:
-        """All phases, in order; the first is from update 0."""
+        """All phases, in order; the first starts at update 0."""
         base = {name: entry.get(WEIGHT, 1.0) for name, entry in self.sources.items()}
-        named = [(0, {}, 1.0)] if all(p["start_step"] for p in self.all_phases().values()) else []
-        named += [
+        phases = [(0, {}, 1.0)] if all(p["start_step"] for p in self.all_phases().values()) else []
+        phases += [
             (phase["start_step"], phase.get("dataset_weights", {}), phase.get("lr_scale", 1.0))
             for phase in self.all_phases().values()
         ]
         return tuple(
             Phase(start_step=start, weights=self._shares({**base, **weights}), lr_scale=scale)
-            for start, weights, scale in sorted(named, key=lambda phase: phase[0])
+            for start, weights, scale in sorted(phases, key=lambda phase: phase[0])
         )
 
     def all_phases(self) -> dict[str, Any]:
-        """Phases by name, with that of annealing."""
+        """Phases by name, with the annealing phase."""
         if not self.anneal_start_step:
             return dict(self.phases)
         annealing = {
@@ -98,9 +102,9 @@ class Mix(Data):
     def _shares(self, weights: dict[str, float]) -> tuple[float, ...]:
         """Shares of all sources, by p_i = w_i^(1/T) / sum of all."""
         raised = [weights[name] ** (1 / self.mix_temperature) for name in self.sources]
-        return tuple(each / sum(raised) for each in raised)
+        return tuple(weight / sum(raised) for weight in raised)
 
 
 def sources_of(data: Data) -> tuple[str, ...]:
-    """The names of sources that have a validation split each."""
+    """The names of sources, each with a validation split."""
     return tuple(data.sources) if isinstance(data, Mix) and data.held_out else ()

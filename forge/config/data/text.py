@@ -1,4 +1,4 @@
-"""The `data` group: what is read, how it is split and loaded."""
+"""The `data` group: sources, splits and loading of text."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ OF_BAD_ROWS = ("on_bad_row", "max_bad_rows")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What is kept for validation: a share of the text, where 1 is all of it, or so many documents
-    of it.
+    """Part of a text kept for validation: a share, where 1 is the whole text, or a number of
+    documents.
     """
 
     share: float = 0.0
@@ -33,14 +33,14 @@ class HeldOut:
 class Data(Section):
     """What every corpus has: a validation split, a cache and a loader."""
 
-    # a text to continue that fits the corpus; empty = the beginning of a validation document
+    # a fitting text to continue; empty = the beginning of a validation document
     prompt = ""
-    examples = ""  # what is compared in it: "pairs" of responses, "labels"; of text nothing
-    tokenized = False  # whether it is tokens already, so that no tokenizer can learn from it
-    mixes = False  # whether it is several corpora
-    place = "data"  # of what is built to read it
-    marks_responses = False  # whether it says which tokens are learnt
-    streamed = False  # whether it is read while it trains, so that its length is not known
+    examples = ""  # compared examples: "pairs" of responses, "labels"; "" = running text
+    tokenized = False  # whether the corpus is tokens already: no tokenizer can learn from it
+    mixes = False  # whether the section mixes several corpora
+    place = "data"  # the config path of the reader
+    marks_responses = False  # whether the data mark learnt tokens
+    streamed = False  # whether the corpus is read during training: its length is unknown
     _target_: str = MISSING
     val_fraction: float = opt(
         0.05, "share of documents held out for validation, chosen by a hash; 0 = none", ge=0, lt=1
@@ -95,25 +95,25 @@ class Data(Section):
 
     @property
     def reader(self) -> Any:
-        """What is built to read it."""
+        """The section or options the reader is built from."""
         return self
 
     @property
     def held_out(self) -> HeldOut:
-        """What of this text is kept for validation."""
+        """The part of this text kept for validation."""
         if self.validation:
             return HeldOut()
         return HeldOut(0.0 if self.val_documents else self.val_fraction, self.val_documents)
 
     def borders(self, tokenizer: Any) -> dict[str, bool]:
-        """add_bos and add_eos, where its documents begin or end otherwise than the tokenizer, or a
-        section of one, has it.
+        """add_bos and add_eos, where documents begin or end otherwise than the tokenizer, or its
+        section, states.
         """
         return {}
 
     @property
     def validates(self) -> bool:
-        """Whether there is a validation split."""
+        """Whether the data have a validation split."""
         return bool(self.validation or self.held_out)
 
 
@@ -136,9 +136,9 @@ class Documents(Section):
     )
 
     def borders(self, tokenizer: Any) -> dict[str, bool]:
-        said = {"add_bos": self.add_bos, "add_eos": self.add_eos}
-        own = {name: value for name, value in said.items() if value is not None}
-        return {name: value for name, value in own.items() if value != getattr(tokenizer, name)}
+        options = {"add_bos": self.add_bos, "add_eos": self.add_eos}
+        stated = {name: value for name, value in options.items() if value is not None}
+        return {name: value for name, value in stated.items() if value != getattr(tokenizer, name)}
 
 
 @section
@@ -218,7 +218,7 @@ class Shards(Files):
 
     schema_name = "shards"
     tokenized = True
-    marks_responses = True  # where forge.prepare has made them of such data
+    marks_responses = True  # of shards by forge.prepare from data with responses
     _target_: str = "forge.data.tokens.tokens.shards"
     path: str = opt("", "directory of token shards, or one of them", path=True)
     file_pattern: str | None = opt(
@@ -252,17 +252,17 @@ class Shards(Files):
         return self.file_pattern is None and os.path.isfile(index)
 
     def files(self) -> list[str]:
-        """The shards in their order, that of their names."""
+        """The shards, ordered by name."""
         return [name for name in self.names() if os.path.isfile(name)]
 
     def names(self) -> list[str]:
-        """The same with what is no file: a folder, or a link to what is not there."""
+        """Paths of the shards by name, with folders and broken links too."""
         if not os.path.isdir(self.path):
             return sorted(glob.glob(self.path))
         root = os.path.join(glob.escape(self.path), "*" if self.is_prepared else "")
         patterns = ("*.npy", "*.bin") if self.file_pattern is None else (self.file_pattern,)
-        found = {n for p in patterns for n in glob.glob(os.path.join(root, p), recursive=True)}
-        return sorted(found)
+        names = {n for p in patterns for n in glob.glob(os.path.join(root, p), recursive=True)}
+        return sorted(names)
 
 
 @section
@@ -283,17 +283,17 @@ STREAM_OPTIONS = ("hf_streaming", "stream_parts", "shuffle_buffer", "val_from_fi
 
 
 def unstreamed(kind: type[Data], option: str) -> tuple[str, str] | None:
-    """Why data with responses do not take this option of streams, and what to do; None for other
+    """The reason why data with responses take no option of streams, and what to do; None for other
     options and for running text.
     """
     responses = kind.examples or (kind.marks_responses is True and not kind.tokenized)
     if option not in STREAM_OPTIONS or not responses:
         return None
     planned = "what of each row is learnt, and which share a sequence, is planned before a run"
-    what = f"running text alone is streamed; of conversations and responses {planned}."
-    fix = "leave it out: rows are tokenised once, and later starts read them from data.cache_dir"
-    before = "; python -m forge.prepare does so beforehand, for data=shards"
-    return what, fix + ("" if kind.examples else before)
+    message = f"running text alone is streamed; of conversations and responses {planned}."
+    hint = "leave it out: rows are tokenised once, and later starts read them from data.cache_dir"
+    prepare_hint = "; python -m forge.prepare does so beforehand, for data=shards"
+    return message, hint + ("" if kind.examples else prepare_hint)
 
 
 STREAMED = Condition(

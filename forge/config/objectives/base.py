@@ -1,4 +1,4 @@
-"""The `objective` group: what is minimised."""
+"""The `objective` group: losses to minimise."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Objective(Section):
 
     @property
     def draws(self) -> bool:
-        """Whether its batches ask the model to draw random numbers."""
+        """Whether batches of the objective ask the model to draw random numbers."""
         return False
 
     def frozen_models(self) -> dict[str, str | None]:
-        """The models that the loss reads besides the trained one, by name: a checkpoint, a run or
-        a .safetensors file; None for the initial weights, those of checkpoint.init_from if given.
+        """Models read by the loss besides the trained one, by name: a checkpoint, a run or a
+        .safetensors file; None for the initial weights, those of checkpoint.init_from if given.
         """
         return {}
 
@@ -50,7 +50,7 @@ class Objective(Section):
         self, *, tokens: int, vocab: int, dim: int, width: int, capped: bool = False
     ) -> int:
         """Bytes of the loss of one micro-batch at its peak: the log-softmax and two gradients, and
-        of logits with a soft cap their tanh.
+        the tanh of logits with a soft cap.
 
         tokens, vocab: on this rank. width: bytes of a number in matrix products.
         """
@@ -70,7 +70,7 @@ class CrossEntropy(NextToken):
     """Options of cross-entropy over every target that is not masked."""
 
     reads_documents = True
-    smoothing = 0.0  # share of each target that is spread over the vocabulary
+    smoothing = 0.0  # share of each target, spread over the vocabulary
     loss_fn: str = opt(
         "cross_entropy",
         "chunked_cross_entropy never holds all logits at once",
@@ -84,16 +84,16 @@ class CrossEntropy(NextToken):
     def logits_bytes(
         self, *, tokens: int, vocab: int, dim: int, width: int, capped: bool = False
     ) -> int:
-        """As above, two more with z-loss, three with smoothed labels. Chunked: the logits of one
-        chunk, in 16 bits their gradient too, with a soft cap its slope, and the gradients of hidden
-        states and output head.
+        """Bytes of the loss: as in the base, with two more copies for the z-loss, three for
+        smoothed labels. Chunked: the logits of one chunk, in 16 bits their gradient too, with a
+        soft cap its slope, and the gradients of hidden states and output head.
         """
         if self.loss_fn == "chunked_cross_entropy":
             rows = min(self.ce_chunk_size or auto_chunk_size(vocab=vocab, dim=dim), tokens)
             of_logit = FP32 + (2 if width == 2 else 0) + (FP32 if capped else 0)
             return vocab * rows * of_logit + FP32 * dim * (tokens + vocab)
-        kept = 6 if self.smoothing else 5 if self.z_loss_weight else 3
-        return (kept * FP32 + (width if capped else 0)) * vocab * tokens
+        copies = 6 if self.smoothing else 5 if self.z_loss_weight else 3
+        return (copies * FP32 + (width if capped else 0)) * vocab * tokens
 
 
 @section
@@ -132,14 +132,14 @@ class SFT(CrossEntropy):
 
 
 def is_higher_better(metric: str) -> bool:
-    """Whether more of a metric is better, as the objectives say that are known to this process.
+    """Whether more of a metric is better, by the objectives known to this process.
 
-    metric: token_accuracy, or with the set that it is of, eval/mine/token_accuracy.
+    metric: token_accuracy, or with the name of a set, eval/mine/token_accuracy.
     """
-    name, found = metric.rpartition("/")[2], [Objective]
-    for schema in found:
-        found += schema.__subclasses__()
-    return any(name in schema.higher_is_better for schema in found)
+    name, schemas = metric.rpartition("/")[2], [Objective]
+    for schema in schemas:
+        schemas += schema.__subclasses__()
+    return any(name in schema.higher_is_better for schema in schemas)
 
 
 def auto_chunk_size(*, vocab: int, dim: int) -> int:

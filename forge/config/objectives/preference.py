@@ -1,4 +1,4 @@
-"""What learns from preferences: `data=preference` and `data=labelled`, and the objectives that read
+"""Learning from preferences: `data=preference` and `data=labelled`, and the objectives that read
 them.
 """
 
@@ -112,8 +112,8 @@ class Responses(Objective):
     def logits_bytes(
         self, *, tokens: int, vocab: int, dim: int, width: int, capped: bool = False
     ) -> int:
-        """As of chunked cross-entropy: the logits of a chunk, in 16 bits a copy too, with a soft
-        cap its slope; and the gradients of hidden states and output head.
+        """Bytes of the loss, as in chunked cross-entropy: the logits of a chunk, in 16 bits a copy
+        too, with a soft cap its slope; and the gradients of hidden states and output head.
         """
         rows = min(auto_chunk_size(vocab=vocab, dim=dim), tokens)
         of_logit = FP32 + (2 if width == 2 else 0) + (FP32 if capped else 0)

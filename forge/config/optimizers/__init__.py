@@ -1,1 +1,1 @@
-"""The sections of optimizers, one file each; `forge.config.schemas` imports them all."""
+"""Sections of optimizers, a file each, imported by `forge.config.schemas`."""

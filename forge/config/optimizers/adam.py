@@ -18,7 +18,7 @@ class Adam(Adaptive):
     cautious: bool = opt(False, CAUTIOUS)
 
     def state_bytes(self, shape: tuple[int, ...]) -> int:
-        of_weight = sum(FP32 if one == "fp32" else 2 for one in (self.mu_dtype, self.nu_dtype))
+        of_weight = sum(FP32 if dtype == "fp32" else 2 for dtype in (self.mu_dtype, self.nu_dtype))
         return of_weight * math.prod(shape)
 
 
@@ -36,7 +36,7 @@ class AdamW(Adam):
 
     @property
     def is_torchs(self) -> bool:
-        """Whether torch's AdamW has all that is asked for."""
+        """Whether torch's AdamW has all chosen options."""
         in_fp32 = self.mu_dtype == self.nu_dtype == "fp32"
         return in_fp32 and not self.eps_root and not self.cautious
 

@@ -12,7 +12,7 @@ from forge.config.field import Section, opt, section
 from forge.config.optimizers.schedules import Scheduler
 
 Factor = Callable[[int], float]
-"""Of an option, at an update by its number, from 0."""
+"""Factor of an option at an update by its number, from 0."""
 
 FP32 = 4
 DECAYS: dict[str, Callable[[float], float]] = {
@@ -22,7 +22,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
 SCHEDULES = ("constant", *DECAYS)
 PATTERNS = ("no_decay_parameters", "trainable_parameters", "freeze_parameters")
 GROUPED = ("optimizer.groups", *(f"optimizer.{option}" for option in PATTERNS))
-"""Keys that say which parameters an optimizer takes."""
+"""Keys that choose an optimizer's parameters."""
 
 
 @section
@@ -82,7 +82,7 @@ class Optimizer(Section):
         return self.lr * (dim / base) ** self.lr_dim_power if base and dim else self.lr
 
     def state_bytes(self, shape: tuple[int, ...]) -> int | None:
-        """Of what it keeps of a parameter of this shape; None = not known."""
+        """Bytes of the state of a parameter of this shape; None = unknown."""
         values = self.state_per_weight
         return None if values is None else FP32 * values * math.prod(shape)
 
@@ -97,7 +97,7 @@ class Optimizer(Section):
 
 CAUTIOUS = "weight decay only of weights that the update moves towards 0 too"
 MOMENTS = ("fp32", "bf16")
-"""Formats that moments are kept in."""
+"""Formats of stored moments."""
 
 
 @section

@@ -1,4 +1,4 @@
-"""What is wrong with `optimizer.groups`, and with patterns of names, whatever the model is."""
+"""Faults of `optimizer.groups`, and of patterns of names, independent of the model."""
 
 from __future__ import annotations
 
@@ -25,43 +25,43 @@ from forge.config.problems import Problem, closest, did_you_mean
 
 RULE = "optimizer.groups"
 Fault = tuple[str, str, str]
-"""Key, what is wrong, what to do."""
+"""(key, what is wrong, what to do)."""
 
 
 def check_values(config: Any) -> list[Problem]:
-    """Values of a config that no option takes; of groups of parameters where those of the optimizer
-    are right.
+    """List values of a config that no option takes; groups of parameters are checked where the
+    values of the optimizer are right.
     """
-    found = list(check_bounds(config))
-    if not any(problem.option.startswith("optimizer.") for problem in found):
-        found += _faults(config.optimizer, "optimizer.")
-    return found
+    problems = list(check_bounds(config))
+    if not any(problem.option.startswith("optimizer.") for problem in problems):
+        problems += _faults(config.optimizer, "optimizer.")
+    return problems
 
 
 def _faults(optimizer: Optimizer, prefix: str) -> Iterator[Problem]:
-    """Of a section whose options admit their values. prefix: of its keys."""
-    found = [
+    """Yield the faults of a section with admitted values. prefix: of its keys."""
+    faults = [
         fault
         for option in PATTERNS
         for fault in _of_patterns(f"{prefix}{option}", getattr(optimizer, option))
     ]
     for name, entry in optimizer.groups.items():
-        found += _of_entry(optimizer, f"{prefix}groups.{name}", name, entry)
-    yield from (Problem(*fault, rule=RULE) for fault in found)
+        faults += _of_entry(optimizer, f"{prefix}groups.{name}", name, entry)
+    yield from (Problem(*fault, rule=RULE) for fault in faults)
 
 
 def _of_entry(optimizer: Optimizer, key: str, name: str, entry: Any) -> Iterator[Fault]:
     if not re.fullmatch(r"[\w-]+", name):
-        what = f"'{name}' is part of the names of metrics: letters, digits, _ and -."
-        yield key, what, "another name"
+        message = f"'{name}' is part of the names of metrics: letters, digits, _ and -."
+        yield key, message, "another name"
         return
     if not isinstance(entry, dict):
-        what = "a group has options of an optimizer, and this is a value."
-        yield f"{key}={entry}", what, f"+{key}={{roles: [embedding], lr: 1e-3}}"
+        message = "a group has options of an optimizer, and this is a value."
+        yield f"{key}={entry}", message, f"+{key}={{roles: [embedding], lr: 1e-3}}"
         return
     if not any(entry.get(selection) for selection in SELECTION):
-        what = "it does not say which parameters it is of."
-        yield key, what, f"+{key}.{ROLES}=[embedding], or +{key}.{PARAMETERS}=[wq]"
+        message = "it does not say which parameters it is of."
+        yield key, message, f"+{key}.{ROLES}=[embedding], or +{key}.{PARAMETERS}=[wq]"
     for selection in SELECTION:
         value = entry.get(selection, [])
         if not fits(value, list[str]):
@@ -69,16 +69,18 @@ def _of_entry(optimizer: Optimizer, key: str, name: str, entry: Any) -> Iterator
             return
     for role in entry.get(ROLES, []):
         if role not in ALL_ROLES:
-            what = f"no parameter has the role {role}."
-            yield f"{key}.{ROLES}", what, _meant(role, ALL_ROLES)
+            message = f"no parameter has the role {role}."
+            yield f"{key}.{ROLES}", message, _meant(role, ALL_ROLES)
     yield from _of_patterns(f"{key}.{PARAMETERS}", entry.get(PARAMETERS, []))
-    own = {option: value for option, value in entry.items() if option not in SELECTION}
-    scheduler = own.pop(SCHEDULER, {})
-    yield from _of_options(key, own, KIND, Optimizer, type(optimizer), more=(*SELECTION, SCHEDULER))
+    options = {option: value for option, value in entry.items() if option not in SELECTION}
+    scheduler = options.pop(SCHEDULER, {})
+    yield from _of_options(
+        key, options, KIND, Optimizer, type(optimizer), more=(*SELECTION, SCHEDULER)
+    )
     if not isinstance(scheduler, dict):
-        what = "a schedule of a group has options of a schedule, and this is a value."
-        fix = f"{key}.{SCHEDULER}={{scheduler: {scheduler}}}"
-        yield f"{key}.{SCHEDULER}={scheduler}", what, fix
+        message = "a schedule of a group has options of a schedule, and this is a value."
+        hint = f"{key}.{SCHEDULER}={{scheduler: {scheduler}}}"
+        yield f"{key}.{SCHEDULER}={scheduler}", message, hint
     elif scheduler:
         yield from _of_options(f"{key}.{SCHEDULER}", scheduler, SCHEDULER, Scheduler, None)
 
@@ -88,16 +90,24 @@ def _of_options(
     entry: Mapping[str, Any],
     kind_key: str,
     base: type[Any],
-    own: type[Any] | None,
+    default: type[Any] | None,
     more: Collection[str] = (),
 ) -> Iterator[Fault]:
-    """own: the kind where the entry names none; None = any."""
-    known = kinds(base)
-    if kind_key in entry and entry[kind_key] not in known:
-        what = f"{kind_key} has no option '{entry[kind_key]}' that a group could have."
-        yield f"{key}.{kind_key}={entry[kind_key]}", what, _meant(str(entry[kind_key]), known)
+    """Yield the faults of a group's options. default: the kind of an entry that names none;
+    None = any.
+    """
+    variants = kinds(base)
+    if kind_key in entry and entry[kind_key] not in variants:
+        message = f"{kind_key} has no option '{entry[kind_key]}' that a group could have."
+        yield f"{key}.{kind_key}={entry[kind_key]}", message, _meant(str(entry[kind_key]), variants)
         return
-    schemas = [known[entry[kind_key]]] if kind_key in entry else [own] if own else [*known.values()]
+    schemas = (
+        [variants[entry[kind_key]]]
+        if kind_key in entry
+        else [default]
+        if default
+        else [*variants.values()]
+    )
     fields = {
         field.name: field
         for schema in schemas
@@ -109,25 +119,27 @@ def _of_options(
         " or ".join(schema.__name__ for schema in schemas) if len(schemas) == 1 else "a schedule"
     )
     for option, value in entry.items():
-        at = f"{key}.{option}"
+        option_key = f"{key}.{option}"
         if option == kind_key:
             continue
         if option not in fields:
-            near = did_you_mean([f"{key}.{one}" for one in closest(option, [*fields, *more])])
+            near = did_you_mean(
+                [f"{key}.{candidate}" for candidate in closest(option, [*fields, *more])]
+            )
             yield (
-                at,
+                option_key,
                 f"{label} has {'an' if label[:2] == 'no' else 'no'} option '{option}'.",
                 near or f"it has {', '.join(fields)}",
             )
         elif not fits(value, hints[option]):
-            yield f"{at}={value}", f"it must be {kind(hints[option])}.", "another value"
+            yield f"{option_key}={value}", f"it must be {kind(hints[option])}.", "another value"
         else:
-            yield from _of_value(at, value, fields[option].metadata)
+            yield from _of_value(option_key, value, fields[option].metadata)
 
 
-def _of_value(at: str, value: Any, metadata: Mapping[str, Any]) -> Iterator[Fault]:
+def _of_value(key: str, value: Any, metadata: Mapping[str, Any]) -> Iterator[Fault]:
     for element in value if isinstance(value, list | tuple) else [value]:
-        for problem in element_faults(at, element, metadata):
+        for problem in element_faults(key, element, metadata):
             yield problem.key, problem.what, problem.fix or "another value"
 
 
@@ -136,9 +148,9 @@ def _of_patterns(key: str, patterns: Collection[str]) -> Iterator[Fault]:
         try:
             re.compile(pattern)
         except re.error as error:
-            what = f"'{pattern}' is no regular expression: {error}."
-            yield key, what, f"'{re.escape(pattern)}' is the text itself"
+            message = f"'{pattern}' is no regular expression: {error}."
+            yield key, message, f"'{re.escape(pattern)}' is the text itself"
 
 
-def _meant(value: str, known: Collection[str]) -> str:
-    return did_you_mean(closest(value, known)) or f"one of {', '.join(known)}"
+def _meant(value: str, names: Collection[str]) -> str:
+    return did_you_mean(closest(value, names)) or f"one of {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""AdamW whose moments have 8 or 4 bits."""
+"""AdamW with moments of 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class AdamWLowBit(Adaptive):
 
 CODES_IN_BYTE = {"8bit": 1, "4bit": 2, "fp8": 1}
 BLOCKS = {"8bit": 256, "4bit": 128, "fp8": 256}
-"""Most values of a row that share a scale, as in torchao."""
+"""Most values of a row with one scale, as in torchao."""
 FEWEST, SHORTEST = 4096, 32
-"""Values of a tensor whose moments are quantized, and of one that share a scale."""
+"""Least values of a tensor with quantized moments, and of a block with one scale."""
 
 
 def low_bit_block(shape: tuple[int, ...], state_format: str) -> int:
-    """Values of a row of a tensor that share a scale; 0 = its moments are in fp32."""
+    """Values of a row of a tensor with one scale; 0 = moments in fp32."""
     if len(shape) < 2 or math.prod(shape) < FEWEST:
         return 0
     block = math.gcd(shape[-1], BLOCKS[state_format])

@@ -40,11 +40,13 @@ class Muon(Optimizer):
     cautious: bool = opt(False, "decay the weights alone that an update moves towards 0")
 
     def schedules(self, scheduler: Scheduler, horizon: int) -> dict[str, Factor]:
-        """The momentum too: up linearly at first, and down linearly while the rate decays."""
-        found, peak = super().schedules(scheduler, horizon), self.momentum
+        """Factors with the momentum's: up linearly at first, and down linearly while the rate
+        decays.
+        """
+        factors, peak = super().schedules(scheduler, horizon), self.momentum
         start, end = self.momentum_start, self.momentum_end
         if start is None and end is None:
-            return found
+            return factors
         length = (scheduler.decay_steps or 0) if isinstance(scheduler, Decay) else 0
         first = horizon - length
 
@@ -55,7 +57,7 @@ class Muon(Optimizer):
                 return 1 + (start / peak - 1) * max(1 - step / self.momentum_warmup_steps, 0)
             return 1.0
 
-        return found | {"momentum": factor}
+        return factors | {"momentum": factor}
 
 
 @section
@@ -70,6 +72,8 @@ class NorMuon(Muon):
     cautious: bool = opt(True, "decay the weights alone that an update moves towards 0")
 
     def state_bytes(self, shape: tuple[int, ...]) -> int | None:
-        """The second moment has a value for each of the longer side."""
+        """Bytes of the momentum, and of a second moment with a value for each of the longer
+        side.
+        """
         *stack, rows, columns = shape
         return FP32 * math.prod(stack) * (rows * columns + max(rows, columns))

@@ -1,4 +1,4 @@
-"""Which parameters an optimizer takes and with which options: `optimizer.groups`, and freezing."""
+"""Groups of an optimizer's parameters and their options: `optimizer.groups`, and freezing."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from forge.config.root import Config
 ALL_ROLES = (EMBEDDING, POSITION, HEAD, MATRIX, EXPERT, ROUTER, NORM, BIAS)
 TABLES, VECTORS = (EMBEDDING, POSITION), (NORM, BIAS)
 
-KIND, SCHEDULER = "optimizer", "scheduler"  # what an entry says beside options of that kind
+KIND, SCHEDULER = "optimizer", "scheduler"  # keys of an entry beside options of a kind
 ROLES, PARAMETERS = "roles", "parameters"
 SELECTION = (ROLES, PARAMETERS)
 OF_RUN = ("_target_", "groups", "trainable_parameters", "freeze_parameters")
-OWN = ""  # the name of the group of all that no entry names
-REST = "rest"  # the entry of optimizer=muon for what it does not take: any other comes before it
+OWN = ""  # the group of parameters without an entry
+REST = "rest"  # entry of optimizer=muon for the parameters Muon cannot take; other entries go first
 
 Named = tuple[str, str]
 """A parameter: its name and its role."""
@@ -43,8 +43,9 @@ Named = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Parameters with the same options. name: of its entry; OWN = optimizer itself. explicit:
-    whether its entry says the weight decay, which is of all its parameters then.
+    """Parameters with the same options. name: of the group's entry; OWN = optimizer itself.
+    explicit: whether the entry states the weight decay, which then applies to all parameters of the
+    group.
     """
 
     name: str
@@ -54,11 +55,11 @@ class Group:
 
     @property
     def kind(self) -> str:
-        """What updates it, as it is chosen."""
+        """The optimizer's option name, or its target."""
         return self.section.schema_name or self.section._target_
 
     def decays(self, parameter: Named) -> bool:
-        """Whether weight decay is of this parameter."""
+        """Whether weight decay applies to this parameter."""
         (name, role), section = parameter, self.section
         if not section.weight_decay or found(section.no_decay_parameters, name):
             return False
@@ -69,24 +70,24 @@ class Group:
 
 def groups(config: Config) -> dict[str, Group]:
     """Every group by name, optimizer itself first."""
-    whole, scheduler = config.optimizer, config.scheduler
-    made = {OWN: Group(name=OWN, section=whole, scheduler=scheduler)}
-    for name, entry in whole.groups.items():
-        own = entry.get(SCHEDULER)
+    optimizer, scheduler = config.optimizer, config.scheduler
+    by_name = {OWN: Group(name=OWN, section=optimizer, scheduler=scheduler)}
+    for name, entry in optimizer.groups.items():
+        schedule = entry.get(SCHEDULER)
         horizon = config.train.max_steps
-        made[name] = Group(
+        by_name[name] = Group(
             name=name,
-            section=section_of(whole, entry),
-            scheduler=scheduler if own is None else scheduler_of(scheduler, own, horizon),
+            section=section_of(optimizer, entry),
+            scheduler=scheduler if schedule is None else scheduler_of(scheduler, schedule, horizon),
             explicit="weight_decay" in entry,
         )
-    return made
+    return by_name
 
 
 def members(config: Config, parameters: Iterable[Named]) -> dict[str, str | None]:
-    """The name of the group of each parameter; None = it is frozen.
+    """The name of each parameter's group; None = frozen.
 
-    An entry that names a parameter comes before one that names its role, and any before REST.
+    An entry that names a parameter comes before an entry that names its role, and any before REST.
     """
     optimizer, is_trained = config.optimizer, trained(config)
     return {
@@ -96,12 +97,14 @@ def members(config: Config, parameters: Iterable[Named]) -> dict[str, str | None
 
 
 def trained(config: Config) -> Callable[[str], bool]:
-    """Whether a parameter is, by its name: what an adapter and patterns of the optimizer leave."""
+    """Make a predicate of trained parameters by name: those an adapter and patterns of the
+    optimizer leave.
+    """
     optimizer, adapter = config.optimizer, config.adapter
     only, never = optimizer.trainable_parameters, optimizer.freeze_parameters
     base: set[str] = set()
     if adapter.active and isinstance(config.model, Decoder):
-        base = {one.name for one in config.model.tensors() if not adapter.trains(one)}
+        base = {tensor.name for tensor in config.model.tensors() if not adapter.trains(tensor)}
 
     def is_trained(name: str) -> bool:
         if name in base or is_taken(name):
@@ -112,66 +115,68 @@ def trained(config: Config) -> Callable[[str], bool]:
 
 
 def some_frozen(config: Config) -> bool:
-    """Whether some parameters may not be trained."""
+    """Whether some parameters may be frozen."""
     optimizer = config.optimizer
     patterns = optimizer.trainable_parameters or optimizer.freeze_parameters
     return bool(patterns) or config.adapter.active
 
 
 def parameters_of(config: Config) -> list[Named]:
-    """All parameters of a decoder, those of its adapters too."""
+    """All parameters of a decoder and its adapters."""
     assert isinstance(config.model, Decoder)
-    return [(one.name, one.role) for one in adapted(config.model, config.adapter)]
+    return [(tensor.name, tensor.role) for tensor in adapted(config.model, config.adapter)]
 
 
 def found(patterns: Sequence[str], name: str) -> bool:
-    """Whether one of the regular expressions is in the name."""
+    """Whether any of the regular expressions is found in a name."""
     return any(re.search(pattern, name) for pattern in patterns)
 
 
 def kinds(base: type[Any]) -> dict[str, type[Any]]:
     """forge's own optimizers, or schedules, by name: a worker knows no others by name."""
-    found = (schema for schema in variants_of(base) if schema.__module__.startswith("forge."))
-    return {schema.schema_name: schema for schema in found}
+    schemas = (schema for schema in variants_of(base) if schema.__module__.startswith("forge."))
+    return {schema.schema_name: schema for schema in schemas}
 
 
-def section_of(whole: Optimizer, entry: Mapping[str, Any]) -> Optimizer:
-    """The section of an entry: the run's, where it is of the same kind, else that kind's with what
-    all kinds have from the run's; with the options of the entry.
+def section_of(section: Optimizer, entry: Mapping[str, Any]) -> Optimizer:
+    """Make the section of an entry with its options: from the run's section where the kind is the
+    same, else a section of the entry's kind with the run's values of shared options.
     """
-    return _read_as(whole, entry, KIND, Optimizer, leave=(*SELECTION, SCHEDULER))
+    return _read_as(section, entry, KIND, Optimizer, leave=(*SELECTION, SCHEDULER))
 
 
-def scheduler_of(whole: Scheduler, entry: Mapping[str, Any], horizon: int) -> Scheduler:
-    """The same of a schedule. horizon: updates in the run, from which open steps follow."""
-    made = _read_as(whole, entry, SCHEDULER, Scheduler)
-    made.thaw()
+def scheduler_of(section: Scheduler, entry: Mapping[str, Any], horizon: int) -> Scheduler:
+    """Make the schedule of an entry like `section_of`. horizon: updates in the run, for open
+    steps.
+    """
+    schedule = _read_as(section, entry, SCHEDULER, Scheduler)
+    schedule.thaw()
     for phase in ("warmup", "decay"):
         if entry.get(f"{phase}_ratio") is not None and f"{phase}_steps" not in entry:
-            setattr(made, f"{phase}_steps", None)
+            setattr(schedule, f"{phase}_steps", None)
     follows = {"warmup_steps", "warmup_ratio", "decay_ratio"} & entry.keys()
     for name in ("decay_steps", "stable_steps") if follows else ():
-        if hasattr(made, name) and name not in entry:
-            setattr(made, name, None)
-    for key, value, _ in open_steps(made, horizon):
-        setattr(made, key.rpartition(".")[2], value)
-    return made
+        if hasattr(schedule, name) and name not in entry:
+            setattr(schedule, name, None)
+    for key, value, _ in open_steps(schedule, horizon):
+        setattr(schedule, key.rpartition(".")[2], value)
+    return schedule
 
 
 def tensors_in(config: Config) -> dict[str | None, list[TensorSpec]]:
-    """The parameters of each group that has any, frozen ones under None; {} if not known."""
+    """The parameters of each non-empty group, frozen ones under None; {} if unknown."""
     if not isinstance(config.model, Decoder):
         return {}
     tensors = adapted(config.model, config.adapter)
-    member = members(config, ((one.name, one.role) for one in tensors))
-    made: dict[str | None, list[TensorSpec]] = {}
-    for one in tensors:
-        made.setdefault(member[one.name], []).append(one)
-    return made
+    member = members(config, ((tensor.name, tensor.role) for tensor in tensors))
+    by_group: dict[str | None, list[TensorSpec]] = {}
+    for tensor in tensors:
+        by_group.setdefault(member[tensor.name], []).append(tensor)
+    return by_group
 
 
 def group_of(optimizer: Optimizer, name: str, role: str) -> str:
-    """The name of the group of a parameter that is trained."""
+    """The name of a trained parameter's group."""
     entries = sorted(optimizer.groups.items(), key=lambda entry: entry[0] == REST)
     by_name = (key for key, e in entries if found(e.get(PARAMETERS, ()), name))
     by_role = (key for key, e in entries if role in e.get(ROLES, ()))
@@ -179,17 +184,21 @@ def group_of(optimizer: Optimizer, name: str, role: str) -> str:
 
 
 def _read_as(
-    whole: Any, entry: Mapping[str, Any], kind: str, base: type[Any], leave: Iterable[str] = ()
+    section: Any,
+    entry: Mapping[str, Any],
+    kind: str,
+    base: type[Any],
+    leave: Iterable[str] = (),
 ) -> Any:
-    schema = kinds(base)[entry[kind]] if kind in entry else type(whole)
-    same = whole.clone()
-    if schema is not type(whole):
-        same = schema(**{name: getattr(whole, name) for name in _shared(type(whole), schema)})
-    own = {name: value for name, value in entry.items() if name not in (kind, *leave)}
-    return dataclasses.replace(same, **own)
+    schema = kinds(base)[entry[kind]] if kind in entry else type(section)
+    result = section.clone()
+    if schema is not type(section):
+        result = schema(**{name: getattr(section, name) for name in _shared(type(section), schema)})
+    options = {name: value for name, value in entry.items() if name not in (kind, *leave)}
+    return dataclasses.replace(result, **options)
 
 
-def _shared(one: type[Any], other: type[Any]) -> Iterator[str]:
-    """Options that two kinds have from a class above both."""
-    above = next(kind for kind in one.__mro__ if issubclass(other, kind))
+def _shared(first: type[Any], second: type[Any]) -> Iterator[str]:
+    """Yield the options two kinds share by a class above both."""
+    above = next(kind for kind in first.__mro__ if issubclass(second, kind))
     yield from (field.name for field in dataclasses.fields(above) if field.name != "_target_")

@@ -39,7 +39,7 @@ class Constant(Scheduler):
     )
 
     def open_warmup(self, horizon: int) -> tuple[int, str]:
-        """Steps of warm-up of a run of `horizon` steps, and what they are."""
+        """Steps of warm-up of a run of `horizon` steps, and words for the share."""
         if self.warmup_ratio is not None:
             return round(self.warmup_ratio * horizon), f"{self.warmup_ratio:g}"
         return min(horizon // WARMUP_SHARE, WARMUP_MOST), WARMUP
@@ -86,14 +86,14 @@ class WSD(Decay):
     wsd_decay_type: str = opt("cosine", "shape of the decay", choices=("cosine", "linear", "sqrt"))
 
     def open_decay(self, horizon: int, warmup: int) -> tuple[int, str]:
-        """Steps of decay of a run of `horizon` steps, and what they are."""
+        """Steps of decay of a run of `horizon` steps, and words for the share."""
         if self.decay_ratio is not None:
             return round(self.decay_ratio * horizon), f"{self.decay_ratio:g}"
-        left, fifth = horizon - warmup - (self.stable_steps or 0), round(0.2 * horizon)
+        free_steps, fifth = horizon - warmup - (self.stable_steps or 0), round(0.2 * horizon)
         # arXiv:2405.18392 finds a cool-down over a fifth as good as a full cosine
-        if self.stable_steps is None and fifth <= left:
+        if self.stable_steps is None and fifth <= free_steps:
             return fifth, "a fifth"
-        return left, "what warm-up and stable steps leave"
+        return free_steps, "what warm-up and stable steps leave"
 
 
 @section

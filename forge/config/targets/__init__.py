@@ -1,1 +1,1 @@
-"""What a `_target_` may name, and the parameters of what it names, without importing it."""
+"""Targets of `_target_` and their parameters, read without importing them."""

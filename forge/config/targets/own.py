@@ -1,5 +1,5 @@
-"""Sections of components that a file names by `_target_` alone: a class for each target, made here,
-with an option for each parameter that the target takes.
+"""Sections of components named in a file by `_target_` alone: a class for each target, made here,
+with an option for each parameter of the target.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from forge.config.targets import signature
 from forge.config.targets.signature import REQUIRED, UNREAD
 
 TYPE = "own"
-"""What stands in a config file in place of the class of such a section."""
+"""Stands in a config file in place of the section's class."""
 TARGET, ARGS, PARTIAL = "_target_", "_args_", "_partial_"
 SECTION = "section"
-"""The parameter by which a target asks for the section itself; then any option may be given."""
+"""The parameter of a target for the section itself; any option may then be given."""
 STEPS = ("max_steps", "total_steps")
 """The number of updates in the run, where a file gives no other."""
 GIVEN = {
@@ -35,22 +35,22 @@ GIVEN = {
     "optimizer": (SECTION, "params", "model", *STEPS),
     "scheduler": (SECTION, "optimizer", "step", *STEPS),
 }
-"""The groups whose files need no schema, and the parameters that forge gives their targets."""
+"""The groups with files that need no schema, and the parameters forge gives their targets."""
 NEEDED = ("text", "tokenizer", "models", "params")
-"""Of these, those that a target must have; the others it is given where it has them."""
+"""Parameters of GIVEN every target must have; the others are optional."""
 BASES: dict[str, type[Section]] = {"objective": NextToken}
-"""What such a section is below, where that is not the base class of its group."""
+"""Base class of the section, where it is not the base class of the group."""
 AUTO: dict[str, dict[str, Any]] = {"model": {"vocab_size": "auto"}}
-"""Defaults of what a group has, whatever those of the target are."""
+"""Defaults of a group, whatever the target's are."""
 ABSENT: dict[str, dict[str, Any]] = {"optimizer": {"weight_decay": 0.0}}
-"""The same, of a target that has no such parameter."""
+"""Defaults of a group for a target without such a parameter."""
 
 
 class Own(Section):
-    """A section whose file has a `_target_` and no schema.
+    """A section from a file with a `_target_` and no schema.
 
-    group: of which it is a section. untaken: options of the group that its target has no parameter
-    for; () where that is not known.
+    group: the section's group. untaken: options of the group without a parameter of the target; ()
+    where unknown.
     """
 
     group: ClassVar[str] = ""
@@ -69,8 +69,8 @@ class Own(Section):
         return False
 
     def keywords(self, parameters: Collection[str]) -> dict[str, Any]:
-        """The options that its target gets, which has these parameters, in plain lists and dicts:
-        its own, and of those of the group the ones that it takes.
+        """The options for a target with these parameters, in plain lists and dicts: the section's
+        own options, and the group's options among the parameters.
         """
         shared = _options(_base(self.group))
         reads_section = SECTION in parameters
@@ -86,9 +86,9 @@ class Own(Section):
 
 
 def _again(group: str, state: dict[str, Any]) -> Own:
-    made = object.__new__(schema(group, state))
-    made.__dict__.update(state)
-    return made
+    section = object.__new__(schema(group, state))
+    section.__dict__.update(state)
+    return section
 
 
 def _options(section: type[Section]) -> list[str]:
@@ -100,44 +100,46 @@ def _base(group: str) -> type[Section]:
 
 
 def kind_of(group: str, values: Mapping[str, Any]) -> type[Section] | None:
-    """What a file of a group with these values is a section of: the schema that has its target,
-    else one that is made for it; None where several have it.
+    """The class of a section for a file of a group: the schema with the file's target, else a class
+    made for the target; None where several schemas have the target.
     """
-    known = schemas.SCHEMAS[group].values()
-    found = [one for one in known if getattr(one, TARGET, "") == values[TARGET]]
-    return None if len(found) > 1 else next(iter(found), None) or schema(group, values)
+    variants = schemas.SCHEMAS[group].values()
+    matches = [variant for variant in variants if getattr(variant, TARGET, "") == values[TARGET]]
+    return None if len(matches) > 1 else next(iter(matches), None) or schema(group, values)
 
 
 def schema(group: str, values: Mapping[str, Any]) -> type[Own]:
-    """The class of a section of a group with these values, `_target_` among them.
+    """Make the class of a group's section for the values of a file, `_target_` included.
 
-    Its options are those of the group and the parameters of the target. What is among the values
-    and known to be no parameter is none.
+    Options of the class are the group's options and the target's parameters. A value known to be no
+    parameter becomes no option.
     """
-    found, shared = signature.read(values[TARGET]), _options(_base(group))
-    given = [name for name in values if not name.startswith("_") and name not in GIVEN[group]]
-    by_place = found.places[: _count(values.get(ARGS))] if found else ()
-    parameters = dict(found.parameters) if found else {}
+    parsed, shared = signature.read(values[TARGET]), _options(_base(group))
+    value_names = [name for name in values if not name.startswith("_") and name not in GIVEN[group]]
+    by_place = parsed.places[: _count(values.get(ARGS))] if parsed else ()
+    parameters = dict(parsed.parameters) if parsed else {}
     for name in by_place:
         parameters.pop(name, None)
-    takes_any = found is None or found.anything or SECTION in parameters
+    takes_any = parsed is None or parsed.anything or SECTION in parameters
     options = {
         name: default
         for name, default in parameters.items()
         if name not in GIVEN[group] and (default is not UNREAD or name in values)
     }
     options |= {name: parameters[name] for name in STEPS if name in parameters and name in values}
-    others = [name for name in given if takes_any and name not in parameters]
-    others += [name for name in (ARGS, PARTIAL) if name in values]
-    options |= dict.fromkeys((name for name in others if name not in shared), REQUIRED)
+    extra = [name for name in value_names if takes_any and name not in parameters]
+    extra += [name for name in (ARGS, PARTIAL) if name in values]
+    options |= dict.fromkeys((name for name in extra if name not in shared), REQUIRED)
     hints = types_of(_base(group))
     for name, default in (ABSENT.get(group, {}) | options | AUTO.get(group, {})).items():
         if name in shared:
             options[name] = default if default is REQUIRED or fits(default, hints[name]) else UNREAD
-    made = tuple((name, _text(one)) for name, one in options.items() if one is not UNREAD)
-    is_known = found is not None and not (found.anything or SECTION in parameters)
-    named = parameters if is_known else shared
-    return _schema(group, values[TARGET], made, tuple(one for one in shared if one not in named))
+    defaults = tuple((name, _text(value)) for name, value in options.items() if value is not UNREAD)
+    is_known = parsed is not None and not (parsed.anything or SECTION in parameters)
+    names = parameters if is_known else shared
+    return _schema(
+        group, values[TARGET], defaults, tuple(name for name in shared if name not in names)
+    )
 
 
 def _count(args: Any) -> int:
@@ -145,7 +147,7 @@ def _count(args: Any) -> int:
 
 
 def _text(default: Any) -> str | None:
-    """A default as JSON; None = it has none, or what stands for it is given."""
+    """A default as JSON; None = no default, or a value stands in for the default."""
     return None if default is REQUIRED or default is UNREAD else json.dumps(default)
 
 
@@ -163,17 +165,19 @@ def _schema(
         default = MISSING if text is None else json.loads(text)
         of_group = base.__dataclass_fields__.get(name)
         metadata = of_group.metadata if of_group else {}
-        how: dict[str, Any] = {"default": default}
+        arguments: dict[str, Any] = {"default": default}
         if isinstance(default, list | dict):
-            how = {"default_factory": functools.partial(json.loads, text or "")}
-        fields.append((name, hints.get(name, Any), dataclasses.field(**how, metadata=metadata)))
+            arguments = {"default_factory": functools.partial(json.loads, text or "")}
+        fields.append(
+            (name, hints.get(name, Any), dataclasses.field(**arguments, metadata=metadata))
+        )
     about = {"__doc__": f"{target}, named by a file without a schema.", "__module__": __name__}
-    bases, more = (Own, base), {"group": group, "untaken": untaken}
+    bases, class_values = (Own, base), {"group": group, "untaken": untaken}
     return dataclasses.make_dataclass(
-        target, fields, bases=bases, namespace=about | more, kw_only=True
+        target, fields, bases=bases, namespace=about | class_values, kw_only=True
     )
 
 
 def group_of(base: type[Section]) -> str:
-    """The group that a class is the base of; '' where its files need a schema."""
+    """The group of a base class; '' where the group's files need a schema."""
     return next((name for name in GIVEN if schemas.sections()[name] is base), "")

@@ -1,4 +1,6 @@
-"""A user's own package: imported for its search path entry, so that it can register its schemas."""
+"""A user's own package of config groups: the import for a search path entry registers the package's
+schemas.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ IMPORTABLE = (
 
 
 def import_fault(module: str) -> tuple[str, str] | None:
-    """Import a package of config groups; (what is wrong, what to do) where that fails."""
+    """Import a package of config groups; (what is wrong, what to do) where the import fails."""
     try:
         package = importlib.import_module(module)
     except Exception as error:
@@ -21,12 +23,12 @@ def import_fault(module: str) -> tuple[str, str] | None:
 
 
 def explain(module: str, error: Exception) -> tuple[str, str]:
-    """Why a module could not be imported, and what helps."""
+    """(reason of a failed import, what to do)."""
     absent = error.name if isinstance(error, ModuleNotFoundError) else None
     if absent is None or not f"{module}.".startswith(f"{absent}."):
         reason = next(iter(str(error).splitlines()), "no details").rstrip(".")
-        what = f"importing {module} fails: {type(error).__name__}: {reason}."
-        return what, "correct the package"
+        message = f"importing {module} fails: {type(error).__name__}: {reason}."
+        return message, "correct the package"
     parent, _, name = absent.rpartition(".")
     if parent:
         return f"the package {parent} has no '{name}'.", "check the path"

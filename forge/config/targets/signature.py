@@ -1,5 +1,5 @@
-"""The parameters of a class or function, read from the file that defines it: nothing is imported,
-so nothing of it runs, and torch is not waited for.
+"""Signatures of classes and functions, read from the file that defines them: nothing is imported,
+nothing of the file runs, and torch is not waited for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 Definition = ast.ClassDef | ast.FunctionDef
 KEEPS_PARAMETERS = {"override", "staticmethod"}
-DEEPEST = 20  # imports and base classes that are followed one after the other
+DEEPEST = 20  # longest chain of imports and base classes to follow
 
 
 class _Unread:
@@ -27,10 +27,10 @@ UNREAD, REQUIRED = _Unread(), _Unread()
 
 @dataclass(frozen=True)
 class Signature:
-    """The parameters that may be given by name, in their order, each with its default.
+    """Parameters with a name, in their order, each with its default.
 
-    REQUIRED = it has none; UNREAD = one that no file could hold. anything: it takes any other name
-    too. places: the parameters that arguments without a name are for.
+    REQUIRED = no default; UNREAD = a default no file could hold. anything: any other name is taken
+    too. places: the parameters of arguments without a name.
     """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -39,12 +39,12 @@ class Signature:
 
 
 def read(target: str) -> Signature | None:
-    """The signature of a dotted path; None where the files do not tell."""
+    """Read the signature of a dotted path; None where the files do not tell."""
     module, _, name = target.rpartition(".")
-    found = _definition(module, name)
-    if found is None or not _is_plain(found[1]):
+    definition = _definition(module, name)
+    if definition is None or not _is_plain(definition[1]):
         return None
-    file, node = found
+    file, node = definition
     if isinstance(node, ast.ClassDef):
         return _of_class(file, node)
     return _of_function(node)
@@ -52,7 +52,7 @@ def read(target: str) -> Signature | None:
 
 @dataclass(frozen=True)
 class _File:
-    """A module as it is written. package: what its relative imports begin from."""
+    """A module as written. package: the start of its relative imports."""
 
     name: str
     package: str
@@ -60,7 +60,7 @@ class _File:
 
 
 def _file(name: str) -> _File | None:
-    top, *rest = name.split(".")
+    top, *parts = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError, AttributeError):
@@ -68,13 +68,13 @@ def _file(name: str) -> _File | None:
     if spec is None:
         return None
     origin, folders = spec.origin, list(spec.submodule_search_locations or ())
-    for part in rest:
-        places = [Path(folder) / part for folder in folders]
-        packages = [place for place in places if place.is_dir()]
-        files = [place.with_suffix(".py") for place in places]
-        origins = [*(place / "__init__.py" for place in packages), *files]
+    for part in parts:
+        paths = [Path(folder) / part for folder in folders]
+        packages = [path for path in paths if path.is_dir()]
+        files = [path.with_suffix(".py") for path in paths]
+        origins = [*(path / "__init__.py" for path in packages), *files]
         origin = next((str(file) for file in origins if file.is_file()), None)
-        folders = [str(place) for place in packages]
+        folders = [str(path) for path in packages]
     if origin is None or not origin.endswith(".py"):
         return None
     try:
@@ -87,12 +87,12 @@ def _file(name: str) -> _File | None:
 
 @functools.lru_cache(maxsize=64)
 def _parsed(path: str, changed: int) -> ast.Module:
-    """changed: when the file was, so that it is read again after it was edited."""
+    """Parse a file. changed: the time of the last edit, so that an edited file is parsed again."""
     return ast.parse(Path(path).read_bytes())
 
 
 def _definition(module: str, name: str, depth: int = 0) -> tuple[_File, Definition] | None:
-    """Where a name of a module is defined, be it imported there from elsewhere."""
+    """Find the definition of a name of a module, also of a name imported from elsewhere."""
     file = _file(module)
     if file is None or depth > DEEPEST:
         return None
@@ -104,15 +104,15 @@ def _definition(module: str, name: str, depth: int = 0) -> tuple[_File, Definiti
         source = _source(file, statement)
         for alias in statement.names:
             if alias.name == "*":
-                if found := _definition(source, name, depth + 1):
-                    return found
+                if definition := _definition(source, name, depth + 1):
+                    return definition
             elif (alias.asname or alias.name) == name:
                 return _definition(source, alias.name, depth + 1)
     return None
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those of a module, also below its `if` and `try`."""
+    """Yield the statements of a module, also those below its `if` and `try`."""
     for statement in body:
         yield statement
         if not isinstance(statement, Definition):
@@ -121,7 +121,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _source(file: _File, statement: ast.ImportFrom) -> str:
-    """The module that a `from ... import` names."""
+    """The module of a `from ... import`."""
     if not statement.level:
         return statement.module or ""
     above = file.package.split(".")[: len(file.package.split(".")) - statement.level + 1]
@@ -129,29 +129,42 @@ def _source(file: _File, statement: ast.ImportFrom) -> str:
 
 
 def _is_plain(node: Definition) -> bool:
-    """Whether a definition has nothing that could change its parameters."""
-    decorators = {getattr(one, "id", getattr(one, "attr", "")) for one in node.decorator_list}
+    """Whether nothing about a definition could change its parameters."""
+    decorators = {
+        getattr(decorator, "id", getattr(decorator, "attr", ""))
+        for decorator in node.decorator_list
+    }
     is_typed_only = not isinstance(node, ast.ClassDef) or not node.keywords
     return decorators <= KEEPS_PARAMETERS and is_typed_only
 
 
 def _of_class(file: _File, node: ast.ClassDef, depth: int = 0) -> Signature | None:
-    """Of its constructor, or that of the first class above that has one."""
-    own = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
-    if "__new__" in own or depth > DEEPEST:
+    """The signature of a class: of its constructor, else of the first base class with a
+    constructor.
+    """
+    methods = {
+        statement.name: statement
+        for statement in node.body
+        if isinstance(statement, ast.FunctionDef)
+    }
+    if "__new__" in methods or depth > DEEPEST:
         return None
-    if "__init__" in own:
-        return _of_function(own["__init__"], bound=True) if _is_plain(own["__init__"]) else None
+    if "__init__" in methods:
+        return (
+            _of_function(methods["__init__"], bound=True)
+            if _is_plain(methods["__init__"])
+            else None
+        )
     for base in node.bases:
-        found = _base(file, base)
-        if found is None or not isinstance(found[1], ast.ClassDef) or not _is_plain(found[1]):
+        parent = _base(file, base)
+        if parent is None or not isinstance(parent[1], ast.ClassDef) or not _is_plain(parent[1]):
             return None
-        return _of_class(*found, depth + 1)  # type: ignore[arg-type]
+        return _of_class(*parent, depth + 1)  # type: ignore[arg-type]
     return Signature()
 
 
 def _base(file: _File, base: ast.expr) -> tuple[_File, Definition] | None:
-    """Where a base class is defined: `Module`, or `nn.Module` of a module that is imported."""
+    """Find the definition of a base class: `Module`, or `nn.Module` of an imported module."""
     parts = ast.unparse(base).split(".")
     if len(parts) == 1:
         return _definition(file.name, parts[0])
@@ -160,27 +173,31 @@ def _base(file: _File, base: ast.expr) -> tuple[_File, Definition] | None:
 
 
 def _imported_modules(file: _File) -> Iterator[tuple[str, str]]:
-    """What names of a file stand for that may be modules."""
+    """Yield (name, dotted path) of each imported name of a file; some are modules."""
     for statement in _statements(file.tree.body):
         if isinstance(statement, ast.Import):
-            yield from ((one.asname, one.name) for one in statement.names if one.asname)
+            yield from ((alias.asname, alias.name) for alias in statement.names if alias.asname)
         elif isinstance(statement, ast.ImportFrom):
             above = _source(file, statement)
-            yield from ((one.asname or one.name, f"{above}.{one.name}") for one in statement.names)
+            yield from (
+                (alias.asname or alias.name, f"{above}.{alias.name}") for alias in statement.names
+            )
 
 
 def _of_function(node: ast.FunctionDef, *, bound: bool = False) -> Signature:
-    """bound: the first parameter is the object itself."""
-    given = node.args
-    positional = [*given.posonlyargs, *given.args]
-    defaults = [None] * (len(positional) - len(given.defaults)) + list(given.defaults)
-    found = dict(zip((one.arg for one in positional), map(_value, defaults), strict=True))
-    for hidden in [*positional[:bound], *given.posonlyargs]:
-        found.pop(hidden.arg, None)
-    named = (one.arg for one in given.kwonlyargs)
-    found |= dict(zip(named, map(_value, given.kw_defaults), strict=True))
-    places = tuple(one.arg for one in positional[bound:])
-    return Signature(found, anything=given.kwarg is not None, places=places)
+    """The signature of a function. bound: the first parameter is the object itself."""
+    arguments = node.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
+    parameters = dict(
+        zip((argument.arg for argument in positional), map(_value, defaults), strict=True)
+    )
+    for hidden in [*positional[:bound], *arguments.posonlyargs]:
+        parameters.pop(hidden.arg, None)
+    keyword_only = (argument.arg for argument in arguments.kwonlyargs)
+    parameters |= dict(zip(keyword_only, map(_value, arguments.kw_defaults), strict=True))
+    names = tuple(argument.arg for argument in positional[bound:])
+    return Signature(parameters, anything=arguments.kwarg is not None, places=names)
 
 
 def _value(default: ast.expr | None) -> Any:
@@ -194,9 +211,9 @@ def _value(default: ast.expr | None) -> Any:
 
 
 def _is_stored(value: Any) -> bool:
-    """Whether a YAML file could hold it."""
+    """Whether a YAML file could hold a value."""
     if isinstance(value, dict):
-        return all(isinstance(name, str) and _is_stored(one) for name, one in value.items())
+        return all(isinstance(name, str) and _is_stored(item) for name, item in value.items())
     if isinstance(value, list | tuple):
         return all(map(_is_stored, value))
     return value is None or isinstance(value, str | int | float)

@@ -1,1 +1,1 @@
-"""Sections of tokenizers, and the files that tokenizers are read from."""
+"""Sections of tokenizers, and readers of tokenizer files."""

@@ -1,5 +1,5 @@
-"""Chat templates: Jinja in a sandbox, as transformers has it, and where in its text the assistant
-speaks.
+"""Chat templates: Jinja in a sandbox, as in transformers, and the spans of the assistant in the
+text.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from datetime import date
 from typing import Any
 
 BEGIN, END, BROKEN = "\ufdd0", "\ufdd1", "\ufdd2"
-"""Noncharacters, which no text has: around what the assistant says, and within what a message
-spells like a special token, and is none.
+"""Noncharacters, absent from every text: around the assistant's words, and inside a message's
+spelling of a special token, to break the token.
 """
 GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 THOUGHT = """\
@@ -66,19 +66,21 @@ CHATML = f"""\
 {{%- if add_generation_prompt -%}}{{{{ '<|im_start|>assistant\\n' }}}}{{%- endif -%}}
 """
 NAMED = {"plain": PLAIN, "chatml": CHATML}
-"""Forge's own: one for any tokenizer, whose turns begin with plain text, and ChatML."""
+"""Forge's own templates: one for any tokenizer, with turns that begin with plain text, and
+ChatML.
+"""
 
 Messages = Sequence[Mapping[str, Any]]
 Spans = list[tuple[int, int]]
 
 
 class BadTemplate(ValueError):
-    """What is wrong with a template, or with a conversation for it."""
+    """A fault of a template, or of a conversation for a template."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A conversation as text. spans: of its characters, what the assistant says, turn by turn."""
+    """A conversation as text. spans: character ranges of the assistant's words, turn by turn."""
 
     text: str
     spans: Spans
@@ -86,7 +88,7 @@ class Written:
 
 @functools.lru_cache(maxsize=16)
 def _compiled(source: str) -> Any:
-    """BadTemplate: it is no Jinja."""
+    """Compile a template. BadTemplate: no Jinja."""
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
@@ -94,7 +96,7 @@ def _compiled(source: str) -> Any:
     from forge.config.tokenizers.template_limits import LimitedEnvironment
 
     class Generation(Extension):
-        """{% generation %} ... {% endgeneration %}, around what the assistant says."""
+        """{% generation %} ... {% endgeneration %} around the assistant's words."""
 
         tags = frozenset({"generation"})  # type: ignore[assignment]
 
@@ -111,7 +113,7 @@ def _compiled(source: str) -> Any:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.globals["raise_exception"] = _raise
-    # The day of Llama 3's templates: what a text is does not depend on when it is read.
+    # The day of Llama 3's templates: a fixed day keeps texts independent of the time of reading.
     environment.globals["strftime_now"] = date(2024, 7, 26).strftime
     environment.filters["tojson"] = _to_json
     try:
@@ -128,30 +130,32 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: Any, indent: int | None = None, **how: Any) -> str:
-    """Jinja's own escapes what HTML would read."""
-    how = {"ensure_ascii": False, "indent": indent} | how
-    return json.dumps(value, **how)
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    """Write JSON; Jinja's own filter escapes characters of HTML."""
+    options = {"ensure_ascii": False, "indent": indent} | options
+    return json.dumps(value, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
-    """A template, and the special tokens that it may name, such as eos_token."""
+    """A template, and its special tokens by name, such as eos_token."""
 
     source: str
     tokens: Mapping[str, str]
 
     @property
     def marks(self) -> bool:
-        """Whether it says by itself what the assistant says."""
+        """Whether the template marks the assistant's words."""
         return GENERATION.search(self.source) is not None
 
     def prompt(self, messages: Messages, tools: Any = None) -> str:
-        """The text up to where the assistant is to speak. BadTemplate: it cannot be written."""
+        """Write the text up to the assistant's next turn. BadTemplate: the text cannot be
+        written.
+        """
         return self._text(messages, tools, prompt=True).replace(BEGIN, "").replace(END, "")
 
     def text(self, messages: Messages, tools: Any = None) -> str:
-        """The text of a conversation. BadTemplate: it cannot be written."""
+        """Write the text of a conversation. BadTemplate: the text cannot be written."""
         return self._text(messages, tools).replace(BEGIN, "").replace(END, "")
 
     def takes(self, messages: Messages, tools: Any = None) -> bool:
@@ -172,11 +176,11 @@ class ChatTemplate:
     def write(
         self, messages: Messages, tools: Any = None, *, wanted: Sequence[int] | None = None
     ) -> Written:
-        """The text of a conversation, and what of it the assistant says: what the template marks,
-        else what follows the text up to each of its turns. wanted: numbers of the turns whose place
-        is asked for; None = all of the assistant's.
+        """Write the text of a conversation with the spans of the assistant: the template's marks,
+        else the text behind the prompt of each turn. wanted: numbers of the turns with a span; None
+        = all of the assistant's.
 
-        BadTemplate: it cannot be written, or it is not known where the assistant speaks.
+        BadTemplate: the text cannot be written, or the assistant's spans are unknown.
         """
         marked = self._text(messages, tools)
         turns = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
@@ -185,55 +189,57 @@ class ChatTemplate:
             return Written(text=marked, spans=self._behind(messages, tools, marked, wanted))
         text, spans = _unmarked(marked)
         if len(spans) < len(turns):
-            what = f"it marks {len(spans)} of the {len(turns)} turns of the assistant"
-            raise BadTemplate(f"{what} by {{% generation %}}")
+            fault = f"it marks {len(spans)} of the {len(turns)} turns of the assistant"
+            raise BadTemplate(f"{fault} by {{% generation %}}")
         if list(wanted) == turns:
             return Written(text=text, spans=spans)
-        each, rest = divmod(len(spans), len(turns))
-        if rest and list(wanted) != turns[-1:]:
-            what = f"it marks {len(spans)} places for {len(turns)} turns of the assistant"
-            raise BadTemplate(f"{what}, so that it is not known which turn is which")
-        ends = [(len(turns) - turns.index(turn)) * each for turn in wanted]
-        chosen = [spans[len(spans) - end :][:each] for end in ends]
+        per_turn, remainder = divmod(len(spans), len(turns))
+        if remainder and list(wanted) != turns[-1:]:
+            fault = f"it marks {len(spans)} places for {len(turns)} turns of the assistant"
+            raise BadTemplate(f"{fault}, so that it is not known which turn is which")
+        ends = [(len(turns) - turns.index(turn)) * per_turn for turn in wanted]
+        chosen = [spans[len(spans) - end :][:per_turn] for end in ends]
         return Written(text=text, spans=[span for turn in chosen for span in turn])
 
-    def _behind(self, messages: Messages, tools: Any, whole: str, turns: Sequence[int]) -> Spans:
+    def _behind(
+        self, messages: Messages, tools: Any, full_text: str, turns: Sequence[int]
+    ) -> Spans:
         spans = []
         for turn in turns:
-            before = self._text(messages[:turn], tools, prompt=True)
+            prompt = self._text(messages[:turn], tools, prompt=True)
             last = turn + 1 == len(messages)
-            upto = whole if last else self._text(messages[: turn + 1], tools)
-            for text, place in ((before, "what comes before turn"), (upto, "turn")):
-                if not whole.startswith(text):
-                    what = f"it writes {place} {turn + 1} otherwise where more follows"
-                    raise BadTemplate(f"{what}, so that it is not known what the assistant says")
-            spans.append((len(before), len(upto)))
+            upto = full_text if last else self._text(messages[: turn + 1], tools)
+            for prefix, label in ((prompt, "what comes before turn"), (upto, "turn")):
+                if not full_text.startswith(prefix):
+                    message = f"it writes {label} {turn + 1} otherwise where more follows"
+                    raise BadTemplate(f"{message}, so that it is not known what the assistant says")
+            spans.append((len(prompt), len(upto)))
         return spans
 
     def _text(self, messages: Messages, tools: Any, *, prompt: bool = False) -> str:
         import jinja2
 
         compiled = _compiled(self.source)
-        given = {"messages": list(messages), "tools": tools, "documents": None, **self.tokens}
+        variables = {"messages": list(messages), "tools": tools, "documents": None, **self.tokens}
         compiled.environment.begin()
         try:
-            return compiled.render(given, add_generation_prompt=prompt)
+            return compiled.render(variables, add_generation_prompt=prompt)
         except jinja2.TemplateError as error:
             raise BadTemplate(f"it refuses ({error})") from error
-        except Exception as error:  # whatever its expressions do
+        except Exception as error:  # expressions of a template may raise anything
             raise BadTemplate(f"it fails ({type(error).__name__}: {error})") from error
 
 
 def _unmarked(marked: str) -> tuple[str, Spans]:
-    """The text without its marks, and where they were."""
-    parts, at, begun, spans = re.split(f"([{BEGIN}{END}])", marked), 0, -1, []
+    """The text without marks, and the spans of the marks."""
+    parts, position, begun, spans = re.split(f"([{BEGIN}{END}])", marked), 0, -1, []
     for part in parts:
         if part == BEGIN:
-            begun = at
+            begun = position
         elif part == END:
-            spans.append((begun, at))
+            spans.append((begun, position))
         else:
-            at += len(part)
+            position += len(part)
     return marked.replace(BEGIN, "").replace(END, ""), spans
 
 
@@ -245,7 +251,7 @@ TURNS = [
 
 
 def fault_of(source: str) -> str:
-    """What is wrong with a template, by what it makes of a conversation; '' for nothing."""
+    """The fault of a template, by its text of a conversation; '' for none."""
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     template = ChatTemplate(source=source, tokens=dict.fromkeys(names, ""))
     try:
@@ -261,14 +267,14 @@ def fault_of(source: str) -> str:
     if TURNS[0]["content"] not in begun:
         return "with add_generation_prompt it drops what the user says."
     try:
-        whole = template.write([SYSTEM, *TURNS])
-    except BadTemplate:  # which is said of conversations that have such a turn
+        with_system = template.write([SYSTEM, *TURNS])
+    except BadTemplate:  # reported for conversations with a system turn
         return ""
-    return "" if SYSTEM["content"] in whole.text else "it drops the system turn."
+    return "" if SYSTEM["content"] in with_system.text else "it drops the system turn."
 
 
 def behind_answer(source: str, eos_token: str) -> str:
-    """What a template writes behind an answer. BadTemplate: it does not write one."""
+    """The text a template writes behind an answer. BadTemplate: no answer is written."""
     names = ("bos_token", "pad_token", "unk_token")
     template = ChatTemplate(
         source=source, tokens={"eos_token": eos_token} | dict.fromkeys(names, "")

@@ -1,7 +1,7 @@
-"""What a SentencePiece .model says: its pieces, and how text is divided into them.
+"""SentencePiece .model files: the pieces, and the division of text into pieces.
 
-The file is a protocol buffer (google/sentencepiece, src/sentencepiece_model.proto), of which these
-few fields are read without the library.
+The file is a protocol buffer (google/sentencepiece, src/sentencepiece_model.proto); the few fields
+used here are read without the library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A text with the score of it; kind: NORMAL, UNKNOWN, CONTROL, ..."""
+    """A piece of text with its score; kind: NORMAL, UNKNOWN, CONTROL, ..."""
 
     text: str
     score: float
@@ -29,7 +29,9 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceModel:
-    """unk, bos, eos: ids; -1 = there is none. charsmap: the normalisation of characters."""
+    """A model's pieces and options. unk, bos, eos: ids; -1 = none. charsmap: the normalisation of
+    characters.
+    """
 
     pieces: tuple[Piece, ...]
     model_type: str
@@ -49,7 +51,7 @@ class SentencePieceModel:
 
 
 def read_model(path: Path) -> SentencePieceModel:
-    """ValueError: it is no such file."""
+    """Read a model. ValueError: no SentencePiece model."""
     try:
         return _model(read_bytes(path))
     except (ValueError, IndexError, TypeError, struct.error) as error:
@@ -62,10 +64,10 @@ def _model(content: bytes) -> SentencePieceModel:
     normalizer: dict[int, Any] = {}
     for number, value in _fields(content):
         if number == 1:
-            found = dict(_fields(value))
-            (score,) = struct.unpack("<f", found.get(2, bytes(4)))
-            text = bytes(found[1]).decode() if 1 in found else ""
-            pieces.append(Piece(text=text, score=score, kind=int(found.get(3, NORMAL))))
+            entry = dict(_fields(value))
+            (score,) = struct.unpack("<f", entry.get(2, bytes(4)))
+            text = bytes(entry[1]).decode() if 1 in entry else ""
+            pieces.append(Piece(text=text, score=score, kind=int(entry.get(3, NORMAL))))
         elif number in (2, 3):
             (trainer if number == 2 else normalizer).update(_fields(value))
     if not pieces or not any(piece.text for piece in pieces):
@@ -90,32 +92,32 @@ def _signed(value: int) -> int:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of each field of a message: an int, or its bytes."""
-    at = 0
-    while at < len(content):
-        key, at = _varint(content, at)
+    """Yield (number, value) of each field of a message: an int, or bytes."""
+    position = 0
+    while position < len(content):
+        key, position = _varint(content, position)
         number, wire = key >> 3, key & 7
         if wire == 0:
-            value, at = _varint(content, at)
+            value, position = _varint(content, position)
             yield number, value
             continue
         if wire == 2:
-            size, at = _varint(content, at)
+            size, position = _varint(content, position)
         else:
             size = {1: 8, 5: 4}.get(wire, -1)
-        if not number or size < 0 or at + size > len(content):
+        if not number or size < 0 or position + size > len(content):
             raise ValueError("no message")
-        yield number, content[at : at + size]
-        at += size
+        yield number, content[position : position + size]
+        position += size
 
 
-def _varint(content: bytes, at: int) -> tuple[int, int]:
+def _varint(content: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = content[at]
+        byte = content[position]
         value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if byte < 128:
-            return value, at
+            return value, position
         if shift > 63:
             raise ValueError("no number")

@@ -10,15 +10,16 @@ from jinja2 import TemplateError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 1_000_000
-"""Passes through loops and macros for one text; a conversation of 1,000 turns takes some
-10,000 of them."""
+"""Passes through loops and macros for one text; a conversation of 1,000 turns takes some 10,000
+passes.
+"""
 MAX_SIZE = 64 * 1024 * 1024
 """Characters or entries of one value."""
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates end: each pass through a loop or a macro counts as a step, and
-    each value that is assigned, added or multiplied is measured.
+    """A sandbox with templates that end: each pass through a loop or a macro counts as a step, and
+    each assigned, added or multiplied value is measured.
     """
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
@@ -32,13 +33,13 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.local.steps = 0
 
     def step(self) -> None:
-        """TemplateError: too many."""
+        """Count a step. TemplateError: too many steps."""
         self.local.steps = getattr(self.local, "steps", 0) + 1
         if self.local.steps > MAX_STEPS:
             raise TemplateError(f"more than {MAX_STEPS:,} passes through its loops and macros")
 
     def measure(self, value: Any) -> Any:
-        """TemplateError: it is too long."""
+        """Measure a value. TemplateError: the value is too long."""
         if isinstance(value, str | list | tuple | dict) and len(value) > MAX_SIZE:
             raise TemplateError(f"a value of more than {MAX_SIZE:,} characters or entries")
         if isinstance(value, int) and value.bit_length() > MAX_SIZE:
@@ -68,7 +69,7 @@ def _statement(method: str, *values: nodes.Expr) -> nodes.ExprStmt:
 
 
 def _measure_values(node: nodes.Node) -> None:
-    """After each assignment to a name a statement that measures it."""
+    """Add a measuring statement after each assignment to a name."""
     for field in ("body", "else_", "elif_"):
         body = getattr(node, field, None)
         if isinstance(body, list):

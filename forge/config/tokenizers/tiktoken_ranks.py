@@ -1,8 +1,7 @@
-"""What a file of tiktoken holds, and what goes with the known ones: how text is cut into words, and
-the special tokens behind the last rank.
+"""Files of tiktoken, with the pattern of words and the special tokens of the known ones.
 
-The patterns are those that openai/tiktoken (tiktoken_ext/openai_public.py), Meta's Llama 3
-(models/llama3/tokenizer.py) and Qwen publish.
+The patterns are published by openai/tiktoken (tiktoken_ext/openai_public.py), Meta's Llama 3
+(models/llama3/tokenizer.py) and Qwen.
 """
 
 from __future__ import annotations
@@ -29,7 +28,9 @@ END = "<|endoftext|>"
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """pattern: of words. special: tokens, by how far they are behind the last rank."""
+    """The rules of a known vocabulary. pattern: of words. special: tokens, by their distance behind
+    the last rank.
+    """
 
     pattern: str
     special: Mapping[str, int]
@@ -40,7 +41,7 @@ def _llama3() -> dict[str, int]:
     first += "reserved_special_token_2 reserved_special_token_3 start_header_id end_header_id "
     first += "reserved_special_token_4 eot_id"
     names = [*first.split(), *(f"reserved_special_token_{number}" for number in range(5, 251))]
-    return {f"<|{name}|>": place for place, name in enumerate(names)}
+    return {f"<|{name}|>": offset for offset, name in enumerate(names)}
 
 
 ENCODINGS = {
@@ -79,7 +80,7 @@ ENCODINGS = {
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Tokens and their ranks. ValueError: it is no such file."""
+    """Read tokens and their ranks. ValueError: no file of ranks."""
     ranks: dict[bytes, int] = {}
     with open_regular(path) as file:
         for number, line in enumerate(file, start=1):
@@ -99,16 +100,16 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def pattern_of(pattern: str) -> str:
-    """The regular expression that a pattern names, or is."""
+    """The regular expression of a pattern's name, or the pattern as given."""
     return ENCODINGS[pattern].pattern if pattern in ENCODINGS else pattern
 
 
 def special_ids(
     ranks: Mapping[bytes, int], pattern: str, names: Sequence[str] | None
 ) -> dict[str, int]:
-    """Ids of the special tokens: names in order behind the last rank, or those of the pattern."""
+    """Ids of the special tokens: names in order behind the last rank, or the pattern's tokens."""
     first = max(ranks.values()) + 1
     if names is not None:
-        return {name: first + place for place, name in enumerate(names)}
-    named = ENCODINGS[pattern if pattern in ENCODINGS else "gpt2"].special
-    return {name: first + place for name, place in named.items()}
+        return {name: first + offset for offset, name in enumerate(names)}
+    offsets = ENCODINGS[pattern if pattern in ENCODINGS else "gpt2"].special
+    return {name: first + offset for name, offset in offsets.items()}

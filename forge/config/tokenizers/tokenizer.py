@@ -1,5 +1,5 @@
-"""The `tokenizer` group: text to token ids, and how documents begin and end in them; those of files
-are in forge.config.tokenizers.tokenizer_files.
+"""The `tokenizer` group: text to token ids, and the first and last tokens of documents; tokenizers
+of files are in forge.config.tokenizers.tokenizer_files.
 """
 
 from __future__ import annotations
@@ -41,25 +41,23 @@ class Tokenizer(Section):
 
     @property
     def added(self) -> tuple[str, ...]:
-        """The tokens that are added, in the order of their ids."""
+        """The added tokens, in the order of their ids."""
         return (*self.add_tokens, *self.add_special_tokens)
 
     @property
     def ids_before(self) -> int | None:
-        """How many ids it has without what is added; None where that is not known before it is
-        built.
-        """
+        """The number of ids without added tokens; None if unknown before the tokenizer is built."""
         return None
 
     @property
     def n_ids(self) -> int | None:
-        """How many token ids it has; None where that is not known before it is built."""
-        before = self.ids_before
-        return None if before is None else before + len(self.added)
+        """The number of token ids; None if unknown before the tokenizer is built."""
+        base_ids = self.ids_before
+        return None if base_ids is None else base_ids + len(self.added)
 
     @property
     def begin(self) -> str:
-        """The token that begins a document, of a tokenizer that is made here."""
+        """The first token of a document, for a tokenizer made here."""
         return BEGIN_OF_TEXT if self.bos_token is None else self.bos_token
 
 
@@ -92,7 +90,7 @@ class Bytes(Tokenizer):
 
 
 def already_there(token: str, number: int) -> str:
-    """What is wrong with a token that is to be added and has an id."""
+    """The fault of a token to add: the token already has an id."""
     return f"{token} is there already, with the id {number}, so that it need not be added."
 
 
@@ -100,8 +98,8 @@ def already_there(token: str, number: int) -> str:
 def borders(tokenizer: Tokenizer) -> Findings:
     """A document has a token that ends it, or at least one that begins it."""
     if not (tokenizer.add_bos or tokenizer.add_eos):
-        what = "with tokenizer.add_bos=false nothing says where a document ends."
-        yield "tokenizer.add_eos", what, "tokenizer.add_eos=true, or tokenizer.add_bos=true"
+        message = "with tokenizer.add_bos=false nothing says where a document ends."
+        yield "tokenizer.add_eos", message, "tokenizer.add_eos=true, or tokenizer.add_bos=true"
 
 
 @rule("tokenizer.vocab_size", "tokenizer.add_bos", "tokenizer.vocab_size")

@@ -1,4 +1,4 @@
-"""Tokenizers that were made elsewhere: files of four kinds, and names on the Hugging Face hub."""
+"""Existing tokenizers: files of four kinds, and names on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ USUAL_BOS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a file says: ids up to the last one, all tokens with theirs, and the added ones; which
-    of them begin and end a document, if it says that; what its post-processor puts before a text,
-    and behind it. file: the file itself.
+    """Facts of a tokenizer file: ids up to the last one, all tokens with their ids, and the added
+    tokens. bos, eos: tokens that begin and end a document, if stated. first, last: tokens of the
+    post-processor before and behind a text. file: the file itself.
     """
 
     n_ids: int
@@ -61,62 +61,65 @@ class Facts:
 class Existing(Tokenizer):
     """Base of tokenizers that were made elsewhere."""
 
-    where = "path"  # the option that says where it is
+    where = "path"  # the option with the tokenizer's place
     eos_token: str | None = opt(
         None, "token that ends a document; null = that of the file, else a usual one", verbatim=True
     )
 
     @property
     def ids_before(self) -> int | None:
-        known = self.read()
-        return known.n_ids if isinstance(known, Facts) else None
+        facts = self.read()
+        return facts.n_ids if isinstance(facts, Facts) else None
 
     def facts(self) -> Facts | str:
-        """What it says of itself, with the tokens that are added, or why it cannot be used."""
-        known, more = self.read(), self.added
-        if isinstance(known, str) or not more:
-            return known
-        tokens = {**known.tokens, **{token: known.n_ids + n for n, token in enumerate(more)}}
-        n_ids, added = known.n_ids + len(more), (*known.added, *more)
-        return replace(known, n_ids=n_ids, tokens=tokens, added=added)
+        """Facts of the file with the tokens added by options, or the reason it cannot be used."""
+        stated, added_tokens = self.read(), self.added
+        if isinstance(stated, str) or not added_tokens:
+            return stated
+        tokens = {
+            **stated.tokens,
+            **{token: stated.n_ids + n for n, token in enumerate(added_tokens)},
+        }
+        n_ids, added = stated.n_ids + len(added_tokens), (*stated.added, *added_tokens)
+        return replace(stated, n_ids=n_ids, tokens=tokens, added=added)
 
     def read(self) -> Facts | str:
-        """What the file says of itself, or why it cannot be used."""
+        """Facts of the file, or the reason it cannot be used."""
         raise NotImplementedError
 
     @property
     def place(self) -> str:
         return getattr(self, self.where)
 
-    def end_token(self, known: Facts) -> str | None:
-        """The token that ends a document, if there is one."""
-        return _first_known(self.eos_token, known.eos, USUAL_EOS, known)
+    def end_token(self, facts: Facts) -> str | None:
+        """The token that ends a document, if any."""
+        return _first_known(self.eos_token, facts.eos, USUAL_EOS, facts)
 
-    def begin_token(self, known: Facts) -> str | None:
-        """The token that begins a document, if there is one."""
-        return _first_known(self.bos_token, known.bos, USUAL_BOS, known)
+    def begin_token(self, facts: Facts) -> str | None:
+        """The token that begins a document, if any."""
+        return _first_known(self.bos_token, facts.bos, USUAL_BOS, facts)
 
     def no_token(self, option: str, added: Sequence[str]) -> tuple[str, str]:
-        """(what is wrong, what to do) where there is no eos_token or bos_token. added: the file's
-        own.
+        """(what is wrong, what to do) without an eos_token or bos_token. added: the file's own
+        added tokens.
         """
         usual, does = {
             "eos_token": (USUAL_EOS[0], "ends"),
             "bos_token": (USUAL_BOS[0], "begins"),
         }[option]
-        wanted = getattr(self, option) or f"like {usual} that {does} a document"
-        fix = f"tokenizer.{option}=... with one of its tokens"
+        token = getattr(self, option) or f"like {usual} that {does} a document"
+        hint = f"tokenizer.{option}=... with one of its tokens"
         if added:
-            others = ", ".join(added[:12])
-            fix = f'"tokenizer.{option}={quoted(added[0])}", or another of {others}'
-        return f"there is no token {wanted} in {self.place}.", fix
+            examples = ", ".join(added[:12])
+            hint = f'"tokenizer.{option}={quoted(added[0])}", or another of {examples}'
+        return f"there is no token {token} in {self.place}.", hint
 
 
 def _first_known(
-    given: str | None, stated: str | None, usual: Sequence[str], known: Facts
+    chosen: str | None, stated: str | None, usual: Sequence[str], facts: Facts
 ) -> str | None:
-    wanted = (stated, *usual) if given is None else (given,)
-    return next((token for token in wanted if token in known.tokens), None)
+    candidates = (stated, *usual) if chosen is None else (chosen,)
+    return next((token for token in candidates if token in facts.tokens), None)
 
 
 @section
@@ -132,7 +135,7 @@ class TokenizerFile(Existing):
 
 
 def typed(path: str | Path, add_bos: bool, add_eos: bool) -> str:
-    """What is typed to have the tokenizer of a file."""
+    """The overrides that select the tokenizer of a file."""
     words = [f"tokenizer=file tokenizer.path={path}"]
     words += ["tokenizer.add_bos=true"] if add_bos else []
     return " ".join([*words, *([] if add_eos else ["tokenizer.add_eos=false"])])
@@ -188,7 +191,7 @@ class Tiktoken(Existing):
 
 
 def facts_of(kind: str, name: str, *options: Any) -> Facts | str:
-    """What a file of a kind says, or why it cannot be used."""
+    """Facts of a file of a kind, or the reason it cannot be used."""
     if not name:
         return "it is empty"
     try:
@@ -225,16 +228,16 @@ def _of_json(path: Path) -> Facts:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError("it is not a tokenizer.json of the tokenizers library") from error
     bos, eos = (stated_token(path, name) for name in ("bos_token", "eos_token"))
-    known = {"tokens": tokens, "added": tuple(added), "bos": bos, "eos": eos}
-    return Facts(n_ids=n_ids, **known, first=first, last=last, file=path)
+    fields = {"tokens": tokens, "added": tuple(added), "bos": bos, "eos": eos}
+    return Facts(n_ids=n_ids, **fields, first=first, last=last, file=path)
 
 
 def put_around(content: dict[str, Any]) -> tuple[str | None, str | None]:
-    """The tokens that the post-processor of a tokenizer.json puts before a text, and behind it."""
+    """The tokens the post-processor of a tokenizer.json puts before a text, and behind it."""
     first = last = None
-    all_of_it = content.get("post_processor") or {}
-    for processor in all_of_it.get("processors") or [all_of_it]:
-        if "cls" in processor:  # as those of BERT and RoBERTa
+    root = content.get("post_processor") or {}
+    for processor in root.get("processors") or [root]:
+        if "cls" in processor:  # processors of BERT and RoBERTa
             first, last = first or processor["cls"][0], last or processor["sep"][0]
         parts = processor.get("single") if processor.get("type") == "TemplateProcessing" else None
         ends = [part.get("SpecialToken", {}).get("id") for part in parts or ()]
@@ -246,7 +249,9 @@ def put_around(content: dict[str, Any]) -> tuple[str | None, str | None]:
 
 
 def _of_sentencepiece(path: Path) -> Facts:
-    from forge.config.tokenizers import sentencepiece_model  # which few runs read
+    from forge.config.tokenizers import (
+        sentencepiece_model,
+    )  # few runs read such a file
 
     model = sentencepiece_model.read_model(path)
     if model.model_type not in ("unigram", "bpe"):
@@ -255,12 +260,12 @@ def _of_sentencepiece(path: Path) -> Facts:
         )
     if model.space_is_suffix:
         raise ValueError("it writes a space behind a word, and only those before are read")
-    if any(one.kind == sentencepiece_model.UNUSED for one in model.pieces):
+    if any(piece.kind == sentencepiece_model.UNUSED for piece in model.pieces):
         raise ValueError("it has pieces that are marked as unused, which are not read")
-    control = [one.text for one in model.pieces if one.kind == sentencepiece_model.CONTROL]
+    control = [piece.text for piece in model.pieces if piece.kind == sentencepiece_model.CONTROL]
     return Facts(
         n_ids=len(model.pieces),
-        tokens={one.text: number for number, one in enumerate(model.pieces)},
+        tokens={piece.text: number for number, piece in enumerate(model.pieces)},
         added=tuple(control),
         bos=model.named(model.bos),
         eos=model.named(model.eos),
@@ -270,9 +275,9 @@ def _of_sentencepiece(path: Path) -> Facts:
 
 def _of_tiktoken(path: Path, pattern: str, special: tuple[str, ...] | None) -> Facts:
     ranks = tiktoken_ranks.read_ranks(path)
-    found = tiktoken_ranks.special_ids(ranks, pattern, special)
-    n_ids = max([*ranks.values(), *found.values()]) + 1
-    return Facts(n_ids=n_ids, tokens=found, added=tuple(found), file=path)
+    special_ids = tiktoken_ranks.special_ids(ranks, pattern, special)
+    n_ids = max([*ranks.values(), *special_ids.values()]) + 1
+    return Facts(n_ids=n_ids, tokens=special_ids, added=tuple(special_ids), file=path)
 
 
 READERS: dict[str, Callable[..., Facts]] = {
@@ -288,27 +293,27 @@ def tokenizer_path(tokenizer: TokenizerFile) -> Findings:
     run in checkpoint.init_from.
     """
     path, facts = tokenizer.path, tokenizer.facts()
-    what, fix = "", "check the path; it is relative to where you are"
+    message, hint = "", "check the path; it is relative to where you are"
     if not path:
-        fix = "tokenizer.path=my/tokenizer.json, or checkpoint.init_from=my/run with its own"
-        yield "tokenizer.path", fix
+        hint = "tokenizer.path=my/tokenizer.json, or checkpoint.init_from=my/run with its own"
+        yield "tokenizer.path", hint
     elif os.path.isdir(path):
-        what = f"the directory {path} has no {FILE_NAME}."
+        message = f"the directory {path} has no {FILE_NAME}."
         if os.path.isfile(model := os.path.join(path, "tokenizer.model")):
-            fix = f"tokenizer=sentencepiece tokenizer.path={model}"
+            hint = f"tokenizer=sentencepiece tokenizer.path={model}"
         elif os.path.isfile(os.path.join(path, "config.json")):  # of a model
-            fix = f"put the {FILE_NAME} of its model there, or tokenizer.path=my/{FILE_NAME}"
+            hint = f"put the {FILE_NAME} of its model there, or tokenizer.path=my/{FILE_NAME}"
     elif not os.path.exists(path):
-        what = f"there is no file {path}."
+        message = f"there is no file {path}."
         if not os.path.splitext(path)[1]:
-            fix += "; by a name on the Hugging Face hub: tokenizer=hf tokenizer.name=..."
+            hint += "; by a name on the Hugging Face hub: tokenizer=hf tokenizer.name=..."
     elif isinstance(facts, str):
-        what = f"{path} cannot be used: {facts}."
-        fix = "one that tokenizer.save() wrote, or that of a transformers model"
+        message = f"{path} cannot be used: {facts}."
+        hint = "one that tokenizer.save() wrote, or that of a transformers model"
         other = {".model": "sentencepiece", ".tiktoken": "tiktoken"}.get(os.path.splitext(path)[1])
-        fix = f"tokenizer={other} tokenizer.path={path}" if other else fix
-    if what:
-        yield "tokenizer.path", what, fix
+        hint = f"tokenizer={other} tokenizer.path={path}" if other else hint
+    if message:
+        yield "tokenizer.path", message, hint
 
 
 @rule("tokenizer.name")
@@ -317,8 +322,8 @@ def tokenizer_name(tokenizer: HubTokenizer) -> Findings:
     if not tokenizer.name:
         yield "tokenizer.name", "tokenizer.name=... with the id of a model, such as gpt2"
     elif isinstance(facts := tokenizer.facts(), str):
-        fix = "check the name; or a copy on this machine, tokenizer=file tokenizer.path=my/folder"
-        yield "tokenizer.name", f"{tokenizer.name} cannot be used: {facts}.", fix
+        hint = "check the name; or a copy on this machine, tokenizer=file tokenizer.path=my/folder"
+        yield "tokenizer.name", f"{tokenizer.name} cannot be used: {facts}.", hint
 
 
 @rule("tokenizer.model", "tokenizer.path")
@@ -357,9 +362,9 @@ def usual_eos(tokenizer: Existing) -> Findings:
         return
     token = tokenizer.end_token(facts)
     if tokenizer.eos_token is None and tokenizer.add_eos and token and token != facts.eos:
-        what = f"{tokenizer.place} names no token that ends a text; {token} is taken."
-        fix = f'"tokenizer.eos_token={quoted(token)}", or another token'
-        yield "tokenizer.eos_token", what, fix
+        message = f"{tokenizer.place} names no token that ends a text; {token} is taken."
+        hint = f'"tokenizer.eos_token={quoted(token)}", or another token'
+        yield "tokenizer.eos_token", message, hint
 
 
 @rule("tokenizer.bos_token", "tokenizer.path", "tokenizer.bos_token", "tokenizer.add_bos")
@@ -382,6 +387,6 @@ def one_token(tokenizer: Tokenizer) -> Findings:
             return
         begin, end = tokenizer.begin_token(facts) or "", tokenizer.end_token(facts) or ""
     if tokenizer.add_bos and tokenizer.add_eos and begin and begin == end:
-        what = f"{begin} would begin and end every document."
-        fix = "tokenizer.add_eos=false, or tokenizer.add_bos=false"
-        yield "tokenizer.add_bos", what, fix
+        message = f"{begin} would begin and end every document."
+        hint = "tokenizer.add_eos=false, or tokenizer.add_bos=false"
+        yield "tokenizer.add_bos", message, hint

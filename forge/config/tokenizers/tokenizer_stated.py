@@ -1,4 +1,4 @@
-"""What the files beside a tokenizer say: other tokens, a chat template, and how text is drawn."""
+"""Files beside a tokenizer: their other tokens, chat template and generation options."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ GENERATION_NAME, GENERATION = "generation_config.json", "generation_config"
 TOKENS = ("pad_token", "unk_token", "additional_special_tokens", "extra_special_tokens")
 OPTIONS = ("model_max_length", "padding_side", "clean_up_tokenization_spaces")
 STATED = (TEMPLATE, GENERATION, *TOKENS, *OPTIONS)
-"""Keys of a tokenizer_config.json that forge keeps for other readers. In the one that forge writes
-generation_config is what the model's folder says of ends of text and of drawing.
+"""Keys of a tokenizer_config.json that forge keeps for other readers. In the file that forge
+writes, generation_config has the ends of text and the drawing options of the model's folder.
 """
 
 
 def stated_token(path: Path, name: str) -> str | None:
-    """What the tokenizer_config.json beside a tokenizer.json says of a token."""
+    """The token of a name in the tokenizer_config.json beside a tokenizer.json."""
     try:
         stated = read_json(path.with_name(CONFIG_NAME)).get(name)
     except (OSError, ValueError, AttributeError):
@@ -31,21 +31,21 @@ def stated_token(path: Path, name: str) -> str | None:
 
 
 def stated_beside(path: Path) -> dict[str, Any]:
-    """What the files beside a tokenizer say of chats, of other tokens and of generation."""
+    """The statements of the files beside a tokenizer about chats, other tokens and generation."""
     try:
         content = read_json(path.with_name(CONFIG_NAME))
-        found = {name: content[name] for name in STATED if content.get(name) is not None}
+        statements = {name: content[name] for name in STATED if content.get(name) is not None}
     except (OSError, ValueError, TypeError, AttributeError):
-        found = {}
+        statements = {}
     with contextlib.suppress(OSError, ValueError):
-        found[TEMPLATE] = read_text(path.with_name(TEMPLATE_NAME))
-    if GENERATION not in found and (stated := _generation_beside(path)):
-        found[GENERATION] = stated
-    return found
+        statements[TEMPLATE] = read_text(path.with_name(TEMPLATE_NAME))
+    if GENERATION not in statements and (stated := _generation_beside(path)):
+        statements[GENERATION] = stated
+    return statements
 
 
 def _generation_beside(path: Path) -> dict[str, Any]:
-    """What generation_config.json says; of what is not there, the tokens of config.json."""
+    """The content of generation_config.json; for absent keys, the tokens of config.json."""
     content: dict[str, Any] = {}
     for name, keys in (("config.json", ("eos_token_id", "pad_token_id")), (GENERATION_NAME, None)):
         with contextlib.suppress(OSError, ValueError, AttributeError):

@@ -1,6 +1,4 @@
-"""Base class of model families: config.json to the model section and back, and the names of
-tensors.
-"""
+"""Base of model families: config.json to the model section and back, and the tensor names."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ class Family:
     block: ClassVar[Table]
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        """Return the options of the model section. Inner sections are dicts, `mixer` with a
+        """Return the options of the model section; inner sections are dicts, `mixer` with a
         `schema`.
         """
         raise NotImplementedError
@@ -84,8 +82,8 @@ class Family:
         return tied or name.endswith("rotary_emb.inv_freq")
 
     def rows(self, section: Decoder) -> list[Row]:
-        """Return a table row for every tensor of a section. Raises ValueError for a tensor without
-        a name.
+        """Return a row for every tensor of a section. Raises ValueError for a tensor without a
+        name.
         """
         rows = [self._outside(section, spec) for part in section.outside() for spec in part]
         of_kinds = {kind: section.of_kind(kind.name) for kind in section.kinds_in()}

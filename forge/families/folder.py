@@ -78,8 +78,8 @@ class Folder:
 
 
 def is_folder(path: str | Path) -> bool:
-    """Whether a path is a folder of a Hugging Face model, not of a forge run, checkpoint or
-    adapters alone.
+    """Whether a path is a Hugging Face model; false for forge's runs, checkpoints and lone
+    adapters.
     """
     root = Path(path)
     return (root / CONFIG).is_file() or (any(root.glob("*.safetensors")) and not is_peft(root))
@@ -208,8 +208,7 @@ def faults(folder: Folder, section: Decoder, exclude: Sequence[str] = ()) -> lis
 def grown(
     rows: Sequence[Row], theirs: Mapping[str, tuple[int, ...]], section: Decoder
 ) -> dict[str, int]:
-    """Return the token tables stored with fewer rows than the section's, with the missing rows by
-    name.
+    """Return the missing rows, by name, of token tables stored with fewer rows than the section's.
 
     theirs: the stored shapes.
     """

@@ -56,9 +56,7 @@ class AdaptedExperts(Adapted):
         return weight + self.scaling[name] * beside
 
     def total(self, squares: Tensor, name: str) -> Tensor:
-        """Return squares summed over the ranks with parts of the rows; here ranks have
-        whole rows.
-        """
+        """Return squares summed over ranks with parts of the rows; here rows are whole."""
         return squares
 
     def _products(self, x: Tensor, weight: Tensor, counts: Tensor | None) -> Tensor:
@@ -70,8 +68,9 @@ class AdaptedExperts(Adapted):
         return looped_mm(x, weight.transpose(1, 2).to(x.dtype), counts)
 
     def _by_one_kernel(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether the experts' kernel takes the product; a rank off 16 bytes is multiplied in a
-        loop.
+        """Whether the experts' kernel takes the product.
+
+        A rank that is no multiple of 16 bytes is multiplied in a loop.
         """
         aligned = all(size * x.element_size() % ALIGNMENT == 0 for size in weight.shape[1:])
         return aligned and self._grouped(x)  # type: ignore[operator]

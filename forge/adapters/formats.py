@@ -29,8 +29,9 @@ LEAST = 1e-38
 
 
 class Format(NamedTuple):
-    """A packed format. pack: [rows, in] fp32 -> parts, each [rows, ...]. unpack: parts -> [rows,
-    in] fp32.
+    """A packed format.
+
+    pack: [rows, in] fp32 -> parts, each [rows, ...]. unpack: parts -> [rows, in] fp32.
     """
 
     pack: Callable[[Tensor], dict[str, Tensor]]
@@ -67,7 +68,7 @@ def unpack(parts: Parts, how: str, dtype: torch.dtype) -> Tensor:
     "forge::unpack", mutates_args=(), schema="(Tensor[] parts, str how, ScalarType to) -> Tensor"
 )
 def _unpacked(parts: list[Tensor], how: str, to: torch.dtype) -> Tensor:
-    """Unpack as an operator, opaque to a compiler: tables are constant tensors."""
+    """Unpack as an operator, opaque to a compiler: lookup tables are separate tensors."""
     return unpack(dict(zip(PARTS[how], parts, strict=True)), how, to)
 
 

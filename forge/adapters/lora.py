@@ -66,7 +66,7 @@ class LoRA(Adapter):
         if not self.section.dora:
             return
         parameters = dict(model.named_parameters())
-        in_few_bits = {spec.name: spec for spec in packed_in(model)}
+        in_few_bits = {matrix.name: matrix for matrix in packed_in(model)}
         for spec in self._targets(model):
             if spec.name in in_few_bits:
                 weight = in_few_bits[spec.name].whole()
@@ -160,9 +160,7 @@ class AdaptedLinear(Adapted):
         return self.weight + self.scaling * (self.lora_b @ self.lora_a)
 
     def total(self, squares: Tensor) -> Tensor:
-        """Return squares summed over the ranks with parts of the rows; here ranks have
-        whole rows.
-        """
+        """Return squares summed over ranks with parts of the rows; here rows are whole."""
         return squares
 
     def adapted_weight(self) -> Tensor:

@@ -63,9 +63,7 @@ class Packed:
 
     @torch.no_grad()
     def fill(self, read: Read) -> None:
-        """Round the rows of this rank's shard, some rows at a time, and store the rank's
-        columns.
-        """
+        """Round the rows of this rank's shard, some at a time, and store the rank's columns."""
         parameters = self.parameters()
         *stack, rows, _ = owned(parameters["codes"])
         columns = {part: owned(values)[-1] for part, values in parameters.items()}

@@ -19,7 +19,7 @@ CODES = {"nf4": torch.uint8, "nf4_double": torch.uint8, "int8": torch.int8}
 
 
 class _Stacked:
-    """A packed stack of experts, a factor of products in the place of the stack."""
+    """A packed stack of experts, in the place of the stack's tensor."""
 
     def __init__(self, packed: Packed) -> None:
         self.packed = packed

@@ -1,8 +1,7 @@
-"""Adapters initialised with the largest singular values and vectors of a weight, the weight keeping
-the rest (PiSSA, arXiv:2404.02948).
+"""Adapters initialised with the largest singular values and vectors of a weight (PiSSA).
 
-The part taken out is stored beside the weight, also in checkpoints. The base of a checkpoint gives
-the same rest again, without a second decomposition.
+The weight keeps the rest (arXiv:2404.02948). The part taken out is stored beside the weight, also
+in checkpoints. The base of a checkpoint gives the same rest again, without a second decomposition.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ from forge.tensors.masters import master
 
 @torch.no_grad()
 def take_out(model: nn.Module, scales: Mapping[TensorSpec, float]) -> None:
-    """Initialise A and B from each matrix, or from the matrices of this rank's stages; a
-    collective.
+    """Initialise A and B with the largest singular part of each matrix; a collective.
 
-    scales: the factors of B A.
+    Covers the matrices of this rank's stages. scales: the factors of B A.
     """
     parameters = dict(model.named_parameters())
     for matrix, scale in scales.items():
@@ -57,7 +55,7 @@ def rest(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def largest(weight: Tensor, *, rank: int) -> tuple[Tensor, Tensor]:
-    """Return A [..., rank, in] and B [..., out, rank] with the nearest product of this rank."""
+    """Return A [..., rank, in] and B [..., out, rank] with B A nearest to the weight."""
     u, s, vh = torch.linalg.svd(weight, full_matrices=False)
     roots = s[..., :rank].sqrt()
     return roots.unsqueeze(-1) * vh[..., :rank, :], u[..., :rank] * roots.unsqueeze(-2)

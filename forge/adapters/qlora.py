@@ -12,8 +12,9 @@ from forge.models.decoder import Decoder
 
 
 class QLoRA(LoRA):
-    """LoRA beside packed weights: parameters by the weight's name with `_codes` and so on for each
-    part.
+    """LoRA beside packed weights.
+
+    Parameters of a packed weight have the weight's name with `_codes` and so on for each part.
     """
 
     section: QLoRASection

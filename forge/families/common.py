@@ -88,8 +88,9 @@ def write_sizes(section: Decoder) -> dict[str, Any]:
 
 
 def activation_name(section: Decoder) -> str:
-    """Return Hugging Face's name of the activation. Raises ValueError for an activation without a
-    name.
+    """Return Hugging Face's name of the activation.
+
+    Raises ValueError for an activation without a name.
     """
     for hf_name, activation in ACTIVATIONS.items():
         if activation == section.activation:

@@ -56,8 +56,9 @@ class Family:
     block: ClassVar[Table]
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        """Return the options of the model section; inner sections are dicts, `mixer` with a
-        `schema`.
+        """Return the options of the model section.
+
+        Inner sections are dicts, `mixer` with a `schema`.
         """
         raise NotImplementedError
 
@@ -82,8 +83,9 @@ class Family:
         return tied or name.endswith("rotary_emb.inv_freq")
 
     def rows(self, section: Decoder) -> list[Row]:
-        """Return a row for every tensor of a section. Raises ValueError for a tensor without a
-        name.
+        """Return a row for every tensor of a section.
+
+        Raises ValueError for a tensor without a name.
         """
         rows = [self._outside(section, spec) for part in section.outside() for spec in part]
         of_kinds = {kind: section.of_kind(kind.name) for kind in section.kinds_in()}
@@ -117,9 +119,7 @@ class Family:
         return row(section, ours, entry, "", "" if name == self.head else self.prefix)
 
     def unsaid(self, section: Decoder) -> list[str]:
-        """Return the options of a section beyond the family's config.json, in the words for
-        users.
-        """
+        """Return the options beyond the family's config.json, in the words for users."""
         try:
             content = self.content(section)
         except ValueError as error:

@@ -78,8 +78,9 @@ class Folder:
 
 
 def is_folder(path: str | Path) -> bool:
-    """Whether a path is a Hugging Face model; false for forge's runs, checkpoints and lone
-    adapters.
+    """Whether a path is a folder of a Hugging Face model.
+
+    False for runs and checkpoints of forge, and for adapters alone.
     """
     root = Path(path)
     return (root / CONFIG).is_file() or (any(root.glob("*.safetensors")) and not is_peft(root))

@@ -56,9 +56,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def options(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of `adapter` for a folder, except for the options with names of
-    matrices.
-    """
+    """Return the options of `adapter` for a folder, without the names of matrices."""
     return {
         "rank": content["r"],
         "alpha": float(content["lora_alpha"]),

@@ -1,5 +1,6 @@
-"""Rotary positions in config.json: `rope_parameters`, in older files rope_theta and
-rope_scaling.
+"""Rotary positions in config.json.
+
+Newer files have `rope_parameters`, older files rope_theta and rope_scaling.
 """
 
 from __future__ import annotations

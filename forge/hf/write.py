@@ -23,8 +23,9 @@ Read = Callable[[str], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A stored tensor: the rows of forge behind the tensor, and its number in a stack of
-    experts.
+    """A stored tensor, made of rows of forge's tensors.
+
+    number: the expert in a stack, None outside of stacks.
     """
 
     name: str

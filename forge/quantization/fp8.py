@@ -60,7 +60,7 @@ class ByTorchao:
         from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
         from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
 
-        _patch_inductor_min_max_codegen()  # as torchao does where it converts a model
+        _patch_inductor_min_max_codegen()  # as in torchao's conversion of a model
         self.product: Any = matmul_with_hp_or_float8_args
         config = self.config = Float8LinearConfig.from_recipe_name(recipe)
         gemms = (config.gemm_config_output, config.gemm_config_grad_input)

@@ -61,8 +61,9 @@ class Numbers:
     norms_frozen: bool = False
 
     def product(self, made: float, read: int, ranks: int = 0) -> Named:
-        """Return the product of a matrix and a vector. ranks: with shares of the product; 0
-        = tp.
+        """Return the product of a matrix and a vector.
+
+        ranks: number of ranks with shares of the product; 0 = tp.
         """
         return Named(bytes=self.width * made / (ranks or self.tp), flops=2.0 * made * read)
 
@@ -80,7 +81,8 @@ class Numbers:
         return FP32 + (width * dim if self.cuda else copies * FP32 * dim)
 
     def norm(self, kind: str, dim: int, width: int) -> int:
-        """Return the bytes kept by a norm of this kind; LayerNorm keeps the input, mean and
-        deviation.
+        """Return the bytes kept by a norm of this kind.
+
+        LayerNorm keeps the input, mean and deviation.
         """
         return width * dim + 2 * FP32 if kind == "layernorm" else self.rms_norm(dim, width)

@@ -106,8 +106,9 @@ class LayerShape(RotaryOptions, AttentionOptions, Model):
 
     @property
     def is_rotary(self) -> bool:
-        """Whether heads are rotated; recurrent mixers read tokens in order and need no
-        positions.
+        """Whether heads are rotated.
+
+        Recurrent mixers read tokens in order and need no positions.
         """
         return super().is_rotary and not self.mixer.recurrent
 

@@ -216,8 +216,9 @@ class MoE(Section):
         return numbers.width * model.dim if has_dense and copied else 0
 
     def _routing(self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool) -> int:
-        """Return the memory of inputs and outputs of experts, of router inputs, weights and
-        indices.
+        """Return the memory of routing and of the experts' inputs and outputs.
+
+        Covers inputs of router and experts, outputs of experts, weights and indices.
         """
         # of one index an assignment: by the sort, and by a capacity or the exchange
         indices = 6 if self.capacity_factor or exchanged else 4

@@ -160,8 +160,9 @@ def norm(
 def misfits(
     ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]
 ) -> dict[str, str]:
-    """Return the misfits between stored tensors and a model's, by name. Both tables hold shapes by
-    name.
+    """Return the misfits between stored tensors and a model's tensors, by name.
+
+    ours, theirs: the model's and the stored shapes by name.
     """
     faults = {}
     for name, shape in ours.items():

@@ -1,5 +1,6 @@
-"""Gemma 3, its text: norms of queries and keys, and five windows to a full layer with another
-rotation.
+"""Gemma 3, its text: norms of queries and keys, and five windows to a full layer.
+
+Full layers have another rotation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The feed-forward layer of two or three matrices; its width and activation are options of the
-model.
-"""
+"""The feed-forward layer of two or three matrices, sized by options of the model."""
 
 from __future__ import annotations
 

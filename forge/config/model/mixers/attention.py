@@ -117,7 +117,7 @@ class Attention(Mixer):
                     (1, number * head_dim) if layer.qk_norm_width == "all" else (number, head_dim)
                 )
                 total += norm(*wide, layer.qk_norm_with_scale)
-            itself = numbers.cuda or width == FP32  # what is normalised is no copy
+            itself = numbers.cuda or width == FP32  # the norm's input is no copy
             if itself and not layer.qk_norm_after_rope:
                 gates = heads if layer.attention_output_gate else 0
                 values = kv_heads if layer.share_kv_projections else 0

@@ -113,13 +113,13 @@ class GatedDeltaNet(Mixer):
         key, value = self.gdn_key_head_dim, self.gdn_value_head_dim
         keys, values = key_heads * key, heads * value
         chunk = min(self.gdn_chunk_size, seq)
-        padded = -(-seq // chunk) * chunk / seq  # tokens that are computed, for each that is read
+        padded = -(-seq // chunk) * chunk / seq  # computed tokens for each token read
         streams = (1 + (self.gdn_conv_kernel_dim - 1) / seq + 1) * (2 * keys + values)
         normed = 2 * (keys + key_heads) if self.use_qk_norm_in_gdn else 0
         chunks = 2 * keys + values + 2 * chunk * key_heads  # and products of queries and keys
-        chunks += heads * (4 * chunk + 4 + value + key)  # decays, system, near; and what solves it
+        chunks += heads * (4 * chunk + 4 + value + key)  # decays, system, near; and the solution
         read = heads * (value + (1 + key * value) / chunk)  # and the states between chunks
-        if chunk < seq:  # a single one reads no state that has a gradient, and its own is not read
+        if chunk < seq:  # a single chunk reads no state with a gradient; its own is unread
             read += heads * (2 * key + 1)
         numbers_32 = streams + normed + 3 * heads + padded * (chunks + read)
         gate = (

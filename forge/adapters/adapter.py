@@ -1,4 +1,4 @@
-"""What an adapter does to a model; and the model without it."""
+"""The changes of an adapter to a model, and the model without the adapter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forge.config.root import Config
 
 
 class Adapter:
-    """The moments at which an adapter changes a model; this one changes nothing."""
+    """Base of adapters: hooks at the moments of change to a model, empty here."""
 
     def __init__(self, section: AdapterSection) -> None:
         self.section = section
@@ -23,44 +23,41 @@ class Adapter:
         """Add parameters to a whole model on the meta device, and to its table."""
 
     def pack(self, model: nn.Module, dtype: torch.dtype) -> None:
-        """Keep weights that stay as they are in another form, before it is cut over ranks. dtype:
-        of what is multiplied.
+        """Store frozen weights in another form, before the model is cut over ranks.
+
+        dtype: of products.
         """
 
     def activate(self, model: nn.Module) -> None:
-        """Have the layers of a model, or of a stage, compute with what was added, in place."""
+        """Let the layers of a model, or of a stage, compute with the added parameters, in place."""
 
     def begin(self, model: nn.Module) -> None:
-        """Give what was added the values that follow from the weights of the model, which are there
-        by now.
-        """
+        """Set added parameters to values derived from the model's weights, now filled."""
 
     def take_out(self, model: nn.Module) -> None:
-        """At the first step of a run, have what was added begin as a part of the weights, of which
-        these keep the rest.
-        """
+        """Move a part of the weights into the added parameters, at the first step of a run."""
 
 
 def adapter_of(config: Config) -> Adapter:
-    """What changes the model of a run as its section says."""
+    """Build the adapter of a run from its section."""
     return build(config.adapter, path="adapter", trust=config.run.trust)
 
 
 class Adapted(nn.Module):
-    """Mixin of a layer that an adapter stands beside."""
+    """Mixin of a layer beside an adapter."""
 
     adapter_is_on: bool
 
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Inside, a model is what it was without its adapters."""
+    """Run a model without its adapters inside of the context."""
     layers = [layer for layer in model.modules() if isinstance(layer, Adapted)]
-    before = [layer.adapter_is_on for layer in layers]
+    states = [layer.adapter_is_on for layer in layers]
     try:
         for layer in layers:
             layer.adapter_is_on = False
         yield
     finally:
-        for layer, was_on in zip(layers, before, strict=True):
+        for layer, was_on in zip(layers, states, strict=True):
             layer.adapter_is_on = was_on

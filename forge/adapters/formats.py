@@ -1,7 +1,7 @@
-"""Weights in few bits, as a base under adapters keeps them: made of whole rows, and read again.
+"""Weights in few bits for a base under adapters: packed by whole rows, and unpacked.
 
-A weight is [..., out, in]; each row is rounded for itself, so that any cut into rows has the same
-values. What is kept of one are several tensors, by the names of `forge.config.adapters.packed`.
+A weight is [..., out, in]. Every row is rounded by itself, with the same values in any cut into
+rows. A packed weight is several tensors, by the names of `forge.config.adapters.packed`.
 """
 
 from __future__ import annotations
@@ -25,47 +25,50 @@ NF4 = (
 )
 """The values of 4-bit NormalFloat (QLoRA, arXiv:2305.14314, appendix E)."""
 LEAST = 1e-38
-"""What a block of zeros is divided by."""
+"""Divisor of a block of zeros."""
 
 
 class Format(NamedTuple):
-    """pack: [rows, in] fp32 -> its parts, each [rows, ...]. unpack: parts -> [rows, in] fp32."""
+    """A packed format.
+
+    pack: [rows, in] fp32 -> parts, each [rows, ...]. unpack: parts -> [rows, in] fp32.
+    """
 
     pack: Callable[[Tensor], dict[str, Tensor]]
     unpack: Callable[[Parts], Tensor]
 
 
 def pack(weight: Tensor, how: str) -> dict[str, Tensor]:
-    """weight: [..., in] -> the tensors that are kept of it, each [..., n]. how: a name of FORMATS.
+    """Pack a weight [..., in] into tensors, each [..., n].
 
-    A number of rows is in fp32 at a time.
+    how: a name of FORMATS. A limited number of rows is in fp32 at a time.
     """
     rows = weight.flatten(0, -2)
-    each = max(1, AT_ONCE // max(1, rows.shape[1]))
-    made = [FORMATS[how].pack(part.float()) for part in rows.split(each)]
-    joined = {name: torch.cat([one[name] for one in made]) for name in made[0]}
+    n_rows = max(1, AT_ONCE // max(1, rows.shape[1]))
+    chunks = [FORMATS[how].pack(part.float()) for part in rows.split(n_rows)]
+    joined = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
     return {name: part.unflatten(0, weight.shape[:-1]) for name, part in joined.items()}
 
 
 def unpack(parts: Parts, how: str, dtype: torch.dtype) -> Tensor:
-    """The weight again, [..., in]."""
+    """Restore the weight [..., in] from packed parts."""
     flat = {name: part.flatten(0, -2) for name, part in parts.items()}
     codes = parts["codes"]
     width = codes.shape[-1] * _in_a_code(how)
-    made = torch.empty(*codes.shape[:-1], width, dtype=dtype, device=codes.device)
-    rows = made.view(-1, width)
-    each = max(1, AT_ONCE // max(1, width))
-    for start in range(0, len(rows), each):
-        here = {name: part[start : start + each] for name, part in flat.items()}
-        rows[start : start + each] = FORMATS[how].unpack(here)
-    return made
+    weight = torch.empty(*codes.shape[:-1], width, dtype=dtype, device=codes.device)
+    rows = weight.view(-1, width)
+    n_rows = max(1, AT_ONCE // max(1, width))
+    for start in range(0, len(rows), n_rows):
+        chunk = {name: part[start : start + n_rows] for name, part in flat.items()}
+        rows[start : start + n_rows] = FORMATS[how].unpack(chunk)
+    return weight
 
 
 @torch.library.custom_op(
     "forge::unpack", mutates_args=(), schema="(Tensor[] parts, str how, ScalarType to) -> Tensor"
 )
 def _unpacked(parts: list[Tensor], how: str, to: torch.dtype) -> Tensor:
-    """An operator, so that a compiler does not look inside: tables are tensors of their own."""
+    """Unpack as an operator, opaque to a compiler: lookup tables are separate tensors."""
     return unpack(dict(zip(PARTS[how], parts, strict=True)), how, to)
 
 
@@ -76,7 +79,7 @@ def _(parts: list[Tensor], how: str, to: torch.dtype) -> Tensor:
 
 
 def weight_of(how: str, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """parts: in the order of PARTS -> [..., out, in]; without gradients."""
+    """Return the weight [..., out, in] without gradients. parts: in the order of PARTS."""
     return _unpacked(list(parts), how, dtype)
 
 
@@ -85,7 +88,7 @@ def _in_a_code(how: str) -> int:
 
 
 def _nf4(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes, two in a byte, and the scale of each block."""
+    """Return codes, two in a byte, and the scale of each block."""
     blocks = rows.unflatten(-1, (-1, BLOCK))
     scales = blocks.abs().amax(-1)
     parts = (blocks * (1.0 / scales.clamp(min=LEAST)).unsqueeze(-1)).clamp(-1, 1).flatten(-2)
@@ -104,12 +107,12 @@ def _pack_nf4(rows: Tensor) -> dict[str, Tensor]:
 
 
 def _pack_nf4_double(rows: Tensor) -> dict[str, Tensor]:
-    """Scales of a row less their mean are 8 bits of a scale of their own."""
+    """Pack the scales of a row, less their mean, in 8 bits with a scale for the row."""
     codes, scales = _nf4(rows)
-    mean = scales.double().mean(-1, keepdim=True).float()  # the same of any number of rows
-    left = scales - mean
-    largest = left.abs().amax(-1, keepdim=True)
-    parts = (left * (1.0 / largest.clamp(min=LEAST))).clamp(-1, 1)
+    mean = scales.double().mean(-1, keepdim=True).float()  # equal for any number of rows
+    centered = scales - mean
+    largest = centered.abs().amax(-1, keepdim=True)
+    parts = (centered * (1.0 / largest.clamp(min=LEAST))).clamp(-1, 1)
     of_scales = torch.bucketize(parts, _borders(dynamic(), rows.device), out_int32=True)
     return {
         "codes": codes,
@@ -126,7 +129,7 @@ def _unpack_nf4_double(parts: Parts) -> Tensor:
 
 
 def _pack_int8(rows: Tensor) -> dict[str, Tensor]:
-    """As the weights of LLM.int8() (arXiv:2208.07339)."""
+    """Pack like the weights of LLM.int8() (arXiv:2208.07339)."""
     largest = rows.abs().amax(-1, keepdim=True)
     codes = (rows * (127.0 / largest.clamp(min=LEAST))).round().to(torch.int8)
     return {"codes": codes, "row_scales": largest}
@@ -141,13 +144,13 @@ FORMATS = {
 
 @functools.cache
 def dynamic() -> tuple[float, ...]:
-    """The 256 values of the signed dynamic type (arXiv:1511.04561), in order."""
-    found = [0.0, 1.0]
+    """Return the 256 values of the signed dynamic type (arXiv:1511.04561), in order."""
+    values = [0.0, 1.0]
     for exponent in range(7):
         edges = torch.linspace(0.1, 1, 2**exponent + 1, dtype=torch.float32)
         middles = (10.0 ** (exponent - 6) * ((edges[:-1] + edges[1:]) / 2)).tolist()
-        found += [sign * value for value in middles for sign in (1, -1)]
-    return tuple(sorted(found))
+        values += [sign * value for value in middles for sign in (1, -1)]
+    return tuple(sorted(values))
 
 
 @functools.cache
@@ -158,6 +161,6 @@ def _borders(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 @functools.cache
 def _pairs(device: torch.device) -> Tensor:
-    """[256, 2], the two values of a byte."""
+    """Return a table [256, 2]: the two values of a byte."""
     byte = torch.arange(256)
     return torch.tensor(NF4)[torch.stack([byte >> 4, byte & 15], 1)].to(device)

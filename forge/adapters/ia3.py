@@ -16,29 +16,29 @@ from forge.models.mixin import mix_in
 
 
 class IA3(Adapter):
-    """Parameters of a layer: ia3_scales [out], or [in] where what enters is scaled."""
+    """Vectors for the features of layers: ia3_scales [out], or [in] for scaled inputs."""
 
     section: IA3Section
 
     def inject(self, model: nn.Module) -> None:
         assert isinstance(model, Decoder), model
         added = list(self.section.added(model.table.values()))
-        for one in added:
-            place, _, name = one.name.rpartition(".")
-            empty = torch.empty(one.shape, device="meta")
-            model.get_submodule(place).register_parameter(name, nn.Parameter(empty))
-        model.table |= {one.name: one for one in added}
+        for spec in added:
+            path, _, name = spec.name.rpartition(".")
+            empty = torch.empty(spec.shape, device="meta")
+            model.get_submodule(path).register_parameter(name, nn.Parameter(empty))
+        model.table |= {spec.name: spec for spec in added}
 
     def activate(self, model: nn.Module) -> None:
         modules = dict(model.named_modules())
-        for one in self._targets(model):
-            if layer := modules.get(place_of(one)):  # else it is of another stage
-                into = self.section.scales_input(one)
-                mix_in(layer, ScaledLinear, scales_input=into, adapter_is_on=True)
+        for spec in self._targets(model):
+            if layer := modules.get(place_of(spec)):  # otherwise of another stage
+                on_input = self.section.scales_input(spec)
+                mix_in(layer, ScaledLinear, scales_input=on_input, adapter_is_on=True)
 
     def _targets(self, model: nn.Module) -> Iterator[TensorSpec]:
         assert isinstance(model, Decoder), model
-        yield from (one for one in model.table.values() if self.section.has(one))
+        yield from (spec for spec in model.table.values() if self.section.has(spec))
 
 
 class ScaledLinear(Adapted):
@@ -52,12 +52,12 @@ class ScaledLinear(Adapted):
             return super().forward(x)
         if self.scales_input:
             return super().forward(x * self.ia3_scales.to(x.dtype))
-        made = super().forward(x)
-        return made * self.ia3_scales.to(made.dtype)
+        y = super().forward(x)
+        return y * self.ia3_scales.to(y.dtype)
 
 
 def scaled(values: Tensor, scales: Tensor, *, scales_input: bool) -> Tensor:
-    """A matrix [out, in], or a bias [out], as a layer without an adapter would have it."""
+    """Return a matrix [out, in], or a bias [out], of an equal layer without an adapter."""
     wide = torch.promote_types(values.dtype, torch.float32)
     factor = scales.to(wide)
     if not scales_input and values.dim() > 1:

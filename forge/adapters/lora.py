@@ -24,76 +24,80 @@ from forge.tensors.masters import master
 
 
 class LoRA(Adapter):
-    """Parameters of a layer: lora_a [rank, in], lora_b [out, rank] and of DoRA lora_magnitude
-    [out]; of experts [experts, ...], with the name of their matrix before it.
+    """Low-rank adapters of a model's matrices.
+
+    Parameters of a layer: lora_a [rank, in], lora_b [out, rank] and for DoRA lora_magnitude [out];
+    of experts [experts, ...], prefixed by the name of the matrix.
     """
 
     section: LoRASection
 
     def inject(self, model: nn.Module) -> None:
         assert isinstance(model, Decoder), model
-        for one in self.section.added(model.table.values()):
-            place, _, name = one.name.rpartition(".")
-            empty = torch.empty(one.shape, device="meta")
-            model.get_submodule(place).register_parameter(name, nn.Parameter(empty))
-        model.table |= {one.name: one for one in self.section.added(model.table.values())}
-        for one in self._targets(model):
-            if one.of_experts:
+        for spec in self.section.added(model.table.values()):
+            path, _, name = spec.name.rpartition(".")
+            empty = torch.empty(spec.shape, device="meta")
+            model.get_submodule(path).register_parameter(name, nn.Parameter(empty))
+        model.table |= {spec.name: spec for spec in self.section.added(model.table.values())}
+        for spec in self._targets(model):
+            if spec.of_experts:
                 continue
-            layer = model.get_submodule(place_of(one))
-            if one.role == EMBEDDING:  # now, so that it is inside of what looks up a part of it
-                mix_in(layer, AdaptedTable, scaling=self._scale(one), adapter_is_on=True)
+            layer = model.get_submodule(place_of(spec))
+            if spec.role == EMBEDDING:  # now, to stay inside of a lookup in a part of the table
+                mix_in(layer, AdaptedTable, scaling=self._scale(spec), adapter_is_on=True)
             else:
-                drops = Dropout(self.section.dropout, name_of(one, "lora"), model.noise)
+                drops = Dropout(self.section.dropout, name_of(spec, "lora"), model.noise)
                 layer.lora_dropout = drops if drops.rate else None  # type: ignore[assignment]
 
     def activate(self, model: nn.Module) -> None:
         modules, scales = dict(model.named_modules()), dict[nn.Module, dict[str, float]]()
-        for one in self._targets(model):
-            layer = modules.get(name_of(one, A).rpartition(".")[0])
+        for spec in self._targets(model):
+            layer = modules.get(name_of(spec, A).rpartition(".")[0])
             if isinstance(layer, Experts):
-                scales.setdefault(layer, {})[one.name.rpartition(".")[2]] = self._scale(one)
-            elif isinstance(layer, nn.Linear):  # else it is of another stage, or a table
-                mix_in(layer, AdaptedLinear, scaling=self._scale(one), adapter_is_on=True)
-        for layer, own in scales.items():
-            mix_in(layer, AdaptedExperts, scaling=own, adapter_is_on=True)
+                scales.setdefault(layer, {})[spec.name.rpartition(".")[2]] = self._scale(spec)
+            elif isinstance(layer, nn.Linear):  # otherwise of another stage, or a table
+                mix_in(layer, AdaptedLinear, scaling=self._scale(spec), adapter_is_on=True)
+        for layer, by_matrix in scales.items():
+            mix_in(layer, AdaptedExperts, scaling=by_matrix, adapter_is_on=True)
 
     @torch.no_grad()
     def begin(self, model: nn.Module) -> None:
-        """Magnitudes are the lengths of the rows of the weights, whose direction is B's to turn."""
+        """Set magnitudes to the lengths of the weights' rows; B changes only their direction."""
         if not self.section.dora:
             return
-        own = dict(model.named_parameters())
-        in_few_bits = {one.name: one for one in packed_in(model)}
-        for one in self._targets(model):
-            if one.name in in_few_bits:
-                whole = in_few_bits[one.name].whole()
-            elif one.name in own:
-                whole = full(own[one.name].detach())
+        parameters = dict(model.named_parameters())
+        in_few_bits = {matrix.name: matrix for matrix in packed_in(model)}
+        for spec in self._targets(model):
+            if spec.name in in_few_bits:
+                weight = in_few_bits[spec.name].whole()
+            elif spec.name in parameters:
+                weight = full(parameters[spec.name].detach())
             else:
                 continue  # of another stage
-            wide = torch.promote_types(whole.dtype, torch.float32)
-            lengths, magnitude = whole.to(wide).norm(dim=-1), own[name_of(one, MAGNITUDE)]
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            lengths, magnitude = weight.to(wide).norm(dim=-1), parameters[name_of(spec, MAGNITUDE)]
             copy_local(magnitude, lengths)
             copy_local(master(magnitude), lengths)
 
     def take_out(self, model: nn.Module) -> None:
         if self.section.init == PISSA:
-            take_out(model, {one: self._scale(one) for one in self._targets(model)})
+            take_out(model, {spec: self._scale(spec) for spec in self._targets(model)})
 
     def _scale(self, one: TensorSpec) -> float:
         return self.section.scale(self.section.rank_of(one))
 
     def _targets(self, model: nn.Module) -> Iterator[TensorSpec]:
         parts = getattr(model, "parts", [model])
-        yield from (one for one in parts[0].table.values() if self.section.rank_of(one))
+        yield from (spec for spec in parts[0].table.values() if self.section.rank_of(spec))
 
 
 def merged(
     weight: Tensor, a: Tensor, b: Tensor, magnitude: Tensor | None, *, role: str, scale: float
 ) -> Tensor:
-    """What a layer without an adapter would have: weight [..., out, in], a [..., rank, in], b [...,
-    out, rank], magnitude [..., out]; of an embedding [vocab, dim]. In the format of the weight.
+    """Return the weight of an equal layer without an adapter, in the format of the weight.
+
+    weight: [..., out, in], of an embedding [vocab, dim]. a: [..., rank, in]. b: [..., out, rank].
+    magnitude: [..., out].
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     added = scale * (b.to(wide) @ a.to(wide))
@@ -104,8 +108,10 @@ def merged(
 
 
 class AdaptedLinear(Adapted):
-    """Mixin of nn.Linear: `W x + scaling * B A x`. With magnitudes the rows of W + scaling * B A
-    have those lengths; gradients take what they are divided by for constant (section 4.3).
+    """Mixin of nn.Linear: `W x + scaling * B A x`.
+
+    With magnitudes, the rows of W + scaling * B A have the magnitudes as lengths. Gradients treat
+    the divisors, the lengths before, as constants (section 4.3).
     """
 
     scaling: float
@@ -118,47 +124,47 @@ class AdaptedLinear(Adapted):
     lora_dropout: Dropout | None
 
     def forward(self, x: Tensor) -> Tensor:
-        made = super().forward(x)
+        output = super().forward(x)
         if not self.adapter_is_on:
-            return self.as_it_was(made, x)
+            return self.as_it_was(output, x)
         beside = self.inner(x)
         if not hasattr(self, MAGNITUDE):
-            return torch.add(made, beside.to(made.dtype), alpha=self.scaling)
+            return torch.add(output, beside.to(output.dtype), alpha=self.scaling)
         bias = self.bias
-        product = made if bias is None else made - bias
-        y = (product + self.scaling * beside) * self.lengthened().to(made.dtype)
+        product = output if bias is None else output - bias
+        y = (product + self.scaling * beside) * self.lengthened().to(output.dtype)
         return y if bias is None else y + bias
 
     def as_it_was(self, made: Tensor, x: Tensor) -> Tensor:
-        """A product of the weight, with what was taken out of that."""
+        """Return a product of the weight, with the part taken out of the weight added."""
         if not hasattr(self, TAKEN_A):
             return made
         beside = F.linear(F.linear(x, self.lora_taken_a), self.lora_taken_b)
         return made + beside.to(made.dtype)
 
     def inner(self, x: Tensor) -> Tensor:
-        """B A x."""
+        """Compute B A x."""
         drops = self.lora_dropout
         within = F.linear(x, self.lora_a) if drops is None else drops.linear(x, self.lora_a)
         return F.linear(within, self.lora_b)
 
     def lengthened(self) -> Tensor:
-        """[out], by what rows of the sum are multiplied."""
+        """Return the factors [out] of the rows of the sum."""
         with torch.no_grad():
             squares = self.summed().square().sum(-1)
             lengths = self.total(squares).sqrt()
         return self.lora_magnitude / lengths  # type: ignore[operator]
 
     def summed(self) -> Tensor:
-        """[out, in], of what this rank has."""
+        """Return the sum [out, in] of this rank's weight and adapter."""
         return self.weight + self.scaling * (self.lora_b @ self.lora_a)
 
     def total(self, squares: Tensor) -> Tensor:
-        """Of rows, a part of which each of some ranks may have."""
+        """Return squares summed over ranks with parts of the rows; here rows are whole."""
         return squares
 
     def adapted_weight(self) -> Tensor:
-        """[out, in]: what a layer without an adapter would have."""
+        """Return the weight [out, in] of an equal layer without an adapter."""
         if not self.adapter_is_on:
             if not hasattr(self, TAKEN_A):
                 return self.weight
@@ -170,15 +176,15 @@ class AdaptedLinear(Adapted):
 
 
 class AdaptedTable(Adapted):
-    """Mixin of the embedding: row t and column t of A, turned by B. lora_a: [rank, vocab]."""
+    """Mixin of the embedding: row t plus B times column t of A. lora_a: [rank, vocab]."""
 
     scaling: float
     lora_a: Tensor
     lora_b: Tensor
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found = super().forward(tokens)
+        rows = super().forward(tokens)
         if not self.adapter_is_on:
-            return found
+            return rows
         beside = F.linear(F.embedding(tokens, self.lora_a.T), self.lora_b)
-        return torch.add(found, beside.to(found.dtype), alpha=self.scaling)
+        return torch.add(rows, beside.to(rows.dtype), alpha=self.scaling)

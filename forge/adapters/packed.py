@@ -1,7 +1,7 @@
-"""A model whose matrices are kept in few bits: what stands in place of them, and how it is filled.
+"""A model with matrices in few bits: the packed matrices, and their filling.
 
-Each part that is kept of a weight is a parameter of its own, without a gradient, which tp, ep and
-FSDP cut as they do any other: `forge.config.adapters.packed` has its name, shape and cut.
+Every part of a packed weight is a parameter without a gradient. tp, ep and FSDP cut the part like
+any other parameter: `forge.config.adapters.packed` has the name, shape and cut.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from forge.models.init import Initial
 from forge.tensors.local import full, local, owned, select
 
 Read = Callable[[Sequence[Tensor]], Tensor]
-"""Indices along each dimension but the last -> these rows of a weight, whole, in any format."""
+"""From indices along each dimension but the last to whole rows of a weight, in any format."""
 
 
 @dataclass(eq=False)
 class Packed:
-    """What stands in place of a weight. name, shape: of the weight in the whole model."""
+    """A packed weight of a module. name, shape: of the weight in the whole model."""
 
     module: nn.Module
     attribute: str
@@ -35,75 +35,75 @@ class Packed:
 
     @property
     def names(self) -> list[str]:
-        """Of the parameters that keep it, in the order of PARTS."""
+        """Names of the weight's parameters, in the order of PARTS."""
         return [f"{self.name}_{part}" for part in PARTS[self.how]]
 
     @property
     def attributes(self) -> list[str]:
-        """Their names in the module."""
+        """Names of the parameters in the module."""
         return [f"{self.attribute}_{part}" for part in PARTS[self.how]]
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What this rank computes with."""
+        """Return the parts for computation on this rank."""
         return tuple(getattr(self.module, name) for name in self.attributes)
 
     def weight(self, dtype: torch.dtype) -> Tensor:
-        """The part of the weight that this rank computes with."""
+        """Return the part of the weight for computation on this rank."""
         return weight_of(self.how, self.tensors(), dtype)
 
     def whole(self) -> Tensor:
-        """The weight in fp32, as products have it; a collective."""
+        """Return the weight in fp32, with the values of products; a collective."""
         parts = tuple(full(values.detach()) for values in self.parameters().values())
         return weight_of(self.how, parts, torch.float32)
 
     def parameters(self) -> dict[str, Tensor]:
-        """What is kept, by part, laid out over ranks."""
-        found: Any = self.module._parameters
-        return dict(zip(PARTS[self.how], map(found.get, self.attributes), strict=True))
+        """Return the packed parts by name, laid out over ranks."""
+        registered: Any = self.module._parameters
+        return dict(zip(PARTS[self.how], map(registered.get, self.attributes), strict=True))
 
     @torch.no_grad()
     def fill(self, read: Read) -> None:
-        """Round the rows of which this rank has something, some at a time, and keep its part."""
-        own = self.parameters()
-        *stack, rows, _ = owned(own["codes"])
-        columns = {part: owned(values)[-1] for part, values in own.items()}
-        flat = {part: local(values).flatten(0, -2) for part, values in own.items()}
+        """Round the rows of this rank's shard, some at a time, and store the rank's columns."""
+        parameters = self.parameters()
+        *stack, rows, _ = owned(parameters["codes"])
+        columns = {part: owned(values)[-1] for part, values in parameters.items()}
+        flat = {part: local(values).flatten(0, -2) for part, values in parameters.items()}
         start = 0
-        for expert in product(*(one.split(1) for one in stack)):
-            for some in rows.split(max(1, AT_ONCE // self.shape[-1])):
-                end = start + len(some)
-                for part, values in pack(read([*expert, some]).flatten(0, -2), self.how).items():
+        for expert in product(*(indices.split(1) for indices in stack)):
+            for chunk in rows.split(max(1, AT_ONCE // self.shape[-1])):
+                end = start + len(chunk)
+                for part, values in pack(read([*expert, chunk]).flatten(0, -2), self.how).items():
                     flat[part][start:end] = select(values, [columns[part]], first=1)
                 start = end
 
     def rows_of(self, values: Tensor) -> Read:
-        """Reads whole rows, of which these are all that `fill` asks for."""
+        """Return a reader of whole rows from `values`, the rows requested by `fill`."""
         *mine, _ = owned(self.parameters()["codes"])
 
         def read(indices: Sequence[Tensor]) -> Tensor:
             pairs = zip(mine, indices, strict=True)
-            return select(values, [torch.searchsorted(own, one) for own, one in pairs])
+            return select(values, [torch.searchsorted(stored, index) for stored, index in pairs])
 
         return read
 
 
 def few_bits(module: nn.Module) -> list[Packed]:
-    """What a module keeps so of its own weights."""
+    """Return the packed weights of a module, without submodules."""
     return vars(module).get("few_bits", [])
 
 
 def packed_in(model: nn.Module) -> list[Packed]:
-    """All that is packed of a model, or of this rank's stages."""
-    return [one for module in model.modules() for one in few_bits(module)]
+    """Return all packed weights of a model, or of this rank's stages."""
+    return [matrix for module in model.modules() for matrix in few_bits(module)]
 
 
 def plain_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    """All parameters but those that keep weights in few bits, whose formats are their own."""
-    parts = {id(values) for one in packed_in(model) for values in one.parameters().values()}
-    yield from (one for one in model.parameters() if id(one) not in parts)
+    """Yield all parameters but the parts of packed weights, with formats of their own."""
+    parts = {id(values) for matrix in packed_in(model) for values in matrix.parameters().values()}
+    yield from (parameter for parameter in model.parameters() if id(parameter) not in parts)
 
 
 def drawn(model: Any, name: str, shape: Sequence[int], seed: int) -> Read:
-    """Reads the initial values of a weight, as `forge.models.init` draws them."""
+    """Return a reader of the initial values of a weight, as drawn by `forge.models.init`."""
     initial = Initial(name=name, shape=shape, std=model.init_std(name), seed=seed)
     return lambda indices: select(initial.rows(indices[0]), indices[1:], first=1)

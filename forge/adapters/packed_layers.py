@@ -1,4 +1,4 @@
-"""Layers whose matrices are kept in few bits, as classes that are mixed in."""
+"""Mixins of layers with matrices in few bits."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ CODES = {"nf4": torch.uint8, "nf4_double": torch.uint8, "int8": torch.int8}
 
 
 class _Stacked:
-    """In place of a stack of experts: what makes products of it."""
+    """A packed stack of experts, in the place of the stack's tensor."""
 
     def __init__(self, packed: Packed) -> None:
         self.packed = packed
 
     @property
     def shape(self) -> torch.Size:
-        """Of what this rank computes with."""
+        """Shape of the stack on this rank."""
         codes = self.packed.tensors()[0]
         values = codes.shape[-1] * self.packed.shape[-1] // _width(self.packed)
         return torch.Size((*codes.shape[:-1], values))
 
 
 def _width(packed: Packed) -> int:
-    """Codes of a whole row."""
+    """Return the number of codes of a whole row."""
     return packed.shape[-1] // PARTS[packed.how]["codes"].weights
 
 
 class PackedLinear(nn.Module):
-    """Mixin of nn.Linear. weight_dtype: of the weight where it is asked for as a whole."""
+    """Mixin of nn.Linear. weight_dtype: format of the unpacked weight."""
 
     few_bits: list[Packed]
     weight_dtype: torch.dtype
@@ -46,17 +46,17 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """What this rank has of it, made again."""
+        """This rank's part of the weight, unpacked."""
         return self.few_bits[0].weight(self.weight_dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        one = self.few_bits[0]
-        made: Tensor = Linear.apply(x, one.how, *one.tensors())
-        return made if self.bias is None else made + self.bias
+        matrix = self.few_bits[0]
+        y: Tensor = Linear.apply(x, matrix.how, *matrix.tensors())
+        return y if self.bias is None else y + self.bias
 
 
 class PackedExperts(nn.Module):
-    """Mixin of experts, some or all of whose matrices are packed."""
+    """Mixin of experts with some or all matrices packed."""
 
     few_bits: list[Packed]
     weight_dtype: torch.dtype
@@ -67,8 +67,8 @@ class PackedExperts(nn.Module):
         def product_with(rows: Tensor, weight: Any) -> Tensor:
             if not isinstance(weight, _Stacked):
                 return plain(rows, weight)
-            one = weight.packed
-            return OfExperts.apply(rows, counts, grouped, one.how, *one.tensors())
+            matrix = weight.packed
+            return OfExperts.apply(rows, counts, grouped, matrix.how, *matrix.tensors())
 
         return product_with
 
@@ -79,25 +79,26 @@ class PackedExperts(nn.Module):
 
 
 def pack_weights(model: Any, weights: Iterable[TensorSpec], how: str, dtype: torch.dtype) -> None:
-    """Keep these weights of a model, or those of them that a stage of it has, in few bits; in place
-    while it is on the meta device. dtype: of products.
+    """Keep weights of a model, or of a stage of the model, in few bits.
+
+    The model on the meta device is changed in place. dtype: of products.
     """
     modules = dict(model.named_modules())
-    for one in weights:
-        place, _, attribute = one.name.rpartition(".")
-        module = modules.get(place)
+    for spec in weights:
+        path, _, attribute = spec.name.rpartition(".")
+        module = modules.get(path)
         if module is None:
             continue  # of another stage
         first = not isinstance(module, PackedLinear | PackedExperts)
         if first:
             mixin = PackedExperts if isinstance(module, Experts) else PackedLinear
             mix_in(module, mixin, few_bits=[], weight_dtype=dtype)
-        own = Packed(module, attribute, one.name, tuple(one.shape), how)
-        few_bits(module).append(own)
+        matrix = Packed(module, attribute, spec.name, tuple(spec.shape), how)
+        few_bits(module).append(matrix)
         del module._parameters[attribute]
         if isinstance(module, Experts):
-            setattr(module, attribute, _Stacked(own))
-        for part in kept(one, how):
+            setattr(module, attribute, _Stacked(matrix))
+        for part in kept(spec, how):
             kind = torch.float32 if part.bytes == 4 else CODES[how]
             values = torch.empty(part.spec.shape, dtype=kind, device="meta")
             name = f"{attribute}_{part.part}"

@@ -1,6 +1,6 @@
-"""Products with weights in few bits, which are made again for each and kept for none.
+"""Products with weights in few bits, unpacked for each product and stored for none.
 
-A file of its own, as it needs the compiler, which takes seconds to import.
+A separate file: the compiler behind these products takes seconds to import.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from forge.adapters.formats import weight_of
 from forge.models.grouped import grouped_mm, looped_mm
 
 
-# torch 2.11 compiles a function that is looked into, inside of a block that runs again, without
-# its gradient.
+# torch 2.11 traces into a function inside of a recomputed block, and compiles the function
+# without its gradient.
 @torch._dynamo.allow_in_graph
 class Linear(torch.autograd.Function):
-    """x: [..., in] -> [..., out]."""
+    """A product x [..., in] -> [..., out]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, how: str, *parts: Tensor) -> Tensor:
@@ -30,14 +30,14 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        parts = ctx.saved_tensors  # asked for once, as what runs again needs it
+        parts = ctx.saved_tensors  # read once: a recomputed block allows a single read
         weight = weight_of(ctx.how, parts, gradient.dtype)
         return gradient @ weight, None, *(None for _ in parts)
 
 
 @torch._dynamo.allow_in_graph
 class OfExperts(torch.autograd.Function):
-    """x: [n, in], sorted by expert; counts: rows of each -> [n, out]."""
+    """A product x [n, in], sorted by expert, -> [n, out]; counts: rows of each expert."""
 
     @staticmethod
     def forward(
@@ -57,7 +57,7 @@ class OfExperts(torch.autograd.Function):
 
 @torch._dynamo.allow_in_graph
 class OfEqualExperts(torch.autograd.Function):
-    """x: [experts, rows, in] -> [experts, rows, out]."""
+    """A product x [experts, rows, in] -> [experts, rows, out]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, how: str, *parts: Tensor) -> Tensor:

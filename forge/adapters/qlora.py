@@ -12,11 +12,14 @@ from forge.models.decoder import Decoder
 
 
 class QLoRA(LoRA):
-    """Parameters of a packed weight: its name and, for each part of it, `_codes` and so on."""
+    """LoRA beside packed weights.
+
+    Parameters of a packed weight have the weight's name with `_codes` and so on for each part.
+    """
 
     section: QLoRASection
 
     def pack(self, model: nn.Module, dtype: torch.dtype) -> None:
         assert isinstance(model, Decoder), model
-        own = [one for one in model.section.tensors() if self.section.packs(one)]
-        pack_weights(model, own, self.section.how, dtype)
+        weights = [spec for spec in model.section.tensors() if self.section.packs(spec)]
+        pack_weights(model, weights, self.section.how, dtype)

@@ -1,4 +1,4 @@
-"""What most families share: the keys of Llama's config.json, and its names."""
+"""The keys of Llama's config.json and the names of its tensors, shared by most families."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
-"""Theirs and ours; the first of theirs is written for ours."""
+"""Hugging Face's names and forge's; for a name of forge the first match is written."""
 SIZES = {
     "vocab_size": "vocab_size",
     "max_seq_len": "max_position_embeddings",
@@ -33,63 +33,66 @@ OUTSIDE: Table = {
     "output.weight": "lm_head.weight",
 }
 ATTENTION: Table = {
-    f"attention.w{each}.{kind}": f"self_attn.{each}_proj.{kind}"
-    for each in "qkvo"
+    f"attention.w{letter}.{kind}": f"self_attn.{letter}_proj.{kind}"
+    for letter in "qkvo"
     for kind in ("weight", "bias")
 }
-QK_NORM: Table = {f"attention.{each}_norm.weight": f"self_attn.{each}_norm.weight" for each in "qk"}
+QK_NORM: Table = {f"attention.{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"}
 NORMS: Table = {
     "attention_norm.weight": "input_layernorm.weight",
     "feed_forward_norm.weight": "post_attention_layernorm.weight",
 }
 PROJECTIONS = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
 MLP: Table = {
-    f"feed_forward.{ours}.{kind}": f"mlp.{theirs}.{kind}"
-    for ours, theirs in PROJECTIONS.items()
+    f"feed_forward.{name}.{kind}": f"mlp.{hf_name}.{kind}"
+    for name, hf_name in PROJECTIONS.items()
     for kind in ("weight", "bias")
 }
 
 
 def experts(place: str, names: dict[str, str], router: str) -> Table:
-    """One tensor an expert, at `place`; router: the place of its weight."""
-    found: dict[str, Theirs | str] = {"feed_forward.router.weight": router}
-    for ours, theirs in names.items():
-        found[f"feed_forward.experts.{ours}"] = Theirs(name=f"{place}.{{}}.{theirs}.weight")
-    return found
+    """Return the table of an expert layer: a tensor per expert at `place`, the gate at `router`."""
+    table: dict[str, Theirs | str] = {"feed_forward.router.weight": router}
+    for name, hf_name in names.items():
+        table[f"feed_forward.experts.{name}"] = Theirs(name=f"{place}.{{}}.{hf_name}.weight")
+    return table
 
 
 def sizes(keys: Keys, *, tied: bool = False, eps: float = 1e-6) -> dict[str, Any]:
-    """The options that all of them have."""
-    found = {ours: keys.number(theirs) for ours, theirs in SIZES.items()}
-    found["n_kv_heads"] = keys.number("num_key_value_heads", default=found["n_heads"])
-    found["head_dim"] = keys.number("head_dim", default=None)
-    found["norm_eps"] = keys.number("rms_norm_eps", default=eps)
-    found["init_std"] = keys.number("initializer_range", default=0.02)
-    found["tie_embeddings"] = keys.take("tie_word_embeddings", default=tied)
-    return found
+    """Read the options common to all families of this kind."""
+    options = {option: keys.number(key) for option, key in SIZES.items()}
+    options["n_kv_heads"] = keys.number("num_key_value_heads", default=options["n_heads"])
+    options["head_dim"] = keys.number("head_dim", default=None)
+    options["norm_eps"] = keys.number("rms_norm_eps", default=eps)
+    options["init_std"] = keys.number("initializer_range", default=0.02)
+    options["tie_embeddings"] = keys.take("tie_word_embeddings", default=tied)
+    return options
 
 
 def activation(keys: Keys, name: str = "hidden_act", default: Any = NEEDED) -> dict[str, Any]:
-    """A gated feed-forward layer."""
+    """Read the activation of a gated feed-forward layer."""
     return {"activation": keys.choice(name, ACTIVATIONS, default), "gated_mlp": True}
 
 
 def write_sizes(section: Decoder) -> dict[str, Any]:
-    """What `sizes` reads."""
-    found = {theirs: getattr(section, ours) for ours, theirs in SIZES.items()}
-    found["intermediate_size"] = section.computed_ffn_hidden_dim
-    found["num_key_value_heads"] = section.kv_heads
-    found["head_dim"] = section.computed_head_dim
-    found["rms_norm_eps"] = section.norm_eps
-    found["initializer_range"] = section.init_std
-    found["tie_word_embeddings"] = section.tie_embeddings
-    found["hidden_act"] = activation_name(section)
-    return found
+    """Return the keys of config.json read by `sizes`."""
+    config = {key: getattr(section, option) for option, key in SIZES.items()}
+    config["intermediate_size"] = section.computed_ffn_hidden_dim
+    config["num_key_value_heads"] = section.kv_heads
+    config["head_dim"] = section.computed_head_dim
+    config["rms_norm_eps"] = section.norm_eps
+    config["initializer_range"] = section.init_std
+    config["tie_word_embeddings"] = section.tie_embeddings
+    config["hidden_act"] = activation_name(section)
+    return config
 
 
 def activation_name(section: Decoder) -> str:
-    """What they call the activation. Raises ValueError for one that they lack."""
-    for theirs, ours in ACTIVATIONS.items():
-        if ours == section.activation:
-            return theirs
+    """Return Hugging Face's name of the activation.
+
+    Raises ValueError for an activation without a name.
+    """
+    for hf_name, activation in ACTIVATIONS.items():
+        if activation == section.activation:
+            return hf_name
     raise ValueError(f"model.activation={section.activation}")

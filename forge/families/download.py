@@ -19,9 +19,9 @@ def is_id(place: str) -> bool:
     return ID.fullmatch(place) is not None and not os.path.exists(place)
 
 
-@functools.cache  # a derivation and the points of a sweep ask for the same
+@functools.cache  # a derivation and the points of a sweep ask for the same model
 def fetched(name: str, revision: str) -> tuple[str, str]:
-    """(the folder of a model on this machine, "") or ("", why there is none)."""
+    """Return (the folder of a model on this machine, "") or ("", the reason of its absence)."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -32,6 +32,6 @@ def fetched(name: str, revision: str) -> tuple[str, str]:
         return snapshot_download(name, local_files_only=True, **options), ""
     except LocalEntryNotFoundError:
         return "", ABSENT
-    except Exception as error:  # the library raises its own, of many kinds
+    except Exception as error:  # the library raises many kinds of errors
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return "", (lines or [type(error).__name__])[0].rstrip(".")

@@ -1,6 +1,4 @@
-"""What a family of models is to Hugging Face: config.json to the model section and back, and where
-its tensors are.
-"""
+"""Base of model families: config.json to the model section and back, and the tensor names."""
 
 from __future__ import annotations
 
@@ -31,15 +29,17 @@ OF_MOE_TRAINING = (
     *("bias_update_rate", "bias_schedule", "capacity_factor", "gradient_scale", "kernel"),
     *("float32_gate_logits", "frequency", "first_num_dense_layers", "ffn_hidden_dim"),
 )
-"""Options that no config.json has: of training, or said otherwise."""
+"""Options absent from every config.json: options of training, or stored in another form."""
 
 
 class Family:
-    """A model_type of Hugging Face. model_types: others that are the same. either: options for all
-    values of which it has names. partial_rotary: whether its class in transformers obeys
-    partial_rotary_factor; the others turn whole heads without a word. absent: what its class has
-    for keys that a config.json lacks, where null is another thing than a key that is not there.
-    turns_by_kind: whether it has a rotation for each kind of layers.
+    """A model family of Hugging Face, by its model_type.
+
+    model_types: further model types read as this family. either: options with free values, each of
+    them with tensor names. partial_rotary: whether the transformers class obeys
+    partial_rotary_factor; other classes silently rotate whole heads. absent: defaults of the class
+    for keys missing in config.json, where null differs from a missing key. turns_by_kind: whether
+    each kind of layers has a rotation.
     """
 
     model_type: ClassVar[str]
@@ -56,65 +56,70 @@ class Family:
     block: ClassVar[Table]
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        """The options of the model section; sections inside of it are dicts, `mixer` with a
-        `schema`.
+        """Return the options of the model section.
+
+        Inner sections are dicts, `mixer` with a `schema`.
         """
         raise NotImplementedError
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        """config.json of a section, as far as the family can say it. Raises ValueError, with an
-        option, for a section that lacks what makes the family.
+        """Return config.json of a section, as far as the family can express the section.
+
+        Raises ValueError, with an option, for a section without the features of the family.
         """
         raise NotImplementedError
 
     def keys(self, content: dict[str, Any]) -> Keys:
-        """A config.json of the family, to be read."""
+        """Open a config.json of the family for reading."""
         return Keys(content, self.absent)
 
     def table(self, layer: Decoder) -> Table:
-        """Names inside of a block of this section."""
+        """Return the tensor names inside of a block of this section."""
         return self.block
 
     def ignored(self, name: str, section: Decoder) -> bool:
-        """Whether a tensor of theirs is none of the model's: a buffer, or of a part left out."""
+        """Whether the model has no use for a tensor of the files: a buffer, or a part left out."""
         tied = section.tie_embeddings and name == self.head
         return tied or name.endswith("rotary_emb.inv_freq")
 
     def rows(self, section: Decoder) -> list[Row]:
-        """Every tensor of a section with its place. Raises ValueError for one without."""
-        found = [self._outside(section, one) for part in section.outside() for one in part]
+        """Return a row for every tensor of a section.
+
+        Raises ValueError for a tensor without a name.
+        """
+        rows = [self._outside(section, spec) for part in section.outside() for spec in part]
         of_kinds = {kind: section.of_kind(kind.name) for kind in section.kinds_in()}
         tables = {kind: self.table(layer) for kind, layer in of_kinds.items()}
         specs = {kind: list(self._specs(section, kind)) for kind in of_kinds}
         for number in range(section.n_layers):
             kind = section.kind_of(number)
-            place = f"{self.prefix}{self.layers}{number}."
-            for one in specs[kind]:
-                theirs = tables[kind].get(one.name)
-                if theirs is None and one.name == SELECTION_BIAS:
+            hf_prefix = f"{self.prefix}{self.layers}{number}."
+            for spec in specs[kind]:
+                entry = tables[kind].get(spec.name)
+                if entry is None and spec.name == SELECTION_BIAS:
                     continue
-                if theirs is None:
-                    raise ValueError(f"{self.model_type} has no tensor like blocks.*.{one.name}")
+                if entry is None:
+                    raise ValueError(f"{self.model_type} has no tensor like blocks.*.{spec.name}")
                 prefix = f"blocks.{number}."
-                found.append(row(of_kinds[kind], one, theirs, prefix, place))
-        return found
+                rows.append(row(of_kinds[kind], spec, entry, prefix, hf_prefix))
+        return rows
 
     def _specs(self, section: Decoder, kind: Any) -> Iterator[TensorSpec]:
-        """The tensors of a block, with the selection bias, which is no parameter."""
+        """Yield the tensors of a block, with the selection bias, a buffer and no parameter."""
         yield from section.block_tensors(kind)
         if kind.moe:
             shape = (section.moe.num_experts,)
             yield TensorSpec(name=SELECTION_BIAS, shape=shape, role="buffer", part="routers")
 
     def _outside(self, section: Decoder, ours: TensorSpec) -> Row:
-        theirs = self.outside.get(ours.name)
-        if theirs is None:
+        entry = self.outside.get(ours.name)
+        if entry is None:
             raise ValueError(f"{self.model_type} has no tensor like {ours.name}")
-        name = theirs if isinstance(theirs, str) else theirs.name
-        return row(section, ours, theirs, "", "" if name == self.head else self.prefix)
+        name = entry if isinstance(entry, str) else entry.name
+        return row(section, ours, entry, "", "" if name == self.head else self.prefix)
 
     def unsaid(self, section: Decoder) -> list[str]:
-        """Options of a section that this family cannot say, as they are said to users."""
+        """Return the options beyond the family's config.json, in the words for users."""
         try:
             content = self.content(section)
         except ValueError as error:
@@ -126,40 +131,42 @@ class Family:
             return [*keys.faults, *keys.unknown.values()]
         if "moe" in options and not section.is_moe:
             return ["model.moe.num_experts=0"]
-        theirs = section_of(options)
-        if ignored := self.unread(theirs):
+        restored = section_of(options)
+        if ignored := self.unread(restored):
             return ignored
-        return [str(one) for one in self.differences(section, theirs)]
+        return [str(difference) for difference in self.differences(section, restored)]
 
     def unread(self, section: Decoder) -> list[str]:
-        """Options of a section, as config.json would have them, that its class in transformers
-        ignores, or obeys in another way than forge: both would read another model.
+        """Return options that the transformers class ignores, or obeys in another way than forge.
+
+        The section holds the options of a config.json. With a fault, forge and transformers would
+        read different models.
         """
         layers = [section.of_kind(kind.name) for kind in section.kinds_in()]
         faults = {}
         for layer in (layer for layer in layers if layer.position == "rope"):
             if layer.partial_rotary_factor != 1 and not self.partial_rotary:
-                said = f"model.partial_rotary_factor={shown(layer.partial_rotary_factor)}"
-                faults[f"{said} (transformers turns whole heads in {self.model_type})"] = None
+                setting = f"model.partial_rotary_factor={shown(layer.partial_rotary_factor)}"
+                faults[f"{setting} (transformers turns whole heads in {self.model_type})"] = None
             if self.turns_by_kind and layer.rope_type == "yarn" and not layer.rope_truncate:
-                said = "model.rope_truncate=false"
-                faults[f"{said} (transformers rounds the range of pairs in {self.model_type})"] = (
-                    None
-                )
+                setting = "model.rope_truncate=false"
+                faults[
+                    f"{setting} (transformers rounds the range of pairs in {self.model_type})"
+                ] = None
             if layer.rope_type == "llama3.1" and layer.beta_fast < layer.beta_slow:
-                said = "model.beta_fast below model.beta_slow"
-                faults[f"{said} (transformers blends otherwise)"] = None
+                setting = "model.beta_fast below model.beta_slow"
+                faults[f"{setting} (transformers blends otherwise)"] = None
             length = layer.original_max_position_embeddings
             by_length = layer.rope_type == "longrope" and (
                 list(layer.rope_short_factor) != list(layer.rope_long_factor)
             )
             if (by_length or layer.rope_type == "dynamic") and layer.max_seq_len > length:
-                said = f"model.rope_type={layer.rope_type} with model.max_seq_len above {length}"
-                faults[f"{said} (transformers turns each text by its own length)"] = None
+                setting = f"model.rope_type={layer.rope_type} with model.max_seq_len above {length}"
+                faults[f"{setting} (transformers turns each text by its own length)"] = None
         return list(faults)
 
     def is_near(self, section: Decoder) -> bool:
-        """Whether a section has what makes a model one of this family."""
+        """Whether a section has the features of this family."""
         try:
             self.content(section)
         except ValueError:
@@ -167,13 +174,13 @@ class Family:
         return True
 
     def differences(self, one: Decoder, other: Decoder) -> list[Difference]:
-        """The options that make two sections of this family compute something else."""
+        """Return the options by which two sections of this family compute different results."""
         free = {f"model.{name}" for name in self.either}
-        return [each for each in differences(one, other) if each.key not in free]
+        return [difference for difference in differences(one, other) if difference.key not in free]
 
 
 def section_of(options: dict[str, Any]) -> Decoder:
-    """The model section with these options."""
+    """Build the model section with these options."""
     values = {name: value for name, value in options.items() if value is not None}
     if "mixer" in values:
         values["mixer"] = variant_of(Mixer, values["mixer"])
@@ -183,7 +190,7 @@ def section_of(options: dict[str, Any]) -> Decoder:
 
 
 class Difference(NamedTuple):
-    """An option that makes two sections compute something else, with its values."""
+    """An option by which two sections compute different results, with both values."""
 
     key: str
     one: Any
@@ -194,25 +201,25 @@ class Difference(NamedTuple):
 
 
 def differences(one: Decoder, other: Decoder) -> list[Difference]:
-    """The options that make two sections compute something else."""
+    """Return the options by which two sections compute different results."""
     if one.n_layers != other.n_layers:
         return [Difference("model.n_layers", one.n_layers, other.n_layers)]
-    found: dict[str, Difference] = {}
-    known: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {}
+    changed: dict[str, Difference] = {}
+    compared: dict[Any, tuple[dict[str, Any], dict[str, Any]]] = {}
     for layer in range(one.n_layers):
         kinds = one.kind_of(layer), other.kind_of(layer)
-        if kinds not in known:
-            known[kinds] = _facts(one, kinds[0]), _facts(other, kinds[1])
-            ours, theirs = known[kinds]
-            for name in sorted(ours.keys() | theirs.keys()):
-                pair = ours.get(name), theirs.get(name)
+        if kinds not in compared:
+            compared[kinds] = _facts(one, kinds[0]), _facts(other, kinds[1])
+            facts, other_facts = compared[kinds]
+            for name in sorted(facts.keys() | other_facts.keys()):
+                pair = facts.get(name), other_facts.get(name)
                 if pair[0] != pair[1]:
-                    found.setdefault(name, Difference(f"model.{name}", *pair))
-    return list(found.values())
+                    changed.setdefault(name, Difference(f"model.{name}", *pair))
+    return list(changed.values())
 
 
 def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
-    """What a layer of a kind computes, by option, with what is open worked out."""
+    """Return the options of the computation of a layer kind, with open values worked out."""
     layer = section.of_kind(kind.name)
     skipped = {*OF_TRAINING, *layer.mixer.unread, "mixer", "feed_forward", "moe"}
     skipped |= {
@@ -243,7 +250,7 @@ def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
     if layer.norm_type == "layernorm":
         facts["bias"] = layer.bias
     if layer.position != "learned" and layer.stretches not in ("dynamic", "longrope"):
-        del facts["max_seq_len"]  # a bound, of which nothing else depends
+        del facts["max_seq_len"]  # a bound on lengths without effect on the computation
     window = facts.get("sliding_window_size", 0)
     facts["sliding_window_size"] = 0 if window >= layer.max_seq_len else window
     facts |= _inside("mixer", layer.mixer)
@@ -261,7 +268,7 @@ def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
 
 
 def _acting(layer: Decoder) -> dict[str, bool]:
-    """Options that do something only with another, and whether they do here."""
+    """Return, for options effective only beside another option, whether each has an effect."""
     tempered = layer.temperature_tuning and layer.position != "rope"
     of_norms = ("qk_norm_width", "qk_norm_with_scale", "qk_norm_after_rope")
     return {
@@ -275,7 +282,7 @@ def _acting(layer: Decoder) -> dict[str, bool]:
 
 
 def _experts(layer: Decoder) -> dict[str, Any]:
-    """What a layer of experts computes, by option."""
+    """Return the options of the computation of a layer of experts."""
     moe, facts = layer.moe, _inside("moe", layer.moe, OF_MOE_TRAINING)
     facts["moe.ffn_hidden_dim"] = layer.expert_hidden_dim
     facts["moe.group_score"] = moe.computed_group_score
@@ -288,7 +295,7 @@ def _experts(layer: Decoder) -> dict[str, Any]:
 
 
 def _positions(layer: Decoder) -> dict[str, Any]:
-    """What positions do, by option: those of the type of rotation alone."""
+    """Return the options of positions; with rotation, only the options of its type."""
     facts: dict[str, Any] = {"position": layer.position}
     if layer.position != "rope":
         return facts
@@ -305,8 +312,8 @@ def _positions(layer: Decoder) -> dict[str, Any]:
 
 
 def _inside(name: str, section: Section, skipped: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The options of a section inside of a layer's, and which it is."""
+    """Return the options of a section inside of a layer's section, and the name of its schema."""
     out = {*OF_TRAINING, *skipped}
     values = {f.name: getattr(section, f.name) for f in fields(section) if f.name not in out}
-    named = {f"{name}.{option}": value for option, value in values.items()}
-    return named | {name: type(section).schema_name}
+    prefixed = {f"{name}.{option}": value for option, value in values.items()}
+    return prefixed | {name: type(section).schema_name}

@@ -1,5 +1,6 @@
-"""Rotary positions as config.json says them: `rope_parameters`, in older files rope_theta and
-rope_scaling.
+"""Rotary positions in config.json.
+
+Newer files have `rope_parameters`, older files rope_theta and rope_scaling.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ TYPES = {
     "longrope": "longrope",
     "proportional": "proportional",
 }
-"""Theirs and ours."""
+"""Hugging Face's names and forge's."""
 
 
 def read(
@@ -28,8 +29,10 @@ def read(
     usual: dict[str, Any] | None = None,
     scores: bool = False,
 ) -> dict[str, Any]:
-    """The options of rotary positions. theta, usual: where the file has none. scores: with yarn
-    scores are multiplied too, as in DeepSeek.
+    """Return the options of rotary positions.
+
+    theta, usual: values without an entry in the file. scores: with yarn the scores are multiplied
+    too, as in DeepSeek.
     """
     stated = dict(keys.take("rope_parameters", "rope_scaling", default=usual) or {})
     for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
@@ -43,7 +46,7 @@ def read(
 def of_parameters(
     keys: Keys, stated: dict[str, Any], *, theta: float, longest: int | None, scores: bool = False
 ) -> dict[str, Any]:
-    """The same of one dict of them."""
+    """Return the options of rotary positions from one dict of parameters."""
     inner = Keys(stated)
     kind = inner.take("rope_type", "type", default="default")
     options: dict[str, Any] = {"rope_theta": float(inner.number("rope_theta", default=theta))}
@@ -75,10 +78,12 @@ def of_parameters(
 
 
 def _yarn(keys: Keys, scores: bool) -> dict[str, Any]:
-    """Cosines and sines are multiplied by attention_factor; else by the ratio of the roots of
-    mscale and mscale_all_dim where both are there, else by that of 1.
+    """Return the options of yarn and of its factor of cosines and sines.
+
+    The factor is attention_factor. Without attention_factor, the factor is the ratio of the roots
+    of mscale and mscale_all_dim, where both are given; otherwise the root of 1.
     """
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "beta_fast": keys.number("beta_fast", default=32),
         "beta_slow": keys.number("beta_slow", default=1),
         "rope_truncate": keys.take("truncate", default=True),
@@ -86,46 +91,46 @@ def _yarn(keys: Keys, scores: bool) -> dict[str, Any]:
     }
     mscale, of_all = (keys.number(name, default=0) for name in ("mscale", "mscale_all_dim"))
     scaled = scores and bool(of_all)
-    found["rope_attention_scaling"] = not scaled
+    options["rope_attention_scaling"] = not scaled
     if mscale and of_all:
-        found |= {"mscale": float(mscale), "mscale_all_dim": float(of_all)}
+        options |= {"mscale": float(mscale), "mscale_all_dim": float(of_all)}
     elif scaled:
         keys.faults.append("mscale_all_dim without mscale is in no model that forge knows")
-    return found
+    return options
 
 
 def write(layer: Decoder) -> dict[str, Any]:
-    """What `read` reads, by the names that every version of transformers knows."""
-    found = parameters(layer)
-    theta, kind = found.pop("rope_theta"), found["rope_type"]
-    partial = found.pop("partial_rotary_factor", None)
-    keys = {"rope_theta": theta, "rope_scaling": None if kind == "default" else found}
+    """Return the keys read by `read`, in names known to every version of transformers."""
+    scaling = parameters(layer)
+    theta, kind = scaling.pop("rope_theta"), scaling["rope_type"]
+    partial = scaling.pop("partial_rotary_factor", None)
+    keys = {"rope_theta": theta, "rope_scaling": None if kind == "default" else scaling}
     return keys if partial is None else keys | {"partial_rotary_factor": partial}
 
 
 def parameters(layer: Decoder) -> dict[str, Any]:
-    """The dict of rotary positions of a layer."""
+    """Return the dict of rotary positions of a layer."""
     kind = layer.stretches
-    theirs = {ours: theirs for theirs, ours in TYPES.items()}[kind]
-    found: dict[str, Any] = {"rope_theta": layer.rope_theta, "rope_type": theirs}
+    hf_name = {name: hf_name for hf_name, name in TYPES.items()}[kind]
+    config: dict[str, Any] = {"rope_theta": layer.rope_theta, "rope_type": hf_name}
     if layer.partial_rotary_factor != 1:
-        found["partial_rotary_factor"] = layer.partial_rotary_factor
+        config["partial_rotary_factor"] = layer.partial_rotary_factor
     if kind != "default":
-        found["factor"] = float(layer.rope_factor)
+        config["factor"] = float(layer.rope_factor)
     if kind in ("llama3.1", "yarn", "longrope", "dynamic"):
-        found["original_max_position_embeddings"] = layer.original_max_position_embeddings
+        config["original_max_position_embeddings"] = layer.original_max_position_embeddings
     if kind == "llama3.1":
         slow, fast = float(layer.beta_slow), float(layer.beta_fast)
-        found |= {"low_freq_factor": slow, "high_freq_factor": fast}
+        config |= {"low_freq_factor": slow, "high_freq_factor": fast}
     if kind == "yarn":
-        found |= {"beta_fast": float(layer.beta_fast), "beta_slow": float(layer.beta_slow)}
-        found["truncate"] = layer.rope_truncate
-        found |= _yarn_scales(layer)
+        config |= {"beta_fast": float(layer.beta_fast), "beta_slow": float(layer.beta_slow)}
+        config["truncate"] = layer.rope_truncate
+        config |= _yarn_scales(layer)
     if kind == "longrope":
-        found["short_factor"] = list(layer.rope_short_factor)
-        found["long_factor"] = list(layer.rope_long_factor)
-        found["attention_factor"] = layer.rope_attention_factor
-    return found
+        config["short_factor"] = list(layer.rope_short_factor)
+        config["long_factor"] = list(layer.rope_long_factor)
+        config["attention_factor"] = layer.rope_attention_factor
+    return config
 
 
 def _yarn_scales(layer: Decoder) -> dict[str, Any]:

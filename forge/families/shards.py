@@ -1,4 +1,4 @@
-"""The safetensors files of a folder, by their headers: which tensor is where, read without torch.
+"""The safetensors files of a folder, read by their headers without torch.
 
 https://huggingface.co/docs/safetensors has the format: 8 bytes of length, a header in JSON, bytes.
 """
@@ -15,14 +15,14 @@ from forge.config.regular import open_regular, parse_json, read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Formats of numbers that are read, with their bytes."""
+"""Readable number formats, with their bytes."""
 LONGEST_HEADER = 100_000_000
 COMPARED_AT_ONCE = 1 << 22  # bytes
 AGAIN = "download it again"
 
 
 class FolderError(ValueError):
-    """A folder that cannot be read: which and why, and what to do."""
+    """An unreadable folder: the folder, the reason and a remedy."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}; {fix}")
@@ -34,7 +34,7 @@ class FolderError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A tensor in a file. start: the place of its first byte there."""
+    """A tensor in a file. start: the offset of its first byte in the file."""
 
     file: Path
     dtype: str
@@ -47,41 +47,41 @@ class Stored:
 
 
 def stored(folder: Path) -> dict[str, Stored]:
-    """Every tensor of a folder by its name. Raises FolderError."""
+    """Return every tensor of a folder by its name. Raises FolderError."""
     return dict(_stored(folder, _stamp(folder)))
 
 
 def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """What changes when the files do."""
+    """Return names, sizes and times of the files, different after every change."""
     files = [*folder.glob("*.safetensors"), *folder.glob(INDEX)]
     stats = [(file.name, file.stat()) for file in sorted(files)]
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
-@functools.lru_cache(maxsize=4)  # a rule, the ranks' loader and the points of a sweep ask for it
+@functools.lru_cache(maxsize=4)  # a rule, the ranks' loader and the points of a sweep ask
 def _stored(folder: Path, stamp: Any) -> dict[str, Stored]:
     index = folder / INDEX
     if not index.is_file():
         return _header(_only_file(folder))
     try:
-        places = read_json(index)["weight_map"]
-        files = list(dict.fromkeys(map(str, places.values())))
+        files_by_name = read_json(index)["weight_map"]
+        files = list(dict.fromkeys(map(str, files_by_name.values())))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FolderError(f"{index} cannot be read ({error})", AGAIN) from None
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for name in files:
         if Path(name).name != name:
-            what = f"{index}: {name!r} is no name of a file in the folder"
-            raise FolderError(what, AGAIN)
+            message = f"{index}: {name!r} is no name of a file in the folder"
+            raise FolderError(message, AGAIN)
         if not (folder / name).is_file():
             missing = [n for n in files if not (folder / n).is_file()]
-            what = f"{folder}: {len(missing)} of {len(files)} shards are missing"
-            raise FolderError(f"{what}, such as {missing[0]}", "download them")
-        found |= _header(folder / name)
-    if lost := [name for name in places if name not in found]:
-        what = f"{folder / places[lost[0]]} has no tensor {lost[0]}, which {INDEX} names"
-        raise FolderError(what, "download the folder again")
-    return {name: found[name] for name in places}
+            message = f"{folder}: {len(missing)} of {len(files)} shards are missing"
+            raise FolderError(f"{message}, such as {missing[0]}", "download them")
+        tensors |= _header(folder / name)
+    if lost := [name for name in files_by_name if name not in tensors]:
+        message = f"{folder / files_by_name[lost[0]]} has no tensor {lost[0]}, which {INDEX} names"
+        raise FolderError(message, "download the folder again")
+    return {name: tensors[name] for name in files_by_name}
 
 
 def _only_file(folder: Path) -> Path:
@@ -91,17 +91,17 @@ def _only_file(folder: Path) -> Path:
     if len(files) == 1:
         return files[0]
     if files:
-        what = f"{folder} has {len(files)} .safetensors files and no {INDEX}"
-        raise FolderError(what, "download it, or join the files")
+        message = f"{folder} has {len(files)} .safetensors files and no {INDEX}"
+        raise FolderError(message, "download it, or join the files")
     if other := sorted([*folder.glob("*.bin"), *folder.glob("*.pth"), *folder.glob("*.pt")]):
-        what = f"{folder} has its weights in {other[0].name}: a pickle, which may run any code"
-        fix = "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OTHER) of transformers"
-        raise FolderError(what, f"write it as safetensors: {fix}")
+        message = f"{folder} has its weights in {other[0].name}: a pickle, which may run any code"
+        hint = "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OTHER) of transformers"
+        raise FolderError(message, f"write it as safetensors: {hint}")
     raise FolderError(f"{folder} has no .safetensors file", "give a folder with weights")
 
 
 def _header(path: Path) -> dict[str, Stored]:
-    """The tensors of one file."""
+    """Return the tensors of one file."""
     try:
         size = path.stat().st_size
         with open_regular(path) as file:
@@ -113,7 +113,7 @@ def _header(path: Path) -> dict[str, Stored]:
         if isinstance(error, FolderError):
             raise
         raise FolderError(f"{path} cannot be read as safetensors ({error})", AGAIN) from None
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     try:
         for name, entry in content.items():
             if name == "__metadata__":
@@ -121,20 +121,20 @@ def _header(path: Path) -> dict[str, Stored]:
             (begin, end), shape = entry["data_offsets"], tuple(map(int, entry["shape"]))
             dtype = entry["dtype"]
             if dtype not in BYTES:
-                what = f"{path}: {name} is in {dtype}, and forge reads {', '.join(BYTES)}"
-                raise FolderError(what, "give the folder of the model before quantisation")
-            one = Stored(file=path, dtype=dtype, shape=shape, start=8 + length + begin)
-            if end - begin != one.nbytes:
-                what = f"{path}: {name} has {end - begin} bytes, not {one.nbytes}"
-                raise FolderError(what, AGAIN)
+                message = f"{path}: {name} is in {dtype}, and forge reads {', '.join(BYTES)}"
+                raise FolderError(message, "give the folder of the model before quantisation")
+            tensor = Stored(file=path, dtype=dtype, shape=shape, start=8 + length + begin)
+            if end - begin != tensor.nbytes:
+                message = f"{path}: {name} has {end - begin} bytes, not {tensor.nbytes}"
+                raise FolderError(message, AGAIN)
             if 8 + length + end > size:
                 lost = 8 + length + end - size
-                what = f"{path} is torn: {lost:,} bytes of {name} are missing"
-                raise FolderError(what, AGAIN)
-            found[name] = one
+                message = f"{path} is torn: {lost:,} bytes of {name} are missing"
+                raise FolderError(message, AGAIN)
+            tensors[name] = tensor
     except (KeyError, TypeError, AttributeError) as error:
         raise FolderError(f"{path} has a damaged header ({error})", AGAIN) from None
-    return found
+    return tensors
 
 
 def same_bytes(one: Stored, other: Stored) -> bool:
@@ -142,10 +142,10 @@ def same_bytes(one: Stored, other: Stored) -> bool:
     with open_regular(one.file) as first, open_regular(other.file) as second:
         first.seek(one.start)
         second.seek(other.start)
-        left = one.nbytes
-        while left > 0:
-            size = min(left, COMPARED_AT_ONCE)
+        remaining = one.nbytes
+        while remaining > 0:
+            size = min(remaining, COMPARED_AT_ONCE)
             if first.read(size) != second.read(size):
                 return False
-            left -= size
+            remaining -= size
     return True

@@ -1,4 +1,4 @@
-"""Where each of our tensors is in the files of a family: rows of a table, read both ways."""
+"""The place of each tensor of forge in the files of a family: table rows, read both ways."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ if TYPE_CHECKING:
     from forge.config.model.decoder import Decoder
 
 Rows = Callable[["Decoder", TensorSpec], Sequence[int]]
-"""Of the section of a layer and one of its tensors: the rows of theirs that ours has, in order."""
+"""From a layer's section and a tensor of forge: the rows of the stored tensor in forge's tensor, in
+order.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Theirs:
-    """One tensor of theirs, or part of one.
+    """A stored tensor of a Hugging Face file, or part of a stored tensor.
 
-    name: in their files; with `{}` in it, one tensor for each expert of our stack. transposed: the
-    last two dimensions are the other way round. rows: those of ours among theirs, counted along
-    `dim` of ours, where others of ours have the rest; or in another order. singleton: a dimension
-    of size 1 that theirs has besides.
+    name: in the file; `{}` in the name stands for the number of an expert, with one stored tensor
+    for each expert of forge's stack. transposed: the last two dimensions are swapped. rows: the
+    stored rows of forge's tensor, counted along `dim` of forge's tensor; other tensors of forge
+    have the other rows, or the order differs. singleton: an extra dimension of size 1 in the file.
     """
 
     name: str
@@ -37,12 +39,12 @@ class Theirs:
 
 
 Table = dict[str, "Theirs | str"]
-"""Our name, of the model or inside of a block, and theirs."""
+"""Names in forge, of the model or inside of a block, and their stored tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A tensor of ours with its place in their files. index: what `rows` names, None = all."""
+    """A tensor of forge with its place in the files. index: the result of `rows`, None = all."""
 
     ours: TensorSpec
     theirs: Theirs
@@ -50,43 +52,43 @@ class Row:
 
     @property
     def names(self) -> list[str]:
-        """Of their tensors that it needs."""
+        """Names of the stored tensors behind this row."""
         if not self.theirs.stacked:
             return [self.theirs.name]
         return [self.theirs.name.format(expert) for expert in range(self.ours.shape[0])]
 
 
 def row(layer: Decoder, ours: TensorSpec, theirs: Theirs | str, prefix: str, place: str) -> Row:
-    """prefix, place: what stands before the names of ours and theirs."""
-    found = Theirs(name=theirs) if isinstance(theirs, str) else theirs
-    index = None if found.rows is None else tuple(found.rows(layer, ours))
-    named = replace(ours, name=f"{prefix}{ours.name}")
-    return Row(ours=named, theirs=replace(found, name=f"{place}{found.name}"), index=index)
+    """Build a row. prefix, place: prepended to the names of forge's and of the stored tensor."""
+    entry = Theirs(name=theirs) if isinstance(theirs, str) else theirs
+    index = None if entry.rows is None else tuple(entry.rows(layer, ours))
+    spec = replace(ours, name=f"{prefix}{ours.name}")
+    return Row(ours=spec, theirs=replace(entry, name=f"{place}{entry.name}"), index=index)
 
 
 def shapes(rows: Sequence[Row]) -> dict[str, tuple[int, ...]]:
-    """Their tensors by name, with the shapes that these of ours make up."""
-    wide: dict[str, int] = {}
-    for one in rows:
-        if one.index is not None:
-            wide[one.theirs.name] = wide.get(one.theirs.name, 0) + len(one.index)
-    found: dict[str, tuple[int, ...]] = {}
-    for one in rows:
-        shape = list(one.ours.shape)
-        if one.index is not None:
-            shape[one.theirs.dim] = wide[one.theirs.name]
-        if one.theirs.stacked:
+    """Return the shapes of the stored tensors by name, put together from forge's tensors."""
+    widths: dict[str, int] = {}
+    for row in rows:
+        if row.index is not None:
+            widths[row.theirs.name] = widths.get(row.theirs.name, 0) + len(row.index)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for row in rows:
+        shape = list(row.ours.shape)
+        if row.index is not None:
+            shape[row.theirs.dim] = widths[row.theirs.name]
+        if row.theirs.stacked:
             del shape[0]
-        if one.theirs.transposed and len(shape) > 1:
+        if row.theirs.transposed and len(shape) > 1:
             shape[-1], shape[-2] = shape[-2], shape[-1]
-        if one.theirs.singleton is not None:
-            shape.insert(one.theirs.singleton, 1)
-        found |= dict.fromkeys(one.names, tuple(shape))
-    return found
+        if row.theirs.singleton is not None:
+            shape.insert(row.theirs.singleton, 1)
+        shapes |= dict.fromkeys(row.names, tuple(shape))
+    return shapes
 
 
 def part(number: int, dim: int = 0) -> Rows:
-    """One of equal parts, which follow each other; counted from 0."""
+    """Choose part `number` of equal consecutive parts, counted from 0."""
 
     def rows(layer: Decoder, ours: TensorSpec) -> Sequence[int]:
         size = ours.shape[dim]
@@ -96,19 +98,20 @@ def part(number: int, dim: int = 0) -> Rows:
 
 
 def every(step: int, first: int, dim: int = 1) -> Rows:
-    """Each `step`-th row from the first on."""
+    """Choose each `step`-th row from `first` on."""
     return lambda layer, ours: range(first, ours.shape[dim] * step, step)
 
 
 def halves_of_pairs(heads: int, rotated: int) -> Rows:
-    """Rotated pairs (2i, 2i + 1) of theirs in our places (i, i + width/2): the last `rotated` rows
-    of each head.
+    """Reorder rotated pairs (2i, 2i + 1) of the file into forge's places (i, i + width/2).
+
+    Only the last `rotated` rows of each head are reordered.
     """
 
     def rows(layer: Decoder, ours: TensorSpec) -> Sequence[int]:
         width = ours.shape[0] // heads
         still = width - rotated
         order = [*range(still), *range(still, width, 2), *range(still + 1, width, 2)]
-        return [head * width + place for head in range(heads) for place in order]
+        return [head * width + i for head in range(heads) for i in order]
 
     return rows

@@ -1,4 +1,4 @@
-"""What the tokenizer files of a folder say of how texts begin."""
+"""The first token of texts, as the tokenizer files of a folder state it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from forge.config.tokenizers.tokenizer_stated import CONFIG_NAME
 
 
 def begins_documents(folder: Path) -> bool:
-    """Whether its texts begin with a token of their own: as tokenizer_config.json says, else as
-    tokenizer.json adds one.
+    """Whether every text begins with a token of the tokenizer.
+
+    tokenizer_config.json decides; without an entry there, the token added by tokenizer.json.
     """
     stated = _json(folder / CONFIG_NAME).get("add_bos_token")
     if isinstance(stated, bool):

@@ -35,7 +35,7 @@ BITS = {
 
 
 def card(saved: Saved, config: Config, family: Family, dtype: str) -> str:
-    """README.md of a checkpoint that is exported."""
+    """Return README.md of an exported checkpoint."""
     size = config.model.num_params_estimate  # type: ignore[attr-defined]
     lines = [f"`{family.architecture}` with {size:,} parameters in {dtype}, made with forge.", ""]
     lines += _origin(saved, config)
@@ -46,12 +46,12 @@ def card(saved: Saved, config: Config, family: Family, dtype: str) -> str:
 
 
 def adapter_card(saved: Saved, config: Config, family: Family, dtype: str) -> str:
-    """README.md of adapters that are exported for PEFT, with how their base is loaded."""
+    """Return README.md of adapters exported for PEFT, with code to load their base."""
     adapter, base = config.adapter, config.checkpoint.init_from or "BASE"
     lines = [f"Adapters for a `{family.architecture}` in {dtype}, made with forge.", ""]
     lines += _origin(saved, config)
     code = ["from peft import PeftModel", "from transformers import AutoModelForCausalLM", ""]
-    more = ""
+    extra_options = ""
     if isinstance(adapter, QLoRA):
         lines += [f"They {beside_bits(adapter).removeprefix('they ')}.", ""]
         if adapter.base_format == "nf4" and adapter.double_quantization:
@@ -63,12 +63,12 @@ def adapter_card(saved: Saved, config: Config, family: Family, dtype: str) -> st
         code[2] += ", BitsAndBytesConfig"
         bits = BITS[adapter.base_format].format(double=adapter.double_quantization)
         code += ["bits = BitsAndBytesConfig(", f"    {bits}", ")"]
-        more = ", quantization_config=bits"
-    code += [f'base = AutoModelForCausalLM.from_pretrained("{base}"{more})']
+        extra_options = ", quantization_config=bits"
+    code += [f'base = AutoModelForCausalLM.from_pretrained("{base}"{extra_options})']
     model, added = config.model, config.tokenizer.added
     if isinstance(model, Decoder) and model.new_rows[1]:
-        which = f" {shown(added)}" if added else ""
-        lines += [f"The base knows none of the new tokens{which}: embedding and head are in this"]
+        tokens = f" {shown(added)}" if added else ""
+        lines += [f"The base knows none of the new tokens{tokens}: embedding and head are in this"]
         lines += ["folder too, and are read into a base that `resize_token_embeddings` has given"]
         lines += [f"{model.vocab_size} rows.", ""]
         code += [f"base.resize_token_embeddings({model.vocab_size})"]
@@ -79,7 +79,7 @@ def adapter_card(saved: Saved, config: Config, family: Family, dtype: str) -> st
 
 
 def beside_bits(adapter: QLoRA) -> str:
-    """What adapters that were trained beside a quantised base are on another one."""
+    """Return a warning on adapters trained beside a quantised base."""
     return (
         f"they were trained beside their base in {adapter.base_format}, and beside the plain base "
         "are another model: load the base as README.md says, or write --format hf --merge"
@@ -91,8 +91,8 @@ def _name(saved: Saved, config: Config) -> str:
 
 
 def _origin(saved: Saved, config: Config) -> list[str]:
-    """Markdown lines on the run that a checkpoint is of."""
-    made, meta = _provenance(saved.path), saved.meta
+    """Return Markdown lines on the run of a checkpoint."""
+    provenance, meta = _provenance(saved.path), saved.meta
     tokens = meta.get("train", {}).get("tokens")
     rows = [("checkpoint", f"step {saved.step}")]
     if tokens:
@@ -100,10 +100,10 @@ def _origin(saved: Saved, config: Config) -> list[str]:
     if start := config.checkpoint.init_from:
         rows.append(("weights from", f"`{start}`"))
     rows += [(name, f"{value:.4f}") for name, value in _metrics(meta)]
-    rows += [(name, str(value)) for name, value in _made_with(made)]
+    rows += [(name, str(value)) for name, value in _made_with(provenance)]
     lines = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows), ""]
-    if made:
-        lines += ["It was made by", "", "```", typed(made["argv"]), "```", ""]
+    if provenance:
+        lines += ["It was made by", "", "```", typed(provenance["argv"]), "```", ""]
     return lines
 
 
@@ -112,19 +112,19 @@ def _data(config: Config) -> str:
 
 
 def _metrics(meta: dict[str, Any]) -> list[tuple[str, float]]:
-    found = meta.get("metrics") or {}
-    return [(name, value) for name, value in found.items() if isinstance(value, float)]
+    metrics = meta.get("metrics") or {}
+    return [(name, value) for name, value in metrics.items() if isinstance(value, float)]
 
 
 def _made_with(made: dict[str, Any]) -> list[tuple[str, Any]]:
     versions = {f"version of {n}": v for n, v in made.get("versions", {}).items() if v}
-    named = {"run": made.get("run_id"), "time": made.get("time")}
-    named |= {"git revision": made.get("git_revision")} | versions
-    return [(name, value) for name, value in named.items() if value]
+    facts = {"run": made.get("run_id"), "time": made.get("time")}
+    facts |= {"git revision": made.get("git_revision")} | versions
+    return [(name, value) for name, value in facts.items() if value]
 
 
 def _provenance(path: Path) -> dict[str, Any]:
-    """That of the run that a checkpoint is in; empty where it is elsewhere."""
+    """Return the provenance of a checkpoint's run; empty outside of a run."""
     for folder in path.parents[:3]:
         try:
             return read_object(folder / MADE_WITH)

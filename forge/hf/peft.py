@@ -1,4 +1,4 @@
-"""Adapters as PEFT keeps them: adapter_config.json, and its names for our tensors, both ways."""
+"""LoRA adapters in PEFT's format: adapter_config.json, and PEFT's tensor names, both ways."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NO_EXPERTS = (
     "merge them: --format hf --merge"
 )
 Read = Callable[[str], Tensor]
-"""The whole tensor of a name of ours, on the CPU."""
+"""Returns the whole tensor under a name of forge, on the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One module of theirs, with the matrices of ours that are in it, and their ranks here."""
+    """A module of PEFT's model, with forge's matrices inside of the module and their ranks."""
 
     name: str
     rows: tuple[Row, ...]
@@ -45,44 +45,44 @@ class Place:
 
     @property
     def height(self) -> int:
-        """Rows of their matrix."""
-        return sum(one.ours.shape[0] for one in self.rows)
+        """Rows of the module's matrix."""
+        return sum(row.ours.shape[0] for row in self.rows)
 
 
 def places(rows: Sequence[Row], section: LoRA) -> list[Place]:
-    """Every module of theirs beside which something stands. Raises ValueError for what PEFT has no
-    names for.
-    """
+    """Return every module with an adapter. Raises ValueError for adapters without names in PEFT."""
     modules: dict[str, list[Row]] = {}
-    for one in rows:
-        if one.ours.name.endswith(".weight") or one.ours.of_experts:
-            modules.setdefault(module_of(one), []).append(one)
-    found = []
+    for row in rows:
+        if row.ours.name.endswith(".weight") or row.ours.of_experts:
+            modules.setdefault(module_of(row), []).append(row)
+    adapted = []
     for name, parts in modules.items():
-        ranks = tuple(section.rank_of(one.ours) for one in parts)
+        ranks = tuple(section.rank_of(row.ours) for row in parts)
         if not any(ranks):
             continue
-        if any(one.ours.of_experts for one in parts):
+        if any(row.ours.of_experts for row in parts):
             raise ValueError(f"{parts[0].ours.name}: {NO_EXPERTS}")
-        if any(one.theirs.dim for one in parts) or (section.dora and not all(ranks)):
-            what = f"{name} of theirs holds several of ours, of which not all have an adapter"
-            raise ValueError(f"{what}; merge them: --format hf --merge")
-        found.append(Place(name=name, rows=tuple(parts), ranks=ranks))
-    return found
+        if any(row.theirs.dim for row in parts) or (section.dora and not all(ranks)):
+            message = f"{name} of theirs holds several of ours, of which not all have an adapter"
+            raise ValueError(f"{message}; merge them: --format hf --merge")
+        adapted.append(Place(name=name, rows=tuple(parts), ranks=ranks))
+    return adapted
 
 
 def tensors(
     rows: Sequence[Row], section: LoRA, read: Read, base: Read, whole: Sequence[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Their tensors with their names. base: reads what adapters stand beside. whole: names of ours
-    that are trained and kept whole.
+    """Yield PEFT's tensors with their names.
 
-    Tables with rows for tokens that were added are carried where they are not trained, as PEFT does
-    with embeddings that were resized: it reads them into the base.
+    base: reads the weights beside the adapters. whole: forge's names of parameters trained and
+    saved whole.
+
+    Token tables with added rows are written even where untrained, as PEFT does with resized
+    embeddings: PEFT reads the table into the base.
     """
-    adapted = {one.name for one in places(rows, section)}
-    for one in places(rows, section):
-        yield from _write(one, section, read)
+    adapted = {target.name for target in places(rows, section)}
+    for target in places(rows, section):
+        yield from _write(target, section, read)
     for row in rows:
         if row.ours.new[1] and row.ours.name not in whole:
             module = module_of(row)
@@ -96,19 +96,21 @@ def tensors(
 def saved_whole(
     rows: Sequence[Row], section: LoRA, whole: Collection[str]
 ) -> Iterator[tuple[Row, str]]:
-    """Parameters that are trained and saved whole, with the names of theirs. whole: names of ours.
-    Raises ValueError for what PEFT does not keep as forge does.
+    """Yield parameters trained and saved whole, with PEFT's names.
 
-    A table that is the head too has the name by which PEFT reads it into the base, so that both
-    have it: of modules_to_save it would make a copy for the embedding alone.
+    whole: forge's names. Raises ValueError for parameters kept by PEFT in another way than by
+    forge.
+
+    A table shared with the head gets the name by which PEFT reads it into the base, for embedding
+    and head. As one of modules_to_save PEFT would copy the table for the embedding alone.
     """
-    adapted = {one.name for one in places(rows, section)}
+    adapted = {target.name for target in places(rows, section)}
     for row in rows:
         if row.ours.name not in whole:
             continue
         if row.index is not None or row.theirs.stacked:
-            what = f"{row.ours.name} is a part of {row.theirs.name} of theirs"
-            raise ValueError(f"{what}, which PEFT keeps whole; merge it: --format hf --merge")
+            message = f"{row.ours.name} is a part of {row.theirs.name} of theirs"
+            raise ValueError(f"{message}, which PEFT keeps whole; merge it: --format hf --merge")
         name = row.theirs.name
         if row.ours.role == BIAS and name.removesuffix(".bias") in adapted:
             name = f"{name.removesuffix('bias')}base_layer.bias"
@@ -118,17 +120,18 @@ def saved_whole(
 def read_whole(
     rows: Sequence[Row], section: LoRA, stored: Mapping[str, Tensor], copied: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Our parameters that are trained whole, by our names, of a folder. copied: modules_to_save of
-    the folder. Raises KeyError for one that is missing, ValueError for what PEFT does not keep as
-    forge does.
+    """Read the parameters trained whole from a folder, by forge's names.
+
+    copied: modules_to_save of the folder. Raises KeyError for a missing parameter, ValueError for
+    parameters kept by PEFT in another way than by forge.
     """
     trained = {row.ours.name for row in rows if section.trains(row.ours)}
     tables = () if _has_head(rows) else [row for row in rows if row.ours.role == EMBEDDING]
     for row in tables:
         is_copied = any(f".{module_of(row)}".endswith(f".{name}") for name in copied)
         if row.ours.name in trained and is_copied:
-            what = f"{row.ours.name} is the head too, which PEFT leaves as it was"
-            raise ValueError(f"{what}; merge the adapters into their base with PEFT")
+            message = f"{row.ours.name} is the head too, which PEFT leaves as it was"
+            raise ValueError(f"{message}; merge the adapters into their base with PEFT")
     return {
         row.ours.name: _turned(row, stored[name])
         for row, name in saved_whole(rows, section, trained)
@@ -138,16 +141,17 @@ def read_whole(
 def unread(
     rows: Sequence[Row], section: LoRA, stored: Mapping[str, Tensor]
 ) -> dict[str, Row | None]:
-    """Tensors of a folder that neither an adapter nor a parameter that is trained whole takes, each
-    with the weight of ours that it is another value of, if it is one.
+    """Return the tensors of a folder outside of adapters and of parameters trained whole.
+
+    Each tensor comes with forge's weight of the same stored name, or with None.
     """
     trained = {row.ours.name for row in rows if section.trains(row.ours)}
-    taken = {name for one in places(rows, section) for name in _names(one)}
-    taken |= {f"{one.key}.{MAGNITUDE}_vector" for one in places(rows, section) if section.dora}
+    taken = {name for target in places(rows, section) for name in _names(target)}
+    taken |= {f"{t.key}.{MAGNITUDE}_vector" for t in places(rows, section) if section.dora}
     taken |= {name for _, name in saved_whole(rows, section, trained)}
-    known = {f"{PREFIX}{row.theirs.name}": row for row in rows}
-    left = [name for name in stored if name not in taken]
-    return {name: known.get(name.replace(".base_layer.", ".")) for name in left}
+    by_name = {f"{PREFIX}{row.theirs.name}": row for row in rows}
+    untaken = [name for name in stored if name not in taken]
+    return {name: by_name.get(name.replace(".base_layer.", ".")) for name in untaken}
 
 
 def _turned(row: Row, values: Tensor) -> Tensor:
@@ -157,12 +161,12 @@ def _turned(row: Row, values: Tensor) -> Tensor:
 def content(
     rows: Sequence[Row], section: LoRA, whole: Sequence[str], base: str | None
 ) -> dict[str, Any]:
-    """adapter_config.json."""
-    found = places(rows, section)
-    rank = Counter(one.rank for one in found).most_common(1)[0][0]
-    named = {one.ours.name: module_of(one) for one in rows}
-    tied = {one.ours.name for one in rows if one.ours.role == EMBEDDING and not _has_head(rows)}
-    saved = [named[name] for name in whole if not name.endswith("bias") and name not in tied]
+    """Return the content of adapter_config.json."""
+    adapted = places(rows, section)
+    rank = Counter(target.rank for target in adapted).most_common(1)[0][0]
+    modules = {row.ours.name: module_of(row) for row in rows}
+    tied = {row.ours.name for row in rows if row.ours.role == EMBEDDING and not _has_head(rows)}
+    saved = [modules[name] for name in whole if not name.endswith("bias") and name not in tied]
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -174,31 +178,34 @@ def content(
         "use_rslora": section.rank_stabilized,
         "use_dora": section.dora,
         "bias": {"lora": "lora_only"}.get(section.bias, section.bias),
-        "fan_in_fan_out": any(one.theirs.transposed for place in found for one in place.rows),
-        "target_modules": _targets(rows, found),
-        "rank_pattern": _by_name({one.name: one.rank for one in found}, but=rank),
+        "fan_in_fan_out": any(row.theirs.transposed for target in adapted for row in target.rows),
+        "target_modules": _targets(rows, adapted),
+        "rank_pattern": _by_name({target.name: target.rank for target in adapted}, but=rank),
         "alpha_pattern": {},
         "modules_to_save": saved or None,
     }
 
 
 def read_place(one: Place, section: LoRA, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our tensors of a module of theirs, by our names. Raises KeyError for one that is missing."""
+    """Return a module's tensors by forge's names. Raises KeyError for a missing tensor."""
     a, b = (stored[name] for name in _names(one))
-    found = {}
+    tensors = {}
     for row in one.rows:
-        # each of ours has all of A, and its own rows of B
-        found[name_of(row.ours, A)] = a
-        found[name_of(row.ours, B)] = b if row.index is None else b[torch.tensor(row.index)]
+        # every matrix of forge has all of A, and a part of the rows of B
+        tensors[name_of(row.ours, A)] = a
+        tensors[name_of(row.ours, B)] = b if row.index is None else b[torch.tensor(row.index)]
         if section.dora:
             lengths = stored[f"{one.key}.{MAGNITUDE}_vector"].flatten()
-            own = lengths if row.index is None else lengths[torch.tensor(row.index)]
-            found[name_of(row.ours, MAGNITUDE)] = own
-    return found
+            part = lengths if row.index is None else lengths[torch.tensor(row.index)]
+            tensors[name_of(row.ours, MAGNITUDE)] = part
+    return tensors
 
 
 def _write(one: Place, section: LoRA, read: Read) -> Iterator[tuple[str, Tensor]]:
-    """A and B of a module that has several of ours: below each other, and in blocks."""
+    """Yield A and B of a module.
+
+    With several matrices of forge inside, A is stacked by rows and B is written in blocks.
+    """
     first = one.rows[0]
     if len(one.rows) == 1 and first.index is None:
         a, b = read(name_of(first.ours, A)), read(name_of(first.ours, B))
@@ -219,7 +226,7 @@ def _joined(one: Place, section: LoRA, read: Read) -> tuple[Tensor, Tensor, Tens
             continue
         index = torch.arange(row.ours.shape[0]) if row.index is None else torch.tensor(row.index)
         above.append(read(name_of(row.ours, A)).float())
-        # PEFT multiplies all of it by what it makes of the rank of the whole
+        # PEFT scales the whole product by the rank of the module
         share = section.scale(rank) / section.scale(one.rank)
         b[index, start : start + rank] = read(name_of(row.ours, B)).float() * share
         if section.dora:
@@ -240,26 +247,31 @@ def _has_head(rows: Sequence[Row]) -> bool:
 
 
 def module_of(one: Row) -> str:
-    """The module of theirs that a tensor is in."""
+    """Return the module of a stored tensor."""
     return one.theirs.name.rpartition(".")[0]
 
 
 def _targets(rows: Sequence[Row], found: Sequence[Place]) -> list[str]:
-    return sorted(set(target_names(rows, [one.name for one in found]).values()))
+    return sorted(set(target_names(rows, [target.name for target in found]).values()))
 
 
 def _by_name(ranks: Mapping[str, int], but: int) -> dict[str, int]:
-    """Ranks other than `but` by the last names of modules where all of them have the same; else by
-    whole ones.
+    """Return the ranks other than `but`, by the last names of modules.
+
+    Modules with one last name and different ranks are listed by their whole names.
     """
     last = {name: name.rpartition(".")[2] for name in ranks}
     alike = {word: {n for name, n in ranks.items() if last[name] == word} for word in last.values()}
-    named = {last[n] if len(alike[last[n]]) == 1 else n: rank for n, rank in ranks.items()}
-    return {name: rank for name, rank in named.items() if rank != but}
+    short = {last[n] if len(alike[last[n]]) == 1 else n: rank for n, rank in ranks.items()}
+    return {name: rank for name, rank in short.items() if rank != but}
 
 
 def target_names(rows: Sequence[Row], adapted: Collection[str]) -> dict[str, str]:
-    """Last names of modules by the whole ones, where all that have them are adapted; else these."""
-    others = {module_of(one).rpartition(".")[2] for one in rows if module_of(one) not in adapted}
-    named = {name: name.rpartition(".")[2] for name in adapted}
-    return {name: name if last in others else last for name, last in named.items()}
+    """Return short names of the adapted modules by their whole names.
+
+    The short name is the last part, where all modules with this part are adapted; else the whole
+    name.
+    """
+    unadapted = {module_of(row).rpartition(".")[2] for row in rows if module_of(row) not in adapted}
+    last_names = {name: name.rpartition(".")[2] for name in adapted}
+    return {name: name if last in unadapted else last for name, last in last_names.items()}

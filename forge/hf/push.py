@@ -1,4 +1,4 @@
-"""A folder of Hugging Face, or of PEFT, to the hub."""
+"""Uploads of a Hugging Face or PEFT folder to the hub."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ LOGIN = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
 
 
 def check_push(name: str) -> str:
-    """Whose account takes a folder of that id. Raises ValueError before anything is written where
-    none does.
+    """Return the account for uploads to a model of this id.
+
+    Raises ValueError before any write without an account.
     """
     from huggingface_hub import HfApi
 
@@ -21,13 +22,14 @@ def check_push(name: str) -> str:
         raise ValueError(f"--push {name}: the hub cannot be reached; leave --push out")
     try:
         return str(HfApi().whoami()["name"])
-    except Exception as error:  # the library raises its own, of many kinds
+    except Exception as error:  # the library raises many kinds of errors
         raise ValueError(f"--push {name}: the hub knows no login here; {LOGIN}") from error
 
 
 def push(folder: Path, name: str, *, public: bool) -> str:
-    """Put a folder into the model of that id, which is made where there is none; returns where it
-    is. public: whether others see one that is made. Raises ValueError with what the hub says.
+    """Upload a folder into the model of this id, created if missing; return its address.
+
+    public: whether others see a created model. Raises ValueError with the answer of the hub.
     """
     from huggingface_hub import HfApi
 
@@ -35,9 +37,9 @@ def push(folder: Path, name: str, *, public: bool) -> str:
     try:
         api.create_repo(name, private=not public, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Export of forge")
-    except Exception as error:  # the library raises its own, of many kinds
+    except Exception as error:  # the library raises many kinds of errors
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        said = (lines or [type(error).__name__])[0].rstrip(".")
-        fix = f"check that this login may write there; {folder} is whole, and is uploaded again by"
-        raise ValueError(f"--push {name}: {said}; {fix} `hf upload {name} {folder}`") from error
+        reason = (lines or [type(error).__name__])[0].rstrip(".")
+        hint = f"check that this login may write there; {folder} is whole, and is uploaded again by"
+        raise ValueError(f"--push {name}: {reason}; {hint} `hf upload {name} {folder}`") from error
     return f"{api.endpoint}/{name}"

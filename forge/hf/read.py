@@ -1,4 +1,4 @@
-"""Weights of a folder into tensors that are laid out over ranks, one tensor at a time."""
+"""Weights of a folder into tensors laid out over ranks, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -35,47 +35,47 @@ def load_folder(
     exclude: Sequence[str] = (),
     packed: Sequence[Packed] = (),
 ) -> None:
-    """Fill tensors of a model, or what this rank has of them, in place.
+    """Fill the tensors of a model, or this rank's shards, in place.
 
-    A rank reads the rows that it owns and no more than one tensor at a time. tensors: by their
-    names in the model, all of it or a stage. Parameters whose names begin with a prefix of
-    `exclude` keep what they have. packed: weights that are kept in few bits. Raises FolderError
-    for what cannot be read or does not fit.
+    A rank reads only its rows and no more than one tensor at a time. tensors: by their names in the
+    model, of the whole model or of a stage. Parameters with names below a prefix of `exclude` keep
+    their values. packed: weights in few bits. Raises FolderError for unreadable or misfitting
+    files.
     """
     folder = folders.read(path)
-    if found := folders.faults(folder, section, exclude):
-        what = f"{path} does not fit this model: {listed(found)}"
-        fix = f"model=hf model.path={path}, or checkpoint.exclude_from_loading"
-        raise FolderError(what, fix)
+    if faults := folders.faults(folder, section, exclude):
+        message = f"{path} does not fit this model: {listed(faults)}"
+        hint = f"model=hf model.path={path}, or checkpoint.exclude_from_loading"
+        raise FolderError(message, hint)
     rows, files = folders.places(folder, section)
-    in_few_bits = {one.name: one for one in packed}
+    in_few_bits = {matrix.name: matrix for matrix in packed}
     for row in rows:
         if row.ours.name.startswith(tuple(exclude)):
             continue
         if (target := tensors.get(row.ours.name)) is not None:
             _fill(target, row, files)
-        elif one := in_few_bits.get(row.ours.name):
-            one.fill(partial(_read_rows, row, files))
+        elif matrix := in_few_bits.get(row.ours.name):
+            matrix.fill(partial(_read_rows, row, files))
 
 
 def read_whole(row: Row, files: Mapping[str, Stored]) -> Tensor:
-    """A tensor of ours, all of it, in the format of the files."""
+    """Return a whole tensor of forge, in the format of the files."""
     values = torch.empty(row.ours.shape, dtype=DTYPES[files[row.names[0]].dtype])
     _fill(values, row, files)
     return values
 
 
 def _fill(target: Tensor, row: Row, files: Mapping[str, Stored]) -> None:
-    mine, here = owned(target), local(target)
+    indices, local_values = owned(target), local(target)
     if not row.theirs.stacked:
-        here.copy_(_read(files[row.theirs.name], row, mine))
+        local_values.copy_(_read(files[row.theirs.name], row, indices))
         return
-    for place, expert in enumerate(mine[0].tolist()):
-        here[place].copy_(_read(files[row.names[expert]], row, mine[1:]))
+    for i, expert in enumerate(indices[0].tolist()):
+        local_values[i].copy_(_read(files[row.names[expert]], row, indices[1:]))
 
 
 def _read_rows(row: Row, files: Mapping[str, Stored], indices: Sequence[Tensor]) -> Tensor:
-    """Whole rows of one of ours; of a stack those of one expert."""
+    """Return whole rows of a tensor; of a stack of experts, the rows of one expert."""
     mine = [*indices, torch.arange(row.ours.shape[-1])]
     if not row.theirs.stacked:
         return _read(files[row.theirs.name], row, mine)
@@ -84,32 +84,34 @@ def _read_rows(row: Row, files: Mapping[str, Stored], indices: Sequence[Tensor])
 
 
 def _read(stored: Stored, row: Row, mine: Sequence[Tensor]) -> Tensor:
-    """What is mine of a tensor of theirs, in our layout. mine: the indices along each dimension
-    that are left of ours.
+    """Return a part of a stored tensor, in forge's layout.
+
+    mine: the indices along each remaining dimension of forge's tensor.
     """
     if row.ours.role in (EMBEDDING, HEAD) and len(row.ours.shape) == 2:
         rows, columns = mine
         if bool(are_new(row.ours, rows, stored.shape[0]).any()):
             every_row = torch.arange(stored.shape[0])
             return filled(row.ours, rows, read_part(stored, [every_row, columns]))
-    wanted = list(mine)
+    indices = list(mine)
     if row.index is not None:
         dim = row.theirs.dim - int(row.theirs.stacked)
-        wanted[dim] = torch.tensor(row.index)[wanted[dim]]
-    swapped = row.theirs.transposed and len(wanted) > 1
+        indices[dim] = torch.tensor(row.index)[indices[dim]]
+    swapped = row.theirs.transposed and len(indices) > 1
     if swapped:
-        wanted[-1], wanted[-2] = wanted[-2], wanted[-1]
+        indices[-1], indices[-2] = indices[-2], indices[-1]
     if row.theirs.singleton is not None:
-        wanted.insert(row.theirs.singleton, torch.zeros(1, dtype=torch.int64))
-    found = read_part(stored, wanted)
+        indices.insert(row.theirs.singleton, torch.zeros(1, dtype=torch.int64))
+    values = read_part(stored, indices)
     if row.theirs.singleton is not None:
-        found = found.squeeze(row.theirs.singleton)
-    return found.transpose(-1, -2) if swapped else found
+        values = values.squeeze(row.theirs.singleton)
+    return values.transpose(-1, -2) if swapped else values
 
 
 def read_part(stored: Stored, wanted: Sequence[Tensor]) -> Tensor:
-    """The values of a stored tensor at these indices along each dimension; of the file only the
-    rows between the first and the last of them are read.
+    """Return the values of a stored tensor at these indices along each dimension.
+
+    Of the file only the rows between the first and the last index are read.
     """
     shape = stored.shape
     if not all(len(index) for index in wanted):
@@ -126,7 +128,7 @@ def read_part(stored: Stored, wanted: Sequence[Tensor]) -> Tensor:
 
 
 def _rows(stored: Stored, first: int, last: int) -> Tensor:
-    """Rows of the first dimension, in their own format."""
+    """Return rows of the first dimension, in the stored format."""
     values = torch.empty((last - first, *stored.shape[1:]), dtype=DTYPES[stored.dtype])
     row = values.element_size() * (values.numel() // (last - first))
     content = values.view(-1).view(torch.uint8).numpy().data

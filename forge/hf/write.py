@@ -1,4 +1,4 @@
-"""Safetensors files of a folder, written tensor by tensor from ours."""
+"""Safetensors files of a folder, written tensor by tensor from forge's tensors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from forge.hf.read import DTYPES
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Read = Callable[[str], Tensor]
-"""The whole tensor of a name of ours, on the CPU."""
+"""Returns the whole tensor under a name of forge, on the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One tensor of theirs: the rows of ours that it is made of; of a stack, the number in it."""
+    """A stored tensor, made of rows of forge's tensors.
+
+    number: the expert in a stack, None outside of stacks.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -37,7 +40,7 @@ class Piece:
 
 
 def pieces(rows: Sequence[Row], dtype: torch.dtype) -> list[Piece]:
-    """Every tensor of theirs in the order of ours. Buffers stay in fp32."""
+    """Return every stored tensor in the order of forge's tensors. Buffers stay in fp32."""
     sizes, joined = shapes(rows), dict[str, list[tuple[Row, int | None]]]()
     for row in rows:
         for number, name in enumerate(row.names):
@@ -46,24 +49,24 @@ def pieces(rows: Sequence[Row], dtype: torch.dtype) -> list[Piece]:
         Piece(
             name=name,
             shape=sizes[name],
-            dtype=torch.float32 if found[0][0].ours.role == "buffer" else dtype,
-            rows=tuple(row for row, _ in found),
-            number=found[0][1],
+            dtype=torch.float32 if parts[0][0].ours.role == "buffer" else dtype,
+            rows=tuple(row for row, _ in parts),
+            number=parts[0][1],
         )
-        for name, found in joined.items()
+        for name, parts in joined.items()
     ]
 
 
 def write_weights(
     folder: Path, rows: Sequence[Row], read: Read, *, dtype: torch.dtype, shard_bytes: int
 ) -> list[str]:
-    """Write the tensors of theirs into files of at most shard_bytes, but for a larger tensor, and
-    with several files their index; returns the names of the files.
+    """Write the tensors into files of at most shard_bytes; return the names of the files.
 
-    No more than one tensor of theirs, and what of ours makes it up, is in memory.
+    A larger tensor has a file alone. With several files, an index is written too. At most one
+    stored tensor and its parts in forge are in memory.
     """
     files = list(_in_files(pieces(rows, dtype), shard_bytes))
-    kept = _Last(read)
+    cached = _Last(read)
     width = f"{len(files):05d}"
     names = [f"model-{n:05d}-of-{width}.safetensors" for n in range(1, len(files) + 1)]
     names = [SINGLE] if len(files) == 1 else names
@@ -71,40 +74,40 @@ def write_weights(
         with (folder / name).open("wb") as file:
             _header(file, held)
             for piece in held:
-                values = theirs(piece, kept).to(piece.dtype).contiguous()
+                values = theirs(piece, cached).to(piece.dtype).contiguous()
                 assert tuple(values.shape) == piece.shape, piece.name
                 file.write(values.view(-1).view(torch.uint8).numpy().data)
     if len(files) > 1:
-        places = {p.name: name for name, held in zip(names, files, strict=True) for p in held}
+        file_of = {p.name: name for name, held in zip(names, files, strict=True) for p in held}
         total = sum(piece.nbytes for held in files for piece in held)
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(file_of.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return names
 
 
 def theirs(piece: Piece, read: Read) -> Tensor:
-    """The values of a tensor of theirs."""
-    found: Tensor | None = None
+    """Return the values of a stored tensor."""
+    joined: Tensor | None = None
     for row in piece.rows:
         ours = read(row.ours.name)
         values = ours if piece.number is None else ours[piece.number]
         if row.index is not None:
             dim = row.theirs.dim - int(row.theirs.stacked)
-            if found is None:
-                size = sum(len(one.index or ()) for one in piece.rows)
-                found = values.new_empty([*values.shape[:dim], size, *values.shape[dim + 1 :]])
-            found.index_copy_(dim, torch.tensor(row.index), values)
+            if joined is None:
+                size = sum(len(r.index or ()) for r in piece.rows)
+                joined = values.new_empty([*values.shape[:dim], size, *values.shape[dim + 1 :]])
+            joined.index_copy_(dim, torch.tensor(row.index), values)
         else:
-            found = values
-    assert found is not None
-    place = piece.rows[0].theirs
-    if place.transposed and found.dim() > 1:
-        found = found.transpose(-1, -2)
-    return found if place.singleton is None else found.unsqueeze(place.singleton)
+            joined = values
+    assert joined is not None
+    layout = piece.rows[0].theirs
+    if layout.transposed and joined.dim() > 1:
+        joined = joined.transpose(-1, -2)
+    return joined if layout.singleton is None else joined.unsqueeze(layout.singleton)
 
 
 class _Last:
-    """Reads a tensor once, where it is asked for several times in a row."""
+    """Reads a tensor once for several requests in a row."""
 
     def __init__(self, read: Read) -> None:
         self._read, self._held = read, dict[str, Tensor]()
@@ -119,7 +122,7 @@ class _Last:
 def _in_files(found: Sequence[Piece], shard_bytes: int) -> Iterator[list[Piece]]:
     held: list[Piece] = []
     for piece in found:
-        if held and sum(one.nbytes for one in held) + piece.nbytes > shard_bytes:
+        if held and sum(p.nbytes for p in held) + piece.nbytes > shard_bytes:
             yield held
             held = []
         held.append(piece)

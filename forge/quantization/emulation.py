@@ -1,6 +1,6 @@
-"""The products of a linear layer and of experts, forward and backward, with rounded factors.
+"""The products of a linear layer and of experts with rounded factors, forward and backward.
 
-A file of its own, as it needs the compiler, which takes seconds to import.
+A separate file: the compiler behind these products takes seconds to import.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from forge.models.grouped import group_of_rows, looped_mm, looped_mm_of_rows
 from forge.quantization.rounding import Runs, wide
 
 Round = Callable[..., Tensor]
-"""As the functions of `forge.quantization.rounding`."""
+"""A function of `forge.quantization.rounding`."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the two factors of each of three products are rounded; None = they are not.
+    """The rounding of the two factors of each of three products; None = no rounding.
 
     output = input @ weight.T; grad_input = gradient @ weight; grad_weight = gradient.T @ input.
     """
@@ -33,38 +33,38 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {}
-"""By names, which a compiler knows for constants."""
+"""Recipes by names, which a compiler treats as constants."""
 
 
 def emulated(x: Tensor, weight: Tensor, recipe: str) -> Tensor:
-    """x @ weight.T with factors rounded as RECIPES has it, added up in fp32, or fp64 of fp64."""
+    """Compute x @ weight.T with factors rounded by RECIPES, in sums of fp32, or fp64 for fp64."""
     return _Emulated.apply(x.flatten(0, -2), weight, recipe).unflatten(0, x.shape[:-1])
 
 
 def emulated_grouped(x: Tensor, weight: Tensor, counts: Tensor, recipe: str) -> Tensor:
-    """The same of experts, as `Products.grouped`."""
+    """Compute the emulated products of experts, with the arguments of `Products.grouped`."""
     return _EmulatedGrouped.apply(x, weight, counts, recipe)
 
 
-# torch 2.11 compiles a function that is looked into, inside of a block that runs again, without
-# its gradient.
+# torch 2.11 traces into a function inside of a recomputed block, and compiles the function
+# without its gradient.
 @torch._dynamo.allow_in_graph
 class _Emulated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: str) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.recipe = recipe
-        left, right = _rounded(RECIPES[recipe].output, x, weight)
-        return (left @ right.mT).to(x.dtype)
+        lhs, rhs = _rounded(RECIPES[recipe].output, x, weight)
+        return (lhs @ rhs.mT).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         recipe = RECIPES[ctx.recipe]
-        left, right = _rounded(recipe.grad_input, gradient, weight.mT)
-        by_x = (left @ right.mT).to(x.dtype)
-        left, right = _rounded(recipe.grad_weight, gradient.mT, x.mT)
-        return by_x, (left @ right.mT).to(weight.dtype), None
+        lhs, rhs = _rounded(recipe.grad_input, gradient, weight.mT)
+        by_x = (lhs @ rhs.mT).to(x.dtype)
+        lhs, rhs = _rounded(recipe.grad_weight, gradient.mT, x.mT)
+        return by_x, (lhs @ rhs.mT).to(weight.dtype), None
 
 
 @torch._dynamo.allow_in_graph
@@ -73,18 +73,18 @@ class _EmulatedGrouped(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, counts: Tensor, recipe: str) -> Tensor:
         ctx.save_for_backward(x, weight, counts)
         ctx.recipe = recipe
-        left, right = _rounded(RECIPES[recipe].output, x, weight)
-        return looped_mm(left, right.mT, counts).to(x.dtype)
+        lhs, rhs = _rounded(RECIPES[recipe].output, x, weight)
+        return looped_mm(lhs, rhs.mT, counts).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, counts = ctx.saved_tensors
         recipe = RECIPES[ctx.recipe]
-        left, right = _rounded(recipe.grad_input, gradient, weight.mT)
-        by_x = looped_mm(left, right.mT, counts).to(x.dtype)
+        lhs, rhs = _rounded(recipe.grad_input, gradient, weight.mT)
+        by_x = looped_mm(lhs, rhs.mT, counts).to(x.dtype)
         runs = Runs(group_of_rows(counts, len(x)), counts)
-        left, right = _rounded(recipe.grad_weight, gradient, x, runs)
-        return by_x, looped_mm_of_rows(left, right, counts).to(weight.dtype), None, None
+        lhs, rhs = _rounded(recipe.grad_weight, gradient, x, runs)
+        return by_x, looped_mm_of_rows(lhs, rhs, counts).to(weight.dtype), None, None
 
 
 def _rounded(

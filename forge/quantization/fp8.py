@@ -21,11 +21,11 @@ RECIPES["tensorwise"] = Recipe((_tensor, _tensor), (_gradient, _tensor), (_gradi
 RECIPES["rowwise"] = Recipe((_row, _row), (_row, _row), (_row, _row))
 RECIPES["rowwise_with_gw_hp"] = Recipe((_row, _row), (_row, _tensor_by_power), None)
 OF_EXPERTS = "rowwise"
-"""Kernels of grouped products have no other scales."""
+"""The only scales of the kernels of grouped products."""
 
 
 class FP8(Products):
-    """Products of a layer as quantization.recipe has it; those of experts with a scale a row."""
+    """Products of a layer by quantization.recipe, products of experts with a scale a row."""
 
     def __init__(self, section: FP8Section, device: torch.device) -> None:
         super().__init__(section, device)
@@ -51,24 +51,24 @@ class FP8(Products):
 
 
 class ByTorchao:
-    """What torchao's Float8Linear computes, of a weight that may be fp8 already."""
+    """Computes like torchao's Float8Linear, also with a weight already in fp8."""
 
     def __init__(self, recipe: str, *, emulate: bool) -> None:
-        # torchao takes seconds to import, and not every run has a use for it.
+        # torchao takes seconds to import, and only some runs need torchao.
         from torchao.float8._inductor_patch import _patch_inductor_min_max_codegen
         from torchao.float8.config import Float8LinearConfig
         from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
         from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
 
-        _patch_inductor_min_max_codegen()  # as torchao does where it converts a model
+        _patch_inductor_min_max_codegen()  # as in torchao's conversion of a model
         self.product: Any = matmul_with_hp_or_float8_args
         config = self.config = Float8LinearConfig.from_recipe_name(recipe)
         gemms = (config.gemm_config_output, config.gemm_config_grad_input)
-        each = (
-            ScaledMMConfig(emulate, one.use_fast_accum, False, config.pad_inner_dim)
-            for one in (*gemms, config.gemm_config_grad_weight)
+        configs = (
+            ScaledMMConfig(emulate, gemm.use_fast_accum, False, config.pad_inner_dim)
+            for gemm in (*gemms, config.gemm_config_grad_weight)
         )
-        self.mm_config = LinearMMConfig(*each)
+        self.mm_config = LinearMMConfig(*configs)
         self.gathered = Gathered(self.mm_config)
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class ByTorchao:
 
 
 class Gathered:
-    """A weight that was gathered as the codes of its shards, as products of torchao take it."""
+    """A weight gathered as the codes of its shards, in the form of torchao's products."""
 
     def __init__(self, mm_config: Any) -> None:
         from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole

@@ -16,7 +16,7 @@ from forge.quantization.rounding import int8_of_rows
 
 
 class Int8(Products):
-    """Those of quantization.products with int8 factors; experts are emulated everywhere."""
+    """The products in quantization.products with int8 factors; experts are emulated everywhere."""
 
     def __init__(self, section: Int8Section, device: torch.device) -> None:
         super().__init__(section, device)
@@ -26,7 +26,7 @@ class Int8(Products):
         RECIPES[self.recipe] = Recipe(*(rounds if chosen[name] else None for name in PRODUCTS))
         self.int8_mm: Any = None
         if not section.emulate:
-            # torchao takes seconds to import, and not every run has a use for it.
+            # torchao takes seconds to import, and only some runs need torchao.
             from torchao.prototype.quantized_training.int8_mixed_precision import _dynamic_int8_mm
 
             MULTIPLY[self.recipe] = _dynamic_int8_mm
@@ -42,12 +42,12 @@ class Int8(Products):
 
 
 MULTIPLY: dict[str, Any] = {}
-"""torchao's product, by names, which a compiler knows for constants."""
+"""torchao's product, by names, which a compiler treats as constants."""
 
 
 @torch._dynamo.allow_in_graph
 class _ByTorchao(torch.autograd.Function):
-    """torchao's own function takes a section that compilers do not."""
+    """Products by torchao; torchao's own function takes a section unsupported by compilers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Layers of a model whose products are quantized: classes mixed in, so that parameters stay."""
+"""Layers with quantized products: classes mixed into a model, with unchanged parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forge.quantization.products import Blocks, Products
 def quantize(
     model: nn.Module, section: Quantization, architecture: Decoder, products: Products
 ) -> None:
-    """Have the chosen layers of a model, or of a stage of it, multiply by `products`, in place."""
+    """Let the chosen layers of a model, or of a stage, multiply by `products`, in place."""
     modules = dict(model.named_modules())
     for name in layers_of(section, architecture):
         module = modules.get(name)
@@ -44,11 +44,11 @@ class QuantizedLinear(_Quantized):
     weight: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        made = self.product(x, self.weight)
-        return made if self.bias is None else made + self.bias
+        y = self.product(x, self.weight)
+        return y if self.bias is None else y + self.bias
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x: [..., in], weight: [out, in] -> [..., out]."""
+        """Multiply x [..., in] by weight [out, in] -> [..., out]."""
         if not self.quantizes:
             return nn.functional.linear(x, weight)
         return self.products.linear(x, weight)
@@ -63,8 +63,8 @@ class QuantizedExperts(_Quantized):
         blocks = Blocks(counts, len(x))
 
         def product(rows: Tensor, weight: Tensor) -> Tensor:
-            made = self.products.grouped(blocks.fill(rows), weight, blocks.counts)
-            return blocks.empty(made)
+            output = self.products.grouped(blocks.fill(rows), weight, blocks.counts)
+            return blocks.empty(output)
 
         return product
 
@@ -72,5 +72,5 @@ class QuantizedExperts(_Quantized):
         if not self.quantizes:
             return super().multiply_equal(x, weight)  # type: ignore[misc]
         counts = torch.full((len(x),), x.shape[1], device=x.device)
-        made = self.multiply(x.flatten(0, 1), counts)(x.flatten(0, 1), weight)
-        return made.unflatten(0, x.shape[:2])
+        output = self.multiply(x.flatten(0, 1), counts)(x.flatten(0, 1), weight)
+        return output.unflatten(0, x.shape[:2])

@@ -19,14 +19,14 @@ RECIPES["mxfp8_wgrad_with_hp"] = Recipe(_both, _both, None)
 
 
 class MXFP8(Products):
-    """Layers and experts alike, with the scales that Blackwell finds (RCEIL)."""
+    """Products of layers and experts in MXFP8, with the scales of Blackwell (RCEIL)."""
 
     def __init__(self, section: MXFP8Section, device: torch.device) -> None:
         super().__init__(section, device)
         self.recipe = "mxfp8_wgrad_with_hp" if section.wgrad_with_hp else "mxfp8"
         self.product: Any = None
         if not section.emulate:
-            # torchao takes seconds to import, and not every run has a use for it.
+            # torchao takes seconds to import, and only some runs need torchao.
             from torchao.prototype.moe_training.mxfp8_grouped_mm import (
                 _to_mxfp8_then_scaled_grouped_mm,
             )

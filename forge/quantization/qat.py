@@ -1,4 +1,4 @@
-"""Quantization-aware training: numbers are rounded where they are multiplied, gradients are not."""
+"""Quantization-aware training: rounded factors of products, unrounded gradients."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ TOKEN_BITS = 8
 
 
 class QAT(Products):
-    """As torchao's FakeQuantizedLinear of int8 tokens, with a scale and a zero each, and weights
-    with a scale for each group of a row.
+    """Products with fake quantization, as in torchao's FakeQuantizedLinear.
+
+    Tokens are int8 with a scale and a zero each; weights have a scale for each group of a row.
     """
 
     def __init__(self, section: QATSection, device: torch.device) -> None:
@@ -40,7 +41,7 @@ class QAT(Products):
 
 
 def of_tokens(x: Tensor) -> Tensor:
-    """Integers of 8 bits from the least to the largest of a token, which 0 is one of."""
+    """Round to integers of 8 bits from the least to the largest value of a token and 0."""
     with torch.no_grad():
         low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
         least, most = _range(TOKEN_BITS)
@@ -50,7 +51,7 @@ def of_tokens(x: Tensor) -> Tensor:
 
 
 def of_groups(weight: Tensor, bits: int, group: int) -> Tensor:
-    """Integers with a scale for each group of adjacent weights of a row."""
+    """Round to integers with a scale for each group of adjacent weights of a row."""
     groups = weight.unflatten(-1, (-1, group))
     with torch.no_grad():
         least, most = _range(bits)
@@ -65,7 +66,7 @@ def _range(bits: int) -> tuple[int, int]:
 
 @torch._dynamo.allow_in_graph
 class _Rounded(torch.autograd.Function):
-    """Rounded forward; backward the gradient of what is not cut off."""
+    """Rounding forward; backward the gradient of the values inside of the range."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
-"""Numbers that are rounded to few bits and are numbers again, as kernels would multiply them.
+"""Numbers rounded to few bits and returned as numbers, with the values in a kernel's product.
 
-Each function takes values whose last dimension is added up in a product, and gives values of the
-same shape in fp32, or fp64 where they are fp64. runs: instead the first dimension of [rows, n] is
-added up, each run of rows for itself, as rows of experts are.
+Each function takes values with the last dimension summed up in a product, and returns values of the
+same shape in fp32, or fp64 for fp64. runs: the first dimension of [rows, n] is summed up instead,
+separately in each run of rows, as for rows of experts.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from torch import Tensor
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LEAST = 1e-12
-"""The least largest value that a scale is made of, as in torchao."""
+"""The least largest value behind a scale, as in torchao."""
 BLOCK = 32
-"""Numbers that share a scale in MX formats."""
+"""Numbers with a shared scale in MX formats."""
 
 
 class Runs(NamedTuple):
-    """of_row: [rows] int64, the run that a row is in; counts: [runs] int64."""
+    """Runs of rows. of_row: [rows] int64, the run of each row; counts: [runs] int64."""
 
     of_row: Tensor
     counts: Tensor
 
 
 def wide(values: Tensor) -> Tensor:
-    """In the numbers that emulation adds up in."""
+    """Convert values to the numbers of emulated sums."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def fp8_of_tensor(
     values: Tensor, runs: Runs | None = None, *, dtype: torch.dtype, power: bool = False
 ) -> Tensor:
-    """fp8 with one scale for all. power: it is a power of two."""
+    """Round to fp8 with one scale for the tensor. power: the scale is a power of two."""
     scale = _scale(values.abs().max(), dtype)
     return _scaled(values, _power(scale) if power else scale, dtype)
 
 
 def fp8_of_rows(values: Tensor, runs: Runs | None = None, *, dtype: torch.dtype) -> Tensor:
-    """fp8 with a scale for each row, a power of two."""
+    """Round to fp8 with a scale for each row, a power of two."""
     return _scaled(values, _power(_scale(_largest(values, runs), dtype)), dtype)
 
 
 def int8_of_rows(values: Tensor, runs: Runs | None = None) -> Tensor:
-    """Integers from -127 to 127 with a scale for each row, in the type of the values."""
+    """Round to integers from -127 to 127 with a scale for each row, in the type of the values."""
     scale = _largest(values, runs) / 127
     codes = (values.float() * (1.0 / scale.float().clip(LEAST))).round().clip(-128, 127)
     return wide(codes.to(values.dtype)) * wide(scale)
 
 
 def mxfp8(values: Tensor, runs: Runs | None = None) -> Tensor:
-    """MXFP8 in E4M3: a power of two for each 32 numbers, the least by which none is cut off.
+    """Round to MXFP8 in E4M3: a power of two for each 32 numbers, the least without saturation.
 
     Runs have a multiple of 32 rows.
     """
@@ -64,17 +64,17 @@ def mxfp8(values: Tensor, runs: Runs | None = None) -> Tensor:
     largest = blocks.abs().amax(-1, keepdim=True)
     exponent = torch.ceil(torch.log2(largest / torch.finfo(E4M3).max)).clamp(-127, 127)
     codes = _saturated(blocks * torch.exp2(-exponent), E4M3)
-    made = wide(codes.to(values.dtype)) * wide(torch.exp2(exponent).to(values.dtype))
-    return made.flatten(-2)[..., :length]
+    rounded = wide(codes.to(values.dtype)) * wide(torch.exp2(exponent).to(values.dtype))
+    return rounded.flatten(-2)[..., :length]
 
 
 def _largest(values: Tensor, runs: Runs | None) -> Tensor:
-    """The largest absolute value of each row, or of each column in a run."""
+    """Return the largest absolute value of each row, or of each column in a run."""
     if runs is None:
         return values.abs().amax(-1, keepdim=True)
-    found = values.new_zeros(len(runs.counts), values.shape[1])
+    zeros = values.new_zeros(len(runs.counts), values.shape[1])
     index = runs.of_row.unsqueeze(1).expand_as(values)
-    return found.scatter_reduce(0, index, values.abs(), "amax")[runs.of_row]
+    return zeros.scatter_reduce(0, index, values.abs(), "amax")[runs.of_row]
 
 
 def _scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
@@ -92,6 +92,6 @@ def _scaled(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """torch 2.11 makes NaN of what is too large."""
+    """Clamp before the cast: torch 2.11 turns larger numbers into NaN."""
     most = torch.finfo(dtype).max
     return values.clamp(-most, most).to(dtype)

@@ -1,4 +1,4 @@
-"""What a layer keeps of one token until its backward pass, in bytes."""
+"""Bytes of one token kept by a layer until its backward pass."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ FP32, INT64 = 4, 8
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
-    """A tensor that recomputation may keep. bytes: of a token on one rank. flops: of a token, on
-    all ranks, to make it.
+    """A tensor eligible to be kept under recomputation.
+
+    bytes: of a token on one rank. flops: to compute the tensor of a token, on all ranks.
     """
 
     bytes: float
@@ -23,7 +24,7 @@ class Named:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What a layer keeps of a token on one rank, without its input.
+    """The memory kept by a layer for a token on one rank, without the layer's input.
 
     all: bytes without recomputation. named: by the names of `forge.config.recompute`.
     """
@@ -33,21 +34,21 @@ class Kept:
 
 
 def merged(*tables: Mapping[str, Named]) -> dict[str, Named]:
-    """All of them; what several have is added up."""
-    found: dict[str, Named] = {}
-    for name, one in (item for table in tables for item in table.items()):
-        found[name] = found[name] + one if name in found else one
-    return found
+    """Merge the tables; tensors of one name are added up."""
+    totals: dict[str, Named] = {}
+    for name, tensor in (item for table in tables for item in table.items()):
+        totals[name] = totals[name] + tensor if name in totals else tensor
+    return totals
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """How numbers are held on a rank.
+    """The formats and layout of numbers on a rank.
 
-    width: bytes of one in matrix products. seq_len: tokens of a sequence. tp: ranks that share
-    heads and widths, and tokens_cut that share the tokens between layers. cuda: whether norms are
-    fused. masked: whether attention is given a mask. residual: bytes of a number between layers.
-    norms_frozen: whether weights of norms have no gradient.
+    width: bytes of a number in matrix products. seq_len: tokens of a sequence. tp: ranks with
+    shares of heads and widths. tokens_cut: ranks with shares of the tokens between layers. cuda:
+    whether norms are fused. masked: whether attention is given a mask. residual: bytes of a number
+    between layers. norms_frozen: whether weights of norms have no gradient.
     """
 
     width: int
@@ -60,20 +61,28 @@ class Numbers:
     norms_frozen: bool = False
 
     def product(self, made: float, read: int, ranks: int = 0) -> Named:
-        """What a matrix makes of a vector. ranks: that share it; 0 = tp."""
+        """Return the product of a matrix and a vector.
+
+        ranks: number of ranks with shares of the product; 0 = tp.
+        """
         return Named(bytes=self.width * made / (ranks or self.tp), flops=2.0 * made * read)
 
     def to_stream(self, dim: int, read: int) -> Named:
-        """What a layer ends with, [dim]."""
+        """Return the output [dim] of a layer."""
         return self.product(dim, read, self.tokens_cut)
 
     def rms_norm(self, dim: int, width: int) -> int:
-        """The input and the root, or, on a CPU, where no kernel fuses it, an fp32 copy and, for
-        the gradient of its weights, the ratio. width: bytes of a number of the input.
+        """Return the bytes kept by an RMSNorm: the input and the root.
+
+        On a CPU no kernel fuses the norm: an fp32 copy is kept, and the ratio for the gradient of
+        the weights. width: bytes of a number of the input.
         """
         copies = 1 if self.norms_frozen else 2
         return FP32 + (width * dim if self.cuda else copies * FP32 * dim)
 
     def norm(self, kind: str, dim: int, width: int) -> int:
-        """The same of either norm_type; LayerNorm keeps the input, mean and deviation."""
+        """Return the bytes kept by a norm of this kind.
+
+        LayerNorm keeps the input, mean and deviation.
+        """
         return width * dim + 2 * FP32 if kind == "layernorm" else self.rms_norm(dim, width)

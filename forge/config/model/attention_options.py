@@ -1,4 +1,4 @@
-"""Heads of attention, what they see, and how it is computed."""
+"""Heads of attention, the tokens in sight, and the kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKED = Condition(
 
 
 def _where(holds: Callable[[Any], bool], otherwise: str) -> Condition:
-    """Where it holds of a layer that there is."""
+    """Return a condition: `holds` is true of a layer in use."""
     return Condition(
         lambda config, ranks: any(holds(layer) for _, layer in config.model.in_use()), otherwise
     )
@@ -27,8 +27,10 @@ WIDTHS = ("head", "all")
 
 
 class Span(NamedTuple):
-    """What attention sees of the tokens before the present one: the last `window` with it, or those
-    of its own run of `chunk` tokens, counted from the first; 0 = all.
+    """The tokens seen by attention before the present token.
+
+    window: the last tokens, with the present token. chunk: only tokens of the same chunk, counted
+    from the first token. 0 = all.
     """
 
     window: int = 0
@@ -117,12 +119,12 @@ class AttentionOptions(Stream):
     @property
     def attention_biases(self) -> dict[str, bool]:
         """Whether q, k, v and o have biases."""
-        own = {"q": self.q_bias, "k": self.k_bias, "v": self.v_bias, "o": self.o_bias}
-        return {name: self.bias or each for name, each in own.items()}
+        biases = {"q": self.q_bias, "k": self.k_bias, "v": self.v_bias, "o": self.o_bias}
+        return {name: self.bias or bias for name, bias in biases.items()}
 
     def seen(self, seq_len: int) -> int:
-        """Tokens that attention sees of a sequence of that length."""
-        return min(*(each or seq_len for each in self.span), seq_len)
+        """Return the number of tokens seen by attention in a sequence of this length."""
+        return min(*(width or seq_len for width in self.span), seq_len)
 
     @property
     def span(self) -> Span:

@@ -1,4 +1,4 @@
-"""The `model` group: what is trained."""
+"""The `model` group: the trained model."""
 
 from __future__ import annotations
 
@@ -52,50 +52,50 @@ class Decoder(LayerShape):
 
     @property
     def draws(self) -> bool:
-        return any(one.dropout > 0 for one in (self, *(layer for _, layer in self.in_use())))
+        return any(x.dropout > 0 for x in (self, *(layer for _, layer in self.in_use())))
 
     @property
     def n_moe_layers(self) -> int:
-        """Blocks that have experts."""
+        """Blocks with experts."""
         return n_moe_layers(self.moe, self.n_layers)
 
     def kind_of(self, layer: int) -> Kind:
-        """The kind of a layer, counted from 0."""
+        """Return the kind of a layer, counted from 0."""
         name = self.layers[layer % len(self.layers)] if self.layers else DEFAULT
         return Kind(name, is_moe_layer(self.moe, layer))
 
     def kinds_in(self, layers: Iterable[int] | None = None) -> Counter[Kind]:
-        """Number of layers of each kind among these; null = all."""
+        """Count the layers of each kind among `layers`; null = all layers."""
         if layers is None and not self.layers:
-            found = {False: self.n_layers - self.n_moe_layers, True: self.n_moe_layers}
-            return Counter({Kind(DEFAULT, moe): number for moe, number in found.items() if number})
+            counts = {False: self.n_layers - self.n_moe_layers, True: self.n_moe_layers}
+            return Counter({Kind(DEFAULT, moe): n for moe, n in counts.items() if n})
         return Counter(map(self.kind_of, range(self.n_layers) if layers is None else layers))
 
     def of_kind(self, name: str) -> Decoder:
-        """The section of the layers of a kind: this one, with what the kind overrides; where every
-        head has its own keys, with another number of heads too.
+        """Return the section of the layers of a kind: this section with the overrides of the kind.
 
-        `mixer` and `feed_forward` are overridden by {schema: NAME, option: value, ...}. Raises
-        ValueError for what no kind overrides.
+        Where every head has own keys, every head of the kind has own keys, also with another number
+        of heads. `mixer` and `feed_forward` are overridden by {schema: NAME, option: value, ...}.
+        Raises ValueError for options shared by all layers.
         """
         if name == DEFAULT and name not in self.kinds:
             return self
-        made = self.clone()
-        made.thaw()
-        made.layers, made.kinds = [], {}
+        layer = self.clone()
+        layer.thaw()
+        layer.layers, layer.kinds = [], {}
         for option, value in self.kinds[name].items():
             if option in OF_ALL_LAYERS:
                 raise ValueError(f"{option} is the same in all layers")
             base = {"mixer": Mixer, "feed_forward": FeedForward}.get(option)
-            setattr(made, option, value if base is None else variant_of(base, value))
+            setattr(layer, option, value if base is None else variant_of(base, value))
         if self.kv_heads == self.n_heads and "n_kv_heads" not in self.kinds[name]:
-            made.n_kv_heads = made.n_heads
+            layer.n_kv_heads = layer.n_heads
         if self.frozen:
-            made.freeze()
-        return made
+            layer.freeze()
+        return layer
 
     def in_use(self) -> Iterator[tuple[str, Decoder]]:
-        """The section of each kind of layer that there is, with the prefix of its keys."""
+        """Yield the section of each kind of layer in use, with the prefix of its keys."""
         for name in dict.fromkeys(kind.name for kind in self.kinds_in()):
             yield f"model.kinds.{name}" if name in self.kinds else "model", self.of_kind(name)
 
@@ -103,30 +103,30 @@ class Decoder(LayerShape):
         return kind_faults(self, prefix)
 
     def tensors(self) -> Iterator[TensorSpec]:
-        """Every parameter, in the order of the built model."""
-        before, after = self.outside()
+        """Yield every parameter, in the order of the built model."""
+        first, last = self.outside()
         tables = {kind: self.block_tensors(kind) for kind in self.kinds_in()}
-        yield from before
+        yield from first
         for layer in range(self.n_layers):
             yield from within(f"blocks.{layer}", tables[self.kind_of(layer)])
-        yield from after
+        yield from last
 
     def outside(self) -> tuple[list[TensorSpec], list[TensorSpec]]:
-        """The tensors before the first block, and those after the last."""
+        """Return the tensors before the first block and the tensors after the last."""
         table: dict[str, Any] = {"shape": (self.vocab_size, self.dim), "tp": 0}
         table["new"] = tuple(self.new_rows)
-        before = [TensorSpec(name="embedding.weight", role=EMBEDDING, part="embedding", **table)]
+        first = [TensorSpec(name="embedding.weight", role=EMBEDDING, part="embedding", **table)]
         if self.position == "learned":
             shape = (self.max_seq_len, self.dim)
             name = "positions.weight"
-            before.append(TensorSpec(name=name, shape=shape, role=POSITION, part="embedding"))
-        after = list(self._norm("norm"))
+            first.append(TensorSpec(name=name, shape=shape, role=POSITION, part="embedding"))
+        last = list(self._norm("norm"))
         if not self.tie_embeddings:
-            after.append(TensorSpec(name="output.weight", role=HEAD, part="output head", **table))
-        return before, after
+            last.append(TensorSpec(name="output.weight", role=HEAD, part="output head", **table))
+        return first, last
 
     def block_tensors(self, kind: Kind) -> list[TensorSpec]:
-        """Those of one block, by their names inside of it."""
+        """Return the tensors of one block, by their names inside of the block."""
         layer = self.of_kind(kind.name)
         last = layer.moe.tensors(layer) if kind.moe else layer.feed_forward.tensors(layer)
         pre, post = layer.norms_before, layer.norms_after
@@ -144,50 +144,51 @@ class Decoder(LayerShape):
         return norm(name, self.dim, bias=bias, unit_offset=self.norm_unit_offset)
 
     def _counted(self) -> Iterator[tuple[int, TensorSpec]]:
-        """Tensors with how often each is there, block by kind of block."""
-        before, after = self.outside()
-        yield from ((1, one) for one in before)
+        """Yield tensors with their number of copies, block by kind of block."""
+        first, last = self.outside()
+        yield from ((1, spec) for spec in first)
         for kind, number in self.kinds_in().items():
-            yield from ((number, one) for one in self.block_tensors(kind))
-        yield from ((1, one) for one in after)
+            yield from ((number, spec) for spec in self.block_tensors(kind))
+        yield from ((1, spec) for spec in last)
 
     def params_by_part(self) -> dict[str, int]:
-        """Parameters of each part."""
+        """Count the parameters of each part."""
         names = PARTS + PARTS_OF_MOE if self.is_moe else PARTS
         parts: dict[str, int] = dict.fromkeys(names, 0)
-        for number, one in self._counted():
-            parts[one.part] += number * one.size
+        for number, spec in self._counted():
+            parts[spec.part] += number * spec.size
         return parts
 
     @property
     def num_params_estimate(self) -> int:
         """All parameters; exact for this architecture."""
-        return sum(number * one.size for number, one in self._counted())
+        return sum(number * spec.size for number, spec in self._counted())
 
     @property
     def num_active_params(self) -> int:
-        """Parameters that one token meets: all but those of the experts it is not routed to."""
-        return sum(number * one.active for number, one in self._counted())
+        """Parameters used by one token: all but the experts not chosen by the token."""
+        return sum(number * spec.active for number, spec in self._counted())
 
     def flops_per_token(self, seq_len: int) -> int:
-        """Training FLOPs a token, forward and backward: 6 for each weight of the matrices that it
-        is multiplied with (also of the output head, and of experts those it is routed to), and
-        those of the token mixers.
+        """Return the training FLOPs a token, forward and backward.
+
+        The FLOPs are 6 for each weight multiplied with the token, also of the output head and of
+        the token's experts, and the FLOPs of the token mixers.
         """
         kinds = self.kinds_in().items()
         blocks = sum(number * self.kind_flops_per_token(kind, seq_len) for kind, number in kinds)
         return blocks + self.head_flops_per_token()
 
     def block_flops_per_token(self, layer: int, seq_len: int) -> int:
-        """The same of one block, counted from 0."""
+        """Return the training FLOPs a token of one block, counted from 0."""
         return self.kind_flops_per_token(self.kind_of(layer), seq_len)
 
     def head_flops_per_token(self) -> int:
-        """The same of the output head."""
+        """Return the training FLOPs a token of the output head."""
         return 6 * self.vocab_size * self.dim
 
     def kind_flops_per_token(self, kind: Kind, seq_len: int) -> int:
-        """The same of a block of a kind."""
+        """Return the training FLOPs a token of a block of a kind."""
         layer = self.of_kind(kind.name)
-        weights = sum(one.multiplied for one in self.block_tensors(kind))
+        weights = sum(spec.multiplied for spec in self.block_tensors(kind))
         return 6 * weights + layer.mixer.flops(layer, seq_len)

@@ -1,4 +1,4 @@
-"""How documents that share a row are kept apart: by masks, or in blocks of flex_attention."""
+"""Attention apart for documents in one row: by masks, or in blocks of flex_attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ LEAST_HEAD = 16  # width of the narrowest head of flex_attention on a GPU
 
 
 def in_blocks(config: Config, device: str) -> bool:
-    """Whether it is in blocks, with model.document_attention. device: its type."""
+    """Whether documents are kept apart in blocks, by model.document_attention.
+
+    device: the type of the device.
+    """
     model, train = config.model, config.train
     if not (config.data.pack_sequences and isinstance(model, Decoder)):
         return False
@@ -27,7 +30,7 @@ def in_blocks(config: Config, device: str) -> bool:
 
 
 def why_not(model: Decoder, parallel: Parallel, train: Train, device: str) -> str:
-    """Why flex_attention does not run, if so."""
+    """Return the reason against flex_attention, empty without a reason."""
     if device != "cuda":
         return f"it has no backward pass with run.device={device}"
     if parallel.cp > 1:

@@ -1,4 +1,4 @@
-"""`model=hf`: the model that a Hugging Face folder describes."""
+"""`model=hf`: the model described by a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ class FolderDecoder(Decoder):
 
 
 def grows(section: Decoder) -> bool:
-    """Whether rows of vocabulary may be added to those of the folder."""
+    """Whether rows of vocabulary may be added to the folder's rows."""
     return isinstance(section, FolderDecoder) and section.grow_vocab

@@ -1,4 +1,4 @@
-"""The shape of a decoder's layers, which token mixers and feed-forward layers read."""
+"""The shape of a decoder's layers, read by token mixers and feed-forward layers."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Model(Section):
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers in training, by `forge.models.dropout`."""
+        """Whether training draws random numbers, by `forge.models.dropout`."""
         return False
 
     def flops_per_token(self, seq_len: int) -> int | None:
-        """Training FLOPs a token, forward and backward; None = not known."""
+        """Return the training FLOPs a token, forward and backward; None = unknown."""
         return None
 
 
@@ -54,7 +54,7 @@ class Model(Section):
 class LayerShape(RotaryOptions, AttentionOptions, Model):
     """Options of a decoder that its layers read, with the values of one kind of layer."""
 
-    if TYPE_CHECKING:  # the decoder declares them: their classes read this one
+    if TYPE_CHECKING:  # declared by the decoder: the sections' classes read this class
         mixer: Any
         feed_forward: Any
         moe: Any
@@ -91,11 +91,11 @@ class LayerShape(RotaryOptions, AttentionOptions, Model):
     )
 
     def in_use(self) -> Iterator[tuple[str, LayerShape]]:
-        """The shape of each kind of layer that there is, with the prefix of its keys."""
+        """Yield the shape of each kind of layer in use, with the prefix of its keys."""
         raise NotImplementedError
 
     def of_kind(self, name: str) -> LayerShape:
-        """The shape of the layers of a kind."""
+        """Return the shape of the layers of a kind."""
         raise NotImplementedError
 
     @property
@@ -106,12 +106,15 @@ class LayerShape(RotaryOptions, AttentionOptions, Model):
 
     @property
     def is_rotary(self) -> bool:
-        """Whether heads are rotated: tokens that are read in their order need no positions."""
+        """Whether heads are rotated.
+
+        Recurrent mixers read tokens in order and need no positions.
+        """
         return super().is_rotary and not self.mixer.recurrent
 
     @property
     def rotary_dim(self) -> int:
-        """Dimensions of a head that are rotated."""
+        """Rotated dimensions of a head."""
         return self.mixer.rotary_dim(self)
 
     @property

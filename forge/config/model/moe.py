@@ -109,12 +109,15 @@ class MoE(Section):
         return self.group_score or by_router
 
     def shared_width(self, model: LayerShape) -> int:
-        """Width of all shared experts of a layer together. model: the section that this is in."""
+        """Return the width of all shared experts of a layer together.
+
+        model: the section around this section.
+        """
         width = self.shared_hidden_dim
         return self.shared_experts * (model.expert_hidden_dim if width is None else width)
 
     def tensors(self, model: LayerShape) -> Iterator[TensorSpec]:
-        """The tensors of a layer of experts."""
+        """Yield the tensors of a layer of experts."""
         experts, hidden, dim = self.num_experts, model.expert_hidden_dim, model.dim
         routers: dict[str, Any] = {"part": "routers"}
         yield TensorSpec(name="router.weight", shape=(experts, dim), role=ROUTER, **routers)
@@ -122,21 +125,21 @@ class MoE(Section):
             yield TensorSpec(name="router.bias", shape=(experts,), role=BIAS, **routers)
         packed: dict[str, Any] = {"part": "experts", "met": (self.top_k, experts)}
         packed["of_experts"] = True
-        into = ("w_gate", "w_up") if model.is_gated else ("w_up",)
+        projections = ("w_gate", "w_up") if model.is_gated else ("w_up",)
         weight, bias = {"role": EXPERT, **packed}, {"role": BIAS, **packed}
-        for name in into:
+        for name in projections:
             yield TensorSpec(name=f"experts.{name}", shape=(experts, hidden, dim), tp=1, **weight)
         down = {"shape": (experts, dim, hidden), "tp": 2, "residual": True}
         yield TensorSpec(name="experts.w_down", **down, **weight)
         if biased := has_expert_bias(model):
-            for name in into:
+            for name in projections:
                 name = f"experts.{name}_bias"
                 yield TensorSpec(name=name, shape=(experts, hidden), tp=1, **bias)
             down = {"shape": (experts, dim), "once": True}
             yield TensorSpec(name="experts.w_down_bias", **down, **bias)
         if shared := self.shared_width(model):
-            made = dense_tensors(model, shared, part="shared experts", bias=biased)
-            yield from within("shared", made)
+            dense = dense_tensors(model, shared, part="shared experts", bias=biased)
+            yield from within("shared", dense)
             if self.shared_expert_gate:
                 name = "shared_gate.weight"
                 yield TensorSpec(name=name, shape=(1, dim), role=ROUTER, **routers)
@@ -146,69 +149,77 @@ class MoE(Section):
     def kept(
         self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool
     ) -> Kept | None:
-        """What a layer of experts keeps of a token; None = not known. rows: that its experts
-        compute for one. exchanged: over ep ranks.
+        """Return the memory kept by a layer of experts for a token; None = unknown.
+
+        rows: computed by the experts for one token. exchanged: over ep ranks.
         """
         width, hidden = numbers.width, -(-model.expert_hidden_dim // numbers.tp)
-        others = self._others(model, numbers)
-        if others is None:
+        beside = self._others(model, numbers)
+        if beside is None:
             return None
-        kept = self.kept_around(model, numbers, rows=rows, exchanged=exchanged)
-        kept += round(width * rows * hidden * copies(model)) + others.all
+        total = self.kept_around(model, numbers, rows=rows, exchanged=exchanged)
+        total += round(width * rows * hidden * copies(model)) + beside.all
         if has_expert_bias(model) and not self.capacity_factor:
-            kept += round(INT64 * rows)  # the expert of each row
+            total += round(INT64 * rows)  # the expert of each row
         computed = numbers.product(rows * hidden * numbers.tp, model.dim)
-        named = dict.fromkeys(into(model, "moe_"), computed)
-        given = Named(bytes=width * rows * model.dim, flops=computed.flops)
-        named |= {"moe_mlpwo": given, "router": self._routers(model, numbers)}
-        return Kept(all=kept, named=merged(named, others.named))
+        tensors = dict.fromkeys(into(model, "moe_"), computed)
+        output = Named(bytes=width * rows * model.dim, flops=computed.flops)
+        tensors |= {"moe_mlpwo": output, "router": self._routers(model, numbers)}
+        return Kept(all=total, named=merged(tensors, beside.named))
 
     def kept_around(
         self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool
     ) -> float:
-        """What is kept where the layers that the mixture is made of are recomputed, each for
-        itself, without what these keep.
+        """Return the memory kept around the layers of the mixture.
+
+        The inner layers are recomputed one by one, and their memory is left out.
         """
         routing = self._routing(model, numbers, rows=rows, exchanged=exchanged)
         return routing + self._input_again(model, numbers) + self._gate(model, numbers)
 
     def _routers(self, model: LayerShape, numbers: Numbers) -> Named:
-        """Logits and choices, and what gates the shared experts."""
+        """Return logits and choices, and the gate of the shared experts."""
         chosen = self.top_k
         if self.n_routing_groups > 1:
             counted = 1 if self.computed_group_score == "max" else 2
             counted = min(counted, self.num_experts // self.n_routing_groups)
             chosen += counted * self.n_routing_groups + self.topk_routing_group
         gates = 1 if self.shared_experts and self.shared_expert_gate else 0
-        kept = self._router_width(numbers.width) * self.num_experts + numbers.width * gates
+        saved = self._router_width(numbers.width) * self.num_experts + numbers.width * gates
         flops = 2.0 * (self.num_experts + gates) * model.dim
-        return Named(bytes=kept + (FP32 + INT64) * chosen, flops=flops)
+        return Named(bytes=saved + (FP32 + INT64) * chosen, flops=flops)
 
     def _others(self, model: LayerShape, numbers: Numbers) -> Kept | None:
-        """What is kept of shared experts, their gate, and a layer beside the experts."""
+        """Return the memory kept by shared experts, their gate, and a layer beside the experts."""
         shared = self.shared_width(model)
-        found = [dense_kept(model, shared, numbers)] if shared else []
+        layers = [dense_kept(model, shared, numbers)] if shared else []
         if self.beside_dense:
             dense = model.feed_forward.kept(model, replace(numbers, tokens_cut=1))
             if dense is None:
                 return None
-            found.append(dense)
-        named = merged(*(each.named for each in found))
-        return Kept(all=sum(each.all for each in found), named=named)
+            layers.append(dense)
+        tensors = merged(*(layer.named for layer in layers))
+        return Kept(all=sum(layer.all for layer in layers), named=tensors)
 
     def _gate(self, model: LayerShape, numbers: Numbers) -> int:
-        """What the gate of shared experts keeps: what it multiplies, and itself."""
+        """Return the memory kept by the gate of shared experts: its input and its output."""
         has_gate = self.shared_width(model) and self.shared_expert_gate
         return numbers.width * (model.dim + 1) if has_gate else 0
 
     def _input_again(self, model: LayerShape, numbers: Numbers) -> int:
-        """What other layers than the router read, where it reads a copy in another format."""
-        others = self.shared_width(model) or self.beside_dense
+        """Return the memory of the other layers' input.
+
+        The input is extra where the router reads a copy in another format.
+        """
+        has_dense = self.shared_width(model) or self.beside_dense
         copied = self._router_width(numbers.width) != numbers.width
-        return numbers.width * model.dim if others and copied else 0
+        return numbers.width * model.dim if has_dense and copied else 0
 
     def _routing(self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool) -> int:
-        """Inputs of router and experts, what experts give, weights and indices."""
+        """Return the memory of routing and of the experts' inputs and outputs.
+
+        Covers inputs of router and experts, outputs of experts, weights and indices.
+        """
         # of one index an assignment: by the sort, and by a capacity or the exchange
         indices = 6 if self.capacity_factor or exchanged else 4
         of_rows = numbers.width * round((rows + self.top_k) * model.dim)
@@ -221,7 +232,7 @@ class MoE(Section):
 
 
 def has_expert_bias(model: LayerShape) -> bool:
-    """Whether experts, and shared ones, have biases."""
+    """Whether experts, and shared experts, have biases."""
     return model.bias or model.moe.expert_bias
 
 
@@ -235,8 +246,8 @@ def is_moe_layer(moe: MoE, layer: int) -> bool:
 
 
 def n_moe_layers(moe: MoE, n_layers: int) -> int:
-    """How many of a model's layers have experts."""
-    if not moe.num_experts or moe.frequency < 1:  # which its own bound refuses
+    """Count the layers of a model with experts."""
+    if not moe.num_experts or moe.frequency < 1:  # refused by the bound of frequency
         return 0
     return n_layers // moe.frequency - min(moe.first_num_dense_layers, n_layers) // moe.frequency
 
@@ -310,19 +321,19 @@ def kernel(
     """
     if not model.moe.num_experts or model.moe.kernel != "grouped":
         return
-    mixed, what = precision.mixed_precision, ""
+    mixed, message = precision.mixed_precision, ""
     gpu, compiled = run.device == "cuda", train.compile_model and parallel.ep == 1
     step, width = 4 if mixed == "fp32" else 8, model.expert_hidden_dim // parallel.tp
     if run.device == "mps":
-        what = "there is none with run.device=mps."
+        message = "there is none with run.device=mps."
     elif mixed != "bf16" and (gpu or compiled):
         where = "on a GPU" if gpu else "with train.compile_model"
-        what = f"{where} it multiplies bf16 only, and precision.mixed_precision is {mixed}."
+        message = f"{where} it multiplies bf16 only, and precision.mixed_precision is {mixed}."
     elif model.dim % step or width % step:
-        what = f"in {mixed} model.dim ({model.dim}) and the width of an expert on a tp rank"
-        what += f" ({width}) must be divisible by {step}."
-    if what:
-        yield "model.moe.kernel", what, "model.moe.kernel=auto"
+        message = f"in {mixed} model.dim ({model.dim}) and the width of an expert on a tp rank"
+        message += f" ({width}) must be divisible by {step}."
+    if message:
+        yield "model.moe.kernel", message, "model.moe.kernel=auto"
 
 
 @rule(
@@ -339,8 +350,8 @@ def unbalanced(model: LayerShape) -> Findings:
     moe = model.moe
     balanced = moe.aux_loss_weight or moe.sequence_aux_loss_weight or moe.bias_update_rate
     if moe.top_k < moe.num_experts and not balanced:
-        fix = "model.moe.aux_loss_weight=0.01 or model.moe.bias_update_rate=0.001"
-        yield "model.moe.aux_loss_weight", fix
+        hint = "model.moe.aux_loss_weight=0.01 or model.moe.bias_update_rate=0.001"
+        yield "model.moe.aux_loss_weight", hint
 
 
 @rule("moe.router_gradient", EXPERTS, TOP_K, "model.moe.norm_topk_prob", warning=True)

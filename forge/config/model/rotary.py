@@ -1,4 +1,4 @@
-"""Positions of tokens, and how rotary ones are stretched."""
+"""Positions of tokens, and the stretching of rotary positions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from forge.config.field import Condition, Section, opt, section
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3.1", "yarn", "longrope", "proportional")
 OF_LENGTH = ("dynamic", "llama3.1", "yarn", "longrope")
-"""Types that read the length before the stretching."""
+"""Types with a length before the stretching."""
 
 
 def _only(*types: str) -> Condition:
-    """Where rotary positions are of one of these types."""
-    named = " or ".join(types)
+    """Return a condition: rotary positions are of one of these types."""
+    type_names = " or ".join(types)
     return Condition(
         lambda config, ranks: config.model.stretches in types,
-        f"without rotary positions of model.rope_type={named}",
+        f"without rotary positions of model.rope_type={type_names}",
     )
 
 
@@ -114,7 +114,7 @@ class RotaryOptions(Section):
 
     @property
     def stretches(self) -> str:
-        """rope_type, where positions are rotary."""
+        """rope_type of rotary positions; default for other positions."""
         return self.rope_type if self.is_rotary else "default"
 
     @property
@@ -123,35 +123,35 @@ class RotaryOptions(Section):
         return self.position == "rope"
 
     def rotated(self, width: int) -> int:
-        """Dimensions of a head of that width that are rotated."""
-        whole = self.rope_type == "proportional"
-        return width if whole else int(width * self.partial_rotary_factor)
+        """Return the rotated dimensions of a head of this width."""
+        all_pairs = self.rope_type == "proportional"
+        return width if all_pairs else int(width * self.partial_rotary_factor)
 
     def yarn_root(self, mscale: float) -> float:
-        """sqrt(1/t) of arXiv:2309.00071, section 3.4, of a factor above 1."""
+        """Return sqrt(1/t) of arXiv:2309.00071, section 3.4, for a factor above 1."""
         return 0.1 * mscale * math.log(self.rope_factor) + 1.0
 
     @property
     def rotary_scale(self) -> float:
-        """What cosines and sines are multiplied by."""
-        given = self.rope_attention_factor
+        """Factor of cosines and sines."""
+        factor = self.rope_attention_factor
         if self.stretches == "yarn":
-            if given is not None:
-                return given
+            if factor is not None:
+                return factor
             of_scores = self.mscale_all_dim
             if of_scores is None:
                 return self.yarn_root(self.mscale) if self.rope_attention_scaling else 1.0
             return self.yarn_root(self.mscale) / self.yarn_root(of_scores)
         if self.stretches == "longrope":
-            if given is not None:
-                return given
+            if factor is not None:
+                return factor
             length = math.log(self.original_max_position_embeddings)
             return math.sqrt(1 + math.log(self.rope_factor) / length)
         return 1.0
 
     @property
     def scores_scale(self) -> float:
-        """What stretching multiplies scores by."""
+        """Factor of scores by the stretching."""
         if self.stretches != "yarn" or self.rope_attention_scaling:
             return 1.0
         all_dim = self.mscale if self.mscale_all_dim is None else self.mscale_all_dim

@@ -1,4 +1,4 @@
-"""The residual stream of a decoder: its width, and what stands around its layers."""
+"""The residual stream of a decoder: its width, and the norms and factors around its layers."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Stream(Section):
 
     @property
     def norms_before(self) -> bool:
-        """Whether what enters attention and feed-forward layer is normalised."""
+        """Whether the inputs of attention and feed-forward layer are normalised."""
         return self.norm_placement != "post"
 
     @property
     def norms_after(self) -> bool:
-        """Whether what they give is normalised."""
+        """Whether the outputs of attention and feed-forward layer are normalised."""
         return self.norm_placement != "pre"

@@ -1,7 +1,7 @@
-"""The tensors that a model is made of, as rows of one table.
+"""The tensors of a model, as rows of one table.
 
-Counts of parameters, FLOPs, the memory of weights and which initial values are scaled are read from
-it; a test compares it with the module that is built.
+The table is the source for counts of parameters, FLOPs, the memory of weights and the scaling of
+initial values. A test compares the table with the built module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NORM, BIAS = "norm", "bias"
 
 
 class LogUniform(NamedTuple):
-    """Logarithms of numbers that are drawn evenly between two."""
+    """Numbers with logarithms drawn evenly between two bounds."""
 
     low: float
     high: float
@@ -25,18 +25,17 @@ class LogUniform(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """One parameter.
+    """One parameter of a model.
 
-    name: as in the built module, or in the part of it that the table is of. role: one of the above.
-    part: what counts of parameters list it under. tp: the dimension that tensor parallelism cuts;
-    None = every rank has all of it. pieces: into how many equal pieces that dimension can be cut,
-    as into heads; where tp does not divide them, every rank has all of it. met: of a stack of
-    experts, (number that a token goes to, number of experts). of_experts: its rows are those of
-    experts, which ep ranks share. residual: its product is added to the residual stream. initial:
-    the first value of a vector, or how they are drawn. std: of the first values of a matrix; None =
-    as model.init_std has it. once: added to what tp ranks sum up, so that one of them adds it.
-    new: the rows [first, end) of a table of tokens that pretrained weights do not know; see
-    `takes`.
+    name: as in the built module, or in the table's part of the module. role: one of the constants
+    above. part: heading in counts of parameters. tp: the dimension cut by tensor parallelism; None
+    = every rank has the whole tensor. pieces: number of equal pieces of the tp dimension, such as
+    heads; where tp does not divide pieces, every rank has the whole tensor. met: of a stack of
+    experts, (experts of a token, number of experts). of_experts: rows belong to experts and are
+    shared among ep ranks. residual: the product is added to the residual stream. initial: the first
+    value of a vector, or the distribution of its values. std: of the first values of a matrix; None
+    = by model.init_std. once: added by a single rank to the sum over tp ranks. new: the rows
+    [first, end) of a token table without pretrained values; see `takes`.
     """
 
     name: str
@@ -60,21 +59,21 @@ class TensorSpec:
 
     @property
     def active(self) -> int:
-        """Values that one token meets."""
-        chosen, of = self.met
-        return self.size * min(chosen, of) // of
+        """Values used by one token."""
+        chosen, available = self.met
+        return self.size * min(chosen, available) // available
 
     @property
     def multiplied(self) -> int:
-        """Weights that one token is multiplied with: none of a table, a norm or a bias."""
+        """Weights multiplied with one token: none of a table, a norm or a bias."""
         return self.active if self.role in (MATRIX, EXPERT, ROUTER, HEAD) else 0
 
     def cut(self, tp: int) -> int | None:
-        """The dimension of which each of `tp` ranks has a part; None = they have all of it."""
+        """Return the dimension split over `tp` ranks; None = every rank has the whole tensor."""
         return None if self.pieces and self.pieces % tp else self.tp
 
     def on_rank(self, tp: int, ep: int = 1) -> tuple[int, ...]:
-        """The shape of what a rank has that has most, before FSDP shards it."""
+        """Return the largest shape of a rank's part, before FSDP shards the part."""
         shape, cut = list(self.shape), self.cut(tp)
         if self.of_experts:
             shape[0] //= ep
@@ -83,8 +82,9 @@ class TensorSpec:
         return tuple(shape)
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """Whether a stored table of tokens becomes this one where its new rows, and those that are
-        not stored, begin as the mean of the rows before them.
+        """Whether a stored token table fits this table.
+
+        New rows, and rows missing in the file, begin as the mean of the rows before them.
         """
         first, end = self.new
         if not end or len(shape) != len(self.shape) or shape[1:] != self.shape[1:]:
@@ -95,8 +95,8 @@ class TensorSpec:
 def with_new_rows(
     tensors: Iterable[TensorSpec], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """Stored shapes by name, of tables that get new rows with these."""
-    tables = {one.name: one for one in tensors}
+    """Return the stored shapes by name, with new rows added to the tables of tokens."""
+    tables = {spec.name: spec for spec in tensors}
     return {
         name: tables[name].shape if name in tables and tables[name].takes(shape) else shape
         for name, shape in shapes.items()
@@ -104,8 +104,8 @@ def with_new_rows(
 
 
 def within(prefix: str, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
-    """The same with names below `prefix`."""
-    return (replace(one, name=f"{prefix}.{one.name}") for one in tensors)
+    """Return the tensors with names below `prefix`."""
+    return (replace(spec, name=f"{prefix}.{spec.name}") for spec in tensors)
 
 
 def linear(
@@ -119,8 +119,9 @@ def linear(
     pieces: int = 0,
     residual: bool = False,
 ) -> Iterator[TensorSpec]:
-    """The weight [out, into] of a linear layer, and its bias; tp: 0 cuts its outputs, 1 its
-    inputs.
+    """Yield the weight [out, into] of a linear layer, and the bias.
+
+    tp: 0 cuts the outputs, 1 the inputs.
     """
     yield TensorSpec(
         name=f"{name}.weight",
@@ -146,8 +147,9 @@ def norm(
     tp: int | None = None,
     pieces: int = 0,
 ) -> Iterator[TensorSpec]:
-    """The weight of a norm, and the bias of a LayerNorm that has one. unit_offset: it scales by
-    1 + weight. tp: 0 cuts it.
+    """Yield the weight of a norm, and the bias of a LayerNorm with bias.
+
+    unit_offset: the norm scales by 1 + weight. tp: 0 cuts the weight.
     """
     cut: dict[str, Any] = {"shape": (width,), "part": part, "tp": tp, "pieces": pieces}
     yield TensorSpec(name=f"{name}.weight", role=NORM, initial=0.0 if unit_offset else 1.0, **cut)
@@ -158,8 +160,9 @@ def norm(
 def misfits(
     ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]
 ) -> dict[str, str]:
-    """Why stored tensors do not fit those of a model, for each name that does not. Both are shapes
-    by name.
+    """Return the misfits between stored tensors and a model's tensors, by name.
+
+    ours, theirs: the model's and the stored shapes by name.
     """
     faults = {}
     for name, shape in ours.items():

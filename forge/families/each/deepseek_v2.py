@@ -29,8 +29,8 @@ class DeepSeekV2(DeepSeekV3):
         return moe
 
     def write_routing(self, section: Decoder) -> dict[str, Any]:
-        moe, found = section.moe, write_experts(section)
+        moe, config = section.moe, write_experts(section)
         if moe.n_routing_groups == 1:
-            return found | {"topk_method": GREEDY}
-        found |= {"n_group": moe.n_routing_groups, "topk_group": moe.topk_routing_group}
-        return found | {"topk_method": BY_GROUPS}
+            return config | {"topk_method": GREEDY}
+        config |= {"n_group": moe.n_routing_groups, "topk_group": moe.topk_routing_group}
+        return config | {"topk_method": BY_GROUPS}

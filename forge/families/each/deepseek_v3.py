@@ -32,27 +32,29 @@ LATENT: Table = {
 ROTATED = {"wq": "q_proj", "wq_b": "q_b_proj", "wkv_a": "kv_a_proj_with_mqa"}
 WIDTHS = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 SHARED: Table = {
-    f"feed_forward.shared.{ours}.weight": f"mlp.shared_experts.{theirs}.weight"
-    for ours, theirs in PROJECTIONS.items()
+    f"feed_forward.shared.{name}.weight": f"mlp.shared_experts.{hf_name}.weight"
+    for name, hf_name in PROJECTIONS.items()
 }
 EXPERTS = experts("mlp.experts", PROJECTIONS, "mlp.gate.weight")
 LATENT_EPS = 1e-6
-"""Of the norms of latents: their class has it whatever config.json says of the others."""
+"""Epsilon of the norms of latents, fixed in the transformers class beside rms_norm_eps."""
 COMMON = LATENT | MLP | NORMS | SHARED | EXPERTS
 
 
 def rotated(layer: Decoder) -> Table:
-    """What makes queries and keys; theirs rotates adjacent pairs, ours those half a head apart,
-    unless it is told to do as theirs.
+    """Return the table of the rotated projections of queries and keys.
+
+    The files rotate adjacent pairs, forge pairs half a head apart; with rope_interleave forge
+    follows the files.
     """
-    found: Table = {}
-    for ours, theirs in ROTATED.items():
-        heads = 1 if ours == "wkv_a" else layer.n_heads
+    table: Table = {}
+    for module, hf_module in ROTATED.items():
+        heads = 1 if module == "wkv_a" else layer.n_heads
         rows = halves_of_pairs(heads, layer.rotary_dim)
-        name = f"self_attn.{theirs}.weight"
-        place = Theirs(name=name, rows=None if layer.rope_interleave else rows)
-        found[f"attention.{ours}.weight"] = place
-    return found
+        name = f"self_attn.{hf_module}.weight"
+        stored = Theirs(name=name, rows=None if layer.rope_interleave else rows)
+        table[f"attention.{module}.weight"] = stored
+    return table
 
 
 class DeepSeekV3(Family):
@@ -67,9 +69,9 @@ class DeepSeekV3(Family):
     block = COMMON | {SELECTION_BIAS: "mlp.gate.e_score_correction_bias"}
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = sizes(keys) | activation(keys, default="silu")
-        found |= rope.read(keys, scores=True)
-        del found["head_dim"], found["n_kv_heads"]
+        options = sizes(keys) | activation(keys, default="silu")
+        options |= rope.read(keys, scores=True)
+        del options["head_dim"], options["n_kv_heads"]
         keys.inert("head_dim", "qk_head_dim", "num_key_value_heads")
         keys.inert("num_nextn_predict_layers", "num_mtp_layers")
         keys.only("attention_bias", False, why="forge's latent attention has no biases")
@@ -77,12 +79,12 @@ class DeepSeekV3(Family):
         keys.only("rope_interleave", True, why="no model of the family is without")
         keys.only("moe_layer_freq", 1, why="all layers behind the first have experts")
         mixer = {"schema": "mla", "q_lora_rank": keys.number("q_lora_rank", default=0)}
-        mixer["latent_norm_eps"] = None if found["norm_eps"] == LATENT_EPS else LATENT_EPS
+        mixer["latent_norm_eps"] = None if options["norm_eps"] == LATENT_EPS else LATENT_EPS
         mixer |= {name: keys.number(name) for name in WIDTHS}
-        return found | {"mixer": mixer, "moe": self.routing(keys)}
+        return options | {"mixer": mixer, "moe": self.routing(keys)}
 
     def routing(self, keys: Keys) -> dict[str, Any]:
-        """How tokens choose experts."""
+        """Read the routing options of experts."""
         keys.only("topk_method", "noaux_tc", why="the family has no other")
         keys.only("scoring_func", "sigmoid", why="the family has no other")
         moe = sizes_of_experts(keys) | {"router": "sigmoid_topk"}
@@ -94,32 +96,32 @@ class DeepSeekV3(Family):
     def content(self, section: Decoder) -> dict[str, Any]:
         if not isinstance(section.mixer, MLA):
             raise ValueError(f"model.mixer={section.mixer.schema_name}")
-        found = write_sizes(section) | rope.write(section)
-        found |= {name: getattr(section.mixer, name) for name in WIDTHS}
-        found["q_lora_rank"] = section.mixer.q_lora_rank or None
-        found["num_key_value_heads"] = section.n_heads
-        found["head_dim"] = section.mixer.qk_rope_head_dim
-        return found | self.write_routing(section)
+        config = write_sizes(section) | rope.write(section)
+        config |= {name: getattr(section.mixer, name) for name in WIDTHS}
+        config["q_lora_rank"] = section.mixer.q_lora_rank or None
+        config["num_key_value_heads"] = section.n_heads
+        config["head_dim"] = section.mixer.qk_rope_head_dim
+        return config | self.write_routing(section)
 
     def write_routing(self, section: Decoder) -> dict[str, Any]:
-        """What `routing` reads."""
-        moe, found = section.moe, write_experts(section)
-        found |= {"n_group": moe.n_routing_groups, "norm_topk_prob": moe.norm_topk_prob}
-        found["topk_group"] = moe.topk_routing_group if moe.n_routing_groups > 1 else 1
-        return found | {"rope_interleave": True, "num_nextn_predict_layers": 0}
+        """Return the keys read by `routing`."""
+        moe, config = section.moe, write_experts(section)
+        config |= {"n_group": moe.n_routing_groups, "norm_topk_prob": moe.norm_topk_prob}
+        config["topk_group"] = moe.topk_routing_group if moe.n_routing_groups > 1 else 1
+        return config | {"rope_interleave": True, "num_nextn_predict_layers": 0}
 
     def table(self, layer: Decoder) -> Table:
         return self.block | rotated(layer)
 
     def ignored(self, name: str, section: Decoder) -> bool:
-        """Also layers behind the last: those that predict further tokens."""
+        """Ignore also layers behind the last, trained to predict further tokens."""
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         beyond = layer is not None and int(layer[1]) >= section.n_layers
         return beyond or super().ignored(name, section)
 
 
 def sizes_of_experts(keys: Keys) -> dict[str, Any]:
-    """How many, how wide, and in which layers."""
+    """Read the number, the width and the layers of experts."""
     return {
         "num_experts": keys.number("n_routed_experts", "num_local_experts", "num_experts"),
         "top_k": keys.number("num_experts_per_tok"),
@@ -131,7 +133,7 @@ def sizes_of_experts(keys: Keys) -> dict[str, Any]:
 
 
 def write_experts(section: Decoder) -> dict[str, Any]:
-    """What `sizes_of_experts` reads."""
+    """Return the keys read by `sizes_of_experts`."""
     moe = section.moe
     return {
         "n_routed_experts": moe.num_experts,

@@ -29,28 +29,28 @@ class Gemma(Family):
 
     def options(self, keys: Keys) -> dict[str, Any]:
         keys.inert("hidden_activation")  # transformers reads hidden_act alone
-        found = self.common(keys) | rope.read(keys)
-        # Old files say gelu and mean its approximation, as transformers reads them.
-        return found | {
-            "activation": "gelu_tanh" if found["activation"] == "gelu" else found["activation"]
+        options = self.common(keys) | rope.read(keys)
+        # Old files name gelu and mean its approximation; transformers reads them likewise.
+        return options | {
+            "activation": "gelu_tanh" if options["activation"] == "gelu" else options["activation"]
         }
 
     def common(self, keys: Keys, name: str = "hidden_act") -> dict[str, Any]:
-        """What all of them have."""
-        found = sizes(keys, tied=True) | activation(keys, name, "gelu_pytorch_tanh")
-        found["head_dim"] = found["head_dim"] or 256
+        """Return the options of all Gemma models."""
+        options = sizes(keys, tied=True) | activation(keys, name, "gelu_pytorch_tanh")
+        options["head_dim"] = options["head_dim"] or 256
         biases = bool(keys.take("attention_bias", default=False))
-        found |= {f"{each}_bias": biases for each in "qkvo"}
-        return found | {"norm_unit_offset": True, "embedding_multiplier": scale(found["dim"])}
+        options |= {f"{letter}_bias": biases for letter in "qkvo"}
+        return options | {"norm_unit_offset": True, "embedding_multiplier": scale(options["dim"])}
 
     def content(self, section: Decoder) -> dict[str, Any]:
         return self.write_common(section) | rope.write(section)
 
     def write_common(self, section: Decoder) -> dict[str, Any]:
-        """What `common` reads."""
+        """Return the keys read by `common`."""
         return write_sizes(section) | {"attention_bias": all(section.attention_biases.values())}
 
 
 def scale(dim: int | None) -> float:
-    """The factor of embeddings of a width."""
+    """Return the factor of embeddings of a width."""
     return math.sqrt(dim or 1)

@@ -26,22 +26,22 @@ class Gemma2(Gemma):
     block = ATTENTION | MLP | NORMS
     absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 4}
     caps = (50.0, 30.0)
-    """Of attention and of logits where config.json has no such keys."""
+    """Soft caps of attention and of logits for a config.json without the keys."""
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = self.common_of_2(keys)
-        count = found["n_layers"] or 0
+        options = self.common_of_2(keys)
+        count = options["n_layers"] or 0
         usual = [FULL if layer % 2 else SLIDING for layer in range(count)]
-        types = patterns.read_types(keys, found["n_layers"], usual)
+        types = patterns.read_types(keys, options["n_layers"], usual)
         window = keys.number("sliding_window", default=4096)
-        own = {SLIDING: {"sliding_window_size": window}}
-        return found | rope.read(keys) | patterns.options(types, own)
+        by_kind = {SLIDING: {"sliding_window_size": window}}
+        return options | rope.read(keys) | patterns.options(types, by_kind)
 
     def common_of_2(self, keys: Keys) -> dict[str, Any]:
-        """What Gemma 2 and 3 have."""
+        """Return the options of Gemma 2 and 3."""
         keys.inert("hidden_act")
-        found = self.common(keys, "hidden_activation") | {"norm_placement": "both"}
-        found["query_scale"] = keys.number("query_pre_attn_scalar", default=256) ** -0.5
+        options = self.common(keys, "hidden_activation") | {"norm_placement": "both"}
+        options["query_scale"] = keys.number("query_pre_attn_scalar", default=256) ** -0.5
         names = "attn_logit_softcapping", "final_logit_softcapping"
         attention, logits = (
             (keys.number(name, default=0.0) if keys.has(name) else cap)
@@ -51,20 +51,20 @@ class Gemma2(Gemma):
         for name in names:
             if keys.number(name, default=None) == 0:
                 keys.faults.append(f"{name}=0: transformers divides by it; say null for none")
-        return found | {"attn_logits_soft_cap": attention, "final_logits_soft_cap": logits}
+        return options | {"attn_logits_soft_cap": attention, "final_logits_soft_cap": logits}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        found = self.write_common(section) | rope.write(section)
-        return found | {"layer_types": patterns.types_of(section)}
+        config = self.write_common(section) | rope.write(section)
+        return config | {"layer_types": patterns.types_of(section)}
 
     def write_common(self, section: Decoder) -> dict[str, Any]:
-        found = super().write_common(section)
-        found["hidden_activation"] = found.pop("hidden_act")
+        config = super().write_common(section)
+        config["hidden_activation"] = config.pop("hidden_act")
         scale = section.query_scale or section.computed_head_dim**-0.5
         scalar = scale**-2
-        found["query_pre_attn_scalar"] = (
+        config["query_pre_attn_scalar"] = (
             round(scalar) if abs(scalar - round(scalar)) < 1e-6 else scalar
         )
-        found["attn_logit_softcapping"] = section.attn_logits_soft_cap or None
-        found["final_logit_softcapping"] = section.final_logits_soft_cap or None
-        return found | {"sliding_window": patterns.window_of(section) or 4096}
+        config["attn_logit_softcapping"] = section.attn_logits_soft_cap or None
+        config["final_logit_softcapping"] = section.final_logits_soft_cap or None
+        return config | {"sliding_window": patterns.window_of(section) or 4096}

@@ -1,5 +1,6 @@
-"""Gemma 3, its text: norms of queries and keys, five windows to a full layer, which rotates
-otherwise.
+"""Gemma 3, its text: norms of queries and keys, and five windows to a full layer.
+
+Full layers have another rotation.
 """
 
 from __future__ import annotations
@@ -24,20 +25,22 @@ class Gemma3(Gemma2):
     turns_by_kind = True
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = self.common_of_2(keys) | {"qk_norm": True}
-        if cap := found["attn_logits_soft_cap"]:
+        gemma_options = self.common_of_2(keys) | {"qk_norm": True}
+        if cap := gemma_options["attn_logits_soft_cap"]:
             keys.faults.append(f"attn_logit_softcapping={cap}: transformers' Gemma 3 ignores it")
-        count = found["n_layers"] or 0
+        count = gemma_options["n_layers"] or 0
         every = keys.number("sliding_window_pattern", "_sliding_window_pattern", default=6)
         usual = [SLIDING if (layer + 1) % every else FULL for layer in range(count)]
-        types = patterns.read_types(keys, found["n_layers"], usual)
-        own = {kind: self.rotation(keys, kind, found["max_seq_len"]) for kind in THETAS}
-        own[SLIDING]["sliding_window_size"] = keys.number("sliding_window", default=4096)
-        return found | patterns.options(types, own)
+        types = patterns.read_types(keys, gemma_options["n_layers"], usual)
+        by_kind = {kind: self.rotation(keys, kind, gemma_options["max_seq_len"]) for kind in THETAS}
+        by_kind[SLIDING]["sliding_window_size"] = keys.number("sliding_window", default=4096)
+        return gemma_options | patterns.options(types, by_kind)
 
     def rotation(self, keys: Keys, kind: str, longest: int | None) -> dict[str, Any]:
-        """Of the layers of a kind: by kind in newer files, for all layers in older ones, where the
-        windows have theirs in rope_local_base_freq and are not stretched.
+        """Return the rotation of a kind of layers.
+
+        Newer files have a rotation by kind. Older files have one rotation for all layers, but for
+        the layers with windows: rope_local_base_freq, not stretched.
         """
         stated = keys.take("rope_parameters", default=None) or {}
         local = keys.number("rope_local_base_freq", default=THETAS[SLIDING])
@@ -50,11 +53,11 @@ class Gemma3(Gemma2):
         return rope.of_parameters(keys, by_kind, theta=theta, longest=longest)
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        found, types = self.write_common(section), patterns.types_of(section)
+        config, types = self.write_common(section), patterns.types_of(section)
         layers = [section.of_kind(section.kind_of(n).name) for n in range(section.n_layers)]
         of_kind = {kind: layers[types.index(kind)] for kind in THETAS if kind in types}
-        local, whole = of_kind.get(SLIDING), of_kind.get(FULL)
-        if local is not None:
-            found["rope_local_base_freq"] = local.rope_theta
-        found |= rope.write(whole) if whole is not None else {"rope_theta": THETAS[FULL]}
-        return found | {"layer_types": types}
+        sliding, full = of_kind.get(SLIDING), of_kind.get(FULL)
+        if sliding is not None:
+            config["rope_local_base_freq"] = sliding.rope_theta
+        config |= rope.write(full) if full is not None else {"rope_theta": THETAS[FULL]}
+        return config | {"layer_types": types}

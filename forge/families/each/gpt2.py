@@ -33,16 +33,16 @@ OUTSIDE: Table = {
 
 
 def _block() -> Table:
-    found: Table = {}
+    table: Table = {}
     for kind in ("weight", "bias"):
-        for number, each in enumerate("qkv"):
-            theirs = Theirs(name=f"attn.c_attn.{kind}", rows=part(number), transposed=True)
-            found[f"attention.w{each}.{kind}"] = theirs
+        for number, letter in enumerate("qkv"):
+            stored = Theirs(name=f"attn.c_attn.{kind}", rows=part(number), transposed=True)
+            table[f"attention.w{letter}.{kind}"] = stored
         for ours, name in LINEAR.items():
-            found[f"{ours}.{kind}"] = Theirs(name=f"{name}.{kind}", transposed=True)
+            table[f"{ours}.{kind}"] = Theirs(name=f"{name}.{kind}", transposed=True)
         for ours, name in NORMS.items():
-            found[f"{ours}.{kind}"] = f"{name}.{kind}"
-    return found
+            table[f"{ours}.{kind}"] = f"{name}.{kind}"
+    return table
 
 
 class GPT2(Family):
@@ -54,29 +54,29 @@ class GPT2(Family):
     block = _block()
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = {ours: keys.number(theirs) for ours, theirs in SIZES.items()}
-        width = keys.number("n_inner", default=4 * (found["dim"] or 0))
+        options = {option: keys.number(key) for option, key in SIZES.items()}
+        width = keys.number("n_inner", default=4 * (options["dim"] or 0))
         keys.only("scale_attn_weights", True, why="forge divides scores by the root of a head")
         keys.only("scale_attn_by_inverse_layer_idx", False, why="forge has no such scale")
         keys.inert("reorder_and_upcast_attn", "n_ctx", "attn_pdrop", "embd_pdrop", "resid_pdrop")
         summaries = ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")
-        keys.inert(*(f"summary_{each}" for each in summaries))
-        found |= activation(keys, "activation_function", "gelu_new") | {"gated_mlp": False}
-        found["tie_embeddings"] = keys.take("tie_word_embeddings", default=True)
-        found["norm_eps"] = keys.number("layer_norm_epsilon", default=1e-5)
-        found["init_std"] = keys.number("initializer_range", default=0.02)
-        found |= {"norm_type": "layernorm", "bias": True, "position": "learned"}
-        return found | {"ffn_hidden_dim": width, "n_kv_heads": found["n_heads"]}
+        keys.inert(*(f"summary_{summary}" for summary in summaries))
+        options |= activation(keys, "activation_function", "gelu_new") | {"gated_mlp": False}
+        options["tie_embeddings"] = keys.take("tie_word_embeddings", default=True)
+        options["norm_eps"] = keys.number("layer_norm_epsilon", default=1e-5)
+        options["init_std"] = keys.number("initializer_range", default=0.02)
+        options |= {"norm_type": "layernorm", "bias": True, "position": "learned"}
+        return options | {"ffn_hidden_dim": width, "n_kv_heads": options["n_heads"]}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        found = {theirs: getattr(section, ours) for ours, theirs in SIZES.items()}
-        found["n_inner"] = section.computed_ffn_hidden_dim
-        theirs = "gelu_new" if section.activation == "gelu_tanh" else activation_name(section)
-        found["activation_function"] = theirs
-        found["layer_norm_epsilon"] = section.norm_eps
-        found["initializer_range"] = section.init_std
-        return found | {"tie_word_embeddings": section.tie_embeddings}
+        config = {key: getattr(section, option) for option, key in SIZES.items()}
+        config["n_inner"] = section.computed_ffn_hidden_dim
+        hf_name = "gelu_new" if section.activation == "gelu_tanh" else activation_name(section)
+        config["activation_function"] = hf_name
+        config["layer_norm_epsilon"] = section.norm_eps
+        config["initializer_range"] = section.init_std
+        return config | {"tie_word_embeddings": section.tie_embeddings}
 
     def ignored(self, name: str, section: Decoder) -> bool:
-        """Masks, which older files have."""
+        """Ignore also the masks stored in older files."""
         return name.endswith((".attn.bias", ".attn.masked_bias")) or super().ignored(name, section)

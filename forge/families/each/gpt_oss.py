@@ -15,7 +15,7 @@ from forge.families.table import Table, Theirs, every
 PLACE = "mlp.experts"
 YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
 YARN |= {"truncate": False, "original_max_position_embeddings": 4096}
-"""Where config.json has no rotation."""
+"""Rotation of a config.json without rotation."""
 EXPERTS: Table = {
     "feed_forward.router.weight": "mlp.router.weight",
     "feed_forward.router.bias": "mlp.router.bias",
@@ -38,24 +38,24 @@ class GptOss(Family):
     block = ATTENTION | NORMS | EXPERTS | {"attention.sinks": "self_attn.sinks"}
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = sizes(keys, eps=1e-5) | rope.read(keys, theta=150000.0, usual=YARN)
+        options = sizes(keys, eps=1e-5) | rope.read(keys, theta=150000.0, usual=YARN)
         keys.inert("hidden_act", "experts_per_token", "initial_context_length")
         keys.only("swiglu_alpha", 1.702, why="forge's quick_gelu has 1.702")
         limit = keys.number("swiglu_limit", default=7.0)
         if limit == 0:
             keys.faults.append("swiglu_limit=0: in transformers nothing is above it")
-        found |= {"activation": "quick_gelu", "gated_mlp": True, "mlp_up_offset": 1.0}
-        found["mlp_activations_limit"] = limit
+        options |= {"activation": "quick_gelu", "gated_mlp": True, "mlp_up_offset": 1.0}
+        options["mlp_activations_limit"] = limit
         biases = bool(keys.take("attention_bias", default=True))
-        found |= {f"{each}_bias": biases for each in "qkvo"} | {"attention_sink": True}
+        options |= {f"{letter}_bias": biases for letter in "qkvo"} | {"attention_sink": True}
         moe = {"num_experts": keys.number("num_local_experts", default=128)}
         moe["top_k"] = keys.number("num_experts_per_tok", default=4)
-        found["moe"] = moe | {"router_bias": True, "expert_bias": True, "norm_topk_prob": True}
-        count = found["n_layers"] or 0
+        options["moe"] = moe | {"router_bias": True, "expert_bias": True, "norm_topk_prob": True}
+        count = options["n_layers"] or 0
         usual = [FULL if layer % 2 else SLIDING for layer in range(count)]
-        types = patterns.read_types(keys, found["n_layers"], usual)
-        own = {SLIDING: {"sliding_window_size": keys.number("sliding_window", default=128)}}
-        return found | patterns.options(types, own)
+        types = patterns.read_types(keys, options["n_layers"], usual)
+        by_kind = {SLIDING: {"sliding_window_size": keys.number("sliding_window", default=128)}}
+        return options | patterns.options(types, by_kind)
 
     def content(self, section: Decoder) -> dict[str, Any]:
         if section.activation != "quick_gelu":
@@ -63,11 +63,11 @@ class GptOss(Family):
         silu = section.clone()
         silu.thaw()
         silu.activation = "silu"
-        found = write_sizes(silu) | rope.write(section)
-        found["intermediate_size"] = section.expert_hidden_dim
-        found["swiglu_limit"] = section.mlp_activations_limit
-        found["attention_bias"] = all(section.attention_biases.values())
-        found["num_local_experts"] = section.moe.num_experts
-        found["num_experts_per_tok"] = section.moe.top_k
-        found["sliding_window"] = patterns.window_of(section) or 128
-        return found | {"layer_types": patterns.types_of(section)}
+        config = write_sizes(silu) | rope.write(section)
+        config["intermediate_size"] = section.expert_hidden_dim
+        config["swiglu_limit"] = section.mlp_activations_limit
+        config["attention_bias"] = all(section.attention_biases.values())
+        config["num_local_experts"] = section.moe.num_experts
+        config["num_experts_per_tok"] = section.moe.top_k
+        config["sliding_window"] = patterns.window_of(section) or 128
+        return config | {"layer_types": patterns.types_of(section)}

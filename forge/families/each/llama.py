@@ -1,4 +1,4 @@
-"""Llama 2 to 3.3, and what has its shape: SmolLM 2 among others."""
+"""Llama 2 to 3.3, and models of the same shape: SmolLM 2 among others."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Llama(Family):
         biases = bool(keys.take("attention_bias", default=False))
         keys.inert("is_llama_config")
         keys.only("rope_interleaved", False, why="forge rotates halves of a head")
-        found = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
-        found |= {f"{each}_bias": biases for each in "qkvo"}
-        return found | {"mlp_bias": bool(keys.take("mlp_bias", default=False))}
+        options = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
+        options |= {f"{letter}_bias": biases for letter in "qkvo"}
+        return options | {"mlp_bias": bool(keys.take("mlp_bias", default=False))}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        found = write_sizes(section) | rope.write(section)
-        found["attention_bias"] = all(section.attention_biases.values())
-        return found | {"mlp_bias": section.has_mlp_bias}
+        config = write_sizes(section) | rope.write(section)
+        config["attention_bias"] = all(section.attention_biases.values())
+        return config | {"mlp_bias": section.has_mlp_bias}

@@ -45,23 +45,23 @@ class Llama4(Family):
     block = ATTENTION | NORMS | FEED_FORWARD
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = sizes(keys, eps=1e-5) | activation(keys, default="silu")
-        found |= rope.read(keys, theta=500_000.0)
+        options = sizes(keys, eps=1e-5) | activation(keys, default="silu")
+        options |= rope.read(keys, theta=500_000.0)
         biases = bool(keys.take("attention_bias", default=False))
-        found |= {f"{each}_bias": biases for each in "qkvo"}
-        expert = found["ffn_hidden_dim"]
-        found["ffn_hidden_dim"] = keys.number("intermediate_size_mlp", default=16384)
+        options |= {f"{letter}_bias": biases for letter in "qkvo"}
+        expert = options["ffn_hidden_dim"]
+        options["ffn_hidden_dim"] = keys.number("intermediate_size_mlp", default=16384)
         keys.inert("for_llm_compressor")
-        moe = self.routing(keys, found["n_layers"] or 0) | {"ffn_hidden_dim": expert}
+        moe = self.routing(keys, options["n_layers"] or 0) | {"ffn_hidden_dim": expert}
         normed = bool(keys.take("use_qk_norm", default=True))
-        found |= {"qk_norm": normed, "qk_norm_with_scale": False, "qk_norm_after_rope": True}
-        found["temperature_tuning"] = bool(keys.take("attn_temperature_tuning", default=True))
-        found["temperature_tuning_scale"] = keys.number("attn_scale", default=0.1)
-        found["temperature_tuning_floor"] = keys.number("floor_scale", default=8192)
-        return found | {"moe": moe} | self.pattern(keys, found)
+        options |= {"qk_norm": normed, "qk_norm_with_scale": False, "qk_norm_after_rope": True}
+        options["temperature_tuning"] = bool(keys.take("attn_temperature_tuning", default=True))
+        options["temperature_tuning_scale"] = keys.number("attn_scale", default=0.1)
+        options["temperature_tuning_floor"] = keys.number("floor_scale", default=8192)
+        return options | {"moe": moe} | self.pattern(keys, options)
 
     def routing(self, keys: Keys, n_layers: int) -> dict[str, Any]:
-        """Experts in every n-th layer, one shared."""
+        """Read the routing options: experts in every n-th layer, and one shared expert."""
         step = keys.number("interleave_moe_layer_step", default=1)
         usual = list(range(step - 1, n_layers, step))
         if list(keys.take("moe_layers", default=usual)) != usual:
@@ -79,7 +79,10 @@ class Llama4(Family):
         }
 
     def pattern(self, keys: Keys, found: dict[str, Any]) -> dict[str, Any]:
-        """Which layers rotate, and see their chunk alone."""
+        """Return the kinds of layers.
+
+        Layers with rotation attend inside chunks; the others have full attention without rotation.
+        """
         count = found["n_layers"] or 0
         every = keys.number("no_rope_layer_interval", default=4)
         usual = [int((layer + 1) % every != 0) for layer in range(count)]
@@ -94,27 +97,31 @@ class Llama4(Family):
         layers = [section.of_kind(section.kind_of(n).name) for n in range(section.n_layers)]
         turning = [layer for layer in layers if layer.position == "rope"]
         first, moe = (turning or layers)[0], section.moe
-        found = write_sizes(section) | rope.write(first)
-        found["intermediate_size"] = section.expert_hidden_dim
-        found["intermediate_size_mlp"] = section.computed_ffn_hidden_dim
-        found["attention_bias"] = all(section.attention_biases.values())
-        found |= {"num_local_experts": moe.num_experts, "num_experts_per_tok": moe.top_k}
-        found |= {"interleave_moe_layer_step": moe.frequency, "use_qk_norm": first.qk_norm}
-        found["attn_temperature_tuning"] = section.temperature_tuning
-        found["attn_scale"] = section.temperature_tuning_scale
-        found["floor_scale"] = section.temperature_tuning_floor
-        found["no_rope_layers"] = [int(layer.position == "rope") for layer in layers]
-        found["layer_types"] = [CHUNKED if turns else FULL for turns in found["no_rope_layers"]]
-        return found | {"attention_chunk_size": first.chunk_attn_window_size or 8192}
+        config = write_sizes(section) | rope.write(first)
+        config["intermediate_size"] = section.expert_hidden_dim
+        config["intermediate_size_mlp"] = section.computed_ffn_hidden_dim
+        config["attention_bias"] = all(section.attention_biases.values())
+        config |= {"num_local_experts": moe.num_experts, "num_experts_per_tok": moe.top_k}
+        config |= {"interleave_moe_layer_step": moe.frequency, "use_qk_norm": first.qk_norm}
+        config["attn_temperature_tuning"] = section.temperature_tuning
+        config["attn_scale"] = section.temperature_tuning_scale
+        config["floor_scale"] = section.temperature_tuning_floor
+        config["no_rope_layers"] = [int(layer.position == "rope") for layer in layers]
+        config["layer_types"] = [CHUNKED if turns else FULL for turns in config["no_rope_layers"]]
+        return config | {"attention_chunk_size": first.chunk_attn_window_size or 8192}
 
     def table(self, layer: Decoder) -> Table:
-        """Theirs rotates adjacent pairs, ours those half a head apart, unless told otherwise."""
+        """Return the table, with the rotated projections reordered.
+
+        The files rotate adjacent pairs, forge pairs half a head apart; with rope_interleave forge
+        follows the files.
+        """
         if layer.position != "rope" or layer.rope_interleave:
             return self.block
         turned: Table = {}
-        for each, heads in ("q", layer.n_heads), ("k", layer.kv_heads):
+        for letter, heads in ("q", layer.n_heads), ("k", layer.kv_heads):
             rows = halves_of_pairs(heads, layer.rotary_dim)
             for kind in ("weight", "bias"):
-                name = f"self_attn.{each}_proj.{kind}"
-                turned[f"attention.w{each}.{kind}"] = Theirs(name=name, rows=rows)
+                name = f"self_attn.{letter}_proj.{kind}"
+                turned[f"attention.w{letter}.{kind}"] = Theirs(name=name, rows=rows)
         return self.block | turned

@@ -28,9 +28,9 @@ class Mistral(Family):
     block = ATTENTION | MLP | NORMS
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = sizes(keys) | activation(keys, default="silu") | rope.read(keys, theta=self.theta)
-        return found | {"sliding_window_size": keys.number("sliding_window", default=0)}
+        options = sizes(keys) | activation(keys, default="silu") | rope.read(keys, theta=self.theta)
+        return options | {"sliding_window_size": keys.number("sliding_window", default=0)}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        found = write_sizes(section) | rope.write(section)
-        return found | {"sliding_window": patterns.window_of(section)}
+        config = write_sizes(section) | rope.write(section)
+        return config | {"sliding_window": patterns.window_of(section)}

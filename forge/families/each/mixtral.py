@@ -21,12 +21,12 @@ class Mixtral(Mistral):
     block = ATTENTION | NORMS | experts(f"{PLACE}.experts", NAMES, f"{PLACE}.gate.weight")
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = super().options(keys)
+        options = super().options(keys)
         moe = {"num_experts": keys.number("num_local_experts", default=8)}
         moe["top_k"] = keys.number("num_experts_per_tok", default=2)
-        return found | {"moe": moe | {"norm_topk_prob": True, "router": "softmax_topk"}}
+        return options | {"moe": moe | {"norm_topk_prob": True, "router": "softmax_topk"}}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        found = super().content(section) | {"intermediate_size": section.expert_hidden_dim}
-        found["num_local_experts"] = section.moe.num_experts
-        return found | {"num_experts_per_tok": section.moe.top_k}
+        config = super().content(section) | {"intermediate_size": section.expert_hidden_dim}
+        config["num_local_experts"] = section.moe.num_experts
+        return config | {"num_experts_per_tok": section.moe.top_k}

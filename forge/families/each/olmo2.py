@@ -35,17 +35,17 @@ class Olmo2(Family):
         return self.common(keys) | rope.read(keys)
 
     def common(self, keys: Keys) -> dict[str, Any]:
-        """What OLMo 2 and 3 have."""
-        found = sizes(keys, eps=1e-5) | activation(keys, default="silu")
+        """Return the options of OLMo 2 and 3."""
+        options = sizes(keys, eps=1e-5) | activation(keys, default="silu")
         biases = bool(keys.take("attention_bias", default=False))
-        found |= {f"{each}_bias": biases for each in "qkvo"}
-        return found | {"norm_placement": "post", "qk_norm": True, "qk_norm_width": "all"}
+        options |= {f"{letter}_bias": biases for letter in "qkvo"}
+        return options | {"norm_placement": "post", "qk_norm": True, "qk_norm_width": "all"}
 
     def content(self, section: Decoder) -> dict[str, Any]:
         return self.write_common(section) | rope.write(section)
 
     def write_common(self, section: Decoder) -> dict[str, Any]:
-        """What `common` reads."""
-        found = write_sizes(section)
-        del found["head_dim"]
-        return found | {"attention_bias": all(section.attention_biases.values())}
+        """Return the keys read by `common`."""
+        config = write_sizes(section)
+        del config["head_dim"]
+        return config | {"attention_bias": all(section.attention_biases.values())}

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with three windows to a full layer, of which the full ones alone are stretched."""
+"""OLMo 3: OLMo 2 with three windows to a full layer; only the full layers are stretched."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ class Olmo3(Olmo2):
     turns_by_kind = True
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = self.common(keys)
-        count = found["n_layers"] or 0
+        common = self.common(keys)
+        count = common["n_layers"] or 0
         usual = [SLIDING if (layer + 1) % 4 else FULL for layer in range(count)]
-        types = patterns.read_types(keys, found["n_layers"], usual)
-        own = {kind: self.rotation(keys, kind, found["max_seq_len"]) for kind in (FULL, SLIDING)}
-        own[SLIDING]["sliding_window_size"] = keys.number("sliding_window", default=4096)
-        return found | patterns.options(types, own)
+        types = patterns.read_types(keys, common["n_layers"], usual)
+        by_kind = {
+            kind: self.rotation(keys, kind, common["max_seq_len"]) for kind in (FULL, SLIDING)
+        }
+        by_kind[SLIDING]["sliding_window_size"] = keys.number("sliding_window", default=4096)
+        return common | patterns.options(types, by_kind)
 
     def rotation(self, keys: Keys, kind: str, longest: int | None) -> dict[str, Any]:
-        """By kind in newer files; in older ones rope_scaling is of the full layers alone, and so is
-        rope_theta to transformers, which has 500,000 for the others.
+        """Return the rotation of a kind of layers.
+
+        Newer files have a rotation by kind. In older files rope_scaling applies to the full layers
+        alone. transformers reads rope_theta for the full layers too, and has 500,000 for the
+        others.
         """
         stated = keys.take("rope_parameters", default=None) or {}
         scaling = keys.take("rope_scaling", default=None) or {}
@@ -38,19 +43,21 @@ class Olmo3(Olmo2):
             if kind == FULL:
                 keys.faults.append(f"rope_parameters without {FULL}: transformers ignores them")
             return {}
-        own = stated.get(kind) or (scaling if kind == FULL else {})
+        of_kind = stated.get(kind) or (scaling if kind == FULL else {})
         if kind == SLIDING:
-            if theta != THETA and "rope_theta" not in own:
+            if theta != THETA and "rope_theta" not in of_kind:
                 keys.faults.append(
                     f"rope_theta={theta}: transformers turns the layers with windows by {THETA:.0f}"
                 )
             theta = THETA
-        return rope.of_parameters(keys, own, theta=theta, longest=longest)
+        return rope.of_parameters(keys, of_kind, theta=theta, longest=longest)
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        found, types = self.write_common(section), patterns.types_of(section)
+        config, types = self.write_common(section), patterns.types_of(section)
         layers = [section.of_kind(section.kind_of(n).name) for n in range(section.n_layers)]
         of_kind = {kind: layers[types.index(kind)] for kind in (FULL, SLIDING) if kind in types}
-        found["rope_parameters"] = {kind: rope.parameters(one) for kind, one in of_kind.items()}
+        config["rope_parameters"] = {
+            kind: rope.parameters(layer) for kind, layer in of_kind.items()
+        }
         window = patterns.window_of(section) or 4096
-        return found | {"layer_types": types, "sliding_window": window}
+        return config | {"layer_types": types, "sliding_window": window}

@@ -27,25 +27,25 @@ class Qwen2(Family):
     block = ATTENTION | MLP | NORMS
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
+        options = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
         keys.only("use_mrope", False, why="forge has rotary positions in one dimension")
-        return found | windows(keys, found) | {f"{each}_bias": True for each in "qkv"}
+        return options | windows(keys, options) | {f"{letter}_bias": True for letter in "qkv"}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        found = write_sizes(section) | rope.write(section)
-        del found["head_dim"]
-        return found | write_windows(section)
+        config = write_sizes(section) | rope.write(section)
+        del config["head_dim"]
+        return config | write_windows(section)
 
 
 def windows(keys: Keys, found: dict[str, Any]) -> dict[str, Any]:
-    """Of layers from max_window_layers on, where they are used."""
+    """Read the windows of the layers from max_window_layers on, where windows are in use."""
     used = bool(keys.take("use_sliding_window", default=False))
     return patterns.windows(keys, found["n_layers"], used=used)
 
 
 def write_windows(section: Decoder) -> dict[str, Any]:
-    """What `windows` reads."""
+    """Return the keys read by `windows`."""
     window = patterns.window_of(section)
-    found = {"use_sliding_window": window is not None, "sliding_window": window}
-    found["layer_types"] = patterns.types_of(section)
-    return found | {"max_window_layers": section.n_layers if window is None else 0}
+    config = {"use_sliding_window": window is not None, "sliding_window": window}
+    config["layer_types"] = patterns.types_of(section)
+    return config | {"max_window_layers": section.n_layers if window is None else 0}

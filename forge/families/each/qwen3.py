@@ -29,13 +29,13 @@ class Qwen3(Family):
     block = ATTENTION | QK_NORM | MLP | NORMS
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
-        found["head_dim"] = found["head_dim"] or 128
+        options = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
+        options["head_dim"] = options["head_dim"] or 128
         biases = bool(keys.take("attention_bias", default=False))
-        found |= {f"{each}_bias": biases for each in "qkvo"}
-        return found | windows(keys, found) | {"qk_norm": True}
+        options |= {f"{letter}_bias": biases for letter in "qkvo"}
+        return options | windows(keys, options) | {"qk_norm": True}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        found = write_sizes(section) | rope.write(section)
-        found["attention_bias"] = all(section.attention_biases.values())
-        return found | write_windows(section)
+        config = write_sizes(section) | rope.write(section)
+        config["attention_bias"] = all(section.attention_biases.values())
+        return config | write_windows(section)

@@ -26,7 +26,7 @@ class Qwen3Moe(Qwen3):
 
 
 def routing(keys: Keys) -> dict[str, Any]:
-    """Which layers have experts, and how tokens choose them."""
+    """Read the layers with experts and the routing of tokens."""
     moe = {"num_experts": keys.number("num_experts", "num_local_experts", default=128)}
     moe["top_k"] = keys.number("num_experts_per_tok", default=8)
     moe["ffn_hidden_dim"] = keys.number("moe_intermediate_size", default=768)
@@ -39,7 +39,7 @@ def routing(keys: Keys) -> dict[str, Any]:
 
 
 def write_routing(section: Decoder) -> dict[str, Any]:
-    """What `routing` reads."""
+    """Return the keys read by `routing`."""
     moe = section.moe
     return {
         "num_experts": moe.num_experts,

@@ -35,8 +35,8 @@ WIDTHS = {
     "gdn_num_value_heads": "linear_num_value_heads",
 }
 SHARED: Table = {
-    f"feed_forward.shared.{ours}.weight": f"mlp.shared_expert.{theirs}.weight"
-    for ours, theirs in PROJECTIONS.items()
+    f"feed_forward.shared.{name}.weight": f"mlp.shared_expert.{hf_name}.weight"
+    for name, hf_name in PROJECTIONS.items()
 }
 EXPERTS = experts("mlp.experts", PROJECTIONS, "mlp.gate.weight")
 EXPERTS["feed_forward.shared_gate.weight"] = "mlp.shared_expert_gate.weight"
@@ -49,34 +49,36 @@ DELTA: Table = {
 
 
 def delta(mixer: GatedDeltaNet) -> Table:
-    """What makes queries, keys, values, gates and decays: theirs is by the heads of keys, each with
-    its queries, keys, values and gates, or with its b and a; convolutions are of all channels.
+    """Return the table of the projections and convolutions of a gated delta net.
+
+    A stored projection is ordered by the heads of keys: for each head its queries, keys, values and
+    gates, or its b and a. A stored convolution has all channels.
     """
     of_values = mixer.gdn_num_value_heads // mixer.gdn_num_key_heads
     key, value = mixer.gdn_key_head_dim, mixer.gdn_value_head_dim * of_values
-    found: Table = dict(DELTA)
-    for names, place, widths in (
+    table: Table = dict(DELTA)
+    for names, module, widths in (
         ("qkvz", "in_proj_qkvz", (key, key, value, value)),
         ("ba", "in_proj_ba", (of_values, of_values)),
     ):
-        for number, each in enumerate(names):
+        for number, letter in enumerate(names):
             rows = of_heads(mixer.gdn_num_key_heads, widths, number)
-            theirs = Theirs(name=f"linear_attn.{place}.weight", rows=rows)
-            found[f"attention.w{each}.weight"] = theirs
+            stored = Theirs(name=f"linear_attn.{module}.weight", rows=rows)
+            table[f"attention.w{letter}.weight"] = stored
     widths = (mixer.key_width, mixer.key_width, mixer.value_width)
-    for number, each in enumerate("qkv"):
+    for number, letter in enumerate("qkv"):
         rows = of_heads(1, widths, number)
         name = "linear_attn.conv1d.weight"
-        found[f"attention.conv_{each}"] = Theirs(name=name, rows=rows, singleton=1)
-    return found
+        table[f"attention.conv_{letter}"] = Theirs(name=name, rows=rows, singleton=1)
+    return table
 
 
 def of_heads(heads: int, widths: Sequence[int], number: int) -> Rows:
-    """One of the parts of these widths that each head has."""
-    begin, whole = sum(widths[:number]), sum(widths)
+    """Choose the rows of part `number` in every head; widths: the parts of a head."""
+    begin, width = sum(widths[:number]), sum(widths)
 
     def rows(layer: Decoder, ours: TensorSpec) -> Sequence[int]:
-        return [head * whole + begin + i for head in range(heads) for i in range(widths[number])]
+        return [head * width + begin + i for head in range(heads) for i in range(widths[number])]
 
     return rows
 
@@ -92,41 +94,41 @@ class Qwen3Next(Family):
     block = ATTENTION | QK_NORM | MLP | NORMS | SHARED | EXPERTS
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        found = sizes(keys) | activation(keys, default="silu")
-        if found["activation"] != "silu":
-            said = f"hidden_act={keys.take('hidden_act', default='silu')!r}"
-            keys.faults.append(f"{said}: transformers has it in delta nets too, forge silu")
-        found["head_dim"] = found["head_dim"] or 256
-        found |= rope.read(keys) | {"norm_unit_offset": True, "qk_norm": True}
-        found["attention_output_gate"] = True
+        options = sizes(keys) | activation(keys, default="silu")
+        if options["activation"] != "silu":
+            setting = f"hidden_act={keys.take('hidden_act', default='silu')!r}"
+            keys.faults.append(f"{setting}: transformers has it in delta nets too, forge silu")
+        options["head_dim"] = options["head_dim"] or 256
+        options |= rope.read(keys) | {"norm_unit_offset": True, "qk_norm": True}
+        options["attention_output_gate"] = True
         biases = bool(keys.take("attention_bias", default=False))
-        found |= {f"{each}_bias": biases for each in "qkvo"}
+        options |= {f"{letter}_bias": biases for letter in "qkvo"}
         moe = routing(keys) | {"shared_experts": 1, "shared_expert_gate": True}
         moe["shared_hidden_dim"] = keys.number("shared_expert_intermediate_size", default=512)
-        count = found["n_layers"] or 0
+        count = options["n_layers"] or 0
         every = keys.number("full_attention_interval", default=4)
         usual = [LINEAR if (layer + 1) % every else FULL for layer in range(count)]
-        types = patterns.read_types(keys, found["n_layers"], usual)
-        mixer = {ours: keys.number(theirs) for ours, theirs in WIDTHS.items()}
-        own = {LINEAR: {"mixer": {"schema": "gated_delta_net", **mixer}}}
-        return found | {"moe": moe} | patterns.options(types, own)
+        types = patterns.read_types(keys, options["n_layers"], usual)
+        mixer = {option: keys.number(key) for option, key in WIDTHS.items()}
+        by_kind = {LINEAR: {"mixer": {"schema": "gated_delta_net", **mixer}}}
+        return options | {"moe": moe} | patterns.options(types, by_kind)
 
     def content(self, section: Decoder) -> dict[str, Any]:
         layers = [section.of_kind(section.kind_of(n).name) for n in range(section.n_layers)]
-        mixers = [one.mixer for one in layers if isinstance(one.mixer, GatedDeltaNet)]
+        mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, GatedDeltaNet)]
         if not mixers:
             raise ValueError("model.layers without a gated delta net")
-        found = write_sizes(section) | rope.write(section) | write_routing(section)
-        found |= {theirs: getattr(mixers[0], ours) for ours, theirs in WIDTHS.items()}
-        found["attention_bias"] = all(section.attention_biases.values())
-        found["shared_expert_intermediate_size"] = section.moe.shared_width(section)
-        linear = [isinstance(one.mixer, GatedDeltaNet) for one in layers]
-        return found | {"layer_types": [LINEAR if each else FULL for each in linear]}
+        config = write_sizes(section) | rope.write(section) | write_routing(section)
+        config |= {key: getattr(mixers[0], option) for option, key in WIDTHS.items()}
+        config["attention_bias"] = all(section.attention_biases.values())
+        config["shared_expert_intermediate_size"] = section.moe.shared_width(section)
+        linear = [isinstance(layer.mixer, GatedDeltaNet) for layer in layers]
+        return config | {"layer_types": [LINEAR if is_linear else FULL for is_linear in linear]}
 
     def table(self, layer: Decoder) -> Table:
         mixer = layer.mixer
         return self.block | delta(mixer) if isinstance(mixer, GatedDeltaNet) else self.block
 
     def ignored(self, name: str, section: Decoder) -> bool:
-        """Also the layers that predict further tokens."""
+        """Ignore also the layers trained to predict further tokens."""
         return name.startswith(("mtp.", "model.mtp.")) or super().ignored(name, section)

@@ -23,9 +23,9 @@ class FeedForward(Section):
     _target_: str = MISSING
 
     def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
-        """The parameters, by their names inside of the module, in its order."""
+        """Yield the parameters in the module's order, by their names inside of the module."""
         raise NotImplementedError
 
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept | None:
-        """What is kept for the backward pass; None = not known."""
+        """Return the memory kept for the backward pass; None = unknown."""
         return None

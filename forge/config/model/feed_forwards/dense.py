@@ -1,6 +1,4 @@
-"""The feed-forward layer of two or three matrices; its width and activation are options of the
-model.
-"""
+"""The feed-forward layer of two or three matrices, sized by options of the model."""
 
 from __future__ import annotations
 
@@ -30,31 +28,35 @@ class Dense(FeedForward):
 def dense_tensors(
     layer: LayerShape, width: int, *, part: str = "feed-forward", bias: bool = False
 ) -> Iterator[TensorSpec]:
-    """Those of a layer of that width."""
+    """Yield the tensors of a feed-forward layer of this width."""
     for name in ("w_gate", "w_up") if layer.is_gated else ("w_up",):
         yield from linear(name, width, layer.dim, part=part, bias=bias, tp=0)
     yield from linear("w_down", layer.dim, width, part=part, bias=bias, tp=1, residual=True)
 
 
 def dense_kept(layer: LayerShape, width: int, numbers: Numbers, *, in_stream: bool = False) -> Kept:
-    """What a layer of that width keeps. in_stream: whether what it gives is summed up over ranks at
-    once, and cut as hidden states are.
+    """Return the memory kept by a feed-forward layer of this width.
+
+    in_stream: whether the output is summed up over ranks at once, and cut like hidden states.
     """
-    here = -(-width // numbers.tp)
-    named = {name: numbers.product(here * numbers.tp, layer.dim) for name in into(layer)}
+    hidden = -(-width // numbers.tp)
+    tensors = {name: numbers.product(hidden * numbers.tp, layer.dim) for name in into(layer)}
     ranks = numbers.tokens_cut if in_stream else 1
-    named["mlpwo"] = numbers.product(layer.dim, width, ranks)
-    return Kept(all=numbers.width * here * copies(layer), named=named)
+    tensors["mlpwo"] = numbers.product(layer.dim, width, ranks)
+    return Kept(all=numbers.width * hidden * copies(layer), named=tensors)
 
 
 def into(layer: LayerShape, prefix: str = "") -> tuple[str, ...]:
-    """Names of what its first matrices make."""
+    """Return the names of the products of the layer's first matrices."""
     return tuple(f"{prefix}mlpwi_{n}" for n in range(2 if layer.is_gated else 1))
 
 
 def copies(layer: LayerShape) -> int:
-    """Tensors as wide as the layer: what the activation reads (not ReLU) and writes, of quick_gelu
-    also the sigmoid, what it is multiplied with, the product, and what was there before a limit.
+    """Count the kept tensors as wide as the layer.
+
+    These are the input of the activation (not for ReLU) and the output, for quick_gelu also the
+    sigmoid; with a gate, the other factor and the product; with a limit, the values before the
+    limit.
     """
     limited = 1 if layer.mlp_activations_limit else 0
     activation = {"relu": 1, "quick_gelu": 3}.get(layer.activation, 2)

@@ -28,10 +28,10 @@ class Attention(Mixer):
         if layer.attention_sink:
             vector: dict[str, Any] = {"role": BIAS, "part": part, "tp": 0, "pieces": heads}
             yield TensorSpec(name="sinks", shape=(heads,), **vector)
-        made = {"q": heads * (2 if layer.attention_output_gate else 1), "k": kv_heads}
+        heads_of = {"q": heads * (2 if layer.attention_output_gate else 1), "k": kv_heads}
         if not layer.share_kv_projections:
-            made["v"] = kv_heads
-        for name, number in made.items():
+            heads_of["v"] = kv_heads
+        for name, number in heads_of.items():
             pieces = heads if name == "q" else kv_heads
             cut: dict[str, Any] = {"tp": 0, "pieces": pieces, "bias": biases[name]}
             yield from linear(f"w{name}", number * head_dim, dim, part=part, **cut)
@@ -40,16 +40,17 @@ class Attention(Mixer):
         of_norm: dict[str, Any] = {"part": part, "unit_offset": layer.norm_unit_offset}
         if layer.qk_norm and layer.qk_norm_with_scale:
             for name, number in (("q_norm", heads), ("k_norm", kv_heads)):
-                whole = layer.qk_norm_width == "all"
-                wide: dict[str, Any] = {"tp": 0, "pieces": number} if whole else {}
-                width = number * head_dim if whole else head_dim
+                over_all = layer.qk_norm_width == "all"
+                wide: dict[str, Any] = {"tp": 0, "pieces": number} if over_all else {}
+                width = number * head_dim if over_all else head_dim
                 yield from norm(name, width, **of_norm, **wide)
         if layer.v_norm and layer.v_norm_with_scale:
             yield from norm("v_norm", head_dim, **of_norm)
 
     def flops(self, layer: LayerShape, seq_len: int) -> int:
-        """12 * width of all heads * the tokens that one sees, of which causality takes nothing off
-        (PaLM, arXiv:2204.02311, appendix B).
+        """Return 12 * width of all heads * the tokens seen by one token.
+
+        Causality takes nothing off (PaLM, arXiv:2204.02311, appendix B).
         """
         return 12 * layer.n_heads * layer.computed_head_dim * layer.seen(seq_len)
 
@@ -58,19 +59,19 @@ class Attention(Mixer):
         heads, kv_heads = -(-layer.n_heads // numbers.tp), -(-layer.kv_heads // numbers.tp)
         of_queries = 2 * heads if layer.attention_output_gate else heads
         seen, capped, sink = layer.seen(seq), layer.attn_logits_soft_cap > 0, layer.attention_sink
-        window, by_chunk = (0 < each < seq and not numbers.masked for each in layer.span)
+        window, by_chunk = (0 < size < seq and not numbers.masked for size in layer.span)
         by_block = window and seq % seen == 0  # `forge.models.sdpa`
-        again = (2 * seq - seen) / seq if by_block else 1.0  # how often keys are copied
-        partition, scores, inner, more = float(FP32 * heads), 0.0, head_dim, 1.0
+        key_copies = (2 * seq - seen) / seq if by_block else 1.0  # how often keys are copied
+        partition, scores, inner, token_share = float(FP32 * heads), 0.0, head_dim, 1.0
         if capped:
-            at_once = seen * again if by_block or by_chunk else seq
+            at_once = seen * key_copies if by_block or by_chunk else seq
             partition, scores = 0.0, self._written_out(layer, heads, at_once, numbers)
         elif sink:  # a further dimension, and a token before all others
             inner += 8 if numbers.cuda else 1
-            more += (-(-seq // seen) if by_chunk else 1) / seq
+            token_share += (-(-seq // seen) if by_chunk else 1) / seq
         repeated = capped or (numbers.cuda and (numbers.masked or window))
-        keys = 2 * (heads if repeated else kv_heads) * again
-        output = more * (width * heads * inner + partition)
+        keys = 2 * (heads if repeated else kv_heads) * key_copies
+        output = token_share * (width * heads * inner + partition)
         copied = by_block or (by_chunk and seq % seen > 0) or sink  # for the last matrix
         parts = (
             width
@@ -78,27 +79,30 @@ class Attention(Mixer):
             * head_dim
             * ((1 if copied and not capped else 0) + (2 if layer.attention_output_gate else 0))
         )
-        read = more * width * (heads + keys) * inner
-        all = read + output + parts + scores + self._norms(layer, numbers)
+        read = token_share * width * (heads + keys) * inner
+        total = read + output + parts + scores + self._norms(layer, numbers)
         all_heads = layer.n_heads * head_dim
         wide = {"query_proj": of_queries, "key_proj": kv_heads}
         wide |= {} if layer.share_kv_projections else {"value_proj": kv_heads}
-        named = {
+        tensors = {
             name: numbers.product(number * head_dim * numbers.tp, layer.dim)
             for name, number in wide.items()
         }
         if not capped:
-            named["context"] = Named(bytes=output, flops=self.flops(layer, seq) / 3)
-        named["out_proj"] = numbers.to_stream(layer.dim, all_heads)
-        return Kept(all=all, named=named)
+            tensors["context"] = Named(bytes=output, flops=self.flops(layer, seq) / 3)
+        tensors["out_proj"] = numbers.to_stream(layer.dim, all_heads)
+        return Kept(all=total, named=tensors)
 
     def _written_out(self, layer: LayerShape, heads: int, keys: float, numbers: Numbers) -> float:
-        """Bytes a token of scores that are no kernel's: tanh, softmax, and its copy in 16 bits."""
+        """Return the bytes a token of scores written out without a kernel.
+
+        Scores are kept as tanh, softmax and a copy of the softmax in 16 bits.
+        """
         copy = numbers.width if numbers.width != FP32 else 0
         return heads * (FP32 * (2 * keys + layer.attention_sink) + copy * keys)
 
     def _norms(self, layer: LayerShape, numbers: Numbers) -> float:
-        """Bytes a token of norms of queries, keys and values."""
+        """Return the bytes a token of norms of queries, keys and values."""
         width, head_dim = numbers.width, layer.computed_head_dim
         heads, kv_heads = -(-layer.n_heads // numbers.tp), -(-layer.kv_heads // numbers.tp)
 
@@ -106,19 +110,19 @@ class Attention(Mixer):
             saved = 0 if weighted or numbers.cuda else FP32 * dim
             return number * (numbers.rms_norm(dim, width) - saved)
 
-        found = norm(kv_heads, head_dim, layer.v_norm_with_scale) if layer.v_norm else 0
+        total = norm(kv_heads, head_dim, layer.v_norm_with_scale) if layer.v_norm else 0
         if layer.qk_norm:
             for number in (heads, kv_heads):
                 wide = (
                     (1, number * head_dim) if layer.qk_norm_width == "all" else (number, head_dim)
                 )
-                found += norm(*wide, layer.qk_norm_with_scale)
-            itself = numbers.cuda or width == FP32  # what is normalised is no copy
+                total += norm(*wide, layer.qk_norm_with_scale)
+            itself = numbers.cuda or width == FP32  # the norm's input is no copy
             if itself and not layer.qk_norm_after_rope:
                 gates = heads if layer.attention_output_gate else 0
                 values = kv_heads if layer.share_kv_projections else 0
-                found += width * head_dim * (gates - values)
-        return found
+                total += width * head_dim * (gates - values)
+        return total
 
 
 @rule("model.heads", "model.dim", "model.n_heads", "model.head_dim")
@@ -134,15 +138,15 @@ def kv_heads(model: LayerShape) -> Findings:
     """model.n_heads must be divisible by model.n_kv_heads: each key/value head serves equally many
     query heads.
     """
-    for place, layer in model.in_use():
+    for path, layer in model.in_use():
         heads, kv_heads = layer.n_heads, layer.kv_heads
         if heads % kv_heads:
-            fix = f"{place}.n_kv_heads={nearest_divisor(heads, kv_heads)}"
-            if place == "model":
-                yield "model.n_kv_heads", fix
+            hint = f"{path}.n_kv_heads={nearest_divisor(heads, kv_heads)}"
+            if path == "model":
+                yield "model.n_kv_heads", hint
             else:
-                what = f"{place}: {heads} heads must be divisible by {kv_heads} key/value heads."
-                yield place, what, fix
+                message = f"{path}: {heads} heads must be divisible by {kv_heads} key/value heads."
+                yield path, message, hint
 
 
 SPANS = ("model.sliding_window_size", "model.chunk_attn_window_size", "model.kinds", "model.layers")
@@ -153,11 +157,13 @@ def spans(model: LayerShape) -> Findings:
     """A layer sees a window or chunks, not both: one of model.sliding_window_size and
     model.chunk_attn_window_size is 0.
     """
-    for place, layer in model.in_use():
+    for path, layer in model.in_use():
         if all(layer.span):
-            what = f"{place} has a window of {layer.span.window} and chunks of {layer.span.chunk}."
-            fix = f"{place}.sliding_window_size=0, or {place}.chunk_attn_window_size=0"
-            yield f"{place}.chunk_attn_window_size", what, fix
+            message = (
+                f"{path} has a window of {layer.span.window} and chunks of {layer.span.chunk}."
+            )
+            hint = f"{path}.sliding_window_size=0, or {path}.chunk_attn_window_size=0"
+            yield f"{path}.chunk_attn_window_size", message, hint
 
 
 @rule(
@@ -171,11 +177,11 @@ def capped_kernel(model: LayerShape) -> Findings:
     """No kernel caps scores: with model.attn_logits_soft_cap they are written out, and
     model.sdpa_backend is auto or math.
     """
-    for place, layer in model.in_use():
+    for path, layer in model.in_use():
         if layer.attn_logits_soft_cap and layer.sdpa_backend not in ("auto", "math"):
-            what = f"the {layer.sdpa_backend} kernel caps no scores: they are written out."
-            fix = f"{place}.sdpa_backend=auto, or {place}.attn_logits_soft_cap=0"
-            yield f"{place}.sdpa_backend", what, fix
+            message = f"the {layer.sdpa_backend} kernel caps no scores: they are written out."
+            hint = f"{path}.sdpa_backend=auto, or {path}.attn_logits_soft_cap=0"
+            yield f"{path}.sdpa_backend", message, hint
 
 
 @rule("model.temperature_tuning", "model.temperature_tuning", "model.position", *SPANS[2:])
@@ -185,15 +191,15 @@ def temperature_tuning(model: LayerShape) -> Findings:
     if any(layer.temperature_tuning for layer in layers) and not any(
         layer.is_tempered for layer in layers
     ):
-        fix = "model.temperature_tuning=false, or model.position=none, of a kind of layer too"
-        yield "model.temperature_tuning", fix
+        hint = "model.temperature_tuning=false, or model.position=none, of a kind of layer too"
+        yield "model.temperature_tuning", hint
 
 
 @rule("model.share_kv_projections", "model.share_kv_projections", "model.k_bias", "model.v_bias")
 def share_kv_projections(model: LayerShape) -> Findings:
     """With model.share_kv_projections values have no projection, and so no bias of their own."""
-    for place, layer in model.in_use():
+    for path, layer in model.in_use():
         shared = layer.share_kv_projections and "v_bias" not in layer.mixer.unread
         if shared and layer.v_bias and not layer.attention_biases["k"]:
-            what = f"{place}.v_bias: values are made by the layer of the keys."
-            yield f"{place}.v_bias", what, f"{place}.v_bias=false, or {place}.k_bias=true too"
+            message = f"{path}.v_bias: values are made by the layer of the keys."
+            yield f"{path}.v_bias", message, f"{path}.v_bias=false, or {path}.k_bias=true too"

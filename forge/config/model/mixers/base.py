@@ -1,4 +1,4 @@
-"""Base of the sections of token mixers: what a block has in the place of attention."""
+"""Base of the sections of token mixers, a block's layers in the place of attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_HEADS = (
     *("v_norm", "v_norm_with_scale", "attention_sink", "share_kv_projections"),
     *("attention_output_gate", "temperature_tuning"),
 )
-"""Options of multi-head attention that no other mixer reads."""
+"""Options of multi-head attention alone."""
 
 
 @section
@@ -41,23 +41,24 @@ class Mixer(Section):
     _target_: str = MISSING
 
     def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
-        """The parameters, by their names inside of the module, in its order."""
+        """Yield the parameters in the module's order, by their names inside of the module."""
         raise NotImplementedError
 
     def flops(self, layer: LayerShape, seq_len: int) -> int:
-        """Training FLOPs a token, besides those of the matrices in `tensors`."""
+        """Return the training FLOPs a token, besides the matrices in `tensors`."""
         return 0
 
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept | None:
-        """What is kept for the backward pass; None = not known."""
+        """Return the memory kept for the backward pass; None = unknown."""
         return None
 
     def cut_heads(self, layer: LayerShape) -> dict[str, int]:
-        """Numbers of heads that tp cuts, by option: it must divide the first; of the others several
-        ranks may share one.
+        """Return the numbers of heads cut by tp, by option.
+
+        tp must divide the first number; several ranks may share one head of the others.
         """
         return {"n_heads": layer.n_heads, "n_kv_heads": layer.kv_heads}
 
     def rotary_dim(self, layer: LayerShape) -> int:
-        """Width of the part of a head that is rotated."""
+        """Return the width of the rotated part of a head."""
         return layer.rotated(layer.computed_head_dim)

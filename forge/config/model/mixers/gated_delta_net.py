@@ -14,7 +14,7 @@ from forge.config.model.tensors import BIAS, NORM, LogUniform, TensorSpec, linea
 from forge.config.rule import Findings, nearest_divisor, rule
 
 DECAYS = LogUniform(0.01, 16.0)
-"""First values of a_log, as of transformers' Qwen3NextGatedDeltaNet; dt_bias begins at 1."""
+"""First values of a_log, as in transformers' Qwen3NextGatedDeltaNet; dt_bias begins at 1."""
 
 
 @section
@@ -52,7 +52,7 @@ class GatedDeltaNet(Mixer):
 
     @property
     def key_width(self) -> int:
-        """Of the queries of all heads, and of their keys."""
+        """Width of the queries of all heads, and of the keys."""
         return self.gdn_num_key_heads * self.gdn_key_head_dim
 
     @property
@@ -71,8 +71,10 @@ class GatedDeltaNet(Mixer):
         }
 
     def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
-        """Weights of convolutions are as those of norms: a few of each channel, and no matrix for
-        an optimizer of matrices.
+        """Yield the parameters.
+
+        Convolutions have the role of norms: few weights for each channel, and no matrix for an
+        optimizer of matrices.
         """
         part, dim, heads = "attention", layer.dim, self.gdn_num_value_heads
         of_keys: dict[str, Any] = {"part": part, "tp": 0, "pieces": self.gdn_num_key_heads}
@@ -91,8 +93,10 @@ class GatedDeltaNet(Mixer):
         yield from linear("wo", dim, self.value_width, part=part, tp=1, residual=True)
 
     def flops(self, layer: LayerShape, seq_len: int) -> int:
-        """6 * the products of a token in chunks of C: C * 2 * key width of each key head; of each
-        value head C * value width + 3 * key * value width, and C / 2 * both for the solution.
+        """Return 6 * the products of a token in chunks of C.
+
+        Products of each key head: C * 2 * key width. Of each value head: C * value width + 3 * key
+        * value width, and C / 2 * (key + value width) for the solution.
         """
         chunk = min(self.gdn_chunk_size, seq_len)
         key, value = self.gdn_key_head_dim, self.gdn_value_head_dim
@@ -100,19 +104,22 @@ class GatedDeltaNet(Mixer):
         return 6 * (2 * chunk * self.key_width + self.gdn_num_value_heads * head)
 
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept:
-        """With the products of torch, all in fp32; flash-linear-attention's kernels keep less."""
+        """Return the memory kept with the products of torch, all in fp32.
+
+        The kernels of flash-linear-attention keep less.
+        """
         width, seq, tp = numbers.width, numbers.seq_len, numbers.tp
         heads, key_heads = -(-self.gdn_num_value_heads // tp), -(-self.gdn_num_key_heads // tp)
         key, value = self.gdn_key_head_dim, self.gdn_value_head_dim
         keys, values = key_heads * key, heads * value
         chunk = min(self.gdn_chunk_size, seq)
-        padded = -(-seq // chunk) * chunk / seq  # tokens that are computed, for each that is read
+        padded = -(-seq // chunk) * chunk / seq  # computed tokens for each token read
         streams = (1 + (self.gdn_conv_kernel_dim - 1) / seq + 1) * (2 * keys + values)
         normed = 2 * (keys + key_heads) if self.use_qk_norm_in_gdn else 0
         chunks = 2 * keys + values + 2 * chunk * key_heads  # and products of queries and keys
-        chunks += heads * (4 * chunk + 4 + value + key)  # decays, system, near; and what solves it
+        chunks += heads * (4 * chunk + 4 + value + key)  # decays, system, near; and the solution
         read = heads * (value + (1 + key * value) / chunk)  # and the states between chunks
-        if chunk < seq:  # a single one reads no state that has a gradient, and its own is not read
+        if chunk < seq:  # a single chunk reads no state with a gradient; its own is unread
             read += heads * (2 * key + 1)
         numbers_32 = streams + normed + 3 * heads + padded * (chunks + read)
         gate = (
@@ -122,9 +129,9 @@ class GatedDeltaNet(Mixer):
         masks = padded * chunk if numbers.masked else 0
         wide = {"query_proj": keys, "key_proj": keys, "value_proj": values}
         wide["gdn_gates"] = values + 2 * heads
-        named = {name: numbers.product(n * tp, layer.dim) for name, n in wide.items()}
-        named["out_proj"] = numbers.to_stream(layer.dim, self.value_width)
-        return Kept(all=FP32 * numbers_32 + gate + norms + masks, named=named)
+        tensors = {name: numbers.product(n * tp, layer.dim) for name, n in wide.items()}
+        tensors["out_proj"] = numbers.to_stream(layer.dim, self.value_width)
+        return Kept(all=FP32 * numbers_32 + gate + norms + masks, named=tensors)
 
 
 @rule("model.gdn_heads", "model.mixer", "model.kinds", "model.layers")
@@ -132,12 +139,12 @@ def gdn_heads(model: LayerShape) -> Findings:
     """The value heads of a gated delta net must be divisible by its key heads: each of these serves
     equally many.
     """
-    for place, layer in model.in_use():
-        own = layer.mixer
-        if isinstance(own, GatedDeltaNet) and own.gdn_num_value_heads % own.gdn_num_key_heads:
-            values, keys = own.gdn_num_value_heads, own.gdn_num_key_heads
-            key = f"{place}.mixer.gdn_num_key_heads"
-            what = (
-                f"{place}.mixer.gdn_num_value_heads ({values}) must be divisible by {key} ({keys})."
+    for path, layer in model.in_use():
+        net = layer.mixer
+        if isinstance(net, GatedDeltaNet) and net.gdn_num_value_heads % net.gdn_num_key_heads:
+            values, keys = net.gdn_num_value_heads, net.gdn_num_key_heads
+            key = f"{path}.mixer.gdn_num_key_heads"
+            message = (
+                f"{path}.mixer.gdn_num_value_heads ({values}) must be divisible by {key} ({keys})."
             )
-            yield key, what, f"{key}={nearest_divisor(values, keys)}"
+            yield key, message, f"{key}={nearest_divisor(values, keys)}"

@@ -57,16 +57,16 @@ class MLA(Mixer):
         yield from linear(wide, heads * self.qk_head_dim, queries, **of_heads)
         yield from linear("wkv_a", self.kv_lora_rank + self.qk_rope_head_dim, dim, part=part)
         yield from norm("kv_norm", self.kv_lora_rank, **of_norm)
-        both = self.qk_nope_head_dim + self.v_head_dim
-        yield from linear("wkv_b", heads * both, self.kv_lora_rank, **of_heads)
+        key_value_width = self.qk_nope_head_dim + self.v_head_dim
+        yield from linear("wkv_b", heads * key_value_width, self.kv_lora_rank, **of_heads)
         yield from linear("wo", dim, heads * self.v_head_dim, part=part, tp=1, residual=True)
 
     def flops(self, layer: LayerShape, seq_len: int) -> int:
-        """6 * heads * (width of keys + of values) * the tokens that one sees."""
+        """Return 6 * heads * (width of keys + of values) * the tokens seen by one token."""
         return 6 * layer.n_heads * (self.qk_head_dim + self.v_head_dim) * layer.seen(seq_len)
 
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept | None:
-        """With values filled up to the width of keys, which flash kernels ask for."""
+        """Return the memory kept, with values filled up to the width of keys for flash kernels."""
         if layer.seen(numbers.seq_len) < numbers.seq_len or (numbers.masked and not numbers.cuda):
             return None
         if layer.attn_logits_soft_cap:
@@ -74,20 +74,20 @@ class MLA(Mixer):
         width, heads = numbers.width, -(-layer.n_heads // numbers.tp)
         qk, v = self.qk_head_dim, self.v_head_dim
         filled = v < qk and not (numbers.cuda and width == FP32) and not numbers.masked
-        both, given = self.qk_nope_head_dim + v, qk if filled else v
+        key_value_width, output_width = self.qk_nope_head_dim + v, qk if filled else v
         latents = [rank for rank in (self.q_lora_rank, self.kv_lora_rank) if rank]
-        values = qk + v if filled else both  # with what wo reads, or as a part of what wkv_b makes
-        output = width * heads * given + FP32 * heads  # and the log-partition of each head
+        values = qk + v if filled else key_value_width  # input of wo, or part of wkv_b's output
+        output = width * heads * output_width + FP32 * heads  # and the log-partition of each head
         norms = sum(numbers.rms_norm(rank, width) + width * rank for rank in latents)
-        if numbers.cuda or width == FP32:  # the norm's input is no copy: the shared key is in it
+        if numbers.cuda or width == FP32:  # no copy: the shared key is in the norm's input
             norms += width * self.qk_rope_head_dim
         dim, latent = layer.dim, self.q_lora_rank
-        named = {"query_wa_proj": numbers.product(latent, dim, 1)} if latent else {}
-        named |= {
+        tensors = {"query_wa_proj": numbers.product(latent, dim, 1)} if latent else {}
+        tensors |= {
             "mla_q": numbers.product(heads * qk * numbers.tp, latent or dim),
             "kv_wa_proj": numbers.product(self.kv_lora_rank + self.qk_rope_head_dim, dim, 1),
-            "mla_kv": numbers.product(heads * both * numbers.tp, self.kv_lora_rank),
+            "mla_kv": numbers.product(heads * key_value_width * numbers.tp, self.kv_lora_rank),
             "context": Named(bytes=output, flops=self.flops(layer, numbers.seq_len) / 3),
             "out_proj": numbers.to_stream(dim, layer.n_heads * v),
         }
-        return Kept(all=norms + width * heads * (2 * qk + values) + output, named=named)
+        return Kept(all=norms + width * heads * (2 * qk + values) + output, named=tensors)

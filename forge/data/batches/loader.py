@@ -55,8 +55,8 @@ def count_samples(text: TokenStore | Streamed | Mixture, seq_len: int) -> int | 
 
 
 def _total(samples: Sequence[int | None]) -> int | None:
-    known = [number for number in samples if number is not None]
-    return sum(known) if len(known) == len(samples) else None
+    numbers = [number for number in samples if number is not None]
+    return sum(numbers) if len(numbers) == len(samples) else None
 
 
 def _of_sources(mixture: Mixture, seq_len: int) -> list[int | None]:
@@ -76,12 +76,12 @@ def _of_sources(mixture: Mixture, seq_len: int) -> list[int | None]:
 def _planned(name: str, plan: Plan) -> int:
     if not len(plan):
         if isinstance(plan, Examples):
-            what = f"data: no example of the training split{_of(name)} has a target"
-            raise ValueError(f"{what}. Give others, or set train.seq_len higher.")
+            fault = f"data: no example of the training split{_of(name)} has a target"
+            raise ValueError(f"{fault}. Give others, or set train.seq_len higher.")
         if plan.left_out:
-            what = f"all {plan.left_out:,} documents of the training split{_of(name)} are longer"
-            fix = "Set train.seq_len higher, or data.too_long=split"
-            raise ValueError(f"data.too_long: {what} than train.seq_len, and left out. {fix}.")
+            fault = f"all {plan.left_out:,} documents of the training split{_of(name)} are longer"
+            hint = "Set train.seq_len higher, or data.too_long=split"
+            raise ValueError(f"data.too_long: {fault} than train.seq_len, and left out. {hint}.")
         raise ValueError(
             f"data.packing: no document of the training split{_of(name)} has two tokens, so there "
             "is nothing to predict. Give other text, or another tokenizer."
@@ -146,10 +146,10 @@ class TrainLoader:
         samples = _of_sources(mixture, seq_len)
         self.sources, self.samples_per_epoch = tuple(mixture.stores), _total(samples)
         self._mixture, self._seq_len = mixture, seq_len
-        self.streams = any(isinstance(one, Streamed) for one in mixture.stores.values())
+        self.streams = any(isinstance(store, Streamed) for store in mixture.stores.values())
         self._stride, self._num_ranks = num_ranks * batch_size, num_ranks
         self.sizes = sizes or BatchSizes.constant(grad_accum_steps * self._stride)
-        phases = [(self.sizes.samples(one.start_step), one.weights) for one in mixture.phases]
+        phases = [(self.sizes.samples(phase.start_step), phase.weights) for phase in mixture.phases]
         self.order = MixtureOrder(samples, phases or [(0, [1.0])], seed=seed, shuffle=shuffle)
         self._dataset = MicroBatches(
             mixture,
@@ -187,13 +187,13 @@ class TrainLoader:
         read = [self._next(self._stream) for _ in range(size // self._stride)]
         self.waited += time.perf_counter() - begin
         self.samples += size
-        for one in read:
-            self._positions = further(self._positions, one.positions)
+        for micro_batch in read:
+            self._positions = further(self._positions, micro_batch.positions)
         return Step(
-            batches=[each.batch for each in read],
-            n_tokens=sum(each.n_tokens for each in read),
-            n_targets=sum(each.n_targets for each in read),
-            n_places=sum(each.n_places for each in read),
+            batches=[micro_batch.batch for micro_batch in read],
+            n_tokens=sum(micro_batch.n_tokens for micro_batch in read),
+            n_targets=sum(micro_batch.n_targets for micro_batch in read),
+            n_places=sum(micro_batch.n_places for micro_batch in read),
         )
 
     @staticmethod
@@ -203,9 +203,9 @@ class TrainLoader:
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
-            what = "a loader process was ended, most often because memory ran out"
-            fix = "Lower it or data.prefetch_factor"
-            raise ValueError(f"data.num_workers: {what}. {fix}.") from error
+            fault = "a loader process was ended, most often because memory ran out"
+            hint = "Lower it or data.prefetch_factor"
+            raise ValueError(f"data.num_workers: {fault}. {hint}.") from error
         if isinstance(read, Unreadable):
             raise ValueError(str(read))
         return read
@@ -215,24 +215,24 @@ class TrainLoader:
         if len(self.sources) == 1:
             return {}
         repeated = self._dataset.repeat_samples
-        times, rest = divmod(self.samples, repeated) if repeated else (0, self.samples)
-        drawn = zip(self.order.drawn(repeated), self.order.drawn(rest), strict=True)
+        times, remainder = divmod(self.samples, repeated) if repeated else (0, self.samples)
+        drawn = zip(self.order.drawn(repeated), self.order.drawn(remainder), strict=True)
         return dict(zip(self.sources, (times * all_ + some for all_, some in drawn), strict=True))
 
     def numbers(self, samples: int) -> dict[str, np.ndarray]:
         """Numbers of the samples of each source, by name, that the first `samples` of the run are,
         each once. None of a source may be streamed.
         """
-        whole, repeated = self.samples_per_epoch or 0, self._dataset.repeat_samples
-        if len(self.sources) == 1 and samples >= whole and not repeated:
-            return {self.sources[0]: np.arange(whole)}
-        found: list[set[int]] = [set() for _ in self.sources]
+        epoch_samples, repeated = self.samples_per_epoch or 0, self._dataset.repeat_samples
+        if len(self.sources) == 1 and samples >= epoch_samples and not repeated:
+            return {self.sources[0]: np.arange(epoch_samples)}
+        by_source: list[set[int]] = [set() for _ in self.sources]
         for sample in range(min(samples, repeated or samples)):
             source, number = self.order.find(sample)
-            found[source].add(number)
+            by_source[source].add(number)
         return {
             name: np.array(sorted(numbers), dtype=np.int64)
-            for name, numbers in zip(self.sources, found, strict=True)
+            for name, numbers in zip(self.sources, by_source, strict=True)
         }
 
     def tokens_of(self, name: str) -> float:
@@ -242,8 +242,8 @@ class TrainLoader:
 
     def range_of_last(self, steps: int) -> tuple[int, int]:
         """The first and the last sample of the last steps handed out."""
-        before = max(int(self.sizes.steps(self.samples)) - steps, 0)
-        return self.sizes.samples(before), self.samples - 1
+        first_step = max(int(self.sizes.steps(self.samples)) - steps, 0)
+        return self.sizes.samples(first_step), self.samples - 1
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank knows of where all are; `streams.joined` has what all know."""
@@ -280,7 +280,7 @@ class TrainLoader:
 def _pinned(read: Read | Unreadable) -> Read | Unreadable:
     if isinstance(read, Unreadable):
         return read
-    return read._replace(batch={name: one.pin_memory() for name, one in read.batch.items()})
+    return read._replace(batch={name: tensor.pin_memory() for name, tensor in read.batch.items()})
 
 
 def _leave_signals_to_the_rank(worker: int) -> None:

@@ -86,33 +86,36 @@ class MicroBatches:
         each finds by itself. first_sample: of all ranks. What is wrong with a text is given, not
         raised, which would be said twice.
         """
-        own = self._samples(first_sample + self.rank * self.batch_size, self.batch_size)
-        of_all = self._samples(first_sample, self.num_ranks * self.batch_size)
+        local_samples = self._samples(first_sample + self.rank * self.batch_size, self.batch_size)
+        global_samples = self._samples(first_sample, self.num_ranks * self.batch_size)
         try:
-            batch, n_targets = self.objective.collate(own), self.objective.count(of_all)
+            batch, n_targets = (
+                self.objective.collate(local_samples),
+                self.objective.count(global_samples),
+            )
             if len(self.names) > 1:
-                batch["sources"] = self._sources(own, rows=len(batch["tokens"]))
+                batch["sources"] = self._sources(local_samples, rows=len(batch["tokens"]))
             if self.noise is not None:
                 rows, seq_len = batch["tokens"].shape
-                first, each = own.numbers[0], rows // len(own)
-                numbers = range(first * each, first * each + rows)
+                first, rows_per_sample = local_samples.numbers[0], rows // len(local_samples)
+                numbers = range(first * rows_per_sample, first * rows_per_sample + rows)
                 batch["noise"] = noise_of(self.noise, numbers, seq_len)
-            at = {name: reader.finish() for name, reader in self.readers.items()}
+            positions = {name: reader.finish() for name, reader in self.readers.items()}
         except Unreadable as error:
             return error
-        places = self.num_ranks * batch["tokens"].numel()
+        n_places = self.num_ranks * batch["tokens"].numel()
         if not self.mixture.plans:
-            return Read(batch, n_targets, places, places, at)
+            return Read(batch, n_targets, n_places, n_places, positions)
         if self.multiple:  # the rows of each rank end where its own longest does
-            starts = range(first_sample, first_sample + len(of_all), self.batch_size)
-            places = sum(self._samples(start, self.batch_size).n_places for start in starts)
-        return Read(batch, n_targets, of_all.n_tokens, places, at)
+            starts = range(first_sample, first_sample + len(global_samples), self.batch_size)
+            n_places = sum(self._samples(start, self.batch_size).n_places for start in starts)
+        return Read(batch, n_targets, global_samples.n_tokens, n_places, positions)
 
     def _sources(self, samples: Samples, rows: int) -> Tensor:
         """Of which source each row is: uint8 [rows, sources], with a single 1 in each row."""
         sources = torch.tensor([self.order.draw(self._read(n))[0] for n in samples.numbers])
-        each = sources.repeat_interleave(rows // len(samples))
-        return torch.nn.functional.one_hot(each, len(self.names)).to(torch.uint8)
+        row_sources = sources.repeat_interleave(rows // len(samples))
+        return torch.nn.functional.one_hot(row_sources, len(self.names)).to(torch.uint8)
 
     def _samples(self, first: int, number: int) -> Samples:
         return Samples(

@@ -89,10 +89,10 @@ class MixtureOrder:
         phase = bisect_right(self.starts, sample) - 1
         block, offset = divmod(sample - self.starts[phase], BLOCK)
         if self._block != (phase, block):
-            before = self._before(phase, block)
+            counts = self._before(phase, block)
             labels = self._labels(phase, block)
             ranks = np.empty(BLOCK, dtype=np.int64)
-            for source, first in enumerate(before):
+            for source, first in enumerate(counts):
                 where = labels == source
                 ranks[where] = np.arange(first, first + int(where.sum()))
             self._sources, self._numbers = labels.tolist(), ranks.tolist()
@@ -114,14 +114,14 @@ class MixtureOrder:
         """How many samples of each source come before a block of a phase."""
         for last in range(len(self._drawn) - 1, phase):
             self._drawn.append(self._after(last, self.starts[last + 1] - self.starts[last]))
-        found = _counts(self.bounds[phase], block * BLOCK)
-        return [a + b for a, b in zip(self._drawn[phase], found, strict=True)]
+        counts = _counts(self.bounds[phase], block * BLOCK)
+        return [a + b for a, b in zip(self._drawn[phase], counts, strict=True)]
 
     def _labels(self, phase: int, block: int) -> np.ndarray:
         """The sources of a block's samples, in order."""
-        edges = (_counts(self.bounds[phase], (block + at) * BLOCK) for at in (0, 1))
-        before, after = edges
-        counts = np.subtract(after, before)
+        edges = (_counts(self.bounds[phase], (block + step) * BLOCK) for step in (0, 1))
+        start_counts, stop_counts = edges
+        counts = np.subtract(stop_counts, start_counts)
         labels = np.repeat(np.arange(len(counts)), counts)
         return labels[permute(np.arange(BLOCK), BLOCK, (f"{self.seed}/mixture/{phase}", block))]
 

@@ -14,9 +14,9 @@ def noise_of(seed: int | str, rows: Iterable[int], seq_len: int) -> Tensor:
     """int32 [rows, seq_len]: a function of the seed, the number of a row among those of the run,
     and the position alone.
     """
-    at = np.arange(seq_len, dtype=np.uint32) * np.uint32(0x9E3779B9)
-    found = [_row(at, f"{seed}/noise/{row}") for row in rows]
-    return torch.from_numpy(np.stack(found).view(np.int32))
+    positions = np.arange(seq_len, dtype=np.uint32) * np.uint32(0x9E3779B9)
+    noise_rows = [_row(positions, f"{seed}/noise/{row}") for row in rows]
+    return torch.from_numpy(np.stack(noise_rows).view(np.int32))
 
 
 def _row(at: np.ndarray, name: str) -> np.ndarray:

@@ -75,12 +75,14 @@ def plan(
     rests = [number for number in range(len(pieces)) if number not in closed]
     lengths = [pieces[number][1] - pieces[number][0] for number in rests]
     packed = FITS[policy](lengths, seq_len + 1, max_segments)
-    bins = [[number] for number in closed] + [[rests[each] for each in one] for one in packed]
+    bins = [[number] for number in closed] + [
+        [rests[index] for index in members] for members in packed
+    ]
     bins.sort()  # as the text has their first pieces
     begins = np.cumsum([0, *map(len, bins)])
-    all_pieces = _array([pieces[each] for one in bins for each in one])
-    how = {"cut_off": short.cut_off, "left_out": short.left_out}
-    return Plan(pieces=all_pieces, begins=begins, **how)
+    all_pieces = _array([pieces[number] for members in bins for number in members])
+    documents = {"cut_off": short.cut_off, "left_out": short.left_out}
+    return Plan(pieces=all_pieces, begins=begins, **documents)
 
 
 class Fitting(NamedTuple):
@@ -104,18 +106,18 @@ def fitting(store: TokenStore, ends: np.ndarray, seq_len: int, too_long: str) ->
         return Fitting(stops, 0, 0)
     if too_long == "refuse":
         size, most = len(long), int((stops - starts).max())
-        what = f"{size:,} documents are longer than train.seq_len + 1, one of {most:,} tokens"
-        fix = "Set train.seq_len larger, or data.too_long=truncate or drop"
-        raise ValueError(f"data.too_long = refuse: {what}. {fix}.")
+        fault = f"{size:,} documents are longer than train.seq_len + 1, one of {most:,} tokens"
+        hint = "Set train.seq_len larger, or data.too_long=truncate or drop"
+        raise ValueError(f"data.too_long = refuse: {fault}. {hint}.")
     stops[long] = starts[long]
-    kept = 0
+    n_cut = 0
     for number in long if too_long == "truncate" else ():
         start = int(starts[number])
         stop = start + seq_len + 1
         marks = None if store.counted is None else store.counted.read(start + 1, stop)
         if marks is None or (marks & COUNTS).any():
-            stops[number], kept = stop, kept + 1
-    return Fitting(stops, kept, len(long) - kept)
+            stops[number], n_cut = stop, n_cut + 1
+    return Fitting(stops, n_cut, len(long) - n_cut)
 
 
 def _unended(ends: np.ndarray, size: int) -> bool:
@@ -125,12 +127,12 @@ def _unended(ends: np.ndarray, size: int) -> bool:
 
 def find_ends(store: TokenStore, end_of_text: int) -> np.ndarray:
     """Where documents end: the numbers of their last tokens, int64."""
-    size, found = len(store), []
-    for at in range(0, size, BLOCK):
-        stop = min(at + BLOCK, size)
-        marks = None if store.counted is None else store.counted.read(at, stop)
-        found.append(at + np.flatnonzero(ends_of(store.read(at, stop), marks, end_of_text)))
-    return np.concatenate(found or [np.zeros(0, np.int64)]).astype(np.int64)
+    size, ends = len(store), []
+    for start in range(0, size, BLOCK):
+        stop = min(start + BLOCK, size)
+        marks = None if store.counted is None else store.counted.read(start, stop)
+        ends.append(start + np.flatnonzero(ends_of(store.read(start, stop), marks, end_of_text)))
+    return np.concatenate(ends or [np.zeros(0, np.int64)]).astype(np.int64)
 
 
 def split(
@@ -160,33 +162,33 @@ def cut(
         for window in range(start, stop - seq_len, seq_len):
             closed.add(len(pieces))
             pieces.append((window, window + seq_len + 1))
-        rest = start + max(stop - start - 1, 0) // seq_len * seq_len
-        if stop - rest > 1:
+        last_start = start + max(stop - start - 1, 0) // seq_len * seq_len
+        if stop - last_start > 1:
             if stop == size and _unended(ends, size):
                 closed.add(len(pieces))
-            pieces.append((rest, stop))
+            pieces.append((last_start, stop))
     return pieces, closed
 
 
 def first_fit(lengths: Sequence[int], room: int, most: int) -> Bins:
     """Each piece into the first sample that has room for it, found in a tree of maxima."""
     leaves = 1 << max(len(lengths) - 1, 1).bit_length()
-    left = [0] * leaves + [room] * leaves  # of samples, none of which is begun yet
+    free = [0] * leaves + [room] * leaves  # of samples, none of which is begun yet
     for node in range(leaves - 1, 0, -1):
-        left[node] = max(left[2 * node], left[2 * node + 1])
+        free[node] = max(free[2 * node], free[2 * node + 1])
     bins: Bins = []
     for number, length in enumerate(lengths):
         node = 1
         while node < leaves:
-            node = 2 * node + (left[2 * node] < length)
+            node = 2 * node + (free[2 * node] < length)
         if node - leaves == len(bins):
             bins.append([])
         held = bins[node - leaves]
         held.append(number)
-        left[node] = 0 if len(held) == most else left[node] - length
+        free[node] = 0 if len(held) == most else free[node] - length
         while node > 1:
             node //= 2
-            left[node] = max(left[2 * node], left[2 * node + 1])
+            free[node] = max(free[2 * node], free[2 * node + 1])
     return bins
 
 
@@ -194,21 +196,21 @@ def best_fit(lengths: Sequence[int], room: int, most: int) -> Bins:
     """Each piece into the sample that it leaves least room in, the first of several."""
     bins: Bins = []
     with_room: list[list[int]] = [[] for _ in range(room + 1)]  # heaps of samples
-    there = 0  # bit i: whether a sample has i left
+    free_sizes = 0  # bit i: whether a sample has i left
     for number, length in enumerate(lengths):
-        fitting = there >> length
+        fitting = free_sizes >> length
         if fitting:
-            left = length + (fitting & -fitting).bit_length() - 1
-            own = heapq.heappop(with_room[left])
-            if not with_room[left]:
-                there &= ~(1 << left)
+            free = length + (fitting & -fitting).bit_length() - 1
+            index = heapq.heappop(with_room[free])
+            if not with_room[free]:
+                free_sizes &= ~(1 << free)
         else:
-            left, own = room, len(bins)
+            free, index = room, len(bins)
             bins.append([])
-        bins[own].append(number)
-        if len(bins[own]) != most:
-            heapq.heappush(with_room[left - length], own)
-            there |= 1 << (left - length)
+        bins[index].append(number)
+        if len(bins[index]) != most:
+            heapq.heappush(with_room[free - length], index)
+            free_sizes |= 1 << (free - length)
     return bins
 
 

@@ -28,8 +28,8 @@ class KeptPlan(Plan):
     def __init__(self, entry: Path) -> None:
         """BrokenStore: it is damaged."""
         too_long = read_manifest(entry)["too_long"]
-        found = {name: _mapped(entry / name).reshape(of) for name, of in ARRAYS.items()}
-        super().__init__(**found, **too_long)
+        arrays = {name: _mapped(entry / name).reshape(shape) for name, shape in ARRAYS.items()}
+        super().__init__(**arrays, **too_long)
         object.__setattr__(self, "entry", entry)
 
     def __reduce__(self) -> tuple[type[KeptPlan], tuple[Path]]:
@@ -53,15 +53,15 @@ def kept_plan(
 
     def make(directory: Path) -> None:
         announce("plan which documents share a sequence")
-        made = plan(store, **how)
+        built = plan(store, **how)
         for name in ARRAYS:
             writer = ShardWriter(directory / name, dtype="<i8", shard_tokens=sys.maxsize)
-            writer.append(getattr(made, name).reshape(-1))
+            writer.append(getattr(built, name).reshape(-1))
             writer.close(n_bytes=0, n_documents=0)
         files = {
             f"{name}/{INDEX_FILE}": hash_file(directory / name / INDEX_FILE) for name in ARRAYS
         }
-        too_long = {"cut_off": made.cut_off, "left_out": made.left_out}
+        too_long = {"cut_off": built.cut_off, "left_out": built.left_out}
         content = {"identity": identity, "too_long": too_long, "sha256": files}
         write_manifest(directory, content)
 

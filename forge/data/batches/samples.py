@@ -107,7 +107,9 @@ class Samples:
     def _lengths(self) -> list[int]:
         """Tokens of each row, with the one that is only a target."""
         pieces = [[b - a for a, b in self.find(number)[1]] for number in self.numbers]
-        return [n for each in pieces for n in each] if self.apart else [sum(p) for p in pieces]
+        return (
+            [n for lengths in pieces for n in lengths] if self.apart else [sum(p) for p in pieces]
+        )
 
     def __iter__(self) -> Iterator[Sample]:
         for number in self.numbers:

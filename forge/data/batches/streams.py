@@ -129,10 +129,10 @@ class Part:
                 order = permute(np.arange(len(texts)), len(texts), key).tolist()
             token = at.token
             for first in range(at.document, len(texts), TOGETHER):
-                together = [texts[place] for place in order[first : first + TOGETHER]]
-                for place, ids in enumerate(tokenizer.encode_batch(together), start=first):
+                together = [texts[index] for index in order[first : first + TOGETHER]]
+                for index, ids in enumerate(tokenizer.encode_batch(together), start=first):
                     tokens = tokenizer.document(ids)
-                    yield at._replace(document=place, token=token), tokens
+                    yield at._replace(document=index, token=token), tokens
                     token += len(tokens)
             if following.epoch > at.epoch and epoch_start is not None:
                 self._check(token - epoch_start)
@@ -144,14 +144,14 @@ class Part:
         """
         units, unit, row = self._units(at.epoch), at.unit, at.row
         texts: list[str] = []
-        left = BLOCK_CHARACTERS
+        budget = BLOCK_CHARACTERS
         while unit < len(units):
             for text in self._rows(at.epoch, unit, row, units[unit]):
                 row += 1
                 if text and digest_of(text) not in self.text.held_out:
                     texts.append(text)
-                    left -= len(text)
-                    if len(texts) == self.text.shuffle_buffer or left <= 0:
+                    budget -= len(text)
+                    if len(texts) == self.text.shuffle_buffer or budget <= 0:
                         assert self._open is not None
                         self._open = (at.epoch, unit, row), self._open[1]
                         return texts, Position(at.epoch, at.block + 1, unit, row)
@@ -168,8 +168,8 @@ class Part:
         units = self.text.parts[self.number]
         if self.text.shuffle_buffer == 1:
             return units
-        places = permute(np.arange(len(units)), len(units), (f"{self._key}/units", epoch))
-        return [units[place] for place in places.tolist()]
+        order = permute(np.arange(len(units)), len(units), (f"{self._key}/units", epoch))
+        return [units[index] for index in order.tolist()]
 
     def _check(self, tokens: int) -> None:
         """Raises Unreadable where an epoch has no whole sample."""
@@ -181,9 +181,9 @@ class Part:
         fewer = "data.stream_parts=1, or " if parts > 1 else ""
         if not tokens:
             raise Unreadable(f"data: there is no text in {which}. Give {fewer}more text.")
-        what = f"{which} has {tokens:,} tokens, less than one sample of seq_len + 1"
-        fix = f"Set {fewer}train.seq_len={max(tokens - 1, 1)} or less, or give more text"
-        raise Unreadable(f"train.seq_len = {self.seq_len}: {what}. {fix}.")
+        fault = f"{which} has {tokens:,} tokens, less than one sample of seq_len + 1"
+        hint = f"Set {fewer}train.seq_len={max(tokens - 1, 1)} or less, or give more text"
+        raise Unreadable(f"train.seq_len = {self.seq_len}: {fault}. {hint}.")
 
 
 class Reader:
@@ -209,17 +209,19 @@ class Reader:
             self._parts[number] = Part(
                 self.text, number, seq_len=self.seq_len, seed=self.seed, start=start
             )
-        found = self._parts[number].sample(index)
+        tokens = self._parts[number].sample(index)
         self._behind[number] = max(self._behind.get(number, 0), index + 1)
-        return found
+        return tokens
 
     def finish(self) -> Positions:
         """Of the parts that were read since the last call, from where to go on; nothing before
         that is asked for again.
         """
-        found = {number: self._parts[number].release(at) for number, at in self._behind.items()}
+        positions = {
+            number: self._parts[number].release(sample) for number, sample in self._behind.items()
+        }
         self._behind.clear()
-        return found
+        return positions
 
 
 class Window(TokenStore):
@@ -242,33 +244,37 @@ class Window(TokenStore):
 def state_of(samples: int, positions: Mapping[str, Positions]) -> dict[str, Any]:
     """What a checkpoint keeps of the place in the data: plain values."""
     streams = {
-        name: {str(part): " ".join(map(str, at)) for part, at in sorted(found.items())}
-        for name, found in positions.items()
+        name: {
+            str(part): " ".join(map(str, position)) for part, position in sorted(by_part.items())
+        }
+        for name, by_part in positions.items()
     }
     return {"samples": samples} | ({"streams": streams} if streams else {})
 
 
 def positions_of(state: Mapping[str, Any]) -> dict[str, Positions]:
     return {
-        name: {int(part): Position(*map(int, at.split())) for part, at in found.items()}
-        for name, found in state.get("streams", {}).items()
+        name: {
+            int(part): Position(*map(int, position.split())) for part, position in by_part.items()
+        }
+        for name, by_part in state.get("streams", {}).items()
     }
 
 
 def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The state of all ranks at the same step: of each part where the one is that has read it."""
-    found: dict[str, Positions] = {}
+    positions: dict[str, Positions] = {}
     for state in states:
-        found = further(found, positions_of(state))
-    return state_of(states[0]["samples"], found)
+        positions = further(positions, positions_of(state))
+    return state_of(states[0]["samples"], positions)
 
 
 def further(found: Mapping[str, Positions], more: Mapping[str, Positions]) -> dict[str, Positions]:
     """Of each part of each source the position that is further on."""
     merged = {name: dict(positions) for name, positions in found.items()}
     for name, positions in more.items():
-        own = merged.setdefault(name, {})
+        latest = merged.setdefault(name, {})
         for part, at in positions.items():
-            if part not in own or at.token > own[part].token:
-                own[part] = at
+            if part not in latest or at.token > latest[part].token:
+                latest[part] = at
     return merged

@@ -1,4 +1,4 @@
-"""Examples: documents of a split that are read together, each a row that begins with it."""
+"""Examples: documents of a split read together, each at the beginning of its own row."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from forge.data.tokens.store import COUNTS, TokenStore
 
 @dataclass(frozen=True, kw_only=True)
 class Examples(Plan):
-    """A sample is an example, and each piece of it a row."""
+    """A sample is an example, and each piece a row."""
 
     @property
     def rows(self) -> int:
-        """Of each sample."""
+        """Number of rows in each sample."""
         return len(self.pieces) // max(len(self), 1)
 
     @property
@@ -24,7 +24,7 @@ class Examples(Plan):
         return int(np.diff(self.pieces, axis=1).sum()) - len(self.pieces)
 
     def said(self, seq_len: int) -> str:
-        """How many there are, and what became of those that are too long."""
+        """Number of examples, and of those cut or left out for length, in words."""
         share = self.n_tokens / max(len(self.pieces) * seq_len, 1)
         text = f"{len(self):,} examples of {self.rows} rows, which are {share:.1%} full"
         if self.cut_off:
@@ -33,10 +33,10 @@ class Examples(Plan):
 
 
 def plan_examples(store: TokenStore, *, seq_len: int, too_long: str) -> Examples:
-    """The examples of a split in their order. too_long: truncate, drop or refuse those with a
-    document of more than seq_len + 1 tokens; one that has no target then is left out.
+    """The examples of a split in their order. too_long: truncate, drop or refuse examples with a
+    document of more than seq_len + 1 tokens; a truncated one without a target is left out.
 
-    ValueError, naming data.too_long: there are some, and they are refused.
+    ValueError, naming data.too_long: an example is too long, with too_long=refuse.
     """
     edges, room = store.offsets, seq_len + 1
     starts, stops = (side.reshape(-1, store.together) for side in (edges[:-1], edges[1:]))

@@ -1,4 +1,4 @@
-"""Plans of packing in the cache: made once for a text and how it is packed, then mapped."""
+"""Plans of packing in the cache: made once for a text and its options, then mapped."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from forge.data.tokens.manifest import read_manifest, write_manifest
 from forge.data.tokens.shards import INDEX_FILE, IndexedStore, ShardWriter
 from forge.data.tokens.store import TokenStore
 
-FORMAT = 2  # of plans that the same text and options give
+FORMAT = 2  # version of plans of the same text and options
 ARRAYS = {"pieces": (-1, 2), "begins": (-1,)}
 """Arrays of a plan and their shapes."""
 
 
 class KeptPlan(Plan):
-    """One whose arrays are maps of files; pickles as their folder."""
+    """A plan with its arrays mapped from files; pickles as their folder."""
 
     def __init__(self, entry: Path) -> None:
-        """BrokenStore: it is damaged."""
+        """BrokenStore: the plan's files are damaged."""
         too_long = read_manifest(entry)["too_long"]
         arrays = {name: _mapped(entry / name).reshape(shape) for name, shape in ARRAYS.items()}
         super().__init__(**arrays, **too_long)
@@ -43,10 +43,10 @@ def kept_plan(
     announce: Callable[[str], object] = lambda stage: None,
     **how: Any,
 ) -> KeptPlan:
-    """What `packing.plan` makes of a store, from the cache below root or made now.
+    """The result of `packing.plan` for a store, from the cache below root or made now.
 
-    Any number of processes may call this at once: one makes it. ValueError, naming
-    data.cache_dir: it cannot be written.
+    Any number of processes may call this at once: one makes the plan. ValueError, naming
+    data.cache_dir: the cache cannot be written.
     """
     identity = {"format": FORMAT, "text": store.stamp, **how}
     entry = root / "plans" / hash_json(identity)[:16]

@@ -1,4 +1,4 @@
-"""How many sequences of a split have a token to learn, before any is read."""
+"""Counts of sequences with a token to learn, checked before training."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from forge.data.batches.streams import Streamed
 from forge.data.tokens.store import COUNTS, TokenStore
 
 LOOKED_AT = 10_000
-"""Sequences of a split, spread evenly over it: the marks of a large one are not read as a whole."""
+"""Sequences checked, spread evenly over a split: the marks of a large split are not all read."""
 
 
 class Empty(NamedTuple):
-    """number: of sequences of a source that have no target, of the `looked_at`, of `all`."""
+    """number: of sequences of a source without a target, among the `looked_at`, of `all`."""
 
     source: str
     number: int
@@ -31,7 +31,7 @@ class Empty(NamedTuple):
         return self.number / self.looked_at
 
     def said(self) -> str:
-        """In words."""
+        """The counts in words."""
         total = (
             f"{self.all:,}" if self.looked_at == self.all else f"{self.looked_at:,} of {self.all:,}"
         )
@@ -43,7 +43,7 @@ class Empty(NamedTuple):
 
 
 def without_targets(text: Mixture, seq_len: int) -> list[Empty]:
-    """Of each source that marks what is learnt, and has sequences in which nothing is."""
+    """Counts of each source with marks and with sequences without any target."""
     empties = []
     for name, store in text.stores.items():
         if isinstance(store, Streamed) or store.counted is None:
@@ -62,7 +62,7 @@ def without_targets(text: Mixture, seq_len: int) -> list[Empty]:
 
 def check_targets(text: Mixture, too_long: str, seq_len: int) -> list[Empty]:
     """The sequences without targets of each source. too_long: data.too_long. ValueError: a source
-    has no sequence, or no source has one with a token to learn.
+    has no sequence, or no sequence of any source has a token to learn.
     """
     for name, plan in text.plans.items():
         if len(plan):
@@ -98,7 +98,7 @@ def _pieces(number: int, seq_len: int, plan: Plan | None) -> Pieces:
 
 
 def _has_target(marks: TokenStore, number: int, *, seq_len: int, plan: Plan | None) -> bool:
-    """Whether a token counts that has one before it in its piece of a sequence."""
+    """Whether a counting token has a token before, in its piece of a sequence."""
     return any(
         stop - start > 1 and bool((marks.read(start + 1, stop) & COUNTS).any())
         for start, stop in _pieces(number, seq_len, plan)

@@ -132,25 +132,21 @@ def _validated_elsewhere(
     section = read_whole(data, data.validation, "data.validation")
     with _named("data.validation"):
         other = prepare(section, prepared.tokenizer, build=build, progress=progress)
-    extra_manifest = {"validation": other.manifest}
-    return replace(prepared, val=other.val, manifest=prepared.manifest | extra_manifest)
+    extra = {"validation": other.manifest}
+    return replace(prepared, val=other.val, manifest=prepared.manifest | extra)
 
 
 def with_sets(
     prepared: Prepared, sections: Mapping[str, Data], *, build: Build, progress: Progress
 ) -> Prepared:
     """Add evaluation sets in the same tokens. ValueError, naming the set: as for `prepare`."""
-    evaluated = {}
+    loaded = {}
     for name, section in sections.items():
         with _named(f"eval.sets.{name}"):
-            evaluated[name] = prepare(section, prepared.tokenizer, build=build, progress=progress)
-    sets = {name: entry.val for name, entry in evaluated.items()}
-    extra_manifest = (
-        {"eval_sets": {name: entry.manifest for name, entry in evaluated.items()}}
-        if evaluated
-        else {}
-    )
-    return replace(prepared, sets=prepared.sets | sets, manifest=prepared.manifest | extra_manifest)
+            loaded[name] = prepare(section, prepared.tokenizer, build=build, progress=progress)
+    sets = {name: part.val for name, part in loaded.items()}
+    extra = {"eval_sets": {name: part.manifest for name, part in loaded.items()}} if loaded else {}
+    return replace(prepared, sets=prepared.sets | sets, manifest=prepared.manifest | extra)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Documents with a few tokens repeated over and over, left out as in OLMo.
 
-OLMo-core masks a sequence with a run of an n-gram, n from 1 to 13, of 32 times or more
-(allenai/OLMo-core, InstanceFilterConfig; arXiv:2501.00656, section 3.1); here a document is left out.
+OLMo-core masks a sequence with an n-gram, n from 1 to 13, repeated 32 times or more in a row
+(allenai/OLMo-core, InstanceFilterConfig; arXiv:2501.00656, section 3.1); forge drops a document.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ def _pinned(read: Read | Unreadable) -> Read | Unreadable:
 def _leave_signals_to_the_rank(worker: int) -> None:
     """Make a loader process ignore signals to all processes of a run, and end with its rank.
 
-    Such a signal asks the rank to finish its step and save, with the help of the loader.
+    A signal asks the rank to finish its step and save, with the help of the loader.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # torch itself looks every 5 seconds

@@ -1,9 +1,9 @@
 """Source and window of sample n of a run: a pure function, in constant memory.
 
 In blocks of 1,024 samples source i has had floor(n C_i) - floor(n C_{i-1}) of the first n = 1,024 b
-samples of a phase, where C_i is the sum of the shares of sources 0 to i: at every edge of a block
-it is within one sample of its share. Inside a block the order is a keyed shuffle. Each source is
-read in its own order, in epochs, through all phases.
+samples of a phase, C_i being the sum of the shares of sources 0 to i: at every edge of a block each
+source is within one sample of its share. Inside a block the order is a keyed shuffle. Each source
+is read in its own order, in epochs, through all phases.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Text read during training: the order of samples, and positions to resume from.
 
-A stream is divided into n parts, whatever the ranks and loader processes: sample k is sample k // n
-of part k % n. In a part documents are taken in blocks, each block is permuted by a key, and the
-tokens of the documents, each with its end of text, are cut at every seq_len. After its last
+A stream is divided into n parts, for any number of ranks and loader processes: sample k is sample k
+// n of part k % n. In a part documents are taken in blocks, each block is permuted by a key, and
+the tokens of the documents, each with its end of text, are cut at every seq_len. After its last
 document a part begins its next epoch. So every sample is a pure function of data, seed and n.
 """
 
@@ -195,7 +195,7 @@ class Reader:
         self.text, self.seq_len, self.seed = text, seq_len, seed
         self._starts = positions
         self._parts: dict[int, Part] = {}
-        self._behind: dict[int, int] = {}  # the sample behind the last one read
+        self._behind: dict[int, int] = {}  # index past the last sample read
 
     def read(self, sample: int) -> np.ndarray:
         """Tokens of a sample, uint32 [seq_len + 1]; any sample behind the last `finish`."""

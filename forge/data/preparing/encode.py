@@ -1,4 +1,4 @@
-"""A divided corpus to two token stores, in one pass."""
+"""Encoding of a divided corpus to two token stores, in one pass."""
 
 from __future__ import annotations
 

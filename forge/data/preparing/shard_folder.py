@@ -98,9 +98,9 @@ def prepare_shards(
 ) -> dict[str, Any]:
     """Make OUT, or continue a partial one. Returns its manifest.
 
-    processes: 1 = this one alone, with the threads of the tokenizers library. deduplicate, minhash
-    (how alike), repetition_filter: documents to leave out. ValueError: no text, bad text, no
-    tokenizer, OUT holds other files or cannot be written.
+    processes: 1 = the calling process alone, with the threads of the tokenizers library.
+    deduplicate, minhash (least similarity), repetition_filter: documents to leave out. ValueError:
+    no text, bad text, no tokenizer, OUT holds other files or cannot be written.
     """
     corpus: Corpus | TokenSource | StreamSource | Mixed = build(data, path="data")
     if isinstance(corpus, StreamSource):
@@ -302,7 +302,7 @@ def _make_parts(
                 if len(running) > 2 * processes:
                     collect(wait(running, return_when=FIRST_COMPLETED).done)
         collect(wait(running).done)
-    if done < split.n_bytes:  # what was left out is done too
+    if done < split.n_bytes:  # text left out counts as done
         progress("tokenise", split.n_bytes, split.n_bytes, tokens)
 
 

@@ -232,7 +232,7 @@ def of_function(row: Row, *, function: Callable[..., Any]) -> Conversation | Non
     """
     try:
         messages = function(dict(row))
-    except Exception as error:  # whatever it does
+    except Exception as error:  # any error of the user's function
         fault = f"data.formatting_func raises {type(error).__name__}: {error}"
         raise BadRow(fault, "Mend it, or let it give null for rows to leave out") from error
     if messages is None:

@@ -95,7 +95,7 @@ def load(section: Dataset, *, parts: int = 0) -> Any:
 
     disable_progress_bar()
     if parts:
-        set_verbosity(CRITICAL)  # what is wrong is raised too
+        set_verbosity(CRITICAL)  # faults are raised too
     source, split, path = section.hf_dataset_name, section.hf_dataset_split, Path(section.path)
     key = "data.hf_dataset_name"
     files: Any = {"data_files": section.hf_data_files} if section.hf_data_files else {}

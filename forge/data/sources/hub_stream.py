@@ -193,7 +193,7 @@ def _sizes(files: Sequence[str]) -> list[int]:
         for file in shares:
             system, path = url_to_fs(file)
             bytes_of[file] = max(int(system.size(path)) // shares[file], 1)
-    except Exception:  # of a file system that has no sizes
+    except Exception:  # a file system without sizes
         return []
     return [bytes_of[file] for file in files]
 

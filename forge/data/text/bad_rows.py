@@ -1,4 +1,4 @@
-"""Rows that cannot be read: the first is refused, or so many are left out and counted."""
+"""Bad rows: the first is refused, or a limited number is left out and counted."""
 
 from __future__ import annotations
 

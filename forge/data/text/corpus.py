@@ -120,8 +120,8 @@ def matching(pattern: str) -> tuple[Path, ...]:
     elif glob.has_magic(pattern):
         matches = {Path(name) for name in glob.glob(str(path), recursive=True)}
         prefix = str(path).partition("**")[0]
-        if prefix != str(path) and not glob.has_magic(prefix):  # glob says of no folder that it
-            denied: list[OSError] = []  # cannot look into it
+        if prefix != str(path) and not glob.has_magic(prefix):  # glob skips denied folders silently
+            denied: list[OSError] = []
             for _, subfolders, _ in os.walk(prefix or ".", onerror=denied.append):
                 subfolders[:] = [name for name in subfolders if not name.startswith(".")]
             refuse_unread(denied)
@@ -162,9 +162,7 @@ def _walk(root: Path, *, skip: set[str], links: bool = False) -> Iterator[Path]:
 
 
 def refuse_unread(denied: Sequence[OSError]) -> None:
-    """Raise BadFile for the first folder without permission to list, with the number of further
-    ones.
-    """
+    """Raise BadFile for the first folder denied to listing, with the number of further folders."""
     if denied:
         remainder = f", nor can {len(denied) - 1} others" if denied[1:] else ""
         message = f"{denied[0].filename} cannot be looked into: {denied[0].strerror}{remainder}"

@@ -11,7 +11,7 @@ from forge.config.tokenizers.chat_template import BadTemplate, ChatTemplate
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 LABELS = frozenset(("id", "type", "index", "tool_call_id", "required", "role", "content"))
-"""Fields a template may leave out: labels, repeated or without content."""
+"""Fields a template may leave out: repeated by other fields, or without content."""
 THINK = re.compile(r"</?think>")
 SHORT = 16
 """Characters; a shorter text may appear elsewhere in the conversation by chance."""
@@ -66,7 +66,7 @@ def _short_dropped(
     ]
     try:
         text = template.text(changed, tools)
-    except BadTemplate:  # by what the texts are: they were looked for as such
+    except BadTemplate:  # the template refuses the probes; long texts were checked before
         return ""
     missing = [messages[number]["role"] for number, probe in probes.items() if probe not in text]
     return f"what the {missing[0]} says" if missing else ""

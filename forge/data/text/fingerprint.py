@@ -1,4 +1,6 @@
-"""A hash of the content of a corpus, fast for small ones and remembered for large ones."""
+"""A hash of the content of a corpus, computed fast for a small corpus and cached for a large
+one.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,9 @@ def fingerprint(files: Sequence[Path], *, reader: str, memo: Path | None = None)
         return remembered.read_text()
     started = time.time_ns()
     result = _hash_contents(files, reader)
-    # A file that changes within the resolution of its time stamp would look unchanged.
+    # A change within the resolution of the time stamp would go unnoticed.
     if started - max(changed for _, _, changed in stats) > SETTLED_SECONDS * 1e9:
-        with suppress(OSError):  # a cache that may only be read
+        with suppress(OSError):  # a read-only cache
             memo.mkdir(parents=True, exist_ok=True)
             fresh = remembered.with_name(f"{remembered.name}.{os.getpid()}")
             fresh.write_text(result)

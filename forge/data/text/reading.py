@@ -18,9 +18,9 @@ from forge.data.text.conversation import Conversation
 BLOCK_BYTES = 1 << 20
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 SHOWN = 20  # of many bad files
-UNPACKED = (".gz", ".zst")  # ways of packing one file that are read
+UNPACKED = (".gz", ".zst")  # readable compressions of a single file
 PACKED = (".tar.gz", ".tar.zst", ".xz", ".bz2", ".lz4", ".zip", ".7z", ".tar", ".tgz")
-LOOKED_AT = 1 << 13  # bytes of a file in which a NUL shows that it is no text, as git has it
+LOOKED_AT = 1 << 13  # first bytes of a file; a NUL in them marks binary data, as in git
 LEAVE_OUT = "leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder)"
 
 
@@ -89,7 +89,7 @@ def _kind_of_json(path: Path) -> str:
             is_object = first.startswith(b"{") and first.endswith(b"}")
             return "jsonl" if is_object and next(filled, b"").startswith(b"{") else "json"
     except (OSError, EOFError, zlib.error):
-        return "text"  # the error is raised when it is read
+        return "text"  # reading raises the error
 
 
 def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
@@ -111,7 +111,7 @@ def read_text(path: Path) -> Iterator[Document]:
 
 
 def _text_blocks(path: Path) -> Iterator[str]:
-    # utf-8-sig drops the byte order mark that some editors put first.
+    # utf-8-sig drops the byte order mark of some editors.
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     if path.name.lower().endswith(PACKED):
         message = f"{path} is packed in a way that is not read here"
@@ -128,7 +128,7 @@ def _text_blocks(path: Path) -> Iterator[str]:
 
 
 def read_python(path: Path) -> Iterator[Document]:
-    """A Python file in the encoding it declares (PEP 263); left out if it cannot be decoded."""
+    """A Python file in its declared encoding (PEP 263); left out if undecodable."""
     with readable(path):
         content = read_bytes(path)
     try:

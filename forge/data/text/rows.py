@@ -19,7 +19,7 @@ from forge.data.text.reading import UNPACKED, BadFile, Document, kind, open_byte
 
 ROWS_AT_ONCE = 1024
 SPACE = re.compile(r"\s*")
-SURROGATES = r'"\ud83d\ude00'  # what may be cut at the end of a block
+SURROGATES = r'"\ud83d\ude00'  # longest escape cut by the end of a block
 ELEMENT = "An element is a text, or an object with a field that holds it"
 DEEP = "it is nested too deep, or has a number of too many digits"
 MEND = "Mend the file"
@@ -119,13 +119,13 @@ def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
                 text, position = _past_space(text, end, file)
                 continue
         except json.JSONDecodeError as error:
-            # The next block may have what an element lacks, but only at the end of this one.
+            # Only an error at the end of a block may be mended by the next block.
             unended = error.msg.startswith("Unterminated string")
             fault, complete = error.msg, not unended and error.pos < len(text) - len(SURROGATES)
         except (RecursionError, ValueError) as error:
             message = f"{path} element {number} cannot be read as JSON ({DEEP})"
             raise BadFile(message, "Leave the element out") from error
-        # Larger for a longer element, so that it is not parsed too often.
+        # Grow with the element, to parse a long element only a few times.
         block = "" if complete else file.read(max(reading.BLOCK_BYTES, len(text) - position))
         if not block:
             message = f"{path} element {number} is not JSON ({fault})"
@@ -163,7 +163,7 @@ def read_csv(
     path: Path, text_field: str, delimiter: str, bad: BadRows = REFUSED
 ) -> Iterator[Document]:
     """One document a row, from a column named in the first row."""
-    csv.field_size_limit(sys.maxsize)  # the library's own, 128 KiB, is less than many a document
+    csv.field_size_limit(sys.maxsize)  # the library's limit, 128 KiB, is too small for documents
     with readable(path), _open_text(path, newline="") as text:
         try:
             head = text.readline()
@@ -177,7 +177,7 @@ def read_csv(
                 with bad.row(where := f"{path} line {rows.reader.line_num}"):
                     if row[text_field] is None:
                         raise BadFile(f"{where} ends before its field {text_field!r}", MEND)
-                    if None in row:  # where the library puts what is too many
+                    if None in row:  # key of the library for surplus fields
                         message = f"{where} has more than the {len(rows.fieldnames or ())} fields"
                         raise BadFile(f"{message} that its first line names", f"{MEND}; {QUOTES}")
                     yield iter((text_of(where, row, text_field),))

@@ -1,11 +1,11 @@
 """Training and validation text, divided by a hash of the content.
 
-A document goes to validation when the hash of its text is below the share that is held out, so its
-split never depends on other documents, and equal documents are in one split. Where a number of them
-is held out it is those of the lowest hashes. A document larger than a unit (64
-KiB; in a small corpus 1/128 of it) is cut between lines into pieces of at most a unit, which are
-divided instead. One end-of-text closes every document in each split that has a piece of it. A split
-that would be empty gets the piece whose hash is nearest.
+A document goes to validation when the hash of its text is below the held-out share. So its split
+never depends on other documents, and equal documents are in one split. A held-out number of
+documents takes the lowest hashes. A document larger than a unit (64 KiB; in a small corpus 1/128 of
+the corpus) is cut between lines into pieces of at most a unit, divided in place of the document.
+One end-of-text closes every document in each split with a piece of the document. An empty split
+gets the piece with the nearest hash.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def split_corpus(corpus: Corpus, held_out: HeldOut) -> Split:
 def unit_of(corpus_bytes: int) -> int:
     """Characters of the largest piece: at most 1/128 of the corpus, 256 to 65,536.
 
-    A power of two, so that a growing corpus is rarely cut anew, and one above 8 MiB never.
+    A power of two, so a growing corpus is rarely cut anew, and a corpus above 8 MiB never.
     """
     share = max(corpus_bytes // UNITS_IN_SMALL_CORPUS, 1)
     return min(max(1 << (share.bit_length() - 1), MIN_UNIT), MAX_UNIT)
@@ -167,7 +167,7 @@ def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
 
 
 def _whole(document: Pair | Conversation | Example) -> Iterator[Piece]:
-    """Yield the pieces of an indivisible document, with one hash and so on one side."""
+    """Yield the pieces of an indivisible document, all with one hash, on one side."""
     example = document if isinstance(document, Example) else Example((document,))
     digest = _digest(b"\0".join(_content(part) for part in example.own))
     for part in example.documents:

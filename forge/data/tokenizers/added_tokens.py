@@ -1,4 +1,4 @@
-"""Tokens behind those of a tokenizer, with the ids that transformers gives them."""
+"""Tokens added behind a tokenizer's own, with the same ids as in transformers."""
 
 from __future__ import annotations
 

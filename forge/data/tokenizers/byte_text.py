@@ -1,4 +1,4 @@
-"""Bytes as ids in Python, without the tokenizers library: the methods used by `tokenizer=bytes`."""
+"""Bytes as ids in plain Python, without the tokenizers library, for `tokenizer=bytes`."""
 
 from __future__ import annotations
 

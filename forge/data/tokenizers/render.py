@@ -71,7 +71,7 @@ class Render:
         template = chat_template(self.source(tokenizer), tokenizer)
         guard = _Guard(tokenizer.special_tokens)
         written = [self._written(conversation, template, guard) for conversation in conversations]
-        encoded = encode([conversation.text for conversation in written], tokenizer)
+        encoded = encode([text.text for text in written], tokenizer)
         rendered, changed = [], []
         for conversation, text, (ids, starts, stops) in zip(
             conversations, written, encoded, strict=True
@@ -82,17 +82,19 @@ class Render:
                 for turn in conversation.untrained:
                     if conversation.messages[turn]["role"] != "assistant":
                         hint = "Say it of turns of the assistant, or data.train_on=responses"
-                        fault = (
+                        message = (
                             f"{conversation.where} has a turn of another role "
                             "that is not to be learnt"
                         )
-                        raise BadFile(fault, hint)
+                        raise BadFile(message, hint)
             rendered.append(self._ended(conversation, text, ids, counted, tokenizer))
             if tokenizer.decode(ids.tolist()) != text.text.replace(BROKEN, ""):
                 changed.append(conversation.where)
         if changed:
-            fault = f"{len(changed):,} of {len(rendered):,} conversations are not spelled again by"
-            log.warning("%s their tokens; the first is %s", fault, changed[0])
+            message = (
+                f"{len(changed):,} of {len(rendered):,} conversations are not spelled again by"
+            )
+            log.warning("%s their tokens; the first is %s", message, changed[0])
         return rendered
 
     def _written(self, one: Conversation, template: ChatTemplate, guard: _Guard) -> Written:
@@ -220,7 +222,7 @@ def prompt_ids(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> l
 
 
 def turn_ends(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """The special tokens, in their spelling, for the template to end an answer."""
+    """Spellings of the special token the template ends an answer with; empty without one."""
     template = chat_template(Render(template=None, train_on="all").source(tokenizer), tokenizer)
     asked, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "zqanswerzq"}
     behind = template.write([asked, answer]).text.partition(answer["content"])[2]

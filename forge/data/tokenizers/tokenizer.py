@@ -1,6 +1,6 @@
-"""Text to token ids and back, by the `tokenizers` library; trained here or read from a file.
+"""Text to token ids and back, by the `tokenizers` library; trained, or read from a file.
 
-The library is imported at its use, since a run on random bytes needs none.
+The library is imported on use: a run on random bytes needs no tokenizer library.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from forge.data.tokenizers.byte_text import ByteText
 if TYPE_CHECKING:
     import tokenizers
 
-MOST, LONGEST = 1 << 18, 64  # words that are remembered, and letters of one
+MOST, LONGEST = 1 << 18, 64  # remembered words, and letters of a remembered word
 SPACE, OTHER = r"[\t-\r ]", r"[^\t-\r A-Za-z0-9]"
 SPACES = rf"{SPACE}+(?![^\t-\r ])|{SPACE}+"
 GPT2 = rf"'(?:[sdmt]|ll|ve|re)| ?[A-Za-z]+| ?[0-9]+| ?{OTHER}+|{SPACES}"
@@ -94,7 +94,7 @@ def runs_of(text: str) -> Iterator[str]:
         if plain and chunk.isascii():
             run.append(chunk)
             continue
-        if plain:  # it ends where a word does
+        if plain:  # end the run at the end of a word
             border = len(run)
             while border and not _ends(
                 run[border - 1], chunk if border == len(run) else run[border]
@@ -113,7 +113,7 @@ def runs_of(text: str) -> Iterator[str]:
 def _ends(before: str, after: str) -> bool:
     """Whether a word ends between two chunks, the second beginning with a space."""
     last, first = before[-1], after[0]
-    if first in "\r\n":  # which some patterns take into a word of punctuation
+    if first in "\r\n":  # some patterns take line ends into a word of punctuation
         return last.isascii() and last.isalnum()
     return not last.isspace()
 

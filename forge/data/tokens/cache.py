@@ -1,4 +1,4 @@
-"""The directory of prepared data: where it is, one builder at a time, complete entries only."""
+"""The directory of prepared data: its location, one builder at a time, complete entries only."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def kept(entry: Path, read: Callable[[], T], make: Callable[[Path], None]) -> T:
     if (content := _intact(entry, read, log.debug)) is not None:
         return content
     with one_builder(entry):
-        # The process that held the lock before may have made it.
+        # The last holder of the lock may have built the entry.
         if (content := _intact(entry, read, log.warning)) is not None:
             return content
         with replacing(entry) as directory:

@@ -18,8 +18,8 @@ from forge.data.tokens.store import MappedStore, sample_hash
 
 FORMAT = 1
 INDEX_FILE = "index.json"
-DOCUMENTS = "documents.i64"  # file of a store: where each document begins, and the last one ends
-COUNTED = "counted"  # folder of a store: the marks of each token, as `store` has them
+DOCUMENTS = "documents.i64"  # file of a store: start of each document, end of the last
+COUNTED = "counted"  # folder of a store: the marks of each token, bits as in `store`
 SHARD_TOKENS = 1 << 28
 HASHED_WHOLE_BYTES = 64 << 20
 

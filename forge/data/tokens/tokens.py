@@ -133,7 +133,7 @@ def _indexed(directory: Path, section: Shards, tokenizer: Tokenizer) -> IndexedS
         store.verify()
         expected, beside = store.index.tokenizer, directory.parent / "tokenizer"
         saved = None
-        if beside.is_dir():  # as the library that is installed now has it
+        if beside.is_dir():  # the fingerprint by the installed library
             read_manifest(directory.parent)
             saved = Tokenizer.load(beside)
             expected = saved.fingerprint

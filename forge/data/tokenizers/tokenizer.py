@@ -139,7 +139,8 @@ class Tokenizer:
 
     def encode_marked(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Encode texts with special tokens read from their spelling, as in the output of chat
-        templates. Yields for each text its ids and the (first, past-the-end) characters of each id.
+        templates. Returns for each text its ids and the (first, past-the-end) characters of each
+        id.
         """
         self._raw.encode_special_tokens = False
         try:

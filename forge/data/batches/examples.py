@@ -1,4 +1,4 @@
-"""Examples: documents of a split that are read together, each a row that begins with it."""
+"""Examples: documents of a split read together, each at the beginning of its own row."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from forge.data.tokens.store import COUNTS, TokenStore
 
 @dataclass(frozen=True, kw_only=True)
 class Examples(Plan):
-    """A sample is an example, and each piece of it a row."""
+    """A sample is an example, and each piece a row."""
 
     @property
     def rows(self) -> int:
-        """Of each sample."""
+        """Number of rows in each sample."""
         return len(self.pieces) // max(len(self), 1)
 
     @property
@@ -24,40 +24,42 @@ class Examples(Plan):
         return int(np.diff(self.pieces, axis=1).sum()) - len(self.pieces)
 
     def said(self, seq_len: int) -> str:
-        """How many there are, and what became of those that are too long."""
+        """Number of examples, and of those cut or left out for length, in words."""
         share = self.n_tokens / max(len(self.pieces) * seq_len, 1)
-        found = f"{len(self):,} examples of {self.rows} rows, which are {share:.1%} full"
+        text = f"{len(self):,} examples of {self.rows} rows, which are {share:.1%} full"
         if self.cut_off:
-            found += f"; {self.cut_off:,} cut at train.seq_len"
-        return found + (f"; {self.left_out:,} left out" if self.left_out else "")
+            text += f"; {self.cut_off:,} cut at train.seq_len"
+        return text + (f"; {self.left_out:,} left out" if self.left_out else "")
 
 
 def plan_examples(store: TokenStore, *, seq_len: int, too_long: str) -> Examples:
-    """The examples of a split in their order. too_long: truncate, drop or refuse those with a
-    document of more than seq_len + 1 tokens; one that has no target then is left out.
+    """The examples of a split in their order. too_long: truncate, drop or refuse examples with a
+    document of more than seq_len + 1 tokens; a truncated one without a target is left out.
 
-    ValueError, naming data.too_long: there are some, and they are refused.
+    ValueError, naming data.too_long: an example is too long, with too_long=refuse.
     """
     edges, room = store.offsets, seq_len + 1
-    starts, stops = (each.reshape(-1, store.together) for each in (edges[:-1], edges[1:]))
+    starts, stops = (side.reshape(-1, store.together) for side in (edges[:-1], edges[1:]))
     lengths = stops - starts
     long = lengths > room
-    kept = np.all(lengths > 1, axis=1)
+    chosen = np.all(lengths > 1, axis=1)
     if too_long == "refuse" and long.any():
-        what = f"{long.any(1).sum():,} of {len(starts):,} examples have more than train.seq_len + 1"
-        what += f" = {room:,} tokens, the longest {lengths.max():,}"
-        fix = f"Set train.seq_len={lengths.max() - 1}, or data.too_long=truncate or drop"
-        raise ValueError(f"data.too_long=refuse: {what}. {fix}.")
+        fault = (
+            f"{long.any(1).sum():,} of {len(starts):,} examples have more than train.seq_len + 1"
+        )
+        fault += f" = {room:,} tokens, the longest {lengths.max():,}"
+        hint = f"Set train.seq_len={lengths.max() - 1}, or data.too_long=truncate or drop"
+        raise ValueError(f"data.too_long=refuse: {fault}. {hint}.")
     if too_long == "drop":
-        kept &= ~long.any(1)
+        chosen &= ~long.any(1)
     stops = np.minimum(stops, starts + room)
     assert store.counted is not None
-    for example, row in zip(*np.nonzero(long & kept[:, None]), strict=True):
+    for example, row in zip(*np.nonzero(long & chosen[:, None]), strict=True):
         first, stop = int(starts[example, row]) + 1, int(stops[example, row])
-        kept[example] &= bool((store.counted.read(first, stop) & COUNTS).any())
+        chosen[example] &= bool((store.counted.read(first, stop) & COUNTS).any())
     return Examples(
-        pieces=np.stack([starts[kept].ravel(), stops[kept].ravel()], axis=1).astype(np.int64),
-        begins=np.arange(kept.sum() + 1) * store.together,
-        cut_off=int((long.any(1) & kept).sum()),
-        left_out=int((~kept).sum()),
+        pieces=np.stack([starts[chosen].ravel(), stops[chosen].ravel()], axis=1).astype(np.int64),
+        begins=np.arange(chosen.sum() + 1) * store.together,
+        cut_off=int((long.any(1) & chosen).sum()),
+        left_out=int((~chosen).sum()),
     )

@@ -1,4 +1,4 @@
-"""Batches of tokens and targets, in an order that depends on seed and sample number alone."""
+"""Batches of tokens and targets, in an order by seed and sample number alone."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from forge.rundir.process_folders import share_folder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What one rank reads in one update. n_tokens, n_targets, n_places: of all ranks the tokens of
-    text, the targets that count, and the places of all rows, which the model computes.
+    """One rank's share of an update. n_tokens, n_targets, n_places: sums over all ranks of tokens
+    of text, of counting targets, and of the places of all rows computed by the model.
     """
 
     batches: list[Batch]
@@ -48,20 +48,20 @@ class Step:
 
 
 def count_samples(text: TokenStore | Streamed | Mixture, seq_len: int) -> int | None:
-    """Samples of an epoch, in which a mixture has as many as all of its sources; None where one is
-    streamed. ValueError: a source has none.
+    """Samples of an epoch, for a mixture the sum over its sources; None with a streamed source.
+    ValueError: a source has no sample.
     """
     return _total(_of_sources(Mixture.of(text), seq_len))
 
 
 def _total(samples: Sequence[int | None]) -> int | None:
-    known = [number for number in samples if number is not None]
-    return sum(known) if len(known) == len(samples) else None
+    numbers = [number for number in samples if number is not None]
+    return sum(numbers) if len(numbers) == len(samples) else None
 
 
 def _of_sources(mixture: Mixture, seq_len: int) -> list[int | None]:
-    """Samples of each source: those of its plan, else windows of seq_len + 1 tokens, seq_len
-    apart; None where they are not known.
+    """Samples of each source: of its plan, else windows of seq_len + 1 tokens, seq_len apart; None
+    for streams.
     """
     return [
         _planned(name, mixture.plans[name])
@@ -76,12 +76,12 @@ def _of_sources(mixture: Mixture, seq_len: int) -> list[int | None]:
 def _planned(name: str, plan: Plan) -> int:
     if not len(plan):
         if isinstance(plan, Examples):
-            what = f"data: no example of the training split{_of(name)} has a target"
-            raise ValueError(f"{what}. Give others, or set train.seq_len higher.")
+            fault = f"data: no example of the training split{_of(name)} has a target"
+            raise ValueError(f"{fault}. Give others, or set train.seq_len higher.")
         if plan.left_out:
-            what = f"all {plan.left_out:,} documents of the training split{_of(name)} are longer"
-            fix = "Set train.seq_len higher, or data.too_long=split"
-            raise ValueError(f"data.too_long: {what} than train.seq_len, and left out. {fix}.")
+            fault = f"all {plan.left_out:,} documents of the training split{_of(name)} are longer"
+            hint = "Set train.seq_len higher, or data.too_long=split"
+            raise ValueError(f"data.too_long: {fault} than train.seq_len, and left out. {hint}.")
         raise ValueError(
             f"data.packing: no document of the training split{_of(name)} has two tokens, so there "
             "is nothing to predict. Give other text, or another tokenizer."
@@ -106,10 +106,10 @@ def _of(name: str) -> str:
 class TrainLoader:
     """An endless iterator of steps for one rank.
 
-    A step is the next G samples, G = grad_accum_steps * num_ranks * batch_size, or as `sizes` has
-    it; each micro-batch takes the next num_ranks * batch_size, and each rank its contiguous part.
-    So the global batch depends on G only, and the whole state is the number of samples handed out,
-    and where what is streamed goes on.
+    A step is the next G samples, G = grad_accum_steps * num_ranks * batch_size, or by `sizes`; each
+    micro-batch takes the next num_ranks * batch_size, and each rank its contiguous part. So the
+    global batch depends on G only, and the whole state is the number of samples handed out and the
+    positions of streams.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class TrainLoader:
         noise: int | None = None,
         multiple: int = 0,
     ) -> None:
-        """shuffle: whether the samples of a text are permuted. sizes: sequences of each step, where
-        they grow. overfit_batches: read the first N global batches over and over; 0 = off.
+        """shuffle: whether the samples of a text are permuted. sizes: sequences of each step, if
+        growing. overfit_batches: read the first N global batches over and over; 0 = off.
         end_of_text, multiple: as of `Samples`. noise: as of `MicroBatches`.
 
-        ValueError: the split, or that of a source, has no sample.
+        ValueError: the split, or a source's split, has no sample.
         """
         assert 0 <= rank < num_ranks, (rank, num_ranks)
         self.samples = start_sample
@@ -146,10 +146,10 @@ class TrainLoader:
         samples = _of_sources(mixture, seq_len)
         self.sources, self.samples_per_epoch = tuple(mixture.stores), _total(samples)
         self._mixture, self._seq_len = mixture, seq_len
-        self.streams = any(isinstance(one, Streamed) for one in mixture.stores.values())
+        self.streams = any(isinstance(store, Streamed) for store in mixture.stores.values())
         self._stride, self._num_ranks = num_ranks * batch_size, num_ranks
         self.sizes = sizes or BatchSizes.constant(grad_accum_steps * self._stride)
-        phases = [(self.sizes.samples(one.start_step), one.weights) for one in mixture.phases]
+        phases = [(self.sizes.samples(phase.start_step), phase.weights) for phase in mixture.phases]
         self.order = MixtureOrder(samples, phases or [(0, [1.0])], seed=seed, shuffle=shuffle)
         self._dataset = MicroBatches(
             mixture,
@@ -169,11 +169,11 @@ class TrainLoader:
         self._prefetch_factor = prefetch_factor
         self._positions: dict[str, Positions] = {}
         self._stream: Iterator[Read | Unreadable] | None = None
-        self.waited = 0.0  # seconds in which steps were waited for, since somebody set it to 0
+        self.waited = 0.0  # seconds of waiting for steps; a caller may reset to 0
 
     @property
     def epoch(self) -> float | None:
-        """Passes over the training split so far; None where its length is not known."""
+        """Passes over the training split so far; None for a split of unknown length."""
         return self.samples / self.samples_per_epoch if self.samples_per_epoch else None
 
     def __iter__(self) -> TrainLoader:
@@ -187,13 +187,13 @@ class TrainLoader:
         read = [self._next(self._stream) for _ in range(size // self._stride)]
         self.waited += time.perf_counter() - begin
         self.samples += size
-        for one in read:
-            self._positions = further(self._positions, one.positions)
+        for micro_batch in read:
+            self._positions = further(self._positions, micro_batch.positions)
         return Step(
-            batches=[each.batch for each in read],
-            n_tokens=sum(each.n_tokens for each in read),
-            n_targets=sum(each.n_targets for each in read),
-            n_places=sum(each.n_places for each in read),
+            batches=[micro_batch.batch for micro_batch in read],
+            n_tokens=sum(micro_batch.n_tokens for micro_batch in read),
+            n_targets=sum(micro_batch.n_targets for micro_batch in read),
+            n_places=sum(micro_batch.n_places for micro_batch in read),
         )
 
     @staticmethod
@@ -203,54 +203,54 @@ class TrainLoader:
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
-            what = "a loader process was ended, most often because memory ran out"
-            fix = "Lower it or data.prefetch_factor"
-            raise ValueError(f"data.num_workers: {what}. {fix}.") from error
+            fault = "a loader process was ended, most often because memory ran out"
+            hint = "Lower it or data.prefetch_factor"
+            raise ValueError(f"data.num_workers: {fault}. {hint}.") from error
         if isinstance(read, Unreadable):
             raise ValueError(str(read))
         return read
 
     def realised(self) -> dict[str, int]:
-        """How many of the samples handed out so far are of each source of a mixture, by name."""
+        """Numbers of samples handed out so far by source of a mixture."""
         if len(self.sources) == 1:
             return {}
         repeated = self._dataset.repeat_samples
-        times, rest = divmod(self.samples, repeated) if repeated else (0, self.samples)
-        drawn = zip(self.order.drawn(repeated), self.order.drawn(rest), strict=True)
+        times, remainder = divmod(self.samples, repeated) if repeated else (0, self.samples)
+        drawn = zip(self.order.drawn(repeated), self.order.drawn(remainder), strict=True)
         return dict(zip(self.sources, (times * all_ + some for all_, some in drawn), strict=True))
 
     def numbers(self, samples: int) -> dict[str, np.ndarray]:
-        """Numbers of the samples of each source, by name, that the first `samples` of the run are,
-        each once. None of a source may be streamed.
+        """Distinct numbers of the samples of each source, by name, among the first `samples` of the
+        run. No source may be streamed.
         """
-        whole, repeated = self.samples_per_epoch or 0, self._dataset.repeat_samples
-        if len(self.sources) == 1 and samples >= whole and not repeated:
-            return {self.sources[0]: np.arange(whole)}
-        found: list[set[int]] = [set() for _ in self.sources]
+        epoch_samples, repeated = self.samples_per_epoch or 0, self._dataset.repeat_samples
+        if len(self.sources) == 1 and samples >= epoch_samples and not repeated:
+            return {self.sources[0]: np.arange(epoch_samples)}
+        by_source: list[set[int]] = [set() for _ in self.sources]
         for sample in range(min(samples, repeated or samples)):
             source, number = self.order.find(sample)
-            found[source].add(number)
+            by_source[source].add(number)
         return {
             name: np.array(sorted(numbers), dtype=np.int64)
-            for name, numbers in zip(self.sources, found, strict=True)
+            for name, numbers in zip(self.sources, by_source, strict=True)
         }
 
     def tokens_of(self, name: str) -> float:
-        """Tokens of a sample of a source; of packed documents, those of all samples on average."""
+        """Tokens of a sample of a source; for packed documents the average over all samples."""
         plan = self._mixture.plans.get(name)
         return self._seq_len if plan is None else plan.n_tokens / len(plan)
 
     def range_of_last(self, steps: int) -> tuple[int, int]:
         """The first and the last sample of the last steps handed out."""
-        before = max(int(self.sizes.steps(self.samples)) - steps, 0)
-        return self.sizes.samples(before), self.samples - 1
+        first_step = max(int(self.sizes.steps(self.samples)) - steps, 0)
+        return self.sizes.samples(first_step), self.samples - 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank knows of where all are; `streams.joined` has what all know."""
+        """This rank's positions; `streams.joined` merges the states of all ranks."""
         return state_of(self.samples, self._positions)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on behind the samples of `state`, on any number of ranks."""
+        """Continue behind the samples of `state`, on any number of ranks."""
         self.close()
         self.samples, self._positions = state["samples"], positions_of(state)
 
@@ -280,13 +280,13 @@ class TrainLoader:
 def _pinned(read: Read | Unreadable) -> Read | Unreadable:
     if isinstance(read, Unreadable):
         return read
-    return read._replace(batch={name: one.pin_memory() for name, one in read.batch.items()})
+    return read._replace(batch={name: tensor.pin_memory() for name, tensor in read.batch.items()})
 
 
 def _leave_signals_to_the_rank(worker: int) -> None:
-    """Let a loader process ignore signals to all processes of a run, and end with its rank.
+    """Make a loader process ignore signals to all processes of a run, and end with its rank.
 
-    Such a signal asks the rank to finish its step and save, for which it needs the loader.
+    A signal asks the rank to finish its step and save, with the help of the loader.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # torch itself looks every 5 seconds
@@ -306,7 +306,7 @@ def _leave_signals_to_the_rank(worker: int) -> None:
 
 
 def spread(number: int, most: int) -> list[int]:
-    """At most so many of the first `number` integers, spread evenly; most: 0 = all."""
+    """At most `most` of the first `number` integers, spread evenly; most: 0 = all."""
     count = min(most or number, number)
     return [row * number // count for row in range(count)]
 
@@ -327,9 +327,9 @@ def eval_batches(
 
     A split has the order of its corpus, so its beginning alone may be the first of many folders.
     part: (i, n), the i-th of n shares of the rows; all shares have equally many batches of equally
-    many rows, some with samples of one token, which have no target. The last batch may have fewer
-    rows. end_of_text, multiple: as of `Samples`. plan: of the sequences, where these are not
-    windows of the split.
+    many rows, padded with samples of one token, without a target. The last batch may have fewer
+    rows. end_of_text, multiple: as of `Samples`. plan: of sequences other than windows of the
+    split.
     """
     last, (index, shares) = len(store) - 1, part
     rows = plan.rows if isinstance(plan, Examples) else 1

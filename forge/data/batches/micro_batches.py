@@ -16,14 +16,14 @@ from forge.data.batches.streams import Positions, Reader, Streamed, Unreadable, 
 from forge.data.tokens.store import TokenStore
 
 Batch = dict[str, Tensor]
-"""One micro-batch by field, [batch, ...] each; `tokens`, int64 [batch, seq], are what a model
-reads, and the objective that made it says what others there are.
+"""One micro-batch by field, [batch, ...] each; the model reads `tokens`, int64 [batch, seq]; other
+fields depend on the objective.
 """
 
 
 class Read(NamedTuple):
-    """A micro-batch of one rank; the targets, tokens of text and places of all ranks in it; and of
-    what is streamed, by source, from where to go on behind it.
+    """A micro-batch of one rank; the targets, tokens of text and places of all ranks in the same
+    micro-batch; and the positions of streams behind the micro-batch, by source.
     """
 
     batch: Batch
@@ -34,7 +34,7 @@ class Read(NamedTuple):
 
 
 class Collates(Protocol):
-    """What makes batches: an objective. It is sent to loader processes."""
+    """Makes batches of samples: an objective. Pickled for loader processes."""
 
     def collate(self, samples: Samples, /) -> Batch: ...
 
@@ -59,7 +59,7 @@ class MicroBatches:
         noise: int | None = None,
         multiple: int = 0,
     ) -> None:
-        """noise: seed of that of each place, where the model draws some. multiple: as of
+        """noise: seed of the random bits of each place, for a model with dropout. multiple: as of
         `Samples`.
         """
         self.mixture, self.names = mixture, tuple(mixture.stores)
@@ -70,8 +70,8 @@ class MicroBatches:
         self.readers: dict[str, Reader] = {}
 
     def go_on_from(self, positions: Mapping[str, Positions]) -> None:
-        """Read what is streamed from these positions, by source, or from the beginning. It is
-        opened by the process that reads it.
+        """Read streams from `positions`, by source, or from the beginning. The reading process
+        opens the streams.
         """
         self.readers = {
             name: Reader(store, seq_len=self.seq_len, seed=seed, positions=positions.get(name, {}))
@@ -82,37 +82,40 @@ class MicroBatches:
         }
 
     def __getitem__(self, first_sample: int) -> Read | Unreadable:
-        """The batch of this rank; and the numbers of targets, tokens and places of all ranks, which
-        each finds by itself. first_sample: of all ranks. What is wrong with a text is given, not
-        raised, which would be said twice.
+        """The batch of this rank, and the numbers of targets, tokens and places of all ranks,
+        computed on each rank alone. first_sample: of all ranks. A fault of the text is returned,
+        not raised: raising would report the fault twice.
         """
-        own = self._samples(first_sample + self.rank * self.batch_size, self.batch_size)
-        of_all = self._samples(first_sample, self.num_ranks * self.batch_size)
+        local_samples = self._samples(first_sample + self.rank * self.batch_size, self.batch_size)
+        global_samples = self._samples(first_sample, self.num_ranks * self.batch_size)
         try:
-            batch, n_targets = self.objective.collate(own), self.objective.count(of_all)
+            batch, n_targets = (
+                self.objective.collate(local_samples),
+                self.objective.count(global_samples),
+            )
             if len(self.names) > 1:
-                batch["sources"] = self._sources(own, rows=len(batch["tokens"]))
+                batch["sources"] = self._sources(local_samples, rows=len(batch["tokens"]))
             if self.noise is not None:
                 rows, seq_len = batch["tokens"].shape
-                first, each = own.numbers[0], rows // len(own)
-                numbers = range(first * each, first * each + rows)
+                first, rows_per_sample = local_samples.numbers[0], rows // len(local_samples)
+                numbers = range(first * rows_per_sample, first * rows_per_sample + rows)
                 batch["noise"] = noise_of(self.noise, numbers, seq_len)
-            at = {name: reader.finish() for name, reader in self.readers.items()}
+            positions = {name: reader.finish() for name, reader in self.readers.items()}
         except Unreadable as error:
             return error
-        places = self.num_ranks * batch["tokens"].numel()
+        n_places = self.num_ranks * batch["tokens"].numel()
         if not self.mixture.plans:
-            return Read(batch, n_targets, places, places, at)
-        if self.multiple:  # the rows of each rank end where its own longest does
-            starts = range(first_sample, first_sample + len(of_all), self.batch_size)
-            places = sum(self._samples(start, self.batch_size).n_places for start in starts)
-        return Read(batch, n_targets, of_all.n_tokens, places, at)
+            return Read(batch, n_targets, n_places, n_places, positions)
+        if self.multiple:  # the rows of each rank end with its own longest row
+            starts = range(first_sample, first_sample + len(global_samples), self.batch_size)
+            n_places = sum(self._samples(start, self.batch_size).n_places for start in starts)
+        return Read(batch, n_targets, global_samples.n_tokens, n_places, positions)
 
     def _sources(self, samples: Samples, rows: int) -> Tensor:
-        """Of which source each row is: uint8 [rows, sources], with a single 1 in each row."""
+        """The source of each row: uint8 [rows, sources], with a single 1 in each row."""
         sources = torch.tensor([self.order.draw(self._read(n))[0] for n in samples.numbers])
-        each = sources.repeat_interleave(rows // len(samples))
-        return torch.nn.functional.one_hot(each, len(self.names)).to(torch.uint8)
+        row_sources = sources.repeat_interleave(rows // len(samples))
+        return torch.nn.functional.one_hot(row_sources, len(self.names)).to(torch.uint8)
 
     def _samples(self, first: int, number: int) -> Samples:
         return Samples(
@@ -126,11 +129,11 @@ class MicroBatches:
         )
 
     def _read(self, sample: int) -> int:
-        """The sample that is read in its place, where the first ones are read over and over."""
+        """The sample read in place of `sample`, where the first ones repeat over and over."""
         return sample % self.repeat_samples if self.repeat_samples else sample
 
     def _find(self, sample: int) -> tuple[TokenStore, Pieces]:
-        """The store of a sample, and what it is made of there."""
+        """The store of a sample, and the sample's pieces in the store."""
         source, number = self.order.find(self._read(sample))
         name = self.names[source]
         store = self.mixture.stores[name]

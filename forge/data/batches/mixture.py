@@ -1,9 +1,9 @@
-"""Which sample of which source is sample n of a run: a pure function, in constant memory.
+"""Source and window of sample n of a run: a pure function, in constant memory.
 
 In blocks of 1,024 samples source i has had floor(n C_i) - floor(n C_{i-1}) of the first n = 1,024 b
-samples of a phase, where C_i is the sum of the shares of sources 0 to i: at every edge of a block
-it is within one sample of its share. Inside a block the order is a keyed shuffle. Each source is
-read in its own order, in epochs, through all phases.
+samples of a phase, C_i being the sum of the shares of sources 0 to i: at every edge of a block each
+source is within one sample of its share. Inside a block the order is a keyed shuffle. Each source
+is read in its own order, in epochs, through all phases.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ BLOCK = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """Sources by name, and what share of the samples each has from which update on.
+    """Sources by name, and the share of samples of each from a given update on.
 
     One source alone, without a name, has all samples. phases: in order, the first from update 0.
-    plans: of the samples of those sources that are not cut at every seq_len.
+    plans: of the samples of sources not cut at every seq_len.
     """
 
     stores: Mapping[str, TokenStore | Streamed]
@@ -48,7 +48,7 @@ class Mixture:
 
 
 class MixtureOrder:
-    """Source and window of each sample, for a reader that goes forward."""
+    """Source and window of each sample, fast for forward reading."""
 
     def __init__(
         self,
@@ -58,15 +58,15 @@ class MixtureOrder:
         seed: int,
         shuffle: bool = True,
     ) -> None:
-        """windows: of each source, None of a stream, which is read as it comes. phases: (first
-        sample, weights of the sources) each, the first from sample 0. shuffle: whether the windows
-        of a source are permuted.
+        """windows: of each source, None for a stream, read in its own order. phases: (first sample,
+        weights of the sources) each, the first from sample 0. shuffle: whether the windows of a
+        source are permuted.
         """
         self.seed = seed
         self.starts = [start for start, _ in phases]
         assert self.starts == sorted({0, *self.starts}), self.starts
         self.bounds = [_cumulated(weights) for _, weights in phases]
-        # A source alone has the order that it has without a mixture.
+        # A single source keeps its order without a mixture.
         alone = len(windows) == 1
         self.seeds = [seed if alone else f"{seed}/{source}" for source in range(len(windows))]
         self.orders = [
@@ -79,20 +79,22 @@ class MixtureOrder:
         self._numbers: list[int] = []
 
     def find(self, sample: int) -> tuple[int, int]:
-        """(source, window of it) of a sample; of a stream how many samples of it come before."""
+        """(source, window) of a sample; for a stream the number of its earlier samples in place of
+        a window.
+        """
         source, number = self.draw(sample) if len(self.orders) > 1 else (0, sample)
         order = self.orders[source]
         return source, number if order is None else order.window(number)
 
     def draw(self, sample: int) -> tuple[int, int]:
-        """(source, how many samples of it come before) of a sample."""
+        """(source, number of the source's earlier samples) of a sample."""
         phase = bisect_right(self.starts, sample) - 1
         block, offset = divmod(sample - self.starts[phase], BLOCK)
         if self._block != (phase, block):
-            before = self._before(phase, block)
+            counts = self._before(phase, block)
             labels = self._labels(phase, block)
             ranks = np.empty(BLOCK, dtype=np.int64)
-            for source, first in enumerate(before):
+            for source, first in enumerate(counts):
                 where = labels == source
                 ranks[where] = np.arange(first, first + int(where.sum()))
             self._sources, self._numbers = labels.tolist(), ranks.tolist()
@@ -100,28 +102,28 @@ class MixtureOrder:
         return self._sources[offset], self._numbers[offset]
 
     def drawn(self, sample: int) -> list[int]:
-        """How many of the samples before this one are of each source."""
+        """Number of samples of each source before `sample`."""
         phase = bisect_right(self.starts, sample) - 1
         return self._after(phase, sample - self.starts[phase])
 
     def _after(self, phase: int, samples: int) -> list[int]:
-        """How many of each source were drawn after so many samples of a phase."""
+        """Number of samples of each source in the run after the first `samples` of a phase."""
         block, offset = divmod(samples, BLOCK)
         part = np.bincount(self._labels(phase, block)[:offset], minlength=len(self.orders))
         return [a + int(b) for a, b in zip(self._before(phase, block), part, strict=True)]
 
     def _before(self, phase: int, block: int) -> list[int]:
-        """How many samples of each source come before a block of a phase."""
+        """Number of samples of each source before a block of a phase."""
         for last in range(len(self._drawn) - 1, phase):
             self._drawn.append(self._after(last, self.starts[last + 1] - self.starts[last]))
-        found = _counts(self.bounds[phase], block * BLOCK)
-        return [a + b for a, b in zip(self._drawn[phase], found, strict=True)]
+        counts = _counts(self.bounds[phase], block * BLOCK)
+        return [a + b for a, b in zip(self._drawn[phase], counts, strict=True)]
 
     def _labels(self, phase: int, block: int) -> np.ndarray:
         """The sources of a block's samples, in order."""
-        edges = (_counts(self.bounds[phase], (block + at) * BLOCK) for at in (0, 1))
-        before, after = edges
-        counts = np.subtract(after, before)
+        edges = (_counts(self.bounds[phase], (block + step) * BLOCK) for step in (0, 1))
+        start_counts, stop_counts = edges
+        counts = np.subtract(stop_counts, start_counts)
         labels = np.repeat(np.arange(len(counts)), counts)
         return labels[permute(np.arange(BLOCK), BLOCK, (f"{self.seed}/mixture/{phase}", block))]
 
@@ -134,6 +136,6 @@ def _cumulated(weights: Sequence[float]) -> list[Fraction]:
 
 
 def _counts(bounds: Sequence[Fraction], samples: int) -> list[int]:
-    """How many of the first samples of a phase each source has."""
+    """Number of samples of each source among the first `samples` of a phase."""
     floors = [int(samples * bound) for bound in bounds]
     return [high - low for low, high in pairwise(floors)]

@@ -1,4 +1,4 @@
-"""The order of samples: a keyed permutation that needs no memory.
+"""The order of samples: a keyed permutation without memory.
 
 Sample i of a run is window `permute(i % n, n, (seed, i // n))` of the n windows of the split: every
 epoch visits each window once, in an order of its own.
@@ -16,11 +16,11 @@ BLOCK = 1024
 
 
 def permute(indices: np.ndarray, n: int, key: tuple[int | str, int]) -> np.ndarray:
-    """Where the permutation of range(n) for `key` = (seed, epoch) sends `indices`: int64, any
+    """Images of `indices` under the permutation of range(n) for `key` = (seed, epoch): int64, any
     shape.
 
     A balanced Feistel network over pairs of numbers below m = ceil(sqrt(n)), (l, r) -> (r, l + F(r)
-    mod m), walked again where it leaves range(n) (Black and Rogaway, Ciphers with Arbitrary Finite
+    mod m), walked again on leaving range(n) (Black and Rogaway, Ciphers with Arbitrary Finite
     Domains, CT-RSA 2002). F is the finaliser of splitmix64 on r plus a round key from BLAKE2b.
     """
     assert n > 0
@@ -57,8 +57,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 class SampleOrder:
-    """Windows by sample number, for a reader that goes forward: permuted 1,024 at a time. seed:
-    None = as they are.
+    """Windows by sample number, for forward reading: permuted 1,024 at a time. seed: None = in
+    order.
     """
 
     def __init__(self, n_windows: int, *, seed: int | str | None) -> None:

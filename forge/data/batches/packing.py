@@ -1,7 +1,7 @@
-"""Which pieces of documents make up a sample, planned before anything is read.
+"""Packing of pieces of documents into samples, planned before reading.
 
-A document longer than a sequence gives whole windows of it, each beginning with the last target of
-the one before, and a rest. So every token but the first of a document is a target once.
+A document longer than a sequence gives whole windows, each beginning with the last target of the
+window before, and a remainder. So every token but the first of a document is a target once.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ the pieces of each sample.
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """pieces: first tokens of pieces and those behind their last, int64 [pieces, 2]. begins: the
-    first piece of each sample, and behind the last their number, int64 [samples + 1]. cut_off,
-    left_out: documents that are too long.
+    """Pieces of documents by sample. pieces: int64 [pieces, 2], the first token and the
+    past-the-end token of each. begins: int64 [samples + 1], the first piece of each sample, then
+    the number of pieces. cut_off, left_out: numbers of documents too long.
     """
 
     pieces: np.ndarray
@@ -45,11 +45,11 @@ class Plan:
 
     @cached_property
     def n_tokens(self) -> int:
-        """What all samples read; the last token of each is only a target."""
+        """Tokens read in all samples; the last token of each is only a target."""
         return int(np.diff(self.pieces, axis=1).sum()) - len(self)
 
     def filled(self, seq_len: int) -> float:
-        """The share of all sequences that is text."""
+        """The share of text in all sequences."""
         return self.n_tokens / (len(self) * seq_len)
 
 
@@ -62,9 +62,9 @@ def plan(
     max_segments: int,
     too_long: str = "split",
 ) -> Plan:
-    """policy, too_long: as in data.packing and data.too_long. max_segments: documents of a sample
-    at most; 0 = any number. Documents of one token have no target, and are left out. ValueError:
-    one is too long, and that is to be refused.
+    """Plan the samples of a store. policy, too_long: as in data.packing and data.too_long.
+    max_segments: most documents in a sample; 0 = any number. Documents of one token have no target,
+    and are left out. ValueError: a document is too long, with too_long=refuse.
     """
     ends = find_ends(store, end_of_text)
     if policy == "concat_then_split":
@@ -75,17 +75,19 @@ def plan(
     rests = [number for number in range(len(pieces)) if number not in closed]
     lengths = [pieces[number][1] - pieces[number][0] for number in rests]
     packed = FITS[policy](lengths, seq_len + 1, max_segments)
-    bins = [[number] for number in closed] + [[rests[each] for each in one] for one in packed]
-    bins.sort()  # as the text has their first pieces
+    bins = [[number] for number in closed] + [
+        [rests[index] for index in members] for members in packed
+    ]
+    bins.sort()  # in the order of first pieces in the text
     begins = np.cumsum([0, *map(len, bins)])
-    all_pieces = _array([pieces[each] for one in bins for each in one])
-    how = {"cut_off": short.cut_off, "left_out": short.left_out}
-    return Plan(pieces=all_pieces, begins=begins, **how)
+    all_pieces = _array([pieces[number] for members in bins for number in members])
+    counts = {"cut_off": short.cut_off, "left_out": short.left_out}
+    return Plan(pieces=all_pieces, begins=begins, **counts)
 
 
 class Fitting(NamedTuple):
-    """stops: behind the last token that is read of each document, int64 [documents]. cut_off,
-    left_out: how many end before, and how many of which nothing is read.
+    """stops: past-the-end token of the part read of each document, int64 [documents]. cut_off,
+    left_out: numbers of documents ending early, and not read at all.
     """
 
     stops: np.ndarray
@@ -94,8 +96,8 @@ class Fitting(NamedTuple):
 
 
 def fitting(store: TokenStore, ends: np.ndarray, seq_len: int, too_long: str) -> Fitting:
-    """What is read of documents of more than seq_len + 1 tokens. What is left of one without a
-    target is left out too. ValueError: there is one, and that is to be refused.
+    """The parts to read of documents of more than seq_len + 1 tokens. A truncated document without
+    a target is left out too. ValueError: a document is too long, with too_long=refuse.
     """
     stops = np.append(ends + 1, len(store)) if _unended(ends, len(store)) else ends + 1
     starts = np.append(0, stops[:-1]) if len(stops) else stops
@@ -104,18 +106,18 @@ def fitting(store: TokenStore, ends: np.ndarray, seq_len: int, too_long: str) ->
         return Fitting(stops, 0, 0)
     if too_long == "refuse":
         size, most = len(long), int((stops - starts).max())
-        what = f"{size:,} documents are longer than train.seq_len + 1, one of {most:,} tokens"
-        fix = "Set train.seq_len larger, or data.too_long=truncate or drop"
-        raise ValueError(f"data.too_long = refuse: {what}. {fix}.")
+        fault = f"{size:,} documents are longer than train.seq_len + 1, one of {most:,} tokens"
+        hint = "Set train.seq_len larger, or data.too_long=truncate or drop"
+        raise ValueError(f"data.too_long = refuse: {fault}. {hint}.")
     stops[long] = starts[long]
-    kept = 0
+    n_cut = 0
     for number in long if too_long == "truncate" else ():
         start = int(starts[number])
         stop = start + seq_len + 1
         marks = None if store.counted is None else store.counted.read(start + 1, stop)
         if marks is None or (marks & COUNTS).any():
-            stops[number], kept = stop, kept + 1
-    return Fitting(stops, kept, len(long) - kept)
+            stops[number], n_cut = stop, n_cut + 1
+    return Fitting(stops, n_cut, len(long) - n_cut)
 
 
 def _unended(ends: np.ndarray, size: int) -> bool:
@@ -124,13 +126,13 @@ def _unended(ends: np.ndarray, size: int) -> bool:
 
 
 def find_ends(store: TokenStore, end_of_text: int) -> np.ndarray:
-    """Where documents end: the numbers of their last tokens, int64."""
-    size, found = len(store), []
-    for at in range(0, size, BLOCK):
-        stop = min(at + BLOCK, size)
-        marks = None if store.counted is None else store.counted.read(at, stop)
-        found.append(at + np.flatnonzero(ends_of(store.read(at, stop), marks, end_of_text)))
-    return np.concatenate(found or [np.zeros(0, np.int64)]).astype(np.int64)
+    """The numbers of the last tokens of documents, int64."""
+    size, ends = len(store), []
+    for start in range(0, size, BLOCK):
+        stop = min(start + BLOCK, size)
+        marks = None if store.counted is None else store.counted.read(start, stop)
+        ends.append(start + np.flatnonzero(ends_of(store.read(start, stop), marks, end_of_text)))
+    return np.concatenate(ends or [np.zeros(0, np.int64)]).astype(np.int64)
 
 
 def split(
@@ -150,8 +152,8 @@ def split(
 def cut(
     ends: np.ndarray, size: int, seq_len: int, stops: np.ndarray
 ) -> tuple[list[tuple[int, int]], set[int]]:
-    """The pieces of all documents up to their stops; and the numbers of those that are a sample by
-    themselves: whole windows, and the last one where the text ends within a document.
+    """The pieces of all documents up to their stops; and the numbers of pieces filling a sample
+    alone: whole windows, and the last piece where the text ends within a document.
     """
     pieces: list[tuple[int, int]] = []
     closed: set[int] = set()
@@ -160,60 +162,60 @@ def cut(
         for window in range(start, stop - seq_len, seq_len):
             closed.add(len(pieces))
             pieces.append((window, window + seq_len + 1))
-        rest = start + max(stop - start - 1, 0) // seq_len * seq_len
-        if stop - rest > 1:
+        last_start = start + max(stop - start - 1, 0) // seq_len * seq_len
+        if stop - last_start > 1:
             if stop == size and _unended(ends, size):
                 closed.add(len(pieces))
-            pieces.append((rest, stop))
+            pieces.append((last_start, stop))
     return pieces, closed
 
 
 def first_fit(lengths: Sequence[int], room: int, most: int) -> Bins:
-    """Each piece into the first sample that has room for it, found in a tree of maxima."""
+    """Put each piece into the first sample with room, found in a tree of maxima."""
     leaves = 1 << max(len(lengths) - 1, 1).bit_length()
-    left = [0] * leaves + [room] * leaves  # of samples, none of which is begun yet
+    free = [0] * leaves + [room] * leaves  # tokens free in samples, all still empty
     for node in range(leaves - 1, 0, -1):
-        left[node] = max(left[2 * node], left[2 * node + 1])
+        free[node] = max(free[2 * node], free[2 * node + 1])
     bins: Bins = []
     for number, length in enumerate(lengths):
         node = 1
         while node < leaves:
-            node = 2 * node + (left[2 * node] < length)
+            node = 2 * node + (free[2 * node] < length)
         if node - leaves == len(bins):
             bins.append([])
         held = bins[node - leaves]
         held.append(number)
-        left[node] = 0 if len(held) == most else left[node] - length
+        free[node] = 0 if len(held) == most else free[node] - length
         while node > 1:
             node //= 2
-            left[node] = max(left[2 * node], left[2 * node + 1])
+            free[node] = max(free[2 * node], free[2 * node + 1])
     return bins
 
 
 def best_fit(lengths: Sequence[int], room: int, most: int) -> Bins:
-    """Each piece into the sample that it leaves least room in, the first of several."""
+    """Put each piece into the sample left with least room, the first of several."""
     bins: Bins = []
     with_room: list[list[int]] = [[] for _ in range(room + 1)]  # heaps of samples
-    there = 0  # bit i: whether a sample has i left
+    free_sizes = 0  # bit i: whether a sample has i tokens free
     for number, length in enumerate(lengths):
-        fitting = there >> length
+        fitting = free_sizes >> length
         if fitting:
-            left = length + (fitting & -fitting).bit_length() - 1
-            own = heapq.heappop(with_room[left])
-            if not with_room[left]:
-                there &= ~(1 << left)
+            free = length + (fitting & -fitting).bit_length() - 1
+            index = heapq.heappop(with_room[free])
+            if not with_room[free]:
+                free_sizes &= ~(1 << free)
         else:
-            left, own = room, len(bins)
+            free, index = room, len(bins)
             bins.append([])
-        bins[own].append(number)
-        if len(bins[own]) != most:
-            heapq.heappush(with_room[left - length], own)
-            there |= 1 << (left - length)
+        bins[index].append(number)
+        if len(bins[index]) != most:
+            heapq.heappush(with_room[free - length], index)
+            free_sizes |= 1 << (free - length)
     return bins
 
 
 def alone(lengths: Sequence[int], room: int, most: int) -> Bins:
-    """Each piece into a sample of its own."""
+    """Put each piece into a sample of its own."""
     return [[number] for number in range(len(lengths))]
 
 

@@ -1,4 +1,4 @@
-"""Plans of packing in the cache: made once for a text and how it is packed, then mapped."""
+"""Plans of packing in the cache: made once for a text and its options, then mapped."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from forge.data.tokens.manifest import read_manifest, write_manifest
 from forge.data.tokens.shards import INDEX_FILE, IndexedStore, ShardWriter
 from forge.data.tokens.store import TokenStore
 
-FORMAT = 2  # of plans that the same text and options give
+FORMAT = 2  # version of plans of the same text and options
 ARRAYS = {"pieces": (-1, 2), "begins": (-1,)}
 """Arrays of a plan and their shapes."""
 
 
 class KeptPlan(Plan):
-    """One whose arrays are maps of files; pickles as their folder."""
+    """A plan with its arrays mapped from files; pickles as their folder."""
 
     def __init__(self, entry: Path) -> None:
-        """BrokenStore: it is damaged."""
+        """BrokenStore: the plan's files are damaged."""
         too_long = read_manifest(entry)["too_long"]
-        found = {name: _mapped(entry / name).reshape(of) for name, of in ARRAYS.items()}
-        super().__init__(**found, **too_long)
+        arrays = {name: _mapped(entry / name).reshape(shape) for name, shape in ARRAYS.items()}
+        super().__init__(**arrays, **too_long)
         object.__setattr__(self, "entry", entry)
 
     def __reduce__(self) -> tuple[type[KeptPlan], tuple[Path]]:
@@ -43,25 +43,25 @@ def kept_plan(
     announce: Callable[[str], object] = lambda stage: None,
     **how: Any,
 ) -> KeptPlan:
-    """What `packing.plan` makes of a store, from the cache below root or made now.
+    """The result of `packing.plan` for a store, from the cache below root or made now.
 
-    Any number of processes may call this at once: one makes it. ValueError, naming
-    data.cache_dir: it cannot be written.
+    Any number of processes may call this at once: one makes the plan. ValueError, naming
+    data.cache_dir: the cache cannot be written.
     """
     identity = {"format": FORMAT, "text": store.stamp, **how}
     entry = root / "plans" / hash_json(identity)[:16]
 
     def make(directory: Path) -> None:
         announce("plan which documents share a sequence")
-        made = plan(store, **how)
+        built = plan(store, **how)
         for name in ARRAYS:
             writer = ShardWriter(directory / name, dtype="<i8", shard_tokens=sys.maxsize)
-            writer.append(getattr(made, name).reshape(-1))
+            writer.append(getattr(built, name).reshape(-1))
             writer.close(n_bytes=0, n_documents=0)
         files = {
             f"{name}/{INDEX_FILE}": hash_file(directory / name / INDEX_FILE) for name in ARRAYS
         }
-        too_long = {"cut_off": made.cut_off, "left_out": made.left_out}
+        too_long = {"cut_off": built.cut_off, "left_out": built.left_out}
         content = {"identity": identity, "too_long": too_long, "sha256": files}
         write_manifest(directory, content)
 

@@ -1,8 +1,8 @@
-"""Text that is read while it trains: which sample comes next, and from where to go on.
+"""Text read during training: the order of samples, and positions to resume from.
 
-A stream is divided into n parts, whatever the ranks and loader processes: sample k is sample k // n
-of part k % n. In a part documents are taken in blocks, each block is permuted by a key, and the
-tokens of the documents, each with its end of text, are cut at every seq_len. After its last
+A stream is divided into n parts, for any number of ranks and loader processes: sample k is sample k
+// n of part k % n. In a part documents are taken in blocks, each block is permuted by a key, and
+the tokens of the documents, each with its end of text, are cut at every seq_len. After its last
 document a part begins its next epoch. So every sample is a pure function of data, seed and n.
 """
 
@@ -21,20 +21,20 @@ from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.store import TokenStore
 
 BLOCK_CHARACTERS = 1 << 25
-"""After which a block ends, however few documents it has."""
+"""Most characters of a block, for any number of documents."""
 DIGEST_BYTES = 8
-TOGETHER = 16  # documents that are tokenised in one call
+TOGETHER = 16  # documents tokenised in one call
 
 
 class Unreadable(ValueError):
-    """Text that cannot be read in the middle of training, or gives no sample."""
+    """Text unreadable in the middle of training, or without a sample."""
 
 
 class Position(NamedTuple):
     """A document of a part, in the order of the run.
 
-    epoch, block: its block, which begins with row `row` of unit number `unit` of the epoch.
-    document: its place in the permuted block. token: how many tokens of the part come before it.
+    epoch, block: its block, starting at row `row` of unit number `unit` of the epoch. document: its
+    index in the permuted block. token: number of tokens of the part before the document.
     """
 
     epoch: int = 0
@@ -46,15 +46,15 @@ class Position(NamedTuple):
 
 
 Positions = dict[int, Position]
-"""Of the parts of a stream, by their numbers."""
+"""Positions in the parts of a stream, by part number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Streamed:
-    """A corpus that is read forward, as tokens.
+    """A corpus read forward, as tokens.
 
-    parts: the units of each, files or pieces of them. read(unit, row): the text of each row of a
-    unit from that row on; raises Unreadable. held_out: digests of documents that are left out.
+    parts: the units of each part, files or pieces of files. read(unit, row): the text of each row
+    of a unit from `row` on; raises Unreadable. held_out: digests of documents left out.
     """
 
     source: str
@@ -67,12 +67,12 @@ class Streamed:
     counted: None = None  # all tokens are targets
 
     def opening(self, n_tokens: int) -> TokenStore:
-        """Tokens that are as good as any to begin with."""
+        """Tokens from the beginning of the stream, for a prompt."""
         return Window(Reader(self, seq_len=n_tokens, seed=0, positions={}), 0)
 
 
 def digest_of(text: str) -> bytes:
-    """By which a document is known."""
+    """Digest to recognise a document."""
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
@@ -90,7 +90,7 @@ class Part:
         self._end = start.token
 
     def sample(self, number: int) -> np.ndarray:
-        """The tokens of a sample, uint32 [seq_len + 1]; not of one that was released."""
+        """The tokens of a sample, uint32 [seq_len + 1]; invalid for released samples."""
         start = number * self.seq_len
         stop = start + self.seq_len + 1
         self._read_to(stop)
@@ -103,7 +103,7 @@ class Part:
         return cut[0] if len(cut) == 1 else np.concatenate(cut)
 
     def release(self, number: int) -> Position:
-        """Forget all before a sample, and give the position from which it can be read."""
+        """Forget all tokens before a sample, and return the position to read the sample from."""
         start = number * self.seq_len
         self._read_to(start + 1)
         while self._held[0][0].token + len(self._held[0][1]) <= start:
@@ -117,7 +117,7 @@ class Part:
             self._end = position.token + len(tokens)
 
     def _from(self, at: Position) -> Iterator[tuple[Position, np.ndarray]]:
-        """Each document from `at` on with its position, as tokens with an end of text."""
+        """Yield each document from `at` on with its position, as tokens with an end of text."""
         tokenizer, epoch_start = self.text.tokenizer, None
         while True:
             texts, following = self._block(at)
@@ -129,29 +129,29 @@ class Part:
                 order = permute(np.arange(len(texts)), len(texts), key).tolist()
             token = at.token
             for first in range(at.document, len(texts), TOGETHER):
-                together = [texts[place] for place in order[first : first + TOGETHER]]
-                for place, ids in enumerate(tokenizer.encode_batch(together), start=first):
+                together = [texts[index] for index in order[first : first + TOGETHER]]
+                for index, ids in enumerate(tokenizer.encode_batch(together), start=first):
                     tokens = tokenizer.document(ids)
-                    yield at._replace(document=place, token=token), tokens
+                    yield at._replace(document=index, token=token), tokens
                     token += len(tokens)
             if following.epoch > at.epoch and epoch_start is not None:
                 self._check(token - epoch_start)
             at = following._replace(token=token)
 
     def _block(self, at: Position) -> tuple[list[str], Position]:
-        """The texts of the block at a position, in the order of the corpus, and where the next
-        begins.
+        """The texts of the block at a position, in the order of the corpus, and the next block's
+        position.
         """
         units, unit, row = self._units(at.epoch), at.unit, at.row
         texts: list[str] = []
-        left = BLOCK_CHARACTERS
+        budget = BLOCK_CHARACTERS
         while unit < len(units):
             for text in self._rows(at.epoch, unit, row, units[unit]):
                 row += 1
                 if text and digest_of(text) not in self.text.held_out:
                     texts.append(text)
-                    left -= len(text)
-                    if len(texts) == self.text.shuffle_buffer or left <= 0:
+                    budget -= len(text)
+                    if len(texts) == self.text.shuffle_buffer or budget <= 0:
                         assert self._open is not None
                         self._open = (at.epoch, unit, row), self._open[1]
                         return texts, Position(at.epoch, at.block + 1, unit, row)
@@ -159,7 +159,7 @@ class Part:
         return texts, Position(at.epoch + 1)
 
     def _rows(self, epoch: int, unit: int, row: int, number: int) -> Iterator[str]:
-        """The rows of a unit from one on, going on with what is open where it is there."""
+        """The rows of a unit from `row` on, continuing an open iterator if at the same row."""
         if self._open is None or self._open[0] != (epoch, unit, row):
             self._open = (epoch, unit, row), self.text.read(number, row)
         return self._open[1]
@@ -168,11 +168,11 @@ class Part:
         units = self.text.parts[self.number]
         if self.text.shuffle_buffer == 1:
             return units
-        places = permute(np.arange(len(units)), len(units), (f"{self._key}/units", epoch))
-        return [units[place] for place in places.tolist()]
+        order = permute(np.arange(len(units)), len(units), (f"{self._key}/units", epoch))
+        return [units[index] for index in order.tolist()]
 
     def _check(self, tokens: int) -> None:
-        """Raises Unreadable where an epoch has no whole sample."""
+        """Raise Unreadable for an epoch without a whole sample."""
         if tokens > self.seq_len:
             return
         parts = len(self.text.parts)
@@ -181,15 +181,13 @@ class Part:
         fewer = "data.stream_parts=1, or " if parts > 1 else ""
         if not tokens:
             raise Unreadable(f"data: there is no text in {which}. Give {fewer}more text.")
-        what = f"{which} has {tokens:,} tokens, less than one sample of seq_len + 1"
-        fix = f"Set {fewer}train.seq_len={max(tokens - 1, 1)} or less, or give more text"
-        raise Unreadable(f"train.seq_len = {self.seq_len}: {what}. {fix}.")
+        fault = f"{which} has {tokens:,} tokens, less than one sample of seq_len + 1"
+        hint = f"Set {fewer}train.seq_len={max(tokens - 1, 1)} or less, or give more text"
+        raise Unreadable(f"train.seq_len = {self.seq_len}: {fault}. {hint}.")
 
 
 class Reader:
-    """What one loader process reads of a stream: it goes forward, in the parts that it is asked
-    for.
-    """
+    """The forward reading of a stream in one loader process, limited to the parts requested."""
 
     def __init__(
         self, text: Streamed, *, seq_len: int, seed: int | str, positions: Mapping[int, Position]
@@ -197,33 +195,35 @@ class Reader:
         self.text, self.seq_len, self.seed = text, seq_len, seed
         self._starts = positions
         self._parts: dict[int, Part] = {}
-        self._behind: dict[int, int] = {}  # the sample behind the last that was asked for
+        self._behind: dict[int, int] = {}  # index past the last sample read
 
     def read(self, sample: int) -> np.ndarray:
-        """Tokens of a sample, uint32 [seq_len + 1]; any behind those of `finish`."""
+        """Tokens of a sample, uint32 [seq_len + 1]; any sample behind the last `finish`."""
         number, index = sample % len(self.text.parts), sample // len(self.text.parts)
         if number not in self._parts:
             start = self._starts.get(number, Position())
-            if start.token > index * self.seq_len:  # of a run with longer sequences
+            if start.token > index * self.seq_len:  # saved by a run with longer sequences
                 start = Position()
             self._parts[number] = Part(
                 self.text, number, seq_len=self.seq_len, seed=self.seed, start=start
             )
-        found = self._parts[number].sample(index)
+        tokens = self._parts[number].sample(index)
         self._behind[number] = max(self._behind.get(number, 0), index + 1)
-        return found
+        return tokens
 
     def finish(self) -> Positions:
-        """Of the parts that were read since the last call, from where to go on; nothing before
-        that is asked for again.
+        """Positions to continue from, of the parts read since the last call; earlier samples are
+        never read again.
         """
-        found = {number: self._parts[number].release(at) for number, at in self._behind.items()}
+        positions = {
+            number: self._parts[number].release(sample) for number, sample in self._behind.items()
+        }
         self._behind.clear()
-        return found
+        return positions
 
 
 class Window(TokenStore):
-    """A sample of a stream, read when it is asked for."""
+    """A sample of a stream, read on demand."""
 
     def __init__(self, reader: Reader, sample: int) -> None:
         self.reader, self.sample = reader, sample
@@ -240,35 +240,41 @@ class Window(TokenStore):
 
 
 def state_of(samples: int, positions: Mapping[str, Positions]) -> dict[str, Any]:
-    """What a checkpoint keeps of the place in the data: plain values."""
+    """The data position saved in a checkpoint: plain values."""
     streams = {
-        name: {str(part): " ".join(map(str, at)) for part, at in sorted(found.items())}
-        for name, found in positions.items()
+        name: {
+            str(part): " ".join(map(str, position)) for part, position in sorted(by_part.items())
+        }
+        for name, by_part in positions.items()
     }
     return {"samples": samples} | ({"streams": streams} if streams else {})
 
 
 def positions_of(state: Mapping[str, Any]) -> dict[str, Positions]:
     return {
-        name: {int(part): Position(*map(int, at.split())) for part, at in found.items()}
-        for name, found in state.get("streams", {}).items()
+        name: {
+            int(part): Position(*map(int, position.split())) for part, position in by_part.items()
+        }
+        for name, by_part in state.get("streams", {}).items()
     }
 
 
 def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state of all ranks at the same step: of each part where the one is that has read it."""
-    found: dict[str, Positions] = {}
+    """The merged state of all ranks at the same step: each part's position on the rank reading the
+    part.
+    """
+    positions: dict[str, Positions] = {}
     for state in states:
-        found = further(found, positions_of(state))
-    return state_of(states[0]["samples"], found)
+        positions = further(positions, positions_of(state))
+    return state_of(states[0]["samples"], positions)
 
 
 def further(found: Mapping[str, Positions], more: Mapping[str, Positions]) -> dict[str, Positions]:
-    """Of each part of each source the position that is further on."""
+    """The furthest position of each part of each source."""
     merged = {name: dict(positions) for name, positions in found.items()}
     for name, positions in more.items():
-        own = merged.setdefault(name, {})
+        latest = merged.setdefault(name, {})
         for part, at in positions.items():
-            if part not in own or at.token > own[part].token:
-                own[part] = at
+            if part not in latest or at.token > latest[part].token:
+                latest[part] = at
     return merged

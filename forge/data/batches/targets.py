@@ -1,4 +1,4 @@
-"""How many sequences of a split have a token to learn, before any is read."""
+"""Counts of sequences with a token to learn, checked before training."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from forge.data.batches.streams import Streamed
 from forge.data.tokens.store import COUNTS, TokenStore
 
 LOOKED_AT = 10_000
-"""Sequences of a split, spread evenly over it: the marks of a large one are not read as a whole."""
+"""Sequences checked, spread evenly over a split: the marks of a large split are not all read."""
 
 
 class Empty(NamedTuple):
-    """number: of sequences of a source that have no target, of the `looked_at`, of `all`."""
+    """number: of sequences of a source without a target, among the `looked_at`, of `all`."""
 
     source: str
     number: int
@@ -31,61 +31,63 @@ class Empty(NamedTuple):
         return self.number / self.looked_at
 
     def said(self) -> str:
-        """In words."""
-        of = (
+        """The counts in words."""
+        total = (
             f"{self.all:,}" if self.looked_at == self.all else f"{self.looked_at:,} of {self.all:,}"
         )
-        of += f", of {self.source}," if self.source else ""
+        total += f", of {self.source}," if self.source else ""
         have = "has" if self.number == 1 else "have"
-        return f"{self.number:,} of the {of} sequences {have} no token to learn ({self.share:.1%})"
+        return (
+            f"{self.number:,} of the {total} sequences {have} no token to learn ({self.share:.1%})"
+        )
 
 
 def without_targets(text: Mixture, seq_len: int) -> list[Empty]:
-    """Of each source that marks what is learnt, and has sequences in which nothing is."""
-    found = []
+    """Counts of each source with marks and with sequences without any target."""
+    empties = []
     for name, store in text.stores.items():
         if isinstance(store, Streamed) or store.counted is None:
             continue
         plan = text.plans.get(name)
         number = max((len(store) - 1) // seq_len, 0) if plan is None else len(plan)
         has_target = partial(_has_target, store.counted, seq_len=seq_len, plan=plan)
-        places = np.unique(np.linspace(0, number - 1, min(number, LOOKED_AT)).astype(np.int64))
-        empty = sum(not has_target(place) for place in places.tolist())
-        if empty == len(places) < number and not any(map(has_target, range(number))):
-            empty, places = number, np.arange(number)
+        samples = np.unique(np.linspace(0, number - 1, min(number, LOOKED_AT)).astype(np.int64))
+        empty = sum(not has_target(sample) for sample in samples.tolist())
+        if empty == len(samples) < number and not any(map(has_target, range(number))):
+            empty, samples = number, np.arange(number)
         if empty:
-            found.append(Empty(name, empty, len(places), number))
-    return found
+            empties.append(Empty(name, empty, len(samples), number))
+    return empties
 
 
 def check_targets(text: Mixture, too_long: str, seq_len: int) -> list[Empty]:
     """The sequences without targets of each source. too_long: data.too_long. ValueError: a source
-    has no sequence, or no source has one with a token to learn.
+    has no sequence, or no sequence of any source has a token to learn.
     """
     for name, plan in text.plans.items():
         if len(plan):
             continue
         whose = f" of data.sources.{name}" if name else ""
-        what, fix = f"no document{whose} has two tokens", "Look at data.path"
+        fault, hint = f"no document{whose} has two tokens", "Look at data.path"
         if plan.left_out:
             kind = "examples" if isinstance(plan, Examples) else "documents"
-            what = (
+            fault = (
                 f"all {plan.left_out:,} {kind}{whose} are longer than train.seq_len = {seq_len:,}"
             )
-            fix = "Set train.seq_len larger"
+            hint = "Set train.seq_len larger"
             if too_long == "truncate":
-                what += ", and what fits of them has no token to learn"
+                fault += ", and what fits of them has no token to learn"
             elif too_long == "drop":
-                fix += ", or data.too_long=truncate"
-        raise ValueError(f"data.too_long={too_long}: nothing is left to train on: {what}. {fix}.")
+                hint += ", or data.too_long=truncate"
+        raise ValueError(f"data.too_long={too_long}: nothing is left to train on: {fault}. {hint}.")
     empty = without_targets(text, seq_len)
-    if sum(one.number == one.all for one in empty) == len(text.stores) > 0:
-        number = sum(one.all for one in empty)
-        what = (
+    if sum(source.number == source.all for source in empty) == len(text.stores) > 0:
+        number = sum(source.all for source in empty)
+        fault = (
             f"none of its {number:,} sequences has a token to learn: all that is in them is masked"
         )
-        fix = "`python -m forge.preview` with the same options shows what is read"
-        raise ValueError(f"data.path: {what}. Give responses to learn; {fix}.")
+        hint = "`python -m forge.preview` with the same options shows what is read"
+        raise ValueError(f"data.path: {fault}. Give responses to learn; {hint}.")
     return empty
 
 
@@ -96,7 +98,7 @@ def _pieces(number: int, seq_len: int, plan: Plan | None) -> Pieces:
 
 
 def _has_target(marks: TokenStore, number: int, *, seq_len: int, plan: Plan | None) -> bool:
-    """Whether a token counts that has one before it in its piece of a sequence."""
+    """Whether a counting token has a token before, in its piece of a sequence."""
     return any(
         stop - start > 1 and bool((marks.read(start + 1, stop) & COUNTS).any())
         for start, stop in _pieces(number, seq_len, plan)

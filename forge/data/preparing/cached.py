@@ -1,4 +1,4 @@
-"""Config to tokens: the corpus is read, divided, tokenised and kept, once per content."""
+"""Config to tokens: read, divide, tokenise and cache a corpus, once per content."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A tokenizer and the text in its tokens. sets: what is evaluated besides, by name."""
+    """A tokenizer and the text in its tokens. sets: evaluation sets by name."""
 
     tokenizer: Tokenizer
     train: TokenStore | Streamed | Mixture
@@ -59,7 +59,7 @@ class Prepared:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Fingerprints of what is read, which a run that goes on compares."""
+        """Fingerprints of tokenizer and training text, compared by a resumed run."""
         return {
             "tokenizer": self.manifest["tokenizer"]["fingerprint"],
             "train": self.manifest["splits"]["train"]["sha256"],
@@ -67,8 +67,8 @@ class Prepared:
 
     @property
     def evaluated(self) -> dict[str, TokenStore]:
-        """What is held out, under no name, and the sets; without those that are empty."""
-        return {name: one for name, one in {"": self.val, **self.sets}.items() if len(one)}
+        """The held-out split, under no name, and the sets; without empty ones."""
+        return {name: store for name, store in {"": self.val, **self.sets}.items() if len(store)}
 
 
 def prepare(
@@ -81,9 +81,9 @@ def prepare(
     """The prepared data of a section and a tokenizer, from the cache or made now.
 
     build(section, path=..., **runtime) makes the corpus and, if needed, the tokenizer (text: a
-    TrainingText). progress(stage, share): called with the share of a stage that is done. Any number
-    of processes may call this at once: one does the work. ValueError, naming the key: no text, bad
-    text, no tokenizer, or a cache that cannot be written.
+    TrainingText). progress(stage, share): called with the share of a stage done. Any number of
+    processes may call this at once: one does the work. ValueError, naming the key: no text, bad
+    text, no tokenizer, or an unwritable cache.
     """
     if data.validation:
         return _validated_elsewhere(data, tokenizer, build, progress)
@@ -113,48 +113,48 @@ def prepare(
 
 
 def _read(data: Data, build: Build) -> Corpus | TokenSource | StreamSource | Mixed:
-    """ValueError: what reads it, of the user's own, gives something else."""
-    found = build(data.reader, path=data.place)
-    if isinstance(found, Corpus | TokenSource | StreamSource | Mixed):
-        return found
+    """Build the corpus of a section. ValueError: a user's own reader returns another type."""
+    corpus = build(data.reader, path=data.place)
+    if isinstance(corpus, Corpus | TokenSource | StreamSource | Mixed):
+        return corpus
     target = data.reader["_target_"] if isinstance(data.reader, dict) else data._target_
-    what = f"{target} gives a value of type {type(found).__name__}, and no corpus"
-    fix = "Let it give a forge.api.Corpus, or a forge.api.TokenSource"
-    raise ValueError(f"{what}. {fix}.")
+    fault = f"{target} gives a value of type {type(corpus).__name__}, and no corpus"
+    hint = "Let it give a forge.api.Corpus, or a forge.api.TokenSource"
+    raise ValueError(f"{fault}. {hint}.")
 
 
 def _validated_elsewhere(
     data: Data, tokenizer: TokenizerSection | Tokenizer, build: Build, progress: Progress
 ) -> Prepared:
-    """All of the text for training, and other text for validation."""
-    whole = replace(data, validation={}, val_fraction=0.0, val_documents=0)
-    prepared = prepare(whole, tokenizer, build=build, progress=progress)
+    """Prepare all of the text for training, and another text for validation."""
+    training = replace(data, validation={}, val_fraction=0.0, val_documents=0)
+    prepared = prepare(training, tokenizer, build=build, progress=progress)
     section = read_whole(data, data.validation, "data.validation")
     with _named("data.validation"):
         other = prepare(section, prepared.tokenizer, build=build, progress=progress)
-    more = {"validation": other.manifest}
-    return replace(prepared, val=other.val, manifest=prepared.manifest | more)
+    extra = {"validation": other.manifest}
+    return replace(prepared, val=other.val, manifest=prepared.manifest | extra)
 
 
 def with_sets(
     prepared: Prepared, sections: Mapping[str, Data], *, build: Build, progress: Progress
 ) -> Prepared:
-    """The same with evaluation sets in its tokens. ValueError, naming the set: as for `prepare`."""
-    found = {}
+    """Add evaluation sets in the same tokens. ValueError, naming the set: as for `prepare`."""
+    loaded = {}
     for name, section in sections.items():
         with _named(f"eval.sets.{name}"):
-            found[name] = prepare(section, prepared.tokenizer, build=build, progress=progress)
-    sets = {name: one.val for name, one in found.items()}
-    more = {"eval_sets": {name: one.manifest for name, one in found.items()}} if found else {}
-    return replace(prepared, sets=prepared.sets | sets, manifest=prepared.manifest | more)
+            loaded[name] = prepare(section, prepared.tokenizer, build=build, progress=progress)
+    sets = {name: part.val for name, part in loaded.items()}
+    extra = {"eval_sets": {name: part.manifest for name, part in loaded.items()}} if loaded else {}
+    return replace(prepared, sets=prepared.sets | sets, manifest=prepared.manifest | extra)
 
 
 @contextmanager
 def _named(key: str) -> Iterator[None]:
-    """What is wrong with the text of an entry names its key."""
+    """Put the key of an entry before its ValueError."""
     try:
         yield
-    except ConfigError:  # which says where
+    except ConfigError:  # names its key already
         raise
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
@@ -168,21 +168,23 @@ def _prepare_mixed(
     build: Build,
     progress: Progress,
 ) -> Prepared:
-    """Each source by itself, in the tokens of one tokenizer; their validation splits are sets."""
+    """Prepare each source separately in the tokens of one tokenizer; validation splits become
+    sets.
+    """
     if not isinstance(tokenizer, Tokenizer):
         with explained(root):
             tokenizer = _shared_tokenizer(mixed, tokenizer, root, build)
-    chats = (one for one in mixed.sections.values() if isinstance(one, Chats))
-    if len(found := {Render.of(one).source(tokenizer) for one in chats}) == 1:
-        tokenizer.stated[TEMPLATE] = found.pop()  # of what is learnt of it
+    chats = (part for part in mixed.sections.values() if isinstance(part, Chats))
+    if len(templates := {Render.of(part).source(tokenizer) for part in chats}) == 1:
+        tokenizer.stated[TEMPLATE] = templates.pop()  # saved with the model for its chats
     parts = {}
     for name, section in mixed.sections.items():
         with _named(f"data.sources.{name}"):
             parts[name] = prepare(section, tokenizer, build=build, progress=progress)
-    stores: Any = {name: one.train for name, one in parts.items()}
-    manifests = {name: one.manifest for name, one in parts.items()}
+    stores: Any = {name: part.train for name, part in parts.items()}
+    manifests = {name: part.manifest for name, part in parts.items()}
     trained = [manifest["splits"]["train"]["sha256"] for manifest in manifests.values()]
-    vals: Any = {name: one.val for name, one in parts.items()}
+    vals: Any = {name: part.val for name, part in parts.items()}
     return Prepared(
         tokenizer=tokenizer,
         train=Mixture(stores=stores, phases=mixed.phases),
@@ -207,11 +209,11 @@ def _shared_tokenizer(
             continue
         with _named(f"data.sources.{name}"):
             corpus = _read(part, build)
-            if not isinstance(corpus, Corpus):  # an own one, of tokens
+            if not isinstance(corpus, Corpus):  # a user's own reader of tokens
                 continue
             corpora[name] = corpus
-            found = fingerprint_of(corpora[name], root / "fingerprints")
-            identity["corpora"].append([found, asdict(part.held_out)])
+            digest = fingerprint_of(corpora[name], root / "fingerprints")
+            identity["corpora"].append([digest, asdict(part.held_out)])
     entry = root / "tokenizers" / hash_json(identity)[:16]
 
     def make(directory: Path) -> None:
@@ -232,21 +234,21 @@ def _shared_tokenizer(
 
 
 def fingerprint_of(corpus: Corpus, memo: Path) -> str:
-    """Hash of a corpus. ValueError, naming them all: files that cannot be read."""
+    """Hash of a corpus. ValueError, naming all files with a fault."""
     try:
         return corpus.fingerprint(memo=memo)
     except BadFile:
-        split_corpus(corpus, HeldOut())  # which names the other bad files too
+        split_corpus(corpus, HeldOut())  # names the other bad files too
         raise
 
 
 def identity_of(section: TokenizerSection | Tokenizer) -> dict[str, Any]:
-    """What a tokenizer depends on besides the text: options, and the content of its file."""
+    """All inputs of a tokenizer besides the text: options, and the content of its file."""
     if isinstance(section, Tokenizer):
         return {"fingerprint": section.fingerprint}
     identity = asdict(section)
     for name in ADDED:
-        if not identity[name]:  # as before there were such options, so that shards stay the same
+        if not identity[name]:  # as without the option, to keep the hash of older shards
             del identity[name]
     if section.has_own_target:
         identity["_target_"] = section.schema_name
@@ -265,7 +267,7 @@ def identity_of(section: TokenizerSection | Tokenizer) -> dict[str, Any]:
 def _in_place(
     source: TokenSource, data: Data, section: TokenizerSection | Tokenizer, build: Build
 ) -> Prepared:
-    """Tokens that are not copied."""
+    """Prepare a source of tokens without copying."""
     text = RandomText() if isinstance(data, Synthetic) else NoText()
     tokenizer = _without_text(section, build, text)
     train, val = source.splits(tokenizer, data.held_out.share)
@@ -299,20 +301,20 @@ def _streamed(
     build: Build,
     progress: Progress,
 ) -> Prepared:
-    """Text that is read while it trains; its validation split is kept."""
+    """Prepare a stream, read during training; its validation split is cached."""
     tokenizer = _without_text(section, build, NoText())
-    own = tokenizer.with_borders(**borders)
-    val, digests, more = Joined(()), frozenset(), {}
+    bordered = tokenizer.with_borders(**borders)
+    val, digests, held_manifest = Joined(()), frozenset(), {}
     if source.section.held_out:
-        val, digests, more = hold_out(source, own, root, progress)
-    train = source.tokens(own, digests)
+        val, digests, held_manifest = hold_out(source, bordered, root, progress)
+    train = source.tokens(bordered, digests)
     manifest = {
         "tokenizer": facts_of(tokenizer),
         "splits": {
             "train": {"parts": len(source.parts), "sha256": train.fingerprint},
             "val": {"tokens": len(val), "sha256": val.fingerprint},
         },
-        "held_out": more,
+        "held_out": held_manifest,
         "source": source.source,
         "units": len(source.units.names),
     }
@@ -320,7 +322,7 @@ def _streamed(
 
 
 def facts_of(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What a manifest says of a tokenizer."""
+    """The entry of a tokenizer in a manifest."""
     names = ("fingerprint", "vocab_size", "eos_token", "bos_token", "add_bos", "add_eos")
     return {name: getattr(tokenizer, name) for name in names}
 
@@ -356,14 +358,16 @@ def _make(
     )
     trained = time.perf_counter()
     if corpus.render is not None and not isinstance(section, Tokenizer):
-        tokenizer.stated[TEMPLATE] = corpus.render.source(tokenizer)  # of what is learnt of it
+        tokenizer.stated[TEMPLATE] = corpus.render.source(
+            tokenizer
+        )  # saved with the model for its chats
     tokenizer.save(directory / "tokenizer")
 
     def on_bytes(done: int) -> None:
         progress("tokenise", done / split.n_bytes)
 
-    own = tokenizer.with_borders(**identity.get("borders", {}))
-    indices = encode_splits(split, own, directory, on_bytes=on_bytes)
+    bordered = tokenizer.with_borders(**identity.get("borders", {}))
+    indices = encode_splits(split, bordered, directory, on_bytes=on_bytes)
     seconds = time.perf_counter() - trained
     n_tokens = sum(index.n_tokens for index in indices.values())
     text = f"{split.n_bytes / 1e6:.1f} MB, tokenizer in {trained - started:.1f} s"

@@ -1,4 +1,4 @@
-"""A divided corpus to two token stores, in one pass."""
+"""Encoding of a divided corpus to two token stores, in one pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OFFSET = np.dtype("<i8")
 
 
 class Border(Enum):
-    """Where a document begins and ends in a split."""
+    """Beginning and end of a document in a split."""
 
     BEGIN = 1
     END = 2
@@ -36,9 +36,9 @@ Encoded = Sequence[int] | np.ndarray | Rendered
 
 @dataclass
 class Side:
-    """One split. counted: the marks of its tokens, where not all are targets. render: what makes
-    tokens of conversations, where it is of them. ends: how many tokens there are up to the end of
-    each document.
+    """Writer of one split. counted: the marks of its tokens, where not all are targets. render:
+    makes tokens of conversations, for a corpus of conversations. ends: number of tokens up to the
+    end of each document.
     """
 
     writer: ShardWriter
@@ -55,12 +55,12 @@ class Side:
         return Side(writer, counted, render)
 
     def flush(self, tokenizer: Tokenizer, encode: EncodeBatch | None = None) -> None:
-        """Encode and write what is pending. encode: instead of the tokenizer's own."""
+        """Encode and write the pending items. encode: instead of the tokenizer's own."""
         items = list(self.pending)
         self.write(items, self.encoded(tokenizer, encode), tokenizer)
 
     def encoded(self, tokenizer: Tokenizer, encode: EncodeBatch | None = None) -> Sequence[Encoded]:
-        """The tokens of what was pending."""
+        """Take the pending items; return the tokens of their pieces."""
         pieces = [item for item in self.pending if isinstance(item, Piece)]
         self.pending.clear()
         if self.render is None:
@@ -70,30 +70,32 @@ class Side:
         return self.render(conversations, tokenizer)
 
     def write(self, items: Items, ids: Iterable[Encoded], tokenizer: Tokenizer) -> None:
-        """ids: of the pieces among the items."""
+        """Write items with their tokens. ids: of the pieces among the items."""
         if not items:
             return
         self.n_bytes += sum(item.n_bytes for item in items if isinstance(item, Piece))
         borders = {Border.BEGIN: tokenizer.begin_id, Border.END: tokenizer.last_id}
-        if self.render is not None:  # which writes its own
+        if self.render is not None:  # the template writes its own
             borders = dict.fromkeys(borders)
-        own = iter(ids)
-        of: dict[Any, Encoded] = {
+        encoded = iter(ids)
+        border_ids: dict[Any, Encoded] = {
             border: [] if token is None else [token] for border, token in borders.items()
         }
-        parts = [of[item] if isinstance(item, Border) else next(own) for item in items]
+        parts = [border_ids[item] if isinstance(item, Border) else next(encoded) for item in items]
         lengths = [len(part) for part in parts]
         is_end = [item is Border.END for item in items]
         self.ends.append(self.writer.n_tokens + np.cumsum(lengths)[is_end])
         tokens = (part.tokens if isinstance(part, Rendered) else part for part in parts)
-        self.writer.append(np.concatenate([np.asarray(each, dtype=np.uint32) for each in tokens]))
+        self.writer.append(np.concatenate([np.asarray(part, dtype=np.uint32) for part in tokens]))
         if self.counted is not None:
-            each = zip(items, parts, strict=True)
-            marks = [_marks(item, part, tokenizer.eos_id) for item, part in each]
+            pairs = zip(items, parts, strict=True)
+            marks = [_marks(item, part, tokenizer.eos_id) for item, part in pairs]
             self.counted.append(np.concatenate(marks))
 
     def close(self, *, together: int = 0) -> Index:
-        """together: of how many documents an example is; it is known where they end then."""
+        """Close the writers. together: number of documents in an example; the ends of documents are
+        saved then.
+        """
         if self.counted is not None:
             self.counted.close(n_bytes=0, n_documents=0)
         n_documents = sum(map(len, self.ends))
@@ -108,7 +110,7 @@ class Side:
 
 
 def _marks(item: Piece | Border, part: Encoded, end_of_text: int) -> np.ndarray:
-    """The marks of its tokens, as forge.data.tokens.store has them."""
+    """The marks of an item's tokens, bits as in forge.data.tokens.store."""
     liked = LIKED if isinstance(item, Piece) and item.liked else 0
     if not isinstance(part, Rendered):
         counts = item is Border.END or (isinstance(item, Piece) and item.counted)
@@ -124,23 +126,23 @@ def encode_splits(
 ) -> dict[str, Index]:
     """Write directory/train and directory/val; at most a few MiB of text are in memory.
 
-    Every document begins and ends in each split that has a piece of it. on_bytes is called with the
-    bytes read so far.
+    Every document begins and ends in each split with a piece of the document. on_bytes is called
+    with the bytes read so far.
     """
     corpus = split.corpus
-    how: Any = {"vocab_size": tokenizer.vocab_size, "masked": corpus.masked}
-    sides = [Side.open(directory / name, **how, render=corpus.render) for name in SPLITS]
+    options: Any = {"vocab_size": tokenizer.vocab_size, "masked": corpus.masked}
+    sides = [Side.open(directory / name, **options, render=corpus.render) for name in SPLITS]
     waiting = done = 0
     for is_validation, item in with_borders(split.pieces()):
         sides[is_validation].pending.append(item)
         waiting += item.n_bytes if isinstance(item, Piece) else 0
         if waiting >= BATCH_BYTES:
             done, waiting = done + waiting, 0
-            for each in sides:
-                each.flush(tokenizer)
+            for side in sides:
+                side.flush(tokenizer)
             on_bytes(done)
-    for each in sides:
-        each.flush(tokenizer)
+    for side in sides:
+        side.flush(tokenizer)
     on_bytes(done + waiting)
     together = split.corpus.together
     return {name: side.close(together=together) for name, side in zip(SPLITS, sides, strict=True)}
@@ -149,8 +151,8 @@ def encode_splits(
 def with_borders(
     pieces: Iterable[tuple[Piece, bool]],
 ) -> Iterator[tuple[bool, Piece | Border]]:
-    """Pieces, and where documents begin and end, each with whether it is of the validation split: a
-    document begins and ends in every split that has a piece of it.
+    """Yield (whether validation, piece or border) for pieces in order: a document begins and ends
+    in every split with a piece of the document.
     """
     inside = [False, False]
     for piece, is_validation in pieces:

@@ -1,4 +1,4 @@
-"""What is held out of a stream: some of its first documents, by their hash, kept as tokens."""
+"""Held-out documents of a stream: some of its first, chosen by their hash and cached as tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ Kept = tuple[IndexedStore, frozenset[bytes], dict[str, Any]]
 def hold_out(
     source: StreamSource, tokenizer: Tokenizer, root: Path, progress: Callable[[str, float], None]
 ) -> Kept:
-    """From the cache or made now. ValueError: no text, or too little to hold some out."""
+    """The held-out documents, from the cache or made now. ValueError: no text, or too little to
+    divide.
+    """
     section: HuggingFace = source.section
     identity = {
         "format": FORMAT,
@@ -48,16 +50,16 @@ def hold_out(
 def _open(entry: Path) -> Kept:
     manifest, store = read_manifest(entry), IndexedStore(entry / STORE)
     store.verify()
-    all_of_them = (entry / DIGESTS).read_bytes()
-    starts = range(0, len(all_of_them), DIGEST_BYTES)
-    digests = (all_of_them[at : at + DIGEST_BYTES] for at in starts)
+    content = (entry / DIGESTS).read_bytes()
+    starts = range(0, len(content), DIGEST_BYTES)
+    digests = (content[start : start + DIGEST_BYTES] for start in starts)
     return store, frozenset(digests), manifest
 
 
 def _make(
     directory: Path, source: StreamSource, tokenizer: Tokenizer, identity: dict[str, Any]
 ) -> None:
-    """As `split_corpus` has it, but among the first documents, and each as a whole."""
+    """Divide as `split_corpus` does, but among the first documents only, without cutting."""
     section: HuggingFace = source.section
     texts = [*source.first(section.val_from_first)]
     if not texts:
@@ -65,15 +67,15 @@ def _make(
     digests = [digest_of(text) for text in texts]
     values = sorted({int.from_bytes(digest, "little") for digest in digests})
     if len(values) == 1:
-        what = f"{source.source} has one document, too little to hold some out for validation"
-        fix = "Give more text; or other text to validate on, data.validation"
-        raise ValueError(f"data: {what}. {fix}.")
+        fault = f"{source.source} has one document, too little to hold some out for validation"
+        hint = "Give more text; or other text to validate on, data.validation"
+        raise ValueError(f"data: {fault}. {hint}.")
     if (number := section.held_out.documents) >= len(values):
-        what = f"the first {len(texts):,} have {len(values):,} different ones, and some must be "
-        fix = "Hold out fewer, or look at more with data.val_from_first"
-        raise ValueError(f"data.val_documents = {number}: {what}left to train on. {fix}.")
-    wanted = values[number] if number else round(section.held_out.share * HASH_RANGE)
-    threshold = min(max(wanted, values[0] + 1), values[-1])
+        fault = f"the first {len(texts):,} have {len(values):,} different ones, and some must be "
+        hint = "Hold out fewer, or look at more with data.val_from_first"
+        raise ValueError(f"data.val_documents = {number}: {fault}left to train on. {hint}.")
+    boundary = values[number] if number else round(section.held_out.share * HASH_RANGE)
+    threshold = min(max(boundary, values[0] + 1), values[-1])
     below = [int.from_bytes(digest, "little") < threshold for digest in digests]
     held = [text for text, is_held in zip(texts, below, strict=True) if is_held]
     writer = ShardWriter(directory / STORE, vocab_size=tokenizer.vocab_size)

@@ -1,10 +1,10 @@
-"""Near-duplicates by MinHash: of documents with nearly the same words in the same order the first
-is kept.
+"""Near-duplicates by MinHash: among documents with nearly the same words in the same order the
+first is kept.
 
-A document is the set of its shingles, all runs of five words; how alike two are is the share of
-their shingles that both have (Jaccard). Of each set 128 random functions keep their least values,
-of which two documents share that same share on average (Broder 1997). Documents are compared where
-they agree in one of several bands of these values.
+A document is the set of its shingles, all runs of five words. The similarity of two documents is
+the share of common shingles (Jaccard). A signature has the least value of each of 128 random
+functions over the set; two signatures agree in the same share on average (Broder 1997). Documents
+are compared where their signatures agree in one of several bands of values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 WORDS_IN_SHINGLE, FUNCTIONS, AT_ONCE = 5, 128, 4096
-MOST_MISSED = 0.01  # of pairs that are as alike as the threshold says
+MOST_MISSED = 0.01  # of pairs as alike as the threshold
 EASTERN = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # a word each, since no spaces part words
 WORD = re.compile(rf"[{EASTERN}]|[^\W{EASTERN}]+")
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -35,41 +35,43 @@ FACTORS, SUMMANDS = _functions()
 
 
 def shingles(text: str) -> np.ndarray:
-    """Hashes of the runs of five words in a text, each once, uint64; of fewer words one."""
+    """Distinct hashes of the runs of five words in a text, uint64; fewer words give one hash."""
     words = WORD.findall(text.lower()) or [text] * bool(text.strip())
     if not words:
         return np.zeros(0, np.uint64)
     hashes = np.fromiter((zlib.crc32(word.encode()) for word in words), np.uint64, len(words))
     runs = max(len(words) - WORDS_IN_SHINGLE + 1, 1)
     mixed = np.zeros(runs, np.uint64)
-    for place in range(min(WORDS_IN_SHINGLE, len(words))):
-        mixed = _mixed(mixed * FACTOR + hashes[place : place + runs])
+    for offset in range(min(WORDS_IN_SHINGLE, len(words))):
+        mixed = _mixed(mixed * FACTOR + hashes[offset : offset + runs])
     return np.unique(mixed)
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """The end of splitmix64: every bit depends on every bit."""
+    """Finaliser of splitmix64: every bit depends on every bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def signatures(texts: Sequence[str]) -> np.ndarray:
-    """The least value of each function over a text's shingles: uint32 [texts, 128]; of a text
-    without words all are the greatest there is.
+    """The least value of each function over a text's shingles: uint32 [texts, 128]; all maximal for
+    a text without words.
     """
-    made = np.full((len(texts), FUNCTIONS), NOTHING, dtype=np.uint32)
-    for row, text in zip(made, texts, strict=True):
+    least_values = np.full((len(texts), FUNCTIONS), NOTHING, dtype=np.uint32)
+    for row, text in zip(least_values, texts, strict=True):
         hashes = shingles(text)
         for start in range(0, len(hashes), AT_ONCE):
             values = FACTORS * hashes[None, start : start + AT_ONCE] + SUMMANDS
             least = (values.min(1) >> np.uint64(32)).astype(np.uint32)
             np.minimum(row, least, out=row)
-    return made
+    return least_values
 
 
 def bands_of(threshold: float) -> tuple[int, int]:
-    """(bands, values in each): as few candidates as find 99 % of pairs that are so alike."""
+    """(bands, values in a band) with the fewest candidates finding 99 % of pairs at the
+    threshold.
+    """
     for rows in range(FUNCTIONS, 1, -1):
         bands = FUNCTIONS // rows
         if (1 - threshold**rows) ** bands <= MOST_MISSED:
@@ -78,9 +80,9 @@ def bands_of(threshold: float) -> tuple[int, int]:
 
 
 def near_duplicates(parts: Sequence[np.ndarray], threshold: float) -> np.ndarray:
-    """Which documents are as alike as the threshold to one that came before and is kept: bool
-    [documents]. parts: signatures of all, in order, which may be maps of files; in memory are eight
-    bytes a document for each band.
+    """Mask of the documents as alike as the threshold to an earlier one not masked: bool
+    [documents]. parts: signatures of all documents in order, possibly maps of files; memory is
+    eight bytes a document for each band.
     """
     bands, rows = bands_of(threshold)
     keys = np.concatenate([_keys(part, bands, rows) for part in parts])
@@ -96,19 +98,21 @@ def near_duplicates(parts: Sequence[np.ndarray], threshold: float) -> np.ndarray
         return parts[part][number - starts[part]]
 
     left_out = np.zeros(len(keys), dtype=bool)
-    kept: dict[tuple[int, int], list[int]] = defaultdict(list)
+    candidates: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number in np.flatnonzero(shared.any(1)).tolist():
-        own, compared = signature(number), set[int]()
-        at = [(band, int(keys[number, band])) for band in np.flatnonzero(shared[number]).tolist()]
-        for other in (other for key in at for other in kept[key]):
+        values, compared = signature(number), set[int]()
+        band_keys = [
+            (band, int(keys[number, band])) for band in np.flatnonzero(shared[number]).tolist()
+        ]
+        for other in (other for key in band_keys for other in candidates[key]):
             if other not in compared:
                 compared.add(other)
-                if (signature(other) == own).mean() >= threshold:
+                if (signature(other) == values).mean() >= threshold:
                     left_out[number] = True
                     break
         else:
-            for key in at:
-                kept[key].append(number)
+            for key in band_keys:
+                candidates[key].append(number)
     return left_out
 
 

@@ -36,7 +36,7 @@ TOKENIZER, LEFT_OUT = "tokenizer", "left_out.json"
 
 @dataclass(kw_only=True)
 class Tally:
-    """What was read, and what was left out of it and why."""
+    """Counts of documents read and left out, by reason."""
 
     documents: int = 0
     empty: int = 0
@@ -51,7 +51,7 @@ class Tally:
 
 @dataclass(kw_only=True)
 class Part:
-    """Pieces of either split in order, and where documents begin and end."""
+    """Pieces of either split in order, and the borders of documents."""
 
     number: int
     items: dict[str, Items] = field(default_factory=lambda: {name: [] for name in SPLITS})
@@ -67,16 +67,16 @@ def parts_of(
     near: np.ndarray | None = None,
     whole: bool = False,
 ) -> Iterator[Part]:
-    """The corpus in parts of about part_bytes of text: the same ones every time.
+    """The corpus in parts of about part_bytes of text: the same division every time.
 
-    deduplicate: leave out a document whose text came before; it takes about 120 bytes of memory a
-    document, and each is in memory as a whole. near: which documents to leave out besides. whole:
-    no part ends within a document.
+    deduplicate: leave out a document equal to an earlier one; takes about 120 bytes of memory a
+    document, and holds each document in memory as a whole. near: mask of further documents to leave
+    out. whole: no part ends within a document.
     """
     part, within = Part(number=0), False
-    found = _pieces(split, deduplicate, tally, near)
+    document_pieces = _pieces(split, deduplicate, tally, near)
     for is_validation, item in with_borders(
-        (each, each.digest < split.threshold) for each in found
+        (piece, piece.digest < split.threshold) for piece in document_pieces
     ):
         if part.n_bytes >= part_bytes and item is not Border.END and not (whole and within):
             yield part
@@ -92,35 +92,35 @@ def parts_of(
 def _pieces(
     split: Split, deduplicate: bool, tally: Tally, near: np.ndarray | None
 ) -> Iterator[Piece]:
-    known: set[bytes] = set()
+    digests: set[bytes] = set()
     for path in split.corpus.files:
-        before = tally.documents - tally.empty
+        documents_before = tally.documents - tally.empty
         for document in split.corpus.read(path):
             number = tally.documents
             tally.documents += 1
-            found = _of_document(document, split.unit)
+            document_pieces = _of_document(document, split.unit)
             if deduplicate:
-                found = list(found)
+                document_pieces = list(document_pieces)
                 digest = hashlib.blake2b(digest_size=16)
-                for piece in found:
-                    one = piece.conversation
-                    said = piece.text.encode() if one is None else one.content
-                    digest.update(said + b"\0" * (not piece.counted) + b"\1" * piece.liked)
-                if found and digest.digest() in known:
+                for piece in document_pieces:
+                    conversation = piece.conversation
+                    content = piece.text.encode() if conversation is None else conversation.content
+                    digest.update(content + b"\0" * (not piece.counted) + b"\1" * piece.liked)
+                if document_pieces and digest.digest() in digests:
                     tally.duplicates += 1
-                    tally.duplicate_bytes += sum(piece.n_bytes for piece in found)
+                    tally.duplicate_bytes += sum(piece.n_bytes for piece in document_pieces)
                     continue
-                known.add(digest.digest())
+                digests.add(digest.digest())
             if near is not None and near[number]:
                 tally.near_duplicates += 1
-                tally.near_duplicate_bytes += sum(piece.n_bytes for piece in found)
+                tally.near_duplicate_bytes += sum(piece.n_bytes for piece in document_pieces)
                 continue
             empty = True
-            for piece in found:
+            for piece in document_pieces:
                 empty = False
                 yield piece
             tally.empty += empty
-        tally.files_without_text += tally.documents - tally.empty == before
+        tally.files_without_text += tally.documents - tally.empty == documents_before
 
 
 def texts_of(split: Split) -> Iterator[str]:
@@ -147,10 +147,10 @@ def encode_part(
     render: Renders | None = None,
     no_repetition: bool = False,
 ) -> int:
-    """Tokenise a part to folder/NUMBER, which is there once all of it is. Returns its tokens.
+    """Tokenise a part to folder/NUMBER, created once complete. Returns its number of tokens.
 
-    folder/tokenizer has the tokenizer. no_repetition: leave out documents in which tokens are
-    repeated over and over; then all tokens of the part are in memory, in which documents are whole.
+    folder/tokenizer has the tokenizer. no_repetition: leave out documents with tokens repeated over
+    and over; then all tokens of the part are in memory, and its documents must be whole.
     """
     tokenizer, encode = _tokenizer(folder / TOKENIZER)
     scratch = folder / f".{part.number:05d}"
@@ -169,8 +169,8 @@ def encode_part(
                 waiting = 0
         encoded += _encoded(side, tokenizer, encode, keep=no_repetition)
         if no_repetition:
-            kept, ids, count, size = without_repetition(items, encoded)
-            side.write(kept, ids, tokenizer)
+            remaining, ids, count, size = without_repetition(items, encoded)
+            side.write(remaining, ids, tokenizer)
             left_out["repetitive"] += count
             left_out["repetitive_bytes"] += size
         n_tokens += side.close().n_tokens
@@ -184,35 +184,39 @@ def encode_part(
 
 
 def _encoded(side: Side, tokenizer: Tokenizer, encode: EncodeBatch, *, keep: bool) -> list[Encoded]:
-    """The tokens of what is pending, if they are not to be written yet."""
+    """The tokens of the pending items; none where flushed to disk (keep=False)."""
     if not keep:
         side.flush(tokenizer, encode)
         return []
-    found = side.encoded(tokenizer, encode)
-    packed = (one if isinstance(one, Rendered) else np.asarray(one, np.uint32) for one in found)
+    encoded = side.encoded(tokenizer, encode)
+    packed = (
+        item if isinstance(item, Rendered) else np.asarray(item, np.uint32) for item in encoded
+    )
     return list(packed)
 
 
 def without_repetition(items: Items, ids: list[Encoded]) -> tuple[Items, list[Encoded], int, int]:
-    """Items and the tokens of their pieces, of the documents that are kept; and how many documents
-    and bytes are left out.
+    """The remaining items and the tokens of their pieces, with the numbers of documents and bytes
+    left out.
     """
     pieces = [item for item in items if isinstance(item, Piece)]
     document = np.cumsum([item is Border.BEGIN for item in items]) - 1  # of each item
     whose = document[[isinstance(item, Piece) for item in items]]
     if not pieces:
         return items, ids, 0, 0
-    lengths = np.bincount(whose, weights=[len(each) for each in ids], minlength=document[-1] + 1)
-    tokens = [one.tokens if isinstance(one, Rendered) else one for one in ids]
+    lengths = np.bincount(
+        whose, weights=[len(piece_ids) for piece_ids in ids], minlength=document[-1] + 1
+    )
+    tokens = [encoded.tokens if isinstance(encoded, Rendered) else encoded for encoded in ids]
     bad = repetitive(np.concatenate(tokens), np.cumsum(lengths.astype(np.int64)))
-    kept = [item for item, number in zip(items, document, strict=True) if not bad[number]]
-    own = [each for each, number in zip(ids, whose, strict=True) if not bad[number]]
+    kept_items = [item for item, number in zip(items, document, strict=True) if not bad[number]]
+    kept_ids = [piece_ids for piece_ids, number in zip(ids, whose, strict=True) if not bad[number]]
     size = sum(piece.n_bytes for piece, number in zip(pieces, whose, strict=True) if bad[number])
-    return kept, own, int(bad.sum()), size
+    return kept_items, kept_ids, int(bad.sum()), size
 
 
 def sign(texts: list[str], number: int, folder: Path) -> int:
-    """Signatures of documents to folder/NUMBER.npy, which is there once all of it is."""
+    """Save signatures of documents to folder/NUMBER.npy, created once complete."""
     scratch = folder / f".{number:05d}.npy"
     np.save(scratch, signatures(texts))
     sync(scratch)

@@ -1,8 +1,8 @@
-"""Text to a directory of token shards: in parallel, and after a kill from where it was.
+"""Text to a directory of token shards: in parallel, and resumable after a kill.
 
-The corpus is cut into parts, which depend on nothing but its content. Each is tokenised by one of
-several processes to a folder of OUT/.parts that gets its name once it is complete; the same command
-makes those that are missing. At the end their files become the shards of OUT.
+The corpus is cut into parts by its content alone. Each part is tokenised by one of several
+processes to a folder of OUT/.parts, renamed to its final name once complete; the same command makes
+the missing parts. At the end the files of the parts become the shards of OUT.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Progress = Callable[[str, int, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What is made. identity: of all that the shards depend on."""
+    """Inputs of a preparation. identity: every input of the shards."""
 
     out: Path
     corpus: Corpus
@@ -94,30 +94,30 @@ def prepare_shards(
     deduplicate: bool = False,
     minhash: float | None = None,
     repetition_filter: bool = False,
-    progress: Progress = lambda stage, done, of, tokens: None,
+    progress: Progress = lambda stage, done, total, tokens: None,
 ) -> dict[str, Any]:
-    """Make OUT, or go on with it. Returns its manifest.
+    """Make OUT, or continue a partial one. Returns its manifest.
 
-    processes: 1 = this one alone, with the threads of the tokenizers library. deduplicate, minhash
-    (how alike), repetition_filter: which documents are left out. ValueError: no text, bad text, no
-    tokenizer, OUT holds something else or cannot be written.
+    processes: 1 = the calling process alone, with the threads of the tokenizers library.
+    deduplicate, minhash (least similarity), repetition_filter: documents to leave out. ValueError:
+    no text, bad text, no tokenizer, OUT holds other files or cannot be written.
     """
     corpus: Corpus | TokenSource | StreamSource | Mixed = build(data, path="data")
     if isinstance(corpus, StreamSource):
-        what = "a stream is read while it trains, and not prepared"
-        raise ValueError(f"data.hf_streaming=true: {what}. Leave it out to prepare the text.")
+        fault = "a stream is read while it trains, and not prepared"
+        raise ValueError(f"data.hf_streaming=true: {fault}. Leave it out to prepare the text.")
     if isinstance(corpus, Mixed):
-        what = "shards are of one corpus, and this mixes several"
-        raise ValueError(f"data: {what}. Prepare each by itself; data=mix mixes shards too.")
+        fault = "shards are of one corpus, and this mixes several"
+        raise ValueError(f"data: {fault}. Prepare each by itself; data=mix mixes shards too.")
     if isinstance(corpus, TokenSource):
         raise ValueError("data: these are tokens already. Train on them as they are.")
     if corpus.together:
-        what = "shards are of running text, and these are examples, which are kept apart"
-        raise ValueError(f"data: {what}. Train on them as they are, which prepares them.")
+        fault = "shards are of running text, and these are examples, which are kept apart"
+        raise ValueError(f"data: {fault}. Train on them as they are, which prepares them.")
     if data.validation:
-        what = "this prepares one text, and data.validation is another"
-        raise ValueError(f"data.validation: {what}. Prepare each, with data.val_fraction=0.")
-    tokenizer = replace(tokenizer, **data.borders(tokenizer))  # which the shards are kept with
+        fault = "this prepares one text, and data.validation is another"
+        raise ValueError(f"data.validation: {fault}. Prepare each, with data.val_fraction=0.")
+    tokenizer = replace(tokenizer, **data.borders(tokenizer))  # saved with the shards
     progress("read the corpus", 0, 0, 0)
     memo = cache_root(data.cache_dir) / "fingerprints"
     identity = {
@@ -158,13 +158,13 @@ def _writable(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = f"cannot write there ({error.strerror or error})"
-        fix = "Make room or name another directory; the same command goes on with what is made"
-        raise ValueError(f"{out}: {what}. {fix}.") from error
+        fault = f"cannot write there ({error.strerror or error})"
+        hint = "Make room or name another directory; the same command goes on with what is made"
+        raise ValueError(f"{out}: {fault}. {hint}.") from error
     except BrokenProcessPool as error:
-        what = "a process that tokenises was ended, most often because memory ran out"
-        fix = "The same command goes on, with --processes fewer at a time"
-        raise ValueError(f"{out}: {what}. {fix}.") from error
+        fault = "a process that tokenises was ended, most often because memory ran out"
+        hint = "The same command goes on, with --processes fewer at a time"
+        raise ValueError(f"{out}: {fault}. {hint}.") from error
 
 
 def _complete(order: Order) -> dict[str, Any]:
@@ -177,23 +177,29 @@ def _complete(order: Order) -> dict[str, Any]:
 
 
 def _same(order: Order, identity: dict[str, Any]) -> None:
-    known = order.identity
-    names = sorted(name for name in known if (known[name] or None) != (identity.get(name) or None))
+    order_identity = order.identity
+    names = sorted(
+        name
+        for name in order_identity
+        if (order_identity[name] or None) != (identity.get(name) or None)
+    )
     if names:
-        what = f"it was made with another {', '.join(names)}"
-        raise ValueError(f"{order.out}: {what}. Remove it, or name another directory.")
+        fault = f"it was made with another {', '.join(names)}"
+        raise ValueError(f"{order.out}: {fault}. Remove it, or name another directory.")
 
 
 def _planned(order: Order, build: Build, progress: Progress) -> Split:
-    """How the corpus is divided, and a tokenizer in OUT/.parts: as begun before, or now."""
+    """The division of the corpus, and a tokenizer in OUT/.parts: from an earlier start, or made
+    now.
+    """
     plan_file = order.parts / PLAN
     if plan_file.exists():
         plan = read_json(plan_file)
         _same(order, plan["identity"])
         return Split(corpus=order.corpus, **plan["split"])
     if order.out.exists() and any(path.name != PARTS for path in order.out.iterdir()):
-        what = "it has files that forge.prepare did not make"
-        raise ValueError(f"{order.out}: {what}. Name another directory.")
+        fault = "it has files that forge.prepare did not make"
+        raise ValueError(f"{order.out}: {fault}. Name another directory.")
     shutil.rmtree(order.parts, ignore_errors=True)
     order.parts.mkdir(parents=True)
     split = split_corpus(order.corpus, order.held_out)
@@ -203,15 +209,15 @@ def _planned(order: Order, build: Build, progress: Progress) -> Split:
     if "template" in order.identity:
         tokenizer.stated[TEMPLATE] = order.identity["template"]
     tokenizer.save(order.parts / TOKENIZER)
-    how = {name: getattr(split, name) for name in ("unit", "threshold", "n_bytes")}
-    write_json(plan_file, {"identity": order.identity, "split": how})
+    division = {name: getattr(split, name) for name in ("unit", "threshold", "n_bytes")}
+    write_json(plan_file, {"identity": order.identity, "split": division})
     return split
 
 
 def _near_duplicates(
     order: Order, split: Split, processes: int, progress: Progress
 ) -> np.ndarray | None:
-    """Which documents are left out for being like an earlier one: as found before, or now."""
+    """Mask of documents similar to an earlier one; signatures of an earlier start are reused."""
     if order.minhash is None:
         return None
     folder = order.parts / SIGNATURES
@@ -237,7 +243,7 @@ def _near_duplicates(
 
 
 def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Some MiB of texts together: the same ones every time."""
+    """Texts in batches of some MiB: the same division every time."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -258,9 +264,9 @@ def _make_parts(
     processes: int,
     progress: Progress,
 ) -> None:
-    """Every part that is not there. A few parts are in memory at a time, whatever the corpus."""
+    """Make every missing part. A few parts are in memory at a time, for any size of corpus."""
     size = min(max(split.n_bytes // PARTS_AT_LEAST, LEAST_PART), LARGEST_PART)
-    found = parts_of(
+    parts = parts_of(
         split,
         part_bytes=size,
         deduplicate=order.deduplicate,
@@ -282,7 +288,7 @@ def _make_parts(
 
     progress("tokenise", 0, split.n_bytes, 0)
     with processes_for(processes) as pool:
-        for part in found:
+        for part in parts:
             if (order.parts / f"{part.number:05d}").is_dir():
                 done += part.n_bytes
                 progress("go on", done, split.n_bytes, tokens)
@@ -296,12 +302,12 @@ def _make_parts(
                 if len(running) > 2 * processes:
                     collect(wait(running, return_when=FIRST_COMPLETED).done)
         collect(wait(running).done)
-    if done < split.n_bytes:  # what was left out is done too
+    if done < split.n_bytes:  # text left out counts as done
         progress("tokenise", split.n_bytes, split.n_bytes, tokens)
 
 
 def _finish(order: Order, split: Split, tally: Tally) -> dict[str, Any]:
-    """The files of the parts become the shards of OUT; what is half done is gone on with."""
+    """Move the files of the parts to the shards of OUT; an interrupted move is continued."""
     out, masked = order.out, order.corpus.masked
     folders = sorted(path for path in order.parts.iterdir() if path.name.isdecimal())
     for counts in (read_json(folder / LEFT_OUT) for folder in folders):
@@ -348,29 +354,29 @@ def _finish(order: Order, split: Split, tally: Tally) -> dict[str, Any]:
 
 
 def _gather(folders: Sequence[Path], name: str, out: Path) -> Index:
-    """The shards of the parts, moved to OUT/NAME and numbered as these are."""
+    """Move the shards of the parts to OUT/NAME, numbered by part."""
     (out / name).mkdir(parents=True, exist_ok=True)
     shards: list[Shard] = []
-    found = [read_index(folder / name) for folder in folders]
-    for folder, index in zip(folders, found, strict=True):
+    indices = [read_index(folder / name) for folder in folders]
+    for folder, index in zip(folders, indices, strict=True):
         for shard in index.shards:
             moved = f"{folder.name}.bin"
             with suppress(FileNotFoundError):  # moved before a kill
                 (folder / name / shard.file).replace(out / name / moved)
             shards.append(replace(shard, file=moved))
-    whole = Index(
-        dtype=found[0].dtype,
-        n_tokens=sum(index.n_tokens for index in found),
-        n_bytes=sum(index.n_bytes for index in found),
-        n_documents=sum(index.n_documents for index in found),
+    gathered = Index(
+        dtype=indices[0].dtype,
+        n_tokens=sum(index.n_tokens for index in indices),
+        n_bytes=sum(index.n_bytes for index in indices),
+        n_documents=sum(index.n_documents for index in indices),
         shards=tuple(shards),
     )
-    write_index(out / name, whole)
-    return whole
+    write_index(out / name, gathered)
+    return gathered
 
 
 def _offsets(folders: Sequence[Path], file: Path) -> None:
-    """Where each document begins, and the last one ends: int64 in one file."""
+    """Write the start of each document and the end of the last: int64 in one file."""
     start = 0
     with open(file, "wb") as output:
         np.zeros(1, OFFSET).tofile(output)

@@ -1,4 +1,4 @@
-"""Whether a directory that forge.prepare made is as it was written."""
+"""Check of a directory made by forge.prepare against its manifest."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from forge.data.tokens.manifest import read_manifest
 from forge.data.tokens.shards import COUNTED, BrokenStore, IndexedStore
 
 
-def damage(out: Path, *, progress: Progress = lambda stage, done, of, tokens: None) -> list[str]:
-    """All that is wrong with a directory that forge.prepare made: every byte of it is read."""
+def damage(out: Path, *, progress: Progress = lambda stage, done, total, tokens: None) -> list[str]:
+    """List all faults of a directory made by forge.prepare, reading every byte."""
     try:
         manifest = read_manifest(out)
         tokenizer = Tokenizer.load(out / TOKENIZER)
@@ -45,14 +45,14 @@ def _faults(store: IndexedStore, manifest: dict[str, Any], tokenizer: Tokenizer)
     if index.tokenizer not in ("", manifest["tokenizer"]["fingerprint"]):
         yield "its index names another tokenizer than the manifest"
     borders, start = [np.zeros(0, OFFSET)], 0
-    for each in filter(None, (store, store.counted)):
-        for shard in each.index.shards:
-            if hash_file(each.directory / shard.file) != shard.sha256:
+    for checked in filter(None, (store, store.counted)):
+        for shard in checked.index.shards:
+            if hash_file(checked.directory / shard.file) != shard.sha256:
                 yield f"{shard.file} does not have the content that was written"
     for shard, tokens in zip(index.shards, store.parts, strict=True):
         if (greatest := int(tokens.max())) >= tokenizer.vocab_size:
             yield f"{shard.file} has the token {greatest} of {tokenizer.vocab_size} ids"
-        # No text spells these tokens, so that they stand at borders of documents alone.
+        # No text spells the border tokens: each occurrence is a border of documents.
         borders.append(np.flatnonzero(tokens == tokenizer.end_id) + start)
         start += len(tokens)
     if store.counted is not None and len(store.counted) != len(store):
@@ -61,7 +61,7 @@ def _faults(store: IndexedStore, manifest: dict[str, Any], tokenizer: Tokenizer)
         yield f"{start:,} tokens, and the manifest has {stated['tokens']:,}"
     if index.documents:
         offsets = np.fromfile(store.directory / index.documents, OFFSET)
-        found = np.concatenate(borders)
-        expected = [0, *(found + 1)] if tokenizer.add_eos else [*found, start]
+        positions = np.concatenate(borders)
+        expected = [0, *(positions + 1)] if tokenizer.add_eos else [*positions, start]
         if not np.array_equal(offsets, expected):
             yield f"{index.documents} does not have the places where documents end"

@@ -1,4 +1,4 @@
-"""The processes that share the tokenising of a corpus."""
+"""Pool of processes for tokenising a corpus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forge.rundir.process_folders import share_folder
 
 @contextmanager
 def processes_for(processes: int) -> Iterator[ProcessPoolExecutor | None]:
-    """So many processes that tokenise; None = one, this one."""
+    """A pool of `processes` tokenising processes; None for one: the calling process."""
     if processes == 1:
         yield None
         return
@@ -31,7 +31,7 @@ def processes_for(processes: int) -> Iterator[ProcessPoolExecutor | None]:
 
 
 def _begin() -> None:
-    """Let a process tokenise by one thread, and end with the one that started it."""
+    """Limit a process to one tokenising thread, and to the life of its parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -1,5 +1,5 @@
-"""data=chat_demo: questions about functions of Python's standard library, and answers, both made of
-its source files (PSF-2.0), which every machine has.
+"""data=chat_demo: questions and answers about functions of Python's standard library, made of its
+source files (PSF-2.0), present on every machine.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def chat_demo(section: ChatDemo) -> Corpus:
-    """A conversation for each public function, class and method that says what it does."""
+    """A conversation for each public function, class and method with a summary."""
     root = sysconfig.get_paths()["stdlib"]
-    how = f"chat_demo:{section.train_on}:{section.end_responses}"
+    reader = f"chat_demo:{section.train_on}:{section.end_responses}"
     return Corpus(
         name="chat_demo",
         source=root,
         files=python_source(PythonSource()).files,
-        reader=how,
+        reader=reader,
         read=read_demo,
         masked=True,
         render=Render.of(section),
@@ -39,7 +39,7 @@ def chat_demo(section: ChatDemo) -> Corpus:
 
 
 def read_demo(path: Path) -> Iterator[Document]:
-    """The conversations of a Python file; one that does not parse has none."""
+    """The conversations of a Python file; none where the file does not parse."""
     yield from of_file(path)
 
 
@@ -59,36 +59,41 @@ def _conversations(path: Path) -> Iterator[Conversation]:
             return
         module = path.stem if path.stem != "__init__" else path.parent.name
         for name, node in _functions(tree):
-            if said := _summary(node):
-                yield _conversation(module, name, node, said, where=f"{path} line {node.lineno}")
+            if summary := _summary(node):
+                yield _conversation(module, name, node, summary, where=f"{path} line {node.lineno}")
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
-    """Public functions and methods, with the class that they are of."""
+    """Yield the public functions and methods with their names, methods as `Class.name`."""
     for node in tree.body:
         inside = node.body if isinstance(node, ast.ClassDef) else []
         above = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
-        for each in (node, *inside):
-            if isinstance(each, Function) and not each.name.startswith("_"):
-                yield above + each.name, each
+        for member in (node, *inside):
+            if isinstance(member, Function) and not member.name.startswith("_"):
+                yield above + member.name, member
 
 
 def _summary(node: Function) -> str:
-    """The first paragraph of what it says of itself; '' where there is none that is an answer."""
+    """The first paragraph of a docstring; '' where unfit as an answer."""
     first = cleandoc(ast.get_docstring(node, clean=False) or "").partition("\n\n")[0]
-    said = " ".join(first.split())
-    return said if LEAST <= len(said) <= MOST and said.endswith(".") else ""
+    summary = " ".join(first.split())
+    return summary if LEAST <= len(summary) <= MOST and summary.endswith(".") else ""
 
 
 def _conversation(module: str, name: str, node: Function, said: str, *, where: str) -> Conversation:
-    """What it does; and by its length, which is as good as drawn, one or none further question."""
-    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
-    known = [one for one in names if one not in ("self", "cls")]
+    """A question for the function's purpose, and one or no further question, chosen by the length
+    of the summary (as good as drawn).
+    """
+    names = [
+        argument.arg
+        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    ]
+    arguments = [argument for argument in names if argument not in ("self", "cls")]
     line = f"{'async ' * isinstance(node, ast.AsyncFunctionDef)}def {node.name}"
     further = {
         0: [],
         1: [("In which module is it?", f"It is in the module {module}.")],
-        2: [("Which arguments does it take?", f"It takes {_listed(known)}.")],
+        2: [("Which arguments does it take?", f"It takes {_listed(arguments)}.")],
         3: [("How does its definition begin?", f"{line}({ast.unparse(node.args)}):")],
     }[len(said) % 4]
     turns = [(f"What does {name} do?", said), *further]

@@ -22,13 +22,13 @@ from forge.data.text.rows import read_rows
 from forge.data.tokenizers.render import Render
 
 RULES = 4
-"""Of how rows are read: a cache of other ones is not taken."""
+"""Version of the reading of rows; a cache of another version is not used."""
 LIST = re.compile(r"\s*\[\s*\{")
 SAVED = ("state.json", "dataset_dict.json")
 Row = Mapping[str, Any]
 Converts = Callable[[Row], "Conversation | Example | None"]
-"""A row to a conversation, or to several that are compared, but for where it was read; None leaves
-it out. BadRow: it is none.
+"""Converts a row to a conversation, or to an example of several, without `where`; None leaves the
+row out. BadRow: the row is malformed.
 """
 Regroups = Callable[[Iterator[Document]], Iterator[Document]]
 
@@ -44,7 +44,7 @@ class Table(Corpus):
         return self.table.data.nbytes
 
     def fingerprint(self, memo: Path | None = None) -> str:
-        """Hash of the conversations, wherever the library keeps them."""
+        """Hash of the conversations, independent of the library's files."""
         return self._fingerprint
 
     @cached_property
@@ -52,32 +52,38 @@ class Table(Corpus):
         digest = hashlib.sha256(self.reader.encode())
         for document in self.documents():
             liked = document.liked if isinstance(document, Example) else None
-            for one in document.documents if isinstance(document, Example) else (document,):
-                assert isinstance(one, Conversation)
-                digest.update(len(one.content).to_bytes(8, "little") + one.content)
+            for conversation in (
+                document.documents if isinstance(document, Example) else (document,)
+            ):
+                assert isinstance(conversation, Conversation)
+                digest.update(
+                    len(conversation.content).to_bytes(8, "little") + conversation.content
+                )
             digest.update(b"" if liked is None else bytes([liked]))
         return digest.hexdigest()
 
 
 def alpaca(section: Alpaca) -> Corpus:
-    """A user's turn of instruction and input, an empty line between them, and the output."""
+    """Conversations of a user's turn (instruction, an empty line, input) and the output."""
     return corpus_of(section, "alpaca", of_alpaca)
 
 
 def sharegpt(section: ShareGPT) -> Corpus:
-    """The turns of a list, by who speaks."""
+    """Conversations of a list of turns, with roles by speaker."""
     convert = partial(of_sharegpt, field=section.messages_field)
     return corpus_of(section, f"sharegpt:{section.messages_field}", convert)
 
 
 def chat(section: Chat) -> Corpus:
-    """The messages of a list, or of a prompt and its completion."""
+    """Conversations of a list of messages, or of a prompt and its completion."""
     names = (section.messages_field, section.prompt_field, section.completion_field)
     return corpus_of(section, ":".join(("chat", *names)), partial(of_messages, names=names))
 
 
 def formatted(*, formatting_func: Callable[..., Any], **options: Any) -> Corpus:
-    """What a function of the user's makes of each row. options: the others of the section."""
+    """Conversations made of each row by a user's function. options: other options of the
+    section.
+    """
     section = Formatted(**options)
     convert = partial(of_function, function=formatting_func)
     return corpus_of(section, f"formatted:{_named(formatting_func)}", convert)
@@ -91,8 +97,9 @@ def corpus_of(
     together: int = 0,
     regroup: Regroups | None = None,
 ) -> Corpus:
-    """together: how many conversations a row gives, where these are compared. regroup: what becomes
-    of those of a file. ValueError, naming the key: nothing is there, or it cannot be loaded.
+    """Build a corpus of converted rows. together: number of conversations in a row to compare.
+    regroup: transforms the documents of a file. ValueError, naming the key: no file matches, or the
+    data set cannot be loaded.
     """
     render = Render.of(section)
     shared: dict[str, Any] = {"name": section.schema_name, "masked": True, "render": render}
@@ -116,7 +123,7 @@ def corpus_of(
 
 
 def _is_table(section: ChatRows) -> bool:
-    """Whether the `datasets` library has to load it."""
+    """Whether the section needs the `datasets` library to load."""
     chosen = (section.hf_dataset_config, section.hf_data_dir, section.hf_data_files)
     if section.hf_dataset_name or any(chosen) or section.hf_dataset_split != "train":
         return True
@@ -132,12 +139,12 @@ def _read(
     leave_out: Sequence[str] = (),
     bad: BadRows = REFUSED,
 ) -> Iterator[Document]:
-    """A conversation for each row that is one. BadFile: a row is not as it should be."""
+    """Yield the conversation of each row, unless left out. BadFile: a row is malformed."""
     read = rows(path, bad)
     if rows is not read_rows or kind(path) == "parquet":  # of columns
         read = ((where, _filled(row)) for where, row in read)
-    found = _converted(read, convert, leave_out, bad)
-    yield from regroup(found) if regroup else found
+    documents = _converted(read, convert, leave_out, bad)
+    yield from regroup(documents) if regroup else documents
 
 
 def _converted(
@@ -146,44 +153,50 @@ def _converted(
     for where, row in rows:
         with bad.row(where):
             try:
-                found = convert(row)
+                document = convert(row)
             except BadRow as error:
                 raise BadFile(f"{where}: {error.what}", error.fix) from error
-            if found is None:
+            if document is None:
                 continue
-            several = found.documents if isinstance(found, Example) else (found,)
+            several = document.documents if isinstance(document, Example) else (document,)
             read = tuple(
-                replace(one, where=where, messages=_without(one.messages, leave_out))
-                for one in several
-                if isinstance(one, Conversation)
+                replace(
+                    conversation, where=where, messages=_without(conversation.messages, leave_out)
+                )
+                for conversation in several
+                if isinstance(conversation, Conversation)
             )
-            for one in read:
-                one.content.decode()
-            yield found._replace(documents=read) if isinstance(found, Example) else read[0]
+            for conversation in read:
+                conversation.content.decode()
+            yield document._replace(documents=read) if isinstance(document, Example) else read[0]
 
 
 def of_alpaca(row: Row) -> Conversation:
-    """The prompt of system, if it has one, instruction and input; and the output."""
-    said = {name: _text(row, name, needed=name != "input") for name in ("instruction", "input")}
-    asked = "\n\n".join(filter(None, said.values()))
+    """The system prompt if present, instruction and input; and the output."""
+    fields = {name: _text(row, name, needed=name != "input") for name in ("instruction", "input")}
+    asked = "\n\n".join(filter(None, fields.values()))
     turns = [turn_of("user", asked), turn_of("assistant", _text(row, "output"))]
     system = _text(row, "system", needed=False)
     return messages_of([turn_of("system", system), *turns] if system else turns)
 
 
 def of_sharegpt(row: Row, *, field: str) -> Conversation:
-    """from: human or user, gpt or assistant, system, tool or function; value: what is said."""
+    """from: human or user, gpt or assistant, system, tool or function; value: the text of the
+    turn.
+    """
     turns = []
     for number, turn in enumerate(_list(row, field), start=1):
         if not isinstance(turn, Mapping) or not isinstance(turn.get("value"), str):
-            what = f"turn {number} of field {field!r} has no text under 'value'"
-            raise BadRow(what, 'A turn is {"from": "human", "value": "Hello"}; data=chat has roles')
+            fault = f"turn {number} of field {field!r} has no text under 'value'"
+            raise BadRow(
+                fault, 'A turn is {"from": "human", "value": "Hello"}; data=chat has roles'
+            )
         speaker = SPEAKERS.get(str(turn.get("from")).lower())
         if speaker is None:
-            what = f"turn {number} of field {field!r} is from {turn.get('from')!r}"
-            raise BadRow(what, f"A turn is from one of {', '.join(SPEAKERS)}")
-        rest = {k: v for k, v in turn.items() if k not in ("from", "value")}
-        turns.append({**turn_of(speaker, turn["value"]), **rest})
+            fault = f"turn {number} of field {field!r} is from {turn.get('from')!r}"
+            raise BadRow(fault, f"A turn is from one of {', '.join(SPEAKERS)}")
+        extra_fields = {k: v for k, v in turn.items() if k not in ("from", "value")}
+        turns.append({**turn_of(speaker, turn["value"]), **extra_fields})
     system = _text(row, "system", needed=False)
     if system and turns[0]["role"] != "system":
         turns.insert(0, turn_of("system", system))
@@ -191,50 +204,54 @@ def of_sharegpt(row: Row, *, field: str) -> Conversation:
 
 
 def of_messages(row: Row, *, names: tuple[str, str, str]) -> Conversation:
-    """Messages as chat templates take them; what is null in them is left out. names: of the fields
-    of all messages; and of prompt and completion, which are read where a row has no such list.
+    """Messages as chat templates take them, without nulls. names: of the fields of all messages,
+    and of prompt and completion, read where a row has no list of messages.
     """
-    whole, *halves = names
+    field, *halves = names
     sides = [row.get(name) for name in halves]
-    if row.get(whole) is not None or None in sides:
-        return messages_of(_list(row, whole), row.get("tools"))
+    if row.get(field) is not None or None in sides:
+        return messages_of(_list(row, field), row.get("tools"))
     sides = [_decoded_list(side, name) for side, name in zip(sides, halves, strict=True)]
     if all(isinstance(side, str) for side in sides):
-        what = f"{halves[0]!r} and {halves[1]!r} are texts, which no chat template writes"
+        fault = f"{halves[0]!r} and {halves[1]!r} are texts, which no chat template writes"
         typed = f"data=pairs data.prompt_field={halves[0]} data.response_field={halves[1]}"
-        raise BadRow(what, f"{typed} learns such rows; or give messages, or data=formatted")
+        raise BadRow(fault, f"{typed} learns such rows; or give messages, or data=formatted")
     turns = []
     for side, name, role in zip(sides, halves, ("user", "assistant"), strict=True):
         turns.append([turn_of(role, side)] if isinstance(side, str) else side)
         if not isinstance(turns[-1], list) or not turns[-1]:
-            what = f"it has no messages and no text under {name!r} ({type(side).__name__})"
-            raise BadRow(what, 'A row is {"prompt": [{"role": "user", ...}], "completion": [...]}')
+            fault = f"it has no messages and no text under {name!r} ({type(side).__name__})"
+            raise BadRow(fault, 'A row is {"prompt": [{"role": "user", ...}], "completion": [...]}')
     prompt, completion = turns
     return messages_of([*prompt, *completion], row.get("tools"), asked=len(prompt))
 
 
 def of_function(row: Row, *, function: Callable[..., Any]) -> Conversation | None:
-    """Messages that a function gives. What it raises is said with where the row is."""
+    """Messages returned by a function. Its errors become a BadRow, raised with the row's
+    location.
+    """
     try:
-        found = function(dict(row))
-    except Exception as error:  # whatever it does
-        what = f"data.formatting_func raises {type(error).__name__}: {error}"
-        raise BadRow(what, "Mend it, or let it give null for rows to leave out") from error
-    if found is None:
+        messages = function(dict(row))
+    except Exception as error:  # any error of the user's function
+        fault = f"data.formatting_func raises {type(error).__name__}: {error}"
+        raise BadRow(fault, "Mend it, or let it give null for rows to leave out") from error
+    if messages is None:
         return None
-    if not isinstance(found, list | tuple):
-        what = f"data.formatting_func gives a value of type {type(found).__name__}, and no messages"
-        raise BadRow(what, 'It gives a list such as [{"role": "user", "content": "Hello"}, ...]')
-    return messages_of(found)
+    if not isinstance(messages, list | tuple):
+        fault = (
+            f"data.formatting_func gives a value of type {type(messages).__name__}, and no messages"
+        )
+        raise BadRow(fault, 'It gives a list such as [{"role": "user", "content": "Hello"}, ...]')
+    return messages_of(messages)
 
 
 def _without(messages: Sequence[dict[str, Any]], fields: Sequence[str]) -> tuple[Any, ...]:
-    """Messages without these fields."""
+    """Messages without `fields`."""
     return tuple({k: v for k, v in message.items() if k not in fields} for message in messages)
 
 
 def _filled(row: Row) -> Row:
-    """A row of columns without the nulls within them, which stand for fields of other rows."""
+    """A row of columns without inner nulls, stand-ins for fields of other rows."""
     return {name: without_nulls(value) for name, value in row.items()}
 
 
@@ -243,22 +260,22 @@ def turn_of(role: str, content: str) -> dict[str, str]:
 
 
 def _decoded_list(value: Any, field: str) -> Any:
-    """What a JSON text of a list says; any other value as it is."""
+    """Decode the JSON text of a list; return any other value unchanged."""
     if isinstance(value, str) and LIST.match(value):
         return decoded(value, f"{field!r}", "Messages are a list")
     return value
 
 
 def _list(row: Row, field: str) -> list[Any]:
-    found = _decoded_list(row.get(field), field)
-    if not isinstance(found, list) or not found:
-        what = f"it has no list under {field!r} (its fields: {', '.join(map(str, row)) or 'none'})"
-        raise BadRow(what, _other_kind(row))
-    return found
+    messages = _decoded_list(row.get(field), field)
+    if not isinstance(messages, list) or not messages:
+        fault = f"it has no list under {field!r} (its fields: {', '.join(map(str, row)) or 'none'})"
+        raise BadRow(fault, _other_kind(row))
+    return messages
 
 
 def _other_kind(row: Row) -> str:
-    """What to choose for a row whose messages are not where they were looked for."""
+    """Advice for a row without messages in the expected field: a choice of data by its fields."""
     if {"chosen", "rejected"} <= set(row):
         return "Two answers are compared with data=chat_preference objective=dpo"
     answers = [name for name in ("response", "completion", "answer") if name in row]
@@ -278,17 +295,17 @@ def _other_kind(row: Row) -> str:
 
 
 def _named(function: Callable[..., Any]) -> str:
-    """What it is called and given; what it does with a row is not known again when it changes."""
+    """Hash of a function's name and keywords; a changed body goes unnoticed."""
     inner = function.func if isinstance(function, partial) else function
-    given = function.keywords if isinstance(function, partial) else {}
-    return hash_json([inner.__module__, inner.__qualname__, given])
+    keywords = function.keywords if isinstance(function, partial) else {}
+    return hash_json([inner.__module__, inner.__qualname__, keywords])
 
 
 def _text(row: Row, field: str, *, needed: bool = True) -> str:
-    found = row.get(field)
-    if found is None and not needed:
+    text = row.get(field)
+    if text is None and not needed:
         return ""
-    if not isinstance(found, str):
-        what = f"it has no text under {field!r} (its fields: {', '.join(map(str, row)) or 'none'})"
-        raise BadRow(what, 'A row is {"instruction": "...", "input": "", "output": "..."}')
-    return found
+    if not isinstance(text, str):
+        fault = f"it has no text under {field!r} (its fields: {', '.join(map(str, row)) or 'none'})"
+        raise BadRow(fault, 'A row is {"instruction": "...", "input": "", "output": "..."}')
+    return text

@@ -1,4 +1,4 @@
-"""Datasets that the `datasets` library loads: whole, as corpora, or streamed."""
+"""Datasets of the `datasets` library, loaded whole as corpora, or streamed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Rows(Corpus):
         return self.table.select_columns([self.text_field]).data.nbytes
 
     def fingerprint(self, memo: Path | None = None) -> str:
-        """Hash of the texts, wherever the library keeps them."""
+        """Hash of the texts, independent of the library's files."""
         return self._fingerprint
 
     @cached_property
@@ -51,8 +51,8 @@ class Rows(Corpus):
 
 
 def dataset(section: HuggingFace) -> Corpus | StreamSource:
-    """A document for each row of a split, or a stream of them; what is held out as a whole is none.
-    ValueError, naming the key: it cannot be loaded, or has no such column.
+    """A document for each row of a split, or a stream of rows; a fully held-out dataset is not
+    streamed. ValueError, naming the key: the dataset cannot be loaded, or lacks the column.
     """
     streaming = section.hf_streaming and section.held_out.share < 1
     parts = section.stream_parts if streaming else 0
@@ -87,13 +87,15 @@ def dataset(section: HuggingFace) -> Corpus | StreamSource:
 
 
 def load(section: Dataset, *, parts: int = 0) -> Any:
-    """The split of a dataset; in so many parts, as a stream. ValueError: it cannot be loaded."""
+    """Load the split of a dataset. parts: of a stream; 0 = a table. ValueError: cannot be
+    loaded.
+    """
     import datasets
     from datasets.utils.logging import CRITICAL, disable_progress_bar, set_verbosity
 
     disable_progress_bar()
     if parts:
-        set_verbosity(CRITICAL)  # what is wrong is raised too
+        set_verbosity(CRITICAL)  # faults are raised too
     source, split, path = section.hf_dataset_name, section.hf_dataset_split, Path(section.path)
     key = "data.hf_dataset_name"
     files: Any = {"data_files": section.hf_data_files} if section.hf_data_files else {}
@@ -123,9 +125,9 @@ def load(section: Dataset, *, parts: int = 0) -> Any:
             **files,
         )
     except Exception as error:  # the library raises its own, of many kinds
-        fix = "Check its name, data.hf_dataset_config and data.hf_dataset_split"
+        hint = "Check its name, data.hf_dataset_config and data.hf_dataset_split"
         offline = isinstance(error, ConnectionError) or os.environ.get("HF_HUB_OFFLINE")
         if offline and not section.path:
-            fix += "; without a network give a copy on this machine, data.path=my/dataset"
+            hint += "; without a network give a copy on this machine, data.path=my/dataset"
         where = section.path or section.hf_dataset_name
-        raise ValueError(f"{key} = {where}: {reason_of(error)}. {fix}.") from error
+        raise ValueError(f"{key} = {where}: {reason_of(error)}. {hint}.") from error

@@ -1,4 +1,4 @@
-"""Datasets that the `datasets` library reads while they train: their units, and the rows of one."""
+"""Datasets of the `datasets` library read during training: their units, and the rows of a unit."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from forge.data.tokenizers.tokenizer import Tokenizer
 
 ROWS_AT_ONCE = 256
 MOST_UNEVEN = 1.25
-"""How many times as large as the smallest part of a stream its largest is at most."""
+"""Greatest ratio of the largest part of a stream to the smallest."""
 FIELD = "data.text_field"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Units:
-    """The units of a dataset that are read from their beginning on: files, and of Parquet row
-    groups where there are too few files. dataset: of the library, each of its shards a unit.
+    """The units of a dataset, each read from its beginning: files, or row groups of Parquet where
+    files are too few. dataset: of the library, each of its shards a unit.
     """
 
     source: str
@@ -37,12 +37,12 @@ class Units:
     process: int
 
     def read(self, unit: int, row: int) -> Iterator[str]:
-        """The text of each row of a unit from one on. Raises Unreadable, naming the row."""
+        """Yield the text of each row of a unit from `row` on. Raises Unreadable, naming the row."""
         self._enter()
         number, name = 0, self.names[unit]
         try:
-            one = self.dataset.shard(len(self.names), unit).with_format("arrow")
-            for table in one.iter(ROWS_AT_ONCE):
+            shard = self.dataset.shard(len(self.names), unit).with_format("arrow")
+            for table in shard.iter(ROWS_AT_ONCE):
                 if number + len(table) <= row:
                     number += len(table)
                     continue
@@ -56,11 +56,11 @@ class Units:
             raise
         except Exception as error:  # the library raises its own, of many kinds
             why = reason_of(error)
-            what = f"cannot read {name} after row {number} ({why})"
-            raise Unreadable(f"data: {what}. Check that it is complete.") from error
+            fault = f"cannot read {name} after row {number} ({why})"
+            raise Unreadable(f"data: {fault}. Check that it is complete.") from error
 
     def _enter(self) -> None:
-        """Where a process was forked, connections of the other are not used."""
+        """Drop the connections of the parent process after a fork."""
         if os.getpid() != self.process:
             from fsspec.asyn import reset_lock
 
@@ -82,7 +82,7 @@ class Units:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSource:
-    """A dataset before it is tokenised. units: of all of it; parts: those of each part."""
+    """A dataset before tokenising. units: of the whole dataset; parts: units of each part."""
 
     section: HuggingFace
     units: Units
@@ -94,29 +94,29 @@ class StreamSource:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the names and sizes of what is read; the content is not read for it."""
+        """Hash of the names and sizes of units; no content is read."""
         names = [name.rpartition("/")[2] for name in self.units.names]
-        known = [self.units.field, names, self.units.sizes]
-        return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+        identity = [self.units.field, names, self.units.sizes]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     def first(self, number: int) -> Iterator[str]:
-        """The first documents, in the order of the dataset."""
-        left = number
+        """Yield the first `number` documents, in the order of the dataset."""
+        remaining = number
         for unit in range(len(self.units.names)):
             for text in self.units.read(unit, 0):
-                if left == 0:
+                if remaining == 0:
                     return
                 if text:
-                    left -= 1
+                    remaining -= 1
                     yield text
 
     def tokens(self, tokenizer: Tokenizer, held_out: frozenset[bytes]) -> Streamed:
         shuffled = self.section.shuffle_buffer if self.section.shuffle else 1
-        known = [self.fingerprint, self.parts, shuffled]
+        identity = [self.fingerprint, self.parts, shuffled]
         held = b"".join(sorted(held_out))
         return Streamed(
             source=self.source,
-            fingerprint=hashlib.sha256(json.dumps(known).encode() + held).hexdigest(),
+            fingerprint=hashlib.sha256(json.dumps(identity).encode() + held).hexdigest(),
             parts=self.parts,
             read=self.units.read,
             tokenizer=tokenizer,
@@ -126,7 +126,7 @@ class StreamSource:
 
 
 def stream(section: HuggingFace, found: Any) -> StreamSource:
-    """A dataset of the library, iterable, as a source. ValueError: it has no such column."""
+    """Make a source of an iterable dataset of the library. ValueError: the column is missing."""
     source, field = section.path or section.hf_dataset_name, section.text_field
     columns = found.column_names
     if columns is not None:
@@ -142,8 +142,8 @@ def stream(section: HuggingFace, found: Any) -> StreamSource:
 
 
 def divided(sizes: Sequence[int], most: int) -> tuple[tuple[int, ...], ...]:
-    """Units in at most `most` parts of nearly equal size: each part has as many samples as any
-    other, so that of uneven ones the small would be read more often.
+    """Divide units into at most `most` parts of nearly equal size. Every part gives as many samples
+    as any other, and uneven parts would read the small ones more often.
     """
     largest_first = sorted(range(len(sizes)), key=lambda unit: (-sizes[unit], unit))
     for number in range(min(most, len(sizes)), 0, -1):
@@ -160,15 +160,15 @@ def divided(sizes: Sequence[int], most: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _units(found: Any, source: str, field: str) -> Units:
-    """The library's shards by name, for messages, with their sizes where they are known."""
+    """The library's shards by name, for messages, with their sizes where known."""
     inner = found._ex_iterable
     while not hasattr(inner, "kwargs") and hasattr(inner, "ex_iterable"):
         inner = inner.ex_iterable
-    known, number = getattr(inner, "kwargs", {}), found.num_shards
-    files = [str(file) for file in known.get("files") or known.get("base_files") or ()]
+    options, number = getattr(inner, "kwargs", {}), found.num_shards
+    files = [str(file) for file in options.get("files") or options.get("base_files") or ()]
     names, sizes = [f"{source} part {unit + 1}" for unit in range(number)], [1] * number
     if len(files) == number:
-        groups = known.get("row_groups_list") or [None] * number
+        groups = options.get("row_groups_list") or [None] * number
         names = [
             file if group is None else f"{file} row group {group[0] + 1}"
             for file, group in zip(files, groups, strict=True)
@@ -185,7 +185,7 @@ def _units(found: Any, source: str, field: str) -> Units:
 
 
 def _sizes(files: Sequence[str]) -> list[int]:
-    """Bytes of each unit, given its file, the same for all of a file; empty where not known."""
+    """Bytes of each unit by its file, equal for all units of a file; empty where unknown."""
     from fsspec.core import url_to_fs
 
     shares, bytes_of = Counter(files), {}
@@ -193,17 +193,17 @@ def _sizes(files: Sequence[str]) -> list[int]:
         for file in shares:
             system, path = url_to_fs(file)
             bytes_of[file] = max(int(system.size(path)) // shares[file], 1)
-    except Exception:  # of a file system that has no sizes
+    except Exception:  # a file system without sizes
         return []
     return [bytes_of[file] for file in files]
 
 
 def no_column(source: str, field: str, columns: Sequence[str]) -> str:
-    what = f"{source} has no such column (its columns: {', '.join(columns)})"
-    return f"{FIELD} = {field}: {what}. Name one of them."
+    fault = f"{source} has no such column (its columns: {', '.join(columns)})"
+    return f"{FIELD} = {field}: {fault}. Name one of them."
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of what the library says, without its full stop."""
+    """The first line of the library's error, without its full stop."""
     lines = [*str(error).splitlines(), type(error).__name__]
     return next(line for line in lines if line.strip()).strip().rstrip(".")

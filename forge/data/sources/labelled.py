@@ -22,7 +22,7 @@ LOOK = 'lines like {"prompt": ..., "completion": ..., "label": true}'
 
 
 class Rated(NamedTuple):
-    """A response to a prompt, texts or messages. where: it was read."""
+    """A response to a prompt, texts or messages. where: file and row, for error messages."""
 
     prompt: Any
     completion: Any
@@ -31,10 +31,10 @@ class Rated(NamedTuple):
 
 
 def labelled(section: Labelled) -> Corpus:
-    """Two documents for each row of files of JSON lines: the prompt with the response right behind
-    it, and with a response to another prompt.
+    """Two documents for each row of files of JSON lines: the prompt with the response right behind,
+    and with a response to another prompt.
 
-    ValueError, naming data.path: it is empty, or nothing is there.
+    ValueError, naming data.path: the option is empty, or no file matches.
     """
     names = (section.prompt_field, section.completion_field, section.label_field)
     bad = BadRows.of(section)
@@ -54,7 +54,7 @@ def read_labelled(
     path: Path, *, names: tuple[str, str, str], bad: BadRows = REFUSED
 ) -> Iterator[Example]:
     """An example a line, from the fields of a JSON object for prompt, response and label; empty
-    lines are skipped. BadFile: a row is not as it should be, or all have one prompt.
+    lines are skipped. BadFile: a row is malformed, or all rows have one prompt.
     """
     return mismatched(_rated(path, *names, bad), Pair)
 
@@ -77,83 +77,85 @@ def _rated(
 
 
 def chat_labelled(section: ChatLabelled) -> Corpus:
-    """Two conversations for each row, as a chat template writes them."""
+    """Two conversations for each row, for a chat template to write."""
     names = (section.prompt_field, section.completion_field, section.label_field)
-    how = ":".join(("chat_labelled", *names))
+    reader = ":".join(("chat_labelled", *names))
     convert = partial(of_labelled, names=names)
-    return corpus_of(section, how, convert, together=2, regroup=regrouped)
+    return corpus_of(section, reader, convert, together=2, regroup=regrouped)
 
 
 def of_labelled(row: Row, *, names: tuple[str, str, str]) -> Example:
-    """What is asked and the whole. names: of the fields of prompt, response and label."""
-    said: Any = row.get(names[1])
-    whole = answered(row, prompt=names[0], side=names[1])
-    turns = 1 if isinstance(said, str) or len(said) == len(whole.messages) else len(said)
-    asked = whole.part(0, len(whole.messages) - turns)
-    return Example((asked, whole), label_of(row, names[2]))
+    """The prompt, and the whole conversation. names: of the fields of prompt, response and
+    label.
+    """
+    answer: Any = row.get(names[1])
+    chat = answered(row, prompt=names[0], side=names[1])
+    turns = 1 if isinstance(answer, str) or len(answer) == len(chat.messages) else len(answer)
+    asked = chat.part(0, len(chat.messages) - turns)
+    return Example((asked, chat), label_of(row, names[2]))
 
 
 def regrouped(examples: Iterator[Document]) -> Iterator[Example]:
-    """The whole, and what is asked with an answer to something else."""
+    """Pair each whole conversation with its prompt and an answer to another prompt."""
 
     def join(asked: Conversation, answer: Conversation) -> Conversation:
-        """With the answer's own word on which of its turns are learnt."""
-        before = len(asked.messages)
-        untrained = (*asked.untrained, *(before + turn for turn in answer.untrained))
+        """Join a prompt and an answer, keeping the turns `untrained` in either."""
+        start = len(asked.messages)
+        untrained = (*asked.untrained, *(start + turn for turn in answer.untrained))
         return replace(asked, messages=asked.messages + answer.messages, untrained=untrained)
 
     def each() -> Iterator[Rated]:
         for example in examples:
             assert isinstance(example, Example)
-            asked, whole = example.documents
+            asked, conversation = example.documents
             assert isinstance(asked, Conversation)
-            assert isinstance(whole, Conversation)
-            answer = whole.part(len(asked.messages), len(whole.messages))
-            yield Rated(asked, answer, bool(example.liked), whole.where)
+            assert isinstance(conversation, Conversation)
+            answer = conversation.part(len(asked.messages), len(conversation.messages))
+            yield Rated(asked, answer, bool(example.liked), conversation.where)
 
     return mismatched(each(), join)
 
 
 def label_of(row: Row, field: str) -> bool:
-    found, fields = row.get(field), ", ".join(map(str, row))
-    if found not in (True, False):  # 1 and 0 too
-        what = f"{field!r} is {found!r}, and neither true nor false"
-        what = what if field in row else f"it has no field {field!r} (its fields: {fields})"
-        raise BadRow(what, "Name the one that holds the label with data.label_field")
-    return bool(found)
+    label, fields = row.get(field), ", ".join(map(str, row))
+    if label not in (True, False):  # 1 and 0 too
+        fault = f"{field!r} is {label!r}, and neither true nor false"
+        fault = fault if field in row else f"it has no field {field!r} (its fields: {fields})"
+        raise BadRow(fault, "Name the one that holds the label with data.label_field")
+    return bool(label)
 
 
 def mismatched(rows: Iterable[Rated], join: Callable[[Any, Any], Any]) -> Iterator[Example]:
-    """Each row with its prompt before a response to another one: those of the group before, rows of
-    one prompt that follow each other; and of the first group to those of the last. BadFile: all
-    have one prompt.
+    """Join each row's prompt to its own response and to a response of another prompt. Rows of one
+    prompt in sequence are a group; the other response comes from the group before, for the first
+    group from the last. BadFile: all rows have one prompt.
     """
     first: list[Rated] = []
-    before: list[Rated] = []
+    previous: list[Rated] = []
     group: list[Rated] = []
 
     def example(row: Rated, other: Rated) -> Example:
-        own = join(row.prompt, row.completion)
-        return Example((own, join(row.prompt, other.completion)), row.liked)
+        matched = join(row.prompt, row.completion)
+        return Example((matched, join(row.prompt, other.completion)), row.liked)
 
     for row in rows:
         if group and not _same(group[0], row):
-            before, group = group, []
+            previous, group = group, []
         group.append(row)
-        if before:
-            yield example(row, before[(len(group) - 1) % len(before)])
+        if previous:
+            yield example(row, previous[(len(group) - 1) % len(previous)])
         else:
             first.append(row)
-    if first and not before:
-        what = f"all rows up to {first[-1].where} have one prompt"
-        raise BadFile(what, "Give responses to several prompts: each is read with another one too")
-    others = before if first and _same(group[0], first[0]) else group
+    if first and not previous:
+        fault = f"all rows up to {first[-1].where} have one prompt"
+        raise BadFile(fault, "Give responses to several prompts: each is read with another one too")
+    answers = previous if first and _same(group[0], first[0]) else group
     for number, row in enumerate(first):
-        yield example(row, others[number % len(others)])
+        yield example(row, answers[number % len(answers)])
 
 
 def _same(one: Rated, other: Rated) -> bool:
-    """Whether they have one prompt."""
+    """Whether two rows have one prompt."""
     prompts = (one.prompt, other.prompt)
     if isinstance(one.prompt, Conversation):
         return prompts[0].messages == prompts[1].messages

@@ -1,4 +1,4 @@
-"""data=pairs: prompts and responses, of which the responses are learnt."""
+"""data=pairs: prompts and responses; only the responses are learnt."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LOOK = 'lines like {"prompt": ..., "response": ...}'
 
 
 def pairs(section: Pairs) -> Corpus:
-    """A document for each row of files of JSON lines: the prompt, and the response right behind it.
+    """A document for each row of files of JSON lines: the prompt, and the response right behind.
 
-    ValueError, naming data.path: it is empty, or nothing is there.
+    ValueError, naming data.path: the option is empty, or no file matches.
     """
     fields = {"prompt_field": section.prompt_field, "response_field": section.response_field}
     bad = BadRows.of(section)
@@ -48,8 +48,8 @@ def read_pairs(
 def lines_of(
     path: Path, field: str, look: str, bad: BadRows = REFUSED
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where it is, what it says) of each line that is not empty. look: of the lines that there
-    should be, with a field of that name.
+    """Yield (location, JSON object) for each line but empty ones. look: example of the lines
+    expected, with a field named `field`.
     """
     bad.begin(path)
     if kind(path) not in ("jsonl", "json"):

@@ -1,5 +1,5 @@
-"""data=preference, chat_preference, preference_demo: two responses to a prompt, of which one is
-preferred.
+"""data=preference, chat_preference, preference_demo: two responses to a prompt, one of
+them preferred.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ LOOK = 'lines like {"prompt": ..., "chosen": ..., "rejected": ...}'
 
 def preference(section: PreferencePairs) -> Corpus:
     """Two documents for each row of files of JSON lines: the prompt with the chosen response right
-    behind it, and with the rejected one.
+    behind, and with the rejected one.
 
-    ValueError, naming data.path: it is empty, or nothing is there.
+    ValueError, naming data.path: the option is empty, or no file matches.
     """
     fields = {
         "prompt_field": section.prompt_field,
@@ -68,57 +68,67 @@ def read_preferences(
 
 
 def chat_preference(section: ChatPreference) -> Corpus:
-    """Two conversations for each row, as a chat template writes them."""
+    """Two conversations for each row, for a chat template to write."""
     names = (section.prompt_field, section.chosen_field, section.rejected_field)
-    how = ":".join(("chat_preference", *names))
-    return corpus_of(section, how, partial(of_preference, names=names), together=2)
+    reader = ":".join(("chat_preference", *names))
+    return corpus_of(section, reader, partial(of_preference, names=names), together=2)
 
 
 def of_preference(row: Row, *, names: tuple[str, str, str]) -> Example:
-    """names: of the fields of prompt, chosen and rejected."""
+    """The example of a row. names: of the fields of prompt, chosen and rejected."""
     prompt, *sides = names
     return Example(tuple(answered(row, prompt=prompt, side=side) for side in sides))
 
 
 def answered(row: Row, *, prompt: str, side: str) -> Conversation:
-    """The conversation under `side`, behind that under `prompt` where it begins with an answer: a
-    whole one begins with somebody else than the assistant. BadRow: there is none, or a whole one
-    lacks what is under `prompt`.
+    """The conversation under `side`, behind the messages under `prompt` where `side` begins with an
+    answer; a whole conversation begins with another role. BadRow: no conversation, or a whole one
+    lacks messages under `prompt`.
     """
     turns = row.get(side)
     turns = [turn_of("assistant", turns)] if isinstance(turns, str) else turns
     if not isinstance(turns, list) or not turns:
-        what = f"it has no text and no list under {side!r} (its fields: {', '.join(map(str, row))})"
-        raise BadRow(what, 'A side is {"chosen": [{"role": "user", ...}, ...]}, or a text')
-    before = [] if row.get(prompt) is None else row[prompt]
-    before = [turn_of("user", before)] if isinstance(before, str) else before
-    if not isinstance(before, list):
-        what = f"what is under {prompt!r} is no text and no list ({type(before).__name__})"
-        raise BadRow(what, "Name the prompt with data.prompt_field")
-    found = messages_of(turns, row.get("tools"))
-    if found.messages[0]["role"] == "assistant":
-        found = messages_of([*before, *turns], row.get("tools"))
-    elif lost := _lost(before, found):
-        what = f"what is under {side!r} begins with a turn of the {found.messages[0]['role']}"
-        what += f", and lacks what the {lost} says under {prompt!r}, which it would follow"
-        raise BadRow(what, f"Give the answer alone under {side!r}, or data.prompt_field=''")
-    if found.messages[-1]["role"] != "assistant" or len(found.messages) == 1:
-        what = f"what is under {side!r} is no answer of the assistant to somebody"
-        raise BadRow(what, "Give what it answers to under data.prompt_field, or before the answer")
-    return found
+        fault = (
+            f"it has no text and no list under {side!r} (its fields: {', '.join(map(str, row))})"
+        )
+        raise BadRow(fault, 'A side is {"chosen": [{"role": "user", ...}, ...]}, or a text')
+    asked = [] if row.get(prompt) is None else row[prompt]
+    asked = [turn_of("user", asked)] if isinstance(asked, str) else asked
+    if not isinstance(asked, list):
+        fault = f"what is under {prompt!r} is no text and no list ({type(asked).__name__})"
+        raise BadRow(fault, "Name the prompt with data.prompt_field")
+    conversation = messages_of(turns, row.get("tools"))
+    if conversation.messages[0]["role"] == "assistant":
+        conversation = messages_of([*asked, *turns], row.get("tools"))
+    elif lost := _lost(asked, conversation):
+        fault = (
+            f"what is under {side!r} begins with a turn of the {conversation.messages[0]['role']}"
+        )
+        fault += f", and lacks what the {lost} says under {prompt!r}, which it would follow"
+        raise BadRow(fault, f"Give the answer alone under {side!r}, or data.prompt_field=''")
+    if conversation.messages[-1]["role"] != "assistant" or len(conversation.messages) == 1:
+        fault = f"what is under {side!r} is no answer of the assistant to somebody"
+        raise BadRow(fault, "Give what it answers to under data.prompt_field, or before the answer")
+    return conversation
 
 
 def _lost(before: list[Any], whole: Conversation) -> str:
-    """The role of a message of a prompt that a whole conversation does not say; '' for none."""
+    """The role of a message of the prompt missing in the whole conversation; '' for none."""
     for asked in messages_of(before).messages:
-        said = [one.get("content") or "" for one in whole.messages if one["role"] == asked["role"]]
-        if not any((asked["content"] or "").strip() in text for text in said):
+        contents = [
+            message.get("content") or ""
+            for message in whole.messages
+            if message["role"] == asked["role"]
+        ]
+        if not any((asked["content"] or "").strip() in text for text in contents):
             return asked["role"]
     return ""
 
 
 def preference_demo(section: PreferenceDemo) -> Corpus:
-    """Of each conversation of data=chat_demo the first answer, and its words in another order."""
+    """The first answer of each conversation of data=chat_demo, and the same words in another
+    order.
+    """
     source = python_source(PythonSource())
     return Corpus(
         name="preference_demo",
@@ -133,11 +143,13 @@ def preference_demo(section: PreferenceDemo) -> Corpus:
 
 
 def read_demo(path: Path) -> Iterator[Example]:
-    """Those of a Python file."""
-    for one in of_file(path):
-        question, answer = one.messages[:2]
+    """Yield the demo examples of a Python file."""
+    for conversation in of_file(path):
+        question, answer = conversation.messages[:2]
         words = answer["content"].split()
         Random(answer["content"]).shuffle(words)
         damaged = {"role": "assistant", "content": " ".join(words)}
         sides = ((question, answer), (question, damaged))
-        yield Example(tuple(Conversation(messages=side, where=one.where) for side in sides))
+        yield Example(
+            tuple(Conversation(messages=side, where=conversation.where) for side in sides)
+        )

@@ -1,4 +1,4 @@
-"""Rows that cannot be read: the first is refused, or so many are left out and counted."""
+"""Bad rows: the first is refused, or a limited number is left out and counted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from forge.config.data.text import Rows
 from forge.data.text.reading import SHOWN, BadFile, readable
 
 OF_FILE = (OSError, EOFError, MemoryError, zlib.error)
-"""What ends the reading of a file, and says nothing of a row."""
+"""Errors of a file as a whole, never of one row."""
 
 
 @dataclass(kw_only=True)
 class BadRows:
-    """What becomes of them in one corpus, which is read more than once and has the same ones every
-    time. most: so many may be left out; None = the first is refused. counts: of each file that was
-    read. said: what is wrong with the first ones of these files.
+    """Counts and refuses the unreadable rows of one corpus. Every reading of the corpus has the
+    same bad rows. most: number allowed to be left out; None = the first is refused. counts: bad
+    rows of each file read. said: the faults of the first bad rows of each file.
     """
 
     most: int | None = None
@@ -39,12 +39,12 @@ class BadRows:
 
     @property
     def first(self) -> list[str]:
-        return [what for said in self.said.values() for what in said][:SHOWN]
+        return [text for texts in self.said.values() for text in texts][:SHOWN]
 
     @contextmanager
     def row(self, where: object) -> Iterator[None]:
-        """Leave out what reads a row. BadFile: it cannot be read and is refused. ValueError, naming
-        data.max_bad_rows: it is one too many.
+        """Leave out a row on a reading error. BadFile: the row cannot be read and is refused.
+        ValueError, naming data.max_bad_rows: one row too many.
         """
         try:
             with readable(where):
@@ -55,7 +55,7 @@ class BadRows:
             self._leave_out(error)
 
     def begin(self, path: Path) -> None:
-        """A file is read from its beginning; each row that is left out from here on is of it."""
+        """Start a file at its beginning; further rows left out count for this file."""
         if self.most is not None:
             self._file = str(path)
             self.counts[self._file], self.said[self._file] = 0, []
@@ -68,13 +68,13 @@ class BadRows:
             raise too_many(self.most or 0, self.number, error.what) from error
 
     def manifest(self) -> dict[str, Any]:
-        """What prepared data says of them; nothing where all rows were read."""
+        """Manifest entry of the rows left out; empty where all rows were read."""
         number, first = self.number, self.first
         return {"bad_rows": {"number": number, "first": first}} if number else {}
 
 
 REFUSED = BadRows()
-"""Of readers that are told nothing."""
+"""Default of the readers: the first bad row is an error."""
 
 
 def too_many(most: int, number: int, what: str) -> ValueError:
@@ -93,15 +93,17 @@ def check_kept(section: Any, manifest: Mapping[str, Any]) -> None:
 
 
 def left_out(manifest: Mapping[str, Any], name: str = "") -> Iterator[str]:
-    """What is said of the rows that each text of prepared data lacks. name: of the text."""
+    """Yield a warning for each text of prepared data with rows left out. name: of the text."""
     if bad := manifest.get("bad_rows"):
         rows = "1 row" if bad["number"] == 1 else f"{bad['number']:,} rows"
         whose = f" of {name}" if name else ""
-        more = "; ..." if bad["number"] > 3 else ""
-        what = f"{rows}{whose} cannot be read, and left out: {'; '.join(bad['first'][:3])}{more}"
-        yield f"data: {what}   (data.on_bad_row=skip)"
+        ellipsis = "; ..." if bad["number"] > 3 else ""
+        message = (
+            f"{rows}{whose} cannot be read, and left out: {'; '.join(bad['first'][:3])}{ellipsis}"
+        )
+        yield f"data: {message}   (data.on_bad_row=skip)"
     for entries in ("sources", "eval_sets"):
-        for inner, one in manifest.get(entries, {}).items():
-            yield from left_out(one, inner)
+        for inner, entry in manifest.get(entries, {}).items():
+            yield from left_out(entry, inner)
     if "validation" in manifest:
         yield from left_out(manifest["validation"], "data.validation")

@@ -1,4 +1,4 @@
-"""Conversations, and what becomes of them."""
+"""Conversations, and their tokens once rendered."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Messages, each with a `role` and mostly a `content`, which a chat template writes; tools that
-    it may name. where: it was read, for what is said of it. untrained: numbers of the messages
-    that are not to be learnt. asked: number of messages at the beginning that are the prompt of a
-    row with a completion: they are learnt with data.train_on=all alone.
+    """Messages, each with a `role` and mostly a `content`, for a chat template to write, and the
+    tools offered. where: file and row, for error messages. untrained: numbers of the messages not
+    to be learnt. asked: number of messages at the beginning from the prompt of a row with a
+    completion: learnt with data.train_on=all alone.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -25,27 +25,27 @@ class Conversation:
     asked: int = 0
 
     def part(self, start: int, stop: int) -> Conversation:
-        """The messages from one to another, with what is said of these."""
-        own = tuple(turn - start for turn in self.untrained if start <= turn < stop)
+        """The messages from `start` to `stop`, with their `untrained` and `asked` renumbered."""
+        untrained = tuple(turn - start for turn in self.untrained if start <= turn < stop)
         asked = max(min(self.asked, stop) - start, 0)
-        return replace(self, messages=self.messages[start:stop], untrained=own, asked=asked)
+        return replace(self, messages=self.messages[start:stop], untrained=untrained, asked=asked)
 
     @property
     def text(self) -> str:
-        """What is said, which a tokenizer may learn from."""
-        said = (message.get("content") for message in self.messages)
-        return "\n".join(one for one in said if isinstance(one, str))
+        """The contents of all messages, as text for a tokenizer to learn from."""
+        contents = (message.get("content") for message in self.messages)
+        return "\n".join(content for content in contents if isinstance(content, str))
 
     @property
     def content(self) -> bytes:
-        """All of it but where it was read."""
+        """Everything but `where` as JSON bytes, for hashing."""
         all_of_it = [self.messages, self.tools, self.untrained, self.asked]
         return json.dumps(all_of_it, ensure_ascii=False, default=str).encode()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """tokens: uint32 [tokens]. counted: bool [tokens], which of them are learnt."""
+    """tokens: uint32 [tokens]. counted: bool [tokens], true where the token is learnt."""
 
     tokens: np.ndarray
     counted: np.ndarray
@@ -55,10 +55,10 @@ class Rendered:
 
 
 class Renders(Protocol):
-    """How conversations become the tokens of a tokenizer: a forge.data.tokenizers.render.Render."""
+    """Turns conversations into the tokens of a tokenizer: a forge.data.tokenizers.render.Render."""
 
     def source(self, tokenizer: Any) -> str:
-        """The chat template that is used with a tokenizer, or with a section of one."""
+        """The chat template used with a tokenizer, or with a section of a tokenizer."""
         ...
 
     def __call__(

@@ -1,4 +1,4 @@
-"""Corpora: which files are read, in which order, and how each becomes documents."""
+"""Corpora: the files, their order, and a reader of documents for each kind of file."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "li
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Files in a fixed order and the way they are read, which `reader` names. masked: whether some
-    tokens are no targets. render: what makes tokens of its documents, where they are conversations.
-    together: how many documents are an example; 0 = they are running text. bad_rows: those that
-    `read` leaves out.
+    """Files in a fixed order and their `reader`. masked: whether some tokens are no targets.
+    render: makes tokens of documents, where these are conversations. together: number of documents
+    in an example; 0 = running text. bad_rows: rows left out by `read`.
     """
 
     name: str
@@ -41,7 +40,7 @@ class Corpus:
     bad_rows: BadRows = field(default_factory=BadRows)
 
     def documents(self) -> Iterator[Document]:
-        """Every document, in the order of the files. ValueError: a file is not as it should be."""
+        """Every document, in the order of the files. ValueError: a file is malformed."""
         for path in self.files:
             yield from self.read(path)
 
@@ -50,7 +49,7 @@ class Corpus:
         return sum(path.stat().st_size for path in self.files)
 
     def fingerprint(self, memo: Path | None = None) -> str:
-        """Hash of what documents() yields, whatever the files are called."""
+        """Hash of the content of documents(), independent of file names."""
         skips = "" if self.bad_rows.most is None else ":skip"
         return fingerprint(self.files, reader=self.reader + skips, memo=memo)
 
@@ -58,11 +57,11 @@ class Corpus:
 def python_source(section: PythonSource) -> Corpus:
     """The .py files of this Python's standard library, without tests and installed packages."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = _walk(root, skip={*NOT_LIBRARY, COMPILED})
-    files = tuple(path for path in found if path.suffix == ".py")
+    paths = _walk(root, skip={*NOT_LIBRARY, COMPILED})
+    files = tuple(path for path in paths if path.suffix == ".py")
     if not files:
-        what = f"data: no Python source under {root}; this Python ships without it."
-        raise ValueError(f"{what} Use data=text data.path=... with text of your own.")
+        message = f"data: no Python source under {root}; this Python ships without it."
+        raise ValueError(f"{message} Use data=text data.path=... with text of your own.")
     name, reader = "python_source", "python"
     return Corpus(name=name, source=str(root), files=files, reader=reader, read=read_python)
 
@@ -75,10 +74,10 @@ def python_docs(section: PythonDocs) -> Corpus:
 
 
 def text_files(section: Text) -> Corpus:
-    """A file, all files of a directory (but hidden ones), or what a glob matches.
+    """A file, all files of a directory (but hidden ones), or the matches of a glob.
 
     JSON lines, a JSON array, CSV, TSV and Parquet hold a document a row; any other file is one
-    document. ValueError, naming data.path: it is empty, or nothing is there.
+    document. ValueError, naming data.path: the option is empty, or no file matches.
     """
     bad = BadRows.of(section)
     return Corpus(
@@ -107,10 +106,10 @@ def _read_by_kind(path: Path, *, text_field: str, bad: BadRows = REFUSED) -> Ite
 
 
 def matching(pattern: str) -> tuple[Path, ...]:
-    """The files that data.path names, in order. ValueError: it is empty, or nothing is there."""
+    """Files matching data.path, in order. ValueError: the pattern is empty, or no file matches."""
     if not pattern:
-        fix = "Give a file, a directory or a glob: data.path=my.txt, data.path='texts/**/*.md'."
-        raise ValueError(f"data.path is empty. {fix}")
+        hint = "Give a file, a directory or a glob: data.path=my.txt, data.path='texts/**/*.md'."
+        raise ValueError(f"data.path is empty. {hint}")
     path, seen_from = Path(pattern).expanduser(), f"seen from {Path.cwd()}"
     if path.is_file():
         return (path,)
@@ -120,16 +119,16 @@ def matching(pattern: str) -> tuple[Path, ...]:
         problem = "this directory holds no files. Give one that does, or a file or a glob."
     elif glob.has_magic(pattern):
         matches = {Path(name) for name in glob.glob(str(path), recursive=True)}
-        before = str(path).partition("**")[0]
-        if before != str(path) and not glob.has_magic(before):  # glob says of no folder that it
-            denied: list[OSError] = []  # cannot look into it
-            for _, subfolders, _ in os.walk(before or ".", onerror=denied.append):
+        prefix = str(path).partition("**")[0]
+        if prefix != str(path) and not glob.has_magic(prefix):  # glob skips denied folders silently
+            denied: list[OSError] = []
+            for _, subfolders, _ in os.walk(prefix or ".", onerror=denied.append):
                 subfolders[:] = [name for name in subfolders if not name.startswith(".")]
             refuse_unread(denied)
         refuse_broken(sorted(matches))
         files = sorted(path for path in matches if path.is_file())
-        hint = "** reaches into folders: 'texts/**/*.txt'."
-        problem = f"no file matches this glob, {seen_from}. {hint}"
+        advice = "** reaches into folders: 'texts/**/*.txt'."
+        problem = f"no file matches this glob, {seen_from}. {advice}"
     elif path.exists():
         files = []
         problem = "it is a pipe, a socket or a device. Write its content to a file, and give that."
@@ -142,8 +141,8 @@ def matching(pattern: str) -> tuple[Path, ...]:
 
 
 def _walk(root: Path, *, skip: set[str], links: bool = False) -> Iterator[Path]:
-    """Files below root in order, without hidden ones and folders in `skip`. links: to folders are
-    followed too. ValueError: a link leads nowhere, or back to where it is in; a folder cannot be
+    """Files below root in order, without hidden ones and folders in `skip`. links: follow links to
+    folders too. ValueError: a link is broken, or leads back to a folder above; a folder cannot be
     read.
     """
     broken: list[Path] = []
@@ -163,38 +162,38 @@ def _walk(root: Path, *, skip: set[str], links: bool = False) -> Iterator[Path]:
 
 
 def refuse_unread(denied: Sequence[OSError]) -> None:
-    """Raises BadFile for the first of the folders that could not be listed, with their number."""
+    """Raise BadFile for the first folder denied to listing, with the number of further folders."""
     if denied:
-        more = f", nor can {len(denied) - 1} others" if denied[1:] else ""
-        what = f"{denied[0].filename} cannot be looked into: {denied[0].strerror}{more}"
-        raise BadFile(what, "Allow it, or name with a glob what is to be read")
+        remainder = f", nor can {len(denied) - 1} others" if denied[1:] else ""
+        message = f"{denied[0].filename} cannot be looked into: {denied[0].strerror}{remainder}"
+        raise BadFile(message, "Allow it, or name with a glob what is to be read")
 
 
 def _refuse_circles(root: Path, folder: Path, subfolders: Sequence[str]) -> None:
-    """Raises BadFile for a link to a folder that is being read."""
+    """Raise BadFile for a link to a folder already being read."""
     for name in subfolders:
         link = folder / name
         if not link.is_symlink():
             continue
         inside = [folder, *folder.parents]
-        above = {one.resolve() for one in inside[: inside.index(root) + 1]}
+        above = {parent.resolve() for parent in inside[: inside.index(root) + 1]}
         if link.resolve() in above:
-            what = f"{link} is a link to {link.resolve()}, a folder that it is in"
-            raise BadFile(what, "Remove the link")
+            message = f"{link} is a link to {link.resolve()}, a folder that it is in"
+            raise BadFile(message, "Remove the link")
 
 
 def is_broken(path: Path) -> bool:
-    """Whether it is a link to what is not there."""
+    """Whether `path` is a link without a target."""
     return path.is_symlink() and not path.exists()
 
 
 def refuse_broken(paths: Sequence[Path], *, of: int = 0) -> None:
-    """Raises ValueError, naming those of some paths that are links to what is not there. of: how
-    many files there are; 0 = these.
+    """Raise ValueError, naming all links among `paths` without a target. of: total number of files;
+    0 = the number of paths.
     """
-    fix = "Put back what they lead to, or remove the links"
+    hint = "Put back what they lead to, or remove the links"
     bad = [
-        BadFile(f"{path} is a link to {os.readlink(path)}, which is not there", fix)
+        BadFile(f"{path} is a link to {os.readlink(path)}, which is not there", hint)
         for path in filter(is_broken, paths)
     ]
     if bad:

@@ -1,4 +1,4 @@
-"""Whether a chat template writes everything that a conversation says."""
+"""Checks that a chat template writes every part of a conversation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from forge.config.tokenizers.chat_template import BadTemplate, ChatTemplate
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 LABELS = frozenset(("id", "type", "index", "tool_call_id", "required", "role", "content"))
-"""Fields that a template may leave out, since they say what others do, or nothing."""
+"""Fields a template may leave out: repeated by other fields, or without content."""
 THINK = re.compile(r"</?think>")
 SHORT = 16
-"""Characters of a text that may well stand elsewhere in a conversation."""
+"""Characters; a shorter text may appear elsewhere in the conversation by chance."""
 
 
 def dropped(
@@ -24,14 +24,14 @@ def dropped(
     tools: Any,
     learnt: Collection[int],
 ) -> str:
-    """What of messages and tools is not in the text that a template made of them; '' for nothing.
-    learnt: numbers of the turns that are; of any other turn its reasoning may be left out.
+    """The part of messages and tools missing from `text`, the output of a template; '' for nothing.
+    learnt: numbers of the turns to be learnt; any other turn may lack its reasoning.
     """
     if tools and (template.same(text, messages, None) or not all(_written(tools, text))):
         return "the tools"
     for number, message in enumerate(messages):
-        role, said = message["role"], message.get("content")
-        thoughts = THINK.split(said) if isinstance(said, str) else []
+        role, content = message["role"], message.get("content")
+        thoughts = THINK.split(content) if isinstance(content, str) else []
         if role == "assistant" and number not in learnt:
             thoughts = thoughts[-1:]
         if not all(_has(text, thought) for thought in thoughts):
@@ -43,8 +43,8 @@ def dropped(
             if not message[field]:
                 continue
             less = {k: v for k, v in message.items() if k != field}
-            others = [*messages[:number], less, *messages[number + 1 :]]
-            if template.same(text, others, tools) or not all(_written(message[field], text)):
+            changed = [*messages[:number], less, *messages[number + 1 :]]
+            if template.same(text, changed, tools) or not all(_written(message[field], text)):
                 return f"{field!r} of the {role}"
     return _short_dropped(template, messages, tools)
 
@@ -52,11 +52,11 @@ def dropped(
 def _short_dropped(
     template: ChatTemplate, messages: Sequence[Mapping[str, Any]], tools: Any
 ) -> str:
-    """Short texts are looked for with others in their place, which stand nowhere else."""
+    """Find short texts missing from the output, by writing unique probes in their place."""
     probes = {
         number: f"zq{number}zq"
         for number, message in enumerate(messages)
-        if isinstance(said := message.get("content"), str) and 0 < len(said.strip()) < SHORT
+        if isinstance(spoken := message.get("content"), str) and 0 < len(spoken.strip()) < SHORT
     }
     if not probes:
         return ""
@@ -66,14 +66,14 @@ def _short_dropped(
     ]
     try:
         text = template.text(changed, tools)
-    except BadTemplate:  # by what the texts are: they were looked for as such
+    except BadTemplate:  # the template refuses the probes; long texts were checked before
         return ""
     missing = [messages[number]["role"] for number, probe in probes.items() if probe not in text]
     return f"what the {missing[0]} says" if missing else ""
 
 
 def _written(value: Any, text: str) -> Iterator[bool]:
-    """For each name and text of a value whether it is in the text."""
+    """Yield for each name and text of a value whether `text` contains it."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if name not in LABELS or isinstance(inner, Mapping):
@@ -90,4 +90,4 @@ def _written(value: Any, text: str) -> Iterator[bool]:
 def _has(text: str, said: str) -> bool:
     said = said.strip()
     spelled = (json.dumps(said, ensure_ascii=ascii_alone)[1:-1] for ascii_alone in (False, True))
-    return said in text or any(each in text for each in spelled)
+    return said in text or any(spelling in text for spelling in spelled)

@@ -1,4 +1,6 @@
-"""A hash of what a corpus says, fast for small ones and remembered for large ones."""
+"""A hash of the content of a corpus, computed fast for a small corpus and cached for a large
+one.
+"""
 
 from __future__ import annotations
 
@@ -29,26 +31,26 @@ def hash_json(value: object) -> str:
 
 
 def fingerprint(files: Sequence[Path], *, reader: str, memo: Path | None = None) -> str:
-    """Hash of the contents of `files` in their order and of how they are read, in hex.
+    """Hash of the contents of `files` in their order and of their reader, in hex.
 
-    From 64 MiB on `memo`, a directory, keeps it by every file's path, size and time of change.
+    From 64 MiB on `memo`, a directory, caches the hash by path, size and time of change.
     """
-    found = [(path, path.stat()) for path in files]
-    stats = [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path, stat in found]
+    statuses = [(path, path.stat()) for path in files]
+    stats = [(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path, stat in statuses]
     if memo is None or sum(size for _, size, _ in stats) < MEMO_FROM_BYTES:
         return _hash_contents(files, reader)
-    known = memo / hash_json([reader, stats])
-    if known.is_file():
-        return known.read_text()
+    remembered = memo / hash_json([reader, stats])
+    if remembered.is_file():
+        return remembered.read_text()
     started = time.time_ns()
     result = _hash_contents(files, reader)
-    # A file that changes within the resolution of its time stamp would look unchanged.
+    # A change within the resolution of the time stamp would go unnoticed.
     if started - max(changed for _, _, changed in stats) > SETTLED_SECONDS * 1e9:
-        with suppress(OSError):  # a cache that may only be read
+        with suppress(OSError):  # a read-only cache
             memo.mkdir(parents=True, exist_ok=True)
-            fresh = known.with_name(f"{known.name}.{os.getpid()}")
+            fresh = remembered.with_name(f"{remembered.name}.{os.getpid()}")
             fresh.write_text(result)
-            fresh.rename(known)
+            fresh.rename(remembered)
     return result
 
 
@@ -63,5 +65,7 @@ def _hash_readable(path: Path) -> str:
 
 
 def _packing(path: Path) -> bool | str:
-    """How a file is packed; gzip is True, as it was when it was the only way."""
+    """Compression of a file: False for none, True for gzip (kept from the first format), else a
+    suffix.
+    """
     return path.suffix == ".gz" or (path.suffix if path.suffix in UNPACKED else False)

@@ -10,7 +10,7 @@ from forge.config.data.text import Data
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed:
-    """Sources by name, each prepared by itself, and what share each has from which update on."""
+    """Sources by name, each prepared separately, and the share of each from a given update on."""
 
     sections: dict[str, Data]
     phases: tuple[Phase, ...]

@@ -27,8 +27,8 @@ def read_docs(path: Path) -> Iterator[Document]:
                 tree = ast.parse("".join(blocks))
         except (SyntaxError, ValueError, RecursionError):
             return
-        found = _topics(tree) if path.parts[-2:] == TOPICS else _docstrings(tree)
-        yield from (iter((text + "\n",)) for text in found if len(text) >= LEAST)
+        texts = _topics(tree) if path.parts[-2:] == TOPICS else _docstrings(tree)
+        yield from (iter((text + "\n",)) for text in texts if len(text) >= LEAST)
 
 
 def _topics(tree: ast.AST) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Files to documents: the kinds of files, and how they are opened; rows are in `rows`."""
+"""Files to documents: kinds of files, and how to open each; rows are in `rows`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from forge.data.text.conversation import Conversation
 BLOCK_BYTES = 1 << 20
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet"}
 SHOWN = 20  # of many bad files
-UNPACKED = (".gz", ".zst")  # ways of packing one file that are read
+UNPACKED = (".gz", ".zst")  # readable compressions of a single file
 PACKED = (".tar.gz", ".tar.zst", ".xz", ".bz2", ".lz4", ".zip", ".7z", ".tar", ".tgz")
-LOOKED_AT = 1 << 13  # bytes of a file in which a NUL shows that it is no text, as git has it
+LOOKED_AT = 1 << 13  # first bytes of a file; a NUL in them marks binary data, as in git
 LEAVE_OUT = "leave it out of data.path (a glob such as 'texts/*.txt' takes a part of a folder)"
 
 
@@ -32,8 +32,8 @@ class Pair(NamedTuple):
 
 
 class Example(NamedTuple):
-    """Documents that are compared, which stand one behind the other in one split. liked: of an
-    example with a label, whether its first document is desirable; the others are of other examples.
+    """Documents compared with each other, consecutive in one split. liked: whether the first
+    document of a labelled example is desirable; its further documents belong to other examples.
     """
 
     documents: tuple[Pair | Conversation, ...]
@@ -41,16 +41,16 @@ class Example(NamedTuple):
 
     @property
     def own(self) -> tuple[Pair | Conversation, ...]:
-        """Those by which its split is known."""
+        """Documents deciding the split of the example."""
         return self.documents if self.liked is None else self.documents[:1]
 
 
 Document = Iterator[str] | Pair | Conversation | Example
-"""Blocks of one text, read once, before the next document; or what is never divided."""
+"""Blocks of one text, to be read before the next document; or an indivisible document."""
 
 
 class BadFile(ValueError):
-    """A file of the corpus that cannot be trained on: what is wrong with it, and what to do."""
+    """A file of the corpus unfit for training: the fault, and advice."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"data.path: {what}. {fix}.")
@@ -58,14 +58,14 @@ class BadFile(ValueError):
 
 
 def all_of(bad: Sequence[BadFile], files: int) -> ValueError:
-    """One error for all bad files of `files`; those with the same advice together."""
+    """One error for all bad files of `files`, grouped by their advice."""
     if len(bad) == 1:
         return bad[0]
     by_fix: dict[str, list[str]] = {}
-    for one in bad[:SHOWN]:
-        by_fix.setdefault(one.fix, []).append(one.what)
+    for error in bad[:SHOWN]:
+        by_fix.setdefault(error.fix, []).append(error.what)
     lines = [f"data.path: {len(bad)} of {files} files cannot be read:"]
-    lines += [line for fix, found in by_fix.items() for line in (*found, f"-> {fix}.")]
+    lines += [line for hint, messages in by_fix.items() for line in (*messages, f"-> {hint}.")]
     if len(bad) > SHOWN:
         lines.append(f"... and {len(bad) - SHOWN} more")
     return ValueError("\n  ".join(lines))
@@ -80,7 +80,7 @@ def kind(path: Path) -> str:
 
 
 def _kind_of_json(path: Path) -> str:
-    """Rows line by line, or else one value: an array of rows or a row."""
+    """jsonl for rows line by line, else json: one value, an array of rows or a row."""
     try:
         with open_bytes(path) as file:
             lines = (line.strip() for line in iter(lambda: file.readline(BLOCK_BYTES << 6), b""))
@@ -89,7 +89,7 @@ def _kind_of_json(path: Path) -> str:
             is_object = first.startswith(b"{") and first.endswith(b"}")
             return "jsonl" if is_object and next(filled, b"").startswith(b"{") else "json"
     except (OSError, EOFError, zlib.error):
-        return "text"  # the error is raised when it is read
+        return "text"  # reading raises the error
 
 
 def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
@@ -111,11 +111,11 @@ def read_text(path: Path) -> Iterator[Document]:
 
 
 def _text_blocks(path: Path) -> Iterator[str]:
-    # utf-8-sig drops the byte order mark that some editors put first.
+    # utf-8-sig drops the byte order mark of some editors.
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     if path.name.lower().endswith(PACKED):
-        what = f"{path} is packed in a way that is not read here"
-        raise BadFile(what, "Unpack it, or pack it with gzip or zstd")
+        message = f"{path} is packed in a way that is not read here"
+        raise BadFile(message, "Unpack it, or pack it with gzip or zstd")
     with readable(path), open_bytes(path) as file:
         first = block = file.read(BLOCK_BYTES)
         utf_16 = first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -128,7 +128,7 @@ def _text_blocks(path: Path) -> Iterator[str]:
 
 
 def read_python(path: Path) -> Iterator[Document]:
-    """A Python file in the encoding it declares (PEP 263); left out if it cannot be decoded."""
+    """A Python file in its declared encoding (PEP 263); left out if undecodable."""
     with readable(path):
         content = read_bytes(path)
     try:
@@ -141,15 +141,15 @@ def read_python(path: Path) -> Iterator[Document]:
 
 @contextmanager
 def readable(what: object) -> Iterator[None]:
-    """A file that cannot be read to its end, or is not UTF-8, becomes a BadFile."""
+    """Turn errors of an unreadable file, or of text not in UTF-8, into BadFile."""
     try:
         yield
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        found = f"{what} is not UTF-8 text ({error.reason})"
-        raise BadFile(found, f"Convert it (iconv -t utf-8), or {LEAVE_OUT}") from error
+        message = f"{what} is not UTF-8 text ({error.reason})"
+        raise BadFile(message, f"Convert it (iconv -t utf-8), or {LEAVE_OUT}") from error
     except MemoryError as error:
-        found = f"a line or value of {what} does not fit in the memory, unpacked"
-        raise BadFile(found, f"Look what is in it, or {LEAVE_OUT}") from error
+        message = f"a line or value of {what} does not fit in the memory, unpacked"
+        raise BadFile(message, f"Look what is in it, or {LEAVE_OUT}") from error
     except (OSError, EOFError, zlib.error) as error:
-        found = f"cannot read {what} ({getattr(error, 'strerror', None) or error})"
-        raise BadFile(found, "Check that it is complete and that you may read it") from error
+        message = f"cannot read {what} ({getattr(error, 'strerror', None) or error})"
+        raise BadFile(message, "Check that it is complete and that you may read it") from error

@@ -19,7 +19,7 @@ from forge.data.text.reading import UNPACKED, BadFile, Document, kind, open_byte
 
 ROWS_AT_ONCE = 1024
 SPACE = re.compile(r"\s*")
-SURROGATES = r'"\ud83d\ude00'  # what may be cut at the end of a block
+SURROGATES = r'"\ud83d\ude00'  # longest escape cut by the end of a block
 ELEMENT = "An element is a text, or an object with a field that holds it"
 DEEP = "it is nested too deep, or has a number of too many digits"
 MEND = "Mend the file"
@@ -42,10 +42,10 @@ def read_jsonl(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterator[
 
 
 def read_rows(path: Path, bad: BadRows = REFUSED) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(where it is, the row) of each row of JSON lines, a JSON array or Parquet."""
+    """Yield (location, row) for each row of JSON lines, a JSON array or Parquet."""
     bad.begin(path)
-    found = kind(path)
-    if found == "jsonl":
+    file_format = kind(path)
+    if file_format == "jsonl":
         with readable(path), open_bytes(path) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
@@ -54,7 +54,7 @@ def read_rows(path: Path, bad: BadRows = REFUSED) -> Iterator[tuple[str, dict[st
                         row = row_of_line(where, line, "...")
                     if row is not None:
                         yield where, row
-    elif found == "json":
+    elif file_format == "json":
         with readable(path), _open_text(path) as text:
             for number, element in enumerate(_elements(path, text), start=1):
                 with bad.row(where := f"{path} element {number}"):
@@ -62,32 +62,34 @@ def read_rows(path: Path, bad: BadRows = REFUSED) -> Iterator[tuple[str, dict[st
                         raise BadFile(f"{where} is not a JSON object", "Every element must be one")
                 if isinstance(element, dict):
                     yield where, element
-    elif found == "parquet":
+    elif file_format == "parquet":
         for number, row in enumerate(_parquet_rows(path, None), start=1):
             yield f"{path} row {number}", row
     else:
-        fix = "Give files named .jsonl, .json or .parquet"
-        raise BadFile(f"{path} is not named as rows of JSON or Parquet", fix)
+        hint = "Give files named .jsonl, .json or .parquet"
+        raise BadFile(f"{path} is not named as rows of JSON or Parquet", hint)
 
 
 def row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8-sig").rstrip())
     except json.JSONDecodeError as error:
-        what = f"{where} is not JSON ({error.msg} at column {error.colno})"
-        raise BadFile(what, "Every line must be one JSON object") from error
+        message = f"{where} is not JSON ({error.msg} at column {error.colno})"
+        raise BadFile(message, "Every line must be one JSON object") from error
     except UnicodeDecodeError:
         raise
     except (RecursionError, ValueError) as error:  # Python reads at most 4,300 digits
         raise BadFile(f"{where} cannot be read as JSON ({DEEP})", "Leave the line out") from error
     if not isinstance(row, dict):
-        fix = f"Every line must look like {{{json.dumps(text_field)}: ...}}"
-        raise BadFile(f"{where} is not a JSON object", fix)
+        hint = f"Every line must look like {{{json.dumps(text_field)}: ...}}"
+        raise BadFile(f"{where} is not a JSON object", hint)
     return row
 
 
 def read_json(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
-    """One document an element of a JSON array, a text or an object; or one for a single object."""
+    """One document per element of a JSON array, a text or an object; a single object is one
+    document.
+    """
     with readable(path), _open_text(path) as text:
         for number, element in enumerate(_elements(path, text), start=1):
             with bad.row(where := f"{path} element {number}"):
@@ -95,49 +97,49 @@ def read_json(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterator[D
 
 
 def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
-    """The elements of an array, with a few blocks of it in memory."""
+    """Yield the elements of an array, holding a few blocks of the file in memory."""
     decode, number = json.JSONDecoder().raw_decode, 1
-    text, at = file.read(reading.BLOCK_BYTES).lstrip(), 1
+    text, position = file.read(reading.BLOCK_BYTES).lstrip(), 1
     if not text.startswith("["):
         yield _whole(path, text + file.read())
         return
-    text, at = _past_space(text, at, file)
-    while not text.startswith("]", at):
+    text, position = _past_space(text, position, file)
+    while not text.startswith("]", position):
         if number > 1:
-            if at < len(text) and text[at] != ",":
-                what = f"{path} element {number} does not follow a comma"
-                raise BadFile(what, "Mend the file: a comma is between two elements")
-            text, at = _past_space(text, at + 1, file)
+            if position < len(text) and text[position] != ",":
+                message = f"{path} element {number} does not follow a comma"
+                raise BadFile(message, "Mend the file: a comma is between two elements")
+            text, position = _past_space(text, position + 1, file)
         fault, complete = "it ends before the array does", False
         try:
-            element, end = decode(text, at)
+            element, end = decode(text, position)
             if end < len(text):
                 yield element
                 number += 1
-                text, at = _past_space(text, end, file)
+                text, position = _past_space(text, end, file)
                 continue
         except json.JSONDecodeError as error:
-            # The next block may have what an element lacks, but only at the end of this one.
+            # Only an error at the end of a block may be mended by the next block.
             unended = error.msg.startswith("Unterminated string")
             fault, complete = error.msg, not unended and error.pos < len(text) - len(SURROGATES)
         except (RecursionError, ValueError) as error:
-            what = f"{path} element {number} cannot be read as JSON ({DEEP})"
-            raise BadFile(what, "Leave the element out") from error
-        # Larger for a longer element, so that it is not parsed too often.
-        more = "" if complete else file.read(max(reading.BLOCK_BYTES, len(text) - at))
-        if not more:
-            what = f"{path} element {number} is not JSON ({fault})"
-            raise BadFile(what, "Mend the file, and check that it is complete")
-        text, at = "," * (number > 1) + text[at:] + more, 0
-    text, at = _past_space(text, at + 1, file)
-    if at < len(text):
-        what = f"{path} has something behind its array ({text[at : at + 20]!r})"
-        raise BadFile(what, "Mend the file: a .json has one array; of several make a file each")
+            message = f"{path} element {number} cannot be read as JSON ({DEEP})"
+            raise BadFile(message, "Leave the element out") from error
+        # Grow with the element, to parse a long element only a few times.
+        block = "" if complete else file.read(max(reading.BLOCK_BYTES, len(text) - position))
+        if not block:
+            message = f"{path} element {number} is not JSON ({fault})"
+            raise BadFile(message, "Mend the file, and check that it is complete")
+        text, position = "," * (number > 1) + text[position:] + block, 0
+    text, position = _past_space(text, position + 1, file)
+    if position < len(text):
+        message = f"{path} has something behind its array ({text[position : position + 20]!r})"
+        raise BadFile(message, "Mend the file: a .json has one array; of several make a file each")
 
 
 def _past_space(text: str, at: int, file: IO[str]) -> tuple[str, int]:
-    """The text and the place in it of the first character from `at` on that is no space; the next
-    blocks are read where this one ends before. At the end of the file the place is that of its end.
+    """Skip space from `at` on, reading further blocks where `text` ends. Returns the text and the
+    position of its first other character; at the end of the file, an empty text and 0.
     """
     while (at := SPACE.match(text, at).end()) == len(text):  # type: ignore[union-attr]
         text, at = file.read(reading.BLOCK_BYTES), 0
@@ -150,9 +152,9 @@ def _whole(path: Path, text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        what = f"{path} is not JSON ({error.msg} at line {error.lineno} column {error.colno})"
-        fix = "Mend the file: a .json has an array, an object, or an object a line"
-        raise BadFile(what, fix) from error
+        message = f"{path} is not JSON ({error.msg} at line {error.lineno} column {error.colno})"
+        hint = "Mend the file: a .json has an array, an object, or an object a line"
+        raise BadFile(message, hint) from error
     except (RecursionError, ValueError) as error:
         raise BadFile(f"{path} cannot be read as JSON ({DEEP})", "Mend the file") from error
 
@@ -160,8 +162,8 @@ def _whole(path: Path, text: str) -> Any:
 def read_csv(
     path: Path, text_field: str, delimiter: str, bad: BadRows = REFUSED
 ) -> Iterator[Document]:
-    """One document a row, from a column that the first row names."""
-    csv.field_size_limit(sys.maxsize)  # the library's own, 128 KiB, is less than many a document
+    """One document a row, from a column named in the first row."""
+    csv.field_size_limit(sys.maxsize)  # the library's limit, 128 KiB, is too small for documents
     with readable(path), _open_text(path, newline="") as text:
         try:
             head = text.readline()
@@ -175,13 +177,13 @@ def read_csv(
                 with bad.row(where := f"{path} line {rows.reader.line_num}"):
                     if row[text_field] is None:
                         raise BadFile(f"{where} ends before its field {text_field!r}", MEND)
-                    if None in row:  # where the library puts what is too many
-                        what = f"{where} has more than the {len(rows.fieldnames or ())} fields"
-                        raise BadFile(f"{what} that its first line names", f"{MEND}; {QUOTES}")
+                    if None in row:  # key of the library for surplus fields
+                        message = f"{where} has more than the {len(rows.fieldnames or ())} fields"
+                        raise BadFile(f"{message} that its first line names", f"{MEND}; {QUOTES}")
                     yield iter((text_of(where, row, text_field),))
         except csv.Error as error:
-            what = f"{path} line {rows.reader.line_num} is no row of a table ({error})"
-            raise BadFile(what, f"{MEND}; {QUOTES}") from error
+            message = f"{path} line {rows.reader.line_num} is no row of a table ({error})"
+            raise BadFile(message, f"{MEND}; {QUOTES}") from error
 
 
 def read_parquet(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
@@ -192,11 +194,11 @@ def read_parquet(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterato
 
 
 def _parquet_rows(path: Path, field: str | None) -> Iterator[dict[str, Any]]:
-    """Rows with one field of them; None = with all."""
+    """Yield rows with one field each; None = with all fields."""
     if path.suffix in UNPACKED:
-        how, command = {".gz": ("gzip", "gunzip"), ".zst": ("zstd", "unzstd")}[path.suffix]
-        fix = f"Unpack it ({command}); Parquet is packed by itself"
-        raise BadFile(f"{path} is Parquet inside of {how}", fix)
+        packing, command = {".gz": ("gzip", "gunzip"), ".zst": ("zstd", "unzstd")}[path.suffix]
+        hint = f"Unpack it ({command}); Parquet is packed by itself"
+        raise BadFile(f"{path} is Parquet inside of {packing}", hint)
     import pyarrow
     from pyarrow import parquet
 
@@ -215,8 +217,8 @@ def _parquet_rows(path: Path, field: str | None) -> Iterator[dict[str, Any]]:
 def text_of(
     where: str, row: Any, field: str, *, option: str = "data.text_field", chats: str = "chat"
 ) -> str:
-    """The text of a row, or in a field of it, which `option` names. chats: the choice of data that
-    reads such rows of messages.
+    """The text of a row, or of its field, set by `option`. chats: the choice of data for rows of
+    messages, suggested in the error.
     """
     whose = ""
     if isinstance(row, dict):
@@ -224,11 +226,11 @@ def text_of(
         row, whose = row[field], f": field {field!r}"
     if not isinstance(row, str):
         kind = "null" if row is None else type(row).__name__
-        fix = f"Choose another with {option}" if whose else ELEMENT
+        hint = f"Choose another with {option}" if whose else ELEMENT
         if whose and isinstance(row, list) and row and isinstance(row[0], dict):
             kind_of_chats = "sharegpt" if "value" in row[0] and chats == "chat" else chats
-            fix += f", or data={kind_of_chats}, which reads messages"
-        raise BadFile(f"{where}{whose} is {kind}, not text", fix)
+            hint += f", or data={kind_of_chats}, which reads messages"
+        raise BadFile(f"{where}{whose} is {kind}, not text", hint)
     row.encode()  # halves of surrogate pairs are no text
     return row
 
@@ -237,6 +239,6 @@ def _need(where: str, fields: Iterable[Any], field: str, option: str = "data.tex
     if field not in (names := [str(name) for name in fields]):
         listed = [name if len(name) <= 40 else f"{name[:40]}..." for name in names[:20]]
         listed += ["..."] if len(names) > 20 else []
-        known = ", ".join(listed) or "none"
-        fix = f"Name the one that holds the text with {option}"
-        raise BadFile(f"{where} has no field {field!r} (its fields: {known})", fix)
+        listing = ", ".join(listed) or "none"
+        hint = f"Name the one that holds the text with {option}"
+        raise BadFile(f"{where} has no field {field!r} (its fields: {listing})", hint)

@@ -1,11 +1,11 @@
 """Training and validation text, divided by a hash of the content.
 
-A document goes to validation when the hash of its text is below the share that is held out, so its
-split never depends on other documents, and equal documents are in one split. Where a number of them
-is held out it is those of the lowest hashes. A document larger than a unit (64
-KiB; in a small corpus 1/128 of it) is cut between lines into pieces of at most a unit, which are
-divided instead. One end-of-text closes every document in each split that has a piece of it. A split
-that would be empty gets the piece whose hash is nearest.
+A document goes to validation when the hash of its text is below the held-out share. So its split
+never depends on other documents, and equal documents are in one split. A held-out number of
+documents takes the lowest hashes. A document larger than a unit (64 KiB; in a small corpus 1/128 of
+the corpus) is cut between lines into pieces of at most a unit, divided in place of the document.
+One end-of-text closes every document in each split with a piece of the document. An empty split
+gets the piece with the nearest hash.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ HASH_RANGE = 1 << 64
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A document, consecutive lines of a large one, or half of a pair; `last` when the document
-    ends with it. counted: whether its tokens are targets. conversation: which it is, if it is one.
-    liked: whether it is of an example that is desirable.
+    """A document, consecutive lines of a large one, or half of a pair; `last` at the end of a
+    document. counted: whether its tokens are targets. conversation: the source, for a conversation.
+    liked: whether the example is desirable.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """How the pieces of one corpus are divided: digests below `threshold` are validation."""
+    """Division of the pieces of one corpus: digests below `threshold` are validation."""
 
     corpus: Corpus
     unit: int
@@ -55,31 +55,31 @@ class Split:
     n_bytes: int
 
     def pieces(self) -> Iterator[tuple[Piece, bool]]:
-        """Every piece in the order of the corpus, with whether it is validation."""
+        """Yield (piece, whether it is validation) in the order of the corpus."""
         for piece in pieces(self.corpus.documents(), self.unit):
             yield piece, piece.digest < self.threshold
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingText:
-    """What a tokenizer is made of: the training text of all corpora of a run."""
+    """Text for training a tokenizer: the training text of all corpora of a run."""
 
     splits: tuple[Split, ...]
 
     def sample(self, max_bytes: int) -> Iterator[str]:
-        """All pieces, or an even sample of them of at most `max_bytes` in all."""
+        """All pieces, or an even sample of at most `max_bytes` in all."""
         share = min(1.0, max_bytes / sum(split.n_bytes for split in self.splits))
-        seen = kept = 0
+        seen = sampled = 0
         for piece, is_validation in chain.from_iterable(s.pieces() for s in self.splits):
             seen += piece.n_bytes
-            if not is_validation and kept + piece.n_bytes <= share * seen:
-                kept += piece.n_bytes
+            if not is_validation and sampled + piece.n_bytes <= share * seen:
+                sampled += piece.n_bytes
                 yield piece.text
 
 
 class RandomText:
-    """What stands in the place of a text whose tokens are drawn by chance: a tokenizer that learns
-    from text has all its ids, and learns nothing.
+    """Placeholder for a text of tokens drawn by chance: a trainable tokenizer has all its ids, and
+    learns nothing.
     """
 
     def sample(self, max_bytes: int) -> Iterator[str]:
@@ -88,7 +88,7 @@ class RandomText:
 
 
 class Lowest:
-    """The lowest different numbers of many."""
+    """The `most` lowest distinct numbers added."""
 
     def __init__(self, most: int) -> None:
         self.most, self.heap, self.kept = most, [], set()
@@ -109,7 +109,7 @@ class Lowest:
 def split_corpus(corpus: Corpus, held_out: HeldOut) -> Split:
     """Read the corpus once and divide it.
 
-    ValueError: it is empty, too small to divide, or files cannot be read, which are all named.
+    ValueError: the corpus is empty or too small to divide, or files cannot be read (all are named).
     """
     unit = unit_of(corpus.n_bytes)
     n_bytes, least, greatest, lowest = 0, HASH_RANGE, -1, Lowest(held_out.documents)
@@ -125,22 +125,24 @@ def split_corpus(corpus: Corpus, held_out: HeldOut) -> Split:
     if bad:
         raise all_of(bad, len(corpus.files))
     if n_bytes == 0:
-        what = f"no text in it ({len(corpus.files)} file(s), all empty)"
+        problem = f"no text in it ({len(corpus.files)} file(s), all empty)"
         if number := corpus.bad_rows.number:
-            what = f"none of its rows can be read, of which {number:,} are left out"
-            what += f" ({corpus.bad_rows.first[0]})"
-        raise ValueError(f"data.path = {corpus.source}: {what}. Give some text to train on.")
+            problem = f"none of its rows can be read, of which {number:,} are left out"
+            problem += f" ({corpus.bad_rows.first[0]})"
+        raise ValueError(f"data.path = {corpus.source}: {problem}. Give some text to train on.")
     divided = partial(Split, corpus=corpus, unit=unit, n_bytes=n_bytes)
     if held_out.share == 1 or not held_out:
         return divided(threshold=HASH_RANGE if held_out else 0)
     if least == greatest:
-        what = f"{n_bytes:,} bytes of text are too few to hold some out for validation"
-        fix = f"Give more text, at least {2 * MIN_UNIT} bytes or two different documents."
-        raise ValueError(f"data.path = {corpus.source}: {what}. {fix}")
+        problem = f"{n_bytes:,} bytes of text are too few to hold some out for validation"
+        hint = f"Give more text, at least {2 * MIN_UNIT} bytes or two different documents."
+        raise ValueError(f"data.path = {corpus.source}: {problem}. {hint}")
     if held_out.documents:
         if lowest.greatest == greatest:
-            what = f"it has {len(lowest.heap):,} documents, and some must be left to train on"
-            raise ValueError(f"data.val_documents = {held_out.documents}: {what}. Hold out fewer.")
+            problem = f"it has {len(lowest.heap):,} documents, and some must be left to train on"
+            raise ValueError(
+                f"data.val_documents = {held_out.documents}: {problem}. Hold out fewer."
+            )
         return divided(threshold=lowest.greatest + 1)
     return divided(threshold=min(max(round(held_out.share * HASH_RANGE), least + 1), greatest))
 
@@ -148,7 +150,7 @@ def split_corpus(corpus: Corpus, held_out: HeldOut) -> Split:
 def unit_of(corpus_bytes: int) -> int:
     """Characters of the largest piece: at most 1/128 of the corpus, 256 to 65,536.
 
-    A power of two, so that a growing corpus is rarely cut anew, and one above 8 MiB never.
+    A power of two, so a growing corpus is rarely cut anew, and a corpus above 8 MiB never.
     """
     share = max(corpus_bytes // UNITS_IN_SMALL_CORPUS, 1)
     return min(max(1 << (share.bit_length() - 1), MIN_UNIT), MAX_UNIT)
@@ -165,18 +167,18 @@ def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
 
 
 def _whole(document: Pair | Conversation | Example) -> Iterator[Piece]:
-    """The pieces of what is never divided, which are on one side, by the hash of it all."""
+    """Yield the pieces of an indivisible document, all with one hash, on one side."""
     example = document if isinstance(document, Example) else Example((document,))
     digest = _digest(b"\0".join(_content(part) for part in example.own))
     for part in example.documents:
-        said: dict[str, Any] = {"digest": digest, "liked": bool(example.liked)}
+        shared: dict[str, Any] = {"digest": digest, "liked": bool(example.liked)}
         if isinstance(part, Conversation):
             size = len(part.text.encode())
-            yield Piece(text=part.text, n_bytes=size, last=True, conversation=part, **said)
+            yield Piece(text=part.text, n_bytes=size, last=True, conversation=part, **shared)
             continue
         for text, last in ((part.prompt, False), (part.response, True)):
             size = len(text.encode())
-            yield Piece(text=text, n_bytes=size, last=last, counted=last, **said)
+            yield Piece(text=text, n_bytes=size, last=last, counted=last, **shared)
 
 
 def _content(document: Pair | Conversation) -> bytes:
@@ -190,24 +192,24 @@ def _digest(text: bytes) -> int:
 def cut(blocks: Iterator[str], unit: int) -> Iterator[tuple[str, bool]]:
     """Text in pieces of at most `unit` characters, cut after a line, else a space, else anywhere.
 
-    Where blocks begin and end makes no difference. Yields (piece, whether it is the last).
+    Block boundaries make no difference. Yields (piece, whether it is the last).
     """
-    rest = ""
+    pending = ""
     for block in blocks:
-        rest += block
+        pending += block
         start = 0
-        while len(rest) - start > unit:
-            end = _cut_before(rest, start, start + unit)
-            yield rest[start:end], False
+        while len(pending) - start > unit:
+            end = _cut_before(pending, start, start + unit)
+            yield pending[start:end], False
             start = end
-        rest = rest[start:]
-    if rest:
-        yield rest, True
+        pending = pending[start:]
+    if pending:
+        yield pending, True
 
 
 def _cut_before(text: str, start: int, end: int) -> int:
     for separator in ("\n", " "):
-        found = text.rfind(separator, start, end)
-        if found >= 0:
-            return found + 1
+        index = text.rfind(separator, start, end)
+        if index >= 0:
+            return index + 1
     return end

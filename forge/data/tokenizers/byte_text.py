@@ -1,4 +1,4 @@
-"""Bytes as ids, without the tokenizers library: what `tokenizer=bytes` needs of it, in Python."""
+"""Bytes as ids in plain Python, without the tokenizers library, for `tokenizer=bytes`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 
 def visible_bytes() -> list[str]:
-    """The letter that the library, as GPT-2, writes for each byte: itself where it can be seen,
-    else one of those from 256 on, in order (openai/gpt-2, src/encoder.py, bytes_to_unicode).
+    """The letter for each byte in the library and GPT-2: the visible character itself, else the
+    next from 256 on (openai/gpt-2, src/encoder.py, bytes_to_unicode).
     """
     seen = {*range(33, 127), *range(161, 173), *range(174, 256)}
     unseen = iter(range(256, 512))
@@ -30,8 +30,8 @@ class Added:
 
 
 class ByteText:
-    """The byte b as id b, and one special token behind them, which no text spells; equal to a
-    byte-level BPE of the library without merges, its file too.
+    """The byte b as id b, and 256 for one special token never spelled by text. Equal to a
+    byte-level BPE of the library without merges, including its file.
     """
 
     encode_special_tokens = True
@@ -41,10 +41,10 @@ class ByteText:
         self._letters = visible_bytes()
 
     def no_truncation(self) -> None:
-        """Nothing is cut."""
+        """Do nothing: text is never cut."""
 
     def no_padding(self) -> None:
-        """Nor filled up."""
+        """Do nothing: text is never padded."""
 
     def get_vocab(self) -> dict[str, int]:
         return {letter: byte for byte, letter in enumerate([*self._letters, self.special])}
@@ -66,30 +66,32 @@ class ByteText:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = False
     ) -> list[Encoded]:
-        """With the characters of each id, and the special token, if texts may spell it."""
+        """Encode with the character span of each id, and with the special token where texts may
+        spell it.
+        """
         return [self._with_offsets(text) for text in texts]
 
     def _with_offsets(self, text: str) -> Encoded:
-        ids, offsets, at = [], [], 0
+        ids, offsets, start = [], [], 0
         parts = [text] if self.encode_special_tokens else text.split(self.special)
         for number, part in enumerate(parts):
             if number:
                 ids.append(256)
-                offsets.append((at, at := at + len(self.special)))
-            for place, letter in enumerate(part, start=at):
+                offsets.append((start, start := start + len(self.special)))
+            for position, letter in enumerate(part, start=start):
                 encoded = letter.encode()
                 ids += encoded
-                offsets += [(place, place + 1)] * len(encoded)
-            at += len(part)
+                offsets += [(position, position + 1)] * len(encoded)
+            start += len(part)
         return Encoded(ids, offsets)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         special = b"" if skip_special_tokens else self.special.encode()
-        known = (special if one == 256 else bytes([one]) for one in ids if one <= 256)
-        return b"".join(known).decode(errors="replace")
+        pieces = (special if token == 256 else bytes([token]) for token in ids if token <= 256)
+        return b"".join(pieces).decode(errors="replace")
 
     def to_str(self) -> str:
-        """tokenizer.json, as the library writes it."""
+        """The content of tokenizer.json, byte for byte as from the library."""
         token: dict[str, Any] = {"id": 256, "content": self.special, "single_word": False}
         token |= {"lstrip": False, "rstrip": False, "normalized": False, "special": True}
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}

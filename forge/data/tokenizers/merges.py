@@ -1,4 +1,4 @@
-"""The merges of a byte-pair encoding, of a vocabulary that says only in which order they come."""
+"""The merges of a byte-pair encoding, from the ranks of its vocabulary."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 
 def merges_of(ranks: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """ranks: of each entry, the least of which is merged first. All pairs of entries that are one
-    together, in the order in which they are merged.
+    """List all pairs of entries joining to an entry, in the order of merging. ranks: of each entry,
+    the least merged first.
     """
-    found = []
-    for whole, rank in ranks.items():
-        for border in range(1, len(whole)):
-            left, right = whole[:border], whole[border:]
-            if left in ranks and right in ranks:
-                found.append((rank, ranks[left], ranks[right], left, right))
-    return [(left, right) for *_, left, right in sorted(found)]
+    pairs = []
+    for entry, rank in ranks.items():
+        for border in range(1, len(entry)):
+            head, tail = entry[:border], entry[border:]
+            if head in ranks and tail in ranks:
+                pairs.append((rank, ranks[head], ranks[tail], head, tail))
+    return [(head, tail) for *_, head, tail in sorted(pairs)]

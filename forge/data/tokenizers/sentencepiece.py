@@ -1,7 +1,7 @@
 """A SentencePiece model as a tokenizer of the `tokenizers` library.
 
-What google/sentencepiece does in src/normalizer.cc, src/unigram_model.cc and src/bpe_model.cc, said
-in the parts of that library: the same ids, compared in tests.
+The steps of google/sentencepiece in src/normalizer.cc, src/unigram_model.cc and src/bpe_model.cc,
+built from parts of the library: the same ids, compared in tests.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ SPACE = "▁"
 
 
 def sentencepiece(section: SentencePiece, *, text: TrainingText) -> Tokenizer:
-    """The tokenizer of a .model; `text`, which every tokenizer is offered, is not read."""
+    """The tokenizer of a .model; `text`, passed to every tokenizer, is not read."""
     facts = usable(section, "a SentencePiece .model")
     return finished(converted(read_model(Path(section.path).expanduser())), section, facts)
 
 
 def converted(model: SentencePieceModel) -> tokenizers.Tokenizer:
-    """The same division of text into pieces with the same ids, but for: two divisions that are
-    equally likely; symbols of a unigram model's user that overlap; and a text that is one symbol of
-    a BPE model's user, which gets no space before it.
+    """Convert a model; ids equal SentencePiece's but for three cases: equally likely divisions,
+    overlapping user symbols of a unigram model, and a text of exactly one user symbol of a BPE
+    model (no space is put before).
     """
     is_bpe = model.model_type == "bpe"
     raw = tokenizers.Tokenizer(_bpe(model) if is_bpe else _unigram(model))
-    own = [piece.text for piece in model.pieces if is_bpe and piece.kind == USER_DEFINED]
-    raw.normalizer = _normalizer(model, own)  # type: ignore[assignment]
+    user_symbols = [piece.text for piece in model.pieces if is_bpe and piece.kind == USER_DEFINED]
+    raw.normalizer = _normalizer(model, user_symbols)  # type: ignore[assignment]
     unspellable = [piece.text for piece in model.pieces if piece.kind in (UNKNOWN, CONTROL, BYTE)]
     if not is_bpe and (parting := _parting(unspellable)):
         raw.pre_tokenizer = pre_tokenizers.Split(parting, "isolated")  # type: ignore[assignment]
@@ -53,14 +53,14 @@ def converted(model: SentencePieceModel) -> tokenizers.Tokenizer:
     raw.decoder = decoders.Sequence(parts)  # type: ignore[assignment]
     special = [piece.text for piece in model.pieces if piece.kind == CONTROL]
     raw.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
-    raw.add_tokens([AddedToken(text, normalized=True) for text in own])
+    raw.add_tokens([AddedToken(text, normalized=True) for text in user_symbols])
     return raw
 
 
 def _unigram(model: SentencePieceModel) -> models.Model:
-    """A symbol of the user's, of score 0, is likelier than any pieces that spell it."""
-    own = USER_DEFINED
-    vocab = [(piece.text, piece.score - 0.1 * (piece.kind == own)) for piece in model.pieces]
+    """Unigram model; a user symbol of score 0 is likelier than any pieces spelling the symbol."""
+    user_kind = USER_DEFINED
+    vocab = [(piece.text, piece.score - 0.1 * (piece.kind == user_kind)) for piece in model.pieces]
     return models.Unigram(vocab, model.unk, model.byte_fallback)
 
 
@@ -76,7 +76,9 @@ def _bpe(model: SentencePieceModel) -> models.Model:
 
 
 def _normalizer(model: SentencePieceModel, own: Sequence[str]) -> normalizers.Normalizer:
-    """own: symbols that the library looks for in what this makes of text, and of themselves."""
+    """Normaliser of text. own: user symbols, searched by the library in normalised text and
+    normalised themselves.
+    """
     parts: list[normalizers.Normalizer] = []
     if model.charsmap:
         parts.append(normalizers.Precompiled(model.charsmap))
@@ -92,8 +94,8 @@ def _normalizer(model: SentencePieceModel, own: Sequence[str]) -> normalizers.No
 
 
 def _parting(texts: Sequence[str]) -> Regex | None:
-    """Where text spells a piece that no text stands for it is parted: Unigram, other than in
-    SentencePiece, knows no such pieces.
+    """Pattern dividing text within unspellable pieces: Unigram, unlike SentencePiece, has no pieces
+    hidden from text.
     """
     ways = [
         f"(?<={re.escape(text[:-1])})(?={re.escape(text[-1])})" for text in texts if len(text) > 1

@@ -1,4 +1,4 @@
-"""Ranks of tiktoken as a tokenizer of the `tokenizers` library, which gives the same ids."""
+"""Ranks of tiktoken as a tokenizer of the `tokenizers` library with the same ids."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from forge.data.tokenizers.tokenizer import Tokenizer, finished, usable
 
 
 def tiktoken(section: Tiktoken, *, text: TrainingText) -> Tokenizer:
-    """The tokenizer of a file of ranks; `text`, which every tokenizer is offered, is not read."""
+    """The tokenizer of a file of ranks; `text`, passed to every tokenizer, is not read."""
     facts = usable(section, "a .tiktoken file")
     ranks = read_ranks(Path(section.path).expanduser())
     special = special_ids(ranks, section.pattern, section.special_tokens)
     try:
         words = Regex(pattern_of(section.pattern))
     except Exception as error:  # the library raises a bare Exception
-        what = f"it is no regular expression ({error})"
-        raise ValueError(f"tokenizer.pattern = {section.pattern}: {what}.") from error
+        fault = f"it is no regular expression ({error})"
+        raise ValueError(f"tokenizer.pattern = {section.pattern}: {fault}.") from error
     raw = converted(ranks, words, special)
     for token, number in special.items():
         if number in raw.encode(token).ids:
-            what = f"text that spells {token} would be this token. Name it otherwise."
-            raise ValueError(f"tokenizer.special_tokens: {what}")
+            fault = f"text that spells {token} would be this token. Name it otherwise."
+            raise ValueError(f"tokenizer.special_tokens: {fault}")
     raw.add_special_tokens(list(special))
     return finished(raw, section, facts)
 
@@ -38,8 +38,8 @@ def tiktoken(section: Tiktoken, *, text: TrainingText) -> Tokenizer:
 def converted(
     ranks: Mapping[bytes, int], words: Regex, special: Mapping[str, int]
 ) -> tokenizers.Tokenizer:
-    """The same words, each a token if it is one, else merged in the order of the ranks. Special
-    tokens have their ids in the model, since those that are added only get the next ones.
+    """Build a BPE of the same words: a known word is one token, else merged in the order of ranks.
+    Special tokens have their ids in the model, since added tokens only get the next free ids.
     """
     letters = visible_bytes()
     vocab = {"".join(map(letters.__getitem__, token)): rank for token, rank in ranks.items()}

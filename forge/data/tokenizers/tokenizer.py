@@ -1,6 +1,6 @@
-"""Text to token ids and back, by the `tokenizers` library; trained here or read from a file.
+"""Text to token ids and back, by the `tokenizers` library; trained, or read from a file.
 
-The library is imported where it is used, since a run on random bytes needs none.
+The library is imported on use: a run on random bytes needs no tokenizer library.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 class Tokenizer:
     """Ids of plain text: nothing is added, cut or padded; no text spells a special token.
 
-    Documents begin with the token `begin_id` and end with `last_id`, where these are not None; and
-    `end_id` says that one is over: what ends it, else what begins the next.
+    Documents begin with the token `begin_id` and end with `last_id`, where these are not None.
+    `end_id` marks the end of a document: the end token, else the begin token of the next.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Tokenizer:
         add_eos: bool = True,
         stated: Mapping[str, Any] | None = None,
     ) -> None:
-        """add_bos: documents begin with bos_token. add_eos: they end with eos_token. stated: what
-        its folder says of chats and of other tokens, which is saved with it.
+        """add_bos: documents begin with bos_token. add_eos: documents end with eos_token. stated:
+        chat and token statements of the tokenizer's folder, saved along.
         """
         assert add_bos or add_eos
         self.stated = dict(stated or {})
@@ -77,12 +77,12 @@ class Tokenizer:
 
     @property
     def bos_id(self) -> int | None:
-        """The token that may begin a document; None where there is none."""
+        """The id of the begin token; None without one."""
         return None if self.bos_token is None else self._id(self.bos_token)
 
     @property
     def borders(self) -> frozenset[int]:
-        """The tokens that begin or end documents, of this run or of a text that has its own."""
+        """The tokens beginning or ending documents, in this run or in a text with its own."""
         return frozenset(
             {self.eos_id} if self.bos_token is None else {self.eos_id, self._id(self.bos_token)}
         )
@@ -90,25 +90,25 @@ class Tokenizer:
     def with_borders(
         self, *, add_bos: bool | None = None, add_eos: bool | None = None
     ) -> Tokenizer:
-        """The same ids for documents that begin or end otherwise; None = as they do here.
+        """A copy with the same ids and other begin or end tokens of documents; None = unchanged.
 
-        ValueError: there is no such token, or none would be left.
+        ValueError: the token does not exist, or no border token would remain.
         """
         begins = self.add_bos if add_bos is None else add_bos
         ends = self.add_eos if add_eos is None else add_eos
         if begins and self.bos_token is None:
-            what = "add_bos=true, and the tokenizer has no token that begins documents"
-            raise ValueError(f"{what}. Set tokenizer.bos_token, or add_bos=false.")
+            fault = "add_bos=true, and the tokenizer has no token that begins documents"
+            raise ValueError(f"{fault}. Set tokenizer.bos_token, or add_bos=false.")
         if begins == ends and (not begins or self.bos_token == self.eos_token):
-            what = f"add_bos={begins} and add_eos={ends}".lower()
-            raise ValueError(f"{what}: no one token is between two documents. Set one of them.")
+            fault = f"add_bos={begins} and add_eos={ends}".lower()
+            raise ValueError(f"{fault}: no one token is between two documents. Set one of them.")
         other = copy.copy(self)
         other.__dict__.pop("fingerprint", None)
         other._set_borders(add_bos=begins, add_eos=ends)
         return other
 
     def with_added(self, section: Section) -> Tokenizer:
-        """This one with the tokens that a section adds. ValueError: one is there already."""
+        """A copy with the tokens added by a section. ValueError: a token exists already."""
         import tokenizers
 
         raw = tokenizers.Tokenizer.from_str(self._raw.to_str())
@@ -117,12 +117,14 @@ class Tokenizer:
         return Tokenizer(raw, eos_token=self.eos_token, **borders, stated=self.stated)
 
     def _id(self, token: str | None) -> int:
-        found = None if token is None else self._raw.token_to_id(token)
-        assert found is not None, token
-        return found
+        index = None if token is None else self._raw.token_to_id(token)
+        assert index is not None, token
+        return index
 
     def named_id(self, name: str) -> int | None:
-        """The id of a token that its folder names, such as pad_token; None where it names none."""
+        """The id of a token named in the tokenizer's folder, e.g. pad_token; None without a
+        name.
+        """
         stated = self.stated.get(name)
         token = stated.get("content") if isinstance(stated, dict) else stated
         return self._raw.token_to_id(token) if isinstance(token, str) else None
@@ -136,8 +138,9 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_marked(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Ids of texts in which special tokens are what spells them, as those of chat templates;
-        and which characters each id stands for, from the first to the one behind the last.
+        """Encode texts with special tokens read from their spelling, as in the output of chat
+        templates. Returns for each text its ids and the (first, past-the-end) characters of each
+        id.
         """
         self._raw.encode_special_tokens = False
         try:
@@ -148,18 +151,18 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> list[str]:
-        """How templates spell the tokens that no text spells."""
+        """The spellings, in templates, of the tokens never spelled by text."""
         added = self._raw.get_added_tokens_decoder()
         return [token.content for _, token in sorted(added.items()) if token.special]
 
     def remember_words(self) -> Words | None:
-        """What encodes batches on one core, and much faster there; None for other tokenizers than
-        byte-level BPE of a usual pattern.
+        """A faster encoder of batches on one core; None except for byte-level BPE of a usual
+        pattern.
         """
         return Words.of(self._raw)
 
     def document(self, ids: Sequence[int]) -> np.ndarray:
-        """Ids of a whole document, with what begins and ends it: uint32 [tokens]."""
+        """Ids of a whole document, with its begin and end tokens: uint32 [tokens]."""
         borders = ([] if token is None else [token] for token in (self.begin_id, self.last_id))
         first, last = borders
         return np.array([*first, *ids, *last], dtype=np.uint32)
@@ -194,21 +197,21 @@ class Tokenizer:
         return result
 
     def _uses(self, component: str) -> bool:
-        """Whether the pre-tokeniser, the decoder or the model is, or contains, such a component."""
+        """Whether the pre-tokeniser, the decoder or the model is, or contains, `component`."""
         description = json.loads(self._raw.to_str())
         parts = [description[part] for part in ("pre_tokenizer", "decoder", "model")]
         return f'"type": "{component}"' in json.dumps(parts)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of what text becomes, and of how documents begin and end."""
+        """Hash of the encoding of text, and of the begin and end of documents."""
         borders = [self.eos_token]
         borders += [f"begins with {self.bos_token}"] if self.add_bos else []
         borders += [] if self.add_eos else ["does not end with it"]
         return hashlib.sha256("\n".join([*borders, self._raw.to_str()]).encode()).hexdigest()
 
     def typed(self, path: Path) -> str:
-        """What is typed to have the same of its file."""
+        """The options for a command line to get this tokenizer from its file."""
         return typed(path, self.add_bos, self.add_eos)
 
     def save(self, directory: Path) -> None:
@@ -227,7 +230,7 @@ class Tokenizer:
 
     @staticmethod
     def load(directory: Path) -> Tokenizer:
-        """One that `save` wrote."""
+        """Load a tokenizer written by `save`."""
         import tokenizers
 
         raw = tokenizers.Tokenizer.from_file(str(directory / TOKENIZER_FILE))
@@ -243,8 +246,8 @@ class Tokenizer:
 
 
 def _add_only(raw: tokenizers.Tokenizer, token: str | None, index: int | None) -> None:
-    """Have other readers of the file begin texts with this token and add no other, whatever its own
-    post-processor adds: a model has not learnt what the run did not train on.
+    """Set the file's post-processor to begin texts with this token and add no other, whatever the
+    original added: a model has not learnt tokens absent from the run's training.
     """
     from tokenizers import processors
 
@@ -252,27 +255,29 @@ def _add_only(raw: tokenizers.Tokenizer, token: str | None, index: int | None) -
         begin = {"special_tokens": [(token, index)], "single": [token, "$A"]}
         raw.post_processor = processors.TemplateProcessing(**begin)  # type: ignore[assignment]
     elif raw.num_special_tokens_to_add(False):
-        own = json.loads(raw.to_str())["post_processor"]
-        trims = [each for each in own.get("processors", [own]) if "trim_offsets" in each]
+        processor = json.loads(raw.to_str())["post_processor"]
+        trims = [
+            trim for trim in processor.get("processors", [processor]) if "trim_offsets" in trim
+        ]
         options = ("add_prefix_space", "trim_offsets", "use_regex")
         levels = [
-            processors.ByteLevel(**{name: each[name] for name in options if name in each})
-            for each in trims
+            processors.ByteLevel(**{name: trim[name] for name in options if name in trim})
+            for trim in trims
         ]
         raw.post_processor = levels[0] if levels else None  # type: ignore[assignment]
 
 
 def train_bpe(section: BPE, *, text: TrainingText | RandomText) -> Tokenizer:
-    """A byte-level BPE with GPT-2's pre-tokeniser; of fewer entries if the text gives no more. Of
-    random tokens, that many ids of which those beyond the bytes stand for nothing.
+    """Train a byte-level BPE with GPT-2's pre-tokeniser; fewer entries if the text gives no more.
+    For random tokens, build as many ids, all beyond the bytes unused.
     """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     raw = tokenizers.Tokenizer(models.BPE())
     if isinstance(text, RandomText):
-        others = range(256, section.vocab_size - len(_own_tokens(section)))
-        names = [*visible_bytes(), *(f"<unused {number}>" for number in others)]
+        unused = range(256, section.vocab_size - len(_own_tokens(section)))
+        names = [*visible_bytes(), *(f"<unused {number}>" for number in unused)]
         vocab = {name: number for number, name in enumerate(names)}
         raw = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -329,29 +334,31 @@ def _made(raw: tokenizers.Tokenizer | ByteText, section: BPE | Bytes) -> Tokeniz
 
 
 def load_file(section: Existing, *, text: TrainingText) -> Tokenizer:
-    """A trained tokenizer.json; `text`, which every tokenizer is offered, is not read."""
+    """A trained tokenizer.json; `text`, passed to every tokenizer, is not read."""
     import tokenizers
 
     facts = usable(section, "a tokenizer.json")
     try:
         raw = tokenizers.Tokenizer.from_file(str(facts.file))
     except Exception as error:  # the library raises a bare Exception
-        what = f"not a tokenizer.json of the tokenizers library ({error})"
-        fix = "Save one with tokenizer.save(), or take the tokenizer.json of a transformers model."
-        raise ValueError(f"{_key(section)} = {section.place}: {what}. {fix}") from error
+        fault = f"not a tokenizer.json of the tokenizers library ({error})"
+        hint = "Save one with tokenizer.save(), or take the tokenizer.json of a transformers model."
+        raise ValueError(f"{_key(section)} = {section.place}: {fault}. {hint}") from error
     return finished(raw, section, facts)
 
 
 def usable(section: Existing, kind: str) -> Facts:
-    """What a file says. ValueError, naming its key: it is not there or of another kind."""
+    """The facts of a tokenizer file. ValueError, naming its key: the file is missing or of another
+    kind.
+    """
     key, facts = _key(section), section.facts()
-    fix = f"Give the {section.where} of {kind}."
+    hint = f"Give the {section.where} of {kind}."
     if not section.place:
-        raise ValueError(f"{key} is empty. {fix}")
+        raise ValueError(f"{key} is empty. {hint}")
     if isinstance(facts, str):
         missing = section.where == "path" and not Path(section.place).expanduser().exists()
         seen = f", seen from {Path.cwd()}" if missing else ""
-        raise ValueError(f"{key} = {section.place}: {facts}{seen}. {fix}")
+        raise ValueError(f"{key} = {section.place}: {facts}{seen}. {hint}")
     return facts
 
 
@@ -360,8 +367,8 @@ def _key(section: Existing) -> str:
 
 
 def finished(raw: tokenizers.Tokenizer, section: Existing, facts: Facts) -> Tokenizer:
-    """The tokens that begin and end documents, and those that are added, beside what was read.
-    ValueError: they are not there, or would be spelled by text; what is added is there.
+    """Complete a read tokenizer with the begin and end tokens of documents and the added tokens.
+    ValueError: a border token is missing, or would be spelled by text; an added token exists.
     """
     add_tokens(raw, section)
     bos, eos = section.begin_token(facts), section.end_token(facts)
@@ -370,8 +377,8 @@ def finished(raw: tokenizers.Tokenizer, section: Existing, facts: Facts) -> Toke
         ("bos_token", bos, section.add_bos),
     ):
         if used and token is None:
-            what, fix = section.no_token(option, facts.added)
-            raise ValueError(f"tokenizer.{option}: {what} Set {fix}.")
+            fault, hint = section.no_token(option, facts.added)
+            raise ValueError(f"tokenizer.{option}: {fault} Set {hint}.")
     last = eos or bos
     assert last is not None
     borders = {"add_bos": section.add_bos, "add_eos": section.add_eos}

@@ -1,8 +1,8 @@
-"""Ids of text from those of its words, each of which the tokenizers library encodes once.
+"""Ids of text from the ids of its words, each encoded once by the tokenizers library.
 
 A byte-level BPE cuts text into words by a regular expression and encodes each by itself, and text
-has the same words over and over. Of ASCII, Python finds them as the library does; what has other
-letters is handed to the library, from a space before which a word surely ends to the next one.
+has the same words over and over. Python finds the words of ASCII as the library does; text with
+other letters is handed to the library, from a certain end of a word before a space to the next.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from forge.data.tokenizers.byte_text import ByteText
 if TYPE_CHECKING:
     import tokenizers
 
-MOST, LONGEST = 1 << 18, 64  # words that are remembered, and letters of one
+MOST, LONGEST = 1 << 18, 64  # remembered words, and letters of a remembered word
 SPACE, OTHER = r"[\t-\r ]", r"[^\t-\r A-Za-z0-9]"
 SPACES = rf"{SPACE}+(?![^\t-\r ])|{SPACE}+"
 GPT2 = rf"'(?:[sdmt]|ll|ve|re)| ?[A-Za-z]+| ?[0-9]+| ?{OTHER}+|{SPACES}"
@@ -35,43 +35,46 @@ IN_ASCII = {
     ENCODINGS["cl100k"].pattern: CL100K,
     ENCODINGS["qwen"].pattern: CL100K.replace("{1,3}", ""),
 }
-"""What patterns of words are where all letters are ASCII; Python's own \\s has four more."""
+"""Patterns of words for ASCII text; Python's own \\s has four more characters."""
 CHUNKS = re.compile(rf"{SPACE}*[^\t-\r ]+|{SPACE}+").findall
 Find = Callable[[str], list[str]]
 
 
 class Words:
-    """The ids of words that were met before; in memory are at most MOST of them."""
+    """The ids of words met before; at most MOST words in memory."""
 
     def __init__(self, raw: tokenizers.Tokenizer | ByteText, find: Find) -> None:
-        """find: the words of ASCII text."""
+        """find: divides ASCII text into words."""
         self._raw, self._find = raw, find
         self._known: dict[str, bytes] = {}
 
     @staticmethod
     def of(raw: tokenizers.Tokenizer | ByteText) -> Words | None:
-        """None: it is not known where its words end."""
+        """The words of a tokenizer; None where the pattern of words is unknown."""
         pattern = IN_ASCII.get(pattern_of(json.loads(raw.to_str())) or "")
         return Words(raw, re.compile(pattern).findall) if pattern else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of several texts, as the library gives them: uint32 each."""
+        """Ids of several texts, equal to the library's: uint32 arrays."""
         words = [list(self._words(text)) for text in texts]
         needed = set(chain.from_iterable(words))
         new = needed.difference(self._known)
         if len(self._known) + len(new) > MOST:
             self._known.clear()
             new = needed
-        known = self._known
+        remembered = self._known
         batch = list(new)
-        for word, one in zip(
+        for word, encoding in zip(
             batch, self._raw.encode_batch_fast(batch, add_special_tokens=False), strict=True
         ):
-            known[word] = array("I", one.ids).tobytes()
-        ids = [np.frombuffer(b"".join(map(known.__getitem__, each)), np.uintc) for each in words]
+            remembered[word] = array("I", encoding.ids).tobytes()
+        ids = [
+            np.frombuffer(b"".join(map(remembered.__getitem__, text_words)), np.uintc)
+            for text_words in words
+        ]
         for word in batch:
             if len(word) > LONGEST:
-                del known[word]
+                del remembered[word]
         return ids
 
     def _words(self, text: str) -> Iterator[str]:
@@ -82,19 +85,23 @@ class Words:
 
 
 def runs_of(text: str) -> Iterator[str]:
-    """Text in runs that have no word in common: of ASCII, or the shortest with other letters."""
+    """Divide text into runs without a common word: runs of ASCII, or the shortest with other
+    letters.
+    """
     run: list[str] = []
     plain = True  # whether the run is of ASCII
     for chunk in CHUNKS(text):
         if plain and chunk.isascii():
             run.append(chunk)
             continue
-        if plain:  # it ends where a word does
-            at = len(run)
-            while at and not _ends(run[at - 1], chunk if at == len(run) else run[at]):
-                at -= 1
-            yield "".join(run[:at])
-            run, plain = [*run[at:], chunk], False
+        if plain:  # end the run at the end of a word
+            border = len(run)
+            while border and not _ends(
+                run[border - 1], chunk if border == len(run) else run[border]
+            ):
+                border -= 1
+            yield "".join(run[:border])
+            run, plain = [*run[border:], chunk], False
         elif _ends(run[-1], chunk):
             yield "".join(run)
             run, plain = [chunk], chunk.isascii()
@@ -104,15 +111,15 @@ def runs_of(text: str) -> Iterator[str]:
 
 
 def _ends(before: str, after: str) -> bool:
-    """Whether a word ends between two chunks, the second of which begins with a space."""
+    """Whether a word ends between two chunks, the second beginning with a space."""
     last, first = before[-1], after[0]
-    if first in "\r\n":  # which some patterns take into a word of punctuation
+    if first in "\r\n":  # some patterns take line ends into a word of punctuation
         return last.isascii() and last.isalnum()
     return not last.isspace()
 
 
 def pattern_of(described: dict[str, Any]) -> str | None:
-    """The pattern of the words of a tokenizer that encodes each of them by itself, if it does."""
+    """The pattern of words of a tokenizer encoding each word by itself; None for any other."""
     model, cuts = described["model"], described["pre_tokenizer"]
     plain = model["type"] == "BPE" and not model["dropout"] and described["normalizer"] is None
     plain &= all(token["special"] for token in described["added_tokens"])
@@ -125,6 +132,6 @@ def pattern_of(described: dict[str, Any]) -> str | None:
         return None if split else ENCODINGS["gpt2"].pattern
     if len(split) != 1 or split[0]["type"] != "Split":
         return None
-    (one,) = split
-    usual = one["behavior"] == "Isolated" and not one["invert"]
-    return one["pattern"].get("Regex") if usual else None
+    (splitter,) = split
+    usual = splitter["behavior"] == "Isolated" and not splitter["invert"]
+    return splitter["pattern"].get("Regex") if usual else None

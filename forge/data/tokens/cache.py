@@ -1,4 +1,4 @@
-"""The directory of prepared data: where it is, one builder at a time, complete entries only."""
+"""The directory of prepared data: its location, one builder at a time, complete entries only."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def cache_root(cache_dir: str | None) -> Path:
 
 @contextmanager
 def explained(root: Path) -> Iterator[None]:
-    """Failures of the file system under `root` become a ValueError that names data.cache_dir."""
+    """Turn failures of the file system under `root` into a ValueError naming data.cache_dir."""
     try:
         yield
     except OSError as error:
         if error.filename is not None and not Path(error.filename).is_relative_to(root):
             raise
         problem = f"cannot write prepared data there ({error.strerror or error})"
-        fix = "Make room or set data.cache_dir (or $FORGE_CACHE) to a directory you may write to."
-        raise ValueError(f"data.cache_dir = {root}: {problem}. {fix}") from error
+        hint = "Make room or set data.cache_dir (or $FORGE_CACHE) to a directory you may write to."
+        raise ValueError(f"data.cache_dir = {root}: {problem}. {hint}") from error
 
 
 @contextmanager
 def one_builder(entry: Path) -> Iterator[None]:
-    """Hold the lock of a cache entry; other processes wait until this one is done, or dead."""
+    """Hold the lock of a cache entry; other processes wait until the holder is done or dead."""
     from filelock import FileLock, Timeout
 
     entry.parent.mkdir(parents=True, exist_ok=True)
@@ -53,10 +53,9 @@ def one_builder(entry: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(entry: Path) -> Iterator[Path]:
-    """A fresh directory that replaces `entry` when the block succeeds, and is removed when it
-    fails.
+    """A fresh directory to replace `entry` when the block succeeds, removed when the block fails.
 
-    Call it under one_builder(entry): what a killed builder left behind is removed.
+    Call under one_builder(entry): leftovers of a killed builder are removed.
     """
     for leftover in entry.parent.glob(f".{entry.name}.tmp-*"):
         shutil.rmtree(leftover)
@@ -73,16 +72,16 @@ def replacing(entry: Path) -> Iterator[Path]:
 
 
 def kept(entry: Path, read: Callable[[], T], make: Callable[[Path], None]) -> T:
-    """What is in an entry, made before by `make` into a directory if it is not there or damaged.
+    """The content of an entry, built by `make` into a directory where missing or damaged.
 
-    Any number of processes may call this at once: one makes it. read: raises BrokenStore.
+    Any number of processes may call this at once: one builds the entry. read: raises BrokenStore.
     """
-    if (found := _intact(entry, read, log.debug)) is not None:
-        return found
+    if (content := _intact(entry, read, log.debug)) is not None:
+        return content
     with one_builder(entry):
-        # The process that held the lock before may have made it.
-        if (found := _intact(entry, read, log.warning)) is not None:
-            return found
+        # The last holder of the lock may have built the entry.
+        if (content := _intact(entry, read, log.warning)) is not None:
+            return content
         with replacing(entry) as directory:
             make(directory)
     return read()

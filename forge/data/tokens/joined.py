@@ -1,4 +1,4 @@
-"""Several token stores one behind the other, as the validation split of a mixture."""
+"""Consecutive token stores as one, for the validation split of a mixture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forge.data.tokens.store import TokenStore
 
 
 class Joined(TokenStore):
-    """Stores of one tokenizer as one. Of those that mask nothing all tokens count."""
+    """Stores of one tokenizer as one. Stores without marks count all tokens."""
 
     def __init__(self, stores: Sequence[TokenStore]) -> None:
         self.stores = tuple(stores)
@@ -27,27 +27,29 @@ class Joined(TokenStore):
     @property
     def offsets(self) -> np.ndarray:
         pairs = zip(self.stores, self._starts, strict=False)
-        return np.concatenate([[0], *(one.offsets[1:] + start for one, start in pairs)])
+        return np.concatenate([[0], *(store.offsets[1:] + start for store, start in pairs)])
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     @cached_property
     def fingerprint(self) -> str:
-        return hashlib.sha256("".join(one.fingerprint for one in self.stores).encode()).hexdigest()
+        return hashlib.sha256(
+            "".join(store.fingerprint for store in self.stores).encode()
+        ).hexdigest()
 
     def read(self, start: int, stop: int) -> np.ndarray:
         assert 0 <= start < stop <= len(self), (start, stop, len(self))
-        parts, at = [], bisect_right(self._starts, start) - 1
+        parts, number = [], bisect_right(self._starts, start) - 1
         while start < stop:
-            first, end = self._starts[at], min(stop, self._starts[at + 1])
-            parts.append(self.stores[at].read(start - first, end - first))
-            start, at = end, at + 1
+            first, end = self._starts[number], min(stop, self._starts[number + 1])
+            parts.append(self.stores[number].read(start - first, end - first))
+            start, number = end, number + 1
         return np.concatenate(parts)
 
 
 class Ones(TokenStore):
-    """That every token counts as a target."""
+    """Marks of a store without any: every token counts as a target."""
 
     def __init__(self, n_tokens: int) -> None:
         self.n_tokens = n_tokens

@@ -1,4 +1,4 @@
-"""Token ids on disk: memory-mapped shards and a JSON index that says what they hold."""
+"""Token ids on disk: memory-mapped shards and a JSON index of their content."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from forge.data.tokens.store import MappedStore, sample_hash
 
 FORMAT = 1
 INDEX_FILE = "index.json"
-DOCUMENTS = "documents.i64"  # file of a store: where each document begins, and the last one ends
-COUNTED = "counted"  # folder of a store: the marks of each token, as `store` has them
+DOCUMENTS = "documents.i64"  # file of a store: start of each document, end of the last
+COUNTED = "counted"  # folder of a store: the marks of each token, bits as in `store`
 SHARD_TOKENS = 1 << 28
 HASHED_WHOLE_BYTES = 64 << 20
 
 
 class BrokenStore(Exception):
-    """A store on disk is not what its index says; the message is the reason."""
+    """A store on disk differs from its index; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """What a store holds. tokenizer: its fingerprint. documents: the file of where each begins,
-    int64, and behind them where the last one ends. Both are of forge.prepare alone, the second of
-    examples too. together: how many documents are an example; 0 = they are running text.
+    """The content of a store. tokenizer: its fingerprint. documents: file of the int64 start of
+    each document, then the end of the last. Only forge.prepare writes both; stores of examples have
+    `documents` too. together: number of documents in an example; 0 = running text.
     """
 
     dtype: str
@@ -56,7 +56,7 @@ class Index:
 
 
 class IndexedStore(MappedStore):
-    """What a ShardWriter wrote; pickles as its path."""
+    """A store written by a ShardWriter; pickles as its path."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -85,14 +85,16 @@ class IndexedStore(MappedStore):
         return hashlib.sha256(hashes.encode()).hexdigest()
 
     def verify(self) -> None:
-        """Compare shards with their hashes, beyond 64 MiB in samples. BrokenStore: they differ."""
+        """Compare shards with their hashes, beyond 64 MiB in samples. BrokenStore: a hash
+        differs.
+        """
         if self.counted is not None:
             if len(self.counted) != len(self):
                 raise BrokenStore(f"{self.directory.name}/{COUNTED} is of another length")
             self.counted.verify()
-        whole = len(self) * np.dtype(self.index.dtype).itemsize <= HASHED_WHOLE_BYTES
+        hash_all = len(self) * np.dtype(self.index.dtype).itemsize <= HASHED_WHOLE_BYTES
         for shard, tokens in zip(self.index.shards, self.parts, strict=True):
-            if whole:
+            if hash_all:
                 intact = hashlib.sha256(tokens.data).hexdigest() == shard.sha256
             else:
                 intact = sample_hash(tokens) == shard.sample_sha256
@@ -102,7 +104,7 @@ class IndexedStore(MappedStore):
 
 
 def read_index(directory: Path) -> Index:
-    """BrokenStore: it is missing, or not as forge writes it."""
+    """Read the index of a directory. BrokenStore: missing, or not in forge's format."""
     name = f"{directory.name}/{INDEX_FILE}"
     with damage_of(name):
         content: dict[str, Any] = read_json(directory / INDEX_FILE)
@@ -113,7 +115,7 @@ def read_index(directory: Path) -> Index:
 
 
 def write_index(directory: Path, index: Index) -> None:
-    """Write what a directory of shards holds."""
+    """Write the index of a directory of shards."""
     unsaid = {"tokenizer": "", "documents": "", "together": 0}
     content = {k: value for k, value in asdict(index).items() if value != unsaid.get(k)}
     (directory / INDEX_FILE).write_text(json.dumps({"format": FORMAT} | content, indent=2))
@@ -121,7 +123,7 @@ def write_index(directory: Path, index: Index) -> None:
 
 @contextmanager
 def damage_of(name: str) -> Iterator[None]:
-    """What goes wrong with a file of plain data that forge has written becomes a BrokenStore."""
+    """Turn errors of reading one of forge's files of plain data into BrokenStore."""
     try:
         yield
     except FileNotFoundError as error:
@@ -142,7 +144,7 @@ def _map(path: Path, dtype: str, n_tokens: int) -> np.ndarray:
 
 
 class ShardWriter:
-    """Writes the tokens of one split to a directory as they come, and its index at close()."""
+    """Writes the tokens of one split to a directory in order, and its index at close()."""
 
     def __init__(
         self,
@@ -152,7 +154,7 @@ class ShardWriter:
         shard_tokens: int = SHARD_TOKENS,
         dtype: str | None = None,
     ) -> None:
-        """dtype: None = the smallest of tokens below vocab_size."""
+        """dtype: None = the smallest type for tokens below vocab_size."""
         directory.mkdir(parents=True)
         self.dtype = np.dtype(dtype or ("<u2" if vocab_size <= 1 << 16 else "<u4"))
         self.n_tokens = 0

@@ -1,4 +1,4 @@
-"""Tokens in order, wherever they are: what loaders read, and the stores over mapped arrays."""
+"""Token stores: the interface read by loaders, and stores over mapped arrays."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from functools import cached_property
 import numpy as np
 
 COUNTS, ENDS, GOES_ON, LIKED = 1, 2, 4, 8
-"""Marks of a token: it counts as a target; a document ends with it; none does, though it is the one
-that ends documents elsewhere; it is of an example that is desirable.
+"""Bits marking a token: counts as a target; ends a document; does not end a document, though an
+end-of-text elsewhere; belongs to a desirable example.
 """
 SAMPLE_BLOCKS = 64
 SAMPLE_BLOCK_BYTES = 1 << 14
 
 
 def ends_of(tokens: np.ndarray, marks: np.ndarray | None, end_of_text: int) -> np.ndarray:
-    """With which tokens documents end: bool, of the shape of tokens."""
+    """Mask of the tokens ending a document: bool, of the shape of tokens."""
     ends = tokens == end_of_text
     return ends if marks is None else (ends & (marks & GOES_ON == 0)) | (marks & ENDS != 0)
 
 
 class TokenStore(ABC):
-    """The tokens of one split, in order; it pickles without them.
+    """The tokens of one split, in order; pickles without the tokens.
 
-    counted: of equal length, the marks of each token; None = all count as targets. together: how
-    many documents are an example; 0 = they are running text. offsets: of examples, where each
-    document begins, and the last one ends, int64 [documents + 1].
+    counted: store of equal length with the marks of each token; None = all count as targets.
+    together: number of documents in an example; 0 = running text. offsets: for examples, the start
+    of each document and the end of the last, int64 [documents + 1].
     """
 
     counted: TokenStore | None = None
@@ -49,7 +49,7 @@ class TokenStore(ABC):
 
     @property
     def stamp(self) -> str:
-        """The same; of files that are hashed in samples, with when they were changed."""
+        """The fingerprint; for files hashed in samples, extended by their times of change."""
         return self.fingerprint
 
     @abstractmethod
@@ -58,7 +58,7 @@ class TokenStore(ABC):
 
 
 class MappedStore(TokenStore):
-    """Arrays, most of them maps of files, that follow each other as one."""
+    """Consecutive arrays, mostly maps of files, as one store."""
 
     def __init__(self, parts: Sequence[np.ndarray]) -> None:
         self.parts = parts
@@ -68,7 +68,7 @@ class MappedStore(TokenStore):
         return self._starts[-1]
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """A view if they are in one part."""
+        """Tokens start to stop, a view where one part holds all of them."""
         assert 0 <= start < stop <= len(self), (start, stop, len(self))
         first = bisect_right(self._starts, start) - 1
         offset = self._starts[first]
@@ -118,7 +118,7 @@ def sample_blocks(tokens: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def sample_hash(tokens: np.ndarray) -> str:
-    """SHA-256 of these blocks, in hex."""
+    """SHA-256 of the sample blocks, in hex."""
     digest = hashlib.sha256()
     for block in sample_blocks(tokens):
         digest.update(block.data)

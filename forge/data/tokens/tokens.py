@@ -1,4 +1,4 @@
-"""Corpora that are tokens already: shards that were made elsewhere, and random ones."""
+"""Corpora of tokens: shards made elsewhere, and random tokens."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Splits = tuple[TokenStore, TokenStore]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSource:
-    """Where tokens are, and the training and validation split of them for a tokenizer and a share
-    that is held out; 1 = all of it, as validation.
+    """A corpus of tokens, and its training and validation split for a tokenizer and a held-out
+    share; 1 = everything is validation.
     """
 
     source: str
@@ -35,17 +35,17 @@ class TokenSource:
 
 
 class NoText:
-    """What a tokenizer that learns from text is given where there is none."""
+    """Stands for the text of a trained tokenizer where data has none."""
 
     def sample(self, max_bytes: int) -> Iterator[str]:
-        what = "tokenizer: it is trained on text, and data holds tokens."
-        fix = "Name the one that they are of: tokenizer=file tokenizer.path=my/tokenizer.json."
-        raise ValueError(f"{what} {fix}")
+        fault = "tokenizer: it is trained on text, and data holds tokens."
+        hint = "Name the one that they are of: tokenizer=file tokenizer.path=my/tokenizer.json."
+        raise ValueError(f"{fault} {hint}")
 
 
 class FileStore(MappedStore):
-    """Files of tokens as they lie; pickles as where they are. Each token that is read is known to
-    be one of the tokenizer's.
+    """Files of tokens, mapped in place; pickles as their paths. Every token read is checked against
+    the tokenizer's ids.
     """
 
     def __init__(self, files: Sequence[TokenFile], *, n_ids: int) -> None:
@@ -57,10 +57,10 @@ class FileStore(MappedStore):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of large files samples count."""
-        known = [f"{file.dtype} {file.n_tokens}" for file in self.files]
+        """Hash of the tokens; large files count by samples."""
+        types = [f"{file.dtype} {file.n_tokens}" for file in self.files]
         hashes = [sample_hash(part) for part in self.parts]
-        return hashlib.sha256("\n".join(known + hashes).encode()).hexdigest()
+        return hashlib.sha256("\n".join(types + hashes).encode()).hexdigest()
 
     @property
     def stamp(self) -> str:
@@ -68,26 +68,26 @@ class FileStore(MappedStore):
         return hashlib.sha256(f"{self.fingerprint} {changed}".encode()).hexdigest()
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        found = super().read(start, stop)
-        self._check(found, self.files[0].path.parent)
-        return found
+        tokens = super().read(start, stop)
+        self._check(tokens, self.files[0].path.parent)
+        return tokens
 
     def verify(self) -> None:
-        """Look at the tokens of the files, beyond 64 MiB at samples. ValueError: ids that the
-        tokenizer does not have.
+        """Check the tokens of the files, beyond 64 MiB in samples. ValueError: ids beyond the
+        tokenizer's.
         """
         for file, part in zip(self.files, self.parts, strict=True):
-            whole = part.nbytes <= HASHED_WHOLE_BYTES
-            for block in (part,) if whole else sample_blocks(part):
+            check_all = part.nbytes <= HASHED_WHOLE_BYTES
+            for block in (part,) if check_all else sample_blocks(part):
                 self._check(block, file.path)
 
     def _check(self, tokens: np.ndarray, where: Path) -> None:
         least, greatest = int(tokens.min()), int(tokens.max())
         if least < 0 or greatest >= self.n_ids:
             wrong = least if least < 0 else greatest
-            what = f"has the token {wrong}, and the tokenizer has ids from 0 to {self.n_ids - 1}"
-            fix = "Choose the tokenizer that the shards were made with; and check data.dtype"
-            raise bad(where, what, fix)
+            fault = f"has the token {wrong}, and the tokenizer has ids from 0 to {self.n_ids - 1}"
+            hint = "Choose the tokenizer that the shards were made with; and check data.dtype"
+            raise bad(where, fault, hint)
 
 
 def _file_store(files: Sequence[TokenFile], n_ids: int) -> FileStore:
@@ -95,16 +95,16 @@ def _file_store(files: Sequence[TokenFile], n_ids: int) -> FileStore:
 
 
 def shards(section: Shards) -> TokenSource:
-    """Token shards in a directory; of one that forge.prepare made its own splits.
+    """Token shards in a directory; a directory made by forge.prepare keeps its own splits.
 
-    ValueError, naming data.path: nothing is there, or it is not what it should be.
+    ValueError, naming data.path: no shard matches, or a shard is malformed.
     """
     files = [Path(name) for name in section.files()]
     refuse_broken([Path(name) for name in section.names()])
     if not files:
-        what = f"no shards in it that match {section.file_pattern or '*.npy or *.bin'}"
-        fix = "Give a directory of token shards, and with data.file_pattern what they are called."
-        raise ValueError(f"data.path = {section.path}: {what}. {fix}")
+        fault = f"no shards in it that match {section.file_pattern or '*.npy or *.bin'}"
+        hint = "Give a directory of token shards, and with data.file_pattern what they are called."
+        raise ValueError(f"data.path = {section.path}: {fault}. {hint}")
 
     def splits(tokenizer: Tokenizer, val_fraction: float) -> Splits:
         root = Path(section.path)
@@ -114,12 +114,12 @@ def shards(section: Shards) -> TokenSource:
                 return stores[0], Slice(stores[1], 0, 0)
             if val_fraction < 1:
                 return stores[0], stores[1]
-            what = f"it has the splits of forge.prepare. Name one of them, {section.path}/val."
-            raise ValueError(f"data.path = {section.path}: {what}")
+            fault = f"it has the splits of forge.prepare. Name one of them, {section.path}/val."
+            raise ValueError(f"data.path = {section.path}: {fault}")
         if section.is_indexed:
             return _cut(section.path, _indexed(root, section, tokenizer), val_fraction)
-        found = [token_file(path, section.dtype) for path in files]
-        store = FileStore(found, n_ids=tokenizer.vocab_size)
+        token_files = [token_file(path, section.dtype) for path in files]
+        store = FileStore(token_files, n_ids=tokenizer.vocab_size)
         store.verify()
         return _cut(section.path, store, val_fraction)
 
@@ -127,43 +127,43 @@ def shards(section: Shards) -> TokenSource:
 
 
 def _indexed(directory: Path, section: Shards, tokenizer: Tokenizer) -> IndexedStore:
-    """A store that forge wrote, if it is in the tokens of this tokenizer."""
+    """Open a store written by forge. ValueError: damaged, or in the tokens of another tokenizer."""
     try:
         store = IndexedStore(directory)
         store.verify()
-        theirs, beside = store.index.tokenizer, directory.parent / "tokenizer"
-        known = None
-        if beside.is_dir():  # as the library that is installed now has it
+        expected, beside = store.index.tokenizer, directory.parent / "tokenizer"
+        saved = None
+        if beside.is_dir():  # the fingerprint by the installed library
             read_manifest(directory.parent)
-            known = Tokenizer.load(beside)
-            theirs = known.fingerprint
+            saved = Tokenizer.load(beside)
+            expected = saved.fingerprint
     except BrokenStore as error:
         raise ValueError(f"data.path = {directory}: {error}. Prepare it again.") from error
     if section.dtype not in (None, np.dtype(store.index.dtype).name):
-        what = f"has tokens of {np.dtype(store.index.dtype)}, and data.dtype={section.dtype}"
-        raise bad(directory, what, "Leave data.dtype out: its index.json says it")
-    if theirs not in ("", tokenizer.fingerprint):
-        what = "these shards were made with another tokenizer"
-        its = f": {known.typed(beside)}" if known else ""
-        raise ValueError(f"data.path = {directory}: {what}. Choose theirs{its}.")
+        fault = f"has tokens of {np.dtype(store.index.dtype)}, and data.dtype={section.dtype}"
+        raise bad(directory, fault, "Leave data.dtype out: its index.json says it")
+    if expected not in ("", tokenizer.fingerprint):
+        fault = "these shards were made with another tokenizer"
+        spelling = f": {saved.typed(beside)}" if saved else ""
+        raise ValueError(f"data.path = {directory}: {fault}. Choose theirs{spelling}.")
     return store
 
 
 def _cut(source: str, store: TokenStore, val_fraction: float) -> Splits:
     """The last tokens for validation, the rest for training."""
-    whole = val_fraction == 1
-    held = len(store) if whole else max(round(len(store) * val_fraction), 2)
+    validation_only = val_fraction == 1
+    held = len(store) if validation_only else max(round(len(store) * val_fraction), 2)
     if not val_fraction:
         held = 0
-    elif held < 2 or len(store) - held < (0 if whole else 2):
-        what = f"{len(store):,} tokens are too few to hold some out for validation"
-        raise ValueError(f"data.path = {source}: {what}. Give more shards.")
+    elif held < 2 or len(store) - held < (0 if validation_only else 2):
+        fault = f"{len(store):,} tokens are too few to hold some out for validation"
+        raise ValueError(f"data.path = {source}: {fault}. Give more shards.")
     border = len(store) - held
     return Slice(store, 0, border), Slice(store, border, len(store))
 
 
 class RandomStore(TokenStore):
-    """Random ids, each a function of seed and place: nothing is kept, any part can be read."""
+    """Random ids, each a function of seed and position: nothing is stored, any part can be read."""
 
     def __init__(self, n_tokens: int, *, n_ids: int, seed: int) -> None:
         self.n_tokens, self.n_ids, self.seed = n_tokens, n_ids, seed

@@ -68,6 +68,6 @@ def _option_faults(
 
 
 def meant(value: str, known: Collection[str], assign: str) -> str:
-    """Advise an override in place of a wrong value: the closest known values, else all of them."""
+    """Advise an override in place of a wrong value: the closest known values, else every one."""
     near = did_you_mean([assign + choice for choice in closest(value, known)])
     return near or f"one of {', '.join(assign + choice for choice in known)}"

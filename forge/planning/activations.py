@@ -57,30 +57,30 @@ class Block:
     def keepable(self, *, by_name: bool = True) -> dict[str, Named]:
         """The names that the second run reads, and so may spare."""
         left_out = IN_LAYERS if self.apart and by_name else self.unread
-        return {name: one for name, one in self.named.items() if name not in left_out}
+        return {name: tensor for name, tensor in self.named.items() if name not in left_out}
 
     def held(self, places: Mapping[str, str] | None) -> Held:
         """places: of names; None = nothing is recomputed."""
         if places is None:
             return Held(device=self.alone)
-        named, by_name = self.keepable(), bool(set(places) - {INPUT})
-        found = Held(device=self.input)
+        keepable, by_name = self.keepable(), bool(set(places) - {INPUT})
+        held = Held(device=self.input)
         if self.apart and by_name:
-            found = Held(device=self.around)
+            held = Held(device=self.around)
         elif places.get(INPUT) == OFFLOAD:
-            found = Held(host=self.input)
-        for name, place in places.items():
-            bytes = named[name].bytes if name in named else 0.0
-            found += Held(host=bytes) if place == OFFLOAD else Held(device=bytes)
-        return found
+            held = Held(host=self.input)
+        for name, storage in places.items():
+            bytes = keepable[name].bytes if name in keepable else 0.0
+            held += Held(host=bytes) if storage == OFFLOAD else Held(device=bytes)
+        return held
 
     def again(self, places: Mapping[str, str] | None) -> float:
         """FLOPs of a token that are computed again."""
         if places is None:
             return 0.0
         read = self.keepable(by_name=bool(set(places) - {INPUT}))
-        spared = sum(one.flops for name, one in self.named.items() if name not in read)
-        return self.flops - spared - sum(one.flops for n, one in read.items() if n in places)
+        spared = sum(tensor.flops for name, tensor in self.named.items() if name not in read)
+        return self.flops - spared - sum(tensor.flops for n, tensor in read.items() if n in places)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,25 +133,25 @@ class Activations:
         policy, n_layers = self.config.train.policy, self.model.n_layers
         for layer in stage.layers:
             if (block := self.block(self.model.kind_of(layer))) is not None:
-                again = policy.recomputed(layer, n_layers, stage.layers.start)
-                yield block, policy.of_block(layer, n_layers) if again else None
+                recomputed = policy.recomputed(layer, n_layers, stage.layers.start)
+                yield block, policy.of_block(layer, n_layers) if recomputed else None
 
     def held(self, stage: Stage) -> Held | None:
         """By all blocks, and by what the output head reads; None = not known."""
         blocks = list(self.places(stage))
         if len(blocks) < len(stage.layers):
             return None
-        found = sum((block.held(places) for block, places in blocks), Held())
-        for layer, (_, places) in zip(stage.layers, blocks, strict=True):
-            if places is None:
-                found += Held(device=self.beside.of_block(layer, self.numbers))
-        found = found * self.in_flight(stage)
+        held = sum((block.held(storages) for block, storages in blocks), Held())
+        for layer, (_, storages) in zip(stage.layers, blocks, strict=True):
+            if storages is None:
+                held += Held(device=self.beside.of_block(layer, self.numbers))
+        held = held * self.in_flight(stage)
         if stage.last:
             model = self.model
             norm = self.numbers.norm(model.norm_type, model.dim, self.residual)
-            found += Held(device=norm + self.width * model.dim)
-            found += Held(device=self.beside.of_head(self.numbers, self.tokens))
-        return found * self.tokens
+            held += Held(device=norm + self.width * model.dim)
+            held += Held(device=self.beside.of_head(self.numbers, self.tokens))
+        return held * self.tokens
 
     def of_documents(self, stage: Stage) -> int:
         """Bytes of what layers share to keep documents apart: masks and rotations."""
@@ -161,12 +161,12 @@ class Activations:
         blocks = in_blocks(self.config, self.config.run.device)  # which take next to nothing
         scored = [layer for layer in layers if not layer.mixer.recurrent]
         spans = set() if blocks else {layer.span for layer in scored}
-        places = INT64 if len(scored) < len(layers) else 0
+        position_bytes = INT64 if len(scored) < len(layers) else 0
         queries = parallel.cp if parallel.cp_method == "ulysses" else 1
         rotary = [layer.rotary_dim for layer in layers if layer.is_rotary]
         masks = len(spans) * queries * self.residual * self.config.train.seq_len
         tempered = sum(layer.is_tempered for layer in layers)
-        of_token = masks + places + FP32 * (2 * sum(rotary) + tempered)
+        of_token = masks + position_bytes + FP32 * (2 * sum(rotary) + tempered)
         return round(self.in_flight(stage) * self.tokens * of_token)
 
     def _block(self, kind: Kind) -> Block | None:
@@ -204,8 +204,8 @@ class Activations:
     def _norms(self, layer: Decoder) -> int:
         """Norms of what enters the two layers, and of what they give."""
         norm = functools.partial(self.numbers.norm, layer.norm_type, layer.dim)
-        before = 2 * norm(self.residual) if layer.norms_before else 0
-        return before + (2 * norm(self.numbers.width) if layer.norms_after else 0)
+        entering = 2 * norm(self.residual) if layer.norms_before else 0
+        return entering + (2 * norm(self.numbers.width) if layer.norms_after else 0)
 
 
 def flops_again(config: Config) -> float:
@@ -214,8 +214,8 @@ def flops_again(config: Config) -> float:
     if not isinstance(model, Decoder) or not config.train.policy.recomputes:
         return 0.0
     stage = Stage(layers=range(model.n_layers), first=True, last=True)
-    places = Activations(config, model).places(stage)
-    return sum(block.again(kept) for block, kept in places)
+    blocks = Activations(config, model).places(stage)
+    return sum(block.again(storages) for block, storages in blocks)
 
 
 def host_bytes(config: Config) -> int:

@@ -79,17 +79,17 @@ class Compute:
     def block(self, kind: Kind) -> Pass:
         """One block of a kind."""
         # As if it were in the middle: the first and the last may be left out of what is quantised.
-        own = list(within(f"blocks.{self.model.n_layers // 2}", self.model.block_tensors(kind)))
-        added = self.config.adapter.added(own)
-        every = [*own, *(one for one in added if not is_taken(one.name))]
-        found = [self._of_tensor(one) for one in every if one.multiplied]
+        tensors = list(within(f"blocks.{self.model.n_layers // 2}", self.model.block_tensors(kind)))
+        added = self.config.adapter.added(tensors)
+        every = [*tensors, *(tensor for tensor in added if not is_taken(tensor.name))]
+        products = [self._of_tensor(tensor) for tensor in every if tensor.multiplied]
         forward_scores, backward_scores = self._attention(kind)
         memory = self._memory(kind)
         forward = Seconds(
-            products=sum(f for f, _ in found), attention=forward_scores, memory=0.4 * memory
+            products=sum(f for f, _ in products), attention=forward_scores, memory=0.4 * memory
         )
         backward = Seconds(
-            products=sum(b for _, b in found), attention=backward_scores, memory=0.6 * memory
+            products=sum(b for _, b in products), attention=backward_scores, memory=0.6 * memory
         )
         return Pass(forward=forward, backward=backward)
 
@@ -124,14 +124,14 @@ class Compute:
             number = shape[0]
             rows = self.tokens * one.met[0] / number
             shape = shape[1:]
-        out, into = shape[0], prod(shape[1:])
+        outputs, inputs = shape[0], prod(shape[1:])
         format, of_weights = self._formats(one)
-        made = self._product(rows, out, into, number, format)
-        of_input = self._product(rows, into, out, number, format)
+        forward = self._product(rows, outputs, inputs, number, format)
+        of_input = self._product(rows, inputs, outputs, number, format)
         tied = one.role == HEAD and self.model.tie_embeddings
         if not self.is_trained("embedding.weight" if tied else one.name):
-            return made, of_input
-        return made, of_input + self._product(out, into, rows, number, of_weights)
+            return forward, of_input
+        return forward, of_input + self._product(outputs, inputs, rows, number, of_weights)
 
     def _formats(self, one: TensorSpec) -> tuple[str, str]:
         """What a tensor is multiplied in, and what its gradient is."""
@@ -155,8 +155,10 @@ class Compute:
         causal = 0.5 if not layer.mixer.recurrent and layer.seen(seq_len) >= seq_len else 1.0
         flops = causal * layer.mixer.flops(layer, seq_len) * self.tokens
         flops /= self.config.parallel.tp
-        own = layer.sdpa_backend
-        share = known.ATTENTION[own if own in self.device.attention else self.device.attention[0]]
+        backend = layer.sdpa_backend
+        share = known.ATTENTION[
+            backend if backend in self.device.attention else self.device.attention[0]
+        ]
         rate = share * self.device.sustained * self.device.flops(self.format)
         return flops / 3 / rate, known.BACKWARD_SCORES * flops * 2 / 3 / rate
 

@@ -13,17 +13,17 @@ def flops_per_token(config: Config) -> int | None:
     for each weight that is not trained, and 6 for those of adapters.
     """
     model, is_trained = config.model, trained(config)
-    found = model.flops_per_token(config.train.seq_len)
-    if found is None or not isinstance(model, Decoder) or not some_frozen(config):
-        return found
-    own = list(model.tensors())
-    frozen = sum(one.multiplied for one in own if not is_trained(one.name))
-    tables, after = model.outside()
-    if not any(one.role == HEAD for one in after) and not is_trained(tables[0].name):
+    flops = model.flops_per_token(config.train.seq_len)
+    if flops is None or not isinstance(model, Decoder) or not some_frozen(config):
+        return flops
+    tensors = list(model.tensors())
+    frozen = sum(tensor.multiplied for tensor in tensors if not is_trained(tensor.name))
+    tables, outputs = model.outside()
+    if not any(tensor.role == HEAD for tensor in outputs) and not is_trained(tables[0].name):
         frozen += tables[0].size  # it is the head too
-    beside = config.adapter.added(one for one in own if one.role in (MATRIX, EXPERT))
-    added = sum(one.multiplied for one in beside if is_trained(one.name))
-    return found - 2 * frozen + 6 * added
+    beside = config.adapter.added(tensor for tensor in tensors if tensor.role in (MATRIX, EXPERT))
+    added = sum(tensor.multiplied for tensor in beside if is_trained(tensor.name))
+    return flops - 2 * frozen + 6 * added
 
 
 def sequences_of(config: Config) -> int:

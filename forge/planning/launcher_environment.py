@@ -60,9 +60,9 @@ def launcher_ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, str] |
     """The number of ranks that a launcher has set, and in which variable; WORLD_SIZE alone counts.
     Raises ConfigError.
     """
-    found = launcher_environment(environ)
-    if found is not None:
-        return found.size, found.source
+    environment = launcher_environment(environ)
+    if environment is not None:
+        return environment.size, environment.source
     if environ.get("WORLD_SIZE"):
         return _number(environ, "WORLD_SIZE", 1, MOST_RANKS), "WORLD_SIZE"
     return None
@@ -84,14 +84,14 @@ def _of_srun(environ: Mapping[str, str]) -> LauncherEnvironment | None:
     # another port for each step of a job, and for each job
     port = FIRST_PORT + (37 * int(job[-15:] if job.isdecimal() else 0) + int(step)) % PORTS
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    given = environ.get("MASTER_PORT")
+    port_text = environ.get("MASTER_PORT")
     return LauncherEnvironment(
         rank=_number(environ, "SLURM_PROCID", 0, size - 1),
         size=size,
         local_rank=_number(environ, "SLURM_LOCALID", 0, size - 1),
         source=source,
         address=environ.get("MASTER_ADDR") or first_node(nodes),
-        port=_number(environ, "MASTER_PORT", 1, MOST_PORTS) if given else port,
+        port=_number(environ, "MASTER_PORT", 1, MOST_PORTS) if port_text else port,
     )
 
 
@@ -106,14 +106,16 @@ def _number(environ: Mapping[str, str], name: str, low: int, high: int) -> int:
     text = environ.get(name, "")
     if text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high:
         return int(text)
-    what = f"{name} must be a number from {low} to {high}" + ("." if text else "; it is not set.")
+    message = f"{name} must be a number from {low} to {high}" + (
+        "." if text else "; it is not set."
+    )
     unset = "WORLD_SIZE" if name == "WORLD_SIZE" else "RANK WORLD_SIZE"
-    fix = f"start it by torchrun or srun, which set it, or without: unset {unset}"
-    raise ConfigError(Problem(f"{name}={text[:40]}", what, fix, where=ENVIRONMENT))
+    hint = f"start it by torchrun or srun, which set it, or without: unset {unset}"
+    raise ConfigError(Problem(f"{name}={text[:40]}", message, hint, where=ENVIRONMENT))
 
 
 def _address(environ: Mapping[str, str]) -> str:
     if address := environ.get("MASTER_ADDR", ""):
         return address
-    what, fix = "the host of rank 0 is not set.", "MASTER_ADDR=<host>, or unset RANK WORLD_SIZE"
-    raise ConfigError(Problem("MASTER_ADDR=", what, fix, where=ENVIRONMENT))
+    message, hint = "the host of rank 0 is not set.", "MASTER_ADDR=<host>, or unset RANK WORLD_SIZE"
+    raise ConfigError(Problem("MASTER_ADDR=", message, hint, where=ENVIRONMENT))

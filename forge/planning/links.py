@@ -63,8 +63,8 @@ def on_links(sent: Sent, ranks: Group) -> dict[str, float]:
     """
     if ranks.nodes == 1:
         return {NVLINK: float(sent.bytes)}
-    others = ranks.size - 1 if sent.kind == "all-to-all" else ranks.in_node
-    inside = (ranks.in_node - 1) / others
+    other_ranks = ranks.size - 1 if sent.kind == "all-to-all" else ranks.in_node
+    inside = (ranks.in_node - 1) / other_ranks
     return {NVLINK: sent.bytes * inside, NETWORK: sent.bytes * (1 - inside)}
 
 
@@ -84,7 +84,7 @@ def seconds(sent: Sent, ranks: Group, device: Device) -> float:
     """
     if ranks.size == 1 or not sent.calls:
         return 0.0
-    each = sent.bytes / sent.calls
+    call_bytes = sent.bytes / sent.calls
     local, between = REACHED[NVLINK] * device.nvlink, REACHED[NETWORK] * device.network
     if sent.kind in ("all-to-all", "send"):
         links = on_links(sent, ranks)
@@ -93,11 +93,13 @@ def seconds(sent: Sent, ranks: Group, device: Device) -> float:
         return of_bytes + sent.calls * 1e-6 * (MESSAGE + hops * _step("ring", ranks, device)[0])
     bandwidth = local if ranks.nodes == 1 else min(local, between * ranks.in_node)
     rounds = 2 if sent.kind == "all-reduce" else 1
-    there, away = rounds * (ranks.size - ranks.nodes), rounds * (ranks.nodes - 1)
-    options = [_option("ring", each, bandwidth, there, away, device)]
+    local_steps, network_steps = rounds * (ranks.size - ranks.nodes), rounds * (ranks.nodes - 1)
+    options = [_option("ring", call_bytes, bandwidth, local_steps, network_steps, device)]
     if sent.kind == "all-reduce" and ranks.nodes > 1:
         depth = 2 * math.ceil(math.log2(ranks.nodes))
-        options.append(_option("tree", each, bandwidth, 2 * (ranks.in_node - 1), depth, device))
+        options.append(
+            _option("tree", call_bytes, bandwidth, 2 * (ranks.in_node - 1), depth, device)
+        )
     return sent.calls * min(options)
 
 
@@ -108,9 +110,9 @@ def _option(
     local = PCIE if device.nvlink < PCIE_BELOW else NVLINK
     inside, outside = STEP[algorithm, local], STEP[algorithm, NETWORK]
     return min(
-        1e-6 * (base + there * inside[at] + away * outside[at])
-        + size / (bandwidth * PROTOCOL_SHARE[at])
-        for at, base in enumerate(BASE[algorithm])
+        1e-6 * (base + there * inside[protocol] + away * outside[protocol])
+        + size / (bandwidth * PROTOCOL_SHARE[protocol])
+        for protocol, base in enumerate(BASE[algorithm])
     )
 
 

@@ -70,8 +70,8 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
     adapter = config.adapter
     if isinstance(adapter, QLoRA):
         if sharded:
-            kept = _in_few_bits(config, adapter, model, share, weight)
-            parts[f"weights ({kind})"] = kept.sharded(parallel)
+            packed = _in_few_bits(config, adapter, model, share, weight)
+            parts[f"weights ({kind})"] = packed.sharded(parallel)
         parts["weights made again"] = _made_again(config, adapter, model, share, width)
     activations = Activations(config, model)
     if gathered:
@@ -82,27 +82,29 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         parts["gathered weights"] = width * (share.parameters if stays else at_once)
         if isinstance(adapter, QLoRA):
             codes = _in_few_bits(config, adapter, model, share, width)
-            whole = codes.outside_at_once + codes.two_blocks
-            parts["gathered weights"] = codes.parameters if stays else whole
+            per_gather = codes.outside_at_once + codes.two_blocks
+            parts["gathered weights"] = codes.parameters if stays else per_gather
         if isinstance(config.quantization, FP8) and config.quantization.fp8_all_gather:
             eighth = _in_fp8(config, config.quantization, model, share, width)
-            whole = eighth.outside_at_once + eighth.two_blocks
-            parts["gathered weights"] = eighth.parameters if stays else whole
+            per_gather = eighth.outside_at_once + eighth.two_blocks
+            parts["gathered weights"] = eighth.parameters if stays else per_gather
         # On one rank they may stay as backward gives them: `forge.parallel.apply`.
-        same = precision.param_dtype == precision.mixed_precision
-        unreduced = kind if same and not (several or several_passes) else "fp32"
-        own = share
+        same_dtype = precision.param_dtype == precision.mixed_precision
+        unreduced = kind if same_dtype and not (several or several_passes) else "fp32"
+        rank_share = share
         if param_groups.some_frozen(config):
-            own = _of_trained(config, model, share)
-        count = own.parameters if add_up else own.outside_at_once + own.two_blocks
+            rank_share = _of_trained(config, model, share)
+        count = (
+            rank_share.parameters if add_up else rank_share.outside_at_once + rank_share.two_blocks
+        )
         parts[f"unreduced gradients ({unreduced})"] = BYTES[unreduced] * count
     if isinstance(config.quantization, Sparse):
         parts["zeroed weights, masks"] = _of_zeros(config, config.quantization, model, share)
     for frozen in _frozen_models(config):
-        own = _share(frozen, parallel, first=True, last=True)
-        at_once = own.outside_at_once + own.two_blocks if gathered else 0
+        rank_share = _share(frozen, parallel, first=True, last=True)
+        at_once = rank_share.outside_at_once + rank_share.two_blocks if gathered else 0
         parts["frozen models"] = parts.get("frozen models", 0) + width * at_once
-        parts["frozen models"] += FP32 * own.sharded(parallel)
+        parts["frozen models"] += FP32 * rank_share.sharded(parallel)
     stage = Stage(layers=share.layers, first=share.first, last=share.last)
     held, tokens = activations.held(stage), activations.tokens
     if held is not None:
@@ -162,36 +164,36 @@ def _made_again(config: Config, adapter: QLoRA, model: Decoder, share: _Share, w
 
 def _of_zeros(config: Config, section: Sparse, model: Decoder, share: _Share) -> int:
     """Bytes of what weights that are 0 were, and of which these are."""
-    each = BYTES[config.precision.param_dtype] + 1
+    bytes_per_value = BYTES[config.precision.param_dtype] + 1
 
     def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
         inside = one.name.startswith("blocks.") or one.role == HEAD
-        return math.prod(shape) * each if inside and section.takes(one, model) else 0
+        return math.prod(shape) * bytes_per_value if inside and section.takes(one, model) else 0
 
-    own = _share(model, config.parallel, first=share.first, last=share.last, of=size)
-    return own.sharded(config.parallel)
+    zeroed = _share(model, config.parallel, first=share.first, last=share.last, of=size)
+    return zeroed.sharded(config.parallel)
 
 
 def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> dict[str, int]:
     """Gradients, of what is trained, and what the optimizer keeps of it. here: on the device."""
-    made, optimizer = param_groups.groups(config), config.optimizer
+    name_to_group, optimizer = param_groups.groups(config), config.optimizer
     is_trained = param_groups.trained(config)
     some_frozen = param_groups.some_frozen(config)
 
     def kept(one: TensorSpec, shape: tuple[int, ...]) -> float:
         name = param_groups.group_of(optimizer, one.name, one.role)
-        found = made[name].section.state_bytes(shape) if is_trained(one.name) else 0
-        return math.nan if found is None else found
+        state_bytes = name_to_group[name].section.state_bytes(shape) if is_trained(one.name) else 0
+        return math.nan if state_bytes is None else state_bytes
 
     parts, ends = {}, {"first": share.first, "last": share.last}
     precision, parallel = config.precision, config.parallel
-    weight, each = BYTES[precision.param_dtype], max(parallel.fsdp, 1)
+    weight, shards = BYTES[precision.param_dtype], max(parallel.fsdp, 1)
     if config.train.optimizer_in_backward and here:  # those of a block, a table or the head
         at_once = max(share.two_blocks // 2, share.outside_at_once)
-        parts[f"gradients ({precision.param_dtype})"] = weight * -(-at_once // each)
+        parts[f"gradients ({precision.param_dtype})"] = weight * -(-at_once // shards)
     if some_frozen:
-        own = _of_trained(config, model, share)
-        count, kind = own.sharded(parallel) * here, precision.param_dtype
+        trained_share = _of_trained(config, model, share)
+        count, kind = trained_share.sharded(parallel) * here, precision.param_dtype
         if f"gradients ({kind})" not in parts:
             parts[f"gradients ({kind})"] = weight * count
         if precision.master_weights:
@@ -201,16 +203,16 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
     if state.known:
         parts["optimizer state"] = state.sharded(parallel) * here
     if parallel.offload_optimizer and not parallel.cpu_offload:
-        master, largest = FP32 * bool(precision.master_weights), 0.0
+        of_master, largest = FP32 * bool(precision.master_weights), 0.0
 
         def most(one: TensorSpec, shape: tuple[int, ...]) -> float:
             nonlocal largest
-            largest = max(largest, kept(one, shape) + master * math.prod(shape))
+            largest = max(largest, kept(one, shape) + of_master * math.prod(shape))
             return 0
 
         _share(model, parallel, config.adapter, of=most, **ends)
         # What is updated, and what comes for the next one or goes back.
-        parts["optimizer state"] = 2 * -(-round(largest) // each)
+        parts["optimizer state"] = 2 * -(-round(largest) // shards)
         parts.pop("fp32 masters", None)
         if precision.master_weights:
             parts["fp32 masters"] = 0
@@ -233,11 +235,11 @@ def _frozen_models(config: Config) -> Iterator[Decoder]:
     of them.
     """
     for source in config.objective.frozen_models().values():
-        found = config.model
+        model = config.model
         with suppress(OSError, ValueError, TypeError, KeyError):  # building it says what is wrong
             if source and Path(source).is_dir():
-                found = load(newest(Path(source)), trust=config.run.trust).model
-        yield from [found] if isinstance(found, Decoder) else []
+                model = load(newest(Path(source)), trust=config.run.trust).model
+        yield from [model] if isinstance(model, Decoder) else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,8 +272,8 @@ class _Share:
 
     def sharded(self, parallel: Parallel) -> int:
         """What the FSDP rank with most has: whole experts, or a part of each where they are few."""
-        fsdp, efsdp, (count, *others) = max(parallel.fsdp, 1), max(parallel.efsdp, 1), self.packed
-        if count < efsdp and any(length % efsdp == 0 for length in others):
+        fsdp, efsdp, (count, *widths) = max(parallel.fsdp, 1), max(parallel.efsdp, 1), self.packed
+        if count < efsdp and any(length % efsdp == 0 for length in widths):
             experts = -(-self.experts // efsdp)
         else:
             experts = self.experts * -(-count // efsdp) // max(count, 1)
@@ -280,8 +282,8 @@ class _Share:
 
 def _with(adapter: Adapter, tensors: Iterable[TensorSpec]) -> list[TensorSpec]:
     """Parameters of a model, and what stands beside them."""
-    own = list(tensors)
-    return [*own, *adapter.added(own)]
+    parameters = list(tensors)
+    return [*parameters, *adapter.added(parameters)]
 
 
 def _share(
@@ -299,38 +301,40 @@ def _share(
     """
 
     def size(tensors: Iterable[TensorSpec]) -> Any:
-        shapes = ((one, one.on_rank(parallel.tp, parallel.ep)) for one in tensors)
-        return sum(of(one, shape) if of else math.prod(shape) for one, shape in shapes)
+        shapes = ((tensor, tensor.on_rank(parallel.tp, parallel.ep)) for tensor in tensors)
+        return sum(of(tensor, shape) if of else math.prod(shape) for tensor, shape in shapes)
 
     layers = -(-model.n_layers // parallel.pp)
     start = 0 if first else model.n_layers - layers
-    here = [model.kind_of(layer) for layer in range(start, start + layers)]
-    kinds = Counter(here)
+    layer_kinds = [model.kind_of(layer) for layer in range(start, start + layers)]
+    kinds = Counter(layer_kinds)
     blocks = {kind: model.block_tensors(kind) for kind in kinds}
-    packed = {kind: [one for one in blocks[kind] if one.of_experts] for kind in kinds}
+    packed = {kind: [tensor for tensor in blocks[kind] if tensor.of_experts] for kind in kinds}
     counted = [(number, blocks[kind]) for kind, number in kinds.items()]
     sizes = {kind: size(tensors) for kind, tensors in blocks.items()}
-    of_layers = [sizes[kind] for kind in here]
+    of_layers = [sizes[kind] for kind in layer_kinds]
     if (of and named) or adapter.active:  # by names, which each block has its own of
-        names = ((f"blocks.{start + at}", blocks[kind]) for at, kind in enumerate(here))
+        names = (
+            (f"blocks.{start + offset}", blocks[kind]) for offset, kind in enumerate(layer_kinds)
+        )
         counted = [(1, _with(adapter, within(name, tensors))) for name, tensors in names]
-        of_layers = [size(each) for _, each in counted]
-    experts = sum(n * size(one for one in each if one.of_experts) for n, each in counted)
-    two = max((a + b for a, b in pairwise(of_layers)), default=of_layers[0])
-    tables, after = (_with(adapter, tensors) for tensors in model.outside())
+        of_layers = [size(tensors) for _, tensors in counted]
+    experts = sum(n * size(t for t in tensors if t.of_experts) for n, tensors in counted)
+    two_blocks = max((a + b for a, b in pairwise(of_layers)), default=of_layers[0])
+    tables, outputs = (_with(adapter, tensors) for tensors in model.outside())
     embedding, has_head = size(tables[:1]), last and not (first and model.tie_embeddings)
-    outside = (size(tables) if first else 0) + (size(after) if last else 0)
+    outside = (size(tables) if first else 0) + (size(outputs) if last else 0)
     if has_head and model.tie_embeddings:
         outside += embedding
-    shapes = (one.on_rank(parallel.tp, parallel.ep) for each in packed.values() for one in each)
+    shapes = (t.on_rank(parallel.tp, parallel.ep) for tensors in packed.values() for t in tensors)
     return _Share(
         layers=range(start, start + layers),
         first=first,
         last=last,
         experts=experts,
-        in_blocks=sum(number * size(each) for number, each in counted) - experts,
+        in_blocks=sum(number * size(tensors) for number, tensors in counted) - experts,
         outside=outside,
         outside_at_once=outside - (embedding if first and has_head else 0),
-        two_blocks=two,
+        two_blocks=two_blocks,
         packed=next(shapes, (0, 0, 0)),
     )

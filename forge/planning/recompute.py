@@ -42,9 +42,9 @@ def choose(config: Config, model: Decoder, budget: float) -> Choice:
     blocks that are not recomputed at all follow.
     """
     worth = order(config, model)
-    given = config.train.recompute
+    table_given = config.train.recompute
 
-    def tried(policy: str, table: Recompute = given, blocks: int | None = None) -> Config:
+    def tried(policy: str, table: Recompute = table_given, blocks: int | None = None) -> Config:
         train = replace(
             config.train, activation_checkpointing=policy, recompute=table, recompute_layers=blocks
         )
@@ -53,12 +53,12 @@ def choose(config: Config, model: Decoder, budget: float) -> Choice:
     def needed(each: Config) -> int:
         return sum(memory_by_part(each).values())
 
-    def chosen(policy: str, table: Recompute = given, blocks: int | None = None) -> Choice:
+    def chosen(policy: str, table: Recompute = table_given, blocks: int | None = None) -> Choice:
         each = tried(policy, table, blocks)
-        more = {"needed": needed(each), "again": flops_again(each), "order": worth}
-        return Choice(policy=policy, table=table, blocks=blocks, **more)
+        measures = {"needed": needed(each), "again": flops_again(each), "order": worth}
+        return Choice(policy=policy, table=table, blocks=blocks, **measures)
 
-    def fits(policy: str, table: Recompute = given, blocks: int | None = None) -> bool:
+    def fits(policy: str, table: Recompute = table_given, blocks: int | None = None) -> bool:
         return needed(tried(policy, table, blocks)) <= budget
 
     if fits(NONE):
@@ -67,17 +67,17 @@ def choose(config: Config, model: Decoder, budget: float) -> Choice:
     base = CUSTOM if config.train.recompute.given() != {INPUT: DEVICE} else FULL
     in_halves = parallel.pp > 1 and parallel.pp_schedule in ZERO_BUBBLE_SCHEDULES
     if not fits(base):
-        hosted = replace(given, decoder_layer_input=OFFLOAD)
+        hosted = replace(table_given, decoder_layer_input=OFFLOAD)
         return chosen(base) if parallel.ep > 1 and base == CUSTOM else chosen(CUSTOM, hosted)
-    table = given
+    table = table_given
     for name in () if in_halves else worth:
-        kept = replace(table, **{name: DEVICE})
+        extended = replace(table, **{name: DEVICE})
 
-        def part(number: int, kept: Recompute = kept, name: str = name) -> Recompute:
+        def part(number: int, kept: Recompute = extended, name: str = name) -> Recompute:
             return replace(kept, layers=dict(kept.layers) | {name: number})
 
-        if fits(CUSTOM, kept):
-            table = kept
+        if fits(CUSTOM, extended):
+            table = extended
         elif number := most(lambda n: fits(CUSTOM, part(n)), n_layers):
             table = part(number)
     policy = CUSTOM if table.given() != {INPUT: DEVICE} else FULL
@@ -94,14 +94,14 @@ def order(config: Config, model: Decoder) -> dict[str, float]:
     for kind, number in model.kinds_in().items():
         if (block := activations.block(kind)) is None:
             continue
-        for name, one in block.keepable().items():
+        for name, tensor in block.keepable().items():
             if name in options and name not in config.train.recompute.given():
                 slower = OF_ATTENTION if name == CONTEXT else 1.0
-                bytes[name] = bytes.get(name, 0) + number * one.bytes
-                flops[name] = flops.get(name, 0) + number * one.flops * slower
+                bytes[name] = bytes.get(name, 0) + number * tensor.bytes
+                flops[name] = flops.get(name, 0) + number * tensor.flops * slower
     ranks = config.parallel.tp
-    found = {name: flops[name] / ranks / bytes[name] for name in bytes if bytes[name]}
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    worth = {name: flops[name] / ranks / bytes[name] for name in bytes if bytes[name]}
+    return dict(sorted(worth.items(), key=lambda item: -item[1]))
 
 
 def most(holds: Callable[[int], bool], limit: int) -> int:

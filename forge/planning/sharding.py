@@ -35,14 +35,17 @@ def held(config: Config, rank: int) -> Held:
     """Of a resolved config and a rank of its pipeline."""
     model, p = config.model, config.parallel
     assert isinstance(model, Decoder)
-    one, count, whole = Rank(config, model, rank), 0, 0.0
-    for stage in one.stages:
-        parameters = [*one.of_blocks(stage), *((1, each) for each in one.others(stage))]
-        for number, each in parameters:
-            shards = p.efsdp if each.of_experts else p.fsdp
-            count += number * elements(each, tp=p.tp, ep=p.ep, shards=shards) // shards
-            whole += number * each.size
-    return Held(rank=rank, parameters=count, equal=whole / (p.fsdp * p.tp))
+    pipeline_rank, count, total = Rank(config, model, rank), 0, 0.0
+    for stage in pipeline_rank.stages:
+        parameters = [
+            *pipeline_rank.of_blocks(stage),
+            *((1, tensor) for tensor in pipeline_rank.others(stage)),
+        ]
+        for number, tensor in parameters:
+            shards = p.efsdp if tensor.of_experts else p.fsdp
+            count += number * elements(tensor, tp=p.tp, ep=p.ep, shards=shards) // shards
+            total += number * tensor.size
+    return Held(rank=rank, parameters=count, equal=total / (p.fsdp * p.tp))
 
 
 def in_small(config: Config) -> Config:

@@ -47,10 +47,10 @@ def cut_by_cost(section: Decoder, num_stages: int, seq_len: int) -> list[int]:
 @lru_cache(maxsize=256)
 def _cut(before: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
     """before: the cost of all blocks before each; a plan asks for the same cut many times."""
-    blocks = [after - start for start, after in pairwise(before)]
+    blocks = [end - start for start, end in pairwise(before)]
     limit = before[-1] // num_stages + max(blocks)  # filled one after another, stages need no more
     costliest, _ = _best(before, num_stages, max, limit)
-    _, layers = _best(before, num_stages, lambda stage, others: stage**2 + others, costliest)
+    _, layers = _best(before, num_stages, lambda stage, tail: stage**2 + tail, costliest)
     return tuple(layers)
 
 
@@ -63,17 +63,17 @@ def _best(
     """
     n_layers = len(before) - 1
     # By first block: the best cut of all blocks from there on, into as many stages as were added.
-    found: dict[int, tuple[int, list[int]]] = {n_layers: (0, [])}
+    best_cuts: dict[int, tuple[int, list[int]]] = {n_layers: (0, [])}
 
     def options(start: int) -> Iterator[tuple[int, list[int]]]:
         for end in range(start + 1, n_layers + 1):
             if before[end] - before[start] > limit:
                 return
-            if end in found:
-                others, layers = found[end]
-                yield total(before[end] - before[start], others), [end - start, *layers]
+            if end in best_cuts:
+                tail, layers = best_cuts[end]
+                yield total(before[end] - before[start], tail), [end - start, *layers]
 
     for _ in range(num_stages):
         choices = {start: list(options(start)) for start in range(n_layers)}
-        found = {start: min(cuts, key=itemgetter(0)) for start, cuts in choices.items() if cuts}
-    return found[0]
+        best_cuts = {start: min(cuts, key=itemgetter(0)) for start, cuts in choices.items() if cuts}
+    return best_cuts[0]

@@ -53,8 +53,8 @@ class StepTime:
     shares: Mapping[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
-        whole = self.seconds
-        shares = {name: part / whole for name, part in self.parts.items()}
+        total = self.seconds
+        shares = {name: part / total for name, part in self.parts.items()}
         object.__setattr__(self, "shares", shares)
 
     @property
@@ -87,8 +87,8 @@ def step_time(
     ends = sorted({0, parallel.pp // 2, parallel.pp - 1})  # one of them is the slowest
     state = _of_state(memory_by_part(config) if memory is None else memory)
     machine = (device, gpus_per_node)
-    found = [_OfRank(config, model, machine, state, rank) for rank in ends]
-    slowest = max(found, key=lambda rank: sum(rank.parts.values()))
+    candidates = [_OfRank(config, model, machine, state, rank) for rank in ends]
+    slowest = max(candidates, key=lambda rank: sum(rank.parts.values()))
     train, ranks = config.train, _ranks(parallel)
     return StepTime(
         parts={name: part for name, part in slowest.parts.items() if part > 0},
@@ -161,24 +161,24 @@ class _OfRank:
         blocks = {kind: self.compute.block(kind) for kind in self.kinds}
         number = self.kinds.total()
         forward, backward = (
-            _sum(self.kinds, {kind: getattr(one, name) for kind, one in blocks.items()})
+            _sum(self.kinds, {kind: getattr(block, name) for kind, block in blocks.items()})
             for name in ("forward", "backward")
         )
-        again, moved = self._again(blocks)
+        recomputed, moved = self._again(blocks)
         head = self.compute.head() if has_head else Pass(forward=Seconds(), backward=Seconds())
         self.forward = forward.all + head.forward.all
-        self.backward = backward.all + again.all + head.backward.all
-        both = forward + backward
-        self.parts["products"] += passes * both.products
-        self.parts["attention"] += passes * both.attention
-        self.parts["elementwise"] += passes * both.memory
+        self.backward = backward.all + recomputed.all + head.backward.all
+        total = forward + backward
+        self.parts["products"] += passes * total.products
+        self.parts["attention"] += passes * total.attention
+        self.parts["elementwise"] += passes * total.memory
         self.parts["head and loss"] += passes * (head.forward.all + head.backward.all)
-        self.parts["recomputed"] += passes * again.all
+        self.parts["recomputed"] += passes * recomputed.all
         objective = self.config.objective
         ahead = passes * objective.rows_ahead / objective.rows
         self.parts["read ahead"] += ahead * (forward.all + head.forward.all)
         self.parts["offload"] += passes * self._beside(moved, self.forward, 2)
-        launch = [number * each for each in known.LAUNCH[self.compute.mode]]
+        launch = [number * launch_seconds for launch_seconds in known.LAUNCH[self.compute.mode]]
         late = max(launch[0] - self.forward, 0) + max(launch[1] - self.backward, 0)
         self.parts["launches"] += passes * late
 
@@ -187,22 +187,22 @@ class _OfRank:
         makes again, and all that is elementwise; and seconds to host memory of what it keeps there.
         """
         config, model = self.config, self.rank.model
-        policy, kept = config.train.policy, Activations(config, model)
-        again, host = Seconds(), 0.0
+        policy, activations = config.train.policy, Activations(config, model)
+        recomputed, host = Seconds(), 0.0
         for layers in self.rank.layers.values():
             for layer in layers:
                 if not policy.recomputed(layer, model.n_layers, layers.start):
                     continue
-                kind, places = model.kind_of(layer), policy.of_block(layer, model.n_layers)
-                block, one = kept.block(kind), blocks[kind].forward
-                share = block.again(places) / block.flops if block else 1.0
-                again += Seconds(
-                    products=share * one.products,
-                    attention=share * one.attention,
-                    memory=one.memory,
+                kind, storages = model.kind_of(layer), policy.of_block(layer, model.n_layers)
+                block, forward = activations.block(kind), blocks[kind].forward
+                share = block.again(storages) / block.flops if block else 1.0
+                recomputed += Seconds(
+                    products=share * forward.products,
+                    attention=share * forward.attention,
+                    memory=forward.memory,
                 )
-                host += block.held(places).host if block else 0.0
-        return again, host * self.rank.tokens / self.passes / known.HOST_LINK
+                host += block.held(storages).host if block else 0.0
+        return recomputed, host * self.rank.tokens / self.passes / known.HOST_LINK
 
     def _of_waits(self) -> None:
         """Collectives that nothing runs beside."""
@@ -216,8 +216,8 @@ class _OfRank:
             moe = sum(number for kind, number in self.kinds.items() if kind.moe)
             self.parts["ep"] += self.passes * moe * known.HOST_WAIT
             waited += self.passes * moe * known.HOST_WAIT
-        each = waited / self.passes
-        self.forward, self.backward = self.forward + each / 3, self.backward + each * 2 / 3
+        per_pass = waited / self.passes
+        self.forward, self.backward = self.forward + per_pass / 3, self.backward + per_pass * 2 / 3
         idle = bubble(self.config.parallel, self.passes) if self.config.parallel.pp > 1 else 0.0
         self.parts["bubble"] += idle * (self.forward + self.backward)
 
@@ -228,13 +228,13 @@ class _OfRank:
         """
         parallel, passes, reductions = self.config.parallel, self.passes, self.rank.reductions
         gather, reduce = self._named(GATHER), self._named(SCATTER) + self._named(REPLICAS)
-        before = gather / 2 if parallel.reshard_after_forward == "always" else gather
+        forward_gather = gather / 2 if parallel.reshard_after_forward == "always" else gather
         gathered = 1 if parallel.pp > 1 else passes
-        again, last = (gather - before) / passes, reduce / reductions
-        exposed = self._beside(before / gathered, self.forward, gathered)
-        exposed += self._beside(again + last, self.backward, reductions)
-        exposed += self._beside(again, self.backward, passes - reductions)
-        ends = (before + reduce) / max(self.kinds.total(), 1)
+        backward_gather, last = (gather - forward_gather) / passes, reduce / reductions
+        exposed = self._beside(forward_gather / gathered, self.forward, gathered)
+        exposed += self._beside(backward_gather + last, self.backward, reductions)
+        exposed += self._beside(backward_gather, self.backward, passes - reductions)
+        ends = (forward_gather + reduce) / max(self.kinds.total(), 1)
         self.parts["fsdp"] += exposed + ends
         self.parts["fsdp copies"] += self._copied() * known.COPIES_EXPOSED / self.compute.stream
 
@@ -256,11 +256,11 @@ class _OfRank:
         total = 0.0
         for sent in self.sent:
             ranks = self.rank.size(sent.axes)
-            whole = sent.bytes * ranks / max(ranks - 1, 1)
+            full_bytes = sent.bytes * ranks / max(ranks - 1, 1)
             if sent.name == GATHER:
-                total += known.GATHER_COPIES * whole / self.rank.width
+                total += known.GATHER_COPIES * full_bytes / self.rank.width
             elif sent.name == SCATTER:
-                total += known.REDUCE_COPIES * whole / 4
+                total += known.REDUCE_COPIES * full_bytes / 4
         return total
 
     def _of_optimizer(self) -> None:
@@ -280,8 +280,8 @@ class _OfRank:
     def _of_scale(self) -> None:
         """Ranks wait for the slowest of them."""
         nodes = max(_ranks(self.config.parallel) / self.node, 1)
-        whole = sum(self.parts.values())
-        self.parts["stragglers"] += known.STRAGGLERS * log2(nodes) * whole
+        total = sum(self.parts.values())
+        self.parts["stragglers"] += known.STRAGGLERS * log2(nodes) * total
 
     def _seconds(self, sent: Sent) -> float:
         return seconds(sent, group(self.config.parallel, sent.axes, self.node), self.device)

@@ -56,8 +56,8 @@ class Sent:
     @property
     def kind(self) -> str:
         """all-gather, reduce-scatter, all-reduce, all-to-all or send."""
-        of = {"pp": "send", "all": "all-reduce"}
-        return of.get(self.technique) or self.name.partition(": ")[2].partition(" ")[0]
+        kinds = {"pp": "send", "all": "all-reduce"}
+        return kinds.get(self.technique) or self.name.partition(": ")[2].partition(" ")[0]
 
 
 def bytes_per_step(config: Config) -> dict[str, int]:
@@ -68,8 +68,8 @@ def bytes_per_step(config: Config) -> dict[str, int]:
     which ranks agree to stop.
     """
     counts: Counter[str] = Counter()
-    for each in busiest_rank(config):
-        counts[each.name] += each.bytes
+    for sent in busiest_rank(config):
+        counts[sent.name] += sent.bytes
     return dict(counts)
 
 
@@ -78,7 +78,7 @@ def busiest_rank(config: Config) -> list[Sent]:
     if not isinstance(config.model, Decoder):
         return []
     ranks = [Rank(config, config.model, rank).sent() for rank in range(config.parallel.pp)]
-    return max(ranks, key=lambda sent: sum(each.bytes for each in sent))
+    return max(ranks, key=lambda sent: sum(collective.bytes for collective in sent))
 
 
 class Rank:
@@ -118,7 +118,7 @@ class Rank:
         self.of_experts()
         self.of_pipeline()
         self.of_numbers()
-        return [each for each in self.total.values() if each.bytes]
+        return [collective for collective in self.total.values() if collective.bytes]
 
     def of_data_parallel(self) -> None:
         """FSDP gathers weights for each forward pass and, unless it keeps them, again for backward;
@@ -128,31 +128,34 @@ class Rank:
         """
         p = self.p
         readings = self.config.train.grad_accum_steps if p.pp == 1 else 1
-        again = 2 if p.reshard_after_forward == "always" else 1
+        gathers = 2 if p.reshard_after_forward == "always" else 1
         for stage in self.stages:
-            blocks, others = self.of_blocks(stage), self.others(stage)
+            blocks, outside = self.of_blocks(stage), self.others(stage)
             for axes, of_experts in ((FSDP, False), (EFSDP, True)):
                 ranks = self.size(axes)
-                inside = [(n, one) for n, one in blocks if one.of_experts == of_experts]
-                outer = [] if of_experts else [(1, one) for one in others]
-                block, rest = (
-                    sum(n * elements(one, tp=p.tp, ep=p.ep, shards=ranks) for n, one in tensors)
+                inside = [(n, tensor) for n, tensor in blocks if tensor.of_experts == of_experts]
+                outer = [] if of_experts else [(1, tensor) for tensor in outside]
+                block, outside_size = (
+                    sum(
+                        n * elements(tensor, tp=p.tp, ep=p.ep, shards=ranks)
+                        for n, tensor in tensors
+                    )
                     for tensors in (inside, outer)
                 )
                 groups = self.groups(stage, of_experts)
                 self.ring(
                     "fsdp: all-gather of weights",
-                    self.width * readings * (block * again + rest),
+                    self.width * readings * (block * gathers + outside_size),
                     axes,
-                    readings * (groups * again + bool(outer)),
+                    readings * (groups * gathers + bool(outer)),
                 )
                 self.ring(
                     "fsdp: reduce-scatter of gradients",
-                    FP32 * self.reductions * (block + rest),
+                    FP32 * self.reductions * (block + outside_size),
                     axes,
                     self.reductions * (groups + bool(outer)),
                 )
-                size = 2 * FP32 * (block + rest) // ranks
+                size = 2 * FP32 * (block + outside_size) // ranks
                 self.ring("hsdp: all-reduce of gradients", size, DP, groups + bool(outer))
 
     def of_width(self) -> None:
@@ -233,20 +236,20 @@ class Rank:
         """
         moe = self.model.moe
         forward = self.mixtures(block for blocks in self.layers.values() for block in blocks)
-        again = 0 if self.layers_apart else self.mixtures(self.recomputed())
+        recomputed = 0 if self.layers_apart else self.mixtures(self.recomputed())
         if moe.capacity_factor:
             rows = self.passes * rows_of_room(
                 self.config, self.model, self.sequences // self.passes
             )
         else:
             rows = moe.top_k * self.tokens
-            calls = self.passes * (forward + again)
+            calls = self.passes * (forward + recomputed)
             size = INT64 * moe.num_experts * calls
             self.ring("ep: all-to-all of counts", size, EP, calls)
-        size = self.width * self.model.dim * rows * (4 * forward + 2 * again)
-        calls = self.passes * (4 * forward + 2 * again)
+        size = self.width * self.model.dim * rows * (4 * forward + 2 * recomputed)
+        calls = self.passes * (4 * forward + 2 * recomputed)
         self.ring("ep: all-to-all of tokens", size, EP, calls)
-        self.of_scopes(forward, again)
+        self.of_scopes(forward, recomputed)
 
     def of_scopes(self, forward: int, again: int) -> None:
         """Load is added up over the cp ranks of a sequence, or over all that have tokens of a
@@ -287,7 +290,7 @@ class Rank:
                     self.add("pp: hidden states and their gradients", hidden, PP, self.passes)
         ends = (0 in self.stages, self.last_stage in self.stages)
         if self.model.tie_embeddings and ends[0] != ends[1]:
-            table = next(one for one in self.model.outside()[0] if one.role == EMBEDDING)
+            table = next(tensor for tensor in self.model.outside()[0] if tensor.role == EMBEDDING)
             size = FP32 * elements(table, tp=p.tp, shards=p.fsdp) // p.fsdp
             self.add("pp: gradient of the tied table", size, PP, 1)
 
@@ -311,9 +314,9 @@ class Rank:
 
     def add(self, name: str, sent: int, axes: tuple[str, ...], calls: float) -> None:
         """Count bytes that the rank sends."""
-        one = self.total.setdefault((name, axes), Sent(name, axes))
-        one.bytes += sent
-        one.calls += calls
+        collective = self.total.setdefault((name, axes), Sent(name, axes))
+        collective.bytes += sent
+        collective.calls += calls
 
     def size(self, axes: tuple[str, ...]) -> int:
         """Ranks of a group."""
@@ -348,7 +351,7 @@ class Rank:
     def of_blocks(self, stage: int) -> list[tuple[int, TensorSpec]]:
         """Parameters of a stage inside its blocks, with how often each is there."""
         kinds = self.kinds(stage).items()
-        return [(number, one) for kind, number in kinds for one in self.tables[kind]]
+        return [(number, tensor) for kind, number in kinds for tensor in self.tables[kind]]
 
     def mixtures(self, blocks: Iterable[int]) -> int:
         """How many of the blocks have experts."""

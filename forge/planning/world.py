@@ -66,8 +66,8 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
 def _find_gpus(environ: Mapping[str, str]) -> Devices:
     installed = _installed_torch()
     numbers = (installed or "").split(".")[:2]
-    known = len(numbers) == 2 and all(map(str.isdecimal, numbers))
-    torch = (int(numbers[0]), int(numbers[1])) if known else None
+    is_version = len(numbers) == 2 and all(map(str.isdecimal, numbers))
+    torch = (int(numbers[0]), int(numbers[1])) if is_version else None
     if installed is not None and installed.endswith("+cpu"):
         return Devices(gpus=0, source=CPU_BUILD, torch=torch)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -90,11 +90,11 @@ def world_of(config: Config, devices: Devices, environ: Mapping[str, str] = os.e
     plan = config.plan
     if isinstance(config.launch, Slurm) and launcher_ranks(environ) is None:
         planned = plan.device in DEVICES and devices.source == CPU_BUILD
-        here = replace(devices, source="plan") if planned else devices
-        world = _of_job(config, config.launch, here)
+        local_devices = replace(devices, source="plan") if planned else devices
+        world = _of_job(config, config.launch, local_devices)
         if plan.device in DEVICES and world.device == "cuda":
-            known = replace(world.devices, memory=DEVICES[plan.device].memory)
-            world = replace(world, devices=known, planned=planned)
+            planned_devices = replace(world.devices, memory=DEVICES[plan.device].memory)
+            world = replace(world, devices=planned_devices, planned=planned)
         return world
     if plan.device in DEVICES or plan.world_size:
         return _planned(config, devices)
@@ -109,15 +109,17 @@ def _planned(config: Config, here: Devices) -> World:
     size, source = plan.gpus_per_node, "plan.gpus_per_node"
     if plan.world_size:
         size, source = plan.world_size, "plan.world_size"
-    elif known := _given_ranks(run, config.parallel):
-        size, source = known
+    elif ranks := _given_ranks(run, config.parallel):
+        size, source = ranks
     device = run.device if run.device != "auto" else "cuda"
     gpu = DEVICES.get(plan.device or "")
     memory = gpu.memory if gpu else None
     gpus = min(plan.gpus_per_node, size) if device == "cuda" else 0
-    named = f"plan.device={plan.device}" if memory else "plan.gpus_per_node"
-    found = replace(here, gpus=gpus, source=named, memory=memory)
-    return World(size=size, source=source, device=device, devices=found, remote=True, planned=True)
+    gpu_source = f"plan.device={plan.device}" if memory else "plan.gpus_per_node"
+    planned_devices = replace(here, gpus=gpus, source=gpu_source, memory=memory)
+    return World(
+        size=size, source=source, device=device, devices=planned_devices, remote=True, planned=True
+    )
 
 
 def find_world(
@@ -129,8 +131,8 @@ def find_world(
     Ranks on a CPU are as many as asked for: there dp_shard=-1 is 1.
     """
     device = run.device if run.device != "auto" else ("cuda" if devices.gpus else "cpu")
-    if known := launcher_ranks(environ) or _given_ranks(run, parallel):
-        size, source = known
+    if ranks := launcher_ranks(environ) or _given_ranks(run, parallel):
+        size, source = ranks
     elif device == "cuda":
         size, source = max(devices.gpus, 1), devices.source
     elif parallel.product_without_dp_shard > 1:
@@ -150,18 +152,18 @@ def _of_job(config: Config, section: Slurm, here: Devices) -> World:
     device = run.device if run.device != "auto" else "cpu" if on_cpu else "cuda"
     name = "tasks_per_node" if section.tasks_per_node else "gpus_per_node"
     per_node = section.tasks_per_node or section.gpus_per_node
-    if known := _given_ranks(run, parallel):
-        size, source = known
+    if ranks := _given_ranks(run, parallel):
+        size, source = ranks
     elif nodes and per_node:
         size, source = nodes * per_node, f"launch.nodes={nodes} * launch.{name}={per_node}"
     elif per_node:
         size, source = per_node, f"launch.{name}={per_node}, on one node"
     else:
         size, source = max(parallel.product_without_dp_shard, nodes or 1), DEGREES
-    found = Devices(gpus=0, source=CPU_BUILD if cpu_build else "launch=slurm", torch=here.torch)
+    devices = Devices(gpus=0, source=CPU_BUILD if cpu_build else "launch=slurm", torch=here.torch)
     if device == "cuda" and not on_cpu:
-        found = replace(found, gpus=min(per_node or -(-size // (nodes or 1)), size))
-    return World(size=size, source=source, device=device, devices=found, remote=True)
+        devices = replace(devices, gpus=min(per_node or -(-size // (nodes or 1)), size))
+    return World(size=size, source=source, device=device, devices=devices, remote=True)
 
 
 def _given_ranks(run: Run, parallel: Parallel) -> tuple[int, str] | None:
@@ -173,9 +175,9 @@ def _given_ranks(run: Run, parallel: Parallel) -> tuple[int, str] | None:
 def check_startable(world: World) -> None:
     """Raises ConfigError for ranks on machines that are only planned for."""
     if world.planned:
-        what = f"{ranks_of(world.size)} on machines that are not here cannot be started."
-        fix = "forge.check in place of this verb, or leave plan.device and plan.world_size out"
-        raise refusal("plan", what, fix)
+        message = f"{ranks_of(world.size)} on machines that are not here cannot be started."
+        hint = "forge.check in place of this verb, or leave plan.device and plan.world_size out"
+        raise refusal("plan", message, hint)
 
 
 def ranks_per_node(world: World, environ: Mapping[str, str] = os.environ) -> int:

@@ -1,4 +1,4 @@
-"""The nodes that a run takes of a cluster, with how many ranks and GPUs each."""
+"""The nodes of a cluster for a run, with ranks and GPUs of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forge.config.sbatch import key_faults
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """The nodes, and the ranks and GPUs of each: one GPU a rank, or none."""
+    """Number of nodes, and of ranks and GPUs on each: one GPU a rank, or none."""
 
     nodes: int
     tasks_per_node: int
@@ -20,7 +20,7 @@ class Allocation:
 
 
 def allocation(section: Slurm, world: int) -> Allocation | Problem:
-    """What `world` ranks take, or why they do not fit what the section asks for."""
+    """Allocate nodes for `world` ranks, or a problem where the section's numbers do not fit."""
     tasks, gpus, nodes = section.tasks_per_node, section.gpus_per_node, section.nodes
     if tasks and gpus and tasks != gpus:
         message = f"{tasks} ranks on a machine of {gpus} GPUs; each rank has one GPU."
@@ -39,7 +39,7 @@ def allocation(section: Slurm, world: int) -> Allocation | Problem:
 
 
 def faults(section: Slurm) -> Iterator[Problem]:
-    """What is wrong with the section, however many ranks there are."""
+    """Find faults of the section at any number of ranks."""
     minutes, signal_seconds = section.time, section.signal_before
     if signal_seconds >= 60 * minutes:
         message = f"a job of launch.time={minutes} minutes has {60 * minutes} s only."

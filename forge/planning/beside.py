@@ -1,4 +1,4 @@
-"""What activations are fewer or more because weights are frozen, and have adapters beside them."""
+"""Differences of activations due to frozen weights and adapters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from forge.config.root import Config
 
 
 class Beside:
-    """Bytes of a token that a block keeps without recomputation, and the ends of a model, beside
-    those of a model all of whose weights are trained.
+    """Difference of the bytes of a token, kept by blocks without recomputation and by the ends of a
+    model, from the same model with all weights trained.
     """
 
     def __init__(self, config: Config, model: Decoder, rows_of_token: float) -> None:
@@ -25,12 +25,12 @@ class Beside:
 
     @property
     def norms_frozen(self) -> bool:
-        """Whether the weights of all norms are."""
+        """Whether the weights of all norms are frozen."""
         norms = (tensor for tensor in self.model.tensors() if tensor.role == NORM)
         return self.changes and not any(self.is_trained(tensor.name) for tensor in norms)
 
     def of_block(self, number: int, numbers: Numbers) -> float:
-        """Of a block by its number; negative where it is less."""
+        """Extra bytes of a block, by its number; negative for fewer bytes."""
         if not self.changes:
             return 0.0
         model, adapter = self.model, self.adapter
@@ -59,7 +59,7 @@ class Beside:
         return extra
 
     def of_head(self, numbers: Numbers, tokens: int) -> float:
-        """Of the output head: what it reads, and the weight that an adapter makes."""
+        """Extra bytes of the output head: its input, and the weight merged with an adapter."""
         tables, outputs = self.model.outside()
         head = next((tensor for tensor in outputs if tensor.role == HEAD), tables[0])
         if not self.reads(head):
@@ -69,7 +69,7 @@ class Beside:
         return 0.0
 
     def reads(self, one: TensorSpec) -> bool:
-        """Whether the backward pass reads what a matrix is multiplied with."""
+        """Whether the backward pass reads the input of a matrix."""
         adapter = self.adapter
         if isinstance(adapter, IA3) and adapter.has(one) and adapter.scales_input(one):
             return True
@@ -80,7 +80,7 @@ class Beside:
         return any(map(self.reads, self.model.outside()[0]))
 
     def _kept(self, one: TensorSpec, adapter: Adapter, numbers: Numbers) -> float:
-        """What A gives to B, and what magnitudes of DoRA and vectors of IA3 multiply."""
+        """Bytes kept for an adapter: outputs of A, inputs of DoRA magnitudes and IA3 vectors."""
         if isinstance(adapter, IA3):
             scales_output = adapter.has(one) and not adapter.scales_input(one)
             return numbers.width * one.on_rank(numbers.tp)[0] if scales_output else 0.0

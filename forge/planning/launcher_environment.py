@@ -1,5 +1,5 @@
-"""What a launcher (torchrun, srun, or whoever sets RANK and WORLD_SIZE) tells one rank of several
-in its environment variables.
+"""Environment variables from a launcher (torchrun, srun, or any other to set RANK and WORLD_SIZE)
+for one rank of several.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ MOST_RANKS, MOST_PORTS = 10**6, 2**16 - 1
 # A shell in an allocation has SLURM_NTASKS too; Slurm numbers its own steps (batch, interactive,
 # ...) from here on.
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
-FIRST_PORT, PORTS = 15000, 15000  # below those that Linux hands out by itself
+FIRST_PORT, PORTS = 15000, 15000  # below the ephemeral ports of Linux
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherEnvironment:
-    """One rank, the number of ranks and the variable that has it, the host and port of rank 0."""
+    """One rank, the number of ranks and its variable, the host and port of rank 0."""
 
     rank: int
     size: int
@@ -30,7 +30,7 @@ class LauncherEnvironment:
     port: int
 
     def variables(self) -> dict[str, str]:
-        """The same in the variables that torch.distributed reads."""
+        """The environment variables for torch.distributed."""
         ranks = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": self.local_rank}
         host = {"MASTER_ADDR": self.address, "MASTER_PORT": self.port} if self.size > 1 else {}
         return {name: str(value) for name, value in {**ranks, **host}.items()}
@@ -39,8 +39,8 @@ class LauncherEnvironment:
 def launcher_environment(
     environ: Mapping[str, str] = os.environ,
 ) -> LauncherEnvironment | None:
-    """What a launcher says of this process, torchrun before srun; None where it is not one of
-    several ranks. Raises ConfigError.
+    """Read the launcher's variables for this process, torchrun before srun; None where the process
+    is not one of several ranks. Raises ConfigError.
     """
     if not (environ.get("RANK") and environ.get("WORLD_SIZE")):
         return _of_srun(environ)
@@ -57,8 +57,8 @@ def launcher_environment(
 
 
 def launcher_ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, str] | None:
-    """The number of ranks that a launcher has set, and in which variable; WORLD_SIZE alone counts.
-    Raises ConfigError.
+    """The number of ranks set by a launcher, and its variable; WORLD_SIZE alone counts. Raises
+    ConfigError.
     """
     environment = launcher_environment(environ)
     if environment is not None:
@@ -69,8 +69,8 @@ def launcher_ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, str] |
 
 
 def _of_srun(environ: Mapping[str, str]) -> LauncherEnvironment | None:
-    """A task of a job step with several; a single task is an ordinary run, which starts its ranks
-    itself.
+    """Read Slurm's variables for one of several tasks of a job step; None for a single task, an
+    ordinary run that starts its ranks itself.
     """
     step = environ.get("SLURM_STEP_ID", "")
     source = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
@@ -96,7 +96,7 @@ def _of_srun(environ: Mapping[str, str]) -> LauncherEnvironment | None:
 
 
 def first_node(nodes: str) -> str:
-    """The first host of a list as Slurm writes it: 'a[03-05,9],b' is a03."""
+    """The first host of a list in Slurm's notation: 'a[03-05,9],b' is a03."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
     assert first is not None
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])

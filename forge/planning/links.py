@@ -1,8 +1,7 @@
-"""Which links a collective goes over, and how long it takes: NVLink inside a node, the network
-between nodes.
+"""Links and time of a collective: NVLink inside a node, the network between nodes.
 
 Ranks are in the order of the mesh, pp slowest and tp fastest, and fill one node after another, so
-which ranks of a group share a node follows from `gpus_per_node`.
+`gpus_per_node` determines the ranks of a group in one node.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from forge.planning.traffic import Sent
 ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
 """Axes of the mesh, slowest first: `forge.parallel.mesh`."""
 PCIE_BELOW = 64e9
-"""Bytes a second: GPUs with less between them have PCIe in the place of NVLink."""
+"""Bytes a second between GPUs: PCIe below, NVLink from here on."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that speak to one another: how many, and how many of them share a node."""
+    """A group of communicating ranks: number of ranks, and of ranks in one node."""
 
     size: int
     in_node: int
@@ -44,7 +43,7 @@ class Group:
 
 
 def group(parallel: Parallel, axes: tuple[str, ...], gpus_per_node: int) -> Group:
-    """The group of a rank over these axes."""
+    """The group of a rank over the axes."""
     size = in_node = stride = 1
     for axis in reversed(ORDER):
         degree = getattr(parallel, axis)
@@ -56,10 +55,10 @@ def group(parallel: Parallel, axes: tuple[str, ...], gpus_per_node: int) -> Grou
 
 
 def on_links(sent: Sent, ranks: Group) -> dict[str, float]:
-    """Bytes that a rank sends over each kind of link.
+    """Bytes sent by a rank over each kind of link.
 
-    A ring leaves a node once for all ranks of the group in it, and so with each of their network
-    cards it sends an equal part. Of an all-to-all each part goes where it is wanted.
+    A ring leaves a node once for all ranks of the group inside, an equal part by the network card
+    of each rank. In an all-to-all each part goes directly to its receiver.
     """
     if ranks.nodes == 1:
         return {NVLINK: float(sent.bytes)}
@@ -69,7 +68,7 @@ def on_links(sent: Sent, ranks: Group) -> dict[str, float]:
 
 
 def link_bytes(all_sent: list[Sent], parallel: Parallel, gpus_per_node: int) -> dict[str, float]:
-    """Bytes that a rank sends over each kind of link in a step."""
+    """Bytes sent by a rank over each kind of link in a step."""
     total: Counter[str] = Counter()
     for sent in all_sent:
         total.update(on_links(sent, group(parallel, sent.axes, gpus_per_node)))
@@ -77,10 +76,10 @@ def link_bytes(all_sent: list[Sent], parallel: Parallel, gpus_per_node: int) -> 
 
 
 def seconds(sent: Sent, ranks: Group, device: Device) -> float:
-    """Time of a step's collectives of one kind over one group, one after another.
+    """Seconds of a step's collectives of one kind over one group, one after another.
 
-    Latency and bandwidth (alpha and beta): each call takes the algorithm and the protocol of NCCL
-    that are fastest for its bytes.
+    Latency and bandwidth (alpha and beta): each call takes NCCL's fastest algorithm and protocol
+    for its bytes.
     """
     if ranks.size == 1 or not sent.calls:
         return 0.0
@@ -106,7 +105,10 @@ def seconds(sent: Sent, ranks: Group, device: Device) -> float:
 def _option(
     algorithm: str, size: float, bandwidth: float, there: int, away: int, device: Device
 ) -> float:
-    """The fastest protocol of an algorithm with so many steps inside of nodes and between them."""
+    """Seconds of an algorithm with its fastest protocol.
+
+    there: steps inside nodes. away: steps between nodes.
+    """
     local = PCIE if device.nvlink < PCIE_BELOW else NVLINK
     inside, outside = STEP[algorithm, local], STEP[algorithm, NETWORK]
     return min(

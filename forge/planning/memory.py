@@ -26,25 +26,25 @@ from forge.planning.activations import Activations, Stage
 from forge.rundir.saved_config import load, newest
 
 STATE = ("weights", "gradients", "fp32 masters", "optimizer state")
-"""How the names of parts begin that are exact, and there all the time."""
+"""Prefixes of the names of exact parts, held throughout a run."""
 NO_ADAPTER = NoAdapter()
 
 
 def memory_by_part(config: Config) -> dict[str, int]:
-    """Bytes of the device that needs most, by part; empty for a model of unknown layers.
+    """Bytes of the device with the largest need, by part; empty for a model of unknown layers.
 
-    On one device weights, gradients and optimizer state are exact. Activations are what autograd
-    holds after the forward pass of uncompiled blocks with fused attention (as arXiv:2205.05198,
-    section 4); logits are the most that the loss holds at once. The sum is an upper bound.
+    On one device weights, gradients and optimizer state are exact. Activations are the tensors
+    autograd holds after the forward pass of uncompiled blocks with fused attention (as
+    arXiv:2205.05198, section 4); logits are the peak inside the loss. The sum is an upper bound.
 
-    On several, tp, pp and ep cut the weights; FSDP shards the rest and gathers it block by block,
-    or all of it under a pipeline; cp and sequence parallelism cut the tokens. Experts are taken to
-    have equal numbers of tokens, and stages of blocks.
+    On several devices, tp, pp and ep cut the weights; FSDP shards the rest and gathers block by
+    block, or all weights under a pipeline; cp and sequence parallelism cut the tokens. Assumes
+    equal numbers of tokens for experts, and of blocks for stages.
     """
     model, parallel = config.model, config.parallel
     if not isinstance(model, Decoder):
         return {}
-    # the ranks that may need most are those at the ends of the pipeline
+    # the rank of largest need is at an end of the pipeline
     adapter = config.adapter
     shares = [_share(model, parallel, adapter, first=True, last=True)]
     if parallel.pp > 1:
@@ -88,7 +88,7 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
             eighth = _in_fp8(config, config.quantization, model, share, width)
             per_gather = eighth.outside_at_once + eighth.two_blocks
             parts["gathered weights"] = eighth.parameters if stays else per_gather
-        # On one rank they may stay as backward gives them: `forge.parallel.apply`.
+        # On one rank gradients may keep the format backward gives: `forge.parallel.apply`.
         same_dtype = precision.param_dtype == precision.mixed_precision
         unreduced = kind if same_dtype and not (several or several_passes) else "fp32"
         rank_share = share
@@ -120,8 +120,8 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
 
 
 def _in_fp8(config: Config, section: FP8, model: Decoder, share: _Share, width: int) -> _Share:
-    """Bytes of weights that are gathered in fp8, where a layer takes them so."""
-    # of a block that is not named: one at an end that is left out, if one is
+    """Bytes of weights gathered by FSDP: one for each fp8 value, `width` for others."""
+    # `block_tensors` has no layer number: take an end block, unquantized if any block is
     layer = 0 if section.plain_first_layers else model.n_layers - 1
 
     def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
@@ -136,9 +136,7 @@ def _in_fp8(config: Config, section: FP8, model: Decoder, share: _Share, width: 
 def _in_few_bits(
     config: Config, adapter: QLoRA, model: Decoder, share: _Share, width: int
 ) -> _Share:
-    """Bytes of weights, of which some are kept in few bits, and the others in numbers of `width`
-    bytes.
-    """
+    """Bytes of weights under QLoRA: packed in few bits, or `width` a value."""
 
     def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
         if adapter.packs(one):
@@ -150,7 +148,7 @@ def _in_few_bits(
 
 
 def _made_again(config: Config, adapter: QLoRA, model: Decoder, share: _Share, width: int) -> int:
-    """Bytes of the largest weight that is made of few bits, and of what that takes."""
+    """Bytes of the largest weight unpacked from few bits, with the temporaries of unpacking."""
     most = 0
 
     def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
@@ -163,7 +161,7 @@ def _made_again(config: Config, adapter: QLoRA, model: Decoder, share: _Share, w
 
 
 def _of_zeros(config: Config, section: Sparse, model: Decoder, share: _Share) -> int:
-    """Bytes of what weights that are 0 were, and of which these are."""
+    """Bytes of sparse training: the values of zeroed weights, and masks of one byte a weight."""
     bytes_per_value = BYTES[config.precision.param_dtype] + 1
 
     def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
@@ -175,7 +173,10 @@ def _of_zeros(config: Config, section: Sparse, model: Decoder, share: _Share) ->
 
 
 def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> dict[str, int]:
-    """Gradients, of what is trained, and what the optimizer keeps of it. here: on the device."""
+    """Bytes of gradients, fp32 masters and optimizer state of trained parameters, by part.
+
+    here: whether the parts are on the device.
+    """
     name_to_group, optimizer = param_groups.groups(config), config.optimizer
     is_trained = param_groups.trained(config)
     some_frozen = param_groups.some_frozen(config)
@@ -188,7 +189,7 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
     parts, ends = {}, {"first": share.first, "last": share.last}
     precision, parallel = config.precision, config.parallel
     weight, shards = BYTES[precision.param_dtype], max(parallel.fsdp, 1)
-    if config.train.optimizer_in_backward and here:  # those of a block, a table or the head
+    if config.train.optimizer_in_backward and here:  # gradients of a block, a table or the head
         at_once = max(share.two_blocks // 2, share.outside_at_once)
         parts[f"gradients ({precision.param_dtype})"] = weight * -(-at_once // shards)
     if some_frozen:
@@ -211,7 +212,7 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
             return 0
 
         _share(model, parallel, config.adapter, of=most, **ends)
-        # What is updated, and what comes for the next one or goes back.
+        # State of the parameter being updated, and state in transfer to or from the host.
         parts["optimizer state"] = 2 * -(-round(largest) // shards)
         parts.pop("fp32 masters", None)
         if precision.master_weights:
@@ -220,7 +221,7 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
 
 
 def _of_trained(config: Config, model: Decoder, share: _Share) -> _Share:
-    """Values of the parameters that are trained."""
+    """The share of a rank in trained values alone."""
     is_trained = param_groups.trained(config)
 
     def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
@@ -231,12 +232,10 @@ def _of_trained(config: Config, model: Decoder, share: _Share) -> _Share:
 
 
 def _frozen_models(config: Config) -> Iterator[Decoder]:
-    """The models that the objective reads besides; as the trained one where nothing else is known
-    of them.
-    """
+    """Yield the frozen models of the objective; the trained model stands in for unreadable ones."""
     for source in config.objective.frozen_models().values():
         model = config.model
-        with suppress(OSError, ValueError, TypeError, KeyError):  # building it says what is wrong
+        with suppress(OSError, ValueError, TypeError, KeyError):  # its build reports the fault
             if source and Path(source).is_dir():
                 model = load(newest(Path(source)), trust=config.run.trust).model
         yield from [model] if isinstance(model, Decoder) else []
@@ -244,11 +243,11 @@ def _frozen_models(config: Config) -> Iterator[Decoder]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Share:
-    """What one rank has of a model before FSDP shards it: blocks, its stage, and parameters.
+    """One rank's share of a model before FSDP shards it: layers, ends and counts of parameters.
 
-    experts: sharded over efsdp. in_blocks, outside: the others, sharded over fsdp. two_blocks: of
-    two adjacent blocks. outside_at_once: what is gathered at a time: the embedding is freed before
-    the output head is needed. packed: shape of a layer's experts, [experts, width, dim].
+    experts: sharded over efsdp. in_blocks, outside: all others, sharded over fsdp. two_blocks: the
+    largest sum of two adjacent blocks. outside_at_once: gathered at a time: the embedding is freed
+    before the output head is needed. packed: shape of a layer's experts, [experts, width, dim].
     """
 
     layers: range
@@ -267,11 +266,11 @@ class _Share:
 
     @property
     def known(self) -> bool:
-        """Whether what was counted is known of every tensor."""
+        """Whether the count is known for every tensor."""
         return not math.isnan(self.parameters)
 
     def sharded(self, parallel: Parallel) -> int:
-        """What the FSDP rank with most has: whole experts, or a part of each where they are few."""
+        """The largest FSDP shard: whole experts, or a part of each if fewer than shards."""
         fsdp, efsdp, (count, *widths) = max(parallel.fsdp, 1), max(parallel.efsdp, 1), self.packed
         if count < efsdp and any(length % efsdp == 0 for length in widths):
             experts = -(-self.experts // efsdp)
@@ -281,7 +280,7 @@ class _Share:
 
 
 def _with(adapter: Adapter, tensors: Iterable[TensorSpec]) -> list[TensorSpec]:
-    """Parameters of a model, and what stands beside them."""
+    """Parameters of a model, and the adapter's parameters beside."""
     parameters = list(tensors)
     return [*parameters, *adapter.added(parameters)]
 
@@ -296,8 +295,10 @@ def _share(
     of: Callable[[TensorSpec, tuple[int, ...]], float] | None = None,
     named: bool = True,
 ) -> _Share:
-    """of: what is counted of a tensor, by its name and its shape on this rank; None = values.
-    named: whether names count, and not roles alone.
+    """Count a rank's share of a model.
+
+    of: count for a tensor, by name and shape on this rank; None = values. named: whether `of`
+    depends on names, not roles alone.
     """
 
     def size(tensors: Iterable[TensorSpec]) -> Any:
@@ -313,7 +314,7 @@ def _share(
     counted = [(number, blocks[kind]) for kind, number in kinds.items()]
     sizes = {kind: size(tensors) for kind, tensors in blocks.items()}
     of_layers = [sizes[kind] for kind in layer_kinds]
-    if (of and named) or adapter.active:  # by names, which each block has its own of
+    if (of and named) or adapter.active:  # by name: each block has its own
         names = (
             (f"blocks.{start + offset}", blocks[kind]) for offset, kind in enumerate(layer_kinds)
         )

@@ -87,8 +87,8 @@ def step_time(
     ends = sorted({0, parallel.pp // 2, parallel.pp - 1})  # one of them is the slowest
     state = _of_state(memory_by_part(config) if memory is None else memory)
     machine = (device, gpus_per_node)
-    candidates = [_OfRank(config, model, machine, state, rank) for rank in ends]
-    slowest = max(candidates, key=lambda rank: sum(rank.parts.values()))
+    timed_ranks = [_OfRank(config, model, machine, state, rank) for rank in ends]
+    slowest = max(timed_ranks, key=lambda rank: sum(rank.parts.values()))
     train, ranks = config.train, _ranks(parallel)
     return StepTime(
         parts={name: part for name, part in slowest.parts.items() if part > 0},

@@ -194,7 +194,7 @@ def ranks_of(size: int) -> str:
 
 
 def _installed_torch() -> str | None:
-    from importlib import metadata  # slow, and most commands that only compose do not ask
+    from importlib import metadata  # slow, and unused by most commands
 
     try:
         return metadata.version("torch")

@@ -42,7 +42,7 @@ from forge.rundir.checkpoints import BEST, TOKENIZER
 
 PATHS = tuple(dict.fromkeys(schemas.keys_with("path")))
 UNKNOWN_ROWS = 32000
-"""Rows for a tokenizer that cannot be read, so that the rest can be checked."""
+"""Rows for an unreadable tokenizer, to check the rest of the config."""
 
 ADDED_TOKENS, NEW_ROWS = ("tokenizer.add_tokens", "tokenizer.add_special_tokens"), "model.new_rows"
 MOE_WIDTH, SHARED_WIDTH = "model.moe.ffn_hidden_dim", "model.moe.shared_hidden_dim"
@@ -69,7 +69,7 @@ def model_shape(model: Decoder) -> Iterator[Derived]:
     width, unread = model.computed_ffn_hidden_dim, model.mixer.unread
     if model.n_kv_heads is None and "n_kv_heads" not in unread:
         yield Derived("model.n_kv_heads", model.n_heads, "as many as model.n_heads")
-    divides = model.dim % model.n_heads == 0  # else a rule says it
+    divides = model.dim % model.n_heads == 0  # else a rule reports the fault
     if model.head_dim is None and divides and "head_dim" not in unread:
         yield Derived("model.head_dim", model.computed_head_dim, "model.dim / model.n_heads")
     if model.gated_mlp is None:
@@ -106,7 +106,7 @@ def of_folder(
 ) -> Iterator[Derived]:
     """With model=hf the tokenizer and the weights are those of its folder."""
     if not model.path:
-        return  # a rule says it
+        return  # a rule reports the missing path
     if isinstance(tokenizer, TokenizerFile) and not tokenizer.path:
         yield Derived("tokenizer.path", model.path, "that of model.path")
     goes_on = checkpoint.resume_from is not None and not checkpoint.resume_from.isdecimal()
@@ -143,7 +143,7 @@ def of_adapters(model: Model, adapter: LoRA, checkpoint: Checkpoint) -> Iterator
     try:
         base = peft.read(folder).get("base_model_name_or_path")
     except FolderError:
-        base = None  # a rule says what is wrong
+        base = None  # a rule reports the fault
     model_folder = model.path if isinstance(model, FolderDecoder) and model.pretrained else None
     yield Derived("adapter.init_from", folder, "the adapters in checkpoint.init_from")
     if model_folder or (base and os.path.exists(base)):
@@ -229,7 +229,7 @@ def objective(run: Run, eval: Eval) -> Iterator[Derived]:
 @derivation(*PATHS, writes=PATHS)
 def paths(config: Config) -> Iterator[Derived]:
     """Paths become absolute: a run may start, or go on, elsewhere."""
-    for key, section, field in walk(config):  # also a user's, whose keys PATHS does not have
+    for key, section, field in walk(config):  # also keys of users' sections, unknown to PATHS
         path = getattr(section, field.name) if field.metadata.get("path") else None
         if not path or (key == "checkpoint.resume_from" and path.isdecimal()):
             continue

@@ -74,6 +74,6 @@ def objective(config: Config, run: Run, eval: Eval) -> Findings:
     group, _, metric = name.partition("/")
     if group == "eval" and not eval.enabled:
         yield "run.objective", "eval.enabled=true"
-    elif group == "eval" and metric not in (*names, eval.metric):  # which has a rule of its own
+    elif group == "eval" and metric not in (*names, eval.metric):  # eval.metric has its own rule
         message = f"there is no metric {name}."
         yield "run.objective", message, meant(metric, names, "run.objective=eval/")

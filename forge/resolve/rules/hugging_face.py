@@ -110,7 +110,7 @@ def other_tokenizer(config: Config, checkpoint: Checkpoint) -> Findings:
 
 
 ALL_WEIGHTS, ADAPTERS = 2e-4, 2e-3
-"""The largest rates that pretrained weights, and adapters, are fine-tuned with."""
+"""Largest usual learning rates to fine-tune pretrained weights, and adapters."""
 
 
 @rule("optimizer.pretrained", *READS, "adapter", "optimizer.lr", warning=True)

@@ -17,7 +17,7 @@ from forge.planning.world import CPU_BUILD, World
 
 SHAPE = ("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node")
 LARGEST_NODE = 8
-"""Ranks on GPUs that are put on one node where nobody says how many GPUs a node has."""
+"""Most ranks on GPUs for one node without a given number of GPUs a node."""
 NAME = re.compile(r"[\w+-][\w.+-]*")
 LONGEST, LONGEST_ARM = 200, 50
 SCRIPT_TEXTS = (

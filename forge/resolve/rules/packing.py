@@ -18,7 +18,7 @@ from forge.resolve.layout import PADDED, why_whole_rows
 
 OPTION = "data.pack_sequences"
 WITHOUT_MASK = ("flash", "cudnn")
-"""Kernels of attention that are given no mask."""
+"""Kernels of attention without a mask."""
 
 
 @rule(OPTION, OPTION, "model.mixer", "model.kinds", "model.layers")
@@ -26,7 +26,7 @@ def pack_sequences(data: Data, model: Model, objective: Objective) -> Findings:
     """With data.pack_sequences the objective, the model and the mixers of its layers must keep
     documents apart.
     """
-    if not data.pack_sequences or "" not in objective.compares:  # which is told by itself
+    if not data.pack_sequences or "" not in objective.compares:  # preferences have a rule
         return
     layers = [layer for _, layer in model.in_use()] if isinstance(model, Decoder) else []
     for section in (objective, model, *(layer.mixer for layer in layers)):

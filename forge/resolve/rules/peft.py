@@ -81,7 +81,7 @@ def _typed(place: str) -> list[str]:
     try:
         options = peft.options(peft.read(place))
     except FolderError:
-        return []  # the rule above says what is wrong
+        return []  # the rule above reports the fault
     return [_override(name, value) for name, value in options.items() if value]
 
 

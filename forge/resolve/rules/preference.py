@@ -44,7 +44,7 @@ def examples(config: Config, objective: Objective) -> Findings:
 )
 def pack_sequences(data: Data, objective: Objective) -> Findings:
     """Responses are compared row by row, so that none is packed with another."""
-    if "" in objective.compares or not data.examples:  # text, which is told by itself
+    if "" in objective.compares or not data.examples:  # another rule reports text
         return
     if data.pack_sequences:
         yield "data.pack_sequences", "data.pack_sequences=false"

@@ -112,7 +112,7 @@ def wandb_login(metrics: Metrics, launch: Launch) -> Findings:
     """metrics.enable_wandb=true with metrics.wandb_mode=online needs a login of W&B."""
     if not metrics.enable_wandb or (isinstance(launch, Slurm) and launch.setup):
         return  # launch.setup may log in inside the job
-    from forge.config.wandb_login import login, sends  # it reads formats that nothing else does
+    from forge.config.wandb_login import login, sends  # imports parsers unused elsewhere
 
     account = login()
     if sends(metrics) and not account.source:

@@ -62,7 +62,7 @@ def identity(config: Config, run: Run) -> Findings:
         old, new = shown(change.before), shown(change.after)
         keep = f"{key}={old}" if "." in key or key == "seed" else f"{key} as it was"
         if key == size and stored.parallel.degrees() != config.parallel.degrees():
-            keep += " train.batch_size=-1"  # what it was divided into may not fit these ranks
+            keep += " train.batch_size=-1"  # the former micro-batch may not fit these ranks
         message = f"the run in {run.dir} has {key}={old}; here it is {new}."
         yield f"{key}={new}", message, f"{keep}, run.allow_change=[{key}], or another run.dir"
 

@@ -1,4 +1,4 @@
-"""What the blocks of one rank keep for the backward pass, and what they run again."""
+"""Activations of one rank: bytes kept for the backward pass, and FLOPs of recomputation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from forge.planning.beside import Beside
 from forge.planning.layout import rows_of_rank
 
 IN_LAYERS = frozenset(("out_proj", LAST, "moe_mlpwo", ROUTER))
-"""What nobody reads again where each layer is recomputed for itself: what they end with, and what
-is around them.
-"""
+"""Tensors unread by recomputation of each layer for itself: outputs of layers, and the router."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Bytes that activations take on the device and in host memory."""
+    """Bytes of activations on the device and in host memory."""
 
     device: float = 0.0
     host: float = 0.0
@@ -39,11 +37,12 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One block of a kind: what it keeps of one token, by what is asked of it.
+    """One block of a kind: bytes kept for one token, by policy.
 
-    kept: of its two layers together; None = not known. around: bytes that are kept whatever is,
-    where each layer is recomputed for itself. alone: bytes without recomputation. flops: of a
-    forward pass, of a token on all ranks.
+    input: bytes entering the block. alone: bytes without recomputation. around: bytes always kept
+    with each layer recomputed for itself. named: tensors by name. unread: names unread by
+    recomputation. apart: whether each layer is recomputed for itself. flops: of a forward pass, a
+    token on all ranks.
     """
 
     input: float
@@ -55,37 +54,37 @@ class Block:
     flops: float
 
     def keepable(self, *, by_name: bool = True) -> dict[str, Named]:
-        """The names that the second run reads, and so may spare."""
+        """Named tensors the second run reads: keeping one spares its computation."""
         left_out = IN_LAYERS if self.apart and by_name else self.unread
-        return {name: one for name, one in self.named.items() if name not in left_out}
+        return {name: tensor for name, tensor in self.named.items() if name not in left_out}
 
     def held(self, places: Mapping[str, str] | None) -> Held:
-        """places: of names; None = nothing is recomputed."""
+        """Bytes held for one token. places: device or host by name; None = no recomputation."""
         if places is None:
             return Held(device=self.alone)
-        named, by_name = self.keepable(), bool(set(places) - {INPUT})
-        found = Held(device=self.input)
+        keepable, by_name = self.keepable(), bool(set(places) - {INPUT})
+        held = Held(device=self.input)
         if self.apart and by_name:
-            found = Held(device=self.around)
+            held = Held(device=self.around)
         elif places.get(INPUT) == OFFLOAD:
-            found = Held(host=self.input)
-        for name, place in places.items():
-            bytes = named[name].bytes if name in named else 0.0
-            found += Held(host=bytes) if place == OFFLOAD else Held(device=bytes)
-        return found
+            held = Held(host=self.input)
+        for name, storage in places.items():
+            bytes = keepable[name].bytes if name in keepable else 0.0
+            held += Held(host=bytes) if storage == OFFLOAD else Held(device=bytes)
+        return held
 
     def again(self, places: Mapping[str, str] | None) -> float:
-        """FLOPs of a token that are computed again."""
+        """FLOPs of recomputation for one token."""
         if places is None:
             return 0.0
         read = self.keepable(by_name=bool(set(places) - {INPUT}))
-        spared = sum(one.flops for name, one in self.named.items() if name not in read)
-        return self.flops - spared - sum(one.flops for n, one in read.items() if n in places)
+        spared = sum(tensor.flops for name, tensor in self.named.items() if name not in read)
+        return self.flops - spared - sum(tensor.flops for n, tensor in read.items() if n in places)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The blocks that one rank has, as `memory_by_part` takes them to be cut."""
+    """The blocks of one rank, cut as `memory_by_part` assumes."""
 
     layers: range
     first: bool
@@ -93,7 +92,7 @@ class Stage:
 
 
 class Activations:
-    """What the blocks of a model keep on one rank, by its layout and micro-batch."""
+    """Activations of a model's blocks on one rank, by layout and micro-batch."""
 
     def __init__(self, config: Config, model: Decoder) -> None:
         self.config, self.model = config, model
@@ -121,52 +120,52 @@ class Activations:
         self.block = functools.cache(self._block)
 
     def in_flight(self, stage: Stage) -> float:
-        """Micro-batches whose activations a rank holds at once."""
+        """Number of micro-batches with activations held at once on a rank."""
         if self.config.parallel.pp == 1 or not stage.first:
             return 1.0
         return _in_flight(self.config.parallel, self.microbatches)
 
     def places(self, stage: Stage) -> Iterator[tuple[Block, Mapping[str, str] | None]]:
-        """Each block of a stage that is known, and where its tensors are kept; None = it is not
-        recomputed.
+        """Yield each known block of a stage, and device or host of its tensors by name; None for a
+        block without recomputation.
         """
         policy, n_layers = self.config.train.policy, self.model.n_layers
         for layer in stage.layers:
             if (block := self.block(self.model.kind_of(layer))) is not None:
-                again = policy.recomputed(layer, n_layers, stage.layers.start)
-                yield block, policy.of_block(layer, n_layers) if again else None
+                recomputed = policy.recomputed(layer, n_layers, stage.layers.start)
+                yield block, policy.of_block(layer, n_layers) if recomputed else None
 
     def held(self, stage: Stage) -> Held | None:
-        """By all blocks, and by what the output head reads; None = not known."""
+        """Bytes held by all blocks of a stage, and by the input of the head; None = not known."""
         blocks = list(self.places(stage))
         if len(blocks) < len(stage.layers):
             return None
-        found = sum((block.held(places) for block, places in blocks), Held())
-        for layer, (_, places) in zip(stage.layers, blocks, strict=True):
-            if places is None:
-                found += Held(device=self.beside.of_block(layer, self.numbers))
-        found = found * self.in_flight(stage)
+        held = sum((block.held(storages) for block, storages in blocks), Held())
+        for layer, (_, storages) in zip(stage.layers, blocks, strict=True):
+            if storages is None:
+                held += Held(device=self.beside.of_block(layer, self.numbers))
+        held = held * self.in_flight(stage)
         if stage.last:
             model = self.model
             norm = self.numbers.norm(model.norm_type, model.dim, self.residual)
-            found += Held(device=norm + self.width * model.dim)
-            found += Held(device=self.beside.of_head(self.numbers, self.tokens))
-        return found * self.tokens
+            held += Held(device=norm + self.width * model.dim)
+            held += Held(device=self.beside.of_head(self.numbers, self.tokens))
+        return held * self.tokens
 
     def of_documents(self, stage: Stage) -> int:
-        """Bytes of what layers share to keep documents apart: masks and rotations."""
+        """Bytes of masks and rotations, shared by layers to keep documents apart."""
         parallel = self.config.parallel
         kinds = {self.model.kind_of(layer).name for layer in stage.layers}
         layers = [self.model.of_kind(kind) for kind in kinds]
-        blocks = in_blocks(self.config, self.config.run.device)  # which take next to nothing
+        blocks = in_blocks(self.config, self.config.run.device)  # block masks are tiny
         scored = [layer for layer in layers if not layer.mixer.recurrent]
         spans = set() if blocks else {layer.span for layer in scored}
-        places = INT64 if len(scored) < len(layers) else 0
+        position_bytes = INT64 if len(scored) < len(layers) else 0
         queries = parallel.cp if parallel.cp_method == "ulysses" else 1
         rotary = [layer.rotary_dim for layer in layers if layer.is_rotary]
         masks = len(spans) * queries * self.residual * self.config.train.seq_len
         tempered = sum(layer.is_tempered for layer in layers)
-        of_token = masks + places + FP32 * (2 * sum(rotary) + tempered)
+        of_token = masks + position_bytes + FP32 * (2 * sum(rotary) + tempered)
         return round(self.in_flight(stage) * self.tokens * of_token)
 
     def _block(self, kind: Kind) -> Block | None:
@@ -180,9 +179,9 @@ class Activations:
         if mixer is None or last is None:
             return None
         stream, entering = self.residual * layer.dim // self.cut, numbers.width * layer.dim
-        before_last = 0 if kind.moe else entering  # experts count what they read themselves
+        before_last = 0 if kind.moe else entering  # experts count their input themselves
         around = self._norms(layer) // self.cut + entering + before_last
-        recast = numbers.masked and self.residual != numbers.width  # its own copy of the mask
+        recast = numbers.masked and self.residual != numbers.width  # each block casts the mask
         mask = numbers.width * numbers.seq_len if recast else 0
         unread = frozenset({LAST} if not (layer.norms_after or kind.moe) else ())
         of_layers = layer.moe.kept_around(layer, numbers, **over) if kind.moe else 0.0
@@ -198,28 +197,28 @@ class Activations:
 
     @property
     def _apart(self) -> bool:
-        """Whether layers are recomputed each for itself: `forge.parallel.apply`."""
+        """Whether each layer is recomputed for itself: `forge.parallel.apply`."""
         return self.config.parallel.ep > 1
 
     def _norms(self, layer: Decoder) -> int:
-        """Norms of what enters the two layers, and of what they give."""
+        """Bytes of norms before the two layers, and after."""
         norm = functools.partial(self.numbers.norm, layer.norm_type, layer.dim)
-        before = 2 * norm(self.residual) if layer.norms_before else 0
-        return before + (2 * norm(self.numbers.width) if layer.norms_after else 0)
+        entering = 2 * norm(self.residual) if layer.norms_before else 0
+        return entering + (2 * norm(self.numbers.width) if layer.norms_after else 0)
 
 
 def flops_again(config: Config) -> float:
-    """FLOPs of a token that backward computes again, on all ranks; 0 of an unknown model."""
+    """FLOPs of recomputation for one token, on all ranks; 0 for an unknown model."""
     model = config.model
     if not isinstance(model, Decoder) or not config.train.policy.recomputes:
         return 0.0
     stage = Stage(layers=range(model.n_layers), first=True, last=True)
-    places = Activations(config, model).places(stage)
-    return sum(block.again(kept) for block, kept in places)
+    blocks = Activations(config, model).places(stage)
+    return sum(block.again(storages) for block, storages in blocks)
 
 
 def host_bytes(config: Config) -> int:
-    """Bytes of activations that the first rank has in host memory."""
+    """Bytes of activations of the first rank in host memory."""
     model = config.model
     if not isinstance(model, Decoder) or OFFLOAD not in config.train.policy.places.values():
         return 0
@@ -229,7 +228,7 @@ def host_bytes(config: Config) -> int:
 
 
 def _in_flight(parallel: Parallel, microbatches: int) -> float:
-    """Micro-batches whose activations the first rank holds at once."""
+    """Number of micro-batches with activations held at once on the first rank."""
     pp, stages = parallel.pp, parallel.pp_stages_per_rank or 1
     if parallel.pp_schedule == "gpipe":
         return microbatches
@@ -239,7 +238,7 @@ def _in_flight(parallel: Parallel, microbatches: int) -> float:
 
 
 def _rows_of_token(config: Config, model: Decoder, sequences: int) -> float:
-    """Rows that the experts of a layer compute for a token."""
+    """Rows computed by the experts of a layer for a token."""
     if not (model.is_moe and model.moe.capacity_factor):
         return model.moe.top_k
     tokens = sequences * config.train.seq_len // config.parallel.cp
@@ -247,8 +246,8 @@ def _rows_of_token(config: Config, model: Decoder, sequences: int) -> float:
 
 
 def rows_of_room(config: Config, model: Decoder, sequences: int) -> int:
-    """Rows that a capacity gives all experts on one rank, as `forge.models.moe` has it: each run of
-    tokens of a scope may take all the room, but no more than it has tokens.
+    """Rows for all experts on one rank under a capacity, as in `forge.models.moe`: each run of
+    tokens of a scope may take all the room, but at most one row an expert for each of its tokens.
     """
     moe, parallel = model.moe, config.parallel
     of_sequence = moe.balance_scope == "sequence"
@@ -266,6 +265,6 @@ def rows_of_room(config: Config, model: Decoder, sequences: int) -> int:
 
 
 def runs_of_sequence(parallel: Parallel) -> int:
-    """Runs of adjacent tokens that a rank has of a sequence: two where cp balances its work."""
+    """Runs of adjacent tokens of a sequence on a rank: two where cp balances its work."""
     balanced = parallel.cp_method == "all_gather" and parallel.cp_load_balance
     return 2 if parallel.cp > 1 and balanced else 1

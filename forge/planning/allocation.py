@@ -1,4 +1,4 @@
-"""The nodes that a run takes of a cluster, with how many ranks and GPUs each."""
+"""The nodes of a cluster for a run, with ranks and GPUs of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forge.config.sbatch import key_faults
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """The nodes, and the ranks and GPUs of each: one GPU a rank, or none."""
+    """Number of nodes, and of ranks and GPUs on each: one GPU a rank, or none."""
 
     nodes: int
     tasks_per_node: int
@@ -20,12 +20,12 @@ class Allocation:
 
 
 def allocation(section: Slurm, world: int) -> Allocation | Problem:
-    """What `world` ranks take, or why they do not fit what the section asks for."""
+    """Allocate nodes for `world` ranks, or a problem where the section's numbers do not fit."""
     tasks, gpus, nodes = section.tasks_per_node, section.gpus_per_node, section.nodes
     if tasks and gpus and tasks != gpus:
-        what = f"{tasks} ranks on a machine of {gpus} GPUs; each rank has one GPU."
-        fix = f"leave it out, or launch.gpus_per_node={tasks}"
-        return Problem(f"launch.tasks_per_node={tasks}", what, fix)
+        message = f"{tasks} ranks on a machine of {gpus} GPUs; each rank has one GPU."
+        hint = f"leave it out, or launch.gpus_per_node={tasks}"
+        return Problem(f"launch.tasks_per_node={tasks}", message, hint)
     most = tasks or gpus
     if nodes is None:
         per_node = min(most or world, world)
@@ -39,26 +39,26 @@ def allocation(section: Slurm, world: int) -> Allocation | Problem:
 
 
 def faults(section: Slurm) -> Iterator[Problem]:
-    """What is wrong with the section, however many ranks there are."""
-    minutes, before = section.time, section.signal_before
-    if before >= 60 * minutes:
-        what = f"a job of launch.time={minutes} minutes has {60 * minutes} s only."
-        fix = f"launch.signal_before={30 * minutes} or launch.time={before // 60 + 1}"
-        yield Problem(f"launch.signal_before={before}", what, fix)
+    """Find faults of the section at any number of ranks."""
+    minutes, signal_seconds = section.time, section.signal_before
+    if signal_seconds >= 60 * minutes:
+        message = f"a job of launch.time={minutes} minutes has {60 * minutes} s only."
+        hint = f"launch.signal_before={30 * minutes} or launch.time={signal_seconds // 60 + 1}"
+        yield Problem(f"launch.signal_before={signal_seconds}", message, hint)
     yield from key_faults(section)
 
 
 def _misfit(section: Slurm, world: int, nodes: int, per_node: int) -> Problem:
     if section.nodes is None:
         key = "launch.tasks_per_node" if section.tasks_per_node else "launch.gpus_per_node"
-        what = f"{world} ranks do not fill machines of {per_node}."
+        message = f"{world} ranks do not fill machines of {per_node}."
         dividing = max(n for n in range(1, per_node + 1) if world % n == 0)
-        fix = f"{key}={dividing}, or parallel degrees whose product is a multiple of {per_node}"
-        return Problem(f"{key}={per_node}", what, fix)
-    there = f"{nodes} machines x {per_node} = {nodes * per_node}"
-    fix = f"parallel degrees whose product is {nodes * per_node}"
+        hint = f"{key}={dividing}, or parallel degrees whose product is a multiple of {per_node}"
+        return Problem(f"{key}={per_node}", message, hint)
+    capacity = f"{nodes} machines x {per_node} = {nodes * per_node}"
+    hint = f"parallel degrees whose product is {nodes * per_node}"
     if world % per_node == 0:
-        fix = f"launch.nodes={world // per_node}, or leave it out; or {fix}"
+        hint = f"launch.nodes={world // per_node}, or leave it out; or {hint}"
     return Problem(
-        f"launch.nodes={nodes}", f"the mesh has {world} ranks, and the job {there}.", fix
+        f"launch.nodes={nodes}", f"the mesh has {world} ranks, and the job {capacity}.", hint
     )

@@ -1,4 +1,4 @@
-"""What activations are fewer or more because weights are frozen, and have adapters beside them."""
+"""Differences of activations due to frozen weights and adapters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from forge.config.root import Config
 
 
 class Beside:
-    """Bytes of a token that a block keeps without recomputation, and the ends of a model, beside
-    those of a model all of whose weights are trained.
+    """Difference of the bytes of a token, kept by blocks without recomputation and by the ends of a
+    model, from the same model with all weights trained.
     """
 
     def __init__(self, config: Config, model: Decoder, rows_of_token: float) -> None:
@@ -25,41 +25,43 @@ class Beside:
 
     @property
     def norms_frozen(self) -> bool:
-        """Whether the weights of all norms are."""
-        norms = (one for one in self.model.tensors() if one.role == NORM)
-        return self.changes and not any(self.is_trained(one.name) for one in norms)
+        """Whether the weights of all norms are frozen."""
+        norms = (tensor for tensor in self.model.tensors() if tensor.role == NORM)
+        return self.changes and not any(self.is_trained(tensor.name) for tensor in norms)
 
     def of_block(self, number: int, numbers: Numbers) -> float:
-        """Of a block by its number; negative where it is less."""
+        """Extra bytes of a block, by its number; negative for fewer bytes."""
         if not self.changes:
             return 0.0
         model, adapter = self.model, self.adapter
         kind = model.kind_of(number)
         layer, name = model.of_kind(kind.name), f"blocks.{number}"
-        own = list(within(name, model.block_tensors(kind)))
-        matrices = [one for one in own if one.role in (MATRIX, EXPERT)]
-        found = sum(self._kept(one, adapter, numbers) for one in matrices)
+        tensors = list(within(name, model.block_tensors(kind)))
+        matrices = [tensor for tensor in tensors if tensor.role in (MATRIX, EXPERT)]
+        extra = sum(self._kept(tensor, adapter, numbers) for tensor in matrices)
         entering = numbers.width * layer.dim
         parts = ["attention"] if kind.moe else ["attention", "feed_forward"]
         for part in parts:
-            here = [one for one in matrices if one.name.startswith(f"{name}.{part}.")]
-            if not any(self.reads(one) for one in here if not one.residual):
-                found -= entering
+            part_matrices = [
+                tensor for tensor in matrices if tensor.name.startswith(f"{name}.{part}.")
+            ]
+            if not any(self.reads(tensor) for tensor in part_matrices if not tensor.residual):
+                extra -= entering
         if not kind.moe:
-            down = [one for one in matrices if one.residual and ".feed_forward." in one.name]
+            down = [m for m in matrices if m.residual and ".feed_forward." in m.name]
             if down and not any(map(self.reads, down)):
-                found -= numbers.width * down[0].shape[-1] / numbers.tp
+                extra -= numbers.width * down[0].shape[-1] / numbers.tp
         alone = not (layer.moe.shared_experts or layer.moe.beside_dense)
         if kind.moe and alone and not self.is_trained(f"{name}.feed_forward.router.weight"):
-            found -= entering
+            extra -= entering
         if number == 0 and numbers.norms_frozen and not self.trains_before():
-            found -= numbers.norm(model.norm_type, model.dim, numbers.residual)
-        return found
+            extra -= numbers.norm(model.norm_type, model.dim, numbers.residual)
+        return extra
 
     def of_head(self, numbers: Numbers, tokens: int) -> float:
-        """Of the output head: what it reads, and the weight that an adapter makes."""
-        tables, after = self.model.outside()
-        head = next((one for one in after if one.role == HEAD), tables[0])
+        """Extra bytes of the output head: its input, and the weight merged with an adapter."""
+        tables, outputs = self.model.outside()
+        head = next((tensor for tensor in outputs if tensor.role == HEAD), tables[0])
         if not self.reads(head):
             return -numbers.width * self.model.dim
         if _rank(self.adapter, head):
@@ -67,7 +69,7 @@ class Beside:
         return 0.0
 
     def reads(self, one: TensorSpec) -> bool:
-        """Whether the backward pass reads what a matrix is multiplied with."""
+        """Whether the backward pass reads the input of a matrix."""
         adapter = self.adapter
         if isinstance(adapter, IA3) and adapter.has(one) and adapter.scales_input(one):
             return True
@@ -78,17 +80,17 @@ class Beside:
         return any(map(self.reads, self.model.outside()[0]))
 
     def _kept(self, one: TensorSpec, adapter: Adapter, numbers: Numbers) -> float:
-        """What A gives to B, and what magnitudes of DoRA and vectors of IA3 multiply."""
+        """Bytes kept for an adapter: outputs of A, inputs of DoRA magnitudes and IA3 vectors."""
         if isinstance(adapter, IA3):
-            given = adapter.has(one) and not adapter.scales_input(one)
-            return numbers.width * one.on_rank(numbers.tp)[0] if given else 0.0
+            scales_output = adapter.has(one) and not adapter.scales_input(one)
+            return numbers.width * one.on_rank(numbers.tp)[0] if scales_output else 0.0
         rank = _rank(adapter, one)
         rows = self.rows if one.of_experts else 1.0
-        kept = numbers.width * rank * rows
+        saved = numbers.width * rank * rows
         if rank and isinstance(adapter, LoRA) and adapter.dora:
             cut = one.cut(numbers.tp) == len(one.shape) - 2
-            kept += numbers.width * one.shape[-2] * rows / (numbers.tp if cut else 1)
-        return kept
+            saved += numbers.width * one.shape[-2] * rows / (numbers.tp if cut else 1)
+        return saved
 
 
 def _rank(adapter: Adapter, one: TensorSpec) -> int:

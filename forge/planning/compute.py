@@ -1,7 +1,7 @@
-"""How long one device computes: products by their sizes, attention, what memory bounds.
+"""Seconds of compute on one device: products by their sizes, attention, memory-bound kernels.
 
 A product of [m, k] and [k, n] takes the longer of its arithmetic and its bytes. Arithmetic reaches
-the share of the peak that large products sustain, less what the last wave of its tiles leaves idle.
+the share of the peak sustained by large products, less the idle part of its last wave of tiles.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from forge.config.root import Config
 from forge.planning import calibration as known
 
 LOW = ("fp8", "mxfp8", "nvfp4", "int8")
-"""Ways to quantise whose products are faster where the device has them; others round alone."""
+"""Formats of quantization with faster products on capable devices; others only round."""
 UNKNOWN_KEPT = 17
-"""Numbers of the width of a layer that a block keeps, where its component does not say."""
+"""Numbers kept by a block, in widths of its layer, for components without a figure of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Time of a block, or of what is outside of blocks, for one micro-batch."""
+    """Seconds of a block, or of layers outside blocks, for one micro-batch."""
 
     products: float = 0.0
     attention: float = 0.0
@@ -55,14 +55,14 @@ class Seconds:
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """Forward, and backward without recomputation."""
+    """Seconds of a forward pass, and of a backward pass without recomputation."""
 
     forward: Seconds
     backward: Seconds
 
 
 class Compute:
-    """What a rank computes of a resolved config on a device.
+    """Compute of a rank on a device, for a resolved config.
 
     tokens: of a micro-batch, on this rank.
     """
@@ -77,24 +77,24 @@ class Compute:
         self.is_trained = trained(config)
 
     def block(self, kind: Kind) -> Pass:
-        """One block of a kind."""
-        # As if it were in the middle: the first and the last may be left out of what is quantised.
-        own = list(within(f"blocks.{self.model.n_layers // 2}", self.model.block_tensors(kind)))
-        added = self.config.adapter.added(own)
-        every = [*own, *(one for one in added if not is_taken(one.name))]
-        found = [self._of_tensor(one) for one in every if one.multiplied]
+        """Seconds of one block of a kind."""
+        # Take a middle block: quantization may leave out the first and the last.
+        tensors = list(within(f"blocks.{self.model.n_layers // 2}", self.model.block_tensors(kind)))
+        added = self.config.adapter.added(tensors)
+        every = [*tensors, *(tensor for tensor in added if not is_taken(tensor.name))]
+        products = [self._of_tensor(tensor) for tensor in every if tensor.multiplied]
         forward_scores, backward_scores = self._attention(kind)
         memory = self._memory(kind)
         forward = Seconds(
-            products=sum(f for f, _ in found), attention=forward_scores, memory=0.4 * memory
+            products=sum(f for f, _ in products), attention=forward_scores, memory=0.4 * memory
         )
         backward = Seconds(
-            products=sum(b for _, b in found), attention=backward_scores, memory=0.6 * memory
+            products=sum(b for _, b in products), attention=backward_scores, memory=0.6 * memory
         )
         return Pass(forward=forward, backward=backward)
 
     def head(self) -> Pass:
-        """The output head and the loss."""
+        """Seconds of the output head and the loss."""
         model, parallel, objective = self.model, self.config.parallel, self.config.objective
         table = TensorSpec(
             name="output.weight", shape=(model.vocab_size, model.dim), role=HEAD, part="", tp=0
@@ -110,31 +110,31 @@ class Compute:
 
     @property
     def stream(self) -> float:
-        """Bytes a second of elementwise kernels."""
+        """Memory bandwidth of elementwise kernels, in bytes a second."""
         return known.STREAM * self.device.bandwidth
 
     def _of_tensor(self, one: TensorSpec) -> tuple[float, float]:
-        """Of the product with a weight, and of its backward pass: the gradient of what it reads and
-        its own, if it is trained.
+        """Seconds of the product with a weight, and of its backward pass: the gradient of the
+        input, and of the weight if trained.
         """
         parallel = self.config.parallel
         shape = one.on_rank(parallel.tp, parallel.ep)
         number, rows = 1, self.tokens
-        if one.of_experts:  # each rank computes as many rows as it sends: experts are balanced
+        if one.of_experts:  # a rank computes as many rows as it sends: experts are balanced
             number = shape[0]
             rows = self.tokens * one.met[0] / number
             shape = shape[1:]
-        out, into = shape[0], prod(shape[1:])
+        outputs, inputs = shape[0], prod(shape[1:])
         format, of_weights = self._formats(one)
-        made = self._product(rows, out, into, number, format)
-        of_input = self._product(rows, into, out, number, format)
+        forward = self._product(rows, outputs, inputs, number, format)
+        of_input = self._product(rows, inputs, outputs, number, format)
         tied = one.role == HEAD and self.model.tie_embeddings
         if not self.is_trained("embedding.weight" if tied else one.name):
-            return made, of_input
-        return made, of_input + self._product(out, into, rows, number, of_weights)
+            return forward, of_input
+        return forward, of_input + self._product(outputs, inputs, rows, number, of_weights)
 
     def _formats(self, one: TensorSpec) -> tuple[str, str]:
-        """What a tensor is multiplied in, and what its gradient is."""
+        """Formats of a tensor's products: forward and input gradient, and weight gradient."""
         if one.role == ROUTER and self.model.moe.float32_gate_logits:
             return "fp32", "fp32"
         section = self.config.quantization
@@ -150,18 +150,22 @@ class Compute:
         return product(self.device, ceil(m), ceil(n), ceil(k), number, format, self.width)
 
     def _attention(self, kind: Kind) -> tuple[float, float]:
-        """Scores and values; half of them where a token sees all before it."""
+        """Seconds of scores and values, forward and backward; half of the products with a causal
+        mask over the whole sequence.
+        """
         layer, seq_len = self.model.of_kind(kind.name), self.config.train.seq_len
         causal = 0.5 if not layer.mixer.recurrent and layer.seen(seq_len) >= seq_len else 1.0
         flops = causal * layer.mixer.flops(layer, seq_len) * self.tokens
         flops /= self.config.parallel.tp
-        own = layer.sdpa_backend
-        share = known.ATTENTION[own if own in self.device.attention else self.device.attention[0]]
+        backend = layer.sdpa_backend
+        share = known.ATTENTION[
+            backend if backend in self.device.attention else self.device.attention[0]
+        ]
         rate = share * self.device.sustained * self.device.flops(self.format)
         return flops / 3 / rate, known.BACKWARD_SCORES * flops * 2 / 3 / rate
 
     def _memory(self, kind: Kind) -> float:
-        """What a block keeps without recomputation, as often as it goes through memory."""
+        """Seconds of memory-bound kernels: bytes kept by a block, times passes through memory."""
         layer, parallel = self.model.of_kind(kind.name), self.config.parallel
         numbers = Numbers(
             width=self.width, seq_len=self.config.train.seq_len, tp=parallel.tp, cuda=True
@@ -182,7 +186,7 @@ class Compute:
 
 @lru_cache(maxsize=4096)
 def product(device: Device, m: int, n: int, k: int, number: int, format: str, width: int) -> float:
-    """Seconds of so many products of [m, k] and [k, n]."""
+    """Seconds of `number` products of [m, k] and [k, n]."""
     size = 1 if format in LOW else width
     bytes = number * (size * (m * k + k * n) + width * m * n)
     reached = device.sustained * (known.FP8_REACHED if format != "bf16" and size == 1 else 1.0)
@@ -192,20 +196,20 @@ def product(device: Device, m: int, n: int, k: int, number: int, format: str, wi
 
 @lru_cache
 def _largest(device: Device) -> float:
-    """Of the product at which what is sustained was measured."""
+    """Busy share for the product size of the measurement of `sustained`."""
     return busy(device, 8192, 8192, 8192)
 
 
 def busy(device: Device, m: int, n: int, k: int, number: int = 1) -> float:
-    """The share of multiprocessors' time that makes outputs, with the best of the tiles."""
+    """The share of multiprocessors' time with outputs in work, with the best tile size."""
     return max(_busy(device, m, n, k, number, tile) for tile in known.TILES)
 
 
 def _busy(device: Device, m: int, n: int, k: int, number: int, tile: tuple[int, int]) -> float:
-    """The same with one size of tiles; sums may be cut into parts, so that there are more."""
+    """The busy share with one tile size; sums may be cut into parts (split-k) for more tiles."""
     rows, columns = tile
     tiles = number * ceil(m / rows) * ceil(n / columns)
-    smaller = 0.9 if rows * columns < 128 * 256 else 1.0  # they read their inputs more often
+    smaller = 0.9 if rows * columns < 128 * 256 else 1.0  # small tiles read inputs more often
     best, parts = 0.0, 1
     while parts == 1 or (parts <= 16 and k // parts >= 512):
         waves = ceil(tiles * parts / device.units)

@@ -1,4 +1,4 @@
-"""FLOPs of a token in training, where frozen weights have no gradient; and tokens of a run."""
+"""FLOPs of a token in training, without gradients of frozen weights; and tokens of a run."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from forge.config.root import Config
 
 
 def flops_per_token(config: Config) -> int | None:
-    """Forward and backward; null = not known. As of `Decoder.flops_per_token`, with 4 in place of 6
-    for each weight that is not trained, and 6 for those of adapters.
+    """FLOPs of a token, forward and backward; None = not known. `Decoder.flops_per_token`, with 4
+    in place of 6 for each frozen weight, and 6 for each weight of an adapter.
     """
     model, is_trained = config.model, trained(config)
-    found = model.flops_per_token(config.train.seq_len)
-    if found is None or not isinstance(model, Decoder) or not some_frozen(config):
-        return found
-    own = list(model.tensors())
-    frozen = sum(one.multiplied for one in own if not is_trained(one.name))
-    tables, after = model.outside()
-    if not any(one.role == HEAD for one in after) and not is_trained(tables[0].name):
-        frozen += tables[0].size  # it is the head too
-    beside = config.adapter.added(one for one in own if one.role in (MATRIX, EXPERT))
-    added = sum(one.multiplied for one in beside if is_trained(one.name))
-    return found - 2 * frozen + 6 * added
+    flops = model.flops_per_token(config.train.seq_len)
+    if flops is None or not isinstance(model, Decoder) or not some_frozen(config):
+        return flops
+    tensors = list(model.tensors())
+    frozen = sum(tensor.multiplied for tensor in tensors if not is_trained(tensor.name))
+    tables, outputs = model.outside()
+    if not any(tensor.role == HEAD for tensor in outputs) and not is_trained(tables[0].name):
+        frozen += tables[0].size  # the table is the head too
+    beside = config.adapter.added(tensor for tensor in tensors if tensor.role in (MATRIX, EXPERT))
+    added = sum(tensor.multiplied for tensor in beside if is_trained(tensor.name))
+    return flops - 2 * frozen + 6 * added
 
 
 def sequences_of(config: Config) -> int:
-    """Sequences that one sample of the batch is: two of a preference, say."""
+    """Sequences in one sample of the batch: two for a preference, say."""
     return config.objective.rows + config.objective.rows_ahead
 
 
 def tokens_in_all(config: Config) -> int:
-    """Tokens of all steps, where every sequence is full."""
+    """Tokens of all steps, with every sequence full."""
     train = config.train
     return train.batch_sizes.samples(train.max_steps) * sequences_of(config) * train.seq_len

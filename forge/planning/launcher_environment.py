@@ -1,5 +1,5 @@
-"""What a launcher (torchrun, srun, or whoever sets RANK and WORLD_SIZE) tells one rank of several
-in its environment variables.
+"""Environment variables from a launcher (torchrun, srun, or any other to set RANK and WORLD_SIZE)
+for one rank of several.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ MOST_RANKS, MOST_PORTS = 10**6, 2**16 - 1
 # A shell in an allocation has SLURM_NTASKS too; Slurm numbers its own steps (batch, interactive,
 # ...) from here on.
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
-FIRST_PORT, PORTS = 15000, 15000  # below those that Linux hands out by itself
+FIRST_PORT, PORTS = 15000, 15000  # below the ephemeral ports of Linux
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherEnvironment:
-    """One rank, the number of ranks and the variable that has it, the host and port of rank 0."""
+    """One rank, the number of ranks and its variable, the host and port of rank 0."""
 
     rank: int
     size: int
@@ -30,7 +30,7 @@ class LauncherEnvironment:
     port: int
 
     def variables(self) -> dict[str, str]:
-        """The same in the variables that torch.distributed reads."""
+        """The environment variables for torch.distributed."""
         ranks = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": self.local_rank}
         host = {"MASTER_ADDR": self.address, "MASTER_PORT": self.port} if self.size > 1 else {}
         return {name: str(value) for name, value in {**ranks, **host}.items()}
@@ -39,8 +39,8 @@ class LauncherEnvironment:
 def launcher_environment(
     environ: Mapping[str, str] = os.environ,
 ) -> LauncherEnvironment | None:
-    """What a launcher says of this process, torchrun before srun; None where it is not one of
-    several ranks. Raises ConfigError.
+    """Read the launcher's variables for this process, torchrun before srun; None where the process
+    is not one of several ranks. Raises ConfigError.
     """
     if not (environ.get("RANK") and environ.get("WORLD_SIZE")):
         return _of_srun(environ)
@@ -57,20 +57,20 @@ def launcher_environment(
 
 
 def launcher_ranks(environ: Mapping[str, str] = os.environ) -> tuple[int, str] | None:
-    """The number of ranks that a launcher has set, and in which variable; WORLD_SIZE alone counts.
-    Raises ConfigError.
+    """The number of ranks set by a launcher, and its variable; WORLD_SIZE alone counts. Raises
+    ConfigError.
     """
-    found = launcher_environment(environ)
-    if found is not None:
-        return found.size, found.source
+    environment = launcher_environment(environ)
+    if environment is not None:
+        return environment.size, environment.source
     if environ.get("WORLD_SIZE"):
         return _number(environ, "WORLD_SIZE", 1, MOST_RANKS), "WORLD_SIZE"
     return None
 
 
 def _of_srun(environ: Mapping[str, str]) -> LauncherEnvironment | None:
-    """A task of a job step with several; a single task is an ordinary run, which starts its ranks
-    itself.
+    """Read Slurm's variables for one of several tasks of a job step; None for a single task, an
+    ordinary run that starts its ranks itself.
     """
     step = environ.get("SLURM_STEP_ID", "")
     source = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
@@ -84,19 +84,19 @@ def _of_srun(environ: Mapping[str, str]) -> LauncherEnvironment | None:
     # another port for each step of a job, and for each job
     port = FIRST_PORT + (37 * int(job[-15:] if job.isdecimal() else 0) + int(step)) % PORTS
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
-    given = environ.get("MASTER_PORT")
+    port_text = environ.get("MASTER_PORT")
     return LauncherEnvironment(
         rank=_number(environ, "SLURM_PROCID", 0, size - 1),
         size=size,
         local_rank=_number(environ, "SLURM_LOCALID", 0, size - 1),
         source=source,
         address=environ.get("MASTER_ADDR") or first_node(nodes),
-        port=_number(environ, "MASTER_PORT", 1, MOST_PORTS) if given else port,
+        port=_number(environ, "MASTER_PORT", 1, MOST_PORTS) if port_text else port,
     )
 
 
 def first_node(nodes: str) -> str:
-    """The first host of a list as Slurm writes it: 'a[03-05,9],b' is a03."""
+    """The first host of a list in Slurm's notation: 'a[03-05,9],b' is a03."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
     assert first is not None
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
@@ -106,14 +106,16 @@ def _number(environ: Mapping[str, str], name: str, low: int, high: int) -> int:
     text = environ.get(name, "")
     if text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high:
         return int(text)
-    what = f"{name} must be a number from {low} to {high}" + ("." if text else "; it is not set.")
+    message = f"{name} must be a number from {low} to {high}" + (
+        "." if text else "; it is not set."
+    )
     unset = "WORLD_SIZE" if name == "WORLD_SIZE" else "RANK WORLD_SIZE"
-    fix = f"start it by torchrun or srun, which set it, or without: unset {unset}"
-    raise ConfigError(Problem(f"{name}={text[:40]}", what, fix, where=ENVIRONMENT))
+    hint = f"start it by torchrun or srun, which set it, or without: unset {unset}"
+    raise ConfigError(Problem(f"{name}={text[:40]}", message, hint, where=ENVIRONMENT))
 
 
 def _address(environ: Mapping[str, str]) -> str:
     if address := environ.get("MASTER_ADDR", ""):
         return address
-    what, fix = "the host of rank 0 is not set.", "MASTER_ADDR=<host>, or unset RANK WORLD_SIZE"
-    raise ConfigError(Problem("MASTER_ADDR=", what, fix, where=ENVIRONMENT))
+    message, hint = "the host of rank 0 is not set.", "MASTER_ADDR=<host>, or unset RANK WORLD_SIZE"
+    raise ConfigError(Problem("MASTER_ADDR=", message, hint, where=ENVIRONMENT))

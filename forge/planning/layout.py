@@ -1,4 +1,4 @@
-"""How a batch is divided over ranks, micro-batches and the parts that go through a pipeline."""
+"""Division of a batch over ranks, micro-batches and the parts for a pipeline."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from forge.config.root import Config
 
 
 def data_ranks(config: Config) -> int:
-    """Ranks that draw their own data: dp_replicate * dp_shard * ep."""
+    """Number of ranks with their own data: dp_replicate * dp_shard * ep."""
     parallel = config.parallel
     return max(parallel.dp_shard, 1) * parallel.dp_replicate * parallel.ep
 
 
 def sequences_of_rank(config: Config) -> int:
-    """Samples that a rank reads in one step."""
+    """Samples read by a rank in one step."""
     return config.train.batch_size * config.train.grad_accum_steps
 
 
 def rows_of_rank(config: Config) -> int:
-    """Rows of them that its model computes: of some objectives a sample has several."""
+    """Rows computed by a rank's model in one step: several a sample for some objectives."""
     return sequences_of_rank(config) * config.objective.rows
 
 
 def legal_microbatches(sequences: int, pp: int, schedule: str) -> list[int]:
-    """In how many equal parts sequences may go through a pipeline, the fewest first. torch's 1F1B
-    needs a part for each stage; its looping schedules go in even rounds of about pp.
+    """Legal numbers of equal parts of a rank's sequences in a pipeline, the fewest first. torch's
+    1F1B needs a part for each stage; its looping schedules need even rounds of about pp parts.
     """
 
     def legal(parts: int) -> bool:
@@ -39,8 +39,8 @@ def legal_microbatches(sequences: int, pp: int, schedule: str) -> list[int]:
 
 
 def best_microbatches(sequences: int, grad_accum_steps: int, pp: int, schedule: str) -> int:
-    """The fewest legal parts that keep a pipeline two thirds busy, 2 * pp, else the most; no larger
-    than a micro-batch. With m parts 1F1B idles (pp - 1) / (m + pp - 1) (arXiv:2104.04473, 2.2).
+    """The fewest legal parts to keep a pipeline two thirds busy, 2 * pp, else the most; a part is
+    at most a micro-batch. With m parts 1F1B idles (pp - 1) / (m + pp - 1) (arXiv:2104.04473, 2.2).
     """
     legal = legal_microbatches(sequences, pp, schedule)
     legal = [parts for parts in legal if parts % grad_accum_steps == 0] or legal or [sequences]

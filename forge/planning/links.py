@@ -1,8 +1,7 @@
-"""Which links a collective goes over, and how long it takes: NVLink inside a node, the network
-between nodes.
+"""Links and time of a collective: NVLink inside a node, the network between nodes.
 
 Ranks are in the order of the mesh, pp slowest and tp fastest, and fill one node after another, so
-which ranks of a group share a node follows from `gpus_per_node`.
+`gpus_per_node` determines the ranks of a group in one node.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from forge.planning.traffic import Sent
 ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
 """Axes of the mesh, slowest first: `forge.parallel.mesh`."""
 PCIE_BELOW = 64e9
-"""Bytes a second: GPUs with less between them have PCIe in the place of NVLink."""
+"""Bytes a second between GPUs: PCIe below, NVLink from here on."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that speak to one another: how many, and how many of them share a node."""
+    """A group of communicating ranks: number of ranks, and of ranks in one node."""
 
     size: int
     in_node: int
@@ -44,7 +43,7 @@ class Group:
 
 
 def group(parallel: Parallel, axes: tuple[str, ...], gpus_per_node: int) -> Group:
-    """The group of a rank over these axes."""
+    """The group of a rank over the axes."""
     size = in_node = stride = 1
     for axis in reversed(ORDER):
         degree = getattr(parallel, axis)
@@ -56,20 +55,20 @@ def group(parallel: Parallel, axes: tuple[str, ...], gpus_per_node: int) -> Grou
 
 
 def on_links(sent: Sent, ranks: Group) -> dict[str, float]:
-    """Bytes that a rank sends over each kind of link.
+    """Bytes sent by a rank over each kind of link.
 
-    A ring leaves a node once for all ranks of the group in it, and so with each of their network
-    cards it sends an equal part. Of an all-to-all each part goes where it is wanted.
+    A ring leaves a node once for all ranks of the group inside, an equal part by the network card
+    of each rank. In an all-to-all each part goes directly to its receiver.
     """
     if ranks.nodes == 1:
         return {NVLINK: float(sent.bytes)}
-    others = ranks.size - 1 if sent.kind == "all-to-all" else ranks.in_node
-    inside = (ranks.in_node - 1) / others
+    other_ranks = ranks.size - 1 if sent.kind == "all-to-all" else ranks.in_node
+    inside = (ranks.in_node - 1) / other_ranks
     return {NVLINK: sent.bytes * inside, NETWORK: sent.bytes * (1 - inside)}
 
 
 def link_bytes(all_sent: list[Sent], parallel: Parallel, gpus_per_node: int) -> dict[str, float]:
-    """Bytes that a rank sends over each kind of link in a step."""
+    """Bytes sent by a rank over each kind of link in a step."""
     total: Counter[str] = Counter()
     for sent in all_sent:
         total.update(on_links(sent, group(parallel, sent.axes, gpus_per_node)))
@@ -77,14 +76,14 @@ def link_bytes(all_sent: list[Sent], parallel: Parallel, gpus_per_node: int) -> 
 
 
 def seconds(sent: Sent, ranks: Group, device: Device) -> float:
-    """Time of a step's collectives of one kind over one group, one after another.
+    """Seconds of a step's collectives of one kind over one group, one after another.
 
-    Latency and bandwidth (alpha and beta): each call takes the algorithm and the protocol of NCCL
-    that are fastest for its bytes.
+    Latency and bandwidth (alpha and beta): each call takes NCCL's fastest algorithm and protocol
+    for its bytes.
     """
     if ranks.size == 1 or not sent.calls:
         return 0.0
-    each = sent.bytes / sent.calls
+    call_bytes = sent.bytes / sent.calls
     local, between = REACHED[NVLINK] * device.nvlink, REACHED[NETWORK] * device.network
     if sent.kind in ("all-to-all", "send"):
         links = on_links(sent, ranks)
@@ -93,24 +92,29 @@ def seconds(sent: Sent, ranks: Group, device: Device) -> float:
         return of_bytes + sent.calls * 1e-6 * (MESSAGE + hops * _step("ring", ranks, device)[0])
     bandwidth = local if ranks.nodes == 1 else min(local, between * ranks.in_node)
     rounds = 2 if sent.kind == "all-reduce" else 1
-    there, away = rounds * (ranks.size - ranks.nodes), rounds * (ranks.nodes - 1)
-    options = [_option("ring", each, bandwidth, there, away, device)]
+    local_steps, network_steps = rounds * (ranks.size - ranks.nodes), rounds * (ranks.nodes - 1)
+    options = [_option("ring", call_bytes, bandwidth, local_steps, network_steps, device)]
     if sent.kind == "all-reduce" and ranks.nodes > 1:
         depth = 2 * math.ceil(math.log2(ranks.nodes))
-        options.append(_option("tree", each, bandwidth, 2 * (ranks.in_node - 1), depth, device))
+        options.append(
+            _option("tree", call_bytes, bandwidth, 2 * (ranks.in_node - 1), depth, device)
+        )
     return sent.calls * min(options)
 
 
 def _option(
     algorithm: str, size: float, bandwidth: float, there: int, away: int, device: Device
 ) -> float:
-    """The fastest protocol of an algorithm with so many steps inside of nodes and between them."""
+    """Seconds of an algorithm with its fastest protocol.
+
+    there: steps inside nodes. away: steps between nodes.
+    """
     local = PCIE if device.nvlink < PCIE_BELOW else NVLINK
     inside, outside = STEP[algorithm, local], STEP[algorithm, NETWORK]
     return min(
-        1e-6 * (base + there * inside[at] + away * outside[at])
-        + size / (bandwidth * PROTOCOL_SHARE[at])
-        for at, base in enumerate(BASE[algorithm])
+        1e-6 * (base + there * inside[protocol] + away * outside[protocol])
+        + size / (bandwidth * PROTOCOL_SHARE[protocol])
+        for protocol, base in enumerate(BASE[algorithm])
     )
 
 

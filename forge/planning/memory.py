@@ -26,25 +26,25 @@ from forge.planning.activations import Activations, Stage
 from forge.rundir.saved_config import load, newest
 
 STATE = ("weights", "gradients", "fp32 masters", "optimizer state")
-"""How the names of parts begin that are exact, and there all the time."""
+"""Prefixes of the names of exact parts, held throughout a run."""
 NO_ADAPTER = NoAdapter()
 
 
 def memory_by_part(config: Config) -> dict[str, int]:
-    """Bytes of the device that needs most, by part; empty for a model of unknown layers.
+    """Bytes of the device with the largest need, by part; empty for a model of unknown layers.
 
-    On one device weights, gradients and optimizer state are exact. Activations are what autograd
-    holds after the forward pass of uncompiled blocks with fused attention (as arXiv:2205.05198,
-    section 4); logits are the most that the loss holds at once. The sum is an upper bound.
+    On one device weights, gradients and optimizer state are exact. Activations are the tensors
+    autograd holds after the forward pass of uncompiled blocks with fused attention (as
+    arXiv:2205.05198, section 4); logits are the peak inside the loss. The sum is an upper bound.
 
-    On several, tp, pp and ep cut the weights; FSDP shards the rest and gathers it block by block,
-    or all of it under a pipeline; cp and sequence parallelism cut the tokens. Experts are taken to
-    have equal numbers of tokens, and stages of blocks.
+    On several devices, tp, pp and ep cut the weights; FSDP shards the rest and gathers block by
+    block, or all weights under a pipeline; cp and sequence parallelism cut the tokens. Assumes
+    equal numbers of tokens for experts, and of blocks for stages.
     """
     model, parallel = config.model, config.parallel
     if not isinstance(model, Decoder):
         return {}
-    # the ranks that may need most are those at the ends of the pipeline
+    # the rank of largest need is at an end of the pipeline
     adapter = config.adapter
     shares = [_share(model, parallel, adapter, first=True, last=True)]
     if parallel.pp > 1:
@@ -70,8 +70,8 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
     adapter = config.adapter
     if isinstance(adapter, QLoRA):
         if sharded:
-            kept = _in_few_bits(config, adapter, model, share, weight)
-            parts[f"weights ({kind})"] = kept.sharded(parallel)
+            packed = _in_few_bits(config, adapter, model, share, weight)
+            parts[f"weights ({kind})"] = packed.sharded(parallel)
         parts["weights made again"] = _made_again(config, adapter, model, share, width)
     activations = Activations(config, model)
     if gathered:
@@ -82,27 +82,29 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         parts["gathered weights"] = width * (share.parameters if stays else at_once)
         if isinstance(adapter, QLoRA):
             codes = _in_few_bits(config, adapter, model, share, width)
-            whole = codes.outside_at_once + codes.two_blocks
-            parts["gathered weights"] = codes.parameters if stays else whole
+            per_gather = codes.outside_at_once + codes.two_blocks
+            parts["gathered weights"] = codes.parameters if stays else per_gather
         if isinstance(config.quantization, FP8) and config.quantization.fp8_all_gather:
             eighth = _in_fp8(config, config.quantization, model, share, width)
-            whole = eighth.outside_at_once + eighth.two_blocks
-            parts["gathered weights"] = eighth.parameters if stays else whole
-        # On one rank they may stay as backward gives them: `forge.parallel.apply`.
-        same = precision.param_dtype == precision.mixed_precision
-        unreduced = kind if same and not (several or several_passes) else "fp32"
-        own = share
+            per_gather = eighth.outside_at_once + eighth.two_blocks
+            parts["gathered weights"] = eighth.parameters if stays else per_gather
+        # On one rank gradients may keep the format backward gives: `forge.parallel.apply`.
+        same_dtype = precision.param_dtype == precision.mixed_precision
+        unreduced = kind if same_dtype and not (several or several_passes) else "fp32"
+        rank_share = share
         if param_groups.some_frozen(config):
-            own = _of_trained(config, model, share)
-        count = own.parameters if add_up else own.outside_at_once + own.two_blocks
+            rank_share = _of_trained(config, model, share)
+        count = (
+            rank_share.parameters if add_up else rank_share.outside_at_once + rank_share.two_blocks
+        )
         parts[f"unreduced gradients ({unreduced})"] = BYTES[unreduced] * count
     if isinstance(config.quantization, Sparse):
         parts["zeroed weights, masks"] = _of_zeros(config, config.quantization, model, share)
     for frozen in _frozen_models(config):
-        own = _share(frozen, parallel, first=True, last=True)
-        at_once = own.outside_at_once + own.two_blocks if gathered else 0
+        rank_share = _share(frozen, parallel, first=True, last=True)
+        at_once = rank_share.outside_at_once + rank_share.two_blocks if gathered else 0
         parts["frozen models"] = parts.get("frozen models", 0) + width * at_once
-        parts["frozen models"] += FP32 * own.sharded(parallel)
+        parts["frozen models"] += FP32 * rank_share.sharded(parallel)
     stage = Stage(layers=share.layers, first=share.first, last=share.last)
     held, tokens = activations.held(stage), activations.tokens
     if held is not None:
@@ -118,8 +120,8 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
 
 
 def _in_fp8(config: Config, section: FP8, model: Decoder, share: _Share, width: int) -> _Share:
-    """Bytes of weights that are gathered in fp8, where a layer takes them so."""
-    # of a block that is not named: one at an end that is left out, if one is
+    """Bytes of weights gathered by FSDP: one for each fp8 value, `width` for others."""
+    # `block_tensors` has no layer number: take an end block, unquantized if any block is
     layer = 0 if section.plain_first_layers else model.n_layers - 1
 
     def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
@@ -134,9 +136,7 @@ def _in_fp8(config: Config, section: FP8, model: Decoder, share: _Share, width: 
 def _in_few_bits(
     config: Config, adapter: QLoRA, model: Decoder, share: _Share, width: int
 ) -> _Share:
-    """Bytes of weights, of which some are kept in few bits, and the others in numbers of `width`
-    bytes.
-    """
+    """Bytes of weights under QLoRA: packed in few bits, or `width` a value."""
 
     def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
         if adapter.packs(one):
@@ -148,7 +148,7 @@ def _in_few_bits(
 
 
 def _made_again(config: Config, adapter: QLoRA, model: Decoder, share: _Share, width: int) -> int:
-    """Bytes of the largest weight that is made of few bits, and of what that takes."""
+    """Bytes of the largest weight unpacked from few bits, with the temporaries of unpacking."""
     most = 0
 
     def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
@@ -161,37 +161,40 @@ def _made_again(config: Config, adapter: QLoRA, model: Decoder, share: _Share, w
 
 
 def _of_zeros(config: Config, section: Sparse, model: Decoder, share: _Share) -> int:
-    """Bytes of what weights that are 0 were, and of which these are."""
-    each = BYTES[config.precision.param_dtype] + 1
+    """Bytes of sparse training: the values of zeroed weights, and masks of one byte a weight."""
+    bytes_per_value = BYTES[config.precision.param_dtype] + 1
 
     def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
         inside = one.name.startswith("blocks.") or one.role == HEAD
-        return math.prod(shape) * each if inside and section.takes(one, model) else 0
+        return math.prod(shape) * bytes_per_value if inside and section.takes(one, model) else 0
 
-    own = _share(model, config.parallel, first=share.first, last=share.last, of=size)
-    return own.sharded(config.parallel)
+    zeroed = _share(model, config.parallel, first=share.first, last=share.last, of=size)
+    return zeroed.sharded(config.parallel)
 
 
 def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> dict[str, int]:
-    """Gradients, of what is trained, and what the optimizer keeps of it. here: on the device."""
-    made, optimizer = param_groups.groups(config), config.optimizer
+    """Bytes of gradients, fp32 masters and optimizer state of trained parameters, by part.
+
+    here: whether the parts are on the device.
+    """
+    name_to_group, optimizer = param_groups.groups(config), config.optimizer
     is_trained = param_groups.trained(config)
     some_frozen = param_groups.some_frozen(config)
 
     def kept(one: TensorSpec, shape: tuple[int, ...]) -> float:
         name = param_groups.group_of(optimizer, one.name, one.role)
-        found = made[name].section.state_bytes(shape) if is_trained(one.name) else 0
-        return math.nan if found is None else found
+        state_bytes = name_to_group[name].section.state_bytes(shape) if is_trained(one.name) else 0
+        return math.nan if state_bytes is None else state_bytes
 
     parts, ends = {}, {"first": share.first, "last": share.last}
     precision, parallel = config.precision, config.parallel
-    weight, each = BYTES[precision.param_dtype], max(parallel.fsdp, 1)
-    if config.train.optimizer_in_backward and here:  # those of a block, a table or the head
+    weight, shards = BYTES[precision.param_dtype], max(parallel.fsdp, 1)
+    if config.train.optimizer_in_backward and here:  # gradients of a block, a table or the head
         at_once = max(share.two_blocks // 2, share.outside_at_once)
-        parts[f"gradients ({precision.param_dtype})"] = weight * -(-at_once // each)
+        parts[f"gradients ({precision.param_dtype})"] = weight * -(-at_once // shards)
     if some_frozen:
-        own = _of_trained(config, model, share)
-        count, kind = own.sharded(parallel) * here, precision.param_dtype
+        trained_share = _of_trained(config, model, share)
+        count, kind = trained_share.sharded(parallel) * here, precision.param_dtype
         if f"gradients ({kind})" not in parts:
             parts[f"gradients ({kind})"] = weight * count
         if precision.master_weights:
@@ -201,16 +204,16 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
     if state.known:
         parts["optimizer state"] = state.sharded(parallel) * here
     if parallel.offload_optimizer and not parallel.cpu_offload:
-        master, largest = FP32 * bool(precision.master_weights), 0.0
+        of_master, largest = FP32 * bool(precision.master_weights), 0.0
 
         def most(one: TensorSpec, shape: tuple[int, ...]) -> float:
             nonlocal largest
-            largest = max(largest, kept(one, shape) + master * math.prod(shape))
+            largest = max(largest, kept(one, shape) + of_master * math.prod(shape))
             return 0
 
         _share(model, parallel, config.adapter, of=most, **ends)
-        # What is updated, and what comes for the next one or goes back.
-        parts["optimizer state"] = 2 * -(-round(largest) // each)
+        # State of the parameter being updated, and state in transfer to or from the host.
+        parts["optimizer state"] = 2 * -(-round(largest) // shards)
         parts.pop("fp32 masters", None)
         if precision.master_weights:
             parts["fp32 masters"] = 0
@@ -218,7 +221,7 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
 
 
 def _of_trained(config: Config, model: Decoder, share: _Share) -> _Share:
-    """Values of the parameters that are trained."""
+    """The share of a rank in trained values alone."""
     is_trained = param_groups.trained(config)
 
     def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
@@ -229,24 +232,22 @@ def _of_trained(config: Config, model: Decoder, share: _Share) -> _Share:
 
 
 def _frozen_models(config: Config) -> Iterator[Decoder]:
-    """The models that the objective reads besides; as the trained one where nothing else is known
-    of them.
-    """
+    """Yield the frozen models of the objective; the trained model stands in for unreadable ones."""
     for source in config.objective.frozen_models().values():
-        found = config.model
-        with suppress(OSError, ValueError, TypeError, KeyError):  # building it says what is wrong
+        model = config.model
+        with suppress(OSError, ValueError, TypeError, KeyError):  # its build reports the fault
             if source and Path(source).is_dir():
-                found = load(newest(Path(source)), trust=config.run.trust).model
-        yield from [found] if isinstance(found, Decoder) else []
+                model = load(newest(Path(source)), trust=config.run.trust).model
+        yield from [model] if isinstance(model, Decoder) else []
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Share:
-    """What one rank has of a model before FSDP shards it: blocks, its stage, and parameters.
+    """One rank's share of a model before FSDP shards it: layers, ends and counts of parameters.
 
-    experts: sharded over efsdp. in_blocks, outside: the others, sharded over fsdp. two_blocks: of
-    two adjacent blocks. outside_at_once: what is gathered at a time: the embedding is freed before
-    the output head is needed. packed: shape of a layer's experts, [experts, width, dim].
+    experts: sharded over efsdp. in_blocks, outside: all others, sharded over fsdp. two_blocks: the
+    largest sum of two adjacent blocks. outside_at_once: gathered at a time: the embedding is freed
+    before the output head is needed. packed: shape of a layer's experts, [experts, width, dim].
     """
 
     layers: range
@@ -265,13 +266,13 @@ class _Share:
 
     @property
     def known(self) -> bool:
-        """Whether what was counted is known of every tensor."""
+        """Whether the count is known for every tensor."""
         return not math.isnan(self.parameters)
 
     def sharded(self, parallel: Parallel) -> int:
-        """What the FSDP rank with most has: whole experts, or a part of each where they are few."""
-        fsdp, efsdp, (count, *others) = max(parallel.fsdp, 1), max(parallel.efsdp, 1), self.packed
-        if count < efsdp and any(length % efsdp == 0 for length in others):
+        """The largest FSDP shard: whole experts, or a part of each if fewer than shards."""
+        fsdp, efsdp, (count, *widths) = max(parallel.fsdp, 1), max(parallel.efsdp, 1), self.packed
+        if count < efsdp and any(length % efsdp == 0 for length in widths):
             experts = -(-self.experts // efsdp)
         else:
             experts = self.experts * -(-count // efsdp) // max(count, 1)
@@ -279,9 +280,9 @@ class _Share:
 
 
 def _with(adapter: Adapter, tensors: Iterable[TensorSpec]) -> list[TensorSpec]:
-    """Parameters of a model, and what stands beside them."""
-    own = list(tensors)
-    return [*own, *adapter.added(own)]
+    """Parameters of a model, and the adapter's parameters beside."""
+    parameters = list(tensors)
+    return [*parameters, *adapter.added(parameters)]
 
 
 def _share(
@@ -294,43 +295,47 @@ def _share(
     of: Callable[[TensorSpec, tuple[int, ...]], float] | None = None,
     named: bool = True,
 ) -> _Share:
-    """of: what is counted of a tensor, by its name and its shape on this rank; None = values.
-    named: whether names count, and not roles alone.
+    """Count a rank's share of a model.
+
+    of: count for a tensor, by name and shape on this rank; None = values. named: whether `of`
+    depends on names, not roles alone.
     """
 
     def size(tensors: Iterable[TensorSpec]) -> Any:
-        shapes = ((one, one.on_rank(parallel.tp, parallel.ep)) for one in tensors)
-        return sum(of(one, shape) if of else math.prod(shape) for one, shape in shapes)
+        shapes = ((tensor, tensor.on_rank(parallel.tp, parallel.ep)) for tensor in tensors)
+        return sum(of(tensor, shape) if of else math.prod(shape) for tensor, shape in shapes)
 
     layers = -(-model.n_layers // parallel.pp)
     start = 0 if first else model.n_layers - layers
-    here = [model.kind_of(layer) for layer in range(start, start + layers)]
-    kinds = Counter(here)
+    layer_kinds = [model.kind_of(layer) for layer in range(start, start + layers)]
+    kinds = Counter(layer_kinds)
     blocks = {kind: model.block_tensors(kind) for kind in kinds}
-    packed = {kind: [one for one in blocks[kind] if one.of_experts] for kind in kinds}
+    packed = {kind: [tensor for tensor in blocks[kind] if tensor.of_experts] for kind in kinds}
     counted = [(number, blocks[kind]) for kind, number in kinds.items()]
     sizes = {kind: size(tensors) for kind, tensors in blocks.items()}
-    of_layers = [sizes[kind] for kind in here]
-    if (of and named) or adapter.active:  # by names, which each block has its own of
-        names = ((f"blocks.{start + at}", blocks[kind]) for at, kind in enumerate(here))
+    of_layers = [sizes[kind] for kind in layer_kinds]
+    if (of and named) or adapter.active:  # by name: each block has its own
+        names = (
+            (f"blocks.{start + offset}", blocks[kind]) for offset, kind in enumerate(layer_kinds)
+        )
         counted = [(1, _with(adapter, within(name, tensors))) for name, tensors in names]
-        of_layers = [size(each) for _, each in counted]
-    experts = sum(n * size(one for one in each if one.of_experts) for n, each in counted)
-    two = max((a + b for a, b in pairwise(of_layers)), default=of_layers[0])
-    tables, after = (_with(adapter, tensors) for tensors in model.outside())
+        of_layers = [size(tensors) for _, tensors in counted]
+    experts = sum(n * size(t for t in tensors if t.of_experts) for n, tensors in counted)
+    two_blocks = max((a + b for a, b in pairwise(of_layers)), default=of_layers[0])
+    tables, outputs = (_with(adapter, tensors) for tensors in model.outside())
     embedding, has_head = size(tables[:1]), last and not (first and model.tie_embeddings)
-    outside = (size(tables) if first else 0) + (size(after) if last else 0)
+    outside = (size(tables) if first else 0) + (size(outputs) if last else 0)
     if has_head and model.tie_embeddings:
         outside += embedding
-    shapes = (one.on_rank(parallel.tp, parallel.ep) for each in packed.values() for one in each)
+    shapes = (t.on_rank(parallel.tp, parallel.ep) for tensors in packed.values() for t in tensors)
     return _Share(
         layers=range(start, start + layers),
         first=first,
         last=last,
         experts=experts,
-        in_blocks=sum(number * size(each) for number, each in counted) - experts,
+        in_blocks=sum(number * size(tensors) for number, tensors in counted) - experts,
         outside=outside,
         outside_at_once=outside - (embedding if first and has_head else 0),
-        two_blocks=two,
+        two_blocks=two_blocks,
         packed=next(shapes, (0, 0, 0)),
     )

@@ -1,5 +1,5 @@
-"""What a rank has of a decoder's parameters, and whose gradients tp ranks add up; from the table of
-tensors alone.
+"""A rank's elements of a decoder's parameters, and of gradients summed over tp ranks; from the
+table of tensors alone.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from forge.config.model.tensors import EMBEDDING, EXPERT, TensorSpec
 
 
 def outside_blocks(model: Decoder, *, first: bool, last: bool) -> list[TensorSpec]:
-    """Those of a part of the model that has what is before the first and after the last block."""
-    before, after = model.outside()
-    tied = [one for one in before if one.role == EMBEDDING and model.tie_embeddings]
-    return [*(before if first else tied if last else ()), *(after if last else ())]
+    """Tensors outside blocks, of a part with the first block, the last, or both."""
+    tables, outputs = model.outside()
+    tied = [tensor for tensor in tables if tensor.role == EMBEDDING and model.tie_embeddings]
+    return [*(tables if first else tied if last else ()), *(outputs if last else ())]
 
 
 def elements(one: TensorSpec, *, tp: int = 1, ep: int = 1, shards: int = 1) -> int:
-    """Elements on the first rank, which no other has more of, with the rows filled up to a multiple
-    of the FSDP shards, as fully_shard sends them.
+    """Elements on the first rank, the most of any, with rows padded to a multiple of the FSDP
+    shards, as fully_shard sends tensors.
 
-    Fewer experts than shards are cut across, where that goes.
+    Fewer experts than shards are cut along another dimension, if one divides.
     """
-    rows, *others = one.on_rank(tp, ep)
+    rows, *widths = one.on_rank(tp, ep)
     fewer = one.role == EXPERT and rows < shards
-    across = fewer and any(length % shards == 0 for length in others)
-    return (rows if across else -(-rows // shards) * shards) * prod(others)
+    across = fewer and any(length % shards == 0 for length in widths)
+    return (rows if across else -(-rows // shards) * shards) * prod(widths)
 
 
 def added_up(tensors: Sequence[TensorSpec], tp: int, *, parts: bool) -> int:
-    """Elements of gradients that are the sum of what tp ranks find, of a block or outside of one.
+    """Elements of gradients summed over tp ranks, in a block or outside.
 
-    They are of what every rank has all of, inside of a layer, of which ranks have parts. parts:
-    ranks have parts of each sequence too; then also those outside of layers.
+    Counts parameters replicated on every rank, inside a layer cut over ranks. parts: ranks have
+    parts of each sequence too; then replicated parameters outside such layers count as well.
     """
-    layers = {one.name.split(".")[0] for one in tensors if one.tp is not None}
-    shared = (one for one in tensors if one.cut(tp) is None and not one.once)
-    return sum(one.size for one in shared if parts or one.name.split(".")[0] in layers)
+    layers = {tensor.name.split(".")[0] for tensor in tensors if tensor.tp is not None}
+    shared = (tensor for tensor in tensors if tensor.cut(tp) is None and not tensor.once)
+    return sum(tensor.size for tensor in shared if parts or tensor.name.split(".")[0] in layers)

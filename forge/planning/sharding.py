@@ -1,6 +1,4 @@
-"""What each rank holds of the parameters, and a model of the same layout that is small enough to
-take a step on a CPU.
-"""
+"""Parameters held by each rank, and a small model of the same layout to take a step on a CPU."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ from forge.planning.shapes import elements
 from forge.planning.traffic import Rank
 
 HEAD, WIDTH, ROWS = 8, 16, 64
-"""Of a small model: width of a head, of a feed-forward layer and rows of a table on a tp rank."""
+"""A small model's width of a head, width of a feed-forward layer and rows of a table, a tp rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """Parameters that a rank of the pipeline holds, and an equal share of its stages."""
+    """Parameters held by a rank of the pipeline, and an equal share of its stages."""
 
     rank: int
     parameters: int
@@ -27,27 +25,30 @@ class Held:
 
     @property
     def excess(self) -> float:
-        """The share that it holds more: of what no axis cuts, and of rows that fill up shards."""
+        """Relative excess over the equal share: parameters no axis cuts, and padding rows."""
         return self.parameters / self.equal - 1
 
 
 def held(config: Config, rank: int) -> Held:
-    """Of a resolved config and a rank of its pipeline."""
+    """Count the parameters held by a rank of the pipeline, for a resolved config."""
     model, p = config.model, config.parallel
     assert isinstance(model, Decoder)
-    one, count, whole = Rank(config, model, rank), 0, 0.0
-    for stage in one.stages:
-        parameters = [*one.of_blocks(stage), *((1, each) for each in one.others(stage))]
-        for number, each in parameters:
-            shards = p.efsdp if each.of_experts else p.fsdp
-            count += number * elements(each, tp=p.tp, ep=p.ep, shards=shards) // shards
-            whole += number * each.size
-    return Held(rank=rank, parameters=count, equal=whole / (p.fsdp * p.tp))
+    pipeline_rank, count, total = Rank(config, model, rank), 0, 0.0
+    for stage in pipeline_rank.stages:
+        parameters = [
+            *pipeline_rank.of_blocks(stage),
+            *((1, tensor) for tensor in pipeline_rank.others(stage)),
+        ]
+        for number, tensor in parameters:
+            shards = p.efsdp if tensor.of_experts else p.fsdp
+            count += number * elements(tensor, tp=p.tp, ep=p.ep, shards=shards) // shards
+            total += number * tensor.size
+    return Held(rank=rank, parameters=count, equal=total / (p.fsdp * p.tp))
 
 
 def in_small(config: Config) -> Config:
-    """A resolved config with the same layout, of a few narrow layers, in fp32 on a CPU; its rules
-    hold as they did, since heads, experts and degrees are the same.
+    """A resolved config with the same layout and a few narrow layers, in fp32 on a CPU. Rules hold
+    unchanged: heads, experts and degrees are the same.
     """
     model, p = config.model.clone(), config.parallel
     assert isinstance(model, Decoder)

@@ -1,9 +1,9 @@
 """Seconds of a step, by part: a roofline of products and memory, latency and bandwidth of
-collectives, and what of them is hidden. docs/planning.md states the model and how far it is off.
+collectives, and overlap of both. docs/planning.md states the model and its error.
 
-What is hidden: FSDP's gathers and reductions run beside the products of blocks, forward and
-backward, but for those of the first and the last block. All other collectives wait: those of tp,
-cp and ep, and messages of a pipeline.
+Overlap: FSDP's gathers and reductions run beside the products of blocks, forward and backward, but
+for the first and the last block. All other collectives wait: tp, cp, ep, and messages of a
+pipeline.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ GATHER, SCATTER = "fsdp: all-gather of weights", "fsdp: reduce-scatter of gradie
 REPLICAS = "hsdp: all-reduce of gradients"
 TIED = "pp: gradient of the tied table"
 WAITED = ("tp", "loss", "cp", "ep", "moe", "pp", "all")
-"""Techniques whose collectives nothing runs beside."""
+"""Techniques with exposed collectives: no compute runs beside."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """A step of a layout.
+    """Time of one step of a layout.
 
-    parts: seconds that add up to those of the step. hidden: of communication beside products.
-    links: bytes that a rank sends in a step over each kind of link. tokens: of all ranks. flops: a
-    token, by `flops_per_token`. peak: FLOP/s of one device in bf16, or fp32's where that is
-    what is multiplied.
+    parts: seconds by part, summing to the step. hidden: seconds of communication beside products.
+    links: bytes sent by a rank in a step over each kind of link. tokens: of all ranks. flops: a
+    token, by `flops_per_token`. peak: FLOP/s of one device in bf16.
     """
 
     parts: Mapping[str, float]
@@ -53,8 +52,8 @@ class StepTime:
     shares: Mapping[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
-        whole = self.seconds
-        shares = {name: part / whole for name, part in self.parts.items()}
+        total = self.seconds
+        shares = {name: part / total for name, part in self.parts.items()}
         object.__setattr__(self, "shares", shares)
 
     @property
@@ -63,13 +62,13 @@ class StepTime:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of one device."""
+        """Tokens a second of one device."""
         return self.tokens / self.seconds / self.ranks
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: those of forward and backward, of which causality and
-        recomputation change nothing, over the peak of bf16 (PaLM, arXiv:2204.02311, appendix B).
+        """Model FLOPs utilisation: FLOPs of forward and backward over the peak of bf16, without
+        regard to causality and recomputation (PaLM, arXiv:2204.02311, appendix B).
         """
         return self.tokens_per_second * self.flops / self.peak
 
@@ -80,15 +79,15 @@ def step_time(
     gpus_per_node: int,
     memory: Mapping[str, int] | None = None,
 ) -> StepTime | None:
-    """The step of a resolved config; None for unknown models. memory: by part, if it is known."""
+    """Estimate the step of a resolved config; None for unknown models. memory: bytes by part."""
     model, parallel = config.model, config.parallel
     if not isinstance(model, Decoder):
         return None
     ends = sorted({0, parallel.pp // 2, parallel.pp - 1})  # one of them is the slowest
     state = _of_state(memory_by_part(config) if memory is None else memory)
     machine = (device, gpus_per_node)
-    found = [_OfRank(config, model, machine, state, rank) for rank in ends]
-    slowest = max(found, key=lambda rank: sum(rank.parts.values()))
+    timed_ranks = [_OfRank(config, model, machine, state, rank) for rank in ends]
+    slowest = max(timed_ranks, key=lambda rank: sum(rank.parts.values()))
     train, ranks = config.train, _ranks(parallel)
     return StepTime(
         parts={name: part for name, part in slowest.parts.items() if part > 0},
@@ -102,7 +101,7 @@ def step_time(
 
 
 def planned_time(config: Config, gpus_per_node: int | None = None) -> StepTime | None:
-    """The step on plan.device; None where it is not given or the model is not known."""
+    """Estimate the step on plan.device; None without plan.device or for unknown models."""
     plan = config.plan
     if plan.device not in DEVICES or config.run.device not in ("auto", "cuda"):
         return None
@@ -110,7 +109,7 @@ def planned_time(config: Config, gpus_per_node: int | None = None) -> StepTime |
 
 
 def expected_seconds(config: Config, world: World) -> float | None:
-    """Of all steps of a resolved config, but for evaluations and checkpoints."""
+    """Seconds of all steps of a resolved config, without evaluations and checkpoints."""
     time, train = planned_time(config, ranks_per_node(world)), config.train
     if time is None:
         return None
@@ -119,13 +118,13 @@ def expected_seconds(config: Config, world: World) -> float | None:
 
 
 def device_of(config: Config) -> Device:
-    """The GPU of plan.device, with the network that the plan gives it."""
+    """The GPU of plan.device, with the network of the plan."""
     return DEVICES[config.plan.device or ""].on_network(config.plan.network_gbits)
 
 
 def bubble(parallel: Parallel, microbatches: int) -> float:
-    """Idle time of a pipeline's ranks, in micro-batches: (pp - 1) of 1F1B (arXiv:2104.04473), less
-    with several stages a rank, and where gradients of weights fill it.
+    """Idle time of a pipeline's ranks, in micro-batches: pp - 1 under 1F1B (arXiv:2104.04473), less
+    with several stages a rank, and under zero-bubble schedules.
     """
     stages = parallel.pp_stages_per_rank or 1
     share = known.ZERO_BUBBLE.get(parallel.pp_schedule, 1.0)
@@ -134,7 +133,7 @@ def bubble(parallel: Parallel, microbatches: int) -> float:
 
 
 class _OfRank:
-    """The parts of one rank of the pipeline."""
+    """Seconds of a step for one rank of the pipeline, by part."""
 
     def __init__(
         self, config: Config, model: Decoder, machine: tuple[Device, int], state: int, rank: int
@@ -156,56 +155,56 @@ class _OfRank:
         self._of_scale()
 
     def _of_compute(self, has_head: bool) -> None:
-        """Blocks, head and loss of all micro-batches, and what a GPU waits for their launches."""
+        """Add blocks, head and loss of all micro-batches, and waits of the GPU for launches."""
         passes = self.passes
         blocks = {kind: self.compute.block(kind) for kind in self.kinds}
         number = self.kinds.total()
         forward, backward = (
-            _sum(self.kinds, {kind: getattr(one, name) for kind, one in blocks.items()})
+            _sum(self.kinds, {kind: getattr(block, name) for kind, block in blocks.items()})
             for name in ("forward", "backward")
         )
-        again, moved = self._again(blocks)
+        recomputed, moved = self._again(blocks)
         head = self.compute.head() if has_head else Pass(forward=Seconds(), backward=Seconds())
         self.forward = forward.all + head.forward.all
-        self.backward = backward.all + again.all + head.backward.all
-        both = forward + backward
-        self.parts["products"] += passes * both.products
-        self.parts["attention"] += passes * both.attention
-        self.parts["elementwise"] += passes * both.memory
+        self.backward = backward.all + recomputed.all + head.backward.all
+        total = forward + backward
+        self.parts["products"] += passes * total.products
+        self.parts["attention"] += passes * total.attention
+        self.parts["elementwise"] += passes * total.memory
         self.parts["head and loss"] += passes * (head.forward.all + head.backward.all)
-        self.parts["recomputed"] += passes * again.all
+        self.parts["recomputed"] += passes * recomputed.all
         objective = self.config.objective
         ahead = passes * objective.rows_ahead / objective.rows
         self.parts["read ahead"] += ahead * (forward.all + head.forward.all)
         self.parts["offload"] += passes * self._beside(moved, self.forward, 2)
-        launch = [number * each for each in known.LAUNCH[self.compute.mode]]
+        launch = [number * launch_seconds for launch_seconds in known.LAUNCH[self.compute.mode]]
         late = max(launch[0] - self.forward, 0) + max(launch[1] - self.backward, 0)
         self.parts["launches"] += passes * late
 
     def _again(self, blocks: Mapping[Kind, Pass]) -> tuple[Seconds, float]:
-        """What is recomputed of a micro-batch: the share of the forward FLOPs that its policy
-        makes again, and all that is elementwise; and seconds to host memory of what it keeps there.
+        """Recomputation of a micro-batch: the policy's share of forward FLOPs, and all elementwise
+        kernels; and seconds of transfer for offloaded tensors.
         """
         config, model = self.config, self.rank.model
-        policy, kept = config.train.policy, Activations(config, model)
-        again, host = Seconds(), 0.0
+        policy, activations = config.train.policy, Activations(config, model)
+        recomputed, host = Seconds(), 0.0
         for layers in self.rank.layers.values():
             for layer in layers:
                 if not policy.recomputed(layer, model.n_layers, layers.start):
                     continue
-                kind, places = model.kind_of(layer), policy.of_block(layer, model.n_layers)
-                block, one = kept.block(kind), blocks[kind].forward
-                share = block.again(places) / block.flops if block else 1.0
-                again += Seconds(
-                    products=share * one.products,
-                    attention=share * one.attention,
-                    memory=one.memory,
+                kind, storages = model.kind_of(layer), policy.of_block(layer, model.n_layers)
+                block, forward = activations.block(kind), blocks[kind].forward
+                share = block.again(storages) / block.flops if block else 1.0
+                recomputed += Seconds(
+                    products=share * forward.products,
+                    attention=share * forward.attention,
+                    memory=forward.memory,
                 )
-                host += block.held(places).host if block else 0.0
-        return again, host * self.rank.tokens / self.passes / known.HOST_LINK
+                host += block.held(storages).host if block else 0.0
+        return recomputed, host * self.rank.tokens / self.passes / known.HOST_LINK
 
     def _of_waits(self) -> None:
-        """Collectives that nothing runs beside."""
+        """Add exposed collectives, and the bubble of the pipeline."""
         waited = 0.0
         for sent in self.sent:
             if sent.technique in WAITED:
@@ -216,31 +215,31 @@ class _OfRank:
             moe = sum(number for kind, number in self.kinds.items() if kind.moe)
             self.parts["ep"] += self.passes * moe * known.HOST_WAIT
             waited += self.passes * moe * known.HOST_WAIT
-        each = waited / self.passes
-        self.forward, self.backward = self.forward + each / 3, self.backward + each * 2 / 3
+        per_pass = waited / self.passes
+        self.forward, self.backward = self.forward + per_pass / 3, self.backward + per_pass * 2 / 3
         idle = bubble(self.config.parallel, self.passes) if self.config.parallel.pp > 1 else 0.0
         self.parts["bubble"] += idle * (self.forward + self.backward)
 
     def _of_fsdp(self) -> None:
-        """What of gathers and reductions is not hidden; and copies around them.
+        """Add the exposed time of gathers and reductions, and of copies around both.
 
         A pipeline gathers once before its first micro-batch, and reduces after its last.
         """
         parallel, passes, reductions = self.config.parallel, self.passes, self.rank.reductions
         gather, reduce = self._named(GATHER), self._named(SCATTER) + self._named(REPLICAS)
-        before = gather / 2 if parallel.reshard_after_forward == "always" else gather
+        forward_gather = gather / 2 if parallel.reshard_after_forward == "always" else gather
         gathered = 1 if parallel.pp > 1 else passes
-        again, last = (gather - before) / passes, reduce / reductions
-        exposed = self._beside(before / gathered, self.forward, gathered)
-        exposed += self._beside(again + last, self.backward, reductions)
-        exposed += self._beside(again, self.backward, passes - reductions)
-        ends = (before + reduce) / max(self.kinds.total(), 1)
+        backward_gather, last = (gather - forward_gather) / passes, reduce / reductions
+        exposed = self._beside(forward_gather / gathered, self.forward, gathered)
+        exposed += self._beside(backward_gather + last, self.backward, reductions)
+        exposed += self._beside(backward_gather, self.backward, passes - reductions)
+        ends = (forward_gather + reduce) / max(self.kinds.total(), 1)
         self.parts["fsdp"] += exposed + ends
         self.parts["fsdp copies"] += self._copied() * known.COPIES_EXPOSED / self.compute.stream
 
     def _beside(self, communication: float, products: float, times: int) -> float:
-        """What is left of communication that runs beside products, and what it takes from them, so
-        many times a step.
+        """Exposed seconds of communication beside products, with the slow-down of the products,
+        `times` a step.
         """
         if times <= 0:
             return 0.0
@@ -249,23 +248,24 @@ class _OfRank:
         return times * (communication - covered + known.CONTENTION * covered)
 
     def _copied(self) -> float:
-        """Bytes that FSDP copies in a step around its collectives, whole parameters."""
+        """Bytes copied by FSDP in a step around its collectives, in full parameters."""
         parallel = self.config.parallel
         if parallel.fsdp * parallel.dp_replicate == 1:
             return 0.0
         total = 0.0
         for sent in self.sent:
             ranks = self.rank.size(sent.axes)
-            whole = sent.bytes * ranks / max(ranks - 1, 1)
+            full_bytes = sent.bytes * ranks / max(ranks - 1, 1)
             if sent.name == GATHER:
-                total += known.GATHER_COPIES * whole / self.rank.width
+                total += known.GATHER_COPIES * full_bytes / self.rank.width
             elif sent.name == SCATTER:
-                total += known.REDUCE_COPIES * whole / 4
+                total += known.REDUCE_COPIES * full_bytes / 4
         return total
 
     def _of_optimizer(self) -> None:
-        """Weights and state are read and written once, gradients read twice, for their norm too;
-        with parallel.cpu_offload there, after gradients came and before weights go.
+        """Add the update: weights and state are read and written once, gradients read twice, for
+        the norm too. With parallel.cpu_offload on the host, between transfers of gradients and
+        weights.
         """
         parallel, moved = self.config.parallel, self.state
         bandwidth = self.compute.stream
@@ -278,10 +278,10 @@ class _OfRank:
         self.parts["optimizer"] += 2 * moved / bandwidth
 
     def _of_scale(self) -> None:
-        """Ranks wait for the slowest of them."""
+        """Add waits of all ranks for the slowest one."""
         nodes = max(_ranks(self.config.parallel) / self.node, 1)
-        whole = sum(self.parts.values())
-        self.parts["stragglers"] += known.STRAGGLERS * log2(nodes) * whole
+        total = sum(self.parts.values())
+        self.parts["stragglers"] += known.STRAGGLERS * log2(nodes) * total
 
     def _seconds(self, sent: Sent) -> float:
         return seconds(sent, group(self.config.parallel, sent.axes, self.node), self.device)
@@ -291,7 +291,7 @@ class _OfRank:
 
 
 def _of_state(memory: Mapping[str, int], parts: tuple[str, ...] = STATE) -> int:
-    """Bytes of weights, gradients and what the optimizer keeps."""
+    """Bytes of weights, gradients, masters and optimizer state."""
     return sum(size for name, size in memory.items() if name.startswith(parts))
 
 

@@ -1,12 +1,11 @@
-"""Bytes that one rank sends in one optimizer step, by technique, collective and group; from the
-config alone, without torch.
+"""Bytes sent by one rank in one optimizer step, by technique, collective and group; from the config
+alone, without torch.
 
-Counted as a ring sends them: of an all-gather or a reduce-scatter of S bytes over n ranks each rank
-sends S * (n - 1) / n, in an all-reduce, which is one of each, twice that, and in an all-to-all (n -
-1) / n of what it has. Of a message between two ranks all of it. Other algorithms (trees, or
-switches that add up) send less, and none that is bound by bandwidth sends more. Experts are taken
-to get as many tokens as one another, which is what a balanced router comes to; a rank whose tokens
-all go to one other sends n / (n - 1) as much.
+Counted as in a ring: in an all-gather or a reduce-scatter of S bytes over n ranks each rank sends
+S * (n - 1) / n, in an all-reduce (one of each) 2 * S * (n - 1) / n, in an all-to-all (n - 1) / n of
+its bytes, in a message between two ranks all bytes. Other algorithms (trees, or switches that add
+up) send less, and no bandwidth-bound algorithm sends more. Experts get equal numbers of tokens,
+true for a balanced router; a rank with all tokens for one other rank sends n / (n - 1) as much.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from forge.planning.stages import cut, owner, stages_of
 
 FP32, FP64, INT64 = 4, 8, 8
 REPORTED = 8
-"""What a layer of experts tells of a step beside the load of each: `forge.models.balance`."""
+"""Numbers reported by a layer of experts in a step, beside each load: `forge.models.balance`."""
 
 
 DP, FSDP, EFSDP = ("dp_replicate",), ("dp_shard", "cp", "ep"), ("dp_shard", "cp")
@@ -39,9 +38,9 @@ DATA = (*DP, *FSDP)
 
 @dataclass
 class Sent:
-    """What one rank sends by one kind of collective over one group of ranks.
+    """Traffic of one rank by one kind of collective over one group of ranks.
 
-    axes: of the group. bytes: in a step. calls: collectives that are started in a step.
+    axes: of the group. bytes: sent in a step. calls: collectives started in a step.
     """
 
     name: str
@@ -55,35 +54,34 @@ class Sent:
 
     @property
     def kind(self) -> str:
-        """all-gather, reduce-scatter, all-reduce, all-to-all or send."""
-        of = {"pp": "send", "all": "all-reduce"}
-        return of.get(self.technique) or self.name.partition(": ")[2].partition(" ")[0]
+        """The collective: all-gather, reduce-scatter, all-reduce, all-to-all or send."""
+        kinds = {"pp": "send", "all": "all-reduce"}
+        return kinds.get(self.technique) or self.name.partition(": ")[2].partition(" ")[0]
 
 
 def bytes_per_step(config: Config) -> dict[str, int]:
-    """What the rank that sends most sends in one update, by 'technique: collective'; of a resolved
+    """Bytes sent by the busiest rank in one update, by 'technique: collective', for a resolved
     config. Empty for unknown models.
 
-    Left out: the first step's set-up, evaluation, checkpoints, and the votes of a few bytes by
-    which ranks agree to stop.
+    Left out: the first step's set-up, evaluation, checkpoints, and votes of a few bytes to stop.
     """
     counts: Counter[str] = Counter()
-    for each in busiest_rank(config):
-        counts[each.name] += each.bytes
+    for sent in busiest_rank(config):
+        counts[sent.name] += sent.bytes
     return dict(counts)
 
 
 def busiest_rank(config: Config) -> list[Sent]:
-    """The same, by collective and group."""
+    """Traffic of the busiest rank, by collective and group."""
     if not isinstance(config.model, Decoder):
         return []
     ranks = [Rank(config, config.model, rank).sent() for rank in range(config.parallel.pp)]
-    return max(ranks, key=lambda sent: sum(each.bytes for each in sent))
+    return max(ranks, key=lambda sent: sum(collective.bytes for collective in sent))
 
 
 class Rank:
-    """One rank of the pipeline, the first of its tp ranks; the ranks of every other axis send the
-    same.
+    """Traffic of one rank of the pipeline, the first of its tp ranks; ranks along every other axis
+    send the same.
     """
 
     def __init__(self, config: Config, model: Decoder, rank: int) -> None:
@@ -105,63 +103,66 @@ class Rank:
             config.train.grad_accum_steps if p.reduce_gradients == "micro_batch" else 1
         )
         self.cut = p.sequence_parallel and p.tp > 1
-        # as forge.parallel.activation_checkpoint has it
+        # as in forge.parallel.activation_checkpoint
         self.selective = config.train.policy.name == "selective"
         self.layers_apart = config.train.policy.by_name and p.ep > 1
         self.total: dict[tuple[str, tuple[str, ...]], Sent] = {}
 
     def sent(self) -> list[Sent]:
-        """By collective and group; without those of one rank."""
+        """Traffic by collective and group; without groups of one rank."""
         self.of_data_parallel()
         self.of_width()
         self.of_context()
         self.of_experts()
         self.of_pipeline()
         self.of_numbers()
-        return [each for each in self.total.values() if each.bytes]
+        return [collective for collective in self.total.values() if collective.bytes]
 
     def of_data_parallel(self) -> None:
-        """FSDP gathers weights for each forward pass and, unless it keeps them, again for backward;
-        a pipeline keeps them for the step.
+        """Count FSDP: gathers of weights for each forward pass and, unless weights stay gathered,
+        again for backward; a pipeline keeps gathered weights for the step.
 
-        Those of experts, of which an ep rank has some, over fewer ranks.
+        Experts, cut over ep ranks, are sharded over fewer ranks.
         """
         p = self.p
         readings = self.config.train.grad_accum_steps if p.pp == 1 else 1
-        again = 2 if p.reshard_after_forward == "always" else 1
+        gathers = 2 if p.reshard_after_forward == "always" else 1
         for stage in self.stages:
-            blocks, others = self.of_blocks(stage), self.others(stage)
+            blocks, outside = self.of_blocks(stage), self.others(stage)
             for axes, of_experts in ((FSDP, False), (EFSDP, True)):
                 ranks = self.size(axes)
-                inside = [(n, one) for n, one in blocks if one.of_experts == of_experts]
-                outer = [] if of_experts else [(1, one) for one in others]
-                block, rest = (
-                    sum(n * elements(one, tp=p.tp, ep=p.ep, shards=ranks) for n, one in tensors)
+                inside = [(n, tensor) for n, tensor in blocks if tensor.of_experts == of_experts]
+                outer = [] if of_experts else [(1, tensor) for tensor in outside]
+                block, outside_size = (
+                    sum(
+                        n * elements(tensor, tp=p.tp, ep=p.ep, shards=ranks)
+                        for n, tensor in tensors
+                    )
                     for tensors in (inside, outer)
                 )
                 groups = self.groups(stage, of_experts)
                 self.ring(
                     "fsdp: all-gather of weights",
-                    self.width * readings * (block * again + rest),
+                    self.width * readings * (block * gathers + outside_size),
                     axes,
-                    readings * (groups * again + bool(outer)),
+                    readings * (groups * gathers + bool(outer)),
                 )
                 self.ring(
                     "fsdp: reduce-scatter of gradients",
-                    FP32 * self.reductions * (block + rest),
+                    FP32 * self.reductions * (block + outside_size),
                     axes,
                     self.reductions * (groups + bool(outer)),
                 )
-                size = 2 * FP32 * (block + rest) // ranks
+                size = 2 * FP32 * (block + outside_size) // ranks
                 self.ring("hsdp: all-reduce of gradients", size, DP, groups + bool(outer))
 
     def of_width(self) -> None:
-        """TP passes hidden states into and out of attention and feed-forward, forward and backward,
-        and in what is recomputed.
+        """Count TP: hidden states into and out of attention and feed-forward, forward and backward,
+        and in recomputation.
 
-        Recomputation goes two ways in, but the second one not where it leaves out what is around
-        experts. Of the two ways out it goes the first, unless out_proj, what came of it, is kept,
-        and never the last, whose result nothing in the block reads.
+        Recomputation repeats both ways in, but not the way into experts with layers recomputed
+        apart. Recomputation repeats the first way out, unless its result, out_proj, is kept, and
+        never the second: nothing in the block reads the result.
         """
         hidden, recomputed = self.tokens * self.model.dim * self.width, len(self.recomputed())
         in_again = 2 * recomputed - (self.mixtures(self.recomputed()) if self.layers_apart else 0)
@@ -192,8 +193,8 @@ class Rank:
             self.of_loss()
 
     def of_loss(self) -> None:
-        """By rows of the vocabulary: of each token the largest logit, the partition and the
-        target's logit. Else all logits.
+        """Count the loss: over rows of the vocabulary the largest logit, the partition and the
+        target's logit of each token; else all logits.
         """
         p, objective = self.p, self.config.objective
         chunked = (
@@ -208,7 +209,7 @@ class Rank:
             self.ring("loss: all-gather of logits", size, TP, self.passes)
 
     def of_context(self) -> None:
-        """CP gathers keys and values, or exchanges sequence for heads and back."""
+        """Count CP: gathers of keys and values, or exchanges of sequence for heads and back."""
         model, p = self.model, self.p
         token = self.tokens * model.computed_head_dim * self.width
         kv = 2 * token * (model.kv_heads // p.tp if model.kv_heads % p.tp == 0 else 1)
@@ -225,34 +226,34 @@ class Rank:
             self.ring("cp: all-to-all of heads", size, CP, calls)
 
     def of_experts(self) -> None:
-        """EP sends tokens to their experts and back, forward and backward; with a capacity the room
-        for them, filled or not.
+        """Count EP: tokens to experts and back, forward and backward; with a capacity the room for
+        tokens, filled or not.
 
-        Without one, ranks tell each other how many come. Full recomputation sends them there and
-        back again.
+        Without a capacity, ranks exchange counts of tokens first. Full recomputation sends tokens
+        to experts and back again.
         """
         moe = self.model.moe
         forward = self.mixtures(block for blocks in self.layers.values() for block in blocks)
-        again = 0 if self.layers_apart else self.mixtures(self.recomputed())
+        recomputed = 0 if self.layers_apart else self.mixtures(self.recomputed())
         if moe.capacity_factor:
             rows = self.passes * rows_of_room(
                 self.config, self.model, self.sequences // self.passes
             )
         else:
             rows = moe.top_k * self.tokens
-            calls = self.passes * (forward + again)
+            calls = self.passes * (forward + recomputed)
             size = INT64 * moe.num_experts * calls
             self.ring("ep: all-to-all of counts", size, EP, calls)
-        size = self.width * self.model.dim * rows * (4 * forward + 2 * again)
-        calls = self.passes * (4 * forward + 2 * again)
+        size = self.width * self.model.dim * rows * (4 * forward + 2 * recomputed)
+        calls = self.passes * (4 * forward + 2 * recomputed)
         self.ring("ep: all-to-all of tokens", size, EP, calls)
-        self.of_scopes(forward, again)
+        self.of_scopes(forward, recomputed)
 
     def of_scopes(self, forward: int, again: int) -> None:
-        """Load is added up over the cp ranks of a sequence, or over all that have tokens of a
-        micro-batch, unless selective has kept it.
+        """Count sums of load over the cp ranks of a sequence, or over all ranks with tokens of a
+        micro-batch; none in recomputation where selective has kept the load.
 
-        Where a capacity asks who comes first, the load of each run of tokens is gathered.
+        With a capacity the order of tokens matters: the load of each run of tokens is gathered.
         """
         p, moe = self.p, self.model.moe
         apart = moe.balance_scope == "sequence"
@@ -272,8 +273,8 @@ class Rank:
             self.ring("moe: all-gather of load", size, axes, self.passes * (forward + again))
 
     def of_pipeline(self) -> None:
-        """Hidden states go to the next stage, their gradients to the one before, and that of a tied
-        table to its other copy.
+        """Count PP: hidden states to the next stage, gradients to the previous stage, and the
+        gradient of a tied table to its other copy.
         """
         p, hidden = (
             self.p,
@@ -287,13 +288,13 @@ class Rank:
                     self.add("pp: hidden states and their gradients", hidden, PP, self.passes)
         ends = (0 in self.stages, self.last_stage in self.stages)
         if self.model.tie_embeddings and ends[0] != ends[1]:
-            table = next(one for one in self.model.outside()[0] if one.role == EMBEDDING)
+            table = next(tensor for tensor in self.model.outside()[0] if tensor.role == EMBEDDING)
             size = FP32 * elements(table, tp=p.tp, shards=p.fsdp) // p.fsdp
             self.add("pp: gradient of the tied table", size, PP, 1)
 
     def of_numbers(self) -> None:
-        """The loss and what the objective reports beside it, the square of the gradient norm, and
-        whether any rank wishes something.
+        """Count sums over all ranks: the loss and further reports of the objective, the square of
+        the gradient norm, and requests of ranks.
         """
         objective, moe = self.config.objective, self.model.moe
         numbers = 2
@@ -305,33 +306,31 @@ class Rank:
         self.ring("moe: all-reduce of records", 2 * FP64 * records, (*PP, *DATA), 1)
 
     def ring(self, name: str, size: int, axes: tuple[str, ...], calls: float) -> None:
-        """Count all-gathers or reduce-scatters of `size` bytes in all."""
+        """Count all-gathers or reduce-scatters with a total of `size` bytes."""
         ranks = self.size(axes)
         self.add(name, size * (ranks - 1) // ranks, axes, calls)
 
     def add(self, name: str, sent: int, axes: tuple[str, ...], calls: float) -> None:
-        """Count bytes that the rank sends."""
-        one = self.total.setdefault((name, axes), Sent(name, axes))
-        one.bytes += sent
-        one.calls += calls
+        """Count `sent` bytes of the rank in `calls` collectives."""
+        collective = self.total.setdefault((name, axes), Sent(name, axes))
+        collective.bytes += sent
+        collective.calls += calls
 
     def size(self, axes: tuple[str, ...]) -> int:
-        """Ranks of a group."""
+        """Number of ranks of a group."""
         return prod(getattr(self.p, axis) for axis in axes)
 
     def kinds(self, *stages: int) -> Counter[Kind]:
-        """Blocks of stages by kind."""
+        """Number of blocks of the stages, by kind."""
         return self.model.kinds_in([layer for stage in stages for layer in self.layers[stage]])
 
     def groups(self, stage: int, of_experts: bool) -> int:
-        """Blocks of a stage that have such parameters: FSDP gathers each on its own."""
+        """Number of FSDP groups in a stage: one for each block, or for each block with experts."""
         kinds = self.kinds(stage).items()
         return sum(n for kind, n in kinds if kind.moe or not of_experts)
 
     def recomputed(self, without: str = "") -> list[int]:
-        """Blocks of this rank that backward runs again. without: those that do not keep this
-        tensor.
-        """
+        """Blocks of this rank with recomputation. without: only blocks without this kept tensor."""
         policy, n_layers = self.config.train.policy, self.model.n_layers
         return [
             block
@@ -346,10 +345,10 @@ class Rank:
         return outside_blocks(self.model, first=stage == 0, last=stage == self.last_stage)
 
     def of_blocks(self, stage: int) -> list[tuple[int, TensorSpec]]:
-        """Parameters of a stage inside its blocks, with how often each is there."""
+        """Parameters of a stage inside its blocks, each with its number of blocks."""
         kinds = self.kinds(stage).items()
-        return [(number, one) for kind, number in kinds for one in self.tables[kind]]
+        return [(number, tensor) for kind, number in kinds for tensor in self.tables[kind]]
 
     def mixtures(self, blocks: Iterable[int]) -> int:
-        """How many of the blocks have experts."""
+        """Number of the blocks with experts."""
         return sum(is_moe_layer(self.model.moe, block) for block in blocks)

@@ -1,6 +1,4 @@
-"""How many ranks a run has and on what device, and how that was found out; torch is never imported
-for it.
-"""
+"""Number of ranks of a run, their device, and the source of both; without an import of torch."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ DEGREES = "the parallel degrees"
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """The GPUs of a machine, where the count comes from, bytes of the smallest; torch's version;
-    whether it is Apple silicon.
+    """The GPUs of a machine: count, source of the count, bytes of the smallest; torch's version;
+    whether the machine is Apple silicon.
     """
 
     gpus: int
@@ -40,8 +38,8 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Number of ranks and where it comes from, and what they run on. remote: on other machines;
-    devices are then those of one of them. planned: only supposed, so that nothing can start there.
+    """Number of ranks with its source, device and machine. remote: on other machines; devices are
+    then one such machine's. planned: only assumed, for plans; no run can start.
     """
 
     size: int
@@ -66,8 +64,8 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Devices:
 def _find_gpus(environ: Mapping[str, str]) -> Devices:
     installed = _installed_torch()
     numbers = (installed or "").split(".")[:2]
-    known = len(numbers) == 2 and all(map(str.isdecimal, numbers))
-    torch = (int(numbers[0]), int(numbers[1])) if known else None
+    is_version = len(numbers) == 2 and all(map(str.isdecimal, numbers))
+    torch = (int(numbers[0]), int(numbers[1])) if is_version else None
     if installed is not None and installed.endswith("+cpu"):
         return Devices(gpus=0, source=CPU_BUILD, torch=torch)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -84,17 +82,17 @@ def _find_gpus(environ: Mapping[str, str]) -> Devices:
 
 
 def world_of(config: Config, devices: Devices, environ: Mapping[str, str] = os.environ) -> World:
-    """The ranks of a run; with launch=slurm those of its job, unless a launcher has started them
-    already. devices: of this machine. Raises ConfigError.
+    """The ranks of a run; with launch=slurm the ranks of its job, unless already started by a
+    launcher. devices: of this machine. Raises ConfigError.
     """
     plan = config.plan
     if isinstance(config.launch, Slurm) and launcher_ranks(environ) is None:
         planned = plan.device in DEVICES and devices.source == CPU_BUILD
-        here = replace(devices, source="plan") if planned else devices
-        world = _of_job(config, config.launch, here)
+        local_devices = replace(devices, source="plan") if planned else devices
+        world = _of_job(config, config.launch, local_devices)
         if plan.device in DEVICES and world.device == "cuda":
-            known = replace(world.devices, memory=DEVICES[plan.device].memory)
-            world = replace(world, devices=known, planned=planned)
+            planned_devices = replace(world.devices, memory=DEVICES[plan.device].memory)
+            world = replace(world, devices=planned_devices, planned=planned)
         return world
     if plan.device in DEVICES or plan.world_size:
         return _planned(config, devices)
@@ -109,15 +107,17 @@ def _planned(config: Config, here: Devices) -> World:
     size, source = plan.gpus_per_node, "plan.gpus_per_node"
     if plan.world_size:
         size, source = plan.world_size, "plan.world_size"
-    elif known := _given_ranks(run, config.parallel):
-        size, source = known
+    elif size_and_source := _given_ranks(run, config.parallel):
+        size, source = size_and_source
     device = run.device if run.device != "auto" else "cuda"
     gpu = DEVICES.get(plan.device or "")
     memory = gpu.memory if gpu else None
     gpus = min(plan.gpus_per_node, size) if device == "cuda" else 0
-    named = f"plan.device={plan.device}" if memory else "plan.gpus_per_node"
-    found = replace(here, gpus=gpus, source=named, memory=memory)
-    return World(size=size, source=source, device=device, devices=found, remote=True, planned=True)
+    gpu_source = f"plan.device={plan.device}" if memory else "plan.gpus_per_node"
+    planned_devices = replace(here, gpus=gpus, source=gpu_source, memory=memory)
+    return World(
+        size=size, source=source, device=device, devices=planned_devices, remote=True, planned=True
+    )
 
 
 def find_world(
@@ -126,11 +126,11 @@ def find_world(
     """World size from, in order: torchrun or srun, run.num_processes, a layout without -1, the
     devices. Raises ConfigError.
 
-    Ranks on a CPU are as many as asked for: there dp_shard=-1 is 1.
+    On a CPU the number of ranks is as given, and dp_shard=-1 is 1.
     """
     device = run.device if run.device != "auto" else ("cuda" if devices.gpus else "cpu")
-    if known := launcher_ranks(environ) or _given_ranks(run, parallel):
-        size, source = known
+    if size_and_source := launcher_ranks(environ) or _given_ranks(run, parallel):
+        size, source = size_and_source
     elif device == "cuda":
         size, source = max(devices.gpus, 1), devices.source
     elif parallel.product_without_dp_shard > 1:
@@ -141,8 +141,8 @@ def find_world(
 
 
 def _of_job(config: Config, section: Slurm, here: Devices) -> World:
-    """World size from, in order: run.num_processes, a layout without -1, launch.nodes with the
-    ranks of each, the ranks of one node.
+    """World size from, in order: run.num_processes, a layout without -1, launch.nodes times ranks a
+    node, the ranks of one node.
     """
     run, parallel, nodes = config.run, config.parallel, section.nodes
     cpu_build = here.source == CPU_BUILD
@@ -150,18 +150,18 @@ def _of_job(config: Config, section: Slurm, here: Devices) -> World:
     device = run.device if run.device != "auto" else "cpu" if on_cpu else "cuda"
     name = "tasks_per_node" if section.tasks_per_node else "gpus_per_node"
     per_node = section.tasks_per_node or section.gpus_per_node
-    if known := _given_ranks(run, parallel):
-        size, source = known
+    if size_and_source := _given_ranks(run, parallel):
+        size, source = size_and_source
     elif nodes and per_node:
         size, source = nodes * per_node, f"launch.nodes={nodes} * launch.{name}={per_node}"
     elif per_node:
         size, source = per_node, f"launch.{name}={per_node}, on one node"
     else:
         size, source = max(parallel.product_without_dp_shard, nodes or 1), DEGREES
-    found = Devices(gpus=0, source=CPU_BUILD if cpu_build else "launch=slurm", torch=here.torch)
+    devices = Devices(gpus=0, source=CPU_BUILD if cpu_build else "launch=slurm", torch=here.torch)
     if device == "cuda" and not on_cpu:
-        found = replace(found, gpus=min(per_node or -(-size // (nodes or 1)), size))
-    return World(size=size, source=source, device=device, devices=found, remote=True)
+        devices = replace(devices, gpus=min(per_node or -(-size // (nodes or 1)), size))
+    return World(size=size, source=source, device=device, devices=devices, remote=True)
 
 
 def _given_ranks(run: Run, parallel: Parallel) -> tuple[int, str] | None:
@@ -171,16 +171,16 @@ def _given_ranks(run: Run, parallel: Parallel) -> tuple[int, str] | None:
 
 
 def check_startable(world: World) -> None:
-    """Raises ConfigError for ranks on machines that are only planned for."""
+    """Raise ConfigError for ranks on planned machines."""
     if world.planned:
-        what = f"{ranks_of(world.size)} on machines that are not here cannot be started."
-        fix = "forge.check in place of this verb, or leave plan.device and plan.world_size out"
-        raise refusal("plan", what, fix)
+        message = f"{ranks_of(world.size)} on machines that are not here cannot be started."
+        hint = "forge.check in place of this verb, or leave plan.device and plan.world_size out"
+        raise refusal("plan", message, hint)
 
 
 def ranks_per_node(world: World, environ: Mapping[str, str] = os.environ) -> int:
-    """Ranks on a machine: as the launcher says, else as many as it has GPUs; all where that does
-    not divide them.
+    """Ranks on a machine: the launcher's number, else the number of GPUs; all ranks where the
+    number does not divide the world.
     """
     names = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE")
     numbers = (int(environ[name]) for name in names if environ.get(name, "").isdecimal())
@@ -194,7 +194,7 @@ def ranks_of(size: int) -> str:
 
 
 def _installed_torch() -> str | None:
-    from importlib import metadata  # slow, and most commands that only compose do not ask
+    from importlib import metadata  # slow, and unused by most commands
 
     try:
         return metadata.version("torch")
@@ -203,7 +203,7 @@ def _installed_torch() -> str | None:
 
 
 def _nvml_memories() -> list[int] | None:
-    """Bytes of each GPU of this machine, 0 where it does not say; None without a driver."""
+    """Bytes of each GPU of this machine, 0 for an unreadable one; None without a driver."""
     try:
         import pynvml
 

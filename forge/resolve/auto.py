@@ -1,5 +1,5 @@
-"""`parallel.layout=auto`: the degrees that the model, the memory of a device and the number of
-ranks ask for.
+"""`parallel.layout=auto`: choose the degrees by the model, the memory of a device and the number
+of ranks.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from forge.resolve.layout import DEGREES, batch, pipeline
 from forge.resolve.rules import degrees as degree_rules
 
 USABLE = 0.9
-"""Of a device's memory; the rest is for the CUDA context, buffers of collectives and what the
-allocator cannot use.
+"""Share of a device's memory; the rest is for the CUDA context, buffers of collectives and
+fragmentation of the allocator.
 """
 EQUAL = 1.05
-"""Times as slow as another layout: so near to one another the model of time knows no difference."""
+"""Ratio of step times within which two layouts count as equal: the model of time is no finer."""
 CHOSEN = ("dp_replicate", "dp_shard", "tp", "pp", "ep")
 UNKNOWN = "how much memory it takes or a device has is not known"
 DEGREE_RULES = tuple(rule for rule in rules_of(degree_rules) if not rule.warning)
-"""What the degrees must divide, whatever machine it is."""
+"""Rules on sizes the degrees must divide, the same on every machine."""
 
 
 @derivation(
@@ -106,7 +106,7 @@ def memory_for_time(config: Config, parallel: Parallel, world: World) -> Iterato
 
 
 def _fits(config: Config, world: World, **option: str) -> tuple[bool, str]:
-    """Whether a device has the memory that the layout needs with this option, and the numbers."""
+    """Whether the layout with this option fits a device's memory, and a reason with numbers."""
     memory = device_memory(world)
     needed = memory_needed(replace(config, parallel=replace(config.parallel, **option)))
     if memory is None or not needed:
@@ -117,11 +117,12 @@ def _fits(config: Config, world: World, **option: str) -> tuple[bool, str]:
 
 
 def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
-    """The degrees of the first candidate that the model can have and a device has memory for, and
-    why; else that which needs least; where memory is not known, the first that shards. On
-    plan.device the fastest, or the first that takes a twentieth more at most.
+    """Choose the degrees of the first candidate legal for the model and within a device's memory.
+
+    Returns degrees and a reason. Without a fit: the candidate of least memory; where memory is not
+    known: the first to shard. On plan.device: the first of at most 1.05 times the fastest's time.
     """
-    memory, found, model = device_memory(world), [], config.model
+    memory, needs, model = device_memory(world), [], config.model
     timed: list[tuple[float, int, dict[str, int]]] = []
     experts = model.moe.num_experts if isinstance(model, Decoder) and model.is_moe else 0
     for degrees in candidates(config.parallel, world, experts):
@@ -129,24 +130,24 @@ def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
         if any(problem for rule in DEGREE_RULES for problem in rule.check(tried, world)):
             continue
         needed = memory_needed(tried)
-        found.append((needed, degrees))
+        needs.append((needed, degrees))
         if memory is None or not needed:
             if degrees["dp_replicate"] == config.parallel.dp_replicate:
                 return degrees, UNKNOWN
         elif needed <= USABLE * memory:
             if config.plan.device is None:
                 break
-            from forge.planning.time import planned_time  # which most commands have no use for
+            from forge.planning.time import planned_time  # most commands do not need it
 
             time = planned_time(_gathering(tried), ranks_per_node(world))
             if time is None:
                 break
             timed.append((1 / time.tokens_per_second, needed, degrees))
-    if not found:
+    if not needs:
         return {}, ""
     if timed:
         return _fastest(timed, memory or 0, world)
-    needed, degrees = min(found, key=lambda pair: pair[0])
+    needed, degrees = min(needs, key=lambda pair: pair[0])
     why = (
         f"{byte_size(needed)} of the {byte_size(memory or 0)} of a device on {ranks_of(world.size)}"
     )
@@ -156,7 +157,7 @@ def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
 
 
 def _gathering(tried: Config) -> Config:
-    """With the gathers of FSDP that an open parallel.reshard_after_forward comes to."""
+    """Set an open parallel.reshard_after_forward to the value its derivation would give."""
     parallel = tried.parallel
     if parallel.reshard_after_forward != "auto":
         return tried
@@ -167,24 +168,24 @@ def _gathering(tried: Config) -> Config:
 def _fastest(
     timed: list[tuple[float, int, dict[str, int]]], memory: int, world: World
 ) -> tuple[dict[str, int], str]:
-    """The degrees of the fastest layout, and why. timed: seconds a token and GPU, bytes, degrees.
+    """The degrees of the fastest layout, and a reason; the first of all within EQUAL of it.
 
-    Of nearly equal ones, of which the model of time says no more, the first.
+    timed: seconds a token and GPU, bytes, degrees.
     """
     least = min(seconds for seconds, _, _ in timed)
-    seconds, needed, degrees = next(one for one in timed if one[0] <= EQUAL * least)
+    seconds, needed, degrees = next(entry for entry in timed if entry[0] <= EQUAL * least)
     why = f"{1 / seconds:,.0f} tokens/s a GPU, {byte_size(needed)} of the {byte_size(memory)} of a"
     why += f" device on {ranks_of(world.size)}"
-    slower = [name_of(one) for other, _, one in timed if other > EQUAL * least]
+    slower = [name_of(layout) for other, _, layout in timed if other > EQUAL * least]
     return degrees, why + (f"; slower: {', '.join(dict.fromkeys(slower))}" if slower else "")
 
 
 def candidates(given: Parallel, world: World, experts: int = 0) -> Iterator[dict[str, int]]:
-    """Degrees that use all ranks, first those that communicate least; given ones above 1 stay.
+    """Yield degrees that use all ranks, least communication first; given degrees above 1 stay.
 
-    experts: of a layer. tp and ep stay inside a node; ep is as large as tp lets it be.
+    experts: number in a layer. tp and ep stay inside a node; ep is the largest beside tp.
     """
-    node, kept = ranks_per_node(world), given.dp_replicate
+    node, given_replicas = ranks_per_node(world), given.dp_replicate
 
     def sizes(axis: str, others: Iterator[int]) -> list[int]:
         return [getattr(given, axis)] if getattr(given, axis) > 1 else [1, *others]
@@ -198,18 +199,23 @@ def candidates(given: Parallel, world: World, experts: int = 0) -> Iterator[dict
     pp_sizes = sizes("pp", iter((2, 4, 8, 16)))
     tp, pp, ep = tp_sizes[0], pp_sizes[0], ep_sizes(tp_sizes[0])[0]
     replicas = {max(world.size // (tp * pp * ep * given.cp), 1), world.size // node, 1}
-    in_order = [(n, tp, pp, ep) for n in ([kept] if kept > 1 else sorted(replicas, reverse=True))]
-    in_order += [(kept, tp, pp, n) for n in ep_sizes(tp)[1:]]
-    in_order += [(kept, n, pp, ep_sizes(n)[-1]) for n in tp_sizes[1:]]
-    in_order += [(kept, n, m, ep_sizes(n)[-1]) for m in pp_sizes[1:] for n in reversed(tp_sizes)]
+    in_order = [
+        (n, tp, pp, ep)
+        for n in ([given_replicas] if given_replicas > 1 else sorted(replicas, reverse=True))
+    ]
+    in_order += [(given_replicas, tp, pp, n) for n in ep_sizes(tp)[1:]]
+    in_order += [(given_replicas, n, pp, ep_sizes(n)[-1]) for n in tp_sizes[1:]]
+    in_order += [
+        (given_replicas, n, m, ep_sizes(n)[-1]) for m in pp_sizes[1:] for n in reversed(tp_sizes)
+    ]
     for replicate, tp, pp, ep in in_order:
-        shard, left = divmod(world.size, replicate * tp * pp * ep * given.cp)
-        if not left:
+        shard, remainder = divmod(world.size, replicate * tp * pp * ep * given.cp)
+        if not remainder:
             yield dict(zip(CHOSEN, (replicate, shard, tp, pp, ep), strict=True))
 
 
 def laid_out(config: Config, degrees: dict[str, int], world: World) -> Config:
-    """A copy of the config with these degrees, and what follows from them worked out."""
+    """A copy of the config with these degrees, and with batch and pipeline derived from them."""
     parallel = replace(config.parallel, **degrees)
     tried = replace(config, parallel=parallel, train=replace(config.train))
     for following in (batch, pipeline):
@@ -219,12 +225,12 @@ def laid_out(config: Config, degrees: dict[str, int], world: World) -> Config:
 
 
 def memory_needed(config: Config) -> int:
-    """The estimated bytes of one device; 0 where nothing is known of the model."""
+    """Estimated bytes of one device; 0 for a model of unknown layers."""
     return sum(memory_by_part(config).values())
 
 
 def device_memory(world: World) -> int | None:
-    """Bytes that a rank has: of a GPU, or a share of this machine's; None where not known."""
+    """Bytes of memory for a rank: a GPU's, or a share of this machine's; None where not known."""
     if world.device == "cuda":
         return world.devices.memory
     if world.remote:
@@ -234,9 +240,9 @@ def device_memory(world: World) -> int | None:
 
 
 def name_of(degrees: dict[str, int]) -> str:
-    """A layout as the presets are named: single, ddp, hsdp, ep8_fsdp."""
-    named = [f"{axis}{degrees[axis]}" for axis in ("ep", "tp", "pp") if degrees[axis] > 1]
+    """The name of a layout in the style of the presets: single, ddp, hsdp, ep8_fsdp."""
+    parts = [f"{axis}{degrees[axis]}" for axis in ("ep", "tp", "pp") if degrees[axis] > 1]
     replicate, shard = degrees["dp_replicate"] > 1, degrees["dp_shard"] > 1
     if replicate or shard:
-        named.append("hsdp" if replicate and shard else "fsdp" if shard else "ddp")
-    return "_".join(named) or "single"
+        parts.append("hsdp" if replicate and shard else "fsdp" if shard else "ddp")
+    return "_".join(parts) or "single"

@@ -1,5 +1,5 @@
-"""Problems of the layout that have one cause, a degree of parallelism, become one problem: with the
-largest smaller degree that none of them is left with.
+"""Merge problems of the layout with one cause, a degree of parallelism, into one problem: with the
+largest smaller degree that solves all of them.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ CUTS = ("tp", "pp", "ep", "cp")
 OF_DEGREES = {rule.id for rule in DEGREE_RULES}
 OF_LAYOUT = OF_DEGREES | {"parallel.world_size", "run.gpus"}
 DIVISIBLE = " must be divisible by "
-LARGEST = 64  # that is tried
+LARGEST = 64  # degree to try
 
 Check = Callable[[Mapping[str, int]], Sequence[Problem]]
 
 
 def merge(problems: Sequence[Problem], parallel: Parallel, check: Check) -> list[Problem]:
-    """The problems, of which those that one smaller degree solves are one.
+    """Merge the problems solved by one smaller degree into one problem; keep the others.
 
-    parallel: as it was given. check: the errors that are left with other degrees, by key.
+    parallel: as given. check: the errors left with other degrees, by key.
     """
-    result, known = list(problems), set(map(_kind, problems))
+    result, known_kinds = list(problems), set(map(_kind, problems))
     layout = [problem for problem in problems if problem.rule in OF_LAYOUT]
     if not any(problem.rule in OF_DEGREES for problem in layout):
         return result
-    own = {axis: [p for p in layout if p.option == f"parallel.{axis}"] for axis in CUTS}
+    of_axis = {axis: [p for p in layout if p.option == f"parallel.{axis}"] for axis in CUTS}
     axes = [axis for axis in CUTS if getattr(parallel, axis) > 1]
-    axes.sort(key=lambda axis: not own[axis])
-    attempts = [(axis, layout) for axis in axes if len(layout) > 1 or own[axis]]
-    attempts += [(axis, own[axis]) for axis in axes]
+    axes.sort(key=lambda axis: not of_axis[axis])
+    attempts = [(axis, layout) for axis in axes if len(layout) > 1 or of_axis[axis]]
+    attempts += [(axis, of_axis[axis]) for axis in axes]
     for axis, group in attempts:
         if not group or group[0] not in result:
             continue
         for degrees in _smaller(parallel, axis):
-            left = set(map(_kind, check(degrees)))
-            if left <= known and left.isdisjoint(map(_kind, group)):
-                gone = [p for p in result if p.rule in OF_LAYOUT and _kind(p) not in left]
+            leftover = set(map(_kind, check(degrees)))
+            if leftover <= known_kinds and leftover.isdisjoint(map(_kind, group)):
+                gone = [p for p in result if p.rule in OF_LAYOUT and _kind(p) not in leftover]
                 result[result.index(group[0])] = _merged(gone, parallel, axis, degrees)
                 result = [problem for problem in result if problem not in gone]
                 break
@@ -52,7 +52,7 @@ def _kind(problem: Problem) -> tuple[str, str]:
 
 
 def _smaller(parallel: Parallel, axis: str) -> Iterator[dict[str, int]]:
-    """Smaller degrees, the largest first; also with as many shards as they leave, if given."""
+    """Yield smaller degrees, the largest first; where dp_shard is given, also with it open."""
     for size in range(min(getattr(parallel, axis) - 1, LARGEST), 0, -1):
         yield {f"parallel.{axis}": size}
         if parallel.dp_shard != -1:
@@ -62,7 +62,7 @@ def _smaller(parallel: Parallel, axis: str) -> Iterator[dict[str, int]]:
 def _merged(
     group: Sequence[Problem], parallel: Parallel, axis: str, degrees: Mapping[str, int]
 ) -> Problem:
-    """One problem: what must be divisible by the same is listed, other sentences follow."""
+    """Merge problems into one: list sizes with a common divisor first, then other sentences."""
     of_degrees = [problem for problem in group if problem.rule in OF_DEGREES]
     starts_by_end: dict[str, list[str]] = {}
     for problem in of_degrees:
@@ -73,8 +73,8 @@ def _merged(
         *most, last = starts
         listed = f"{', '.join(most)} and {last}" if most and end else "; ".join(starts)
         parts.append(listed + end)
-    fix = " ".join(f"{key}={size}" for key, size in degrees.items())
+    hint = " ".join(f"{key}={size}" for key, size in degrees.items())
     if len(group) == 1 and group[0].fix:
-        fix += f" or {group[0].fix}"
+        hint += f" or {group[0].fix}"
     key = f"parallel.{axis}={getattr(parallel, axis)}"
-    return replace(of_degrees[0], key=key, what="; ".join(parts) + ".", fix=fix)
+    return replace(of_degrees[0], key=key, what="; ".join(parts) + ".", fix=hint)

@@ -1,4 +1,4 @@
-"""Every value that means "work it out" is worked out here, in this order, each with its reason."""
+"""Work out every open value, in the order of DERIVATIONS, each with its reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from forge.rundir.checkpoints import BEST, TOKENIZER
 
 PATHS = tuple(dict.fromkeys(schemas.keys_with("path")))
 UNKNOWN_ROWS = 32000
-"""Rows for a tokenizer that cannot be read, so that the rest can be checked."""
+"""Rows for an unreadable tokenizer, to check the rest of the config."""
 
 ADDED_TOKENS, NEW_ROWS = ("tokenizer.add_tokens", "tokenizer.add_special_tokens"), "model.new_rows"
 MOE_WIDTH, SHARED_WIDTH = "model.moe.ffn_hidden_dim", "model.moe.shared_hidden_dim"
@@ -69,7 +69,7 @@ def model_shape(model: Decoder) -> Iterator[Derived]:
     width, unread = model.computed_ffn_hidden_dim, model.mixer.unread
     if model.n_kv_heads is None and "n_kv_heads" not in unread:
         yield Derived("model.n_kv_heads", model.n_heads, "as many as model.n_heads")
-    divides = model.dim % model.n_heads == 0  # else a rule says it
+    divides = model.dim % model.n_heads == 0  # else a rule reports the fault
     if model.head_dim is None and divides and "head_dim" not in unread:
         yield Derived("model.head_dim", model.computed_head_dim, "model.dim / model.n_heads")
     if model.gated_mlp is None:
@@ -91,7 +91,7 @@ def of_hub(model: FolderDecoder) -> Iterator[Derived]:
     """The id of a model on the hub becomes its folder in the cache."""
     if is_id(model.path):
         folder, fault = fetched(model.path, model.revision)
-        if not fault:  # else the config could not be composed, which says so
+        if not fault:  # else composition fails and reports it
             yield Derived("model.path", folder, f"{model.path} in the cache of Hugging Face")
 
 
@@ -106,7 +106,7 @@ def of_folder(
 ) -> Iterator[Derived]:
     """With model=hf the tokenizer and the weights are those of its folder."""
     if not model.path:
-        return  # a rule says it
+        return  # a rule reports the missing path
     if isinstance(tokenizer, TokenizerFile) and not tokenizer.path:
         yield Derived("tokenizer.path", model.path, "that of model.path")
     goes_on = checkpoint.resume_from is not None and not checkpoint.resume_from.isdecimal()
@@ -121,9 +121,9 @@ def of_base(tokenizer: TokenizerFile, checkpoint: Checkpoint) -> Iterator[Derive
     if tokenizer.path or base is None:
         return
     run = os.path.dirname(base) if os.path.basename(base) == BEST else base
-    for place in (os.path.join(run, TOKENIZER, FILE_NAME), os.path.join(run, FILE_NAME)):
-        if os.path.isfile(os.path.expanduser(place)):
-            yield Derived("tokenizer.path", place, "that of checkpoint.init_from")
+    for file in (os.path.join(run, TOKENIZER, FILE_NAME), os.path.join(run, FILE_NAME)):
+        if os.path.isfile(os.path.expanduser(file)):
+            yield Derived("tokenizer.path", file, "that of checkpoint.init_from")
             return
 
 
@@ -137,18 +137,18 @@ def of_adapters(model: Model, adapter: LoRA, checkpoint: Checkpoint) -> Iterator
     """Adapters of PEFT in checkpoint.init_from are adapter.init_from, and what they stand beside is
     as their config says.
     """
-    place = checkpoint.init_from
-    if place is None or not peft.is_peft(place) or adapter.init_from is not None:
+    folder = checkpoint.init_from
+    if folder is None or not peft.is_peft(folder) or adapter.init_from is not None:
         return
     try:
-        base = peft.read(place).get("base_model_name_or_path")
+        base = peft.read(folder).get("base_model_name_or_path")
     except FolderError:
-        base = None  # a rule says what is wrong
-    own = model.path if isinstance(model, FolderDecoder) and model.pretrained else None
-    yield Derived("adapter.init_from", place, "the adapters in checkpoint.init_from")
-    if own or (base and os.path.exists(base)):
-        why = "that of model.path" if own else "the base that the adapters name"
-        yield Derived("checkpoint.init_from", own or base, why)
+        base = None  # a rule reports the fault
+    model_folder = model.path if isinstance(model, FolderDecoder) and model.pretrained else None
+    yield Derived("adapter.init_from", folder, "the adapters in checkpoint.init_from")
+    if model_folder or (base and os.path.exists(base)):
+        why = "that of model.path" if model_folder else "the base that the adapters name"
+        yield Derived("checkpoint.init_from", model_folder or base, why)
 
 
 FORMATS = ("run.device", "precision.mixed_precision", "precision.residual_dtype")
@@ -174,11 +174,11 @@ def device(run: Run, precision: Precision, world: World) -> Iterator[Derived]:
 def masters(precision: Precision) -> Iterator[Derived]:
     """fp32 masters of weights in 16 bits, unless these are rounded stochastically."""
     if precision.master_weights is None:
-        kept, why = False, "precision.param_dtype=fp32"
+        has_masters, why = False, "precision.param_dtype=fp32"
         if precision.weights_in_16_bits:
-            kept = not precision.stochastic_rounding
-            why = f"precision.stochastic_rounding={str(not kept).lower()}"
-        yield Derived(MASTERS, kept, why)
+            has_masters = not precision.stochastic_rounding
+            why = f"precision.stochastic_rounding={str(not has_masters).lower()}"
+        yield Derived(MASTERS, has_masters, why)
 
 
 @derivation(
@@ -200,7 +200,7 @@ def reference(objective: Referenced, adapter: Adapter, parallel: Parallel) -> It
 
 
 def why_no_reference(adapter: Adapter, parallel: Parallel) -> str:
-    """Reason why the model without its adapter is not its reference; empty where it is."""
+    """Reason against the model without its adapter as its reference; empty if there is none."""
     if not adapter.active:
         return "there is no adapter"
     if parallel.pp > 1:
@@ -229,7 +229,7 @@ def objective(run: Run, eval: Eval) -> Iterator[Derived]:
 @derivation(*PATHS, writes=PATHS)
 def paths(config: Config) -> Iterator[Derived]:
     """Paths become absolute: a run may start, or go on, elsewhere."""
-    for key, section, field in walk(config):  # also a user's, whose keys PATHS does not have
+    for key, section, field in walk(config):  # also keys of users' sections, unknown to PATHS
         path = getattr(section, field.name) if field.metadata.get("path") else None
         if not path or (key == "checkpoint.resume_from" and path.isdecimal()):
             continue
@@ -250,9 +250,9 @@ def paths_of_entries(config: Config, data: Data, eval: Eval) -> Iterator[Derived
     if isinstance(data, Mix):
         entries |= {f"data.sources.{name}": entry for name, entry in data.sources.items()}
     for key, entry in entries.items():
-        named = isinstance(entry, dict) and NAME.fullmatch(key.split(".", 2)[2])
-        known = named and schema_of(data, entry)
-        for option, field in options_of(known).items() if known else ():
+        is_readable = isinstance(entry, dict) and NAME.fullmatch(key.split(".", 2)[2])
+        schema = is_readable and schema_of(data, entry)
+        for option, field in options_of(schema).items() if schema else ():
             path = entry.get(option)
             is_path = isinstance(path, str) and not ADDRESS.match(path)
             if path and is_path and field.metadata.get("path"):
@@ -277,12 +277,12 @@ def vocabulary(model: Model, tokenizer: Tokenizer) -> Iterator[Derived | Problem
     """
     rows, why = model.vocab_size, f"{model.vocab_size} rounded up"
     if rows == "auto":
-        # of a tokenizer that cannot be read, its rule says why
+        # the rule of a tokenizer reports why its file cannot be read
         if tokenizer.n_ids is None and not isinstance(tokenizer, Existing):
-            what = f"the number of ids is not known before {type(tokenizer).__name__} is built."
-            fix = "model.vocab_size=32000, or a property n_ids of its section"
+            message = f"the number of ids is not known before {type(tokenizer).__name__} is built."
+            hint = "model.vocab_size=32000, or a property n_ids of its section"
             key = "model.vocab_size"
-            yield Problem(key=f"{key}=auto", what=what, fix=fix, rule=key)
+            yield Problem(key=f"{key}=auto", what=message, fix=hint, rule=key)
         rows = tokenizer.n_ids or UNKNOWN_ROWS
         why = f"the tokenizer has {rows} ids"
         if isinstance(tokenizer, BPE):
@@ -298,22 +298,22 @@ def vocabulary(model: Model, tokenizer: Tokenizer) -> Iterator[Derived | Problem
 
 
 def _may_grow(model: Model, tokenizer: Tokenizer, rows: int) -> bool:
-    """Whether the rows of a folder may become more: all that is missing is asked for."""
-    before = tokenizer.ids_before
-    for_tokens = isinstance(model, FolderDecoder) and before is not None and before <= rows
+    """Whether rows may be added to a folder's table: by grow_vocab, or for added tokens alone."""
+    ids_before = tokenizer.ids_before
+    for_tokens = isinstance(model, FolderDecoder) and ids_before is not None and ids_before <= rows
     return grows(model) or (bool(tokenizer.added) and for_tokens)  # type: ignore[arg-type]
 
 
 @derivation("checkpoint.init_from", "tokenizer.path", *ADDED_TOKENS, NEW_ROWS, writes=(NEW_ROWS,))
 def new_rows(model: Decoder, tokenizer: Tokenizer, checkpoint: Checkpoint) -> Iterator[Derived]:
     """Rows of added tokens are new to weights that the run begins with."""
-    before, number = tokenizer.ids_before, len(tokenizer.added)
-    if checkpoint.init_from is None or not number or before is None or model.new_rows[1]:
+    ids_before, number = tokenizer.ids_before, len(tokenizer.added)
+    if checkpoint.init_from is None or not number or ids_before is None or model.new_rows[1]:
         return
-    names = [one.name for one in model.tensors() if one.role in (EMBEDDING, HEAD)]
-    of = f"of {shown(tokenizer.added)}: rows of {' and '.join(names)}"
-    why = f"{of} that begin as the mean of the {before} before"
-    yield Derived(NEW_ROWS, [before, before + number], why)
+    names = [tensor.name for tensor in model.tensors() if tensor.role in (EMBEDDING, HEAD)]
+    origin = f"of {shown(tokenizer.added)}: rows of {' and '.join(names)}"
+    why = f"{origin} that begin as the mean of the {ids_before} before"
+    yield Derived(NEW_ROWS, [ids_before, ids_before + number], why)
 
 
 @derivation("run.dir", "run.root", writes=("run.dir", "run.root"))
@@ -356,15 +356,14 @@ DERIVATIONS = (
     recompute,
     schedule,
 )
-"""In the order in which they run."""
+"""All derivations, in the order of their run."""
 
 
 def fit_epochs(config: Config, samples: int, derived: Collection[str]) -> list[Derived]:
-    """Cut train.max_steps to train.max_epochs passes over `samples` sequences, once their number is
-    known.
+    """Cut train.max_steps to train.max_epochs passes over `samples` sequences, once counted.
 
-    Schedule steps that were worked out before (`derived`) are worked out again. Changes the config
-    in place.
+    derived: keys worked out before; schedule steps among them are worked out again. Changes the
+    config in place.
     """
     train, scheduler = config.train, config.scheduler
     steps = train.batch_sizes.steps(train.max_epochs * samples)
@@ -373,11 +372,11 @@ def fit_epochs(config: Config, samples: int, derived: Collection[str]) -> list[D
     train.max_steps = max(math.ceil(steps), 1)
     size = f"{train.global_batch_size} a step" + ", after ramp-up" * (train.rampup_start > 0)
     why = f"{train.max_epochs:g} epochs * {samples} sequences / {size}"
-    found = [Derived("train.max_steps", train.max_steps, why)]
+    changes = [Derived("train.max_steps", train.max_steps, why)]
     for key in SCHEDULE:
         if key in derived:
             setattr(scheduler, key.rpartition(".")[2], None)
     for key, value, why in open_steps(scheduler, train.max_steps):
         setattr(scheduler, key.rpartition(".")[2], value)
-        found.append(Derived(key, value, why))
-    return found
+        changes.append(Derived(key, value, why))
+    return changes

@@ -26,9 +26,9 @@ def layout(run: Run, parallel: Parallel, world: World) -> Iterator[Derived]:
     if run.num_processes is None:
         yield Derived("run.num_processes", world.size, f"from {world.source}")
     if parallel.dp_shard == -1:
-        others = parallel.product_without_dp_shard
-        why = f"{world.size} ranks / {others} of the other degrees"
-        yield Derived("parallel.dp_shard", max(world.size // others, 1), why)
+        other_degrees = parallel.product_without_dp_shard
+        why = f"{world.size} ranks / {other_degrees} of the other degrees"
+        yield Derived("parallel.dp_shard", max(world.size // other_degrees, 1), why)
 
 
 @derivation(
@@ -50,9 +50,9 @@ def batch(config: Config) -> Iterator[Derived]:
         size = -(-FEW // ranks) * ranks
         yield Derived(SIZE, size, f"{FEW} sequences, or one for each of {ranks} ranks")
     if micro == -1:
-        each = (size or FEW * ranks) // ranks
-        micro = AT_ONCE if each % AT_ONCE == 0 else 1
-        yield Derived(MICRO, micro, f"at most {AT_ONCE}, of {each} sequences a rank and step")
+        sequences = (size or FEW * ranks) // ranks
+        micro = AT_ONCE if sequences % AT_ONCE == 0 else 1
+        yield Derived(MICRO, micro, f"at most {AT_ONCE}, of {sequences} sequences a rank and step")
     if size is None:
         size = micro * accumulation * ranks
         why = f"{micro} a micro-batch * {accumulation} micro-batches * {ranks} ranks"
@@ -106,7 +106,7 @@ def padding(config: Config, parallel: Parallel) -> Iterator[Derived]:
 
 
 def why_whole_rows(config: Config) -> str:
-    """Reason why each row has train.seq_len places; empty where it may end earlier."""
+    """Reason why each row has train.seq_len places; empty where rows may end earlier."""
     if not config.data.examples and config.data.packing != "none":
         return "rows are filled with text"
     if config.parallel.pp > 1:

@@ -1,4 +1,4 @@
-"""The layout on which a trained model is read, which is not that of its training."""
+"""The layout to read a trained model on, independent of the layout of its training."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from forge.planning.world import World, find_devices
 from forge.resolve.rules.all import RULES
 
 AXES = {"tp": "tp", "fsdp": "dp_shard", "ep": "ep"}
-"""What may be typed, and the degree that it is."""
+"""Names in a typed layout, and the option of each degree."""
 SECTIONS = ("model.", "parallel.", "run.")
-"""What rules read that hold for reading too."""
+"""Sections whose rules hold for reading too."""
 
 
 def reading_config(config: Config, layout: str) -> Config:
-    """The config of a run with a layout such as tp2, or tp2,fsdp2, to read its model with.
+    """The config of a run, changed to read its model on a layout such as tp2, or tp2,fsdp2.
 
-    On as many GPUs, or where there are none on the CPU. Raises ValueError for a layout that cannot
-    be, ConfigError with what the rules on layouts say.
+    Runs on as many GPUs as the layout has ranks, or on the CPU without GPUs. Raises ValueError for
+    an impossible layout, ConfigError with the errors of the rules on layouts.
     """
     degrees = read_degrees(layout)
     size, devices = prod(degrees.values()), find_devices()
@@ -46,7 +46,7 @@ def reading_config(config: Config, layout: str) -> Config:
     if device == "cpu" and config.run.device == "cuda":
         precision = replace(precision, mixed_precision="fp32", residual_dtype="fp32")
     plain = {"compile_model": False, "activation_checkpointing": "none", "use_qk_clip": False}
-    made = replace(
+    adapted = replace(
         config,
         parallel=parallel,
         precision=precision,
@@ -61,23 +61,25 @@ def reading_config(config: Config, layout: str) -> Config:
         if all(key.startswith(SECTIONS) for key in rule.reads)
         and any(key.startswith("parallel.") for key in rule.reads)
     ]
-    problems = [problem for rule in of_layouts for problem in rule.check(made, world)]
+    problems = [problem for rule in of_layouts for problem in rule.check(adapted, world)]
     if errors := [problem for problem in problems if not problem.warning]:
         raise ConfigError(errors)
-    made.freeze()
-    return made
+    adapted.freeze()
+    return adapted
 
 
 def read_degrees(layout: str) -> dict[str, int]:
-    """Degrees above 1 by their options. Raises ValueError."""
-    found: dict[str, int] = {}
+    """Parse a layout into degrees above 1, by option. Raises ValueError."""
+    degrees: dict[str, int] = {}
     for part in layout.split(","):
         match = re.fullmatch(r"([a-z]+)([1-9][0-9]*)", part)
         axis = match[1] if match else ""
-        if match is None or axis not in AXES or AXES[axis] in found:
-            said = "it is such as tp2, fsdp4 or tp2,fsdp2: of tp, fsdp and ep each once"
+        if match is None or axis not in AXES or AXES[axis] in degrees:
+            message = "it is such as tp2, fsdp4 or tp2,fsdp2: of tp, fsdp and ep each once"
             if axis == "pp":
-                said = "the stages of a pipeline would wait for each other at every token; take tp"
-            raise ValueError(f"--parallel {layout}: {said}")
-        found[AXES[axis]] = int(match[2])
-    return {axis: degree for axis, degree in found.items() if degree > 1}
+                message = (
+                    "the stages of a pipeline would wait for each other at every token; take tp"
+                )
+            raise ValueError(f"--parallel {layout}: {message}")
+        degrees[AXES[axis]] = int(match[2])
+    return {axis: degree for axis, degree in degrees.items() if degree > 1}

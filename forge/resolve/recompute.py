@@ -1,4 +1,4 @@
-"""`train.activation_checkpointing=auto`: what blocks keep is worked out from the memory."""
+"""`train.activation_checkpointing=auto`: choose the tensors blocks keep by the memory."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ def recompute(
     memory = float(number) * GIB if number else (device_memory(world) or 0) * USABLE
     stage = Stage(layers=range(model.n_layers), first=True, last=True)
     if not memory or Activations(config, model).held(stage) is None:
-        what = "how much memory a device has, or what the layers keep, is not known."
-        fix = f"{POLICY}=auto:40, with the GiB of a device" if not memory else f"{POLICY}=full"
-        yield Problem(f"{POLICY}={AUTO}", what, fix, rule=POLICY)
+        message = "how much memory a device has, or what the layers keep, is not known."
+        hint = f"{POLICY}=auto:40, with the GiB of a device" if not memory else f"{POLICY}=full"
+        yield Problem(f"{POLICY}={AUTO}", message, hint, rule=POLICY)
         yield Derived(POLICY, "full", "auto is not known")
         return
-    found = choose(config, model, memory)
+    choice = choose(config, model, memory)
     flops = model.flops_per_token(train.seq_len)
-    why = f"{byte_size(found.needed)} of {byte_size(round(memory))} that are to be used"
-    if found.needed > memory:
+    why = f"{byte_size(choice.needed)} of {byte_size(round(memory))} that are to be used"
+    if choice.needed > memory:
         why += ", which is the least that it can need"
-    why += f"; {found.again / flops:.1%} more FLOPs"
-    yield Derived(POLICY, found.policy, why)
-    for key, place in found.table.given().items():
-        if getattr(train.recompute, key) != place:
-            worth = found.order.get(key)
+    why += f"; {choice.again / flops:.1%} more FLOPs"
+    yield Derived(POLICY, choice.policy, why)
+    for key, storage in choice.table.given().items():
+        if getattr(train.recompute, key) != storage:
+            worth = choice.order.get(key)
             spared = f"spares {worth:,.0f} FLOPs a byte" if worth else "nothing else fits"
-            yield Derived(f"{TABLE}.{key}", place, spared)
-    if dict(found.table.layers) != dict(train.recompute.layers):
-        yield Derived(f"{TABLE}.layers", dict(found.table.layers), "what fits; the others in all")
-    if found.blocks is not None:
-        why = f"the other {model.n_layers - found.blocks} blocks fit as they are"
-        yield Derived("train.recompute_layers", found.blocks, why)
+            yield Derived(f"{TABLE}.{key}", storage, spared)
+    if dict(choice.table.layers) != dict(train.recompute.layers):
+        yield Derived(f"{TABLE}.layers", dict(choice.table.layers), "what fits; the others in all")
+    if choice.blocks is not None:
+        why = f"the other {model.n_layers - choice.blocks} blocks fit as they are"
+        yield Derived("train.recompute_layers", choice.blocks, why)

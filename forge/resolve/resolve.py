@@ -1,4 +1,4 @@
-"""A composed config becomes one that can run: bounds, derivations, every rule, freeze."""
+"""Resolve a composed config: bounds, derivations, every rule, freeze."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """A config that can run: frozen, with what was worked out, warnings and its world."""
+    """A frozen config ready to run, with its derived values, warnings and world."""
 
     config: Config
     derived: tuple[Derived, ...]
@@ -36,44 +36,44 @@ def resolve(
     origin: Callable[[str], str] | None = None,
     devices: Devices | None = None,
 ) -> Resolution:
-    """Work out what is open, check everything, freeze.
+    """Work out open values, check all rules, freeze.
 
-    world_size, devices: in place of those found here. known: problems of the composition, which are
-    reported too. origin: where a key's value comes from. Raises ConfigError with every problem.
+    world_size, devices: in place of the detected ones. known: problems of the composition, reported
+    too. origin: the source of a key's value. Raises ConfigError with every problem.
     """
     broken = frozenset(problem.option for problem in known)
 
-    here = devices or find_devices()
+    local_devices = devices or find_devices()
 
     def check(degrees: Mapping[str, int]) -> Checked:
-        return _checked(config, degrees, broken, world_size, here)
+        return _checked(config, degrees, broken, world_size, local_devices)
 
     def errors_with(degrees: Mapping[str, int]) -> list[Problem]:
         return [problem for problem in check(degrees).problems if not problem.warning]
 
-    found = check({})
-    problems = causes.merge(found.problems, config.parallel, errors_with)
-    reasons = {step.key: f"worked out: {step.why}" for step in found.derived}
+    checked = check({})
+    problems = causes.merge(checked.problems, config.parallel, errors_with)
+    reasons = {step.key: f"worked out: {step.why}" for step in checked.derived}
     for index, problem in enumerate(problems):
         key = problem.option
-        places = (origin(key) if origin else "", reasons.get(key, ""))
-        problems[index] = replace(problem, where="; ".join(filter(None, places)))
+        sources = (origin(key) if origin else "", reasons.get(key, ""))
+        problems[index] = replace(problem, where="; ".join(filter(None, sources)))
     errors = [*known, *(problem for problem in problems if not problem.warning)]
     if errors:
         raise ConfigError(errors)
-    assert found.world is not None
-    found.config.freeze()
+    assert checked.world is not None
+    checked.config.freeze()
     return Resolution(
-        config=found.config,
-        derived=tuple(found.derived),
+        config=checked.config,
+        derived=tuple(checked.derived),
         warnings=tuple(problems),
-        world=found.world,
+        world=checked.world,
     )
 
 
 @dataclass(kw_only=True)
 class Checked:
-    """A config, worked out, and its problems; no world where a value has a wrong type."""
+    """A config with derived values, and its problems; no world where a value has a wrong type."""
 
     config: Config
     derived: list[Derived]
@@ -82,8 +82,8 @@ class Checked:
 
 
 def worked_out(config: Config, *, devices: Devices | None = None) -> tuple[Config, World]:
-    """A copy with all that follows from it, without rules: for plans, which change it further.
-    Raises ConfigError for values that no option takes.
+    """A copy of the config with all values derived, and no rules checked: plans change it further.
+    Raises ConfigError for values outside an option's bounds.
     """
     config = config.clone()
     config.thaw()
@@ -105,10 +105,10 @@ def _checked(
     world_size: int | None,
     devices: Devices,
 ) -> Checked:
-    """A copy of the config with these degrees. broken: keys whose values are known to be wrong."""
+    """Derive and check a copy of the config with these degrees. broken: keys with wrong values."""
     overrides, preset = config.overrides, config.preset
     config = config.clone()
-    config.set_source(overrides, preset, track=False)  # what is worked out is not set by a user
+    config.set_source(overrides, preset, track=False)  # derived values are not set by a user
     config.thaw()
     for key, degree in degrees.items():
         put(config, key, degree)
@@ -144,8 +144,10 @@ def _checked(
 def _as_far_as_valid(
     steps: Iterable[T], problems: list[Problem], broken: Collection[str]
 ) -> Iterator[T | None]:
-    """What a rule or derivation yields, and None where it fails on a value that is refused already:
-    a plan inside it reads more options than it declares. Without such a value its fault is raised.
+    """Yield the steps of a rule or derivation, and None for an exception after a refused value.
+
+    A plan inside a rule reads more options than the rule declares, and can fail on a refused value.
+    Without errors or broken keys, exceptions are raised.
     """
     try:
         yield from steps

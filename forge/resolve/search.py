@@ -1,5 +1,5 @@
-"""The layouts that a plan tries: all that the rules allow, by what they take, and why one is slower
-than another.
+"""Search the layouts for a plan: try all the rules allow, sort them by time and memory, and explain
+the slower ones.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from forge.resolve.auto import DEGREE_RULES, USABLE, laid_out, name_of
 
 POWERS = (1, 2, 4, 8, 16, 32)
 SHARDS = (1, 8, 64)
-"""FSDP shards that are tried beside as many as there can be; the others are replicas of them."""
+"""Numbers of FSDP shards to try beside the largest; the remaining ranks are replicas."""
 RECOMPUTE = ("none", "selective", "save_dot_except_mlpwi", "save_qkv_proj", "full")
-"""In the order of the time they take."""
+"""Policies of recomputation to try, least time first."""
 MICRO = (8, 4, 2, 1)
 STAGES = (1, 2, 4)
 """Stages a rank of a pipeline: 1F1B, and interleaved."""
 REFINED = 12
-"""Layouts that are tried with other schedules and micro-batches too, the fastest ones."""
+"""Number of fastest layouts to refine with other schedules and micro-batches."""
 LONG = 16_384
-"""Tokens a sequence from which on context parallelism is tried."""
+"""Least tokens a sequence to try context parallelism at."""
 KEEP = {
     "batch": ("train.batch_size", "train.grad_accum_steps"),
     "recompute": ("train.activation_checkpointing",),
@@ -38,9 +38,7 @@ KEEP = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A layout that was tried: its config, bytes of a device by part, its step, and whether it
-    fits.
-    """
+    """A tried layout: its config, bytes of a device by part, its step time, and whether it fits."""
 
     config: Config
     memory: dict[str, int]
@@ -74,7 +72,7 @@ class Layout:
         return train.batch_size * train.grad_accum_steps // (parallel.pp_microbatches or 1)
 
     def overrides(self) -> str:
-        """What makes it, as it is typed."""
+        """The overrides of the layout, as typed on a command line."""
         parallel, train = self.config.parallel, self.config.train
         words = [f"parallel.{axis}={n}" for axis, n in parallel.degrees().items() if n > 1]
         words.append(f"train.batch_size={train.batch_size}")
@@ -88,21 +86,20 @@ class Layout:
 
 
 def layouts(config: Config, world: World, device: Device, *, kept: frozenset[str]) -> list[Layout]:
-    """All layouts of a resolved config that were tried, the fastest that fit first.
+    """All tried layouts of a resolved config: fitting ones first, the fastest first.
 
-    What is in `kept` stays: keys that were typed, degrees of 1 too. The global batch is that of the
-    config.
+    kept: typed keys; their values stay, degrees of 1 too. The config's global batch stays.
     """
     search = _Search(config, world, device, kept)
-    found = list(search.coarse())
-    fitting = sorted((one for one in found if one.fits), key=lambda one: one.seconds)
-    for one in fitting[:REFINED]:
-        found += search.refined(one)
-    return sorted(found, key=lambda one: (not one.fits, one.seconds, one.needed))
+    tried = list(search.coarse())
+    fitting = sorted((layout for layout in tried if layout.fits), key=lambda layout: layout.seconds)
+    for layout in fitting[:REFINED]:
+        tried += search.refined(layout)
+    return sorted(tried, key=lambda layout: (not layout.fits, layout.seconds, layout.needed))
 
 
 class _Search:
-    """What is tried of one config on one kind of machine."""
+    """The search over layouts of one config on one kind of machine."""
 
     def __init__(self, config: Config, world: World, device: Device, kept: frozenset[str]) -> None:
         self.config, self.world, self.device = config, world, device
@@ -113,8 +110,8 @@ class _Search:
         self.given = {axis: n for axis, n in degrees.items() if f"parallel.{axis}" in kept}
 
     def coarse(self) -> Iterator[Layout]:
-        """Each choice of degrees with the least recomputation and the largest micro-batch that
-        fit, else with what needs least.
+        """Yield each choice of degrees with the least recomputation and the largest micro-batch
+        within memory, else with the choice of least memory.
         """
         for degrees in self.degrees():
             base = self.with_degrees(degrees)
@@ -129,29 +126,29 @@ class _Search:
                 yield self.timed(tried)
 
     def refined(self, one: Layout) -> Iterator[Layout]:
-        """The same degrees with other schedules and smaller micro-batches, and with more
-        recomputation, which may allow larger ones.
+        """Yield the same degrees with other schedules and smaller micro-batches, and with more
+        recomputation, for larger micro-batches.
         """
         train, parallel = one.config.train, one.config.parallel
         modes = self.recomputations(one.config)
-        at = modes.index(train.activation_checkpointing)
+        position = modes.index(train.activation_checkpointing)
         stages = STAGES if parallel.pp > 1 and "schedule" not in self.kept else (None,)
-        for more, number in product(modes[at : at + 2], stages):
+        for mode, number in product(modes[position : position + 2], stages):
             base = self.with_degrees(parallel.degrees(), stages=number)
             if base is None:
                 continue
-            largest = self.largest(base, more)
+            largest = self.largest(base, mode)
             if not largest.fits:
                 continue
-            same = more == train.activation_checkpointing and number in (None, 1)
+            unchanged = mode == train.activation_checkpointing and number in (None, 1)
             sizes = [largest.config.train.batch_size]
             if "batch" not in self.kept and sizes[0] > 1:
                 sizes.append(sizes[0] // 2)
-            for size in sizes[1:] if same else sizes:
-                yield self.timed(self.tried(base, more, size))
+            for size in sizes[1:] if unchanged else sizes:
+                yield self.timed(self.tried(base, mode, size))
 
     def degrees(self) -> Iterator[dict[str, int]]:
-        """Every division of the ranks; one that is given stays."""
+        """Yield every division of the ranks over the axes; given degrees stay."""
         model = self.config.model
         experts = model.moe.num_experts if isinstance(model, Decoder) and model.is_moe else 0
         sizes = {
@@ -164,10 +161,10 @@ class _Search:
             if axis in self.given:
                 sizes[axis] = [self.given[axis]]
         for chosen in product(*sizes.values()):
-            found = dict(zip(sizes, chosen, strict=True))
-            others = found["tp"] * found["pp"] * found["cp"] * found["ep"]
-            ranks, left = divmod(self.world.size, others)
-            if left or self.sequences % (ranks * found["ep"]):
+            degrees = dict(zip(sizes, chosen, strict=True))
+            model_ranks = degrees["tp"] * degrees["pp"] * degrees["cp"] * degrees["ep"]
+            ranks, remainder = divmod(self.world.size, model_ranks)
+            if remainder or self.sequences % (ranks * degrees["ep"]):
                 continue
             shards = {ranks, *(n for n in SHARDS if ranks % n == 0)}
             if "dp_replicate" in self.given:
@@ -177,10 +174,12 @@ class _Search:
             for n in sorted(shards, reverse=True):
                 replicas = self.given.get("dp_replicate", ranks // n)
                 if n * replicas == ranks:
-                    yield {**found, "dp_shard": n, "dp_replicate": replicas}
+                    yield {**degrees, "dp_shard": n, "dp_replicate": replicas}
 
     def with_degrees(self, degrees: dict[str, int], stages: int | None = None) -> Config | None:
-        """One sequence a micro-batch; None where a rule on degrees does not allow it."""
+        """The config with these degrees and one sequence a micro-batch; None where a rule on
+        degrees refuses them.
+        """
         parallel = replace(self.config.parallel, pp_stages_per_rank=None, pp_microbatches=None)
         if "schedule" in self.kept:
             parallel.pp_stages_per_rank = self.config.parallel.pp_stages_per_rank
@@ -205,25 +204,25 @@ class _Search:
         return list(RECOMPUTE)
 
     def largest(self, base: Config, recompute: str) -> Layout:
-        """With the largest micro-batch that fits, else with one sequence."""
-        one = self.tried(base, recompute, base.train.batch_size)
-        if "batch" in self.kept or not one.fits:
-            return one
-        each = one.memory.get("activations", 0) + one.memory.get("logits", 0)
-        room = USABLE * self.device.memory - one.needed
+        """Lay out the largest micro-batch within memory, else one sequence."""
+        smallest = self.tried(base, recompute, base.train.batch_size)
+        if "batch" in self.kept or not smallest.fits:
+            return smallest
+        per_sequence = smallest.memory.get("activations", 0) + smallest.memory.get("logits", 0)
+        room = USABLE * self.device.memory - smallest.needed
         for size in MICRO:
             legal = base.train.grad_accum_steps % size == 0
             enough = (
                 base.parallel.pp == 1 or base.train.grad_accum_steps // size >= base.parallel.pp
             )
-            if size > 1 and legal and enough and (size - 1) * each <= room:
+            if size > 1 and legal and enough and (size - 1) * per_sequence <= room:
                 larger = self.tried(base, recompute, size)
                 if larger.fits:
                     return larger
-        return one
+        return smallest
 
     def tried(self, base: Config, recompute: str, size: int) -> Layout:
-        """With a recomputation and a micro-batch of so many sequences."""
+        """Lay out a policy of recomputation and a micro-batch of `size` sequences."""
         train = replace(base.train, batch_size=size, activation_checkpointing=recompute)
         sequences = base.train.batch_size * base.train.grad_accum_steps
         train.grad_accum_steps = sequences // size
@@ -237,8 +236,8 @@ class _Search:
         return Layout(config=config, memory=memory, time=None, fits=fits)
 
     def _reduction(self, config: Config) -> str:
-        """Gradients are reduced each micro-batch where FSDP shards them, as auto does where memory
-        is short.
+        """When to reduce gradients: each micro-batch where FSDP shards them, like auto does when
+        memory is short.
         """
         several = config.parallel.pp == 1 and config.train.grad_accum_steps > 1
         return "micro_batch" if several and config.parallel.fsdp > 1 else "step"
@@ -251,16 +250,16 @@ class _Search:
 
 
 def why_not(one: Layout, best: Layout, device: Device, node: int) -> str:
-    """What a layout loses most by, beside the best one."""
+    """The largest loss of a layout against the best one, in words."""
     if not one.fits:
         part = max(one.memory, key=lambda name: one.memory[name])
         return f"does not fit: {part}"
     if one.time is None or best.time is None:
         return ""
-    mine, others = _gathered(one.time), _gathered(best.time)
-    most = max(mine, key=lambda name: mine[name] - others.get(name, 0.0))
+    parts, parts_of_best = _gathered(one.time), _gathered(best.time)
+    most = max(parts, key=lambda name: parts[name] - parts_of_best.get(name, 0.0))
     across, pipelined = one.config.parallel.tp > node, one.config.parallel.pp > 1
-    said = {
+    causes = {
         "tp": "tp across nodes" if across else "waits for tp",
         "fsdp": "gathers and reductions of fsdp",
         "bubble": "bubble of the pipeline",
@@ -269,12 +268,12 @@ def why_not(one: Layout, best: Layout, device: Device, node: int) -> str:
         "ep": "waits for experts",
         "pp": "messages of the pipeline",
     }
-    more = mine[most] - others.get(most, 0.0)
-    return f"{said.get(most, most)}: {more:+.3g} s"
+    excess = parts[most] - parts_of_best.get(most, 0.0)
+    return f"{causes.get(most, most)}: {excess:+.3g} s"
 
 
 def _gathered(time: StepTime) -> dict[str, float]:
-    """Parts of a step, with all that a rank computes as one."""
+    """Seconds of a step by part, with all compute of a rank as one part."""
     compute = ("products", "attention", "elementwise", "head and loss")
     parts = {name: part for name, part in time.parts.items() if name not in compute}
     return parts | {"compute": sum(time.parts.get(name, 0.0) for name in compute)}

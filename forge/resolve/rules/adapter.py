@@ -1,4 +1,4 @@
-"""Rules on what is trained beside weights that stay as they are."""
+"""Rules on adapters: parameters trained beside frozen weights."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def needs_decoder(model: Model, adapter: Adapter) -> Findings:
 @rule(TARGETS, TARGETS, "model")
 def target_modules(model: Decoder, adapter: LoRA) -> Findings:
     """Each entry of adapter.target_modules is of a matrix of the model."""
-    tensors = [one for one in model.tensors() if one.role in ROLES]
+    tensors = [tensor for tensor in model.tensors() if tensor.role in ROLES]
     if not adapter.target_modules:
         yield TARGETS, "it names no matrix.", f"{TARGETS}=[auto]"
     if HEAD in adapter.target_modules and model.tie_embeddings:
-        what = "with model.tie_embeddings=true the head is the embedding."
-        yield TARGETS, what, f"model.tie_embeddings=false, or {TARGETS}=[auto]"
+        message = "with model.tie_embeddings=true the head is the embedding."
+        yield TARGETS, message, f"model.tie_embeddings=false, or {TARGETS}=[auto]"
         return
-    unknown = [w for w in adapter.target_modules if not any(fits(w, one) for one in tensors)]
+    unknown = [w for w in adapter.target_modules if not any(fits(w, tensor) for tensor in tensors)]
     if unknown:
         verb = "is" if len(unknown) == 1 else "are"
         names = ", ".join(map(repr, unknown))
-        what = f"{names} {verb} of no matrix of this model, but {_known(tensors)}."
-        yield TARGETS, what, f"{TARGETS}=[{','.join(_meant(adapter.target_modules, tensors))}]"
+        message = f"{names} {verb} of no matrix of this model, but {_known(tensors)}."
+        yield TARGETS, message, f"{TARGETS}=[{','.join(_meant(adapter.target_modules, tensors))}]"
 
 
 @rule(RANKS, RANKS, TARGETS, "model")
@@ -63,13 +63,15 @@ def ranks(model: Decoder, adapter: LoRA) -> Findings:
     """Each entry of adapter.ranks is of a matrix that adapter.target_modules names, and is no less
     than 0.
     """
-    chosen = [one for one in model.tensors() if any(fits(w, one) for w in adapter.target_modules)]
+    chosen = [
+        tensor for tensor in model.tensors() if any(fits(w, tensor) for w in adapter.target_modules)
+    ]
     for word, rank in adapter.ranks.items():
         if rank < 0:
             yield RANKS, f"{word} has a rank of {rank}.", "leave it out"
-        elif not any(fits_in_any_words(word, one) for one in chosen):
-            what = f"'{word}' is of no matrix that has an adapter, but {_known(chosen)}."
-            yield RANKS, what, "leave it out"
+        elif not any(fits_in_any_words(word, tensor) for tensor in chosen):
+            message = f"'{word}' is of no matrix that has an adapter, but {_known(chosen)}."
+            yield RANKS, message, "leave it out"
     if adapter.ranks and chosen and not any(map(adapter.rank_of, chosen)):
         yield RANKS, "it leaves no matrix an adapter.", "leave it out"
 
@@ -77,18 +79,20 @@ def ranks(model: Decoder, adapter: LoRA) -> Findings:
 @rule(SAVED, SAVED, "model")
 def modules_to_save(model: Decoder, adapter: LoRA) -> Findings:
     """Each regular expression of adapter.modules_to_save is found in the name of a parameter."""
-    names = [one.name for one in model.tensors()]
+    names = [tensor.name for tensor in model.tensors()]
     for pattern in adapter.modules_to_save:
         if not any(re.search(pattern, name) for name in names):
-            what = f"'{pattern}' is in the name of no parameter, such as {names[-1]}."
-            yield SAVED, what, f"{SAVED}=[norm]"
+            message = f"'{pattern}' is in the name of no parameter, such as {names[-1]}."
+            yield SAVED, message, f"{SAVED}=[norm]"
 
 
 @rule("adapter.bias", "adapter.bias", TARGETS, "model")
 def bias(model: Decoder, adapter: LoRA) -> Findings:
     """Where adapter.bias is not none, there are biases that it means."""
     chosen = adapter.bias != "none"
-    if chosen and not any(one.role == BIAS and adapter.trains(one) for one in model.tensors()):
+    if chosen and not any(
+        tensor.role == BIAS and adapter.trains(tensor) for tensor in model.tensors()
+    ):
         yield "adapter.bias", f"adapter.bias=none, or {BIASED}"
 
 
@@ -97,15 +101,15 @@ def embedding(model: Decoder, adapter: LoRA) -> Findings:
     """What stands beside the embedding is looked up with it: it is no head, and has no rows whose
     lengths are trained.
     """
-    table = next(one for one in model.tensors() if one.role == EMBEDDING)
+    table = next(tensor for tensor in model.tensors() if tensor.role == EMBEDDING)
     if not adapter.rank_of(table):
         return
-    fix = f"{TARGETS}=[auto]"
+    hint = f"{TARGETS}=[auto]"
     if model.tie_embeddings:
-        what = "with model.tie_embeddings=true the table is the output head too."
-        yield TARGETS, what, f"model.tie_embeddings=false, or {fix}"
+        message = "with model.tie_embeddings=true the table is the output head too."
+        yield TARGETS, message, f"model.tie_embeddings=false, or {hint}"
     if adapter.dora:
-        yield "adapter.dora", f"adapter.dora=false, or {fix}"
+        yield "adapter.dora", f"adapter.dora=false, or {hint}"
 
 
 @rule("adapter.init", "adapter.init", "adapter", "model")
@@ -113,26 +117,26 @@ def init(model: Decoder, adapter: LoRA) -> Findings:
     """adapter.init=pissa takes the largest singular values out of matrices that stay as they are,
     in their own numbers.
     """
-    key, fix = "adapter.init", "adapter.init=random"
+    key, hint = "adapter.init", "adapter.init=random"
     if adapter.init != PISSA:
         return
     if isinstance(adapter, QLoRA):
-        what = "a base in few bits is rounded as it is read, before anything is taken out of it."
-        yield key, what, f"adapter=lora, or {fix}"
+        message = "a base in few bits is rounded as it is read, before anything is taken out of it."
+        yield key, message, f"adapter=lora, or {hint}"
     if adapter.init_from:
-        what = f"the adapters begin as those in {adapter.init_from}."
-        yield key, what, fix
-    for one in model.tensors():
-        if not (rank := adapter.rank_of(one)):
+        message = f"the adapters begin as those in {adapter.init_from}."
+        yield key, message, hint
+    for tensor in model.tensors():
+        if not (rank := adapter.rank_of(tensor)):
             continue
-        if one.role == EMBEDDING:
+        if tensor.role == EMBEDDING:
             yield key, "an embedding is looked up, and not multiplied with.", f"{TARGETS}=[auto]"
-        elif adapter.trains(one):
-            yield SAVED, f"{one.name} is trained itself.", f"{SAVED}=[], or {fix}"
+        elif adapter.trains(tensor):
+            yield SAVED, f"{tensor.name} is trained itself.", f"{SAVED}=[], or {hint}"
             return
-        elif rank > min(one.shape[-2:]):
-            size = min(one.shape[-2:])
-            yield key, f"{one.name} has {size} singular values, and rank {rank}.", fix
+        elif rank > min(tensor.shape[-2:]):
+            size = min(tensor.shape[-2:])
+            yield key, f"{tensor.name} has {size} singular values, and rank {rank}.", hint
             return
 
 
@@ -150,7 +154,7 @@ def dropout(model: Decoder, adapter: LoRA) -> Findings:
     """
     if not adapter.dropout:
         return
-    roles = {one.role for one in model.tensors() if adapter.rank_of(one)}
+    roles = {tensor.role for tensor in model.tensors() if adapter.rank_of(tensor)}
     if roles & {EXPERT, HEAD}:
         yield "adapter.dropout", f"adapter.dropout=0, or {TARGETS}=[auto]"
 
@@ -179,17 +183,17 @@ def quantization(adapter: Adapter, quantization: Quantization) -> Findings:
 
 
 def _known(tensors: list[TensorSpec]) -> str:
-    """The entries that there are."""
-    roles = dict.fromkeys(one.role for one in tensors)
-    parts = dict.fromkeys(one.part.replace(" ", "_").replace("-", "_") for one in tensors)
-    names = dict.fromkeys(place_of(one).rpartition(".")[2] for one in tensors)
+    """List the entries a target may name: roles, parts and names of these tensors."""
+    roles = dict.fromkeys(tensor.role for tensor in tensors)
+    parts = dict.fromkeys(tensor.part.replace(" ", "_").replace("-", "_") for tensor in tensors)
+    names = dict.fromkeys(place_of(tensor).rpartition(".")[2] for tensor in tensors)
     words = [*roles, *(part for part in parts if part in PARTS), *names]
     return ", ".join(dict.fromkeys(words))
 
 
 def _meant(words: list[str], tensors: list[TensorSpec]) -> list[str]:
-    """The entries in our names, of which each is of a matrix; auto where none is."""
-    ours = [word for word in in_ours(words) if any(fits(word, one) for one in tensors)]
+    """Translate the entries for a matrix of the model into forge's names; auto where none fits."""
+    ours = [word for word in in_ours(words) if any(fits(word, tensor) for tensor in tensors)]
     return ours or [AUTO]
 
 
@@ -210,9 +214,9 @@ def random_weights(
         return
     start = f"{INIT_FROM}=my/model, a run or a folder of Hugging Face"
     if adapter.active:
-        what = f"the weights beside adapter={adapter.schema_name} are random, and stay so."
-        yield INIT_FROM, what, f"{start}; or adapter=none"
+        message = f"the weights beside adapter={adapter.schema_name} are random, and stay so."
+        yield INIT_FROM, message, f"{start}; or adapter=none"
     elif "" not in objective.compares:
         name = objective.schema_name or objective._target_
-        what = f"objective={name} compares responses of a model that has learnt nothing."
-        yield INIT_FROM, what, start
+        message = f"objective={name} compares responses of a model that has learnt nothing."
+        yield INIT_FROM, message, start

@@ -1,4 +1,4 @@
-"""Rules on tokens that are added to a tokenizer, and on their rows of the vocabulary."""
+"""Rules on tokens added to a tokenizer, and on their rows of the vocabulary."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ ORDINARY = KEYS[0]
 def added_tokens(tokenizer: Tokenizer) -> Findings:
     """A token that is added has a spelling, is named once, and is none that is there."""
     if tokenizer.added and not isinstance(tokenizer, Existing | BPE | Bytes):
-        what = f"{type(tokenizer).__name__} is a tokenizer of your own, to which none are added."
-        yield _key(tokenizer), what, f"{_key(tokenizer)}=[]"
+        message = f"{type(tokenizer).__name__} is a tokenizer of your own, to which none are added."
+        yield _key(tokenizer), message, f"{_key(tokenizer)}=[]"
         return
-    known, seen = _known(tokenizer), set[str]()
+    existing_ids, seen = _known(tokenizer), set[str]()
     for key in KEYS:
         tokens = getattr(tokenizer, key.partition(".")[2])
-        usable = [token for token in dict.fromkeys(tokens) if token not in {"", *known, *seen}]
-        fix = typed(key, literal(usable))
+        usable = [
+            token for token in dict.fromkeys(tokens) if token not in {"", *existing_ids, *seen}
+        ]
+        hint = typed(key, literal(usable))
         for token in tokens:
             if not token:
-                yield key, "it names a token that is empty.", fix
-            elif token in known:
-                yield key, already_there(token, known[token]), fix
+                yield key, "it names a token that is empty.", hint
+            elif token in existing_ids:
+                yield key, already_there(token, existing_ids[token]), hint
             elif token in seen:
-                yield key, f"it names {token} twice.", fix
+                yield key, f"it names {token} twice.", hint
             seen.add(token)
 
 
@@ -50,14 +52,14 @@ def _key(tokenizer: Tokenizer) -> str:
 
 
 def _known(tokenizer: Tokenizer) -> dict[str, int]:
-    """Tokens that are there before any is added, as far as that is known now."""
+    """Tokens of the tokenizer before any is added, with their ids, as far as known now."""
     if isinstance(tokenizer, Existing):
         facts = tokenizer.read()
         return {} if isinstance(facts, str) else dict(facts.tokens)
-    known = {END_OF_TEXT: 256 if isinstance(tokenizer, Bytes) else 0}
+    ids = {END_OF_TEXT: 256 if isinstance(tokenizer, Bytes) else 0}
     if tokenizer.add_bos and tokenizer.begin != END_OF_TEXT:
-        known[tokenizer.begin] = known[END_OF_TEXT] + 1
-    return known
+        ids[tokenizer.begin] = ids[END_OF_TEXT] + 1
+    return ids
 
 
 @rule(
@@ -74,11 +76,11 @@ def added_to_base(tokenizer: Tokenizer, checkpoint: Checkpoint) -> Findings:
     if start is None or not tokenizer.added:
         return
     if isinstance(tokenizer, BPE) or (isinstance(tokenizer, Bytes) and not is_folder(start)):
-        what = f"{start} was trained with a tokenizer, and this one is made for the run."
-        yield _key(tokenizer), what, "tokenizer=file, which is that of checkpoint.init_from"
+        message = f"{start} was trained with a tokenizer, and this one is made for the run."
+        yield _key(tokenizer), message, "tokenizer=file, which is that of checkpoint.init_from"
     if checkpoint.init_optimizer:
-        what = f"the state of the optimizer in {start} has no rows for new tokens."
-        yield "checkpoint.init_optimizer", what, "checkpoint.init_optimizer=false"
+        message = f"the state of the optimizer in {start} has no rows for new tokens."
+        yield "checkpoint.init_optimizer", message, "checkpoint.init_optimizer=false"
 
 
 @rule("model.new_rows", "model.new_rows", "model.vocab_size", "checkpoint.init_from")
@@ -90,11 +92,17 @@ def new_rows(model: Decoder, checkpoint: Checkpoint) -> Findings:
     if not end:
         return
     if not 0 < first < end <= model.vocab_size:
-        what = f"[{first},{end}] is no range within the {model.vocab_size} rows, behind the first."
-        yield "model.new_rows", what, f"model.new_rows=[{model.vocab_size - 1},{model.vocab_size}]"
+        message = (
+            f"[{first},{end}] is no range within the {model.vocab_size} rows, behind the first."
+        )
+        yield (
+            "model.new_rows",
+            message,
+            f"model.new_rows=[{model.vocab_size - 1},{model.vocab_size}]",
+        )
     elif checkpoint.init_from is None:
-        what = "there are no weights that it begins with, so that all rows are new."
-        yield "model.new_rows", what, "model.new_rows=[0,0]"
+        message = "there are no weights that it begins with, so that all rows are new."
+        yield "model.new_rows", message, "model.new_rows=[0,0]"
 
 
 @rule("adapter.new_rows", "model", "adapter", *KEYS, warning=True)
@@ -102,10 +110,12 @@ def frozen_rows(model: Decoder, tokenizer: Tokenizer, adapter: LoRA) -> Findings
     """The rows of tokens that are added are trained beside adapters too."""
     if not model.new_rows[1]:
         return
-    tables = [one for one in model.tensors() if one.role in (EMBEDDING, HEAD)]
-    frozen = [one.name for one in tables if not (adapter.trains(one) or adapter.rank_of(one))]
+    tables = [tensor for tensor in model.tensors() if tensor.role in (EMBEDDING, HEAD)]
+    frozen = [
+        tensor.name for tensor in tables if not (adapter.trains(tensor) or adapter.rank_of(tensor))
+    ]
     if frozen:
         tokens = shown(tokenizer.added) if tokenizer.added else f"in {shown(model.new_rows)}"
-        what = f"the rows of {tokens} stay the mean of the others in {', '.join(frozen)}."
+        message = f"the rows of {tokens} stay the mean of the others in {', '.join(frozen)}."
         saved = [*adapter.modules_to_save, *frozen]
-        yield "adapter.modules_to_save", what, f"adapter.modules_to_save={shown(saved)}"
+        yield "adapter.modules_to_save", message, f"adapter.modules_to_save={shown(saved)}"

@@ -1,5 +1,5 @@
-"""All rules. They run after the derivations, each only when the keys it reads passed their own
-bounds. Those of a component stand with it; those here are of several sections.
+"""All rules. A rule runs after the derivations, only when the keys it reads passed their bounds.
+Rules of one component stand with the component; the rules here read several sections.
 """
 
 import sys

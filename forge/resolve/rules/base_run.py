@@ -1,4 +1,4 @@
-"""The rule on a run of forge whose weights another one begins with."""
+"""The rule on a base run: a run of forge, with whose weights another run begins."""
 
 from __future__ import annotations
 
@@ -34,45 +34,50 @@ def base(config: Config, checkpoint: Checkpoint) -> Findings:
         return
     try:
         path = checkpoints.find(Path(start))[0].path
-        before = saved_config.load(path / saved_config.CONFIG, trust=config.run.trust)
-    except Exception:  # the run says what is wrong when it begins: it may not be there yet
+        base_config = saved_config.load(path / saved_config.CONFIG, trust=config.run.trust)
+    except Exception:  # the base may not exist yet: the run reports a fault when it begins
         return
-    if _is_other_tokenizer(before, config):  # of which the size of the vocabulary follows
-        its = before.tokenizer
-        own = typed(path / checkpoints.TOKENIZER / FILE_NAME, its.add_bos, its.add_eos)
-        what = f"{path}: {checkpoints.OTHER_TOKENIZER}."
-        yield "tokenizer", what, f"its own, {own}; run.allow_change=[tokenizer]"
-    elif isinstance(before.model, Decoder) and isinstance(config.model, Decoder):
+    if _is_other_tokenizer(base_config, config):  # the size of the vocabulary follows from it
+        tokenizer = base_config.tokenizer
+        override = typed(
+            path / checkpoints.TOKENIZER / FILE_NAME, tokenizer.add_bos, tokenizer.add_eos
+        )
+        message = f"{path}: {checkpoints.OTHER_TOKENIZER}."
+        yield "tokenizer", message, f"its own, {override}; run.allow_change=[tokenizer]"
+    elif isinstance(base_config.model, Decoder) and isinstance(config.model, Decoder):
         excluded = tuple(checkpoint.exclude_from_loading)
         ours = _shapes(config.model, excluded)
-        theirs = with_new_rows(config.model.tensors(), _shapes(before.model, excluded))
-        if faults := misfits(ours, theirs):
-            back = " ".join(_back(before, config, ours, excluded))
-            what = f"{path} does not fit this model: {listed(list(faults.values()))}."
-            fix = f"{back or 'the model it was trained with'}, or checkpoint.exclude_from_loading"
-            yield INIT_FROM, what, fix
+        base_shapes = with_new_rows(config.model.tensors(), _shapes(base_config.model, excluded))
+        if faults := misfits(ours, base_shapes):
+            back = " ".join(_back(base_config, config, ours, excluded))
+            message = f"{path} does not fit this model: {listed(list(faults.values()))}."
+            hint = f"{back or 'the model it was trained with'}, or checkpoint.exclude_from_loading"
+            yield INIT_FROM, message, hint
 
 
 def _is_other_tokenizer(before: Config, config: Config) -> bool:
-    """Whether a tokenizer is made here that is none of theirs, or is of other text."""
+    """Whether this run makes a tokenizer with other options, or from other text, than the base."""
     ours, allowed = config.tokenizer, config.run.allow_change
     if not isinstance(ours, BPE | Bytes) or permitted("tokenizer", allowed):
         return False
     other_text = isinstance(ours, BPE) and before.data.variant != config.data.variant
-    return other_text or any(permitted(one.key, ["tokenizer"]) for one in changes(before, config))
+    return other_text or any(
+        permitted(change.key, ["tokenizer"]) for change in changes(before, config)
+    )
 
 
 def _shapes(model: Decoder, excluded: tuple[str, ...]) -> Shapes:
-    found = {one.name: one.shape for one in model.tensors()}
-    return {name: shape for name, shape in found.items() if not name.startswith(excluded)}
+    shapes = {tensor.name: tensor.shape for tensor in model.tensors()}
+    return {name: shape for name, shape in shapes.items() if not name.startswith(excluded)}
 
 
 def _back(before: Config, config: Config, ours: Shapes, excluded: tuple[str, ...]) -> Iterator[str]:
-    """The options of the model that make other tensors, as they were; none where a part of it is
-    another variant, which is more than options.
+    """Overrides that restore the model options with an effect on shapes to their former values.
+
+    None where a part of the model is another variant: options alone cannot restore a variant.
     """
-    found = [one.key for one in changes(before, config) if permitted(one.key, ["model"])]
-    values = {key: functools.reduce(getattr, key.split("."), before) for key in found}
+    keys = [change.key for change in changes(before, config) if permitted(change.key, ["model"])]
+    values = {key: functools.reduce(getattr, key.split("."), before) for key in keys}
     if any(isinstance(value, Section) for value in values.values()):
         return
     for key, value in values.items():
@@ -81,8 +86,8 @@ def _back(before: Config, config: Config, ours: Shapes, excluded: tuple[str, ...
         model.thaw()
         setattr(functools.reduce(getattr, parents, model), name, value)
         try:
-            same = _shapes(model, excluded) == ours
-        except (ValueError, ArithmeticError, LookupError):  # it only goes with another one
-            same = False
-        if not same:
+            fits = _shapes(model, excluded) == ours
+        except (ValueError, ArithmeticError, LookupError):  # the value needs another option too
+            fits = False
+        if not fits:
             yield f"{key}={literal(value)}"

@@ -1,4 +1,4 @@
-"""Rules on how the documents of each text that is read begin and end."""
+"""Rules on borders of documents: how the documents of each text begin and end."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ READ = ("data.add_bos", "data.add_eos", "data.sources", "data.validation", "eval
 def borders(config: Config, tokenizer: Tokenizer) -> Findings:
     """Where a text has add_bos or add_eos of its own, the tokenizer has the tokens for that."""
     for key, data in all_read(config):
-        own = data.borders(tokenizer)
-        known = _tokens(tokenizer) if own else None
-        if known is None:
+        overrides = data.borders(tokenizer)
+        border_tokens = _tokens(tokenizer) if overrides else None
+        if border_tokens is None:
             continue
-        begins, ends = (own.get(name, getattr(tokenizer, name)) for name in BORDERS)
-        wanted = zip(BORDERS, known, strict=True)
-        missing = next((n for n, token in wanted if own.get(n) and token is None), "")
+        begins, ends = (overrides.get(name, getattr(tokenizer, name)) for name in BORDERS)
+        named_tokens = zip(BORDERS, border_tokens, strict=True)
+        missing = next((n for n, token in named_tokens if overrides.get(n) and token is None), "")
         if not begins and not ends:
-            what = "nothing would say where a document of it ends."
-            other = next(iter(own))
-            yield f"{key}.{other}=false", what, _typed(config, key, f"{other}=true")
+            message = "nothing would say where a document of it ends."
+            other = next(iter(overrides))
+            yield f"{key}.{other}=false", message, _typed(config, key, f"{other}=true")
         elif missing and isinstance(tokenizer, Existing):
             facts, token = tokenizer.facts(), f"{missing.removeprefix('add_')}_token"
             assert isinstance(facts, Facts)
             yield f"{key}.{missing}=true", *tokenizer.no_token(token, facts.added)
         elif missing:
-            what = "a tokenizer that is made for the run has bos_token with tokenizer.add_bos=true "
-            what += "alone; texts that do not begin with it say add_bos=false."
-            yield f"{key}.add_bos=true", what, f"tokenizer.add_bos=true, or {key}.add_bos=false"
-        elif begins and ends and known[0] == known[1]:
-            what = f"{known[0]} would begin and end every document of it."
-            other = next(iter(own))
-            yield f"{key}.{other}=true", what, _typed(config, key, f"{other}=false")
+            message = (
+                "a tokenizer that is made for the run has bos_token with tokenizer.add_bos=true "
+            )
+            message += "alone; texts that do not begin with it say add_bos=false."
+            yield f"{key}.add_bos=true", message, f"tokenizer.add_bos=true, or {key}.add_bos=false"
+        elif begins and ends and border_tokens[0] == border_tokens[1]:
+            message = f"{border_tokens[0]} would begin and end every document of it."
+            other = next(iter(overrides))
+            yield f"{key}.{other}=true", message, _typed(config, key, f"{other}=false")
 
 
 @rule("data.pack_borders", PACKED, *READ, "tokenizer.add_eos")
@@ -52,19 +54,19 @@ def pack_borders(config: Config, data: Data, tokenizer: Tokenizer) -> Findings:
     """data.pack_sequences tells documents apart by the token that ends them: tokenizer.add_eos."""
     if not data.pack_sequences:
         return
-    for key, each in all_read(config):
-        own = each.borders(tokenizer)
-        if own.get("add_eos", tokenizer.add_eos):
+    for key, text in all_read(config):
+        overrides = text.borders(tokenizer)
+        if overrides.get("add_eos", tokenizer.add_eos):
             continue
-        if "add_eos" not in own:
+        if "add_eos" not in overrides:
             yield PACKED, f"tokenizer.add_eos=true, or {PACKED}=false"
             return
-        what = f"documents are told apart by the token that ends them, which {key} does without."
-        yield PACKED, what, f"{_typed(config, key, 'add_eos=true')}, or {PACKED}=false"
+        message = f"documents are told apart by the token that ends them, which {key} does without."
+        yield PACKED, message, f"{_typed(config, key, 'add_eos=true')}, or {PACKED}=false"
 
 
 def _tokens(tokenizer: Tokenizer) -> tuple[str | None, str | None] | None:
-    """What begins and what ends documents; None where that is not known before it is built."""
+    """Tokens that begin and end documents; None for a tokenizer unknown before its build."""
     if isinstance(tokenizer, BPE | Bytes):
         return tokenizer.begin if tokenizer.add_bos else None, END_OF_TEXT
     facts = tokenizer.facts() if isinstance(tokenizer, Existing) else ""
@@ -74,13 +76,13 @@ def _tokens(tokenizer: Tokenizer) -> tuple[str | None, str | None] | None:
 
 
 def _typed(config: Config, key: str, option: str) -> str:
-    """An option of a text as it is typed: one that an entry does not have yet is added."""
-    there = key == "data" or option.partition("=")[0] in get(config, key)
-    return f"{key}.{option}" if there else f"+{key}.{option}"
+    """Spell the override of a text's option: with + for an option new to its entry."""
+    exists = key == "data" or option.partition("=")[0] in get(config, key)
+    return f"{key}.{option}" if exists else f"+{key}.{option}"
 
 
 def all_read(config: Config) -> Iterator[tuple[str, Data]]:
-    """(key, section) of each text that is read; faults of entries have rules of their own."""
+    """Yield (key, section) of each text the run reads; other rules report faults of entries."""
     data = config.data
     if not isinstance(data, Mix):
         yield "data", data
@@ -113,12 +115,12 @@ def file_begins(tokenizer: Existing) -> Findings:
     if tokenizer.add_bos and begin == first:
         return
     read = f"documents begin with {begin}" if tokenizer.add_bos else "the run trains without it"
-    what = f"{tokenizer.place} puts {first} before every text; {read}, and its exports"
-    what += " encode texts alike."
-    fix = "tokenizer.add_bos=true"
+    message = f"{tokenizer.place} puts {first} before every text; {read}, and its exports"
+    message += " encode texts alike."
+    hint = "tokenizer.add_bos=true"
     if begin != first:
-        fix += f' "tokenizer.bos_token={quoted(first)}"'
-    yield "tokenizer.add_bos", what, fix + (" tokenizer.add_eos=false" if first == end else "")
+        hint += f' "tokenizer.bos_token={quoted(first)}"'
+    yield "tokenizer.add_bos", message, hint + (" tokenizer.add_eos=false" if first == end else "")
 
 
 @rule(
@@ -136,6 +138,8 @@ def file_ends(tokenizer: Existing) -> Findings:
     read = "the run trains without it"
     if tokenizer.add_eos:
         read = f"documents of the run end with {tokenizer.end_token(facts)}, prompts with nothing"
-    what = f"{tokenizer.place} puts {facts.last} behind every text; {read}, and its exports encode"
-    fix = "take that token out of the post_processor of the file, which is then read as it is"
-    yield "tokenizer.path", f"{what} texts without it.", fix
+    message = (
+        f"{tokenizer.place} puts {facts.last} behind every text; {read}, and its exports encode"
+    )
+    hint = "take that token out of the post_processor of the file, which is then read as it is"
+    yield "tokenizer.path", f"{message} texts without it.", hint

@@ -1,6 +1,6 @@
-"""Rules on the degrees of tp, ep, cp and pp: what they must divide, and what cannot go with them.
+"""Rules on the degrees of tp, ep, cp and pp: sizes they must divide, and options they exclude.
 
-Where a smaller degree helps, `forge.resolve.causes` finds it; a rule advises what else does.
+Where a smaller degree helps, `forge.resolve.causes` finds it; a rule gives any other advice.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ def tp_divides(model: Decoder, parallel: Parallel) -> Findings:
     """
     tp = parallel.tp
     divisible = f"must be divisible by parallel.tp ({tp})"
-    for place, layer in model.in_use():
-        (first, heads), *others = layer.mixer.cut_heads(layer).items()
+    for layer_key, layer in model.in_use():
+        (first, heads), *shared_heads = layer.mixer.cut_heads(layer).items()
         if heads % tp:
-            yield TP, f"{place}.{first} ({heads}) {divisible}.", ""
-        for key, shared in others:
+            yield TP, f"{layer_key}.{first} ({heads}) {divisible}.", ""
+        for key, shared in shared_heads:
             if shared != heads and shared % tp and tp % shared:  # several ranks may share one
-                other = f"or parallel.tp by {place}.{key}"
-                yield TP, f"{place}.{key} ({shared}) {divisible}, {other}.", ""
+                other = f"or parallel.tp by {layer_key}.{key}"
+                yield TP, f"{layer_key}.{key} ({shared}) {divisible}, {other}.", ""
         width = layer.computed_ffn_hidden_dim
         dense = model.moe.beside_dense or model.n_moe_layers < model.n_layers
         if dense and width % tp:
-            fix = f"{place}.ffn_hidden_dim={-(-width // tp) * tp}"
-            yield TP, f"the feed-forward width ({width}) {divisible}.", fix
+            hint = f"{layer_key}.ffn_hidden_dim={-(-width // tp) * tp}"
+            yield TP, f"the feed-forward width ({width}) {divisible}.", hint
     expert = model.expert_hidden_dim
     if model.is_moe and expert % tp:
-        fix = f"model.moe.ffn_hidden_dim={-(-expert // tp) * tp}"
-        yield TP, f"the width of an expert ({expert}) {divisible}.", fix
-    own, shared = model.moe.shared_hidden_dim, model.moe.shared_width(model)
-    if model.is_moe and own not in (None, expert) and shared % tp:
-        fix = f"model.moe.shared_hidden_dim={-(-own // tp) * tp}"
-        yield TP, f"the width of shared experts ({shared}) {divisible}.", fix
+        hint = f"model.moe.ffn_hidden_dim={-(-expert // tp) * tp}"
+        yield TP, f"the width of an expert ({expert}) {divisible}.", hint
+    shared_dim, shared = model.moe.shared_hidden_dim, model.moe.shared_width(model)
+    if model.is_moe and shared_dim not in (None, expert) and shared % tp:
+        hint = f"model.moe.shared_hidden_dim={-(-shared_dim // tp) * tp}"
+        yield TP, f"the width of shared experts ({shared}) {divisible}.", hint
 
 
 @rule("parallel.tp_loss", TP, "parallel.loss_parallel", "objective.loss_fn")
@@ -105,8 +105,8 @@ def seq_len(parallel: Parallel, train: Train) -> Findings:
     factors = parallel.sequence_factors
     seq, parts = train.seq_len, prod(factors.values())
     if seq % parts:
-        what = f"train.seq_len ({seq}) must be divisible by {' * '.join(factors)} ({parts})."
-        yield "train.seq_len", what, f"train.seq_len={seq // parts * parts or parts}"
+        message = f"train.seq_len ({seq}) must be divisible by {' * '.join(factors)} ({parts})."
+        yield "train.seq_len", message, f"train.seq_len={seq // parts * parts or parts}"
 
 
 @rule("parallel.ulysses_heads", TP, CP, "parallel.cp_method", "model.n_heads", "model.n_kv_heads")
@@ -121,8 +121,8 @@ def ulysses_heads(model: Decoder, parallel: Parallel) -> Findings:
         heads, kv_heads = layer.n_heads // tp, max(layer.kv_heads // tp, 1)
         if layer.n_heads % tp == 0 and (heads % cp or kv_heads % cp):
             number = f"{heads} heads and {kv_heads} key/value heads"
-            what = f"parallel.cp ({cp}) must divide the {number} of a tp rank."
-            yield CP, what, "parallel.cp_method=all_gather"
+            message = f"parallel.cp ({cp}) must divide the {number} of a tp rank."
+            yield CP, message, "parallel.cp_method=all_gather"
 
 
 @rule("parallel.cp_recurrent", CP, "model.mixer", "model.kinds", "model.layers")
@@ -130,10 +130,16 @@ def cp_recurrent(model: Decoder, parallel: Parallel) -> Findings:
     """Context parallelism sends keys and values between ranks; the state of a recurrent mixer would
     have each rank wait for those before it.
     """
-    for place, layer in model.in_use():
+    for layer_key, layer in model.in_use():
         if parallel.cp > 1 and layer.mixer.recurrent:
-            what = f"{place}.mixer is a {layer.mixer.schema_name}, whose state goes through all"
-            yield CP, f"{what} tokens in order: parallel.cp cannot cut a sequence.", "parallel.cp=1"
+            message = (
+                f"{layer_key}.mixer is a {layer.mixer.schema_name}, whose state goes through all"
+            )
+            yield (
+                CP,
+                f"{message} tokens in order: parallel.cp cannot cut a sequence.",
+                "parallel.cp=1",
+            )
             return
 
 
@@ -153,8 +159,8 @@ def pp_stages(parallel: Parallel) -> Findings:
     zbv_zero_bubble.
     """
     stages, schedule = parallel.pp_stages_per_rank or 1, parallel.pp_schedule
-    one, two = schedule in ONE_STAGE_SCHEDULES, schedule == V_SCHEDULE
-    legal = stages == 1 if one else stages == 2 if two else stages >= 2
+    one_stage, two_stages = schedule in ONE_STAGE_SCHEDULES, schedule == V_SCHEDULE
+    legal = stages == 1 if one_stage else stages == 2 if two_stages else stages >= 2
     if parallel.pp > 1 and not legal:
         yield STAGES, f"{STAGES}=null"
 
@@ -164,15 +170,15 @@ def pp_layers(model: Decoder, parallel: Parallel) -> Findings:
     """Each of parallel.pp * parallel.pp_stages_per_rank stages has a block or more of
     model.n_layers, or as many as parallel.pp_layers says.
     """
-    given, blocks = parallel.pp_layers, model.n_layers
+    stage_layers, blocks = parallel.pp_layers, model.n_layers
     stages = parallel.pp * (parallel.pp_stages_per_rank or 1)
     if parallel.pp == 1:
         return
     if stages > blocks:
         yield PP, f"model.n_layers={stages}"
-    elif given and (len(given), sum(given)) != (stages, blocks):
-        fewer, more = divmod(blocks, stages)
-        even = ",".join(str(fewer + (stage >= stages - more)) for stage in range(stages))
+    elif stage_layers and (len(stage_layers), sum(stage_layers)) != (stages, blocks):
+        fewer, remainder = divmod(blocks, stages)
+        even = ",".join(str(fewer + (stage >= stages - remainder)) for stage in range(stages))
         yield "parallel.pp_layers", f"parallel.pp_layers=[{even}]"
 
 
@@ -194,13 +200,13 @@ def pp_microbatches(config: Config, parallel: Parallel, train: Train) -> Finding
     legal = legal_microbatches(sequences, pp, schedule)
     if pp == 1 or parts in legal:
         return
-    what = f"train.batch_size ({train.batch_size}) * train.grad_accum_steps"
-    what += f" ({train.grad_accum_steps}) = {sequences} sequences cannot go through"
-    what += f" parallel.pp ({pp}) ranks in {parts} parts under {schedule}."
-    fix = "parallel.pp_schedule=gpipe"
+    message = f"train.batch_size ({train.batch_size}) * train.grad_accum_steps"
+    message += f" ({train.grad_accum_steps}) = {sequences} sequences cannot go through"
+    message += f" parallel.pp ({pp}) ranks in {parts} parts under {schedule}."
+    hint = "parallel.pp_schedule=gpipe"
     if legal:
-        fix = f"parallel.pp_microbatches={min(legal, key=lambda n: abs(n - parts))}"
-    yield "parallel.pp_microbatches", what, fix
+        hint = f"parallel.pp_microbatches={min(legal, key=lambda n: abs(n - parts))}"
+    yield "parallel.pp_microbatches", message, hint
 
 
 @rule("parallel.pp_once", PP, "parallel.reshard_after_forward", "parallel.reduce_gradients")
@@ -242,8 +248,8 @@ def pp_zero_bubble(parallel: Parallel, train: Train) -> Findings:
     if _zero_bubble(parallel) and train.compile_model:
         yield "train.compile_model", "train.compile_model=false"
     if _zero_bubble(parallel) and train.policy.by_name:
-        fix = "train.activation_checkpointing=full, or another schedule"
-        yield "train.activation_checkpointing", fix
+        hint = "train.activation_checkpointing=full, or another schedule"
+        yield "train.activation_checkpointing", hint
 
 
 @rule("parallel.pp_torch", PP, SCHEDULE, TP, "model.moe.num_experts")

@@ -1,4 +1,4 @@
-"""Rules on ranks, devices and their memory: what the parallel layout needs of the machine."""
+"""Rules on ranks, devices and their memory: needs of the parallel layout on the machine."""
 
 from __future__ import annotations
 
@@ -29,36 +29,38 @@ def world_size(parallel: Parallel, world: World) -> Findings:
     product = prod(degrees.values())
     if product != world.size:
         arithmetic = " * ".join(f"{axis}={size}" for axis, size in degrees.items())
-        there = f"there {'is' if world.size == 1 else 'are'} {ranks_of(world.size)}"
-        fix = "parallel=auto, or other degrees, or another number of ranks"
+        available = f"there {'is' if world.size == 1 else 'are'} {ranks_of(world.size)}"
+        hint = "parallel=auto, or other degrees, or another number of ranks"
         only_replicas = degrees["dp_replicate"] > 1 and degrees["dp_shard"] == 1
         axis = "dp_replicate" if only_replicas else "dp_shard"
-        others = prod(size for name, size in degrees.items() if name != axis)
-        if world.size >= others and world.size % others == 0:
-            fix = f"parallel.{axis}={world.size // others}"
-        what = f"{arithmetic} = {product}, and {there} (from {world.source})."
-        yield "parallel.dp_shard", what, fix
+        other_degrees = prod(size for name, size in degrees.items() if name != axis)
+        if world.size >= other_degrees and world.size % other_degrees == 0:
+            hint = f"parallel.{axis}={world.size // other_degrees}"
+        message = f"{arithmetic} = {product}, and {available} (from {world.source})."
+        yield "parallel.dp_shard", message, hint
 
 
 @rule("run.gpus", "run.device", "run.num_processes")
 def gpus(run: Run, world: World) -> Findings:
     """On GPUs every rank has one of its own."""
-    here = world.devices.gpus
-    if run.device == "cuda" and 0 < here < world.size and not world.elsewhere:
-        there = f"there {'is' if here == 1 else 'are'} {here} ({world.devices.source})"
-        what = f"{world.size} ranks (from {world.source}) need {world.size} GPUs; {there}."
-        count = f"run.num_processes={here} " if world.source == "run.num_processes" else ""
-        fix = f"{count}parallel=auto, or run.device=cpu"
-        yield f"run.num_processes={world.size}", what, fix
+    gpu_count = world.devices.gpus
+    if run.device == "cuda" and 0 < gpu_count < world.size and not world.elsewhere:
+        available = (
+            f"there {'is' if gpu_count == 1 else 'are'} {gpu_count} ({world.devices.source})"
+        )
+        message = f"{world.size} ranks (from {world.source}) need {world.size} GPUs; {available}."
+        count = f"run.num_processes={gpu_count} " if world.source == "run.num_processes" else ""
+        hint = f"{count}parallel=auto, or run.device=cpu"
+        yield f"run.num_processes={world.size}", message, hint
 
 
 @rule("run.mps_ranks", "run.device", *RANKS)
 def mps_ranks(run: Run, world: World) -> Findings:
     """run.device=mps is one rank: an Apple GPU is one device, without collectives in torch."""
     if run.device == "mps" and world.size > 1:
-        what = f"there are {ranks_of(world.size)} (from {world.source}), and an Apple GPU is one"
-        fix = "parallel=single run.num_processes=1, or run.device=cpu"
-        yield "run.device", f"{what} device, for which torch has no collectives.", fix
+        message = f"there are {ranks_of(world.size)} (from {world.source}), and an Apple GPU is one"
+        hint = "parallel=single run.num_processes=1, or run.device=cpu"
+        yield "run.device", f"{message} device, for which torch has no collectives.", hint
 
 
 @rule("parallel.needs_decoder", "parallel.tp", "parallel.pp", "parallel.cp")
@@ -110,12 +112,12 @@ def offload_backend(parallel: Parallel, world: World) -> Findings:
 )
 def memory(config: Config, world: World) -> Findings:
     """The estimated memory of a device should be at most what its GPU has."""
-    there = world.devices.memory if world.device == "cuda" else None
+    capacity = world.devices.memory if world.device == "cuda" else None
     needed = memory_needed(config)
-    if there is not None and needed > there:
-        what = f"a device is estimated to need {byte_size(needed)}; the smallest GPU here has"
-        fix = "another layout, full activation checkpointing, a smaller batch or model, more GPUs"
-        yield "parallel", f"{what} {byte_size(there)}.", fix
+    if capacity is not None and needed > capacity:
+        message = f"a device is estimated to need {byte_size(needed)}; the smallest GPU here has"
+        hint = "another layout, full activation checkpointing, a smaller batch or model, more GPUs"
+        yield "parallel", f"{message} {byte_size(capacity)}.", hint
 
 
 @rule(HOST_MEMORY, "run.device", *RANKS, *GROUPED, "adapter", warning=True)
@@ -123,15 +125,17 @@ def host_memory(config: Config, world: World) -> Findings:
     """On a CPU the weights, gradients and optimizer state of all ranks fit in the machine's memory;
     forge.train refuses others.
     """
-    parts, there, here = memory_by_part(config), device_memory(world), ranks_per_node(world)
+    parts, capacity, ranks = memory_by_part(config), device_memory(world), ranks_per_node(world)
     needed = sum(bytes for name, bytes in parts.items() if name.startswith(STATE))
-    if world.device != "cpu" or there is None or needed <= there:
+    if world.device != "cpu" or capacity is None or needed <= capacity:
         return
     demand = f"needs a GPU, or {byte_size(needed)}"
-    if here > 1:
-        demand = f"need {here} GPUs, or {here} * {byte_size(needed)} = {byte_size(here * needed)}"
-    what = f"{ranks_of(here)} (from {world.source}) {demand} of a CPU's memory for weights,"
-    what += f" gradients and optimizer state; this machine has {world.devices.gpus or 'no'} GPUs"
-    what += f" ({world.devices.source}) and {byte_size(here * there)}."
-    fix = "a smaller model, such as model=small, or a machine with GPUs"
-    yield f"run.num_processes={world.size}", what, fix
+    if ranks > 1:
+        demand = (
+            f"need {ranks} GPUs, or {ranks} * {byte_size(needed)} = {byte_size(ranks * needed)}"
+        )
+    message = f"{ranks_of(ranks)} (from {world.source}) {demand} of a CPU's memory for weights,"
+    message += f" gradients and optimizer state; this machine has {world.devices.gpus or 'no'} GPUs"
+    message += f" ({world.devices.source}) and {byte_size(ranks * capacity)}."
+    hint = "a smaller model, such as model=small, or a machine with GPUs"
+    yield f"run.num_processes={world.size}", message, hint

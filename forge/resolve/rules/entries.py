@@ -1,4 +1,4 @@
-"""What is wrong with entries that say what is read: evaluation sets, sources of a mixture."""
+"""Faults of entries that name texts: evaluation sets, sources of a mixture."""
 
 from __future__ import annotations
 
@@ -18,53 +18,56 @@ from forge.resolve.rules.run import path_fault, unstorable
 def entry_faults(
     data: Data, above: str, name: str, entry: Any, *, more: Collection[str] = ()
 ) -> Findings:
-    """above: the key of the dict that has the entry. more: keys beside the options of data."""
+    """Find the faults of an entry.
+
+    above: key of the dict with the entry. more: keys beside the options of data.
+    """
     key = f"{above}.{name}"
     if not NAME.fullmatch(name):
-        what = f"'{name}' is part of the names of metrics: letters, digits, _ and -."
-        yield above, what, "another name"
+        message = f"'{name}' is part of the names of metrics: letters, digits, _ and -."
+        yield above, message, "another name"
     elif not isinstance(entry, dict):
-        what = "it has options of data, and this is a value."
-        yield f"{key}={entry}", what, f"leave it out; +{key}.path=my.txt names a text"
+        message = "it has options of data, and this is a value."
+        yield f"{key}={entry}", message, f"leave it out; +{key}.path=my.txt names a text"
     elif TARGET in entry:
         if other := unstorable(entry, key):
-            fix = f"~{key}, or give it texts, numbers, booleans, null, lists and dicts of them"
-            yield key, f"{other}, which no file can keep.", fix
+            hint = f"~{key}, or give it texts, numbers, booleans, null, lists and dicts of them"
+            yield key, f"{other}, which no file can keep.", hint
     elif (schema := schema_of(data, entry)) is None:
-        what = f"data has no kind {entry[KIND]} that this could be read as."
-        yield f"{key}.{KIND}", what, meant(str(entry[KIND]), kinds(), f"{key}.{KIND}=")
+        message = f"data has no kind {entry[KIND]} that this could be read as."
+        yield f"{key}.{KIND}", message, meant(str(entry[KIND]), kinds(), f"{key}.{KIND}=")
     else:
-        said = {option: value for option, value in entry.items() if option not in (KIND, *more)}
-        yield from _option_faults(key, said, schema, more)
-        known = options_of(schema).keys()
-        if issubclass(schema, Files) and said.keys() <= known and not said.get("path"):
+        options = {option: value for option, value in entry.items() if option not in (KIND, *more)}
+        yield from _option_faults(key, options, schema, more)
+        option_names = options_of(schema).keys()
+        if issubclass(schema, Files) and options.keys() <= option_names and not options.get("path"):
             yield key, "it has no path of what is read.", f"+{key}.path=my.jsonl"
 
 
 def _option_faults(
     key: str, said: dict[str, Any], schema: type[Data], more: Collection[str]
 ) -> Findings:
-    hints, known = types_of(schema), options_of(schema)
+    hints, fields = types_of(schema), options_of(schema)
     for option, value in said.items():
-        at = f"{key}.{option}"
-        if option not in known:
-            what = f"what is read as {schema.__name__} has no option '{option}'."
+        option_key = f"{key}.{option}"
+        if option not in fields:
+            message = f"what is read as {schema.__name__} has no option '{option}'."
             if fault := unstreamed(schema, option):
-                yield at, f"{what[:-1]}: {fault[0]}", fault[1]
+                yield option_key, f"{message[:-1]}: {fault[0]}", fault[1]
                 continue
-            near = did_you_mean([f"+{key}.{one}" for one in closest(option, [*known, *more])])
-            yield at, what, near or f"it has {', '.join([*known, *more]) or 'none'}"
+            near = did_you_mean([f"+{key}.{name}" for name in closest(option, [*fields, *more])])
+            yield option_key, message, near or f"it has {', '.join([*fields, *more]) or 'none'}"
         elif not fits(value, hints[option]):
-            yield at, f"it must be {kind(hints[option])}.", "another value"
+            yield option_key, f"it must be {kind(hints[option])}.", "another value"
         elif (
             value
-            and known[option].metadata.get("path")
-            and (fault := address_fault(f"{at}=", value) or path_fault(value))
+            and fields[option].metadata.get("path")
+            and (fault := address_fault(f"{option_key}=", value) or path_fault(value))
         ):
-            yield at, *fault
+            yield option_key, *fault
 
 
 def meant(value: str, known: Collection[str], assign: str) -> str:
-    """What to type in place of a value."""
-    near = did_you_mean([assign + other for other in closest(value, known)])
-    return near or f"one of {', '.join(assign + other for other in known)}"
+    """Advise an override in place of a wrong value: the closest known values, else every one."""
+    near = did_you_mean([assign + choice for choice in closest(value, known)])
+    return near or f"one of {', '.join(assign + choice for choice in known)}"

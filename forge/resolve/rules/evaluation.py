@@ -1,4 +1,4 @@
-"""Rules on evaluation: its sets, and the metrics that a run is judged by."""
+"""Rules on evaluation: its sets, and the metrics to judge a run by."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def needed(eval: Eval, checkpoint: Checkpoint) -> Findings:
     """eval.target, eval.patience and checkpoint.keep_best need eval.enabled=true."""
     wants = {"eval.target": eval.target is not None, "eval.patience": eval.patience}
     wants["checkpoint.keep_best"] = checkpoint.keep_best
-    for key in (key for key, wanted in wants.items() if wanted and not eval.enabled):
+    for key in (key for key, is_set in wants.items() if is_set and not eval.enabled):
         yield key, "eval.enabled=true"
 
 
@@ -37,11 +37,11 @@ def metric(config: Config, eval: Eval) -> Findings:
     if not config.objective.metrics and eval.enabled:
         yield "eval.enabled", "the objective reports no metrics.", "eval.enabled=false"
     elif not names and eval.enabled:
-        what = "there is nothing to evaluate: no text is held out, and eval.sets has none."
-        yield "eval.enabled", what, "eval.enabled=false; data.val_fraction=0.05"
+        message = "there is nothing to evaluate: no text is held out, and eval.sets has none."
+        yield "eval.enabled", message, "eval.enabled=false; data.val_fraction=0.05"
     elif eval.metric not in names and eval.enabled:
-        what = f"there is no metric {eval.metric}."
-        yield "eval.metric", what, meant(eval.metric, names, "eval.metric=")
+        message = f"there is no metric {eval.metric}."
+        yield "eval.metric", message, meant(eval.metric, names, "eval.metric=")
 
 
 @rule("data.validation")
@@ -74,6 +74,6 @@ def objective(config: Config, run: Run, eval: Eval) -> Findings:
     group, _, metric = name.partition("/")
     if group == "eval" and not eval.enabled:
         yield "run.objective", "eval.enabled=true"
-    elif group == "eval" and metric not in (*names, eval.metric):  # which has a rule of its own
-        what = f"there is no metric {name}."
-        yield "run.objective", what, meant(metric, names, "run.objective=eval/")
+    elif group == "eval" and metric not in (*names, eval.metric):  # eval.metric has its own rule
+        message = f"there is no metric {name}."
+        yield "run.objective", message, meant(metric, names, "run.objective=eval/")

@@ -35,11 +35,15 @@ def unread_keys(model: FolderDecoder) -> Findings:
     try:
         names = [name for name in folders.read(model.path).unread if name not in model.ignore_keys]
     except FolderError:
-        return  # which another rule says
+        return  # another rule reports it
     if names:
         keys = ", ".join(names)
-        what = f"its {folders.CONFIG} has {keys}, which changes nothing and is not read."
-        yield "model.path", what, f"model.ignore_keys=[{', '.join([*model.ignore_keys, *names])}]"
+        message = f"its {folders.CONFIG} has {keys}, which changes nothing and is not read."
+        yield (
+            "model.path",
+            message,
+            f"model.ignore_keys=[{', '.join([*model.ignore_keys, *names])}]",
+        )
 
 
 @rule("checkpoint.folder", *READS)
@@ -49,25 +53,25 @@ def folder(config: Config, model: Model, checkpoint: Checkpoint) -> Findings:
     if start is None:
         return
     if not isinstance(model, Decoder):
-        what = f"{start} has the weights of a decoder, and the model is none."
-        yield INIT_FROM, what, "checkpoint.init_from=null, or a decoder"
+        message = f"{start} has the weights of a decoder, and the model is none."
+        yield INIT_FROM, message, "checkpoint.init_from=null, or a decoder"
         return
-    same = isinstance(model, FolderDecoder) and Path(model.path) == start
-    fix = "the options of its config.json" if same else f"model=hf model.path={start}"
-    fix += ", or checkpoint.exclude_from_loading"
+    same_folder = isinstance(model, FolderDecoder) and Path(model.path) == start
+    hint = "the options of its config.json" if same_folder else f"model=hf model.path={start}"
+    hint += ", or checkpoint.exclude_from_loading"
     try:
         read = folders.read(start)
         ignored = model.ignore_keys if isinstance(model, FolderDecoder) else ()
         if unknown := folders.unknown_keys(read, ignored):
             yield INIT_FROM, *unknown
             return
-        found = folders.faults(read, model, checkpoint.exclude_from_loading)
-        if found:
-            yield INIT_FROM, f"{start} does not fit this model: {listed(found)}.", fix
+        faults = folders.faults(read, model, checkpoint.exclude_from_loading)
+        if faults:
+            yield INIT_FROM, f"{start} does not fit this model: {listed(faults)}.", hint
     except FolderError as error:
         yield INIT_FROM, error.what, error.fix
-    except ValueError as error:  # a tensor that the family has no name for
-        yield INIT_FROM, f"{start} does not fit this model: {error}.", fix
+    except ValueError as error:  # the family has no name for a tensor
+        yield INIT_FROM, f"{start} does not fit this model: {error}.", hint
 
 
 @rule("checkpoint.other_model", *READS, warning=True)
@@ -77,15 +81,18 @@ def other_model(config: Config, model: Decoder, checkpoint: Checkpoint) -> Findi
     if start is None:
         return
     try:
-        theirs = folders.read(start)
-        found = theirs.family.differences(model, theirs.section)
+        folder_model = folders.read(start)
+        differences = folder_model.family.differences(model, folder_model.section)
     except FolderError:
-        return  # the rule above says it
-    for each in found:
-        if each.key == "model.vocab_size" and (grows(model) or model.new_rows[1]):
+        return  # the rule above reports it
+    for difference in differences:
+        if difference.key == "model.vocab_size" and (grows(model) or model.new_rows[1]):
             continue
-        what = f"{start / folders.CONFIG} says {shown(each.other)}, for the weights that it is of."
-        yield each.key, what, f"{each.key}={shown(each.other)}"
+        message = (
+            f"{start / folders.CONFIG} says {shown(difference.other)}, "
+            "for the weights that it is of."
+        )
+        yield difference.key, message, f"{difference.key}={shown(difference.other)}"
 
 
 @rule("tokenizer.pretrained", *READS, "tokenizer", warning=True)
@@ -95,13 +102,15 @@ def other_tokenizer(config: Config, checkpoint: Checkpoint) -> Findings:
     if start is None or not isinstance(config.tokenizer, BPE | Bytes):
         return
     if (start / FILE_NAME).is_file():
-        of = "made of this text" if isinstance(config.tokenizer, BPE) else "of bytes"
-        what = f"the weights of {start} know the ids of its own tokenizer, and this is one {of}."
-        yield "tokenizer", what, f"tokenizer=file tokenizer.path={start}"
+        origin = "made of this text" if isinstance(config.tokenizer, BPE) else "of bytes"
+        message = (
+            f"the weights of {start} know the ids of its own tokenizer, and this is one {origin}."
+        )
+        yield "tokenizer", message, f"tokenizer=file tokenizer.path={start}"
 
 
 ALL_WEIGHTS, ADAPTERS = 2e-4, 2e-3
-"""The largest rates that pretrained weights, and adapters, are fine-tuned with."""
+"""Largest usual learning rates to fine-tune pretrained weights, and adapters."""
 
 
 @rule("optimizer.pretrained", *READS, "adapter", "optimizer.lr", warning=True)
@@ -113,15 +122,17 @@ def pretrained(config: Config, adapter: Adapter, checkpoint: Checkpoint) -> Find
     most, usual = (ADAPTERS, "2e-4") if adapter.active else (ALL_WEIGHTS, "2e-5")
     if rate <= most:
         return
-    what = f"{rate:g} is a rate of pretraining, which undoes what pretrained weights have learnt."
-    fix = f"optimizer=adamw_finetune optimizer.lr={usual}"
+    message = (
+        f"{rate:g} is a rate of pretraining, which undoes what pretrained weights have learnt."
+    )
+    hint = f"optimizer=adamw_finetune optimizer.lr={usual}"
     if config.data.marks_responses and not config.data.examples:
-        fix = f"train=sft optimizer.lr={usual}, with two passes over the data and a cosine"
-    yield "optimizer.lr", what, fix
+        hint = f"train=sft optimizer.lr={usual}, with two passes over the data and a cosine"
+    yield "optimizer.lr", message, hint
 
 
 def _folder(config: Config, checkpoint: Checkpoint) -> Path | None:
-    """The folder that a run begins with, if it is one, and it has not saved since."""
+    """The Hugging Face folder a run begins with; None for other starts, or after its first save."""
     start = checkpoint.init_from
     if start is None or not folders.is_folder(start) or has_saved_since(config, "init_from"):
         return None

@@ -1,4 +1,4 @@
-"""Rules on vectors that scale what matrices give or are given."""
+"""Rules on IA3: vectors that scale the inputs or outputs of matrices."""
 
 from __future__ import annotations
 
@@ -16,22 +16,28 @@ def ia3(model: Decoder, adapter: IA3) -> Findings:
     """With adapter=ia3 each entry of adapter.target_modules is of a matrix outside of experts, and
     feedforward_modules are some of these.
     """
-    matrices = [one for one in model.tensors() if one.role == MATRIX]
-    chosen = [one for one in matrices if adapter.has(one)]
+    matrices = [tensor for tensor in model.tensors() if tensor.role == MATRIX]
+    chosen = [tensor for tensor in matrices if adapter.has(tensor)]
     if not adapter.target_modules:
         yield TARGETS, "it names no matrix.", f"{TARGETS}=[wk,wv,w_down]"
-    for key, words, known in (
+    for key, words, tensors in (
         (TARGETS, adapter.target_modules, matrices),
         (INPUTS, adapter.feedforward_modules, chosen),
     ):
-        for word in words if known else ():
-            if not any(fits(word, one) for one in known):
-                names = _names(known)
-                left = [w for w in in_ours(words) if any(fits(w, one) for one in known)]
-                what = f"'{word}' is of no matrix that can have a vector, but {', '.join(names)}."
-                yield key, what, f"{key}=[{','.join(left)}]" if left else f"{key}=[{names[0]}]"
+        for word in words if tensors else ():
+            if not any(fits(word, tensor) for tensor in tensors):
+                names = _names(tensors)
+                fitting = [w for w in in_ours(words) if any(fits(w, tensor) for tensor in tensors)]
+                message = (
+                    f"'{word}' is of no matrix that can have a vector, but {', '.join(names)}."
+                )
+                yield (
+                    key,
+                    message,
+                    f"{key}=[{','.join(fitting)}]" if fitting else f"{key}=[{names[0]}]",
+                )
                 break
 
 
 def _names(tensors: list[TensorSpec]) -> list[str]:
-    return list(dict.fromkeys(place_of(one).rpartition(".")[2] for one in tensors))
+    return list(dict.fromkeys(place_of(tensor).rpartition(".")[2] for tensor in tensors))

@@ -17,7 +17,7 @@ from forge.planning.world import CPU_BUILD, World
 
 SHAPE = ("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node")
 LARGEST_NODE = 8
-"""Ranks on GPUs that are put on one node where nobody says how many GPUs a node has."""
+"""Most ranks on GPUs for one node without a given number of GPUs a node."""
 NAME = re.compile(r"[\w+-][\w.+-]*")
 LONGEST, LONGEST_ARM = 200, 50
 SCRIPT_TEXTS = (
@@ -30,16 +30,16 @@ BASELINE, SEEDS = "sweep.ablation.baseline", "sweep.ablation.seeds"
 def ranks(launch: Slurm, world: World) -> Findings:
     """The ranks fill the nodes that Slurm gives a job, one rank a GPU where there are GPUs."""
     if world.remote and world.size > 0:
-        found = allocation(launch, world.size)
-        if isinstance(found, Problem):
-            yield found.key, found.what, found.fix
+        outcome = allocation(launch, world.size)
+        if isinstance(outcome, Problem):
+            yield outcome.key, outcome.what, outcome.fix
 
 
 @rule("launch.node_size", *SHAPE)
 def node_size(launch: Slurm, world: World) -> Findings:
     """More than eight ranks on GPUs need to know how many GPUs a node has."""
-    known = launch.nodes or launch.tasks_per_node or launch.gpus_per_node
-    if not known and world.remote and world.device == "cuda" and world.size > LARGEST_NODE:
+    gives_size = launch.nodes or launch.tasks_per_node or launch.gpus_per_node
+    if not gives_size and world.remote and world.device == "cuda" and world.size > LARGEST_NODE:
         yield "launch.gpus_per_node", "launch.gpus_per_node=8, or as many as a node has"
 
 
@@ -114,15 +114,17 @@ def ablation(sweep: Sweep) -> Findings:
         yield BASELINE, "which arm is the baseline?", f"{BASELINE}={next(iter(arms))}"
     elif baseline is not None and baseline not in arms:
         meant = did_you_mean([f"{BASELINE}={arm}" for arm in closest(baseline, arms)])
-        fix = meant or f"one of {', '.join(arms)}" if arms else f"sweep.ablation.arms.{baseline}=[]"
-        yield BASELINE, f"there is no arm '{baseline}'.", fix
+        hint = (
+            meant or f"one of {', '.join(arms)}" if arms else f"sweep.ablation.arms.{baseline}=[]"
+        )
+        yield BASELINE, f"there is no arm '{baseline}'.", hint
     elif seeds and not arms:
-        fix = f"{SEEDS}=[] -m seed={','.join(map(str, seeds))}"
-        yield SEEDS, "there are no arms to run with these seeds.", fix
+        hint = f"{SEEDS}=[] -m seed={','.join(map(str, seeds))}"
+        yield SEEDS, "there are no arms to run with these seeds.", hint
     for arm in arms:
         if not NAME.fullmatch(arm) or len(arm) > LONGEST_ARM:
-            what = f"directories are named after arm '{arm}': letters, digits and . _ + -,"
-            yield "sweep.ablation.arms", f"{what} at most {LONGEST_ARM}.", "another name"
+            message = f"directories are named after arm '{arm}': letters, digits and . _ + -,"
+            yield "sweep.ablation.arms", f"{message} at most {LONGEST_ARM}.", "another name"
     once = list(dict.fromkeys(seeds))
     if len(once) < len(seeds):
         yield SEEDS, "a seed is there twice.", f"{SEEDS}={shown(once)}"

@@ -1,4 +1,4 @@
-"""Rules on mixtures: sources, and phases in which their weights change."""
+"""Rules on mixtures: sources, and phases with weights of their own."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def sources(data: Mix) -> Findings:
         weight = entry.get(WEIGHT, 1.0) if isinstance(entry, dict) else 1.0
         if not fits(weight, float) or not weight > 0:
             key = f"data.sources.{name}.{WEIGHT}"
-            what = f"{key} ({weight}) must be a number greater than 0."
-            yield key, what, f"~data.sources.{name} leaves it out; or {key}=1.0"
+            message = f"{key} ({weight}) must be a number greater than 0."
+            yield key, message, f"~data.sources.{name} leaves it out; or {key}=1.0"
 
 
 @rule("data.set_names", "data.sources", "eval.sets")
@@ -60,8 +60,8 @@ def phases(data: Mix) -> Findings:
             continue
         start = phase["start_step"]
         if start in starts:
-            what = f"{key} and data.phases.{starts[start]} both start at step {start}."
-            yield f"{key}.start_step", what, f"{key}.start_step={start + 1}"
+            message = f"{key} and data.phases.{starts[start]} both start at step {start}."
+            yield f"{key}.start_step", message, f"{key}.start_step={start + 1}"
         starts[start] = name
         yield from _of_weights(data, f"{key}.dataset_weights", phase.get("dataset_weights", {}))
     if data.anneal_start_step and not data.phases:
@@ -76,23 +76,23 @@ def begins(data: Mix, train: Train) -> Findings:
         start = phase.get("start_step", 0) if isinstance(phase, dict) else 0
         if isinstance(start, int) and start >= train.max_steps:
             key = keys.get(name, "data.anneal_start_step")
-            what = f"{name} begins at step {start}, and train.max_steps is {train.max_steps}."
-            yield key, what, f"{key}={max(train.max_steps - 1, 1)}, or a longer run"
+            message = f"{name} begins at step {start}, and train.max_steps is {train.max_steps}."
+            yield key, message, f"{key}={max(train.max_steps - 1, 1)}, or a longer run"
 
 
 def _of_phase(key: str, phase: Any) -> Iterator[tuple[str, str, str]]:
-    """What is wrong with the keys of a phase and their types."""
+    """Find faults in the keys and types of a phase."""
     if not isinstance(phase, dict):
         yield f"{key}={phase}", f"a phase has {', '.join(OF_PHASE)}.", f"{key}={{start_step:1}}"
         return
     for option in phase.keys() - set(OF_PHASE):
-        near = did_you_mean([f"{key}.{one}" for one in closest(option, OF_PHASE)])
+        near = did_you_mean([f"{key}.{candidate}" for candidate in closest(option, OF_PHASE)])
         yield f"{key}.{option}", f"a phase has no '{option}'.", near or f"~{key}.{option}"
         return
     start, scale = phase.get("start_step"), phase.get("lr_scale", 1.0)
     if not (isinstance(start, int) and fits(start, int) and start >= 0):
-        what = f"{key}.start_step must be a step, an integer of at least 0."
-        yield key, what, f"{key}={{start_step:1}}"
+        message = f"{key}.start_step must be a step, an integer of at least 0."
+        yield key, message, f"{key}={{start_step:1}}"
     if not fits(scale, float) or not scale > 0:
         yield f"{key}.lr_scale", "it must be a number greater than 0.", f"{key}.lr_scale=1.0"
     if not isinstance(phase.get("dataset_weights", {}), dict):
@@ -100,10 +100,10 @@ def _of_phase(key: str, phase: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def _of_weights(data: Mix, key: str, weights: dict[str, Any]) -> Findings:
-    """What is wrong with the weights of a phase."""
+    """Find faults in the weights of a phase."""
     for name, weight in weights.items():
         if name not in data.sources:
-            near = did_you_mean([f"{key}.{one}" for one in closest(name, data.sources)])
+            near = did_you_mean([f"{key}.{candidate}" for candidate in closest(name, data.sources)])
             yield f"{key}.{name}", f"there is no source '{name}'.", near or f"~{key}.{name}"
         elif not fits(weight, float) or weight < 0:
             yield f"{key}.{name}", "a weight is a number of at least 0.", f"{key}.{name}=0.0"

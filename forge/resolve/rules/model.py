@@ -39,14 +39,16 @@ def kinds_unused(model: Decoder) -> Findings:
 @rule("model.rope_head_dim", *ROTATED)
 def rope_head_dim(model: Decoder) -> Findings:
     """Rotary positions rotate pairs: the width of a head that they rotate must be even."""
-    for place, layer in model.in_use():
+    for layer_key, layer in model.in_use():
         width = layer.rotary_dim
         if layer.is_rotary and (width % 2 or not width):
-            what = f"rotary positions rotate pairs, and the rotated width is {width}."
-            yield f"{place}.position", what, f"an even one, or {place}.position=none"
+            message = f"rotary positions rotate pairs, and the rotated width is {width}."
+            yield f"{layer_key}.position", message, f"an even one, or {layer_key}.position=none"
         elif layer.stretches == "dynamic" and width == 2:
-            what = "rope_type=dynamic stretches the pairs behind the first, and there is one pair."
-            yield f"{place}.rope_type", what, f"{place}.rope_type=linear"
+            message = (
+                "rope_type=dynamic stretches the pairs behind the first, and there is one pair."
+            )
+            yield f"{layer_key}.rope_type", message, f"{layer_key}.rope_type=linear"
 
 
 @rule("model.sinusoidal", "model.dim", "model.position")
@@ -72,14 +74,17 @@ def longrope(model: Decoder) -> Findings:
     """model.rope_type=longrope has one number for each rotated pair, for short sequences and for
     long ones.
     """
-    for place, layer in model.in_use():
+    for layer_key, layer in model.in_use():
         pairs = layer.rotary_dim // 2
         for name in ("rope_short_factor", "rope_long_factor"):
-            given = getattr(layer, name)
-            if layer.stretches == "longrope" and (len(given) != pairs or min(given) <= 0):
-                what = f"{place}.{name} has {len(given)} numbers, not {pairs} above 0, one a pair."
-                fix = f"{place}.rope_type=default, or {pairs} numbers above 0"
-                yield f"{place}.{name}", what, fix
+            factors = getattr(layer, name)
+            if layer.stretches == "longrope" and (len(factors) != pairs or min(factors) <= 0):
+                message = (
+                    f"{layer_key}.{name} has {len(factors)} numbers, "
+                    f"not {pairs} above 0, one a pair."
+                )
+                hint = f"{layer_key}.rope_type=default, or {pairs} numbers above 0"
+                yield f"{layer_key}.{name}", message, hint
 
 
 @rule(
@@ -91,21 +96,21 @@ def longrope(model: Decoder) -> Findings:
 )
 def sdpa_backend(model: Decoder, precision: Precision, run: Run, world: World) -> Findings:
     """The kernel of model.sdpa_backend must take the device, number format and heads of the run."""
-    name, what = model.sdpa_backend, ""
+    name, reason = model.sdpa_backend, ""
     if name in ("auto", "math"):
         return
     if world.device == "mps":
-        what = "torch has none for an Apple GPU"
+        reason = "torch has none for an Apple GPU"
     elif world.device == "cpu":
-        what = "torch has none on a CPU" if name != "flash" else ""
+        reason = "torch has none on a CPU" if name != "flash" else ""
     elif name != "efficient" and precision.mixed_precision == "fp32":
-        what = "it takes 16 bits, and precision.mixed_precision is fp32"
+        reason = "it takes 16 bits, and precision.mixed_precision is fp32"
     elif name == "efficient" and model.kv_heads != model.n_heads:
-        what = f"it takes as many key heads as heads, not {model.kv_heads} for {model.n_heads}"
+        reason = f"it takes as many key heads as heads, not {model.kv_heads} for {model.n_heads}"
     elif name == "cudnn" and run.deterministic:
-        what = "it is not deterministic, and run.deterministic is true"
-    if what:
-        yield "model.sdpa_backend", f"the {name} kernel: {what}.", "model.sdpa_backend=auto"
+        reason = "it is not deterministic, and run.deterministic is true"
+    if reason:
+        yield "model.sdpa_backend", f"the {name} kernel: {reason}.", "model.sdpa_backend=auto"
 
 
 @rule(
@@ -120,22 +125,22 @@ def gdn_kernel(model: Decoder, precision: Precision, train: Train, world: World)
     """gdn_kernel=fla must find flash-linear-attention, whose kernels are for an NVIDIA GPU, for 16
     bits and for blocks that are not compiled.
     """
-    for place, layer in model.in_use():
-        own = layer.mixer
-        if not isinstance(own, GatedDeltaNet) or own.gdn_kernel != "fla":
+    for layer_key, layer in model.in_use():
+        mixer = layer.mixer
+        if not isinstance(mixer, GatedDeltaNet) or mixer.gdn_kernel != "fla":
             continue
-        key, more = f"{place}.mixer.gdn_kernel", ""
+        key, alternative = f"{layer_key}.mixer.gdn_kernel", ""
         if world.device != "cuda":
-            what = f"run.device is {world.device}, and they are for an NVIDIA GPU"
+            reason = f"run.device is {world.device}, and they are for an NVIDIA GPU"
         elif precision.mixed_precision == "fp32":
-            what = "precision.mixed_precision is fp32, and they are for 16 bits"
+            reason = "precision.mixed_precision is fp32, and they are for 16 bits"
         elif train.compile_model:
-            what = "train.compile_model is true, and a compiler does not see through them"
-        elif not own.has_fla():
-            what, more = "they are not installed", ", or pip install 'forge-lm[fla]'"
+            reason = "train.compile_model is true, and a compiler does not see through them"
+        elif not mixer.has_fla():
+            reason, alternative = "they are not installed", ", or pip install 'forge-lm[fla]'"
         else:
             continue
-        yield key, f"the kernels of flash-linear-attention: {what}.", f"{key}=auto{more}"
+        yield key, f"the kernels of flash-linear-attention: {reason}.", f"{key}=auto{alternative}"
 
 
 @rule("model.vocab_size", "model.vocab_size", "tokenizer.vocab_size")
@@ -143,11 +148,11 @@ def vocab_size(model: Model, tokenizer: Tokenizer) -> Findings:
     """model.vocab_size must cover every id of the tokenizer."""
     ids, rows = tokenizer.n_ids, model.vocab_size
     if ids is not None and rows < ids:
-        what = f"the tokenizer has {ids} ids, the model only {rows} rows for them."
-        fix = f"model.vocab_size={ids}"
+        message = f"the tokenizer has {ids} ids, the model only {rows} rows for them."
+        hint = f"model.vocab_size={ids}"
         if isinstance(model, FolderDecoder):
-            fix = "model.grow_vocab=true, which adds rows to those of the folder"
-        yield "model.vocab_size", what, fix
+            hint = "model.grow_vocab=true, which adds rows to those of the folder"
+        yield "model.vocab_size", message, hint
 
 
 @rule("model.vocab_unused", "model.vocab_size", "tokenizer.vocab_size", warning=True)
@@ -155,6 +160,6 @@ def vocab_unused(model: Model, tokenizer: Tokenizer) -> Findings:
     """More than half of the embedding rows should belong to some token."""
     ids, rows = tokenizer.n_ids, model.vocab_size
     if ids is not None and rows > 2 * ids:
-        what = f"the tokenizer has {ids} ids: {rows - ids} of {rows} rows are never trained."
+        message = f"the tokenizer has {ids} ids: {rows - ids} of {rows} rows are never trained."
         other = f", or tokenizer.vocab_size={rows}" if isinstance(tokenizer, BPE) else ""
-        yield "model.vocab_size", what, f"model.vocab_size={ids}{other}"
+        yield "model.vocab_size", message, f"model.vocab_size={ids}{other}"

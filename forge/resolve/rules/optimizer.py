@@ -1,4 +1,4 @@
-"""Rules on groups of parameters: what `optimizer.groups` and patterns of names say of a model."""
+"""Rules on groups of parameters: `optimizer.groups` and patterns of names, against a model."""
 
 from __future__ import annotations
 
@@ -33,16 +33,18 @@ READS = ("model", *GROUPED)
 @rule("optimizer.patterns", *READS)
 def patterns(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
     """Each regular expression of an optimizer is found in the name of a parameter of the model."""
-    said = {f"optimizer.{option}": getattr(optimizer, option) for option in PATTERNS}
-    said |= {f"{GROUPS}.{n}.{PARAMETERS}": e.get(PARAMETERS, ()) for n, e in _entries(optimizer)}
-    for key, each in said.items():
-        if not each:
+    expressions_by_key = {f"optimizer.{option}": getattr(optimizer, option) for option in PATTERNS}
+    expressions_by_key |= {
+        f"{GROUPS}.{n}.{PARAMETERS}": e.get(PARAMETERS, ()) for n, e in _entries(optimizer)
+    }
+    for key, expressions in expressions_by_key.items():
+        if not expressions:
             continue
         names = [name for name, _ in parameters_of(config)]
-        for pattern in each:
+        for pattern in expressions:
             if not any(found([pattern], name) for name in names):
-                what = f"'{pattern}' is in the name of no parameter, such as {_last(names)}."
-                yield key, what, f"{key}=[{_inner(names)}]"
+                message = f"'{pattern}' is in the name of no parameter, such as {_last(names)}."
+                yield key, message, f"{key}=[{_inner(names)}]"
 
 
 @rule("optimizer.low_bit_mps", "optimizer", "run.device")
@@ -57,14 +59,16 @@ def in_16_bits(config: Config, optimizer: Optimizer) -> Findings:
     """An optimizer of weights in 16 bits computes their updates in fp32, as forge's own do."""
     if not config.precision.weights_in_16_bits:
         return
-    fix = "precision.param_dtype=fp32"
+    hint = "precision.param_dtype=fp32"
     for group in param_groups.groups(config).values():
         if isinstance(group.section, ScheduleFreeAdamW):
-            what = "schedule_free_adamw has a mean of two sets of weights, which are too near to"
-            yield "precision.param_dtype", f"{what} each other for 16 bits.", fix
+            message = "schedule_free_adamw has a mean of two sets of weights, which are too near to"
+            yield "precision.param_dtype", f"{message} each other for 16 bits.", hint
         elif not group.section._target_.startswith("forge.optim."):
-            what = f"{group.section._target_} would compute in 16 bits, and keep its state in them."
-            yield "precision.param_dtype", what, fix
+            message = (
+                f"{group.section._target_} would compute in 16 bits, and keep its state in them."
+            )
+            yield "precision.param_dtype", message, hint
 
 
 @rule(
@@ -87,7 +91,7 @@ def in_backward(config: Config, train: Train, optimizer: Optimizer) -> Findings:
     if not train.optimizer_in_backward:
         return
     key, off = "train.optimizer_in_backward", "train.optimizer_in_backward=false"
-    wanted = {
+    requirements = {
         "train.grad_clip_norm": (0, "the norm is of all gradients"),
         "train.grad_accum_steps": (1, "gradients of micro-batches are added up first"),
         "parallel.pp": (1, "gradients of micro-batches are added up first"),
@@ -95,15 +99,15 @@ def in_backward(config: Config, train: Train, optimizer: Optimizer) -> Findings:
         "metrics.norms_by_role": (False, "there is no time at which all gradients are there"),
         "checkpoint.async_mode": ("disabled", "what is saved changes before it is copied"),
     }
-    for name, (value, why) in wanted.items():
+    for name, (value, why) in requirements.items():
         if get(config, name) != value:
-            fix = f"{name}={shown(value)}"
+            hint = f"{name}={shown(value)}"
             if name == "train.grad_accum_steps":
-                fix = "train.grad_accum_steps=1 train.global_batch_size=null"
-            yield key, f"{name} is {shown(get(config, name))}, and {why}.", f"{fix}, or {off}"
+                hint = "train.grad_accum_steps=1 train.global_batch_size=null"
+            yield key, f"{name} is {shown(get(config, name))}, and {why}.", f"{hint}, or {off}"
     if config.precision.mixed_precision == "fp16":
-        what = "precision.mixed_precision=fp16 finds the scale of the loss by all gradients."
-        yield key, what, f"precision.mixed_precision=bf16, or {off}"
+        message = "precision.mixed_precision=fp16 finds the scale of the loss by all gradients."
+        yield key, message, f"precision.mixed_precision=bf16, or {off}"
     yield from _not_one_by_one(config, key, off)
 
 
@@ -118,49 +122,53 @@ def offload_optimizer(config: Config, parallel: Parallel) -> Findings:
 def _not_one_by_one(config: Config, key: str, off: str) -> Findings:
     for group in param_groups.groups(config).values():
         if not group.section.one_by_one:
-            what = f"{group.kind} does not update one parameter without the others."
-            yield key, what, f"optimizer=adamw, or {off}"
+            message = f"{group.kind} does not update one parameter without the others."
+            yield key, message, f"optimizer=adamw, or {off}"
             return
 
 
 @rule("optimizer.roles", *READS)
 def roles(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
     """A role, or a parameter that is named, is of one group, and of `rest` where of no other."""
-    yield from _twice(optimizer, ROLES, lambda role, said: role in said, param_groups.ALL_ROLES)
+    yield from _twice(
+        optimizer, ROLES, lambda role, selected: role in selected, param_groups.ALL_ROLES
+    )
     if sum(PARAMETERS in entry for _, entry in _entries(optimizer)) > 1:
         names = [name for name, _ in parameters_of(config)]
-        yield from _twice(optimizer, PARAMETERS, lambda name, said: found(said, name), names)
+        yield from _twice(
+            optimizer, PARAMETERS, lambda name, selected: found(selected, name), names
+        )
 
 
 @rule("optimizer.takes", *READS)
 def takes(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
     """An optimizer is of parameters that it can update: muon of matrices and experts."""
-    made = param_groups.groups(config)
-    if not any(group.section.takes for group in made.values()):
+    groups = param_groups.groups(config)
+    if not any(group.section.takes for group in groups.values()):
         return
     parameters = parameters_of(config)
     of_group = members(config, parameters)
-    for name, group in made.items():
-        here = [role for one, role in parameters if of_group[one] == name]
-        left = [role for role in dict.fromkeys(here) if role not in group.section.takes]
-        if group.section.takes and left:
-            what = f"{group.kind} updates {' and '.join(group.section.takes)} only, and is given"
-            listed, key = ", ".join(left), f"{GROUPS}.{name}"
-            fix = f"'+{GROUPS}.others={{{KIND}: adamw, {ROLES}: [{listed}]}}'"
+    for name, group in groups.items():
+        group_roles = [role for parameter, role in parameters if of_group[parameter] == name]
+        untaken = [role for role in dict.fromkeys(group_roles) if role not in group.section.takes]
+        if group.section.takes and untaken:
+            message = f"{group.kind} updates {' and '.join(group.section.takes)} only, and is given"
+            listed, key = ", ".join(untaken), f"{GROUPS}.{name}"
+            hint = f"'+{GROUPS}.others={{{KIND}: adamw, {ROLES}: [{listed}]}}'"
             if name != OWN:
-                own = optimizer.groups[name].get(ROLES, ())
-                taken = ", ".join(role for role in own if role in group.section.takes)
-                fix = f"'{key}.{ROLES}=[{taken}]'" if taken else f"~{key}"
+                given_roles = optimizer.groups[name].get(ROLES, ())
+                taken = ", ".join(role for role in given_roles if role in group.section.takes)
+                hint = f"'{key}.{ROLES}=[{taken}]'" if taken else f"~{key}"
                 if not taken and KIND not in optimizer.groups[name]:
-                    fix = f"+{key}.{KIND}=adamw, or {fix}"
-            yield key if name != OWN else "optimizer", f"{what} {listed}.", fix
+                    hint = f"+{key}.{KIND}=adamw, or {hint}"
+            yield key if name != OWN else "optimizer", f"{message} {listed}.", hint
 
 
 @rule("optimizer.nothing", *READS)
 def nothing(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
     """Something is trained: patterns leave a parameter that is not frozen."""
     only = optimizer.trainable_parameters or optimizer.freeze_parameters
-    if only and all(one is None for one in members(config, parameters_of(config)).values()):
+    if only and all(group is None for group in members(config, parameters_of(config)).values()):
         key = "freeze_parameters" if optimizer.freeze_parameters else "trainable_parameters"
         yield f"optimizer.{key}", f"optimizer.{key}=[]"
 
@@ -193,12 +201,12 @@ def _twice(
     things: Iterable[str],
 ) -> Findings:
     for thing in things:
-        of = [n for n, e in _entries(optimizer) if selects(thing, e.get(selection, ()))]
-        of = [name for name in of if name != param_groups.REST]
-        if len(of) > 1:
-            what = f"{thing} is of the groups {' and '.join(of)}."
-            key = f"{GROUPS}.{of[-1]}.{selection}"
-            yield key, what, f"~{GROUPS}.{of[-1]}"
+        groups = [n for n, e in _entries(optimizer) if selects(thing, e.get(selection, ()))]
+        groups = [name for name in groups if name != param_groups.REST]
+        if len(groups) > 1:
+            message = f"{thing} is of the groups {' and '.join(groups)}."
+            key = f"{GROUPS}.{groups[-1]}.{selection}"
+            yield key, message, f"~{GROUPS}.{groups[-1]}"
             return
 
 
@@ -207,7 +215,7 @@ def _last(names: Sequence[str]) -> str:
 
 
 def _inner(names: Sequence[str]) -> str:
-    """A name without its prefix and suffix."""
+    """The name in the middle of the list, without its prefix and suffix."""
     return names[len(names) // 2].removesuffix(".weight").rpartition(".")[2]
 
 
@@ -224,24 +232,24 @@ def qk_clip(config: Config, model: Decoder, train: Train) -> Findings:
     if not train.use_qk_clip:
         return
     option, layers = "train.use_qk_clip=false", [layer for _, layer in model.in_use()]
-    if unknown := [one.mixer._target_ for one in layers if not one.mixer.clips_qk]:
+    if unknown := [layer.mixer._target_ for layer in layers if not layer.mixer.clips_qk]:
         yield "train.use_qk_clip", f"{unknown[0]} has no logits that it could see.", option
-    elif any(one.qk_norm and "qk_norm" not in one.mixer.unread for one in layers):
-        what = "norms of queries and keys, model.qk_norm=true, undo what it scales."
-        yield "train.use_qk_clip", what, f"model.qk_norm=false, or {option}"
-    elif any(one.attn_logits_soft_cap for one in layers):
-        what = "model.attn_logits_soft_cap bounds what it would bring down."
-        yield "train.use_qk_clip", what, f"model.attn_logits_soft_cap=0, or {option}"
+    elif any(layer.qk_norm and "qk_norm" not in layer.mixer.unread for layer in layers):
+        message = "norms of queries and keys, model.qk_norm=true, undo what it scales."
+        yield "train.use_qk_clip", message, f"model.qk_norm=false, or {option}"
+    elif any(layer.attn_logits_soft_cap for layer in layers):
+        message = "model.attn_logits_soft_cap bounds what it would bring down."
+        yield "train.use_qk_clip", message, f"model.attn_logits_soft_cap=0, or {option}"
     if config.parallel.cp > 1:
-        what = f"parallel.cp={config.parallel.cp} cuts the keys that a query sees."
-        yield "train.use_qk_clip", what, option
+        message = f"parallel.cp={config.parallel.cp} cuts the keys that a query sees."
+        yield "train.use_qk_clip", message, option
     if config.data.pack_sequences and model.document_attention != "mask":
-        what = "it sees packed documents by masks, not in blocks."
-        yield "train.use_qk_clip", what, f"model.document_attention=mask, or {option}"
+        message = "it sees packed documents by masks, not in blocks."
+        yield "train.use_qk_clip", message, f"model.document_attention=mask, or {option}"
     if config.precision.master_weights:
-        what = "precision.master_weights=true makes the weights anew that it has scaled."
-        yield "train.use_qk_clip", what, f"precision.param_dtype=fp32, or {option}"
+        message = "precision.master_weights=true makes the weights anew that it has scaled."
+        yield "train.use_qk_clip", message, f"precision.param_dtype=fp32, or {option}"
     kinds = [type(group.section) for group in param_groups.groups(config).values()]
     if ScheduleFreeAdamW in kinds:
-        what = "optimizer=schedule_free_adamw has two sets of weights, and it would scale one."
-        yield "train.use_qk_clip", what, f"optimizer=adamw, or {option}"
+        message = "optimizer=schedule_free_adamw has two sets of weights, and it would scale one."
+        yield "train.use_qk_clip", message, f"optimizer=adamw, or {option}"

@@ -18,9 +18,13 @@ def target(config: Config) -> Findings:
     for group in GIVEN:
         section = getattr(config, group)
         if isinstance(section, Own) and getattr(section, TARGET) != type(section).__name__:
-            named = type(section).__name__
-            what = f"the options of this section are those of {named}."
-            yield f"{group}._target_", what, f"a file of its own, or {group}._target_={named}"
+            class_name = type(section).__name__
+            message = f"the options of this section are those of {class_name}."
+            yield (
+                f"{group}._target_",
+                message,
+                f"a file of its own, or {group}._target_={class_name}",
+            )
 
 
 @rule("own.weight_decay", "optimizer.weight_decay", "optimizer._target_")
@@ -28,8 +32,8 @@ def weight_decay(optimizer: Optimizer) -> Findings:
     """optimizer.weight_decay must be 0 where the target has no parameter for it."""
     untaken = optimizer.untaken if isinstance(optimizer, Own) else ()
     if "weight_decay" in untaken and optimizer.weight_decay:
-        what = f"{optimizer._target_} takes no weight_decay."
-        yield "optimizer.weight_decay", what, "optimizer.weight_decay=0"
+        message = f"{optimizer._target_} takes no weight_decay."
+        yield "optimizer.weight_decay", message, "optimizer.weight_decay=0"
 
 
 @rule(
@@ -40,11 +44,15 @@ def weight_decay(optimizer: Optimizer) -> Findings:
 def not_known(model: Model, optimizer: Optimizer, objective: Objective) -> Findings:
     """What a component costs should be known, which a schema says and a _target_ alone does not."""
     if isinstance(model, Own):
-        what = "its parameters, FLOPs and memory are not known: no estimate of memory, and no mfu."
-        yield "model._target_", f"{model._target_}: {what}", SCHEMA
+        message = (
+            "its parameters, FLOPs and memory are not known: no estimate of memory, and no mfu."
+        )
+        yield "model._target_", f"{model._target_}: {message}", SCHEMA
     if isinstance(optimizer, Own):
-        what = "what it keeps of each weight is not known, and no part of the estimate of memory."
-        yield "optimizer._target_", f"{optimizer._target_}: {what}", SCHEMA
+        message = (
+            "what it keeps of each weight is not known, and no part of the estimate of memory."
+        )
+        yield "optimizer._target_", f"{optimizer._target_}: {message}", SCHEMA
     if isinstance(objective, Own):
-        what = "its metrics are taken for those of next-token prediction, and its memory too."
-        yield "objective._target_", f"{objective._target_}: {what}", SCHEMA
+        message = "its metrics are taken for those of next-token prediction, and its memory too."
+        yield "objective._target_", f"{objective._target_}: {message}", SCHEMA

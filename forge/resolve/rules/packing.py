@@ -1,4 +1,4 @@
-"""Rules on documents that share a sequence and are kept apart."""
+"""Rules on packed sequences: several documents in one sequence, kept apart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forge.resolve.layout import PADDED, why_whole_rows
 
 OPTION = "data.pack_sequences"
 WITHOUT_MASK = ("flash", "cudnn")
-"""Kernels of attention that are given no mask."""
+"""Kernels of attention without a mask."""
 
 
 @rule(OPTION, OPTION, "model.mixer", "model.kinds", "model.layers")
@@ -26,14 +26,14 @@ def pack_sequences(data: Data, model: Model, objective: Objective) -> Findings:
     """With data.pack_sequences the objective, the model and the mixers of its layers must keep
     documents apart.
     """
-    if not data.pack_sequences or "" not in objective.compares:  # which is told by itself
+    if not data.pack_sequences or "" not in objective.compares:  # preferences have a rule
         return
     layers = [layer for _, layer in model.in_use()] if isinstance(model, Decoder) else []
     for section in (objective, model, *(layer.mixer for layer in layers)):
-        # A class of one's own in a section of forge's may do less than that section says.
+        # A user's class in a section of forge may do less than the section says.
         if not section.reads_documents or section._target_ != type(section)._target_:
-            what = f"{section._target_} reads a sequence as one text."
-            yield OPTION, what, f"{OPTION}=false"
+            message = f"{section._target_} reads a sequence as one text."
+            yield OPTION, message, f"{OPTION}=false"
             return
 
 
@@ -60,9 +60,9 @@ def document_attention(
 ) -> Findings:
     """flex_attention, which model.document_attention=flex asks for, must run there."""
     asked = data.pack_sequences and model.document_attention == "flex"
-    if asked and (what := why_not(model, parallel, train, world.device)):
-        fix = "model.document_attention=auto"
-        yield "model.document_attention", f"flex_attention does not run: {what}.", fix
+    if asked and (reason := why_not(model, parallel, train, world.device)):
+        hint = "model.document_attention=auto"
+        yield "model.document_attention", f"flex_attention does not run: {reason}.", hint
 
 
 @rule("data.packing", "data.packing", "data.max_segments_per_seq", OPTION)
@@ -84,8 +84,8 @@ def too_long(data: Data) -> Findings:
     examples.
     """
     if not data.examples and data.too_long != "split" and data.packing == "concat_then_split":
-        fix = f"data.packing=best_fit {OPTION}=true, or data.too_long=split"
-        yield "data.too_long", fix
+        hint = f"data.packing=best_fit {OPTION}=true, or data.too_long=split"
+        yield "data.too_long", hint
 
 
 @rule(PADDED, PADDED, "data.packing", "parallel.pp", "parallel.tp", "parallel.cp")
@@ -97,5 +97,5 @@ def padded(config: Config, parallel: Parallel) -> Findings:
     if why := why_whole_rows(config):
         yield PADDED, f"rows cannot end before train.seq_len: {why}.", f"{PADDED}=0"
     elif multiple % (parts := prod(parallel.sequence_factors.values())):
-        named = " * ".join(parallel.sequence_factors)
-        yield PADDED, f"rows are cut into {named} parts ({parts}).", f"{PADDED}={parts}"
+        factors = " * ".join(parallel.sequence_factors)
+        yield PADDED, f"rows are cut into {factors} parts ({parts}).", f"{PADDED}={parts}"

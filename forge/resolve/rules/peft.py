@@ -1,4 +1,4 @@
-"""Rules on folders of adapters, as PEFT writes them."""
+"""Rules on folders of adapters written by PEFT."""
 
 from __future__ import annotations
 
@@ -21,25 +21,29 @@ INIT_FROM = "adapter.init_from"
 @rule(INIT_FROM, INIT_FROM, "adapter", "checkpoint.init_from", "run.dir", "checkpoint.dir")
 def init_from(config: Config, adapter: LoRA) -> Findings:
     """adapter.init_from is a folder of PEFT, whose adapters have the options of these."""
-    place = adapter.init_from
-    if place is None or has_saved_since(config, "init_from"):
+    folder = adapter.init_from
+    if folder is None or has_saved_since(config, "init_from"):
         return
-    if not peft.is_peft(place):
-        what = f"{place} has no {peft.CONFIG}."
-        yield INIT_FROM, what, f"{INIT_FROM}=null, or a folder as save_pretrained of PEFT writes it"
+    if not peft.is_peft(folder):
+        message = f"{folder} has no {peft.CONFIG}."
+        yield (
+            INIT_FROM,
+            message,
+            f"{INIT_FROM}=null, or a folder as save_pretrained of PEFT writes it",
+        )
         return
     try:
-        theirs = peft.options(peft.read(place))
+        options = peft.options(peft.read(folder))
     except FolderError as error:
         yield INIT_FROM, error.what, error.fix
         return
-    for name, value in theirs.items():
+    for name, value in options.items():
         if (ours := getattr(adapter, name)) != value:
             if name == "ranks" and _same_ranks(config.model, adapter, value):
                 continue
-            key, said = f"adapter.{name}", _said(value)
-            what = f"{place} has adapters of {name}={said}, and this is {_said(ours)}."
-            yield key, what, _override(name, value)
+            key, folder_value = f"adapter.{name}", _said(value)
+            message = f"{folder} has adapters of {name}={folder_value}, and this is {_said(ours)}."
+            yield key, message, _override(name, value)
 
 
 @rule("checkpoint.adapters", "checkpoint.init_from", "adapter", "run.dir", "checkpoint.dir")
@@ -47,34 +51,38 @@ def adapters(config: Config, adapter: Adapter, checkpoint: Checkpoint) -> Findin
     """A folder of adapters alone is beside weights that are somewhere else, for a run with
     adapters.
     """
-    place = checkpoint.init_from
-    if place is None or not peft.is_peft(place) or has_saved_since(config, "init_from"):
+    folder = checkpoint.init_from
+    if folder is None or not peft.is_peft(folder) or has_saved_since(config, "init_from"):
         return
     if not isinstance(adapter, LoRA):
-        yield "adapter", f"{place} has adapters alone.", " ".join(["adapter=lora", *_typed(place)])
+        yield (
+            "adapter",
+            f"{folder} has adapters alone.",
+            " ".join(["adapter=lora", *_typed(folder)]),
+        )
         return
-    what = f"{place} has adapters alone, whose base is not on this machine."
+    message = f"{folder} has adapters alone, whose base is not on this machine."
     yield (
         "checkpoint.init_from",
-        what,
-        f"checkpoint.init_from=null {INIT_FROM}={place}, or its base for null",
+        message,
+        f"checkpoint.init_from=null {INIT_FROM}={folder}, or its base for null",
     )
 
 
 def _same_ranks(model: Model, adapter: LoRA, ranks: dict[str, int]) -> bool:
-    """Whether other words give each matrix the rank that it has."""
-    others = replace(adapter, ranks=ranks)
+    """Whether `ranks`, under other words, give each matrix its present rank."""
+    renamed = replace(adapter, ranks=ranks)
     tensors = model.tensors() if isinstance(model, Decoder) else ()
-    return all(adapter.rank_of(one) == others.rank_of(one) for one in tensors)
+    return all(adapter.rank_of(tensor) == renamed.rank_of(tensor) for tensor in tensors)
 
 
 def _typed(place: str) -> list[str]:
-    """Overrides by which an adapter is as one in a folder."""
+    """Overrides that give an adapter the options of a folder."""
     try:
-        theirs = peft.options(peft.read(place))
+        options = peft.options(peft.read(place))
     except FolderError:
-        return []  # the rule above says what is wrong
-    return [_override(name, value) for name, value in theirs.items() if value]
+        return []  # the rule above reports the fault
+    return [_override(name, value) for name, value in options.items() if value]
 
 
 def _override(name: str, value: object) -> str:

@@ -1,4 +1,4 @@
-"""Rules on what learns from preferences."""
+"""Rules on preference objectives: their data, packing and reference."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def examples(config: Config, objective: Objective) -> Findings:
         if section.examples in objective.compares:
             continue
         name = objective.schema_name or objective._target_
-        known = " or ".join(EXAMPLES[kind] for kind in objective.compares)
-        what = f"objective={name} reads {known}, and this is {EXAMPLES[section.examples]}."
+        expected = " or ".join(EXAMPLES[kind] for kind in objective.compares)
+        message = f"objective={name} reads {expected}, and this is {EXAMPLES[section.examples]}."
         kinds = " or ".join(KIND[kind] for kind in objective.compares)
         if key == "data":
-            fix = f"{FOR[section.examples]}; or data={kinds} data.path=my.jsonl"
+            hint = f"{FOR[section.examples]}; or data={kinds} data.path=my.jsonl"
             key = "data._target_"
         else:
-            fix = f"name other text there: {kinds} data"
-        yield key, what, fix
+            hint = f"name other text there: {kinds} data"
+        yield key, message, hint
 
 
 @rule(
@@ -44,7 +44,7 @@ def examples(config: Config, objective: Objective) -> Findings:
 )
 def pack_sequences(data: Data, objective: Objective) -> Findings:
     """Responses are compared row by row, so that none is packed with another."""
-    if "" in objective.compares or not data.examples:  # text, which is told by itself
+    if "" in objective.compares or not data.examples:  # another rule reports text
         return
     if data.pack_sequences:
         yield "data.pack_sequences", "data.pack_sequences=false"
@@ -76,8 +76,8 @@ def reference(objective: Referenced, adapter: Adapter, parallel: Parallel) -> Fi
     if objective.reference_free or objective.reference != "adapter":
         return
     if why := why_no_reference(adapter, parallel):
-        more = "" if adapter.active else ", or adapter=lora"
-        yield "objective.reference", f"{why}.", f"objective.reference=cached{more}"
+        alternative = "" if adapter.active else ", or adapter=lora"
+        yield "objective.reference", f"{why}.", f"objective.reference=cached{alternative}"
 
 
 @rule("objective.reference_model", "objective.reference_model", "objective.reference")

@@ -1,4 +1,4 @@
-"""Rules on weights that are kept in few bits."""
+"""Rules on QLoRA: base weights kept in few bits."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ def packed_tp(model: Decoder, adapter: QLoRA, parallel: Parallel) -> Findings:
     """Where tp cuts the rows of weights in few bits, each part has whole blocks of 64 weights."""
     if adapter.base_format == "int8" or parallel.tp < 2:
         return
-    for one in model.tensors():
-        cut = adapter.packs(one) and one.cut(parallel.tp) == len(one.shape) - 1
-        if cut and one.shape[-1] % (BLOCK * parallel.tp):
-            what = f"{one.name} has rows of {one.shape[-1]} weights, which tp={parallel.tp} cuts."
-            yield "parallel.tp", what, "parallel.tp=1, or adapter.base_format=int8"
+    for tensor in model.tensors():
+        cut = adapter.packs(tensor) and tensor.cut(parallel.tp) == len(tensor.shape) - 1
+        if cut and tensor.shape[-1] % (BLOCK * parallel.tp):
+            message = (
+                f"{tensor.name} has rows of {tensor.shape[-1]} weights, "
+                f"which tp={parallel.tp} cuts."
+            )
+            yield "parallel.tp", message, "parallel.tp=1, or adapter.base_format=int8"
             return
 
 

@@ -1,4 +1,4 @@
-"""Rules on the numbers that matrices are multiplied in."""
+"""Rules on quantization: the number formats of matrix products."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def takes_none(model: Decoder, quantization: Quantized) -> Findings:
     """quantization must take a matrix: long enough, and of sides that its numbers divide."""
     if quantization.chosen(model):
         return
-    what = f"no matrix has sides of {quantization.min_dim} and more that are multiples of"
-    what = f"{what} {quantization.multiple}, among those of quantization.parts."
+    message = f"no matrix has sides of {quantization.min_dim} and more that are multiples of"
+    message = f"{message} {quantization.multiple}, among those of quantization.parts."
     shorter = replace(quantization, min_dim=1).chosen(model)
     if shorter:
-        least = max(min(one.shape[-2:]) for one in shorter)
-        yield "quantization.min_dim", what, f"quantization.min_dim={least}"
+        least = max(min(tensor.shape[-2:]) for tensor in shorter)
+        yield "quantization.min_dim", message, f"quantization.min_dim={least}"
     else:
         every = f"quantization.parts=[{','.join(PARTS)}]"
-        yield "quantization.min_dim", what, f"{every}, or widths that are such multiples"
+        yield "quantization.min_dim", message, f"{every}, or widths that are such multiples"
 
 
 @rule("quantization.device", EMULATE, "run.device")
@@ -65,19 +65,21 @@ def capability(quantization: Emulated, plan: Plan, run: Run) -> Findings:
         return
     least = quantization.capability
     if gpu.capability < least:
-        able = [name for name, each in DEVICES.items() if each.capability >= least]
+        able = [name for name, gpu_model in DEVICES.items() if gpu_model.capability >= least]
         name, needs = quantization.schema_name, ".".join(map(str, least))
-        what = f"quantization={name} needs a GPU of compute capability {needs}, and it has"
-        what += f" {'.'.join(map(str, gpu.capability))}; of those known {', '.join(able)} will do."
-        yield "plan.device", what, f"plan.device={able[0]}, or {EMULATE}=true"
+        message = f"quantization={name} needs a GPU of compute capability {needs}, and it has"
+        message += (
+            f" {'.'.join(map(str, gpu.capability))}; of those known {', '.join(able)} will do."
+        )
+        yield "plan.device", message, f"plan.device={able[0]}, or {EMULATE}=true"
 
 
 @rule("quantization.precision", EMULATE, "precision.mixed_precision", "run.device")
 def precision_of_products(quantization: Emulated, precision: Precision, run: Run) -> Findings:
     """On a GPU quantization=fp8 and its kin give their products in bf16."""
-    wanted, here = quantization.on_cuda, precision.mixed_precision
-    if run.device == "cuda" and not quantization.emulate and wanted not in ("", here):
-        yield "precision.mixed_precision", f"precision={wanted}, or {EMULATE}=true"
+    required, mixed = quantization.on_cuda, precision.mixed_precision
+    if run.device == "cuda" and not quantization.emulate and required not in ("", mixed):
+        yield "precision.mixed_precision", f"precision={required}, or {EMULATE}=true"
 
 
 @rule("quantization.tp", "parallel.tp")
@@ -104,14 +106,14 @@ def fp8_all_gather(
     if not quantization.fp8_all_gather:
         return
     if quantization.recipe != "tensorwise":
-        what = f"recipe={quantization.recipe} has scales of rows, and gathers one of a tensor."
-        yield GATHER, what, f"quantization.recipe=tensorwise, or {GATHER}=false"
+        message = f"recipe={quantization.recipe} has scales of rows, and gathers one of a tensor."
+        yield GATHER, message, f"quantization.recipe=tensorwise, or {GATHER}=false"
     if not quantization.in_evaluation:
-        what = "evaluations have the gathered weights, which are fp8."
-        yield GATHER, what, f"quantization.in_evaluation=true, or {GATHER}=false"
+        message = "evaluations have the gathered weights, which are fp8."
+        yield GATHER, message, f"quantization.in_evaluation=true, or {GATHER}=false"
     if parallel.cpu_offload:
-        what = "with parallel.cpu_offload=true weights are copied to the GPU as they are."
-        yield GATHER, what, f"parallel.cpu_offload=false, or {GATHER}=false"
+        message = "with parallel.cpu_offload=true weights are copied to the GPU as they are."
+        yield GATHER, message, f"parallel.cpu_offload=false, or {GATHER}=false"
     if world.size == 1 and precision.mixed_precision == "fp32":
         yield GATHER, "on one rank in fp32 no weight is gathered.", f"{GATHER}=false"
 
@@ -128,8 +130,8 @@ def sparse_update(quantization: Sparse, optimizer: Optimizer, train: Train) -> F
         key = "train.optimizer_in_backward"
         yield key, f"{key}=false, or no quantization"
     if isinstance(optimizer, ScheduleFreeAdamW):
-        what = "schedule_free_adamw has two sets of weights, and one would be sparse."
-        yield "optimizer._target_", what, "optimizer=adamw"
+        message = "schedule_free_adamw has two sets of weights, and one would be sparse."
+        yield "optimizer._target_", message, "optimizer=adamw"
 
 
 @rule("quantization.sparse_pp", "parallel.pp", N)
@@ -153,8 +155,8 @@ def head(quantization: Quantized, model: Decoder, objective: Objective) -> Findi
     if not quantization.include_head:
         return
     if model.tie_embeddings:
-        what = "with model.tie_embeddings=true the head is the embedding, which is not rounded."
-        yield HEAD, what, f"{HEAD}=false, or model.tie_embeddings=false"
+        message = "with model.tie_embeddings=true the head is the embedding, which is not rounded."
+        yield HEAD, message, f"{HEAD}=false, or model.tie_embeddings=false"
     elif getattr(objective, "loss_fn", "") == "chunked_cross_entropy":
-        what = "objective.loss_fn=chunked_cross_entropy makes the products of the head itself."
-        yield HEAD, what, f"{HEAD}=false, or objective.loss_fn=cross_entropy"
+        message = "objective.loss_fn=chunked_cross_entropy makes the products of the head itself."
+        yield HEAD, message, f"{HEAD}=false, or objective.loss_fn=cross_entropy"

@@ -1,4 +1,4 @@
-"""Rules on what blocks keep for the backward pass."""
+"""Rules on recomputation: tensors that blocks keep for the backward pass."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ def known_tensors(config: Config, train: Train, model: Decoder) -> Findings:
     if train.activation_checkpointing != CUSTOM:
         return
     blocks = [Activations(config, model).block(kind) for kind in model.kinds_in()]
-    if any(block is None for block in blocks):  # whose tensors are not known
+    if any(block is None for block in blocks):  # the tensors of some block are not known
         return
     has = [name for name in NAMES if any(name in block.named for block in blocks if block)]
-    given = [name for name in train.recompute.given() if name != INPUT]
-    for name in given:
+    option_names = [name for name in train.recompute.given() if name != INPUT]
+    for name in option_names:
         if not set(GROUPS.get(name, (name,))) & set(has):
             near = closest(name, has) or has[:1]
-            fix = f"{TABLE}.{name}=remat {TABLE}.{near[0]}={getattr(train.recompute, name)}"
-            what = f"no layer has {name}; there are {', '.join(has)}."
-            yield f"{TABLE}.{name}", what, fix
+            hint = f"{TABLE}.{name}=remat {TABLE}.{near[0]}={getattr(train.recompute, name)}"
+            message = f"no layer has {name}; there are {', '.join(has)}."
+            yield f"{TABLE}.{name}", message, hint
     for name in train.recompute.layers:
         if name not in train.policy.places:
-            kept = ", ".join(each for each in train.policy.places if each in has)
-            what = f"{name} is kept in no block; kept by name: {kept or 'nothing'}."
-            fix = f"{TABLE}.{name}=device" if name in has else "leave it out there"
-            yield f"{TABLE}.layers", what, fix
+            saved = ", ".join(
+                tensor_name for tensor_name in train.policy.places if tensor_name in has
+            )
+            message = f"{name} is kept in no block; kept by name: {saved or 'nothing'}."
+            hint = f"{TABLE}.{name}=device" if name in has else "leave it out there"
+            yield f"{TABLE}.layers", message, hint
 
 
 @rule("train.recompute_custom", POLICY, TABLE)
@@ -54,9 +56,9 @@ def block_input(train: Train, parallel: Parallel) -> Findings:
     """
     if train.activation_checkpointing != CUSTOM:
         return
-    place, key = train.recompute.decoder_layer_input, f"{TABLE}.{INPUT}"
-    others = set(train.policy.places) - {INPUT}
-    if place == REMAT or (place == OFFLOAD and parallel.ep > 1 and others):
+    storage, key = train.recompute.decoder_layer_input, f"{TABLE}.{INPUT}"
+    other_names = set(train.policy.places) - {INPUT}
+    if storage == REMAT or (storage == OFFLOAD and parallel.ep > 1 and other_names):
         yield key, f"{key}={DEVICE}"
 
 
@@ -64,8 +66,8 @@ def block_input(train: Train, parallel: Parallel) -> Findings:
 def one_place(train: Train) -> Findings:
     """attention_out and context are one tensor, and so have one place."""
     table = train.recompute
-    places = {table.context, table.attention_out} - {REMAT}
-    if train.activation_checkpointing == CUSTOM and len(places) > 1:
+    storages = {table.context, table.attention_out} - {REMAT}
+    if train.activation_checkpointing == CUSTOM and len(storages) > 1:
         yield f"{TABLE}.attention_out", f"{TABLE}.attention_out={REMAT}"
 
 
@@ -74,13 +76,13 @@ def compiled(train: Train) -> Findings:
     """A compiled block keeps all its named tensors on the device, or all in host memory: what it
     keeps has no names any more.
     """
-    places = {name: place for name, place in train.policy.places.items() if name in NAMES}
+    storages = {name: storage for name, storage in train.policy.places.items() if name in NAMES}
     if train.activation_checkpointing != CUSTOM or not train.compile_model:
         return
-    if len(set(places.values())) > 1:
-        on_device = [name for name, place in places.items() if place == DEVICE]
-        what = f"{', '.join(on_device)} on the device, and others in host memory."
-        yield TABLE, what, "train.compile_model=false"
+    if len(set(storages.values())) > 1:
+        on_device = [name for name, storage in storages.items() if storage == DEVICE]
+        message = f"{', '.join(on_device)} on the device, and others in host memory."
+        yield TABLE, message, "train.compile_model=false"
 
 
 @rule("train.recompute_layers", "train.recompute_layers", "train.recompute_every", "model.n_layers")
@@ -88,7 +90,7 @@ def counted_once(train: Train, model: Decoder) -> Findings:
     """train.recompute_layers is at most model.n_layers, and train.recompute_every then 1."""
     number, key = train.recompute_layers, "train.recompute_layers"
     if number is not None and train.recompute_every > 1:
-        what = f"{key} and train.recompute_every both say how many blocks are recomputed."
-        yield key, what, "train.recompute_every=1"
+        message = f"{key} and train.recompute_every both say how many blocks are recomputed."
+        yield key, message, "train.recompute_every=1"
     elif number is not None and number > model.n_layers:
         yield key, f"{key}={model.n_layers}"

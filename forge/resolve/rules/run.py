@@ -1,4 +1,4 @@
-"""Rules on the device, the data, the login to W&B and the components that are built."""
+"""Rules on the device, the data, the login to W&B and the components built by `_target_`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from forge.planning.world import World
 def device(run: Run, world: World) -> Findings:
     """run.device=cuda needs a GPU and a CUDA build of torch, and run.device=mps Apple silicon."""
     if run.device == "cuda" and world.devices.gpus == 0:
-        fix = "run.device=cpu; plan.device=h100 with forge.check plans for GPUs elsewhere"
-        yield "run.device", f"no GPU can be used here ({world.devices.source}).", fix
+        hint = "run.device=cpu; plan.device=h100 with forge.check plans for GPUs elsewhere"
+        yield "run.device", f"no GPU can be used here ({world.devices.source}).", hint
     if run.device == "mps" and not world.devices.apple:
         where = "the machines of launch=slurm are not" if world.remote else "this machine is not"
-        what = f"mps is the GPU of Apple silicon under macOS, which {where}."
-        yield "run.device", what, "run.device=auto"
+        message = f"mps is the GPU of Apple silicon under macOS, which {where}."
+        yield "run.device", message, "run.device=auto"
 
 
 @rule("run.inline", "run.inline", "run.num_processes")
@@ -60,9 +60,11 @@ def one_dataset(data: Dataset) -> Findings:
     """One dataset is read: data.hf_dataset_name of the hub, or data.path on this machine."""
     if bool(data.path) == bool(data.hf_dataset_name):
         key = "data.path" if data.path else "data.hf_dataset_name"
-        what = "there are two, of the hub and on this machine." if data.path else "there is none."
-        fix = "data.hf_dataset_name=my/dataset alone, or data.path=my/dataset alone"
-        yield key, f"one dataset is read, and {what}", fix
+        message = (
+            "there are two, of the hub and on this machine." if data.path else "there is none."
+        )
+        hint = "data.hf_dataset_name=my/dataset alone, or data.path=my/dataset alone"
+        yield key, f"one dataset is read, and {message}", hint
     elif data.path and (fault := path_fault(data.path)):
         yield "data.path", *fault
 
@@ -73,9 +75,9 @@ def file_pattern(data: Shards) -> Findings:
     if os.path.isdir(data.path) and not data.files():
         names = [name for name in os.listdir(data.path) if not name.startswith(".")]
         held = f"it has {', '.join(sorted(names)[:6])}" if names else "it is empty"
-        what = f"{data.path} has no {data.file_pattern or '.npy or .bin'} files; {held}."
-        fix = "another directory, or data.file_pattern=... with what they are called"
-        yield "data.path", what, fix
+        message = f"{data.path} has no {data.file_pattern or '.npy or .bin'} files; {held}."
+        hint = "another directory, or data.file_pattern=... with what they are called"
+        yield "data.path", message, hint
 
 
 @rule("tokenizer.trained")
@@ -84,36 +86,38 @@ def trained(data: Data, tokenizer: BPE) -> Findings:
     a stream comes later.
     """
     if (data.tokenized and not isinstance(data, Synthetic)) or data.streamed:
-        one = "the one of these tokens" if data.tokenized else "one that is trained already"
-        fix = f"{one}, tokenizer=file tokenizer.path=my/tokenizer.json; "
-        yield "tokenizer", fix + "tokenizer=bytes"
+        tokenizer_source = (
+            "the one of these tokens" if data.tokenized else "one that is trained already"
+        )
+        hint = f"{tokenizer_source}, tokenizer=file tokenizer.path=my/tokenizer.json; "
+        yield "tokenizer", hint + "tokenizer=bytes"
 
 
 def path_fault(path: str) -> tuple[str, str] | None:
-    """What is wrong with a path or glob of texts, and what to do."""
+    """Find the fault of a path or glob of texts, and advice; None where texts can be read."""
     if os.path.exists(path):
-        fix = "permission to read it (chmod u+r), or another path"
-        return None if os.access(path, os.R_OK) else (f"you may not read {path}.", fix)
+        hint = "permission to read it (chmod u+r), or another path"
+        return None if os.access(path, os.R_OK) else (f"you may not read {path}.", hint)
     if os.path.islink(path):
-        what = f"{path} is a link to {os.readlink(path)}, which is not there."
-        return what, "put that back, or give another path"
+        message = f"{path} is a link to {os.readlink(path)}, which is not there."
+        return message, "put that back, or give another path"
     if any(glob.iglob(path, recursive=True)):
         return None
-    what = f"there is no file or directory {path}, and as a glob it matches nothing."
-    return what, "check the path; it is relative to where you are"
+    message = f"there is no file or directory {path}, and as a glob it matches nothing."
+    return message, "check the path; it is relative to where you are"
 
 
 @rule("metrics.wandb_login", "metrics.enable_wandb", "metrics.wandb_mode")
 def wandb_login(metrics: Metrics, launch: Launch) -> Findings:
     """metrics.enable_wandb=true with metrics.wandb_mode=online needs a login of W&B."""
     if not metrics.enable_wandb or (isinstance(launch, Slurm) and launch.setup):
-        return  # what is set up in a job may log in there
-    from forge.config.wandb_login import login, sends  # it reads formats that nothing else does
+        return  # launch.setup may log in inside the job
+    from forge.config.wandb_login import login, sends  # imports parsers unused elsewhere
 
-    found = login()
-    if sends(metrics) and not found.source:
-        what = f"W&B has no login to {found.host} here, so nothing would be logged there."
-        yield "metrics.enable_wandb", what, "type wandb login, or metrics.wandb_mode=offline"
+    account = login()
+    if sends(metrics) and not account.source:
+        message = f"W&B has no login to {account.host} here, so nothing would be logged there."
+        yield "metrics.enable_wandb", message, "type wandb login, or metrics.wandb_mode=offline"
 
 
 @rule("no_effect", warning=True)
@@ -129,8 +133,8 @@ def no_effect(config: Config, world: World) -> Findings:
         value, default = getattr(section, field.name), default_of(field)
         value = list(value) if isinstance(value, tuple) else value
         if value not in (default, field.metadata.get("idle")):
-            fix = typed(key, literal(default) if "," in str(default) else shown(default))
-            yield key, f"{key} has no effect {why}.", fix
+            hint = typed(key, literal(default) if "," in str(default) else shown(default))
+            yield key, f"{key} has no effect {why}.", hint
 
 
 @rule("target")
@@ -140,9 +144,11 @@ def target(config: Config) -> Findings:
     """
     trust = config.run.trust
     sections = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    places = {name: vars(value) for name, value in sections.items() if isinstance(value, Section)}
+    section_values = {
+        name: vars(value) for name, value in sections.items() if isinstance(value, Section)
+    }
     entries = {name: entry for name, entry in _entries(config) if isinstance(entry, dict)}
-    for name, values in (places | entries).items():
+    for name, values in (section_values | entries).items():
         path = values.get("_target_")
         if "_target_" in values and (
             fault := target_fault(path, place_of(name), trust, key=f"{name}._target_")
@@ -169,22 +175,22 @@ def entries(config: Config) -> Findings:
     """
     for key, entry in _entries(config):
         if not isinstance(entry, dict):
-            what = "an entry has a _target_ and keywords; this is a value."
-            yield f"{key}={entry}", what, f"~{key}, or {key}={{_target_:mypkg.Mine}}"
+            message = "an entry has a _target_ and keywords; this is a value."
+            yield f"{key}={entry}", message, f"~{key}, or {key}={{_target_:mypkg.Mine}}"
         elif "_target_" not in entry:
-            what = "it has no _target_, the class that is built for it."
-            yield key, what, f"+{key}._target_=mypkg.Mine"
+            message = "it has no _target_, the class that is built for it."
+            yield key, message, f"+{key}._target_=mypkg.Mine"
         elif fault := _address_of(key, entry):
             yield fault
         elif other := unstorable(entry, key):
-            fix = f"~{key}, or give it texts, numbers, booleans, null, lists and dicts of them"
-            yield key, f"{other}, which no file can keep.", fix
+            hint = f"~{key}, or give it texts, numbers, booleans, null, lists and dicts of them"
+            yield key, f"{other}, which no file can keep.", hint
 
 
 def _address_of(key: str, entry: dict[str, Any]) -> tuple[str, str, str] | None:
-    """The first file that one of forge's own trackers would write to an address."""
-    own = str(entry["_target_"]).startswith("forge.trackers.")
-    for name in ("file_name", "textfile") if own else ():
+    """The first file of one of forge's own trackers with an address as its path."""
+    is_forge = str(entry["_target_"]).startswith("forge.trackers.")
+    for name in ("file_name", "textfile") if is_forge else ():
         value = entry.get(name)
         if isinstance(value, str) and (fault := address_fault(f"{key}.{name}=", value)):
             return f"{key}.{name}={value}", *fault
@@ -192,25 +198,25 @@ def _address_of(key: str, entry: dict[str, Any]) -> tuple[str, str, str] | None:
 
 
 def _read(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(config path, entry) of all that a class or function of the user's reads."""
+    """Yield (config path, entry) of each text read by a user's class or function."""
     sources = config.data.sources if isinstance(config.data, Mix) else {}
     dicts = {"data.sources": sources, "eval.sets": config.eval.sets}
     dicts["data"] = {"validation": config.data.validation}
-    for above, named in dicts.items():
-        for name, entry in named.items():
+    for above, group_entries in dicts.items():
+        for name, entry in group_entries.items():
             if isinstance(entry, dict) and "_target_" in entry:
                 yield f"{above}.{name}", entry
 
 
 def _entries(config: Config) -> Iterator[tuple[str, Any]]:
-    """(config path, entry) of every free dict."""
+    """Yield (config path, entry) of every free dict."""
     for group in schemas.free_dicts():
         for name, entry in getattr(config, group).items():
             yield f"{group}.{name}", entry
 
 
 def unstorable(value: Any, key: str) -> str:
-    """The first value of a type that a config file does not have, in words, or ''."""
+    """Describe the first value of a type outside config files; '' where none has one."""
     inner: dict[str, Any] = {}
     if isinstance(value, dict):
         inner = {f"{key}.{name}": entry for name, entry in value.items()}

@@ -1,6 +1,4 @@
-"""Rules on the run directory, on what may change when its run goes on, and on what a run starts
-from.
-"""
+"""Rules on the run directory, on changes when its run goes on, and on the start of a run."""
 
 from __future__ import annotations
 
@@ -28,18 +26,18 @@ def place(run: Run) -> Findings:
     if run.dir is not None:
         key, path, default = "run.dir", run.dir, "null"
     if why := unwritable(path):
-        what = f"the directory {path} cannot be made or written: {why}."
-        yield f"{key}={path}", what, f"{key}={default}, or a place that you may write in"
+        message = f"the directory {path} cannot be made or written: {why}."
+        yield f"{key}={path}", message, f"{key}={default}, or a place that you may write in"
 
 
 @rule("run.dir")
 def run_dir(run: Run) -> Findings:
     """run.dir must be a run, which goes on, or new, empty or absent."""
     if run.dir and os.path.isdir(run.dir):
-        place = Path(run.dir)
-        if not saved_config.is_run(place) and not saved_config.is_new(place):
-            fix = "run.dir=null, a run directory, or a new one"
-            yield "run.dir", f"{place} holds other files and is no run directory.", fix
+        folder = Path(run.dir)
+        if not saved_config.is_run(folder) and not saved_config.is_new(folder):
+            hint = "run.dir=null, a run directory, or a new one"
+            yield "run.dir", f"{folder} holds other files and is no run directory.", hint
 
 
 @rule("run.identity", "run.dir", "run.allow_change")
@@ -47,26 +45,26 @@ def identity(config: Config, run: Run) -> Findings:
     """A run goes on with the model, data, seed, batch, optimizer and schedule it has, unless
     run.allow_change names what changes.
     """
-    before = _stored(config)
-    if isinstance(before, str):
-        yield "run.dir", before, "give another run.dir"
-    if not isinstance(before, Config):
+    stored = _stored(config)
+    if isinstance(stored, str):
+        yield "run.dir", stored, "give another run.dir"
+    if not isinstance(stored, Config):
         return
     size, tokens = "train.global_batch_size", "train.global_batch_tokens"
     refused = {
         change.key: change
-        for change in changes.changes(before, config)
+        for change in changes.changes(stored, config)
         if not change.free and not changes.permitted(change.key, run.allow_change)
     }
-    if size in refused and before.train.seq_len == config.train.seq_len:
+    if size in refused and stored.train.seq_len == config.train.seq_len:
         refused.pop(tokens, None)  # the same change, in tokens
     for key, change in refused.items():
         old, new = shown(change.before), shown(change.after)
         keep = f"{key}={old}" if "." in key or key == "seed" else f"{key} as it was"
-        if key == size and before.parallel.degrees() != config.parallel.degrees():
-            keep += " train.batch_size=-1"  # what it was divided into may not fit these ranks
-        what = f"the run in {run.dir} has {key}={old}; here it is {new}."
-        yield f"{key}={new}", what, f"{keep}, run.allow_change=[{key}], or another run.dir"
+        if key == size and stored.parallel.degrees() != config.parallel.degrees():
+            keep += " train.batch_size=-1"  # the former micro-batch may not fit these ranks
+        message = f"the run in {run.dir} has {key}={old}; here it is {new}."
+        yield f"{key}={new}", message, f"{keep}, run.allow_change=[{key}], or another run.dir"
 
 
 @rule("run.adapter", "adapter", "run.dir", "run.allow_change")
@@ -74,16 +72,24 @@ def keeps_adapters(config: Config, run: Run) -> Findings:
     """A run goes on with the adapters that its checkpoints have, or without any, whatever
     run.allow_change says.
     """
-    before = _stored(config)
-    if not run.allow_change or not isinstance(before, Config):
+    stored = _stored(config)
+    if not run.allow_change or not isinstance(stored, Config):
         return
-    found = [one for one in changes.changes(before, config) if one.key.startswith("adapter")]
-    if not all(changes.permitted(one.key, run.allow_change) for one in found):
-        return  # which run.identity says
-    own, new = ({one.name: one.shape for one in _added(each)} for each in (before, config))
-    if found and own != new:
-        fix = f"{found[0].key} as it was, or run.dir=null checkpoint.init_from={run.dir}"
-        yield found[0].key, f"the checkpoints in {run.dir} have other adapters, or none.", fix
+    adapter_changes = [
+        change for change in changes.changes(stored, config) if change.key.startswith("adapter")
+    ]
+    if not all(changes.permitted(change.key, run.allow_change) for change in adapter_changes):
+        return  # run.identity reports it
+    stored_shapes, current_shapes = (
+        {tensor.name: tensor.shape for tensor in _added(version)} for version in (stored, config)
+    )
+    if adapter_changes and stored_shapes != current_shapes:
+        hint = f"{adapter_changes[0].key} as it was, or run.dir=null checkpoint.init_from={run.dir}"
+        yield (
+            adapter_changes[0].key,
+            f"the checkpoints in {run.dir} have other adapters, or none.",
+            hint,
+        )
 
 
 def _added(config: Config) -> list[TensorSpec]:
@@ -94,13 +100,13 @@ def _added(config: Config) -> list[TensorSpec]:
 @rule("run.allow_change")
 def allow_change(config: Config, run: Run) -> Findings:
     """run.allow_change names keys or sections that exist."""
-    known = [key for key, _, _ in walk(config)]
+    keys = [key for key, _, _ in walk(config)]
     for name in run.allow_change:
-        if name not in known:
-            meant = [f"run.allow_change=[{other}]" for other in closest(name, known, limit=1)]
-            fix = did_you_mean(meant) or "a key such as optimizer.lr, or model"
-            what = f"there is no option or section '{name}'."
-            yield f"run.allow_change=[{name}]", what, fix
+        if name not in keys:
+            meant = [f"run.allow_change=[{other}]" for other in closest(name, keys, limit=1)]
+            hint = did_you_mean(meant) or "a key such as optimizer.lr, or model"
+            message = f"there is no option or section '{name}'."
+            yield f"run.allow_change=[{name}]", message, hint
 
 
 @rule("checkpoint.init_from", "checkpoint.init_from", "checkpoint.dir", "run.dir")
@@ -110,33 +116,33 @@ def init_from(config: Config, checkpoint: Checkpoint) -> Findings:
     if path is None or os.path.exists(path) or has_saved_since(config, "init_from"):
         return
     if os.path.basename(path) != checkpoints.BEST or not os.path.isdir(os.path.dirname(path)):
-        fix = (
+        hint = (
             "a step_N directory, a run directory with checkpoints, RUN/best, a .safetensors file "
             "or a Hugging Face folder"
         )
-        yield "checkpoint.init_from", f"there is nothing at {path}.", fix
+        yield "checkpoint.init_from", f"there is nothing at {path}.", hint
 
 
 @rule("checkpoint.resume_from", "checkpoint.resume_from", "checkpoint.dir", "run.dir")
 def resume_from(config: Config, checkpoint: Checkpoint, run: Run) -> Findings:
     """checkpoint.resume_from is a step that the run in run.dir has saved, or a directory."""
-    key, wanted = "checkpoint.resume_from", checkpoint.resume_from
-    if wanted is None or has_saved_since(config, "resume_from"):
+    key, start = "checkpoint.resume_from", checkpoint.resume_from
+    if start is None or has_saved_since(config, "resume_from"):
         return
-    if not wanted.isdecimal():
-        if not os.path.isdir(wanted):
-            fix = "a step of this run, a step_N directory, or a run directory with checkpoints"
-            yield key, f"there is no directory {wanted}.", fix
+    if not start.isdecimal():
+        if not os.path.isdir(start):
+            hint = "a step of this run, a step_N directory, or a run directory with checkpoints"
+            yield key, f"there is no directory {start}.", hint
     elif run.dir is None:
-        what = "a step is one of the run in run.dir, which is not given."
-        yield key, what, "run.dir=..., or a path"
-    elif not os.path.isdir(Path(run.dir, checkpoint.dir, f"step_{int(wanted)}")):
+        message = "a step is one of the run in run.dir, which is not given."
+        yield key, message, "run.dir=..., or a path"
+    elif not os.path.isdir(Path(run.dir, checkpoint.dir, f"step_{int(start)}")):
         folder = Path(run.dir, checkpoint.dir)
         names = (path.name.removeprefix("step_") for path in folder.glob("step_*"))
         steps = sorted(int(name) for name in names if name.isdecimal())
         fixes = [f"{key}={step}" for step in steps[-NAMED_STEPS:]]
-        fix = " or ".join(fixes) or f"{key}=null: the run begins anew"
-        yield key, f"{folder} has no checkpoint of step {wanted}.", fix
+        hint = " or ".join(fixes) or f"{key}=null: the run begins anew"
+        yield key, f"{folder} has no checkpoint of step {start}.", hint
 
 
 @rule("checkpoint.two_starts", "checkpoint.init_from", "checkpoint.resume_from", "run.dir")
@@ -146,8 +152,8 @@ def two_starts(checkpoint: Checkpoint) -> Findings:
     """
     start = checkpoint.resume_from
     if checkpoint.init_from is not None and start is not None and not start.isdecimal():
-        fix = "checkpoint.init_from=null or checkpoint.resume_from=null"
-        yield "checkpoint.init_from", fix
+        hint = "checkpoint.init_from=null or checkpoint.resume_from=null"
+        yield "checkpoint.init_from", hint
 
 
 @rule("checkpoint.dir")
@@ -159,26 +165,26 @@ def checkpoint_dir(checkpoint: Checkpoint) -> Findings:
 
 
 def _stored(config: Config) -> Config | str | None:
-    """The config of the run that goes on, why it cannot be read, or None where there is none."""
+    """Load the config of the run that goes on; a reason as text where unreadable, None for none."""
     if config.run.dir is None or not saved_config.is_run(Path(config.run.dir)):
         return None
     base = saved_config.last_started(Path(config.run.dir))
     if not base:
-        return None  # nothing was trained yet, so there is nothing to keep to
+        return None  # nothing was trained yet: any config may go on
     file = Path(config.run.dir) / saved_config.numbered(saved_config.CONFIG, base)
     try:
         return saved_config.load(file, trust=config.run.trust)
-    except Exception as error:  # whatever stands in a file that is damaged
+    except Exception as error:  # a damaged file can raise anything
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         return f"{file} cannot be read: {first_line}."
 
 
 def has_saved_since(config: Config, start: str) -> bool:
-    """Whether the run in run.dir began with this option and has saved since, so that what it names
-    is not read again.
+    """Whether the run in run.dir began with this option and has saved since; then the path in the
+    option is not read again.
     """
-    before = _stored(config)
-    if not isinstance(before, Config):
+    stored = _stored(config)
+    if not isinstance(stored, Config):
         return False
-    same = getattr(before.checkpoint, start) == getattr(config.checkpoint, start)
-    return same and any(Path(str(config.run.dir), config.checkpoint.dir).glob("step_[0-9]*"))
+    unchanged = getattr(stored.checkpoint, start) == getattr(config.checkpoint, start)
+    return unchanged and any(Path(str(config.run.dir), config.checkpoint.dir).glob("step_[0-9]*"))

@@ -1,4 +1,4 @@
-"""Rules on supervised fine-tuning, and on what draws random numbers."""
+"""Rules on supervised fine-tuning, and on noise and dropout."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def responses(objective: SFT, data: Data) -> Findings:
     it learns every token.
     """
     if not data.marks_responses:
-        what = "nothing of this text is marked as a response, so every token of it is learnt."
-        yield "data", what, "data=pairs data.path=my.jsonl; or objective=pretrain, which says so"
+        message = "nothing of this text is marked as a response, so every token of it is learnt."
+        yield "data", message, "data=pairs data.path=my.jsonl; or objective=pretrain, which says so"
 
 
 @rule(
@@ -39,18 +39,18 @@ def weighting(objective: SFT, data: Data) -> Findings:
 def neftune(objective: SFT, model: Model) -> Findings:
     """NEFTune adds noise to the embeddings of forge's decoders."""
     if objective.neftune_alpha and not takes_noise(model):
-        what = f"{model._target_} is a model of your own, which takes no noise."
-        yield "objective.neftune_alpha", what, "objective.neftune_alpha=0"
+        message = f"{model._target_} is a model of your own, which takes no noise."
+        yield "objective.neftune_alpha", message, "objective.neftune_alpha=0"
 
 
 @rule("model.dropout", "model.dropout", "model._target_")
 def dropout(model: Decoder) -> Findings:
     """Dropout is that of forge's decoders."""
     if model.dropout and not takes_noise(model):
-        what = f"{model._target_} is a model of your own, whose dropout is its own."
-        yield "model.dropout", what, "model.dropout=0"
+        message = f"{model._target_} is a model of your own, whose dropout is its own."
+        yield "model.dropout", message, "model.dropout=0"
 
 
 def takes_noise(model: Model) -> bool:
-    """Whether it is forge's own: a class of one's own in its section may not know of it."""
+    """Whether the model is forge's own decoder: a user's class in its section may draw no noise."""
     return isinstance(model, Decoder) and model._target_ == type(model)._target_

@@ -1,4 +1,4 @@
-"""Rules on text that is read while it trains."""
+"""Rules on streamed text: read while the run trains."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def bad_rows(config: Config) -> Findings:
     for key, section in all_read(config):
         if not isinstance(section, Rows) or section.on_bad_row == "refuse":
             continue
-        what = ""
+        message = ""
         if section._target_ != type(section)._target_:
-            what = f"{section._target_} is a reader of your own, which leaves out what it will."
+            message = f"{section._target_} is a reader of your own, which leaves out what it will."
         elif section.streamed and section.held_out.share < 1:
-            what = "a stream is read by several processes, which have no count in common."
-        if what:
-            yield f"{key}.on_bad_row", what, f"{key}.on_bad_row=refuse"
+            message = "a stream is read by several processes, which have no count in common."
+        if message:
+            yield f"{key}.on_bad_row", message, f"{key}.on_bad_row=refuse"

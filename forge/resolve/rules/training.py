@@ -33,13 +33,13 @@ def global_batch_tokens(config: Config, train: Train) -> Findings:
 def global_batch_size(config: Config, train: Train) -> Findings:
     """train.global_batch_size must be a whole number of micro-batches on every rank."""
     ranks, size, micro = data_ranks(config), train.global_batch_size or 0, train.batch_size
-    of_all, whole = micro * ranks, train.global_batch_tokens == size * train.seq_len
-    if whole and of_all and size != train.grad_accum_steps * of_all:
-        what = f"{SIZE} ({size}) is not a multiple of train.batch_size ({micro}) * {ranks} ranks"
-        fix = f"{SIZE}={_nearest_multiple(size, of_all)}"
+    of_all, tokens_agree = micro * ranks, train.global_batch_tokens == size * train.seq_len
+    if tokens_agree and of_all and size != train.grad_accum_steps * of_all:
+        message = f"{SIZE} ({size}) is not a multiple of train.batch_size ({micro}) * {ranks} ranks"
+        hint = f"{SIZE}={_nearest_multiple(size, of_all)}"
         if size < of_all and size % ranks == 0:
-            fix = f"train.batch_size={size // ranks}"
-        yield SIZE, f"{what} = {of_all}.", fix
+            hint = f"train.batch_size={size // ranks}"
+        yield SIZE, f"{message} = {of_all}.", hint
 
 
 @rule(RAMPUP, RAMPUP, INCREMENT, *BATCH)
@@ -62,13 +62,15 @@ def rampup_sizes(config: Config, train: Train) -> Findings:
         return
     of_ranks = f"a multiple of train.batch_size ({train.batch_size}) * {data_ranks(config)} ranks"
     if start % of_all:
-        what = f"{RAMPUP} ({start}) is not {of_ranks} = {of_all}."
-        yield RAMPUP, what, f"{RAMPUP}={_nearest_multiple(start, of_all)} {INCREMENT}={of_all}"
+        message = f"{RAMPUP} ({start}) is not {of_ranks} = {of_all}."
+        yield RAMPUP, message, f"{RAMPUP}={_nearest_multiple(start, of_all)} {INCREMENT}={of_all}"
     elif increment % of_all or (size - start) % increment:
-        what = f"{INCREMENT} ({increment}) does not lead from {RAMPUP} ({start}) to {SIZE} ({size})"
-        what += f" in equal steps, each {of_ranks} = {of_all}."
+        message = (
+            f"{INCREMENT} ({increment}) does not lead from {RAMPUP} ({start}) to {SIZE} ({size})"
+        )
+        message += f" in equal steps, each {of_ranks} = {of_all}."
         legal = [n for n in range(of_all, size - start + 1, of_all) if not (size - start) % n]
-        yield INCREMENT, what, f"{INCREMENT}={min(legal, key=lambda n: abs(n - increment))}"
+        yield INCREMENT, message, f"{INCREMENT}={min(legal, key=lambda n: abs(n - increment))}"
 
 
 @rule("train.rampup_pp", RAMPUP, "parallel.pp")
@@ -123,10 +125,10 @@ def schedule_horizon(scheduler: Decay, train: Train) -> Findings:
     """The schedule should end where the run ends."""
     spans, end = horizon(scheduler), train.max_steps
     if (scheduler.warmup_steps or 0) < end != spans:
-        what = f"the schedule spans {spans} steps and the run {end}: the learning rate"
-        what += " stays at the floor from there." if spans < end else " never reaches its floor."
-        fix = "scheduler.decay_steps=null spans what is left of the run"
-        yield "scheduler.decay_steps", what, fix
+        message = f"the schedule spans {spans} steps and the run {end}: the learning rate"
+        message += " stays at the floor from there." if spans < end else " never reaches its floor."
+        hint = "scheduler.decay_steps=null spans what is left of the run"
+        yield "scheduler.decay_steps", message, hint
 
 
 @rule("checkpoint.pinned", "checkpoint.async_mode", "run.device")
@@ -163,8 +165,10 @@ def profiling_ranks(profiling: Profiling, world: World) -> Findings:
     """profiling.ranks names ranks of the run."""
     absent = [rank for rank in profiling.ranks if rank >= world.size]
     if profiling.enable and absent:
-        what = f"there is no rank {absent[0]}: the run has {ranks_of(world.size)}, counted from 0."
-        yield "profiling.ranks", what, "profiling.ranks=[0], or profiling.ranks=[] for all"
+        message = (
+            f"there is no rank {absent[0]}: the run has {ranks_of(world.size)}, counted from 0."
+        )
+        yield "profiling.ranks", message, "profiling.ranks=[0], or profiling.ranks=[] for all"
 
 
 @rule("precision.residual_dtype", "precision.mixed_precision", "precision.residual_dtype")
@@ -188,12 +192,14 @@ def weights_in_16_bits(precision: Precision, run: Run) -> Findings:
     """
     if not precision.weights_in_16_bits:
         return
-    fix = "precision.param_dtype=fp32"
+    hint = "precision.param_dtype=fp32"
     if precision.mixed_precision == "fp16":
-        what = "precision.mixed_precision=fp16 scales losses for gradients that bf16 holds as is."
-        yield "precision.param_dtype", what, f"{fix}, or precision.mixed_precision=bf16"
+        message = (
+            "precision.mixed_precision=fp16 scales losses for gradients that bf16 holds as is."
+        )
+        yield "precision.param_dtype", message, f"{hint}, or precision.mixed_precision=bf16"
     elif run.device == "mps":
-        yield "precision.param_dtype", "FSDP does not run with run.device=mps.", fix
+        yield "precision.param_dtype", "FSDP does not run with run.device=mps.", hint
 
 
 @rule("precision.stochastic_rounding", "precision.param_dtype", "precision.master_weights")
@@ -212,10 +218,10 @@ def one_way_of_rounding(precision: Precision) -> Findings:
 )
 def lost_updates(precision: Precision) -> Findings:
     """In weights of 16 bits an update is lost that is smaller than the 512th part of its weight."""
-    kept = precision.stochastic_rounding or precision.master_weights
-    if precision.weights_in_16_bits and not kept:
-        fix = "precision.stochastic_rounding=true, or precision.master_weights=true"
-        yield "precision.param_dtype", fix
+    protected = precision.stochastic_rounding or precision.master_weights
+    if precision.weights_in_16_bits and not protected:
+        hint = "precision.stochastic_rounding=true, or precision.master_weights=true"
+        yield "precision.param_dtype", hint
 
 
 @rule("precision.fp16_cpu", "precision.mixed_precision", "run.device", warning=True)

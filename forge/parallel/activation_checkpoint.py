@@ -155,6 +155,7 @@ class ByName(Recomputed):
         return self.again(super(Recomputed, self).forward, *args, **kwargs)
 
     def again(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        # Under a compiler the contexts only choose tensors; pack hooks move tensors to the host.
         contexts: Any = self.named.compiled_contexts
         if not torch.compiler.is_compiling():
             run = self.run if self.host and self.run else self.host and self.host.run(self.number)
@@ -191,6 +192,7 @@ class InputInHost(Recomputed):
         mine = _storage(x)
 
         def pack(tensor: Tensor) -> Any:
+            # Views of the input share its storage; a copy of a small tensor is not worth while.
             if _storage(tensor) == mine and tensor.nbytes >= self.host.smallest:
                 return run.hold(tensor)
             return tensor

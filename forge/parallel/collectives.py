@@ -117,6 +117,7 @@ def _own_chunk(x: Tensor, dim: int, group: str, ranks: int, rank: int) -> Tensor
 
 def _reduce_scatter(x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
     assert x.shape[dim] % ranks == 0, (tuple(x.shape), dim, ranks)
+    # The collective cuts dimension 0.
     parts = x.unflatten(dim, (ranks, -1)).movedim(dim, 0).flatten(0, 1) if dim else x
     return ops.wait_tensor(ops.reduce_scatter_tensor(parts.contiguous(), "sum", ranks, group))
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A rank's part of a sequence, as a number among `ranks` equal parts.
+    """This rank's part of each sequence, among `ranks` equal parts.
 
     balanced: of 2 * ranks chunks rank r has chunks r and -1 - r. Late queries read more keys than
     early queries: with contiguous parts the first rank would idle.
@@ -149,6 +149,7 @@ class OverGatheredKeys:
     def _gathered(self, *tensors: Tensor) -> list[list[Tensor]]:
         """All chunks, in order, of each tensor [batch, heads, seq / cp, dim]; by one all-gather."""
         part, sizes = self.over_cp.part, [tensor.numel() for tensor in tensors]
+        # Flat tensors of different shapes share a collective.
         flat = gather(torch.cat([tensor.flatten() for tensor in tensors]), 0, self.over_cp.group)
         of_ranks = flat.unflatten(0, (part.ranks, -1)).split(sizes, 1)
         return [
@@ -170,6 +171,7 @@ class OverExchangedHeads:
         # One all-to-all for keys and values together.
         kv = exchange(torch.cat((k, v), -1), 1, 2, group)
         k, v = kv.split((k.shape[-1], v.shape[-1]), -1)
+        # Heads go out and sequence parts come in; after attention the reverse.
         return exchange(attend(exchange(q, 1, 2, group), k, v, *seen), 2, 1, group)
 
     def sinks_here(self) -> Tensor | None:
@@ -203,6 +205,7 @@ class PositionsOfPart:
         """index: [seq], counted from 0 in this rank's part of a cut sequence, or [batch, seq], in
         documents -> [..., dim].
         """
+        # Positions in documents, [batch, seq], come for this rank's tokens already.
         if self.over_cp.sequences.cut and index.dim() == 1:
             part = self.over_cp.part
             index = part.of(torch.arange(len(index) * part.ranks, device=index.device), 0)

@@ -24,6 +24,7 @@ def _group(group: Any) -> dist.ProcessGroup:
 
 
 def _ring(total: int, group: Any) -> int:
+    # In a ring each rank sends all parts but its own.
     size = _group(group).size()
     return total * (size - 1) // size
 

@@ -28,6 +28,7 @@ class _Torch:
 @contextmanager
 def integers() -> Iterator[None]:
     """Inside, FSDP takes integer parameters."""
+    # FSDP makes its shards by `nn.Parameter` in this module of torch.
     _fsdp_param.nn = _Torch()  # type: ignore[assignment]
     try:
         yield
@@ -44,6 +45,7 @@ def keep_formats(model: nn.Module) -> None:
         for param in group.fsdp_params if group else ():
             where = param._module_info
             if any(where.param_name in packed.attributes for packed in few_bits(where.module)):
+                # FSDP sets formats at the first forward, by this method of each parameter.
                 param.init_dtype_attrs = partial(_as_it_is, param)
 
 

@@ -39,6 +39,7 @@ def total_norm(
 
     like: its format, but fp32 at least, is the norm's format.
     """
+    # A single all-reduce for the squares and `also`.
     sums = torch.full((2,), also, dtype=widest(like.device), device=like.device)
     sums[0] = own
     if spread:
@@ -87,6 +88,7 @@ def squares(
     ]
     if not local_values:
         return torch.zeros((), dtype=widest(device), device=device)
+    # torch has a fused norm for many tensors, but no fused sum of squares.
     norms = torch._foreach_norm(local_values, 2, widest(local_values[0].device))  # type: ignore[arg-type]
     return torch.stack(norms).square().sum()
 
@@ -96,5 +98,6 @@ def _is_first_copy(gradient: Tensor) -> bool:
         return dist.get_rank() == 0
     coordinate = gradient.device_mesh.get_coordinate()
     assert coordinate is not None
+    # Shards differ and replicas repeat: among replicas only index 0 counts.
     placed = zip(coordinate, gradient.placements, strict=True)
     return all(index == 0 for index, placement in placed if isinstance(placement, Replicate))

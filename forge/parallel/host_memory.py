@@ -101,6 +101,7 @@ class InHost:
         assert self.coming is not None
         (device_copy, arrived), self.coming = self.coming, None
         current = torch.cuda.current_stream(self.device)
+        # Allocated on the copy stream, the memory is used on the current stream from now on.
         current.wait_event(arrived)
         device_copy.record_stream(current)
         return device_copy

@@ -83,6 +83,7 @@ def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
         sizes = {**axes, "tp": p.tp}
         return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
+    # Where meshes coincide (pp = 1, ep = 1) a mesh is used twice, without new groups.
     dense, sums = view(**pp, **replicas, fsdp=fsdp), view(tokens=p.pp * p.dp_replicate * fsdp)
     return Mesh(
         parallel=parallel,

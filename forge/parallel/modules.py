@@ -48,6 +48,7 @@ def compile_blocks(
     `layers_of`.
     """
     limits: Any = torch._dynamo.config  # type: ignore[attr-defined]
+    # Blocks share their code, so shapes and kinds of all blocks count against a single limit.
     limits.recompile_limit = max(limits.recompile_limit, MOST_SHAPES)
     for block in blocks_of(model):
         for module in layers_of(block, mixtures=mixtures) if layers else [block]:

@@ -201,6 +201,7 @@ class Pipeline(Balanced, nn.Module):
         tokens, count = fields["tokens"], self.n_microbatches
         assert len(tokens) % count == 0, (len(tokens), count)
         parts = self._by_stage()
+        # torch's stages are made for fixed shapes.
         if self._shape != tokens.shape:
             self._schedule, self._shape = self._make_schedule(*tokens.shape), tokens.shape
         inputs: tuple[Tensor, ...] = (tokens,) if self.first else ()

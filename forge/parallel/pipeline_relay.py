@@ -67,6 +67,7 @@ def pass_through(
         options: dict[str, Any] = {} if documents is None else {"documents": documents}
         if caches is not None:
             options["cache"] = caches[stage]
+        # Messages between ranks take contiguous memory.
         x = part.hidden(x, **options).to(line.gives(stage)).contiguous()  # type: ignore[operator]
         if stage < line.last and not line.has(stage + 1):
             dist.send(x, group=line.group, group_dst=line.owner(stage + 1))
@@ -87,5 +88,6 @@ class SharedHead(Head):
                 values = self.head.logits(hidden).float().contiguous()
             else:
                 values = torch.empty(shape, dtype=torch.float32, device=self.line.device)
+            # Other ranks know shape and format beforehand: always fp32.
             dist.broadcast(values, group=self.line.group, group_src=self.line.owner(self.line.last))
         return values

@@ -80,6 +80,7 @@ class SpreadScopes:
         dp, ep = (1, 1) if per_sequence else (spread.dp, spread.ep)
         everywhere = gather(counts, 0, spread.sequences if per_sequence else spread.batch)
         of_ranks = everywhere.unflatten(0, (dp, part.ranks, ep, -1, spread.pieces))
+        # Ranks are not in the order of tokens where parts are balanced: put chunks in order first.
         # [dp, ep, sequence, chunk of the sequence, expert]
         ordered = torch.cat(part.ordered(of_ranks.movedim(1, 0), 4), 3)
         until = (

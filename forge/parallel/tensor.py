@@ -95,6 +95,7 @@ def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
             placement, see = _plan(spec, width, inside=path in inside or is_added(path))
             place(model.get_submodule(module), name, width.mesh, [placement], see)
     mix_in_each(model, SEAMS, over_tp=width)
+    # A later stage sees cut hidden states and no tokens: rotation needs the full length.
     if not model.reads_tokens:
         mix_in_each(model, {PositionTable: WholeRotation}, over_tp=width)
     mix_in(model, SpreadDecoder, over_tp=width, loss_parallel=parallel.loss_parallel)
@@ -215,8 +216,9 @@ class NormOverRanks:
         """x: [..., heads of this rank, head_dim]."""
         width, flat = self.over_tp, x.flatten(-2)
         wide = flat.to(torch.promote_types(x.dtype, torch.float32))
+        # Ranks have equally many heads: the mean of their means is the mean over all heads.
         squares = sum_over(wide.square().mean(-1, keepdim=True), width.group)
-        # The mean is used for different heads: its gradient is a sum over ranks.
+        # Ranks use the mean for different heads: its gradient is a sum over ranks.
         mean = sum_gradient(squares, width.group) / width.size
         y = (wide * (mean + self.eps).rsqrt()).to(x.dtype)
         if self.weight is not None:
@@ -262,6 +264,7 @@ class SpreadHead(Head):
         self.first = width.part(vocab_size).start
 
     def logits(self, hidden: Tensor) -> Tensor:
+        # The last ranks may have fewer rows: the vocabulary need not divide by tp.
         return gather_equal(super().logits(hidden), -1, self.width.group, self.vocab_size)
 
     def largest(self, values: Tensor) -> Tensor:

@@ -140,7 +140,7 @@ T = TypeVar("T")
 class PassedOver:
     """Checkpoints that a command cannot use.
 
-    damaged: by path, faults found while tensors were read, invisible in the list of files.
+    damaged: by path, faults found while tensors were read, invisible to a look at the files.
     """
 
     def __init__(self) -> None:

@@ -33,9 +33,7 @@ ABOUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a config says of the machine: where it writes, its loader processes and their bytes in
-    shared memory, its threads.
-    """
+    """A config's folders, loader processes, their bytes in shared memory, and threads."""
 
     runs: Path
     runs_option: str = "run.root=DIR"
@@ -46,17 +44,18 @@ class Plan:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the findings; exit 0 when nothing is missing that a plain run on the CPU needs, else 1;
-    2 for a wrong override.
+    """Print the findings.
+
+    Exit code 1 when a need of a plain run on the CPU is missing, 2 for a wrong override, else 0.
     """
     try:
         from forge import cli
     except Exception as error:  # without Hydra and OmegaConf the rest can still be looked at
-        what = f"no config can be composed: {type(error).__name__}: {error}"
-        fix = "install the packages that are missing; pip install -e . in a checkout installs all"
-        found = examine(Plan(runs=Path("runs").absolute(), cache=_cache(None)))
-        found.append(missing("config", what, fix, needed=True))
-        return _show(found, as_json="--json" in (sys.argv[1:] if argv is None else argv))
+        message = f"no config can be composed: {type(error).__name__}: {error}"
+        hint = "install the packages that are missing; pip install -e . in a checkout installs all"
+        findings = examine(Plan(runs=Path("runs").absolute(), cache=_cache(None)))
+        findings.append(missing("config", message, hint, needed=True))
+        return _show(findings, as_json="--json" in (sys.argv[1:] if argv is None else argv))
     arguments = cli.parser("forge.doctor", ABOUT)
     arguments.add_argument("--json", action="store_true", help="the same as JSON")
     options = cli.parse(arguments, argv)
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def plan(config: Config) -> Plan:
-    """Where a config writes and what its data loader takes; nothing of it is derived or built."""
+    """Find a config's folders and the demands of its data loader; nothing is derived or built."""
     data, train, run = config.data, config.train, config.run
     batch = 2 * 8 * train.batch_size * train.seq_len  # tokens and targets, int64
     return Plan(
@@ -80,7 +79,7 @@ def plan(config: Config) -> Plan:
 
 
 def examine(plan: Plan) -> list[Finding]:
-    """Every finding about this machine, in the order they are shown. Leaves nothing behind."""
+    """Every finding about this machine, in the order of the report. Leaves nothing behind."""
     report, shm = accelerator.probe(), Path("/dev/shm")
     gpus, torch = len(report.get("cuda", {}).get("devices", ())), report.get("torch", {})
     cache = "data.cache_dir=DIR or FORGE_CACHE=DIR"

@@ -1,4 +1,4 @@
-"""torch, CUDA, NCCL and gloo, from what the probe process said."""
+"""torch, CUDA, NCCL and gloo, from the report of the probe process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOST_NAME = (
 
 
 def probe(seconds: float = 60.0) -> dict[str, Any]:
-    """What `forge.doctor.torch_probe` says; `doing` and `end` tell where and how it ended early."""
+    """The report of `forge.doctor.torch_probe`; `doing` and `end` tell of an early end."""
     answer = ask([sys.executable, "-m", "forge.doctor.torch_probe"], seconds=seconds)
     if answer is None:
         return {"end": "could not be started"}
@@ -42,100 +42,104 @@ def findings(report: Mapping[str, Any], environ: Mapping[str, str] = os.environ)
 
 
 def torch(report: Mapping[str, Any]) -> Finding:
-    wanted, said = requirements().get("torch", ""), report.get("torch")
-    fix = f"pip install 'torch{wanted}' in the environment of {sys.executable}"
-    if said is None:
+    versions, section = requirements().get("torch", ""), report.get("torch")
+    hint = f"pip install 'torch{versions}' in the environment of {sys.executable}"
+    if section is None:
         doing, end = report.get("doing", "starting"), report.get("end", "it said nothing")
-        what = f"the process that imports torch came to a stop while {doing}: {end}."
-        fix = f"try `{sys.executable} -c 'import torch'`; if that fails too: {fix}"
-    elif "error" in said:
-        what = f"it cannot be imported: {said['error']}"
-        fix = fix if "No module" in what else f"install it again: {fix}"
+        message = f"the process that imports torch came to a stop while {doing}: {end}."
+        hint = f"try `{sys.executable} -c 'import torch'`; if that fails too: {hint}"
+    elif "error" in section:
+        message = f"it cannot be imported: {section['error']}"
+        hint = hint if "No module" in message else f"install it again: {hint}"
     else:
-        kinds = {"CUDA": said["cuda"], "ROCm": said["hip"]}
+        kinds = {"CUDA": section["cuda"], "ROCm": section["hip"]}
         build = next((f"{kind} {v}" for kind, v in kinds.items() if v), "the CPU")
-        what = f"{said['version']}, built for {build}; CPU kernels: {said['cpu']}"
-        if not outside(said["version"], wanted):
-            return ok("torch", what)
-        what = f"{what}; forge needs {wanted}"
-    return missing("torch", what, fix, needed=True)
+        message = f"{section['version']}, built for {build}; CPU kernels: {section['cpu']}"
+        if not outside(section["version"], versions):
+            return ok("torch", message)
+        message = f"{message}; forge needs {versions}"
+    return missing("torch", message, hint, needed=True)
 
 
 def cuda(report: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Finding:
-    nvml, said, seen = report.get("nvml"), report.get("torch", {}), report.get("cuda")
+    nvml, torch_report, seen = report.get("nvml"), report.get("torch", {}), report.get("cuda")
     end, devices = report.get("end", "it said nothing"), (seen or {}).get("devices", ())
     if nvml is None:
-        what = f"the NVIDIA driver does not answer: {end}."
-        return warn("CUDA", what, f"restart the driver or the machine; {CUDA_ONLY}")
+        message = f"the NVIDIA driver does not answer: {end}."
+        return warn("CUDA", message, f"restart the driver or the machine; {CUDA_ONLY}")
     count, driver = nvml.get("devices"), "a driver without NVML"
     if "error" not in nvml:
         gpus = f"{count} GPU{'' if count == 1 else 's'}"
         driver = f"driver {nvml['driver']} (CUDA {nvml['cuda']}), {gpus}"
     elif not devices:
-        what = f"no NVIDIA driver that can be asked ({nvml['error']})"
-        return missing("CUDA", what, f"install the driver (and nvidia-ml-py); {CUDA_ONLY}")
-    what, fix, visible = "", f"install {CUDA_BUILD}{CUDA_ONLY}", environ.get("CUDA_VISIBLE_DEVICES")
-    if "version" not in said:
-        what, fix = "without torch no more is known", "see torch above"
-    elif not said["cuda"]:
-        what = "torch is built without CUDA"
+        message = f"no NVIDIA driver that can be asked ({nvml['error']})"
+        return missing("CUDA", message, f"install the driver (and nvidia-ml-py); {CUDA_ONLY}")
+    message, hint, visible = (
+        "",
+        f"install {CUDA_BUILD}{CUDA_ONLY}",
+        environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+    if "version" not in torch_report:
+        message, hint = "without torch no more is known", "see torch above"
+    elif not torch_report["cuda"]:
+        message = "torch is built without CUDA"
     elif seen is None:
-        what, fix = f"torch came to a stop while {report.get('doing')}: {end}.", RESTART
+        message, hint = f"torch came to a stop while {report.get('doing')}: {end}.", RESTART
     elif "error" in seen:
-        what, fix = f"a first computation fails: {seen['error']}", f"run nvidia-smi; {fix}"
+        message, hint = f"a first computation fails: {seen['error']}", f"run nvidia-smi; {hint}"
     elif not devices and visible is not None:
-        what = f"CUDA_VISIBLE_DEVICES={visible} hides them all"
-        fix = "unset CUDA_VISIBLE_DEVICES to use them"
+        message = f"CUDA_VISIBLE_DEVICES={visible} hides them all"
+        hint = "unset CUDA_VISIBLE_DEVICES to use them"
     elif not devices:
-        what = f"torch sees none of them: {seen.get('warning', 'no reason given')}"
-        fix = f"update the driver, or {fix}"
-    if what:
-        return warn("CUDA", f"{driver}; {what}", fix)
+        message = f"torch sees none of them: {seen.get('warning', 'no reason given')}"
+        hint = f"update the driver, or {hint}"
+    if message:
+        return warn("CUDA", f"{driver}; {message}", hint)
     names = dict.fromkeys(f"{d['name']} (capability {d['capability']})" for d in devices)
-    found = f"{driver}; torch uses {len(devices)}: {', '.join(names)}"
+    summary = f"{driver}; torch uses {len(devices)}: {', '.join(names)}"
     if count is not None and len(devices) < count and visible is None:
-        return warn("CUDA", found, "run nvidia-smi -L; a GPU in MIG mode or in error is left out")
+        return warn("CUDA", summary, "run nvidia-smi -L; a GPU in MIG mode or in error is left out")
     if not all(device["bf16"] for device in devices):
-        fix = "precision=fp16 or precision=fp32; bf16 needs capability 8.0"
-        return warn("CUDA", f"{found}; no bf16", fix)
+        hint = "precision=fp16 or precision=fp32; bf16 needs capability 8.0"
+        return warn("CUDA", f"{summary}; no bf16", hint)
     busy = [i for i, device in enumerate(devices) if device["free"] < device["total"] / 2]
     if busy:
-        what = f"{found}; more than half of the memory of {busy} is taken"
-        return warn("CUDA", what, "run nvidia-smi to see by whom")
-    return ok("CUDA", f"{found}; bf16")
+        message = f"{summary}; more than half of the memory of {busy} is taken"
+        return warn("CUDA", message, "run nvidia-smi to see by whom")
+    return ok("CUDA", f"{summary}; bf16")
 
 
 def mps(report: Mapping[str, Any]) -> list[Finding]:
-    """Whether the GPU of Apple silicon can be used, where torch is built for one."""
-    there = report.get("torch", {}).get("mps")
-    if there is None:
+    """Whether the GPU of Apple silicon is usable, where torch is built with MPS."""
+    usable = report.get("torch", {}).get("mps")
+    if usable is None:
         return []
-    if there:
+    if usable:
         return [ok("MPS", "torch can use the Apple GPU with run.device=mps, in fp32")]
-    what = "torch is built for an Apple GPU and finds none that it can use"
-    return [warn("MPS", what, "a newer macOS on Apple silicon; only needed for run.device=mps")]
+    message = "torch is built for an Apple GPU and finds none that it can use"
+    return [warn("MPS", message, "a newer macOS on Apple silicon; only needed for run.device=mps")]
 
 
 def backends(report: Mapping[str, Any]) -> list[Finding]:
-    """What ranks communicate through: NCCL on GPUs, gloo on the CPU."""
-    said, group = report.get("distributed"), report.get("gloo")
+    """The backends for communication between ranks: NCCL on GPUs, gloo on the CPU."""
+    support, group = report.get("distributed"), report.get("gloo")
     gpus = "only needed for several GPUs"
     cpu = "only needed for several ranks on the CPU"
     errors = (report.get(step, {}).get("error") for step in ("torch", "distributed"))
     why = next(filter(None, errors), report.get("end", "it stopped early"))
     nccl = missing("NCCL", f"torch does not say ({why})", f"see torch above; {gpus}")
     gloo = missing("gloo", f"torch does not say ({why})", f"see torch above; {cpu}")
-    if said is None or "error" in said:
+    if support is None or "error" in support:
         return [nccl, gloo]
-    none = "this build of torch has none"
-    nccl = missing("NCCL", none, f"install {CUDA_BUILD}{gpus}")
-    if said["nccl"]:
-        nccl = ok("NCCL", str(said["nccl_version"]))
-    if not said["gloo"]:
-        gloo = missing("gloo", none, f"another build of torch; {cpu}")
+    absent = "this build of torch has none"
+    nccl = missing("NCCL", absent, f"install {CUDA_BUILD}{gpus}")
+    if support["nccl"]:
+        nccl = ok("NCCL", str(support["nccl_version"]))
+    if not support["gloo"]:
+        gloo = missing("gloo", absent, f"another build of torch; {cpu}")
     elif group is not None:
         gloo = ok("gloo", "a group of one rank starts")
         if "error" in group:
-            what = f"a group of one rank cannot be started: {group['error']}"
-            gloo = missing("gloo", what, f"{HOST_NAME}; {cpu}")
+            message = f"a group of one rank cannot be started: {group['error']}"
+            gloo = missing("gloo", message, f"{HOST_NAME}; {cpu}")
     return [nccl, gloo]

@@ -13,9 +13,9 @@ OK, WARN, MISSING = "ok", "warn", "missing"
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, how it is, what was found and, unless all is well, what to do.
+    """A check, its status, the finding and, unless all is well, the fix.
 
-    needed: a plain run on the CPU cannot do without it.
+    needed: a plain run on the CPU cannot do without the checked part.
     """
 
     check: str
@@ -34,18 +34,18 @@ def ok(check: str, found: str) -> Finding:
 
 
 def warn(check: str, found: str, fix: str) -> Finding:
-    """It works, but not well, or not for everything."""
+    """A finding: works, but not well, or not for everything."""
     return Finding(check, WARN, found, fix)
 
 
 def missing(check: str, found: str, fix: str, *, needed: bool = False) -> Finding:
-    """It is not there or does not work."""
+    """A finding: absent, or not working."""
     return Finding(check, MISSING, found, fix, needed)
 
 
 def lacking(findings: Sequence[Finding]) -> list[str]:
-    """The checks that found missing what a plain run on the CPU needs."""
-    return [one.check for one in findings if one.status == MISSING and one.needed]
+    """Names of missing checks needed by a plain run on the CPU."""
+    return [finding.check for finding in findings if finding.status == MISSING and finding.needed]
 
 
 def render(findings: Sequence[Finding]) -> str:
@@ -57,7 +57,7 @@ def render(findings: Sequence[Finding]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a program printed, and its exit code: None out of time, negative for a signal."""
+    """The output of a program, and its exit code: None out of time, negative for a signal."""
 
     code: int | None
     out: str
@@ -71,10 +71,9 @@ class Answer:
 
 
 def ask(command: Sequence[str], *, seconds: float) -> Answer | None:
-    """Run a program for at most so long; None when it cannot be started.
+    """Run a program with a time limit in seconds; None when the program cannot be started.
 
-    A program that hangs in a driver ignores SIGKILL: it is left behind, since waiting for it would
-    hang too.
+    A program hanging in a driver ignores SIGKILL and is left behind, since waiting would hang too.
     """
     pipe = subprocess.PIPE
     try:

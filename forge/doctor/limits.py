@@ -1,4 +1,4 @@
-"""What this process may use of cores and memory, also in a container or a Slurm job."""
+"""Limits of this process on cores and memory, also in a container or a Slurm job."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ def threads(
     num_threads: int,
     environ: Mapping[str, str] = os.environ,
 ) -> Finding:
-    """Threads of torch, None where it cannot be asked, against the cores that may be used."""
+    """Compare the threads of torch with the usable cores; None where torch cannot be asked."""
     omp, chosen = environ.get("OMP_NUM_THREADS"), num_threads or torch_threads
     source = f"OMP_NUM_THREADS={omp}" if omp else "torch's choice"
     source = f"run.num_threads={num_threads}" if num_threads else source
-    said = f"{chosen} threads a rank ({source})" if chosen else "torch cannot be asked"
-    found = f"{usable} of {cores} cores may be used; {said}"
+    chosen_text = f"{chosen} threads a rank ({source})" if chosen else "torch cannot be asked"
+    summary = f"{usable} of {cores} cores may be used; {chosen_text}"
     if chosen and chosen > usable:
-        fix = f"run.num_threads={usable}, or OMP_NUM_THREADS={usable}"
-        return warn("threads", f"{found}: more threads than cores wait for each other", fix)
+        hint = f"run.num_threads={usable}, or OMP_NUM_THREADS={usable}"
+        return warn("threads", f"{summary}: more threads than cores wait for each other", hint)
     if chosen and chosen < usable / 2:
         unset = "" if num_threads or not omp else "unset OMP_NUM_THREADS, or "
-        what = f"{found}: more than half of the cores are idle when there is one rank"
-        return warn("threads", what, f"{unset}run.num_threads={usable}")
-    return ok("threads", found)
+        message = f"{summary}: more than half of the cores are idle when there is one rank"
+        return warn("threads", message, f"{unset}run.num_threads={usable}")
+    return ok("threads", summary)
 
 
 def memory(free: int | None, limit: int | None) -> Finding:
-    """Memory that is free, in bytes; `limit` is what the cgroup leaves of it."""
-    left = min((size for size in (free, limit) if size is not None), default=None)
-    if left is None:
+    """Check the free memory, in bytes; `limit` is the memory left by the cgroup."""
+    available = min((size for size in (free, limit) if size is not None), default=None)
+    if available is None:
         return ok("memory", "how much is free is not known")
-    found = f"{byte_size(left)} free"
-    fix = "end other programs"
-    if left != free:
-        fix = "ask for more: --mem of Slurm, --memory of Docker"
-        found += f" ({byte_size(free)} on the machine)" if free is not None else ""
-    if left < LEAST_MEMORY:
-        return missing("memory", found, fix, needed=True)
-    if left < ENOUGH_MEMORY:
-        return warn("memory", found, f"{fix}; or lower train.batch_size")
-    return ok("memory", found)
+    summary = f"{byte_size(available)} free"
+    hint = "end other programs"
+    if available != free:
+        hint = "ask for more: --mem of Slurm, --memory of Docker"
+        summary += f" ({byte_size(free)} on the machine)" if free is not None else ""
+    if available < LEAST_MEMORY:
+        return missing("memory", summary, hint, needed=True)
+    if available < ENOUGH_MEMORY:
+        return warn("memory", summary, f"{hint}; or lower train.batch_size")
+    return ok("memory", summary)
 
 
 def usable_cores(quota: float | None) -> int:
@@ -69,7 +69,7 @@ def free_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def cpu_quota(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float | None:
-    """Cores that the strictest cgroup above this process allows; None when none limits it."""
+    """Cores allowed by the strictest cgroup above this process; None without a limit."""
     quotas = []
     for folder in _folders("cpu", root, membership):
         of_version_1 = [read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
@@ -80,10 +80,11 @@ def cpu_quota(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float | No
 
 
 def memory_left(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | None:
-    """Bytes that the strictest cgroup above this process leaves; None when none limits it. File
-    cache counts as free.
+    """Bytes left by the strictest cgroup above this process; None without a limit.
+
+    File cache counts as free.
     """
-    left = []
+    margins = []
     for folder in _folders("memory", root, membership):
         for names in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
             limit, used = (read(folder / f"memory.{name}") for name in names)
@@ -91,20 +92,20 @@ def memory_left(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | No
                 lines = read(folder / "memory.stat").splitlines()
                 rows = dict(line.split() for line in lines if line.count(" ") == 1)
                 cache = int(rows.get("inactive_file", rows.get("total_inactive_file", 0)))
-                left.append(max(int(limit) - int(used) + cache, 0))
-    return min(left, default=None)
+                margins.append(max(int(limit) - int(used) + cache, 0))
+    return min(margins, default=None)
 
 
 def _folders(controller: str, root: Path, membership: Path) -> Iterator[Path]:
-    """The cgroup of this process and those above it, of version 2 or 1, as far as a container shows
-    them.
+    """The cgroup of this process and the cgroups above, of version 2 or 1, as far as visible in a
+    container.
     """
     for line in read(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
             top = root / controllers
-            here = top / path.lstrip("/")
-            for folder in (here, *here.parents):
+            cgroup = top / path.lstrip("/")
+            for folder in (cgroup, *cgroup.parents):
                 if folder.is_relative_to(top) and folder.is_dir():
                     yield folder
 

@@ -1,7 +1,8 @@
-"""What torch and the NVIDIA driver say, as JSON lines; a process of its own, since either may crash
-or hang.
+"""Reports of torch and the NVIDIA driver, as JSON lines; in a separate process, since either may
+crash or hang.
 
-Before each step a line {"doing": ...} names it: the last one tells where a silent end came from.
+Before each step a line {"doing": ...} names the step: the last line tells the place of a silent
+end.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ def _step(doing: str, name: str, function: Callable[[], dict[str, Any]]) -> dict
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found = function()
+            report = function()
         except BaseException as error:
-            found = {"error": f"{type(error).__name__}: {error}"}
+            report = {"error": f"{type(error).__name__}: {error}"}
     for warning in (str(w.message).splitlines()[0] for w in caught if "CUDA" in str(w.message)):
-        found.setdefault("warning", warning)
-    print(json.dumps({name: found}), flush=True)
-    return found
+        report.setdefault("warning", warning)
+    print(json.dumps({name: report}), flush=True)
+    return report
 
 
 def _nvml() -> dict[str, Any]:
@@ -93,7 +94,9 @@ def _distributed() -> dict[str, Any]:
 
 
 def _gloo() -> dict[str, Any]:
-    """A group of one fails where this host's name has no address, as a larger one would."""
+    """Start a group of one rank; fails, as larger groups do, where this host's name has no
+    address.
+    """
     import torch
     import torch.distributed as dist
 

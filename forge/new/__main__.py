@@ -21,14 +21,14 @@ from forge.config.problems import COMMAND_LINE, refusal
 
 TEMPLATE = Path(__file__).parent / "template"
 CALLED = "myproject"
-"""The name of the project in the template's files and in what they say."""
+"""The name of the project in the template's file names and texts."""
 DESCRIPTION = """\
 A folder with a model, a callback, an experiment, a test, and a forge.yaml that names search path,
 trust and defaults for every command typed below it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make a project, or trust one that somebody else made; exit 2 where that cannot be."""
+    """Make a project, or trust a project made by somebody else; exit code 2 on refusal."""
     arguments = cli.Parser("forge.new", DESCRIPTION)
     add = arguments.add_argument
     add("name", nargs="?", help="the project's folder, whose last part names its package")
@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def verb() -> int:
         if (options.name is None) == (options.trust is None):
-            what = "it makes a project, or trusts one."
-            raise refusal("NAME", what, "python -m forge.new demo", COMMAND_LINE)
+            message = "it makes a project, or trusts one."
+            raise refusal("NAME", message, "python -m forge.new demo", COMMAND_LINE)
         name, trusted = (cli.place("NAME", text or "") for text in (options.name, options.trust))
         print(_make(name) if options.name else _trust(trusted))
         return 0
@@ -52,19 +52,19 @@ def _make(folder: Path) -> str:
     if fault := _name_fault(name):
         raise refusal(str(folder), fault, "another name, such as demo", COMMAND_LINE)
     if os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir())):
-        what = f"{folder} exists, and is no empty directory."
-        raise refusal(str(folder), what, "another name", COMMAND_LINE)
+        message = f"{folder} exists, and is no empty directory."
+        raise refusal(str(folder), message, "another name", COMMAND_LINE)
     files = [path for path in sorted(TEMPLATE.rglob("*")) if path.is_file()]
     files = [path for path in files if "__pycache__" not in path.parts]
     try:
         for path in files:
-            made = folder / str(path.relative_to(TEMPLATE)).replace(CALLED, name)
-            made.parent.mkdir(parents=True, exist_ok=True)
+            file = folder / str(path.relative_to(TEMPLATE)).replace(CALLED, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
             text = path.read_text(encoding="utf-8").replace(CALLED, name)
-            made.write_text(text, encoding="utf-8")
+            file.write_text(text, encoding="utf-8")
     except OSError as error:
-        what = f"{folder} cannot be written: {error.strerror or error}."
-        raise refusal(str(folder), what, "another place", COMMAND_LINE) from None
+        message = f"{folder} cannot be written: {error.strerror or error}."
+        raise refusal(str(folder), message, "another place", COMMAND_LINE) from None
     _trust(folder)
     commands = [
         f"cd {shlex.quote(str(folder))}",
@@ -78,24 +78,24 @@ def _make(folder: Path) -> str:
 
 
 def _name_fault(name: str) -> str:
-    """Why a package cannot have this name; '' where it can."""
+    """The reason why a package cannot have this name; '' where possible."""
     if not name.isascii() or not name.isidentifier() or keyword.iskeyword(name):
         return f"'{name}' is no name of a Python package: letters a-z, digits and _."
     if name in ("conf", "tests"):
         return f"a project has a folder {name} beside its package."
-    found = importlib.util.find_spec(name)
-    if found is not None and found.origin is not None:
-        return f"there is a module {name} already, which it would hide: {found.origin}."
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.origin is not None:
+        return f"there is a module {name} already, which it would hide: {spec.origin}."
     return ""
 
 
 def _trust(folder: Path) -> str:
-    found = project.find(folder) if folder.is_dir() else None
-    if found is None:
-        what = f"{folder} is in no project: it has no {project.FILE}."
-        raise refusal(str(folder), what, "python -m forge.new NAME makes one", COMMAND_LINE)
-    trust.remember(found)
-    return f"{found.root} is trusted: it {'; it '.join(trust.described(found))}"
+    user_project = project.find(folder) if folder.is_dir() else None
+    if user_project is None:
+        message = f"{folder} is in no project: it has no {project.FILE}."
+        raise refusal(str(folder), message, "python -m forge.new NAME makes one", COMMAND_LINE)
+    trust.remember(user_project)
+    return f"{user_project.root} is trusted: it {'; it '.join(trust.described(user_project))}"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Activation checkpointing (arXiv:1604.06174): blocks run again in backward, and keep what a policy
-names.
+"""Activation checkpointing (arXiv:1604.06174): blocks run again in backward, and keep the tensors
+named by a policy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from forge.parallel.named import NOBODYS, BesideAgain, Named, NamedExperts, Name
 from forge.parallel.tensor import Layer
 
 ENDS = ("out_proj", "mlpwo", "moe_mlpwo")
-"""What layers end with, where nothing comes behind the matrix."""
+"""Matrices at the end of layers, where nothing follows the matrix."""
 
 
 def recompute(
@@ -33,10 +33,10 @@ def recompute(
 ) -> None:
     """Make blocks keep less for backward, in place; parameter names stay.
 
-    policy: of all `n_layers` blocks of the whole model; a model that is a stage has some of them,
-    by their numbers. layers: keep by name in each layer of a block for itself, and of a mixture in
-    its experts and its shared ones. Needed where FSDP gathers experts inside the block: compilers
-    do not see through that. Raises ValueError for a model without blocks.
+    policy: for all `n_layers` blocks of the whole model; a stage has some of these blocks, by their
+    numbers. layers: keep by name in each layer of a block separately, and for a mixture in its
+    experts and shared experts. Needed where FSDP gathers experts inside the block: compilers do not
+    see through the gather. Raises ValueError for a model without blocks.
     """
     if isinstance(policy, str):
         policy = Policy(name=policy, places=places_of(policy), layers={})
@@ -47,19 +47,21 @@ def recompute(
     n_layers = len(blocks) if n_layers is None else n_layers
     first = next(iter(blocks), 0)
     for number, block in blocks.items():
-        assert not any(isinstance(one, Recomputed) for one in block.modules()), "already done"
+        assert not any(isinstance(module, Recomputed) for module in block.modules()), "already done"
         if policy.recomputed(number, n_layers, first):
-            places = policy.of_block(number, n_layers)
+            block_places = policy.of_block(number, n_layers)
             _recompute_block(
-                block, policy, places, host=host, number=number, noise=noise, apart=layers
+                block, policy, block_places, host=host, number=number, noise=noise, apart=layers
             )
 
 
 def numbered(model: nn.Module) -> dict[int, nn.Module]:
     """The blocks of a model or a stage by their numbers in the whole model."""
     names = [name for name, _ in model.blocks.named_children()] if blocks_of(model) else []  # type: ignore[union-attr,operator]
-    each = zip(names, blocks_of(model), strict=True)
-    return {int(name) if name.isdecimal() else n: block for n, (name, block) in enumerate(each)}
+    named_blocks = zip(names, blocks_of(model), strict=True)
+    return {
+        int(name) if name.isdecimal() else n: block for n, (name, block) in enumerate(named_blocks)
+    }
 
 
 def _recompute_block(
@@ -91,13 +93,14 @@ def _recompute_block(
             kind = ExpertsByName
         elif OFFLOAD in places.values():
             kind = ByNameInHost
-        more = in_host if OFFLOAD in places.values() else {"host": None, "drawn_of": noise}
-        mix_in(unit, kind, **by_name, **more)
+        host_options = in_host if OFFLOAD in places.values() else {"host": None, "drawn_of": noise}
+        mix_in(unit, kind, **by_name, **host_options)
 
 
 def name_products(block: nn.Module, *, apart: bool) -> None:
-    """Mark the products of a block by the names that its modules have for them. Nobody reads in the
-    second run what a block, or with `apart` a layer, ends with.
+    """Mark the products of a block by the names in its modules' `kept_names`.
+
+    Nobody reads in the second run the last product of a block, or with `apart` of a layer.
     """
     last = getattr(block, "feed_forward", None)
     is_last = getattr(block, "feed_forward_post_norm", block) is None
@@ -115,14 +118,16 @@ def name_products(block: nn.Module, *, apart: bool) -> None:
             matrix = getattr(module, child, None)
             if isinstance(matrix, nn.Module):
                 summed = isinstance(module, Layer) and child in ended
+                # Under tp the product is a rank's summand: the sum over ranks is kept.
                 if summed:
                     mix_in(module, NamedSum, sum_kept_as=name)
                 mix_in(matrix, Named, kept_as=NOBODYS if summed else name)
 
 
 class Recomputed(nn.Module):
-    """Mixin of a block: forward keeps the inputs and runs again in backward. drawn_of: by then
-    another micro-batch may have been read.
+    """Mixin of a block: forward keeps the inputs and runs again in backward.
+
+    drawn_of: noise of the first run; by backward another micro-batch may have been read.
     """
 
     drawn_of: Noise | None
@@ -139,7 +144,7 @@ class Recomputed(nn.Module):
 
 
 class ByName(Recomputed):
-    """The same, but what has a place is kept."""
+    """Mixin of a block: forward runs again in backward, but results with a place are kept."""
 
     named: Places
     host: Host | None
@@ -150,6 +155,7 @@ class ByName(Recomputed):
         return self.again(super(Recomputed, self).forward, *args, **kwargs)
 
     def again(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        # Under a compiler the contexts only choose tensors; pack hooks move tensors to the host.
         contexts: Any = self.named.compiled_contexts
         if not torch.compiler.is_compiling():
             run = self.run if self.host and self.run else self.host and self.host.run(self.number)
@@ -158,21 +164,23 @@ class ByName(Recomputed):
 
 
 class ExpertsByName(ByName):
-    """The same for experts, which have two entry points."""
+    """Mixin of experts, a unit with two entry points: results with a place are kept."""
 
     def equal(self, x: Tensor) -> Tensor:
         return self.again(super().equal, x)  # type: ignore[misc]
 
 
 class InputInHost(Recomputed):
-    """The same, and its input is kept in host memory."""
+    """Mixin of a block: forward runs again in backward from an input kept in host memory."""
 
     host: Host
     number: int
     run: Run | None
 
     def __call__(self, x: Tensor, *rest: Any, **named: Any) -> Any:
-        """Outside of what is compiled, of which autograd keeps what `saved` says."""
+        """Pack saved tensors outside of the compiled part, where autograd keeps the output of
+        `packing`.
+        """
         if not torch.is_grad_enabled():
             return super().__call__(x, *rest, **named)
         self.run = self.host.run(self.number)
@@ -180,10 +188,11 @@ class InputInHost(Recomputed):
             return super().__call__(x, *rest, **named)
 
     def packing(self, run: Run, x: Tensor, rest: Any) -> Any:
-        """What autograd does with a tensor that it keeps."""
+        """Pack function of autograd for each saved tensor: the block's input goes to the host."""
         mine = _storage(x)
 
         def pack(tensor: Tensor) -> Any:
+            # Views of the input share its storage; a copy of a small tensor is not worth while.
             if _storage(tensor) == mine and tensor.nbytes >= self.host.smallest:
                 return run.hold(tensor)
             return tensor
@@ -192,12 +201,14 @@ class InputInHost(Recomputed):
 
 
 class ByNameInHost(InputInHost, ByName):
-    """By name, and some of it in host memory. The modes of an eager run see to that; of a compiled
-    one all that it keeps is there, but what was there before: weights and what enters.
+    """Mixin of a block: kept by name, some tensors in host memory.
+
+    In an eager run the dispatch modes move tensors to the host; in a compiled run every saved
+    tensor goes to the host except weights and inputs, older than the run.
     """
 
     def packing(self, run: Run, x: Tensor, rest: Any) -> Any:
-        in_place = {_storage(one) for one in tree_leaves(rest) if isinstance(one, Tensor)}
+        in_place = {_storage(value) for value in tree_leaves(rest) if isinstance(value, Tensor)}
         input_too = self.named.places.get(INPUT) == OFFLOAD
         named_too = self.named.offloads and self._compiled_call_impl is not None
         mine, owned = _storage(x), set[int]()
@@ -211,7 +222,7 @@ class ByNameInHost(InputInHost, ByName):
             if not named_too or storage in in_place:
                 return tensor
             if not owned:  # by now FSDP has gathered them
-                owned.update(_storage(one) for one in (*self.parameters(), *self.buffers()))
+                owned.update(_storage(value) for value in (*self.parameters(), *self.buffers()))
             return tensor if storage in owned else run.hold(tensor)
 
         return pack

@@ -14,8 +14,9 @@ from forge.parallel.modules import mix_in
 
 
 def spread_adapters(model: nn.Module, mesh: Mesh) -> None:
-    """Tell each adapted matrix whose columns are cut over tp which are here, and have it add the
-    squares of all of them.
+    """Mix a sum over all tp ranks into each adapted matrix with columns cut over tp.
+
+    The sum is of squares, for the lengths of rows.
     """
     assert isinstance(model, Decoder), model
     group, size = mesh.tp.get_group(), mesh.tp.size()
@@ -23,15 +24,20 @@ def spread_adapters(model: nn.Module, mesh: Mesh) -> None:
         if isinstance(module, AdaptedLinear):
             if model.table[f"{name}.weight"].cut(size) == 1:
                 mix_in(module, Lengths, rows_over=group)
+                # Dropout masks are hashed by feature: each rank starts at its first column.
                 if (drops := module.lora_dropout) is not None:
                     drops.first = mesh.tp.get_local_rank() * (module.lora_a.shape[1])
         elif isinstance(module, AdaptedExperts):
-            cut = {own for own in module.scaling if model.table[f"{name}.{own}"].cut(size) == 2}
+            cut = {
+                matrix
+                for matrix in module.scaling
+                if model.table[f"{name}.{matrix}"].cut(size) == 2
+            }
             mix_in(module, LengthsOfExperts, rows_over=group, cut_rows=cut)
 
 
 class Lengths(nn.Module):
-    """Mixin of a linear layer."""
+    """Mixin of a linear layer: squares of a row summed over the tp ranks."""
 
     rows_over: dist.ProcessGroup
 
@@ -40,7 +46,7 @@ class Lengths(nn.Module):
 
 
 class LengthsOfExperts(nn.Module):
-    """Mixin of experts."""
+    """Mixin of experts: squares of a row summed over tp for the matrices in `cut_rows`."""
 
     rows_over: dist.ProcessGroup
     cut_rows: set[str]

@@ -42,23 +42,22 @@ def apply(
     filled: bool = True,
     masters: bool = False,
 ) -> nn.Module:
-    """The model laid out over the ranks of the mesh; each rank fills its part of initial weights,
-    unless these are not to be `filled`, as others are loaded.
+    """Build the model and lay the layers out over the ranks of the mesh.
 
-    make: builds the model; called on the meta device. masters: keep fp32 masters of its weights,
-    see `forge.tensors.masters`. A pipeline is cut into stages first; then on
-    each
+    make: builds the model; called on the meta device. filled: each rank fills its part of the
+    initial weights; False where other weights are loaded. masters: keep fp32 masters of the
+    weights, see `forge.tensors.masters`. A pipeline is cut into stages first; then on each
 
     1. tensor parallelism: heads, feed-forward and vocabulary over tp, sequences between layers;
     2. expert parallelism, and counts of routed tokens over all ranks;
-    3. context parallelism: sequences over cp, inside attention; QK-Clip of what attention sees;
+    3. context parallelism: sequences over cp, inside attention; QK-Clip of attention logits;
        then the entries of `techniques`, in their order; products in the numbers of
-       `quantization`, and what `adapter` stands beside them;
-    4. activation checkpointing, then 5. compilation, of all that is inside a block by then;
-    6. FSDP, last: it gathers and frees all parameters, in 16 bits if so configured, and sums
+       `quantization`, and the matrices that `adapter` adds beside the products;
+    4. activation checkpointing, then 5. compilation of the whole block;
+    6. FSDP, last: gathers and frees all parameters, in 16 bits if configured, and sums
        gradients.
 
-    Without a mesh only `techniques`, 4 and 5; the weights are then multiplied as they are, in fp32.
+    Without a mesh only `techniques`, 4 and 5; the weights are then multiplied in fp32, unchanged.
     Parameter names are always those of the plain model.
     """
 
@@ -94,6 +93,7 @@ def apply(
             adapter.activate(part)
             if mesh is not None and config.parallel.tp > 1:
                 spread_adapters(part, mesh)
+        # Before compilation: the choice of attention mask and kernels is part of the traced graph.
         if isinstance(part, Decoder):
             part.in_blocks = in_blocks(config, device.type)
         if device.type == "cuda":
@@ -114,9 +114,10 @@ def apply(
     if mesh is not None and config.parallel.pp > 1:
         model = Pipeline(parts, config, mesh, device)
     offloaded = mesh is not None and config.parallel.cpu_offload
+    # With CPU offload the shards live in host memory, the buffers on the device.
     seed = config.seed if filled else None
-    place = torch.device("cpu") if offloaded else device
-    materialize(model, place, seed, buffers=device, masters=masters)
+    storage = torch.device("cpu") if offloaded else device
+    materialize(model, storage, seed, buffers=device, masters=masters)
     if isinstance(config.quantization, FP8) and config.quantization.fp8_all_gather and mesh:
         from forge.parallel.fp8_gather import (
             gather_in_fp8,  # with the compiler, which takes seconds
@@ -128,23 +129,21 @@ def apply(
 
 
 def choose_kernels(model: nn.Module, capability: tuple[int, int]) -> None:
-    """Have every layer with a choice of kernels make it for a GPU of this compute capability."""
+    """Have every layer with a choice of kernels choose for a GPU of this compute capability."""
     for module in model.modules():
         if isinstance(module, Attention | MLA | Experts):
             module.choose_kernel(capability)
 
 
 def keeps_gradients(config: Config) -> bool:
-    """Whether gradients of one rank stay as backward gives them: nothing is added to them, and they
-    are kept in that format.
-    """
+    """Whether gradients of one rank stay as backward gives them: nothing is added, same format."""
     alone = config.parallel.product_without_dp_shard * config.parallel.dp_shard == 1
-    same = config.precision.param_dtype == config.precision.mixed_precision
-    return alone and same and config.train.grad_accum_steps == 1
+    same_format = config.precision.param_dtype == config.precision.mixed_precision
+    return alone and same_format and config.train.grad_accum_steps == 1
 
 
 def apply_to_blocks(model: nn.Module, config: Config) -> None:
-    """Recompute, then compile, so that the compiler sees what is recomputed."""
+    """Recompute, then compile: the compiler must see the recomputation."""
     train, ep, model_config = config.train, config.parallel.ep, config.model
     n_layers = model_config.n_layers if isinstance(model_config, DecoderSection) else None
     recompute(model, train.policy, n_layers=n_layers, layers=ep > 1)

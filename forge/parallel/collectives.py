@@ -1,8 +1,9 @@
 """Collectives that gradients flow through, on the plain local tensors of each rank.
 
-Which one is right follows from backward: ranks that use the result differently each have a summand
-of its gradient; ranks that use it alike each have the whole gradient. torch.compile traces them
-without a break. All ranks of a group call the same ones in the same order, with sizes that fit.
+The right collective follows from backward: with different uses of the result each rank has a
+summand of the gradient; with equal uses each rank has the whole gradient. torch.compile traces
+these collectives without a break. All ranks of a group call the same collectives in the same order,
+with fitting sizes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ops = torch.ops._c10d_functional
 
 
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """All ranks' parts along `dim`, for ranks that use them differently; back: reduce-scatter."""
+    """All ranks' parts along `dim`, for different uses of the result; backward: reduce-scatter."""
     return _Pair.apply(x, "gather", dim % x.dim(), group.group_name, group.size())
 
 
@@ -30,27 +31,28 @@ def scatter_sum(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
 
 def sum_over(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over ranks (all-reduce), for ranks that use it alike; backward: identity."""
+    """The sum over ranks (all-reduce), for equal uses of the result; backward: identity."""
     return _Pair.apply(x, "sum_over", group.group_name)
 
 
 def sum_gradient(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x, equal on all ranks, for ranks that use it differently; backward: all-reduce."""
+    """x, equal on all ranks, for different uses of x; backward: all-reduce."""
     return _Pair.apply(x, "sum_gradient", group.group_name)
 
 
 def once(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """x, equal on all ranks, of the first and zeros of others, for ranks whose sum is used alike;
-    backward: identity.
+    """x on the first rank and zeros on the others, for a sum over ranks; backward: identity.
+
+    x: equal on all ranks; the sum is used alike on all ranks.
     """
     return _Pair.apply(x, "once", group.rank())
 
 
 def gather_equal(x: Tensor, dim: int, group: dist.ProcessGroup, size: int | None = None) -> Tensor:
-    """All ranks' parts along `dim`, for ranks that use them alike; backward: this rank's part.
+    """All ranks' parts along `dim`, for equal uses of the result; backward: this rank's part.
 
-    size: the length of the whole if the parts are those of torch.chunk, of which the last ones may
-    be shorter or empty; null = equal parts.
+    size: the full length if the parts are from torch.chunk, with shorter or empty last parts; null
+    = equal parts.
     """
     dim, ranks, length = dim % x.dim(), group.size(), x.shape[dim % x.dim()]
     size = length * ranks if size is None else size
@@ -60,20 +62,20 @@ def gather_equal(x: Tensor, dim: int, group: dist.ProcessGroup, size: int | None
     if length < chunk:
         x = torch.cat((x, x.new_zeros((*x.shape[:dim], chunk - length, *x.shape[dim + 1 :]))), dim)
     # Short parts are the last ones, so their padding lies together at the end.
-    whole = _Pair.apply(x, "gather_equal", dim, group.group_name, ranks, group.rank())
-    return whole.narrow(dim, 0, size)
+    full = _Pair.apply(x, "gather_equal", dim, group.group_name, ranks, group.rank())
+    return full.narrow(dim, 0, size)
 
 
 def exchange(x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
-    """Part i along `split` goes to rank i; what comes is joined along `join` (all-to-all)."""
+    """Send part i along `split` to rank i; join the received parts along `join` (all-to-all)."""
     split, join = split % x.dim(), join % x.dim()
     return _Pair.apply(x, "exchange", split, join, group.group_name, group.size())
 
 
 def exchange_counts(counts: Tensor, group: dist.ProcessGroup) -> Tensor:
     """counts: [ranks * n], n for each rank -> [ranks * n], n from each (all-to-all)."""
-    each = [len(counts) // group.size()] * group.size()
-    return _all_to_all_rows(counts, each, each, group.group_name)
+    sizes = [len(counts) // group.size()] * group.size()
+    return _all_to_all_rows(counts, sizes, sizes, group.group_name)
 
 
 def exchange_rows(
@@ -84,7 +86,7 @@ def exchange_rows(
 
 
 class _Pair(torch.autograd.Function):
-    """A collective, by its name in PAIRS, and the one that takes the gradient back."""
+    """A collective, by name in PAIRS, and the collective of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, name: str, *args: Any) -> Tensor:
@@ -103,6 +105,7 @@ def _not_a_view(x: Tensor, group: str = "") -> Tensor:
 
 def _all_gather(x: Tensor, dim: int, group: str, ranks: int, rank: int = 0) -> Tensor:
     parts = ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), ranks, group))
+    # The collective stacks parts along dimension 0; another dimension needs a copy.
     if dim == 0:
         return parts
     return _not_a_view(parts.unflatten(0, (ranks, -1)).movedim(0, dim).flatten(dim, dim + 1))
@@ -114,6 +117,7 @@ def _own_chunk(x: Tensor, dim: int, group: str, ranks: int, rank: int) -> Tensor
 
 def _reduce_scatter(x: Tensor, dim: int, group: str, ranks: int) -> Tensor:
     assert x.shape[dim] % ranks == 0, (tuple(x.shape), dim, ranks)
+    # The collective cuts dimension 0.
     parts = x.unflatten(dim, (ranks, -1)).movedim(dim, 0).flatten(0, 1) if dim else x
     return ops.wait_tensor(ops.reduce_scatter_tensor(parts.contiguous(), "sum", ranks, group))
 
@@ -133,6 +137,7 @@ def _identity(x: Tensor, *_: Any) -> Tensor:
 def _all_to_all(x: Tensor, split: int, join: int, group: str, ranks: int) -> Tensor:
     assert x.shape[split] % ranks == 0, (tuple(x.shape), split, ranks)
     parts = x.unflatten(split, (ranks, -1)).movedim(split, 0)
+    # After movedim each rank's part is a single row of dimension 0.
     ones = [1] * ranks
     return _all_to_all_rows(parts, ones, ones, group).movedim(0, join).flatten(join, join + 1)
 
@@ -159,4 +164,4 @@ PAIRS = {
     "exchange": (_all_to_all, _all_to_all_back),
     "exchange_rows": (_all_to_all_rows, _all_to_all_rows_back),
 }
-"""By name: forward and backward, which take the same arguments."""
+"""By name: forward and backward, called with the same arguments."""

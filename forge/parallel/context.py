@@ -1,9 +1,9 @@
-"""Context parallelism: each cp rank has a part of every sequence; only attention needs the others'.
+"""Context parallelism: each cp rank has a part of every sequence; only attention needs other parts.
 
 all_gather (as for Llama 3, arXiv:2407.21783 section 3.3.2): a rank's queries read the gathered keys
 and values of all. ulysses (arXiv:2309.14509): ranks exchange sequence parts for heads, attend over
-whole sequences with some heads, and exchange back. Positions are those in the whole sequence. Where
-documents share a row, every rank knows those of the whole row. FSDP sums the gradients of
+whole sequences with some heads, and exchange back. Positions count in the whole sequence. Where
+documents share a row, every rank knows all documents of the row. FSDP sums the gradients of
 parameters over cp ranks too.
 """
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Which of `ranks` equal parts of a sequence a rank has.
+    """This rank's part of each sequence, among `ranks` equal parts.
 
     balanced: of 2 * ranks chunks rank r has chunks r and -1 - r. Late queries read more keys than
-    early ones, so with contiguous parts the first rank would idle.
+    early queries: with contiguous parts the first rank would idle.
     """
 
     rank: int
@@ -50,19 +50,20 @@ class Part:
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """The numbers of the chunks that this rank has, of equal ones of a sequence."""
-        own = self.rank
-        return (own, 2 * self.ranks - 1 - own) if self.balanced else (own,)
+        """The numbers of this rank's chunks, among the equal chunks of a sequence."""
+        rank = self.rank
+        return (rank, 2 * self.ranks - 1 - rank) if self.balanced else (rank,)
 
     def of(self, whole: Tensor, dim: int) -> Tensor:
-        """What this rank has of a tensor, along the dimension of the sequence."""
+        """This rank's part of a tensor, along the dimension of the sequence."""
         number = len(self.chunks) * self.ranks
         assert whole.shape[dim] % number == 0, (tuple(whole.shape), dim, number)
         chunks = whole.chunk(number, dim)
-        return torch.cat([chunks[own] for own in self.chunks], dim)
+        return torch.cat([chunks[index] for index in self.chunks], dim)
 
     def ordered(self, of_ranks: Tensor, dim: int) -> list[Tensor]:
-        """of_ranks: [ranks, ...], what each rank has -> the chunks of the whole, in order."""
+        """of_ranks: [ranks, ...], parts of all ranks -> all chunks of the tensor, in order."""
+        # Second chunks run backward over the ranks: rank r has chunk -1 - r.
         first, *second = of_ranks.chunk(len(self.chunks), dim)
         return [*first.unbind(), *(chunk for late in second for chunk in reversed(late.unbind()))]
 
@@ -80,18 +81,18 @@ def own_part(tensor: Tensor, mesh: Mesh) -> Tensor:
 
 @runtime_checkable
 class Attends(Protocol):
-    """Attention of any kind, so far as cp knows it."""
+    """Attention of any kind, as far as cp needs."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, /) -> Tensor:
         """q: [batch, heads, seq, dim] over k: [batch, kv_heads, keys, dim] and v: [batch, kv_heads,
-        keys, other dim] -> [batch, heads, seq, other dim]; the last query is of the last key's
-        position. Where documents share rows, it is also given what is added to scores.
+        keys, other dim] -> [batch, heads, seq, other dim]; the last query has the last key's
+        position. Where documents share rows, a mask added to the scores follows.
         """
         ...
 
 
 def spread_context(model: Decoder, cfg: Config, mesh: Mesh) -> None:
-    """Make a decoder, or a stage of one, read this rank's part of each sequence, in place.
+    """Make a decoder or a stage read this rank's part of each sequence, in place.
 
     Raises ValueError for a block without attention.
     """
@@ -107,16 +108,17 @@ def spread_context(model: Decoder, cfg: Config, mesh: Mesh) -> None:
     for block in blocks_of(model):
         if not any(isinstance(module, tuple(seams)) for module in block.modules()):
             kinds = ", ".join(type(layer).__name__ for layer in layers_of(block))
-            what = f"parallel.cp={cfg.parallel.cp}: {kinds} of a block: none has"
-            raise ValueError(f"{what} a method attend(q, k, v), whose keys cp could send")
+            message = f"parallel.cp={cfg.parallel.cp}: {kinds} of a block: none has"
+            raise ValueError(f"{message} a method attend(q, k, v), whose keys cp could send")
     mix_in_each(model, seams, over_cp=context)
     mix_in(model, DocumentsOfPart, over_cp=context)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Where the parts of sequences are. group: the ranks that have them. whole_queries: whether a
-    rank attends whole sequences.
+    """The layout of sequence parts over ranks.
+
+    group: the ranks with the parts. whole_queries: whether a rank attends whole sequences.
     """
 
     part: Part
@@ -131,26 +133,28 @@ class OverGatheredKeys:
     over_cp: Context
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *seen: Tensor) -> Tensor:
-        """seen: of this rank's queries and all keys."""
+        """seen: masks added to scores, for this rank's queries and all keys."""
         part, attend = self.over_cp.part, super().attend  # type: ignore[misc]
         if not self.over_cp.sequences.cut:
             return attend(q, k, v, *seen)
+        # A chunk of queries reads keys up to the chunk's end: the last query is at the last key.
         keys, values = self._gathered(k, v)
         heads, number = [], len(part.chunks)
-        for own, chunk in enumerate(part.chunks):
-            upto = [torch.cat(each[: chunk + 1], 2) for each in (keys, values)]
-            rows = (each.chunk(number, 2)[own][..., : upto[0].shape[2]] for each in seen)
-            heads.append(attend(q.chunk(number, 2)[own], *upto, *rows))
+        for piece, chunk in enumerate(part.chunks):
+            upto = [torch.cat(tensor[: chunk + 1], 2) for tensor in (keys, values)]
+            rows = (tensor.chunk(number, 2)[piece][..., : upto[0].shape[2]] for tensor in seen)
+            heads.append(attend(q.chunk(number, 2)[piece], *upto, *rows))
         return torch.cat(heads, 2)
 
     def _gathered(self, *tensors: Tensor) -> list[list[Tensor]]:
-        """Of each tensor [batch, heads, seq / cp, dim] all chunks, in order; by one all-gather."""
-        part, sizes = self.over_cp.part, [each.numel() for each in tensors]
-        flat = gather(torch.cat([each.flatten() for each in tensors]), 0, self.over_cp.group)
+        """All chunks, in order, of each tensor [batch, heads, seq / cp, dim]; by one all-gather."""
+        part, sizes = self.over_cp.part, [tensor.numel() for tensor in tensors]
+        # Flat tensors of different shapes share a collective.
+        flat = gather(torch.cat([tensor.flatten() for tensor in tensors]), 0, self.over_cp.group)
         of_ranks = flat.unflatten(0, (part.ranks, -1)).split(sizes, 1)
         return [
-            part.ordered(values.unflatten(1, each.shape), 3)
-            for values, each in zip(of_ranks, tensors, strict=True)
+            part.ordered(values.unflatten(1, tensor.shape), 3)
+            for values, tensor in zip(of_ranks, tensors, strict=True)
         ]
 
 
@@ -160,16 +164,18 @@ class OverExchangedHeads:
     over_cp: Context
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *seen: Tensor) -> Tensor:
-        """seen: of whole sequences."""
+        """seen: masks added to scores, for whole sequences."""
         attend, group = super().attend, self.over_cp.group  # type: ignore[misc]
         if not self.over_cp.sequences.cut:
             return attend(q, k, v, *seen)
+        # One all-to-all for keys and values together.
         kv = exchange(torch.cat((k, v), -1), 1, 2, group)
         k, v = kv.split((k.shape[-1], v.shape[-1]), -1)
+        # Heads go out and sequence parts come in; after attention the reverse.
         return exchange(attend(exchange(q, 1, 2, group), k, v, *seen), 2, 1, group)
 
     def sinks_here(self) -> Tensor | None:
-        """Of the heads that this rank attends with."""
+        """The sinks of this rank's heads."""
         sinks, part = super().sinks_here(), self.over_cp.part  # type: ignore[misc]
         if sinks is None or not self.over_cp.sequences.cut:
             return sinks
@@ -182,16 +188,16 @@ class RotationOfPart:
     over_cp: Context
 
     def forward(self, start: int, seq: int) -> Rotation:
-        """Of `seq` positions from `start` on, or of this rank's of a cut sequence."""
+        """Tables of `seq` positions from `start` on; of this rank's positions in a cut sequence."""
         if not self.over_cp.sequences.cut:
             return super().forward(start, seq)  # type: ignore[misc]
         part = self.over_cp.part
-        whole = super().forward(start, seq * part.ranks)  # type: ignore[misc]
-        return tuple(part.of(table, 0) for table in whole)
+        tables = super().forward(start, seq * part.ranks)  # type: ignore[misc]
+        return tuple(part.of(table, 0) for table in tables)
 
 
 class PositionsOfPart:
-    """Mixin of a table of positions that are added: the rows of this rank's positions."""
+    """Mixin of a table of added positions: the rows of this rank's positions."""
 
     over_cp: Context
 
@@ -199,6 +205,7 @@ class PositionsOfPart:
         """index: [seq], counted from 0 in this rank's part of a cut sequence, or [batch, seq], in
         documents -> [..., dim].
         """
+        # Positions in documents, [batch, seq], come for this rank's tokens already.
         if self.over_cp.sequences.cut and index.dim() == 1:
             part = self.over_cp.part
             index = part.of(torch.arange(len(index) * part.ranks, device=index.device), 0)
@@ -206,17 +213,17 @@ class PositionsOfPart:
 
 
 class DocumentsOfPart:
-    """Mixin of a decoder: of rows that documents share, what this rank has and sees."""
+    """Mixin of a decoder: for rows shared by documents, this rank's tokens and visible keys."""
 
     over_cp: Context
     spans: dict[str, Span]
 
     def packed(self, documents: Tensor) -> Packed:
         """documents: [batch, seq], of whole rows."""
-        whole = torch.arange(documents.shape[1], device=documents.device)
-        own = self.over_cp.part.of(whole, 0)
-        queries = whole if self.over_cp.whole_queries else own
-        return packed(documents, self.spans.values(), tokens=own, queries=queries)
+        all_tokens = torch.arange(documents.shape[1], device=documents.device)
+        tokens = self.over_cp.part.of(all_tokens, 0)
+        queries = all_tokens if self.over_cp.whole_queries else tokens
+        return packed(documents, self.spans.values(), tokens=tokens, queries=queries)
 
 
 SEAMS: dict[type, type] = {
@@ -224,4 +231,4 @@ SEAMS: dict[type, type] = {
     Positions: PositionsOfPart,
     Sinusoids: PositionsOfPart,
 }
-"""Mixins by type, of what knows positions or other tokens; any class with `attend` has one."""
+"""Mixins by type of modules with positions or other tokens; any class with `attend` has a mixin."""

@@ -18,25 +18,25 @@ def _bytes(value: Any) -> int:
 
 
 def _group(group: Any) -> dist.ProcessGroup:
-    """A group that an operator was given by name, or as an object of C++."""
+    """The group behind an operator's argument: a name, or an object of C++."""
     by_name: Any = getattr(dist.distributed_c10d, "_resolve_process_group")  # noqa: B009
     return by_name(group) if isinstance(group, str) else dist.ProcessGroup.unbox(group)
 
 
 def _ring(total: int, group: Any) -> int:
+    # In a ring each rank sends all parts but its own.
     size = _group(group).size()
     return total * (size - 1) // size
 
 
 def _to_others(x: Tensor, splits: list[int], group: str) -> int:
-    """Of an all-to-all what does not stay here."""
-    own = splits[_group(group).rank()]
-    return _bytes(x) - own * (_bytes(x) // len(x) if len(x) else 0)
+    """Bytes of an all-to-all sent to other ranks."""
+    kept_rows = splits[_group(group).rank()]
+    return _bytes(x) - kept_rows * (_bytes(x) // len(x) if len(x) else 0)
 
 
-# By operator: its kind, and the bytes that a rank sends of it. Arguments are (output, input, group,
-# ...) with c10d's own operators, and
-# (input, ..., group) with the functional ones.
+# By operator: the kind, and the bytes sent by a rank. Arguments are (output, input, group, ...)
+# with c10d's own operators, and (input, ..., group) with the functional operators.
 OPERATORS: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], int]]] = {
     "c10d._allgather_base_": ("all-gather", lambda a: _ring(_bytes(a[0]), a[2])),
     "c10d._reduce_scatter_base_": ("reduce-scatter", lambda a: _ring(_bytes(a[1]), a[2])),
@@ -62,8 +62,9 @@ NOTHING_SENT = {
 
 
 class Counting(TorchDispatchMode):
-    """Inside, adds up what this rank sends by kind of collective; an operator it does not know is
-    an error.
+    """Adds up the bytes sent by this rank, by kind of collective.
+
+    An unknown operator is an error.
     """
 
     def __init__(self) -> None:

@@ -31,14 +31,14 @@ from forge.tensors.local import local
 def spread_experts(model: Any, mesh: Mesh, table: Iterable[TensorSpec] | None = None) -> None:
     """Cut the experts of a model or a stage over ep and tp, in place, while on the meta device.
 
-    table: of the tensors; null = the model's own.
+    table: specs of the tensors; null = the model's own.
     """
     ep, tp = mesh.parallel.ep, mesh.parallel.tp
     if ep * tp == 1:
         return
-    # The mesh that FSDP takes for them.
+    # The mesh of experts as FSDP sees the axes.
     over: DeviceMesh = mesh.tp if ep == 1 else mesh.experts[("ep", "tp") if tp > 1 else ("ep",)]
-    rows = {one.name: one for one in table or model.table.values() if one.of_experts}
+    rows = {spec.name: spec for spec in table or model.table.values() if spec.of_experts}
     for path in [path for path, _ in model.named_parameters() if path in rows]:
         cut = rows[path].tp
         hidden: Placement = Replicate() if cut is None else Shard(cut)
@@ -55,12 +55,12 @@ def spread_experts(model: Any, mesh: Mesh, table: Iterable[TensorSpec] | None = 
 
 
 def _used_apart(cuts: Sequence[Placement], parameter: DTensor) -> Tensor:
-    """What all tp ranks have, and multiply with different parts of the hidden width."""
+    """A parameter on all tp ranks, multiplied with different parts of the hidden width."""
     return parameter.to_local(grad_placements=[*cuts[:-1], Partial()])
 
 
 class OverRanks:
-    """Mixin of a mixture of experts: sends the rows of each expert to the rank that has it."""
+    """Mixin of a mixture of experts: sends the rows of each expert to the expert's rank."""
 
     over_ep: dist.ProcessGroup
 
@@ -68,17 +68,19 @@ class OverRanks:
         """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]."""
         of_ranks = counts.unflatten(0, (self.over_ep.size(), -1))
         come = exchange_counts(counts, self.over_ep).view_as(of_ranks)  # [rank, own expert]
+        # The only wait for the device: sizes of an all-to-all are numbers on the CPU.
         send, receive = torch.stack((of_ranks.sum(1), come.sum(1))).tolist()
         x = exchange_rows(x, send, receive, self.over_ep)
         expert = torch.arange(come.shape[1], device=x.device).repeat(self.over_ep.size())
         expert = expert.repeat_interleave(come.flatten(), output_size=len(x))
+        # Stable: rows of an expert stay in the order of ranks, so results do not vary.
         by_expert = expert.argsort(stable=True)
-        places = torch.arange(len(x), device=x.device)
-        back = torch.empty_like(by_expert).scatter_(0, by_expert, places)
+        indices = torch.arange(len(x), device=x.device)
+        back = torch.empty_like(by_expert).scatter_(0, by_expert, indices)
         y = super().run_experts(rearrange(x, by_expert, back), come.sum(0))  # type: ignore[misc]
         return exchange_rows(rearrange(y, back, by_expert), receive, send, self.over_ep)
 
     def run_equal(self, x: Tensor) -> Tensor:
-        """x: [experts, rows, dim] -> the same; every rank has as many rows."""
+        """x: [experts, rows, dim] -> [experts, rows, dim]; every rank has as many rows."""
         y = super().run_equal(exchange(x, 0, 1, self.over_ep))  # type: ignore[misc]
         return exchange(y, 1, 0, self.over_ep)

@@ -42,8 +42,8 @@ def shard(
     """Shard each block, the embedding, the output head and the root over the data ranks, in place.
 
     Gradients are summed and divided by nothing: the loss carries 1 / (target tokens of the step).
-    param_dtype: of gathered weights; nothing else is cast, and gradients are reduced in fp32,
-    unless these are to be taken as_they_are.
+    param_dtype: of gathered weights; nothing else is cast. as_they_are: take gradients in their own
+    format; otherwise gradients are reduced in fp32.
     """
     # Inputs of modules are not cast: rotary tables are fp32, and hidden states as configured.
     reduce_dtype = torch.float32 if param_dtype is not None and not as_they_are else None
@@ -51,9 +51,13 @@ def shard(
     pinned = mesh.axes.device_type == "cuda"
     offload = CPUOffloadPolicy(pin_memory=pinned) if cpu_offload else OffloadPolicy()
     common: dict[str, Any] = {"mp_policy": policy, "offload_policy": offload}
-    kept: dict[str, Any] = {**common, "mesh": mesh.fsdp, "reshard_after_forward": False}
+    resident: dict[str, Any] = {**common, "mesh": mesh.fsdp, "reshard_after_forward": False}
     freed: dict[str, Any] = {**common, "reshard_after_forward": reshard_after_forward}
-    packed = [values for one in packed_in(model) for values in one.parameters().values()]
+    packed = [
+        values
+        for packed_weight in packed_in(model)
+        for values in packed_weight.parameters().values()
+    ]
     rows = {id(values) for values in packed}
     of_block = partial(placement, ranks=mesh.parallel.fsdp, rows=rows)
     of_experts = partial(placement, ranks=mesh.parallel.efsdp, rows=rows)
@@ -71,14 +75,14 @@ def shard(
         fully_shard(block, mesh=mesh.fsdp, shard_placement_fn=of_block, **freed)
     if embedding is not None:
         sharded = fully_shard(embedding, mesh=mesh.fsdp, **freed)
-        # Its gradient does not need it, but that of what stands beside it does.
+        # The gradient of the table does not read the table; an adapter's gradient does.
         sharded.set_unshard_in_backward(isinstance(embedding, Adapted))
         groups.insert(0, [embedding])
     if head is not None:
-        fully_shard(head, **kept)
+        fully_shard(head, **resident)
         register_fsdp_forward_method(head, "receive")
         groups.append([head])
-    fully_shard(model, **kept)
+    fully_shard(model, **resident)
     if mesh.parallel.ep > 1:
         # While a group computes, gather the next one's weights. FSDP does so by itself only while
         # the CPU runs ahead of the device, not where it waits for counts of tokens.
@@ -100,22 +104,23 @@ def placement(parameter: nn.Parameter, ranks: int, rows: Container[int] = ()) ->
     """The dimension along which a parameter is sharded; null = rows, as in torch.
 
     Packed experts, fewer than ranks, are cut across if possible: else some ranks would have none,
-    and all would gather padding. rows: ids of those of which ranks need whole rows.
+    and all would gather padding. rows: ids of parameters with whole rows on a rank.
     """
-    here = local(parameter)
-    if here.dim() != 3 or len(here) >= ranks:
+    local_values = local(parameter)
+    if local_values.dim() != 3 or len(local_values) >= ranks:
         return None
     placements = parameter.placements if isinstance(parameter, DTensor) else ()
-    cut = {place.dim for place in placements if isinstance(place, Shard)}
+    cut = {p.dim for p in placements if isinstance(p, Shard)}
     across = (1,) if id(parameter) in rows else (1, 2)
-    dims = [dim for dim in across if here.shape[dim] % ranks == 0]
+    dims = [dim for dim in across if local_values.shape[dim] % ranks == 0]
+    # A dimension not cut already comes first.
     return Shard(min(dims, key=lambda dim: dim in cut)) if dims else None
 
 
 class ReshardsOnModeChange(nn.Module):
-    """Mixin of a sharded model: frees weights that are still gathered in train() and eval().
+    """Mixin of a sharded model: frees weights still gathered, in train() and eval().
 
-    So between updates its parameters are those that are trained.
+    Between updates the parameters are therefore the trained shards.
     """
 
     def train(self, mode: bool = True) -> ReshardsOnModeChange:
@@ -126,10 +131,10 @@ class ReshardsOnModeChange(nn.Module):
 
 
 def reduce_in_backward(model: nn.Module, *, last: bool, each: bool) -> None:
-    """Whether the next backward pass reduces gradients: `each` its own, else the last those of all.
+    """Set whether the next backward pass reduces gradients.
 
-    With replicas those of each micro-batch are reduced over shards only, and over replicas in the
-    last.
+    each: reduce gradients of each pass; else the last pass reduces the sum. With replicas each
+    micro-batch is reduced over shards only, and over replicas in the last.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last or each)

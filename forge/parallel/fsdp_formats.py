@@ -15,7 +15,7 @@ from forge.adapters.packed import few_bits
 
 
 class _Torch:
-    """torch.nn, but for its Parameter: integers have no gradient, which torch 2.11 gives them."""
+    """torch.nn with another Parameter: no gradient for integers, as torch 2.11 would give."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(nn, name)
@@ -27,7 +27,8 @@ class _Torch:
 
 @contextmanager
 def integers() -> Iterator[None]:
-    """Inside, FSDP takes parameters that are integers."""
+    """Inside, FSDP takes integer parameters."""
+    # FSDP makes its shards by `nn.Parameter` in this module of torch.
     _fsdp_param.nn = _Torch()  # type: ignore[assignment]
     try:
         yield
@@ -36,18 +37,19 @@ def integers() -> Iterator[None]:
 
 
 def keep_formats(model: nn.Module) -> None:
-    """Have what is kept of weights in few bits gathered as it is, whatever param_dtype is."""
+    """Have packed weights of few bits gathered unchanged, whatever param_dtype is."""
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
         group: Any = module._get_fsdp_state()._fsdp_param_group
-        for one in group.fsdp_params if group else ():
-            where = one._module_info
-            if any(where.param_name in own.attributes for own in few_bits(where.module)):
-                one.init_dtype_attrs = partial(_as_it_is, one)
+        for param in group.fsdp_params if group else ():
+            where = param._module_info
+            if any(where.param_name in packed.attributes for packed in few_bits(where.module)):
+                # FSDP sets formats at the first forward, by this method of each parameter.
+                param.init_dtype_attrs = partial(_as_it_is, param)
 
 
 def _as_it_is(one: Any, policy: MixedPrecisionPolicy) -> None:
-    """In place of FSDP's choice of formats, which casts numbers, and in torch 2.11 integers too."""
+    """Replace FSDP's choice of formats, a cast of numbers, and in torch 2.11 of integers too."""
     one.orig_dtype = one.sharded_param.dtype
     one.param_dtype = one.reduce_dtype = None

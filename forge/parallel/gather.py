@@ -19,32 +19,33 @@ Tensors = dict[str, Tensor | None]
 
 @dataclass(kw_only=True)
 class Gathered:
-    """Full tensors on the main rank, and the names of those whose copies differ in a bit."""
+    """Full tensors on the main rank, and names of tensors with copies differing in a bit."""
 
     tensors: Tensors = field(default_factory=dict)
     differing: list[str] = field(default_factory=list)
 
 
 def gather(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Gathered:
-    """All that ranks have, from all shards and stages; a collective.
+    """Gather all tensors from all shards and stages on the main rank; a collective.
 
-    named: what this rank has of tensors, by name in the whole model; None if it has no tensor.
+    named: this rank's tensors, by name in the whole model; None where the rank has no tensor.
     """
-    own: dict[str, list[Tensor | None]] = {}
+    local_copies: dict[str, list[Tensor | None]] = {}
     for name, value in named:  # the first and last stage on one rank: two copies of a tied table
-        own.setdefault(name, []).append(value)
+        local_copies.setdefault(name, []).append(value)
     if ranks.host is None:
-        found = {
+        tensors = {
             name: None if value is None else local(value.detach()).clone()
-            for name, (value,) in own.items()
+            for name, (value,) in local_copies.items()
         }
-        return Gathered(tensors=found)
+        return Gathered(tensors=tensors)
     result, digests = Gathered(), {}
-    for name, (owners, about) in _owners(own, ranks).items():
+    # The order of names is equal on all ranks: each name is a collective of its owners.
+    for name, (owners, about) in _owners(local_copies, ranks).items():
         if about is None:
             result.tensors[name] = None
             continue
-        copies = [_full(value) for value in own.get(name, ())]
+        copies = [_full(value) for value in local_copies.get(name, ())]
         contents = (value.numpy().tobytes() for value in copies)
         digests[name] = {hashlib.blake2b(content, digest_size=8).digest() for content in contents}
         value = copies[0] if copies else None
@@ -66,27 +67,27 @@ def gather(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Gathered
 def _owners(
     own: dict[str, list[Tensor | None]], ranks: Ranks
 ) -> dict[str, tuple[list[int], tuple[tuple[int, ...], torch.dtype] | None]]:
-    """By name: the ranks that have it, its shape and dtype, or None if a rank has no tensor."""
+    """The ranks with each tensor, its shape and dtype, or None if a rank has no tensor; by name."""
     described = ranks.of_all(
         {
             name: [None if v is None else (tuple(v.shape), v.dtype) for v in copies]
             for name, copies in own.items()
         }
     )
-    found = {}
+    owners_by_name = {}
     for name in sorted(set().union(*described)):
         owners = [rank for rank, names in enumerate(described) if name in names]
-        about = [one for rank in owners for one in described[rank][name]]
-        found[name] = (owners, None if None in about else about[0])
-    return found
+        about = [description for rank in owners for description in described[rank][name]]
+        owners_by_name[name] = (owners, None if None in about else about[0])
+    return owners_by_name
 
 
 def _full(value: Tensor | None) -> Tensor:
-    """All of a tensor, a copy on the CPU; a collective of the ranks with parts of it."""
+    """The full tensor, a copy on the CPU; a collective of the ranks with parts of the tensor."""
     assert value is not None
     value = value.detach()
     if isinstance(value, DTensor):
-        # What is offloaded goes through the collectives of the device.
+        # An offloaded tensor goes through the collectives of the device.
         on_device = value.to(value.device_mesh.device_type)
         assert isinstance(on_device, DTensor)
         value = on_device.full_tensor()

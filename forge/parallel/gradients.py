@@ -20,25 +20,26 @@ def norm_of(
     spread: bool,
     also: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The global L2 norm of gradients, and the sum over all ranks of the number `also`,
-    asynchronous.
+    """The global L2 norm of gradients, and the sum of `also` over all ranks; asynchronous.
 
     spread: parameters are laid out over ranks; then all ranks call this, and each adds the squares
-    of what it has as the first of its copies. counted: whether a parameter, by name, counts here,
-    not being a copy of another stage's.
+    of its first copies. counted: whether a parameter, by name, counts on this rank, not being a
+    copy of another stage's parameter.
     """
-    found = [(name, p.grad) for name, p in named if p.grad is not None]
-    like = local(found[0][1]) if found else torch.zeros(())
-    own = squares(found, counted=counted, spread=spread, device=like.device)
-    return total_norm(own, like, spread=spread, also=also)
+    gradients = [(name, p.grad) for name, p in named if p.grad is not None]
+    like = local(gradients[0][1]) if gradients else torch.zeros(())
+    square_sum = squares(gradients, counted=counted, spread=spread, device=like.device)
+    return total_norm(square_sum, like, spread=spread, also=also)
 
 
 def total_norm(
     own: Tensor, like: Tensor, *, spread: bool, also: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """The same of the sum of squares that this rank has, see `squares`. like: in whose format, but
-    fp32 at least, the norm is.
+    """The global norm from this rank's sum of squares, see `squares`, and the sum of `also`.
+
+    like: its format, but fp32 at least, is the norm's format.
     """
+    # A single all-reduce for the squares and `also`.
     sums = torch.full((2,), also, dtype=widest(like.device), device=like.device)
     sums[0] = own
     if spread:
@@ -47,25 +48,25 @@ def total_norm(
 
 
 def clip_factor(norm: Tensor, largest: float) -> Tensor:
-    """By what gradients are multiplied so that their norm is at most this, as
-    torch.nn.utils.clip_grads_with_norm_ does it.
+    """The factor for gradients with a norm of at most `largest`, as in
+    torch.nn.utils.clip_grads_with_norm_.
     """
     return (largest / (norm + 1e-6)).clamp(max=1.0)
 
 
 def scale(gradients: Iterable[Tensor], factor: Tensor) -> None:
     """Multiply gradients, in place."""
-    own = [local(gradient) for gradient in gradients]
-    if own:
-        torch._foreach_mul_(own, factor)  # type: ignore[attr-defined]
+    local_values = [local(gradient) for gradient in gradients]
+    if local_values:
+        torch._foreach_mul_(local_values, factor)  # type: ignore[attr-defined]
 
 
 def clip_values(gradients: Iterable[Tensor], largest: float) -> None:
     """Bring every value into [-largest, largest], in place."""
-    own = [local(gradient) for gradient in gradients]
-    if own:
-        torch._foreach_clamp_min_(own, -largest)  # type: ignore[attr-defined]
-        torch._foreach_clamp_max_(own, largest)  # type: ignore[attr-defined]
+    local_values = [local(gradient) for gradient in gradients]
+    if local_values:
+        torch._foreach_clamp_min_(local_values, -largest)  # type: ignore[attr-defined]
+        torch._foreach_clamp_max_(local_values, largest)  # type: ignore[attr-defined]
 
 
 def squares(
@@ -75,19 +76,20 @@ def squares(
     spread: bool,
     device: torch.device,
 ) -> Tensor:
-    """The sum of squares of what this rank has of tensors as the first of its copies.
+    """The sum of squares over tensors where this rank has the first copy.
 
-    In fp64 where there is one: sums in fp32 depend on how a tensor is cut, by 1e-4 on a CPU (torch
-    2.13).
+    In fp64 where the device has fp64: sums in fp32 depend on how a tensor is cut, by 1e-4 on a CPU
+    (torch 2.13).
     """
-    own = [
+    local_values = [
         local(values)
         for name, values in named
         if not spread or (counted(name) and _is_first_copy(values))
     ]
-    if not own:
+    if not local_values:
         return torch.zeros((), dtype=widest(device), device=device)
-    norms = torch._foreach_norm(own, 2, widest(own[0].device))  # type: ignore[arg-type]
+    # torch has a fused norm for many tensors, but no fused sum of squares.
+    norms = torch._foreach_norm(local_values, 2, widest(local_values[0].device))  # type: ignore[arg-type]
     return torch.stack(norms).square().sum()
 
 
@@ -96,5 +98,6 @@ def _is_first_copy(gradient: Tensor) -> bool:
         return dist.get_rank() == 0
     coordinate = gradient.device_mesh.get_coordinate()
     assert coordinate is not None
+    # Shards differ and replicas repeat: among replicas only index 0 counts.
     placed = zip(coordinate, gradient.placements, strict=True)
-    return all(index == 0 for index, place in placed if isinstance(place, Replicate))
+    return all(index == 0 for index, placement in placed if isinstance(placement, Replicate))

@@ -1,8 +1,8 @@
 """Activations in host memory until the backward pass needs them.
 
-On a GPU copies run on streams of their own, to and from pinned memory: those of a block to the host
-while the next ones compute, and back while the block behind it goes backward. On a CPU they are
-plain copies.
+On a GPU copies run on separate streams, to and from pinned memory: a block's tensors to the host
+while the next blocks compute, and back while the following block goes backward. On a CPU the copies
+are plain.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ SMALLEST = 1 << 16
 
 
 class OnDevice:
-    """A tensor that stays where it is."""
+    """A tensor kept on its device."""
 
     def __init__(self, tensor: Tensor) -> None:
-        # so that what changes the one in place is seen at the other
+        # a change in place of either tensor raises the version of both
         with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
             self.tensor = tensor.detach()
         self.version = tensor._version
@@ -33,8 +33,9 @@ class OnDevice:
 
 
 class Run:
-    """What one run of a block, or of a layer of it, has in host memory. before: the run that was
-    before it.
+    """Tensors in host memory of one run of a block, or of a layer of the block.
+
+    before: the previous run.
     """
 
     def __init__(self, block: int, before: Run | None) -> None:
@@ -42,12 +43,12 @@ class Run:
         self.before = None if before is None else weakref.ref(before)
 
     def hold(self, tensor: Tensor) -> InHost:
-        made = InHost(tensor, self)
-        self.held.append(weakref.ref(made))
-        return made
+        host_copy = InHost(tensor, self)
+        self.held.append(weakref.ref(host_copy))
+        return host_copy
 
     def fetch(self) -> None:
-        """Start copies of all that is not on its way back yet, and of the block before."""
+        """Start copies of all tensors not on the way back yet, and of the block before."""
         run: Run | None = self
         while run is not None and run.block >= self.block - 1:
             for reference in run.held:
@@ -57,7 +58,7 @@ class Run:
 
 
 class InHost:
-    """A tensor in host memory; `take` gives it on its device."""
+    """A tensor in host memory; `take` returns the tensor on its device."""
 
     def __init__(self, tensor: Tensor, run: Run) -> None:
         self.run, self.device, self.coming = run, tensor.device, None
@@ -69,38 +70,41 @@ class InHost:
         if self.streams is None:
             self.host.copy_(tensor)
             return
+        # The copy starts after the kernel that computes the tensor.
         out = self.streams[0]
         out.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(out):
             self.host.copy_(tensor, non_blocking=True)
             self.there = out.record_event()
+        # The allocator may reuse the memory only when the copy has ended.
         tensor.record_stream(out)
 
     def fetch(self) -> None:
-        """Start the copy back, if it has not begun."""
+        """Start the copy back, unless the copy has begun."""
         if self.streams is None or self.coming is not None:
             return
         back = self.streams[1]
         back.wait_event(self.there)
         with torch.cuda.stream(back):
             host = self.host
-            made = torch.empty_strided(
+            device_copy = torch.empty_strided(
                 host.size(), host.stride(), dtype=host.dtype, device=self.device
             )
-            made.copy_(host, non_blocking=True)
-            self.coming = made, back.record_event()
+            device_copy.copy_(host, non_blocking=True)
+            self.coming = device_copy, back.record_event()
 
     def take(self) -> Tensor:
-        """The tensor; another time it is copied again."""
+        """The tensor on its device; a second call copies again."""
         if self.streams is None:
             return self.host if self.device.type == "cpu" else self.host.to(self.device)
         self.run.fetch()
         assert self.coming is not None
-        (made, here), self.coming = self.coming, None
+        (device_copy, arrived), self.coming = self.coming, None
         current = torch.cuda.current_stream(self.device)
-        current.wait_event(here)
-        made.record_stream(current)
-        return made
+        # Allocated on the copy stream, the memory is used on the current stream from now on.
+        current.wait_event(arrived)
+        device_copy.record_stream(current)
+        return device_copy
 
 
 class Host:
@@ -111,11 +115,11 @@ class Host:
         self.last: weakref.ref[Run] | None = None
 
     def run(self, block: int) -> Run:
-        """Of a block, counted from 0; the one before it is of the same micro-batch."""
-        before = self.last() if self.last else None
-        made = Run(block, before if before and before.block <= block else None)
-        self.last = weakref.ref(made)
-        return made
+        """A new run of a block, counted from 0; the run before is of the same micro-batch."""
+        previous = self.last() if self.last else None
+        run = Run(block, previous if previous and previous.block <= block else None)
+        self.last = weakref.ref(run)
+        return run
 
     def __deepcopy__(self, memo: Any) -> Host:
         return Host(self.smallest)
@@ -123,5 +127,5 @@ class Host:
 
 @functools.cache
 def _streams(device: torch.device) -> tuple[Any, Any]:
-    """To the host and back."""
+    """Streams to the host and back."""
     return torch.cuda.Stream(device), torch.cuda.Stream(device)

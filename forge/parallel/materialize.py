@@ -23,13 +23,14 @@ def materialize(
 ) -> None:
     """Allocate a model built on the meta device and fill it as `init_weights` does, to the bit.
 
-    seed: null = whoever calls it fills the parameters. buffers: their device, if not that of the
-    parameters. masters: keep what is drawn in fp32 too. Raises ValueError for a buffer that the
-    model gives no value.
+    seed: null = the caller fills the parameters. buffers: their device, if not that of the
+    parameters. masters: keep the drawn fp32 values too. Raises ValueError for a buffer without a
+    value from the model.
     """
     # Several threads draw, and an Apple GPU is not for several threads.
     first = torch.device("cpu") if device.type == "mps" else device
     allocate(model, first, buffers=buffers if first == device else None)
+    # Before `fill`: values are drawn into the fp32 masters, then rounded.
     if masters:
         add_masters(model)
     if seed is None:
@@ -42,11 +43,13 @@ def materialize(
 
 
 def fill(model: nn.Module, seed: int) -> None:
-    """Give a model the initial weights of a seed, each rank what it has of them."""
+    """Give a model the initial weights of a seed; each rank fills its rows."""
     packed = packed_in(model)
-    init_weights(model, seed, held=_held, but={name for one in packed for name in one.names})
-    for one in packed:
-        one.fill(drawn(model, one.name, one.shape, seed))
+    init_weights(
+        model, seed, held=_held, but={name for weights in packed for name in weights.names}
+    )
+    for weights in packed:
+        weights.fill(drawn(model, weights.name, weights.shape, seed))
     round_masters(model)
 
 
@@ -68,12 +71,12 @@ def allocate(
 
 
 def check_buffers(model: nn.Module) -> None:
-    """Raises ValueError for buffers that have been given no value since `allocate`."""
+    """Raise ValueError for buffers without a value since `allocate`."""
     unset = [
         name
         for name, buffer in model.named_buffers()
         if buffer.is_floating_point() and bool(buffer.isnan().any())
     ]
     if unset:
-        what = f"{type(model).__name__}.reset_buffers() gives {', '.join(unset)} no value"
-        raise ValueError(f"{what}; a model is built without memory, so it sets every buffer")
+        message = f"{type(model).__name__}.reset_buffers() gives {', '.join(unset)} no value"
+        raise ValueError(f"{message}; a model is built without memory, so it sets every buffer")

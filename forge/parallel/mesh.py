@@ -16,9 +16,9 @@ class Mesh:
 
     axes: pp, dp_replicate, dp_shard, cp, ep, tp. dense: pp, dp_replicate, fsdp = dp_shard * cp *
     ep, tp; for parameters other than experts. sums: tokens = pp * dp_replicate * fsdp, tp; of a
-    pipeline's stages one has the loss, others zero. stages: pp, tokens = dp_replicate * fsdp, tp.
-    experts: pp, dp_replicate, efsdp = dp_shard * cp, ep, tp; with ep = 1 the same as dense. torch
-    has no public call to flatten slices of one mesh.
+    pipeline's stages the last has the loss, others zero. stages: pp, tokens = dp_replicate * fsdp,
+    tp. experts: pp, dp_replicate, efsdp = dp_shard * cp, ep, tp; with ep = 1 the same as dense.
+    torch has no public call to flatten slices of a mesh.
     """
 
     parallel: Parallel
@@ -30,12 +30,12 @@ class Mesh:
 
     @property
     def batch_ranks(self) -> int:
-        """Ranks that draw data of their own."""
+        """Number of ranks with separate data."""
         return self.parallel.dp_replicate * self.parallel.dp_shard * self.parallel.ep
 
     @property
     def batch_rank(self) -> int:
-        """Which of them this rank is; those of one tp, cp or pp group share the number."""
+        """This rank's number among the batch ranks, shared within a tp, cp or pp group."""
         index = 0
         for axis in ("dp_replicate", "dp_shard", "ep"):
             index = index * getattr(self.parallel, axis) + self.axes.get_local_rank(axis)
@@ -43,12 +43,12 @@ class Mesh:
 
     @property
     def fsdp(self) -> DeviceMesh:
-        """What fully_shard takes: 1-D, or 2-D with replicas first."""
+        """The mesh for fully_shard: 1-D, or 2-D with replicas first."""
         return self._sharded(self.dense, "fsdp")
 
     @property
     def experts_fsdp(self) -> DeviceMesh:
-        """The same for experts, where ep is above 1."""
+        """The mesh for fully_shard of experts, where ep is above 1."""
         return self._sharded(self.experts, "efsdp")
 
     def _sharded(self, view: DeviceMesh, axis: str) -> DeviceMesh:
@@ -60,7 +60,7 @@ class Mesh:
 
     @property
     def loss_group(self) -> dist.ProcessGroup:
-        """The ranks over which the loss is summed."""
+        """The ranks in the sum of the loss."""
         return self.sums.get_group("tokens")
 
     @property
@@ -75,7 +75,7 @@ class Mesh:
 
 
 def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
-    """torch.distributed is initialised with as many ranks as the layout has."""
+    """Build the meshes of a layout; torch.distributed is initialised with the layout's ranks."""
     p, fsdp, efsdp = parallel, parallel.fsdp, parallel.efsdp
     pp, replicas = {"pp": p.pp}, {"dp_replicate": p.dp_replicate}
 
@@ -83,6 +83,7 @@ def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
         sizes = {**axes, "tp": p.tp}
         return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
+    # Where meshes coincide (pp = 1, ep = 1) a mesh is used twice, without new groups.
     dense, sums = view(**pp, **replicas, fsdp=fsdp), view(tokens=p.pp * p.dp_replicate * fsdp)
     return Mesh(
         parallel=parallel,

@@ -1,4 +1,4 @@
-"""What techniques do to the modules of a model: mix classes in, find its blocks, compile them."""
+"""Changes to a model's modules by techniques: mix classes in, find blocks, compile blocks."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MOST_SHAPES = 64
 
 
 def mix_in_each(model: nn.Module, mixins: dict[type, type], **attributes: Any) -> None:
-    """The same for every module: the mixin of the first type that it is an instance of."""
+    """Mix into every module the mixin of the module's first matching type."""
     for module in model.modules():
-        found = [mixin for kind, mixin in mixins.items() if isinstance(module, kind)]
-        if found:
-            mix_in(module, found[0], **attributes)
+        matching = [mixin for kind, mixin in mixins.items() if isinstance(module, kind)]
+        if matching:
+            mix_in(module, matching[0], **attributes)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The children of `model.blocks`, in order. Raises ValueError where a model has none."""
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.ModuleDict | nn.ModuleList | nn.Sequential):
-        what = f"model._target_: {type(model).__name__} keeps no transformer blocks"
-        raise ValueError(f"{what} in a ModuleDict or ModuleList named `blocks`")
+        message = f"model._target_: {type(model).__name__} keeps no transformer blocks"
+        raise ValueError(f"{message} in a ModuleDict or ModuleList named `blocks`")
     return list(blocks.children())
 
 
@@ -40,13 +40,15 @@ def compile_blocks(
 ) -> None:
     """Compile each block in place with torch.compile.
 
-    Equal blocks share one compilation. A graph break is an error (fullgraph), and each shape is
-    compiled for itself (dynamic=False): training has one, or four where rows end early, and
+    Equal blocks share a compilation. A graph break is an error (fullgraph), and each shape is
+    compiled separately (dynamic=False): training has one shape, or four where rows end early, and
     evaluation has its own.
 
-    layers: compile the layers of a block, not what is around them. mixtures: as of `layers_of`.
+    layers: compile the layers of a block, not the code around the layers. mixtures: as in
+    `layers_of`.
     """
     limits: Any = torch._dynamo.config  # type: ignore[attr-defined]
+    # Blocks share their code, so shapes and kinds of all blocks count against a single limit.
     limits.recompile_limit = max(limits.recompile_limit, MOST_SHAPES)
     for block in blocks_of(model):
         for module in layers_of(block, mixtures=mixtures) if layers else [block]:
@@ -54,9 +56,10 @@ def compile_blocks(
 
 
 def layers_of(block: nn.Module, *, mixtures: bool = True) -> Iterator[nn.Module]:
-    """What a block is made of, norms left out: its children that have children.
+    """The layers of a block, norms left out: its children with children.
 
-    mixtures: also those of experts; else the layers inside them, such as shared experts.
+    mixtures: also mixtures of experts; else the layers inside a mixture, for example shared
+    experts.
     """
     for child in block.children():
         if isinstance(child, MoE) and not mixtures:
@@ -66,7 +69,7 @@ def layers_of(block: nn.Module, *, mixtures: bool = True) -> Iterator[nn.Module]
 
 
 class Sequences:
-    """Shared by the modules of a model: whether the sequences it reads are cut over ranks."""
+    """Whether the sequences read by a model are cut over ranks; shared by the model's modules."""
 
     def __init__(self) -> None:
         self.cut = True

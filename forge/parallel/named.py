@@ -1,5 +1,5 @@
-"""Tensors that blocks keep for backward by name: which operations give them, and what holds them
-until the second run.
+"""Tensors kept by name for backward: the operations with a name, and the holders of results until
+the second run of a block.
 """
 
 from __future__ import annotations
@@ -43,23 +43,21 @@ PRODUCTS = {
     # Scales of 8-bit products.
     aten.amax.default,
 }
-"""What is named after the module it is computed in; elsewhere only `everything` is kept."""
+"""Operations named after their module; outside of named modules kept only with `everything`."""
 IN_MODULES = {
     # Experts of equal rows. The math kernel of attention uses it too.
     aten.bmm.default,
-    # The choice of experts: another one in the second run would send other rows.
+    # The choice of experts: another choice in the second run would send other rows.
     aten.topk.default,
 }
-"""The same, but never kept elsewhere."""
+"""Operations named after their module; outside of named modules never kept."""
 NOBODYS = ""
-"""The name of what nothing reads in the second run."""
+"""The name of results that nothing reads in the second run."""
 KEY = "forge_keeps"
 
 
 def named(name: str) -> AbstractContextManager[Any]:
-    """What is computed in here has this name. It stands where a compiler keeps it too: with the
-    operations of its graph.
-    """
+    """Name the results computed inside; a compiler keeps the name in its graph."""
     return traceback.annotate({KEY: name})
 
 
@@ -74,7 +72,7 @@ class Named(nn.Module):
 
 
 class NamedExperts(nn.Module):
-    """Mixin of experts: each of their matrices has its own."""
+    """Mixin of experts with a name for each matrix's products."""
 
     kept_as: Mapping[str, str]
 
@@ -87,7 +85,7 @@ class NamedExperts(nn.Module):
 
 
 class BesideAgain(nn.Module):
-    """Mixin of a layer with an adapter, whose products are cheap: run again, whatever is kept."""
+    """Mixin of a layer with an adapter: its cheap products run again, never kept."""
 
     def inner(self, *args: Any) -> Tensor:
         with named(NOBODYS):
@@ -99,7 +97,7 @@ class BesideAgain(nn.Module):
 
 
 class NamedSum(Layer):
-    """Mixin of a layer under tensor parallelism: not a rank's summand has the name, but the sum."""
+    """Mixin of a layer under tensor parallelism: the sum over ranks has the name."""
 
     sum_kept_as: str
 
@@ -109,8 +107,9 @@ class NamedSum(Layer):
 
 
 class Places:
-    """Where results of operations are kept, by their names. everything: also those of costly
-    operations that have none.
+    """The places of results of operations, by name.
+
+    everything: costly operations without a name too.
     """
 
     def __init__(self, places: Mapping[str, str], *, everything: bool) -> None:
@@ -120,7 +119,7 @@ class Places:
         self.compiled_contexts = lambda: self.traced_contexts()
 
     def place(self, operation: Any) -> str | None:
-        """device, offload, or None: it is run again."""
+        """device, offload, or None for an operation to run again."""
         if operation in ATTENTION:
             return self.places.get(CONTEXT)
         if operation in PRODUCTS or operation in IN_MODULES:
@@ -131,21 +130,21 @@ class Places:
         return None
 
     def contexts(self, run: Run | None = None) -> tuple[TorchDispatchMode, TorchDispatchMode]:
-        """Of the two runs of a block. run: holds what goes to host memory."""
-        kept: deque[tuple[Any, Any]] = deque()
-        return _Keeping(self, kept, run), _Giving(self, kept, run)
+        """Dispatch modes for the two runs of a block; run: holds the tensors in host memory."""
+        saved_results: deque[tuple[Any, Any]] = deque()
+        return _Keeping(self, saved_results, run), _Giving(self, saved_results, run)
 
     def traced_contexts(self) -> tuple[Any, Any]:
-        """The same while a compiler traces both."""
+        """Contexts for the two runs of a block under a compiler's trace."""
         return create_selective_checkpoint_contexts(self._policy)
 
     def _policy(self, context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-        kept = self.place(operation) is not None
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+        saved = self.place(operation) is not None
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class _Mode(TorchDispatchMode):
-    """What sees each operation of a run, below autograd, which goes on as ever."""
+    """Dispatch mode for each operation of a run, below an unchanged autograd."""
 
     supports_higher_order_operators = True
 
@@ -159,22 +158,24 @@ class _Mode(TorchDispatchMode):
 
 
 class _Keeping(_Mode):
-    """The first run: keeps what has a place."""
+    """The first run: keeps results with a place."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if (place := self.places.place(func)) is not None:
-            hold = self.run.hold if place == OFFLOAD and self.run else OnDevice
+        if (destination := self.places.place(func)) is not None:
+            hold = self.run.hold if destination == OFFLOAD and self.run else OnDevice
             self.kept.append((func, tree_map_only(Tensor, hold, result)))
         return result
 
 
 class _Giving(_Mode):
-    """The second run, of the same operations in the same order: gives it back."""
+    """The second run, of the same operations in the same order: returns the kept results."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.places.place(func) is None:
             return func(*args, **(kwargs or {}))
-        kept, result = self.kept.popleft()
-        assert kept is func, f"{func} in place of {kept}: the second run of a block is another"
+        operation, result = self.kept.popleft()
+        assert operation is func, (
+            f"{func} in place of {operation}: the second run of a block is another"
+        )
         return tree_map_only((OnDevice, InHost), lambda held: held.take(), result)

@@ -32,16 +32,16 @@ TABLE = "embedding.weight"
 
 
 def cut(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh) -> list[tuple[int, nn.Module]]:
-    """This rank's stages by number: each a model from `make` that keeps the stage's blocks.
+    """This rank's stages by number: each a model from `make` with only the stage's blocks.
 
-    Raises ValueError for a model that cannot be cut.
+    Raises ValueError for any model but a decoder.
     """
     section, parallel = cfg.model, cfg.parallel
     assert parallel.pp_stages_per_rank is not None
     num_stages = parallel.pp * parallel.pp_stages_per_rank
     if not isinstance(section, DecoderConfig):
-        what = f"parallel.pp={parallel.pp}: {section._target_} cannot be cut into stages"
-        raise ValueError(f"{what}, only decoders can; set parallel.pp=1")
+        message = f"parallel.pp={parallel.pp}: {section._target_} cannot be cut into stages"
+        raise ValueError(f"{message}, only decoders can; set parallel.pp=1")
     layers = list(parallel.pp_layers) or cut_by_cost(section, num_stages, cfg.train.seq_len)
     assert (len(layers), sum(layers)) == (num_stages, section.n_layers), layers
     starts = [0, *accumulate(layers)]
@@ -56,8 +56,9 @@ def cut(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh) -> list[tuple[in
 class Pipeline(Balanced, nn.Module):
     """This rank's stages of a model, under the names of the whole model.
 
-    Trained by `step`; read by `hidden` and `spread_head`, which all ranks of the pipeline call
-    alike. Of tied embeddings the first and the last stage each have a copy, with equal gradients.
+    Trained by `step`; read by `hidden` and `spread_head`, called alike by all ranks of the
+    pipeline. The first and the last stage each have a copy of tied embeddings, with equal
+    gradients.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Pipeline(Balanced, nn.Module):
         self.stages = [stage for stage, _ in parts]
         half, plain = HALF.get(cfg.precision.mixed_precision), next(self.parts.parameters()).dtype
         if plain in HALF.values():
-            plain = torch.float32  # what weights in 16 bits are multiplied in
+            plain = torch.float32  # the format of products with weights in 16 bits
         self.line = Line(
             group=mesh.axes.get_group("pp"),
             rank=mesh.axes.get_local_rank("pp"),
@@ -142,10 +143,10 @@ class Pipeline(Balanced, nn.Module):
         documents: Tensor | None = None,
         **drawn: Tensor,
     ) -> Tensor:
-        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]; without gradients.
+        """tokens: [batch, seq] -> hidden states for the output head, [batch, seq, dim].
 
-        Zeros on ranks without the last stage. All ranks of the pipeline call it, with the same
-        tokens. drawn: what only training reads.
+        Without gradients; zeros on ranks without the last stage. All ranks of the pipeline call
+        `hidden`, with the same tokens. drawn: tensors read only in training.
         """
         shape = self._between(*tokens.shape, whole=cache is not None)
         states = pass_through(self.line, self._by_stage(), tokens, shape, cache, documents)
@@ -154,8 +155,9 @@ class Pipeline(Balanced, nn.Module):
         return states.expand(*tokens.shape, self.section.dim)
 
     def read(self, batch: dict[str, Tensor]) -> Read | None:
-        """The model as an objective sees it, which has read a batch's `tokens` without gradients;
-        None on ranks without the last stage. All ranks of the pipeline call it.
+        """The model as an objective sees it, after reading a batch's `tokens` without gradients.
+
+        None on ranks without the last stage. All ranks of the pipeline call `read`.
         """
         from forge.parallel.pipeline_schedule import Read
 
@@ -173,11 +175,11 @@ class Pipeline(Balanced, nn.Module):
         return {stage: part.new_cache(max_len, padding) for stage, part in parts}
 
     def own_head(self) -> Head | None:
-        """The head on the rank of the last stage, for sums that are added up over the pipeline."""
+        """The head on the rank of the last stage, for sums added up over the pipeline."""
         return head_of(self._by_stage()[self.line.last]) if self.last else None
 
     def spread_head(self) -> Head:
-        """The head, whose logits reach every rank of the pipeline."""
+        """The head, with logits on every rank of the pipeline."""
         return SharedHead(self.line, self.own_head(), self.section.vocab_size)
 
     def step(
@@ -188,10 +190,9 @@ class Pipeline(Balanced, nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Forward and backward of one step; gradients are then in `.grad`, summed over data ranks.
 
-        batches: micro-batches, tensors [batch, ...] by name, with `tokens` [batch, seq], and
-        what else it is given. Their
-        sequences go through the stages in `parallel.pp_microbatches` equal parts. weight: 1 /
-        target tokens of the step. Returns the sum of the weighted losses and the objective's sums
+        batches: micro-batches, tensors [batch, ...] by name, with `tokens` [batch, seq] and further
+        fields. Sequences go through the stages in `parallel.pp_microbatches` equal parts. weight: 1
+        / target tokens of the step. Returns the sum of the weighted losses and the objective's sums
         on the rank of the last stage; zeros elsewhere.
         """
         from forge.parallel.pipeline_schedule import Ending
@@ -200,6 +201,7 @@ class Pipeline(Balanced, nn.Module):
         tokens, count = fields["tokens"], self.n_microbatches
         assert len(tokens) % count == 0, (len(tokens), count)
         parts = self._by_stage()
+        # torch's stages are made for fixed shapes.
         if self._shape != tokens.shape:
             self._schedule, self._shape = self._make_schedule(*tokens.shape), tokens.shape
         inputs: tuple[Tensor, ...] = (tokens,) if self.first else ()
@@ -245,16 +247,17 @@ class Pipeline(Balanced, nn.Module):
             return
         gradient = table.grad
         assert isinstance(gradient, Tensor), "a copy of the tied table has no gradient"
-        own = local(gradient)
-        other, peer = torch.empty_like(own), self.line.owner(self.line.last if self.first else 0)
-        sending = dist.P2POp(dist.isend, own.contiguous(), group=self.line.group, group_peer=peer)
+        grad = local(gradient)
+        other, peer = torch.empty_like(grad), self.line.owner(self.line.last if self.first else 0)
+        sending = dist.P2POp(dist.isend, grad.contiguous(), group=self.line.group, group_peer=peer)
         receiving = dist.P2POp(dist.irecv, other, group=self.line.group, group_peer=peer)
+        # As a batch: with NCCL two ranks that both send first would wait for each other.
         for work in dist.batch_isend_irecv([sending, receiving]):
             work.wait()
-        own.add_(other)
+        grad.add_(other)
 
     def _reports(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The step's loss and sums; at first, ranks without the last stage ask for their names."""
+        """The step's loss and sums; in the first step all ranks receive the names of the sums."""
         ending, self._ending = self._ending, None
         if self._reported is None:
             box: list[Any] = [None]
@@ -269,4 +272,6 @@ class Pipeline(Balanced, nn.Module):
         assert self._reported is not None
         zeros = partial(torch.zeros, (), device=self.line.device)
         dtype, dtypes = self._reported
-        return zeros(dtype=dtype), {name: zeros(dtype=each) for name, each in dtypes.items()}
+        return zeros(dtype=dtype), {
+            name: zeros(dtype=sum_dtype) for name, sum_dtype in dtypes.items()
+        }

@@ -16,10 +16,10 @@ from forge.planning.stages import owner
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """The stages of a pipeline as one of its ranks sees them.
+    """The stages of a pipeline from the view of a rank.
 
-    group: the ranks of this pipeline. between: type of hidden states between stages; after: of what
-    the last stage gives.
+    group: the ranks of this pipeline. between: type of hidden states between stages; after: of the
+    last stage's output.
     """
 
     group: dist.ProcessGroup
@@ -55,7 +55,7 @@ def pass_through(
     caches: dict[int, KVCache] | None,
     documents: Tensor | None,
 ) -> Tensor | None:
-    """Tokens through all stages; the last one's hidden states on its rank. A collective.
+    """Tokens through all stages; the last stage's hidden states on its rank. A collective.
 
     shape: of hidden states between stages.
     """
@@ -64,17 +64,18 @@ def pass_through(
         if stage > 0 and not line.has(stage - 1):
             x = torch.empty(shape, dtype=line.between, device=line.device)
             dist.recv(x, group=line.group, group_src=line.owner(stage - 1))
-        more: dict[str, Any] = {} if documents is None else {"documents": documents}
+        options: dict[str, Any] = {} if documents is None else {"documents": documents}
         if caches is not None:
-            more["cache"] = caches[stage]
-        x = part.hidden(x, **more).to(line.gives(stage)).contiguous()  # type: ignore[operator]
+            options["cache"] = caches[stage]
+        # Messages between ranks take contiguous memory.
+        x = part.hidden(x, **options).to(line.gives(stage)).contiguous()  # type: ignore[operator]
         if stage < line.last and not line.has(stage + 1):
             dist.send(x, group=line.group, group_dst=line.owner(stage + 1))
     return x if line.has(line.last) else None
 
 
 class SharedHead(Head):
-    """The head of the last stage, whose logits all ranks get, so that all sample the same token."""
+    """The head of the last stage with logits on all ranks: all sample the same token."""
 
     def __init__(self, line: Line, head: Head | None, vocab_size: int) -> None:
         self.line, self.head, self.vocab_size = line, head, vocab_size
@@ -87,5 +88,6 @@ class SharedHead(Head):
                 values = self.head.logits(hidden).float().contiguous()
             else:
                 values = torch.empty(shape, dtype=torch.float32, device=self.line.device)
+            # Other ranks know shape and format beforehand: always fp32.
             dist.broadcast(values, group=self.line.group, group_src=self.line.owner(self.line.last))
         return values

@@ -42,13 +42,15 @@ class Stage:
 
 
 def make_stage(part: nn.Module, gives: torch.dtype) -> None:
-    """Let a part be called as a stage, in place; after FSDP, which looks at what it wraps."""
+    """Let a part be called as a stage, in place; after FSDP, since FSDP inspects the wrapped
+    module.
+    """
     mix_in(part, Stage)
     part.gives = gives  # type: ignore[assignment]
 
 
 class Ending:
-    """The loss of one step's micro-batches, on the last stage; its sums are read after the step."""
+    """The loss of a step's micro-batches, on the last stage; its sums are read after the step."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Ending:
 
 
 class Read:
-    """The model as an objective sees it, with one micro-batch's hidden states already computed."""
+    """The model as an objective sees it, with hidden states of one micro-batch already computed."""
 
     def __init__(self, part: nn.Module, states: Tensor) -> None:
         self.part, self.states = part, states
@@ -98,8 +100,8 @@ def make_schedule(
 ) -> Any:
     """torch's schedule over this rank's stages.
 
-    tokens, between, after: shapes of one micro-batch as it comes in, between stages, and behind the
-    last. torch would find them by running every stage on uninitialised memory.
+    tokens, between, after: shapes of a micro-batch at the entry, between stages, and behind the
+    last stage. Without shapes torch would run every stage on uninitialised memory.
     """
 
     def shaped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""Parameters that a module lays out over ranks, and still finds under their names."""
+"""Parameters of a module laid out over ranks, and still found under their names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from forge.parallel.collectives import once
 from forge.tensors.local import local
 
 See = Callable[[DTensor], Tensor]
-"""What of a parameter this rank computes with."""
+"""The view of a parameter in this rank's computation."""
 
 
 def added_once(group: dist.ProcessGroup, parameter: DTensor) -> Tensor:
-    """What ranks whose sum is used see of a parameter that each has: all of it, or zeros."""
+    """A parameter in a rank's summand: all of the parameter on the first rank, zeros on others."""
     return once(parameter.to_local(), group)
 
 
@@ -32,8 +32,8 @@ def place(
 ) -> None:
     """Lay a module's own parameter out over a mesh, in place.
 
-    The module's forward, whatever it is, then finds what `see` makes of the parameter under its
-    name: by default the local part, with gradients.
+    The module's unchanged forward then finds the output of `see` under the parameter's name: by
+    default the local part, with gradients.
     """
     parameter = module._parameters[name]
     assert parameter is not None, name
@@ -47,7 +47,7 @@ def place(
 def _seeing(original: type, name: str) -> type:
     def seen(self: Any) -> Tensor:
         parameter, (axes, see) = self._parameters[name], self.seen_as[name]
-        # FSDP adds an axis to the mesh of what it has cut, and looks at it under this name too.
+        # FSDP adds an axis to the mesh of a parameter, and reads the parameter by this name too.
         return see(parameter) if len(parameter.placements) == axes else parameter
 
     return type(original.__name__, (original,), {name: property(seen)})

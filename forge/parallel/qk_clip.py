@@ -17,14 +17,13 @@ from forge.parallel.modules import blocks_of, mix_in
 from forge.tensors.local import local, owned
 
 QUERIES = 512
-"""Whose logits are held at a time."""
+"""Queries with logits in memory at a time."""
 
 
 def clip_logits(model: Any, threshold: float, mesh: Mesh | None) -> None:
-    """Have the attention of a model, or of a stage of it, clip its logits, in place.
+    """Have the attention of a model or a stage clip its logits, in place.
 
-    Called where heads are cut over tp already. A layer says by `of_heads` what of its weights it
-    scales.
+    Called after heads are cut over tp. A layer names its scaled weights by `of_heads`.
     """
     layers: dict[int, Any] = {}
     for name, block in zip(model.blocks.keys(), blocks_of(model), strict=True):
@@ -52,8 +51,8 @@ class SeesLogits:
         if self.training and self.largest is not None:
             with torch.no_grad():
                 span = {"window": self.window, "chunk": self.chunk}
-                found = largest_logits(q, k, scale=self.scale, seen=seen, **span)
-                torch.maximum(self.largest, found, out=self.largest)
+                block_largest = largest_logits(q, k, scale=self.scale, seen=seen, **span)
+                torch.maximum(self.largest, block_largest, out=self.largest)
         return super().attend(q, k, v, seen)  # type: ignore[misc]
 
 
@@ -67,32 +66,36 @@ def largest_logits(
     chunk: int = 0,
     seen: Tensor | None,
 ) -> Tensor:
-    """q: [batch, heads, seq, width], k: [batch, kv_heads, seq, width] -> [heads], of what each
-    query sees; as of `forge.models.sdpa.causal_attention`, some queries at a time.
+    """q: [batch, heads, seq, width], k: [batch, kv_heads, seq, width] -> largest logits [heads].
+
+    Over the visible keys of each query, as in `forge.models.sdpa.causal_attention`; `QUERIES`
+    queries at a time.
     """
     seq, keys = q.shape[2], k.shape[2]
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1) if q.shape[1] != k.shape[1] else k
-    places, found = torch.arange(keys, device=q.device), []
+    key_index, maxima = torch.arange(keys, device=q.device), []
+    # Attention kernels keep no logits: recompute, in pieces, since seq x seq would not fit.
     for start in range(0, seq, QUERIES):
         part = q[:, :, start : start + QUERIES]
         logits = part @ k.mT
         if seen is not None:
             logits = logits + seen[:, :, start : start + QUERIES]
         else:
-            own = keys - seq + start + torch.arange(part.shape[2], device=q.device)[:, None]
-            behind = own - places
+            # The last query is at the position of the last key.
+            query_index = keys - seq + start + torch.arange(part.shape[2], device=q.device)[:, None]
+            behind = query_index - key_index
             hidden = (behind < 0) | (behind >= window if window else False)
-            hidden |= (own // chunk != places // chunk) if chunk else False
+            hidden |= (query_index // chunk != key_index // chunk) if chunk else False
             logits = logits.masked_fill(hidden, -torch.inf)
-        found.append(logits.amax((0, 2, 3)))
-    return torch.stack(found).amax(0).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
+        maxima.append(logits.amax((0, 2, 3)))
+    return torch.stack(maxima).amax(0).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 class QKClip(nn.Module):
-    """Scales weights after each step by gamma = threshold / largest logit, where that is below 1.
+    """Scales weights after each step by gamma = threshold / largest logit, where gamma is below 1.
 
     layers: by their numbers. shape: [layers, heads] of the whole model. tp: rank and number of the
-    ranks that heads are cut over. spread: whether there are other ranks.
+    ranks with cut heads. spread: whether there are other ranks.
     """
 
     def __init__(
@@ -121,23 +124,27 @@ class QKClip(nn.Module):
     def end_of_step(
         self, done: float, *, skipped: Tensor, total: Callable[[Tensor], Tensor]
     ) -> StepReport:
-        """Asynchronous; one collective, of all ranks, has the largest of all layers and heads."""
+        """Scale the weights, asynchronously, after a collective of all ranks over all layers and
+        heads.
+        """
         device = next(iter(self.layers.values())).largest.device
         largest = torch.full(self.shape, -torch.inf, device=device)
         for number, layer in self.layers.items():
-            here = len(layer.largest)
-            start = self.tp[0] * here
-            largest[number, start : start + here] = layer.largest
+            local_heads = len(layer.largest)
+            start = self.tp[0] * local_heads
+            largest[number, start : start + local_heads] = layer.largest
         if self.spread:
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         gamma = (self.threshold / largest).where(largest > self.threshold, 1.0)
+        # A skipped update leaves the weights as before the step.
         gamma = torch.where(skipped.to(device), torch.ones_like(gamma), gamma)
         for number, layer in self.layers.items():
             for linear, powers in layer.of_heads():
                 rows = torch.tensor(powers, device=device)
                 heads = next(linear.parameters(recurse=False)).shape[0] // len(powers)
+                # The powers split gamma: a half for queries and keys each, or all for queries.
                 factors = (gamma[number, :heads, None] ** rows).flatten()
                 for values in linear.parameters(recurse=False):
-                    own = factors[owned(values)[0].to(device)].to(values.dtype)
-                    local(values).mul_(own.view(-1, *[1] * (values.dim() - 1)))
+                    local_factors = factors[owned(values)[0].to(device)].to(values.dtype)
+                    local(values).mul_(local_factors.view(-1, *[1] * (values.dim() - 1)))
         return StepReport({}, {"qk_clip/max_logit": largest.max()})

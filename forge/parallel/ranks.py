@@ -1,4 +1,4 @@
-"""The ranks of a run: how this process joins them, and what all of them agree on."""
+"""The ranks of a run: how this process joins the ranks, and agreement between all ranks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from forge.parallel.rendezvous import Rendezvous, no_sign_of_life
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """This rank among all. With one rank nothing here communicates.
+    """This rank among all ranks. A single rank never communicates.
 
-    host: group of the CPUs, for what is agreed on between steps. saver: another one, for a save
-    that goes on meanwhile. timeout: of a collective.
+    host: group of the CPUs, for agreement between steps. saver: a second group of the CPUs, for a
+    save during steps. timeout: of a collective.
     """
 
     rank: int = 0
@@ -46,7 +46,7 @@ class Ranks:
         return (self.mesh.batch_rank, self.mesh.batch_ranks) if self.mesh is not None else (0, 1)
 
     def own_part(self, values: Tensor) -> Tensor:
-        """[batch, seq] -> what this rank reads of each sequence: under cp its part, else all."""
+        """[batch, seq] -> this rank's part of each sequence: under cp a part, else all."""
         if self.mesh is None or self.mesh.parallel.cp == 1:
             return values
         return own_part(values, self.mesh)
@@ -54,23 +54,25 @@ class Ranks:
     def own_batch(
         self, batch: dict[str, Tensor], along_sequence: Collection[str], device: torch.device
     ) -> dict[str, Tensor]:
-        """This rank's batch on its device, and of the fields along the sequence its own part."""
-        # To an Apple GPU such a copy reads memory that is given away by then:
+        """This rank's batch on its device; fields along the sequence are cut to this rank's
+        part.
+        """
+        # A non-blocking copy to an Apple GPU reads memory already given away:
         # https://github.com/pytorch/pytorch/issues/189690
         wait = device.type != "cuda"
-        moved = {name: each.to(device, non_blocking=not wait) for name, each in batch.items()}
+        moved = {name: tensor.to(device, non_blocking=not wait) for name, tensor in batch.items()}
         cut = {name: self.own_part(moved[name]) for name in along_sequence if name in moved}
         return moved | cut
 
     def total(self, values: Tensor, *, maximum: bool = False) -> Tensor:
         """The sum, or maximum, over ranks with a part of the batch, in place and asynchronous."""
         if self.mesh is not None and self.size > 1:
-            how = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
-            dist.all_reduce(values, how, group=self.mesh.loss_group)
+            reduction = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
+            dist.all_reduce(values, reduction, group=self.mesh.loss_group)
         return values
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank. A collective."""
+        """Whether the flag is set on any rank. A collective."""
         return bool(self.largest(int(flag))[0])
 
     def largest(self, *numbers: int) -> list[int]:
@@ -85,9 +87,9 @@ class Ranks:
         """The values of all ranks, in their order. A collective."""
         if self.host is None:
             return [value]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.host)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.host)
+        return values
 
     def from_main(self, value: Any) -> Any:
         """The main rank's value. A collective."""
@@ -108,14 +110,14 @@ class Ranks:
             dist.barrier(group=self.host)
 
     def main_first(self) -> AbstractContextManager[None]:
-        """The main rank goes through before the others, which find what it has made.
+        """Let the main rank go through before the others; the others find the main rank's files.
 
-        It may take longer than any timeout.
+        The main rank may take longer than any timeout.
         """
         return self.rendezvous.main_first(self.timeout) if self.rendezvous else nullcontext()
 
     def check_alive(self, step: int) -> None:
-        """Raises ConnectionError naming the ranks that are not here within the timeout.
+        """Raise ConnectionError naming the ranks absent after the timeout.
 
         Waits for the device too.
         """
@@ -126,10 +128,10 @@ class Ranks:
             raise ConnectionError(no_sign_of_life(missing, when, seconds))
         ones = torch.ones((), device=self.device)
         dist.all_reduce(ones)
-        found = ones.item()
-        if found != self.size:
-            what = f"an all-reduce of ones over {self.size} ranks is {found:g} at step {step}"
-            raise ConnectionError(f"{what}: their connection is faulty")
+        total = ones.item()
+        if total != self.size:
+            message = f"an all-reduce of ones over {self.size} ranks is {total:g} at step {step}"
+            raise ConnectionError(f"{message}: their connection is faulty")
 
     def close(self) -> None:
         """Leave together, once the main rank has written all.
@@ -142,11 +144,11 @@ class Ranks:
 
 
 def join(config: Config, device: torch.device, rendezvous: Rendezvous | None = None) -> Ranks:
-    """Join the ranks that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT name; no others if unset.
+    """Join the ranks named by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; no others if unset.
 
-    A single rank in 16 bits has a mesh too, so that FSDP holds its weights as on many ranks, and
-    makes of them what is multiplied. Raises ValueError when the others do not come, or
-    parallel.backend cannot be used.
+    A single rank in 16 bits has a mesh too: FSDP holds its weights as on many ranks, and makes the
+    16-bit weights of products. Raises ValueError when other ranks do not come, or parallel.backend
+    cannot be used.
     """
     size, parallel = int(os.environ.get("WORLD_SIZE", 1)), config.parallel
     if size == 1 and not config.precision.gathers:
@@ -166,8 +168,8 @@ def join(config: Config, device: torch.device, rendezvous: Rendezvous | None = N
     except dist.DistError:
         raise
     except (ValueError, KeyError, AssertionError, RuntimeError) as error:
-        what = f"parallel.backend={parallel.backend} cannot be used for {device.type}"
-        raise ValueError(f"{what}: {error}") from error
+        message = f"parallel.backend={parallel.backend} cannot be used for {device.type}"
+        raise ValueError(f"{message}: {error}") from error
     host, saver = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
     mesh = make_mesh(parallel, device.type)
     for group in mesh.groups():  # a mesh gives its groups torch's default timeout
@@ -185,11 +187,11 @@ def join(config: Config, device: torch.device, rendezvous: Rendezvous | None = N
 
 
 def _backend(wanted: str, device_type: str) -> str:
-    """The parts of 'cpu:gloo,cuda:nccl' that a device needs: a build without NCCL refuses the rest.
+    """The parts of 'cpu:gloo,cuda:nccl' for a device: a build without NCCL refuses the rest.
 
-    One part is its name alone: torch 2.13 warns at the end of a group of 'cpu:gloo'.
+    A single part is its name alone: torch 2.13 warns at the end of a group of 'cpu:gloo'.
     """
     if ":" not in wanted:
         return wanted
-    named = [part for part in wanted.split(",") if part.partition(":")[0] in ("cpu", device_type)]
-    return named[0].partition(":")[2] if len(named) == 1 else ",".join(named)
+    parts = [part for part in wanted.split(",") if part.partition(":")[0] in ("cpu", device_type)]
+    return parts[0].partition(":")[2] if len(parts) == 1 else ",".join(parts)

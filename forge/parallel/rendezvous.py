@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-SECONDS = 600.0  # between the start of the first rank and that of the last, at most
-END_SECONDS = 60.0  # that a main rank which ends at once waits for the others to receive that
-SIGN_SECONDS, POLL_SECONDS = 5.0, 1.0  # between signs of life, and at most between looks at them
-LEAVE_SECONDS = 10.0  # that a main rank waits for others to leave a run directory that it removes
+SECONDS = 600.0  # between the starts of the first and the last rank, at most
+END_SECONDS = 60.0  # of a main rank that ends at once, until others have received the end
+SIGN_SECONDS, POLL_SECONDS = 5.0, 1.0  # between signs of life, and at most between two polls
+LEAVE_SECONDS = 10.0  # of a main rank, until others have left a run directory to be removed
 COMMAND, RECEIVED, ALL, ALIVE, TURN, LEFT = (
     f"forge/{name}" for name in ("command", "received", "all_received", "alive", "turn", "left")
 )
@@ -26,9 +26,9 @@ COMMAND, RECEIVED, ALL, ALIVE, TURN, LEFT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What the other ranks do: work on the run of a directory, or end with an exit code.
+    """The command for other ranks: work on the run of a directory, or end with an exit code.
 
-    trust: prefixes of what may be built. imports: the directories to import it from.
+    trust: prefixes of allowed targets. imports: directories for their import.
     """
 
     run_dir: str = ""
@@ -40,8 +40,8 @@ class Command:
 class Rendezvous:
     """This rank among the others, by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
-    Under torchrun the store is torchrun's own, otherwise the main rank has it. Imports torch at the
-    first use of the store.
+    Under torchrun the store is torchrun's own, otherwise the main rank has the store. Imports torch
+    at the first use of the store.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
@@ -53,15 +53,15 @@ class Rendezvous:
 
     @property
     def store(self) -> Store:
-        """The store, once all ranks are there. Raises ValueError when they do not come."""
+        """The store, once all ranks are present. Raises ValueError when ranks do not come."""
         if self._store is None:
             self._store = _connect(self.seconds)
         return self._store
 
     def send(self, command: Command) -> None:
-        """From the main rank to all others; only the first command counts.
+        """Send a command from the main rank to all others; only the first command counts.
 
-        One that ends them returns when all have received it.
+        A command with an exit code returns when all ranks have received the command.
         """
         if self._sent:
             return
@@ -72,7 +72,7 @@ class Rendezvous:
                 self.store.wait([ALL], timedelta(seconds=END_SECONDS))
 
     def receive(self) -> Command:
-        """The main rank's command, once it has sent it."""
+        """The main rank's command, once sent."""
         self.command = Command(**json.loads(self.store.get(COMMAND)))
         if self.store.add(RECEIVED, 1) == _world_size() - 1:
             self.store.set(ALL, "")
@@ -89,7 +89,7 @@ class Rendezvous:
             self.store.wait([f"{LEFT}/all"], timedelta(seconds=LEAVE_SECONDS))
 
     def missing(self, step: int, timeout: timedelta) -> list[int]:
-        """The ranks that do not call this within the timeout. All call it, once a step."""
+        """The ranks that do not call `missing` within the timeout. All ranks call, once a step."""
         self.store.set(f"{ALIVE}/of/{_rank()}", str(step))
         if self.store.add(f"{ALIVE}/at/{step}", 1) == _world_size():
             self.store.set(f"{ALIVE}/all_at/{step}", "")
@@ -101,10 +101,10 @@ class Rendezvous:
 
     @contextmanager
     def main_first(self, patience: timedelta) -> Iterator[None]:
-        """The main rank goes through, then the others; each then waits until all are through.
+        """Let the main rank go through, then the others; each then waits until all are through.
 
-        It may take any time while ranks that work are alive. Raises ConnectionError when none has
-        shown a sign of life for `patience`, DistError when one has failed.
+        Any time passes while working ranks are alive. Raises ConnectionError after `patience`
+        without a sign of life, DistError when a rank has failed.
         """
         self._turns += 1
         turn, rank = f"{TURN}/{self._turns}", _rank()
@@ -186,17 +186,17 @@ def _connect(seconds: float) -> Store:
     import torch.distributed as dist
 
     try:
-        found = dist.rendezvous(  # pyright: ignore[reportPrivateImportUsage]
+        stores = dist.rendezvous(  # pyright: ignore[reportPrivateImportUsage]
             "env://", timeout=timedelta(seconds=seconds)
         )
-        return next(iter(found))[0]
+        return next(iter(stores))[0]
     except RuntimeError as error:
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         if "EADDRINUSE" in str(error):
-            what = f"MASTER_PORT={port}: another process has this port on {address}"
-            raise ValueError(f"{what}; give a free one: MASTER_PORT=<port>") from error
+            message = f"MASTER_PORT={port}: another process has this port on {address}"
+            raise ValueError(f"{message}; give a free one: MASTER_PORT=<port>") from error
         where = f"MASTER_ADDR={address} MASTER_PORT={port} within {seconds:g} s"
-        what = f"rank {_rank()} of {_world_size()} did not meet the others at {where}"
+        message = f"rank {_rank()} of {_world_size()} did not meet the others at {where}"
         reason = str(error).partition("\n")[0]
         hint = "see that all have started, and that that host can be reached"
-        raise ValueError(f"{what}; {hint}: {reason}") from error
+        raise ValueError(f"{message}; {hint}: {reason}") from error

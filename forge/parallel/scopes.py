@@ -17,10 +17,10 @@ from forge.parallel.modules import mix_in_each
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Where the tokens of a micro-batch are.
+    """The layout of a micro-batch's tokens over ranks.
 
-    part: which part of each sequence is here. sequences: the ranks with the other parts. batch: all
-    dp * cp * ep ranks with tokens of the micro-batch; this one is dp_rank, part.rank, ep_rank.
+    part: this rank's part of each sequence. sequences: the ranks with the other parts. batch: all
+    dp * cp * ep ranks with tokens of the micro-batch; this rank is dp_rank, part.rank, ep_rank.
     """
 
     part: Part
@@ -33,7 +33,7 @@ class Spread:
 
     @property
     def pieces(self) -> int:
-        """Runs of tokens that are here of a sequence."""
+        """Runs of a sequence's tokens on this rank."""
         return 2 if self.part.balanced else 1
 
 
@@ -53,7 +53,7 @@ def spread_scopes(model: nn.Module, mesh: Mesh) -> None:
 
 
 class SpreadScopes:
-    """Mixin of a mixture of experts whose scopes lie on several ranks."""
+    """Mixin of a mixture of experts with scopes over several ranks."""
 
     spread: Spread
     training: bool
@@ -64,7 +64,7 @@ class SpreadScopes:
 
     @property
     def in_order(self) -> bool:
-        """Not where sequences are cut: the next one begins before this one ends."""
+        """False where sequences are cut: the next sequence begins before this sequence ends."""
         return super().in_order and self.spread.part.ranks == 1  # type: ignore[misc]
 
     def scope_counts(self, counts: Tensor, *, per_sequence: bool) -> Tensor:
@@ -80,13 +80,15 @@ class SpreadScopes:
         dp, ep = (1, 1) if per_sequence else (spread.dp, spread.ep)
         everywhere = gather(counts, 0, spread.sequences if per_sequence else spread.batch)
         of_ranks = everywhere.unflatten(0, (dp, part.ranks, ep, -1, spread.pieces))
-        # [dp, ep, sequence, chunk of it, expert]
+        # Ranks are not in the order of tokens where parts are balanced: put chunks in order first.
+        # [dp, ep, sequence, chunk of the sequence, expert]
         ordered = torch.cat(part.ordered(of_ranks.movedim(1, 0), 4), 3)
         until = (
             ordered.cumsum(3) if per_sequence else ordered.flatten(0, 3).cumsum(0).view_as(ordered)
         )
-        here = (0, 0) if per_sequence else (spread.dp_rank, spread.ep_rank)
-        return part.of((until - ordered)[here], 1).flatten(0, 1)
+        # Less the own counts: an exclusive sum, of the tokens before each piece.
+        own_index = (0, 0) if per_sequence else (spread.dp_rank, spread.ep_rank)
+        return part.of((until - ordered)[own_index], 1).flatten(0, 1)
 
     def parts_of_scope(self, scopes: int, *, per_sequence: bool) -> int:
         if per_sequence:

@@ -1,7 +1,7 @@
 """Tensor parallelism (arXiv:1909.08053): ranks share heads, feed-forward width and vocabulary.
 
-The table of tensors says which dimension of a parameter is cut. Parameters are DTensors, and layers
-run their own forward on local parts; what they give is summed up around them. With sequence
+The table of tensors names the cut dimension of a parameter. Parameters are DTensors, and layers run
+their own forward on local parts; outputs of layers are summed over ranks. With sequence
 parallel (arXiv:2205.05198) hidden states between layers are cut along the sequence: a layer begins
 with an all-gather and ends with a reduce-scatter instead of an all-reduce.
 """
@@ -41,7 +41,7 @@ from forge.tensors.local import local
 
 
 class Width:
-    """The ranks that share each matrix, and how hidden states go into and out of shared layers."""
+    """The ranks with parts of each matrix, and the way of hidden states into and out of layers."""
 
     def __init__(self, mesh: DeviceMesh, sequences: Sequences, sequence_parallel: bool) -> None:
         self.mesh, self.sequences, self.sequence_parallel = mesh, sequences, sequence_parallel
@@ -53,11 +53,11 @@ class Width:
         return self.sequence_parallel and self.sequences.cut
 
     def enter(self, x: Tensor) -> Tensor:
-        """Hidden states between layers -> [batch, seq, dim], which ranks use differently."""
+        """Hidden states between layers -> [batch, seq, dim], for different uses on each rank."""
         return gather(x, 1, self.group) if self.cut else sum_gradient(x, self.group)
 
     def leave(self, x: Tensor) -> Tensor:
-        """A rank's summand of [batch, seq, dim] -> the sum, as hidden states are between layers."""
+        """A rank's summand of [batch, seq, dim] -> the sum, in the layout between layers."""
         return scatter_sum(x, 1, self.group) if self.cut else sum_over(x, self.group)
 
     def part(self, rows: int) -> slice:
@@ -69,13 +69,13 @@ class Width:
 def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
     """Cut a decoder or a stage over the tp ranks, in place, while on the meta device.
 
-    A layer is what a block has with tensors that are cut. Of tensors that the section's table does
-    not have every rank has all. Experts are cut by `forge.parallel.expert`. Raises ValueError for
-    a layer of which the table has no cut.
+    A layer is a child of a block with cut tensors. Every rank has the whole of tensors absent from
+    the section's table. Experts are cut by `forge.parallel.expert`. Raises ValueError for a layer
+    without a cut in the table.
     """
     width = Width(mesh.tp, cut_sequences(model), parallel.sequence_parallel)
     table = model.table
-    inside: set[str] = set()  # layers, where ranks use what they all have differently
+    inside: set[str] = set()  # in layers, where ranks use a common tensor for different heads
     for number, block in model.blocks.named_children():
         for child, layer in block.named_children():
             names = {f"blocks.{number}.{child}.{name}" for name, _ in layer.named_parameters()}
@@ -83,25 +83,26 @@ def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
                 mix_in(layer, Layer, over_tp=width)
                 inside |= names
             elif layer in layers_of(block):
-                what = (
+                label = (
                     f"parallel.tp={width.size}: {type(layer).__name__} in blocks.{number}.{child}"
                 )
-                raise ValueError(f"{what} has no tensor that tensors() of its section cuts (tp=)")
+                raise ValueError(f"{label} has no tensor that tensors() of its section cuts (tp=)")
     for path, _ in list(model.named_parameters()):
         spec = table.get(path)
         if spec is None or not spec.of_experts:
             module, _, name = path.rpartition(".")
-            # What an adapter adds around layers each rank uses for its rows of a table.
+            # An adapter around layers is used by each rank for its rows of a table.
             placement, see = _plan(spec, width, inside=path in inside or is_added(path))
             place(model.get_submodule(module), name, width.mesh, [placement], see)
     mix_in_each(model, SEAMS, over_tp=width)
+    # A later stage sees cut hidden states and no tokens: rotation needs the full length.
     if not model.reads_tokens:
         mix_in_each(model, {PositionTable: WholeRotation}, over_tp=width)
     mix_in(model, SpreadDecoder, over_tp=width, loss_parallel=parallel.loss_parallel)
 
 
 def _plan(spec: TensorSpec | None, width: Width, *, inside: bool) -> tuple[Placement, See]:
-    """Which part of a parameter a rank has, and what the layer's own forward sees of it."""
+    """The placement of a parameter, and the parameter's view in the layer's own forward."""
     cut = spec.cut(width.size) if spec is not None else None
     if cut is not None:
         return Shard(cut), local
@@ -112,8 +113,8 @@ def _plan(spec: TensorSpec | None, width: Width, *, inside: bool) -> tuple[Place
 
 
 def _own_piece(spec: TensorSpec, width: Width) -> tuple[int, int, int]:
-    """(dim, start, size) of the piece that a rank's queries read, of fewer ones than ranks, such as
-    heads of keys.
+    """(dim, start, size) of the piece read by a rank's queries, where pieces, for example heads of
+    keys, are fewer than ranks.
     """
     assert spec.tp is not None
     assert width.size % spec.pieces == 0, spec
@@ -124,14 +125,15 @@ def _own_piece(spec: TensorSpec, width: Width) -> tuple[int, int, int]:
 def _whole(
     width: Width, parameter: DTensor, *, inside: bool, piece: tuple[int, int, int] | None
 ) -> Tensor:
-    """All of a parameter, or a piece (dim, start, size) of it."""
+    """The whole parameter, or a piece (dim, start, size)."""
+    # Ranks that see different heads or tokens each have a summand of the gradient.
     summed = [Partial()] if inside or width.cut else None
-    whole = parameter.to_local(grad_placements=summed)
-    return whole if piece is None else whole.narrow(*piece)
+    values = parameter.to_local(grad_placements=summed)
+    return values if piece is None else values.narrow(*piece)
 
 
 class Layer:
-    """Mixin of attention, feed-forward or experts: reads whole sequences, and gives a summand."""
+    """Mixin of attention, feed-forward or experts: reads whole sequences, and returns a summand."""
 
     over_tp: Width
 
@@ -143,48 +145,50 @@ class Layer:
         return self.leave(super().forward(self.over_tp.enter(x), *rest))  # type: ignore[misc]
 
     def leave(self, y: Tensor) -> Tensor:
-        """A rank's summand -> what the layer gives."""
+        """A rank's summand -> the layer's output."""
         return self.over_tp.leave(y)
 
 
 class Rows:
-    """Mixin of the embedding table: a rank has some rows; what it cannot look up is 0."""
+    """Mixin of the embedding table: a rank has some rows; tokens of other rows give 0."""
 
     over_tp: Width
     num_embeddings: int
 
     def forward(self, tokens: Tensor) -> Tensor:
         rows = self.over_tp.part(self.num_embeddings)
-        here = (tokens >= rows.start) & (tokens < rows.stop)
-        found = super().forward((tokens - rows.start).where(here, 0))  # type: ignore[misc]
-        return self.over_tp.leave(found.where(here.unsqueeze(-1), 0))
+        owned = (tokens >= rows.start) & (tokens < rows.stop)
+        embeddings = super().forward((tokens - rows.start).where(owned, 0))  # type: ignore[misc]
+        return self.over_tp.leave(embeddings.where(owned.unsqueeze(-1), 0))
 
 
 class PartOfPositions:
-    """Mixin of a table of positions that are added: cut as the hidden states it is added to."""
+    """Mixin of a table of added positions: cut like the hidden states."""
 
     over_tp: Width
 
     def forward(self, index: Tensor) -> Tensor:
-        """[..., seq] -> [..., seq, dim], or this rank's part of it."""
+        """[..., seq] -> [..., seq, dim], or this rank's part."""
         width = self.over_tp
         part = index.chunk(width.size, -1)[width.rank] if width.cut else index
         return super().forward(part)  # type: ignore[misc]
 
 
 class WholeRotation:
-    """Mixin of a table of positions of a stage that gets cut hidden states: attention reads all."""
+    """Mixin of a table of positions in a stage with cut hidden states: all positions for
+    attention.
+    """
 
     over_tp: Width
 
     def forward(self, start: int, seq: int) -> Rotation:
-        """Of the positions that attention sees."""
-        whole = seq * self.over_tp.size if self.over_tp.cut else seq
-        return super().forward(start, whole)  # type: ignore[misc]
+        """Tables of the positions in attention."""
+        full_length = seq * self.over_tp.size if self.over_tp.cut else seq
+        return super().forward(start, full_length)  # type: ignore[misc]
 
 
 class PartOfNoise:
-    """Mixin of what draws between layers: cut as the hidden states that it is given."""
+    """Mixin of a module that draws between layers: cut like the hidden states."""
 
     over_tp: Width
 
@@ -192,14 +196,15 @@ class PartOfNoise:
         return self.cut(super().here())  # type: ignore[misc]
 
     def cut(self, whole: Tensor) -> Tensor:
-        """[batch, seq] -> this rank's part of it."""
+        """[batch, seq] -> this rank's part."""
         width = self.over_tp
         return whole.chunk(width.size, 1)[width.rank] if width.cut else whole
 
 
 class NormOverRanks:
-    """Mixin of a norm over all heads, of which this rank has some. Where ranks share heads of keys,
-    each has as many of their copies.
+    """Mixin of a norm over all heads, of which this rank has some.
+
+    Where ranks share heads of keys, all heads have equally many copies.
     """
 
     over_tp: Width
@@ -208,10 +213,12 @@ class NormOverRanks:
     scale_of: Callable[[Tensor], Tensor]
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., heads here, head_dim]."""
+        """x: [..., heads of this rank, head_dim]."""
         width, flat = self.over_tp, x.flatten(-2)
         wide = flat.to(torch.promote_types(x.dtype, torch.float32))
+        # Ranks have equally many heads: the mean of their means is the mean over all heads.
         squares = sum_over(wide.square().mean(-1, keepdim=True), width.group)
+        # Ranks use the mean for different heads: its gradient is a sum over ranks.
         mean = sum_gradient(squares, width.group) / width.size
         y = (wide * (mean + self.eps).rsqrt()).to(x.dtype)
         if self.weight is not None:
@@ -227,7 +234,7 @@ SEAMS: dict[type, type] = {
     StreamDropout: PartOfNoise,
     Jitter: PartOfNoise,
 }
-"""Mixins by the type of what is around layers."""
+"""Mixins by the type of modules around layers."""
 
 
 class SpreadDecoder:
@@ -249,7 +256,7 @@ class SpreadDecoder:
 
 
 class SpreadHead(Head):
-    """An output head whose rows are spread over the tp ranks."""
+    """An output head with rows spread over the tp ranks."""
 
     def __init__(self, weight: Tensor, width: Width, vocab_size: int, **of_logits: Any) -> None:
         super().__init__(weight, **of_logits)
@@ -257,6 +264,7 @@ class SpreadHead(Head):
         self.first = width.part(vocab_size).start
 
     def logits(self, hidden: Tensor) -> Tensor:
+        # The last ranks may have fewer rows: the vocabulary need not divide by tp.
         return gather_equal(super().logits(hidden), -1, self.width.group, self.vocab_size)
 
     def largest(self, values: Tensor) -> Tensor:

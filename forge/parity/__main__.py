@@ -39,12 +39,12 @@ SIDES = ("a", "b")
 DTYPES = ("float64", "float32")
 BATCH = "train.global_batch_"
 SAME = ("seed", "data", "tokenizer", "train.seq_len", f"{BATCH}size", f"{BATCH}tokens")
-"""What both sides must have, or they read different batches."""
+"""Options equal on both sides; otherwise the sides read different batches."""
 
 
 @dataclass(kw_only=True)
 class Words:
-    """What the command line says. common: overrides of both sides."""
+    """The words of the command line; common: overrides of both sides."""
 
     sides: dict[str, list[str]]
     common: list[str]
@@ -71,12 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(options: argparse.Namespace) -> int:
-    found = launcher_environment()
-    if found is not None and found.size > 1:
-        if found.rank > 0:
+    launcher = launcher_environment()
+    if launcher is not None and launcher.size > 1:
+        if launcher.rank > 0:
             return cli.REFUSED  # rank 0 says why
-        what, fix = "forge.parity starts the ranks of both sides itself.", "no torchrun or srun"
-        raise refusal(f"{found.source}={found.size}", what, fix, ENVIRONMENT)
+        message, hint = "forge.parity starts the ranks of both sides itself.", "no torchrun or srun"
+        raise refusal(f"{launcher.source}={launcher.size}", message, hint, ENVIRONMENT)
     cli.enter(options)
     words = read(options.overrides)
     sides = resolved(words, options.config_dir)
@@ -86,17 +86,17 @@ def _main(options: argparse.Namespace) -> int:
         ranks = f"{counted(world.size, 'rank')} on {world.device}"
         print(f"{name}: {text}   ({ranks}, from {world.source})")
     config = sides["a"].config
-    how = f"{words.steps} steps of SGD with lr={words.lr:g} in {words.dtype}"
+    settings = f"{words.steps} steps of SGD with lr={words.lr:g} in {words.dtype}"
     batch = f"{config.train.global_batch_size} sequences of {config.train.seq_len} tokens"
-    print(f"both: {how}, {batch} a step, seed {config.seed}", flush=True)
+    print(f"both: {settings}, {batch} a step, seed {config.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="forge_parity_") as folder:
         for name, side in sides.items():
-            place = Path(folder) / name
-            place.mkdir()
-            saved_config.save(side.config, place / CONFIG)
-            how = {"steps": words.steps, "dtype": words.dtype, "lr": words.lr}
-            files.write_json(place / "parity.json", how)
-            code = processes.start(place, side.world.size, module="forge.parity.worker")
+            side_folder = Path(folder) / name
+            side_folder.mkdir()
+            saved_config.save(side.config, side_folder / CONFIG)
+            settings = {"steps": words.steps, "dtype": words.dtype, "lr": words.lr}
+            files.write_json(side_folder / "parity.json", settings)
+            code = processes.start(side_folder, side.world.size, module="forge.parity.worker")
             if code:
                 print(f"{name} failed; nothing was compared", file=sys.stderr)
                 return code
@@ -117,8 +117,10 @@ def _compare(folder: Path, side: Resolution, dtype: str) -> int:
 
 
 def read(words: Sequence[str]) -> Words:
-    """Raises ConfigError: a side is missing or given twice, or a value cannot be."""
-    found: dict[str, str] = {}
+    """Parse the command line. Raises ConfigError: a side is missing or given twice, or a value is
+    invalid.
+    """
+    values: dict[str, str] = {}
     common: list[str] = []
     problems: list[Problem] = []
 
@@ -129,33 +131,33 @@ def read(words: Sequence[str]) -> Words:
         key, sign, value = word.partition("=")
         if key not in (*SIDES, "steps", "dtype", "lr") or not sign:
             common.append(word)
-        elif key in found:
+        elif key in values:
             add(word, f"{key} is given twice.", f"one {key}=...")
         else:
-            found[key] = value
+            values[key] = value
     result = Words(sides={}, common=common)
     for side in SIDES:
-        if side not in found:
-            what = f"the overrides of side {side} are missing."
-            add(f"{side}=", what, 'a="parallel=single" b="parallel.tp=2"')
-        text = found.get(side, "")
+        if side not in values:
+            message = f"the overrides of side {side} are missing."
+            add(f"{side}=", message, 'a="parallel=single" b="parallel.tp=2"')
+        text = values.get(side, "")
         try:
             result.sides[side] = shlex.split(text)
         except ValueError as error:
-            what = f"its quotes do not match: {error}."
-            add(f"{side}={text}", what, f'{side}="key=value key=value"')
+            message = f"its quotes do not match: {error}."
+            add(f"{side}={text}", message, f'{side}="key=value key=value"')
     for key, kind, bound in (("steps", int, 1), ("lr", float, 1e-12)):
-        if key not in found:
+        if key not in values:
             continue
         try:
-            number = kind(found[key])
+            number = kind(values[key])
         except ValueError:
             number = math.nan
         if not bound <= number < math.inf:
             default = f"{key}={getattr(result, key):g}"
-            add(f"{key}={found[key]}", f"{key} is a positive number.", default)
+            add(f"{key}={values[key]}", f"{key} is a positive number.", default)
         setattr(result, key, number)
-    result.dtype = found.get("dtype", result.dtype)
+    result.dtype = values.get("dtype", result.dtype)
     if result.dtype not in DTYPES:
         add(f"dtype={result.dtype}", f"dtype is {' or '.join(DTYPES)}.", f"dtype={DTYPES[0]}")
     if problems:
@@ -172,14 +174,14 @@ def resolved(words: Words, config_dirs: Sequence[str] = ()) -> dict[str, Resolut
         sides = _sides(words, config_dirs, f"{BATCH}size={math.lcm(*sizes)}")
     problems = list(_different_batches(sides["a"], sides["b"]))
     for name, side in sides.items():
-        if (found := side.config.precision.mixed_precision) != "fp32":
-            key = f"precision.mixed_precision={found}"
-            what = "parity is of sums in float64 or float32."
-            problems.append(Problem(key, what, "precision=fp32", where=f"side {name}"))
-        if (found := side.config.precision.param_dtype) != "fp32":
-            key, fix = f"precision.param_dtype={found}", "precision.param_dtype=fp32"
-            what = "parity is of weights in float64 or float32."
-            problems.append(Problem(key, what, fix, where=f"side {name}"))
+        if (number_format := side.config.precision.mixed_precision) != "fp32":
+            key = f"precision.mixed_precision={number_format}"
+            message = "parity is of sums in float64 or float32."
+            problems.append(Problem(key, message, "precision=fp32", where=f"side {name}"))
+        if (number_format := side.config.precision.param_dtype) != "fp32":
+            key, hint = f"precision.param_dtype={number_format}", "precision.param_dtype=fp32"
+            message = "parity is of weights in float64 or float32."
+            problems.append(Problem(key, message, hint, where=f"side {name}"))
     if problems:
         raise ConfigError(problems)
     return sides
@@ -187,15 +189,17 @@ def resolved(words: Words, config_dirs: Sequence[str] = ()) -> dict[str, Resolut
 
 def _sides(words: Words, config_dirs: Sequence[str], *more: str) -> dict[str, Resolution]:
     sides, problems = {}, []
-    for name, own in words.sides.items():
-        both = [*words.common, *own]
-        precision = [] if any(text.startswith("precision") for text in both) else ["precision=fp32"]
+    for name, side_overrides in words.sides.items():
+        texts = [*words.common, *side_overrides]
+        precision = (
+            [] if any(text.startswith("precision") for text in texts) else ["precision=fp32"]
+        )
         try:
-            sides[name] = cli.resolved([*precision, *both, *more], config_dirs)[1]
+            sides[name] = cli.resolved([*precision, *texts, *more], config_dirs)[1]
         except ConfigError as error:
-            for one in error.problems:
-                where = f"side {name}; {one.where}" if one.where else f"side {name}"
-                problems.append(dataclasses.replace(one, where=where))
+            for problem in error.problems:
+                where = f"side {name}; {problem.where}" if problem.where else f"side {name}"
+                problems.append(dataclasses.replace(problem, where=where))
     if problems:
         raise ConfigError(problems)
     return sides
@@ -204,10 +208,12 @@ def _sides(words: Words, config_dirs: Sequence[str], *more: str) -> dict[str, Re
 def _different_batches(a: Resolution, b: Resolution) -> Iterator[Problem]:
     for change in changes(a.config, b.config):
         key = change.key
-        if not change.free and any(key == same or key.startswith(f"{same}.") for same in SAME):
+        if not change.free and any(
+            key == option or key.startswith(f"{option}.") for option in SAME
+        ):
             values = f"{shown(change.before)} in a and {shown(change.after)} in b"
-            what = f"{key} is {values}, so that they read different batches."
-            yield Problem(key, what, f"give {key} once, outside of a and b", where="a and b")
+            message = f"{key} is {values}, so that they read different batches."
+            yield Problem(key, message, f"give {key} once, outside of a and b", where="a and b")
 
 
 if __name__ == "__main__":

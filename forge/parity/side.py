@@ -26,11 +26,11 @@ FILE = "record.pt"
 
 @dataclass(kw_only=True)
 class Record:
-    """What a side computed in each step, and its weights before and after all steps.
+    """A side's results in each step, and its weights before and after all steps.
 
-    Whole tensors on the CPU by name; a gradient that a rank did not have is None. state: the
-    buffers that checkpoints hold, after the last step. replicas: tensors of which ranks have
-    different bits where they should be copies. frozen: parameters that are not trained.
+    Whole tensors on the CPU by name; None for a gradient absent on a rank. state: the buffers of
+    checkpoints, after the last step. replicas: names of tensors with different bits in copies on
+    several ranks. frozen: untrained parameters.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -63,8 +63,8 @@ def measure(
 ) -> Record:
     """Record `steps` updates of plain SGD on the run's first batches.
 
-    All ranks call it; the main rank gets the record. dtype: of all that is computed. tokenizer: of
-    the store, where the objective needs it.
+    All ranks call `measure`; the main rank gets the record. dtype: of the whole computation.
+    tokenizer: of the store, where the objective needs a tokenizer.
     """
     device = device or torch.device("cpu")
     model = build_model(config, device, ranks, dtype)
@@ -90,19 +90,19 @@ def measure(
     for number, step in zip(range(steps), loader, strict=False):
         output = update.gradients(step, number)
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        named = ((name, parameter.grad) for name, parameter in trained)
-        found = gather(named, ranks)
-        record.gradients.append(found.tensors)
-        place = f"in step {number + 1}"
-        record.replicas += [f"the gradient of {name} {place}" for name in found.differing]
+        gradients = ((name, parameter.grad) for name, parameter in trained)
+        gathered = gather(gradients, ranks)
+        record.gradients.append(gathered.tensors)
+        step_text = f"in step {number + 1}"
+        record.replicas += [f"the gradient of {name} {step_text}" for name in gathered.differing]
         update.apply(output, number)
         record.losses.append(float(output.loss))
         record.grad_norms.append(float(output.grad_norm))
     parameters = dict(model.named_parameters())
     buffers = [(name, x) for name, x in model.state_dict().items() if name not in parameters]
-    after, state = gather(model.named_parameters(), ranks), gather(buffers, ranks)
-    record.after, record.state = after.tensors, state.tensors
+    final_weights, state = gather(model.named_parameters(), ranks), gather(buffers, ranks)
+    record.after, record.state = final_weights.tensors, state.tensors
     record.replicas += [
-        f"{name} after {steps} steps" for name in [*after.differing, *state.differing]
+        f"{name} after {steps} steps" for name in [*final_weights.differing, *state.differing]
     ]
     return record if ranks.main else Record()

@@ -1,4 +1,4 @@
-"""The two sides of a parity check compared: how far apart they are, and whether it is rounding."""
+"""Comparison of the two sides of a parity check: the distance, and whether rounding explains it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from forge.parity.side import Record
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The largest relative differences: of losses, of each parameter's gradient (||a - b|| / ||a||)
-    and of its weights after the last step.
+    """The largest relative differences of losses, gradients and weights.
+
+    gradient: of each parameter, ||a - b|| / ||a||. weights: of each parameter after the last step.
     """
 
     loss: float
@@ -40,7 +41,9 @@ BOUNDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One step of both sides. worst, gradient: the gradient that differs most, and how much."""
+    """A step of both sides; worst, gradient: the gradient with the largest difference, and how
+    much.
+    """
 
     losses: tuple[float, float]
     grad_norms: tuple[float, float]
@@ -72,7 +75,9 @@ COLUMNS = ["step", *OF_EACH_SIDE.split("|"), "worst gradient", "difference"]
 
 @dataclass(kw_only=True)
 class Verdict:
-    """The comparison. worst, weights: the parameter that differs most at the end, and how much."""
+    """The comparison; worst, weights: the parameter with the largest difference at the end, and how
+    much.
+    """
 
     rows: list[Row] = field(default_factory=list)
     parameters: int = 0
@@ -93,16 +98,16 @@ class Verdict:
 
 
 def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] = ()) -> Verdict:
-    """Compare b with a. A gradient that is missing, zero or not finite on either side is a fault.
+    """Compare b with a. A missing, zero or not finite gradient on either side is a fault.
 
-    may_vanish: ends of names of parameters whose gradient is mathematically zero; on both sides it
-    may then be no more than rounding.
+    may_vanish: ends of names of parameters with a mathematically zero gradient; on both sides the
+    gradient may then be no more than rounding.
     """
     values = [value for value in a.before.values() if value is not None]
     verdict = Verdict(parameters=len(a.before), numbers=sum(value.numel() for value in values))
     for side, record in (("a", a), ("b", b)):
         copies = f"ranks of {side} have different copies of"
-        verdict.faults += [f"{copies} {what}" for what in record.replicas]
+        verdict.faults += [f"{copies} {description}" for description in record.replicas]
     verdict.faults += [*_names(a.before, b.before), *_names(a.state, b.state)]
     shared = [name for name in a.before if name in b.before]
     moved = [name for name in shared if not _same_bits(a.before[name], b.before[name])]
@@ -112,7 +117,7 @@ def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] =
     vanishing = {name for name in shared if name.endswith(tuple(may_vanish))}
     shared = [name for name in shared if name not in a.frozen]
     for step in range(min(len(a.gradients), len(b.gradients))):
-        # That of A is a product with B, which begins at 0.
+        # The gradient of A is a product with B, and B begins at 0.
         none_yet = {name for name in shared if name.endswith(A)} if step == 0 else set()
         faults = _compare_step(verdict, step, a, b, shared, vanishing | none_yet, bounds)
         verdict.faults += [f"step {step + 1}: {fault}" for fault in faults]
@@ -120,29 +125,31 @@ def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] =
         verdict.faults.append("no step was made")
     ends = {}
     for name in shared:
-        one, other = a.after.get(name), b.after.get(name)
-        if one is None or other is None:
+        a_value, b_value = a.after.get(name), b.after.get(name)
+        if a_value is None or b_value is None:
             verdict.faults.append(f"{name} is missing after the last step")
         elif name not in vanishing:
             for side, record in (("a", a), ("b", b)):
                 if _same_bits(record.before[name], record.after[name]):
                     verdict.faults.append(f"{name} has not moved in {side}")
-            ends[name] = _distance(one, other)
+            ends[name] = _distance(a_value, b_value)
     verdict.worst, verdict.weights = _worst(ends, 0.0)
     for name in [name for name in a.state if name in b.state]:
-        one, other = a.state[name], b.state[name]
-        ends[name] = _distance(one, other) if one is not None and other is not None else math.inf
-    for name, found in ends.items():
-        what = f"{name} differs by {found:.1e} after the last step"
-        verdict.faults += _beyond(what, found, bounds.weights)
+        a_value, b_value = a.state[name], b.state[name]
+        ends[name] = (
+            _distance(a_value, b_value) if a_value is not None and b_value is not None else math.inf
+        )
+    for name, distance in ends.items():
+        description = f"{name} differs by {distance:.1e} after the last step"
+        verdict.faults += _beyond(description, distance, bounds.weights)
     return verdict
 
 
 def may_vanish(config: Config) -> tuple[str, ...]:
-    """Ends of names of parameters that may have no gradient.
+    """Ends of names of parameters possibly without a gradient.
 
-    A bias of keys adds the same to all scores of a query, which softmax does not see, unless
-    positions rotate it or a norm scales it.
+    A bias of keys adds the same to all scores of a query, invisible to softmax, unless positions
+    rotate the keys or a norm scales the keys.
     """
     model = config.model
     unseen = isinstance(model, Decoder) and model.position != "rope" and not model.qk_norm
@@ -163,21 +170,21 @@ def _compare_step(
     vanishing: set[str],
     bounds: Bounds,
 ) -> Iterator[str]:
-    ours, theirs = a.gradients[step], b.gradients[step]
-    rounding = max(a.grad_norms[step], 1e-300) * 100 * _epsilon(ours)
+    a_gradients, b_gradients = a.gradients[step], b.gradients[step]
+    rounding = max(a.grad_norms[step], 1e-300) * 100 * _epsilon(a_gradients)
     distances = {}
     for name in shared:
-        one, other = ours.get(name), theirs.get(name)
-        for side, gradient in (("a", one), ("b", other)):
+        a_gradient, b_gradient = a_gradients.get(name), b_gradients.get(name)
+        for side, gradient in (("a", a_gradient), ("b", b_gradient)):
             if gradient is None:
                 yield f"{name} has no gradient in {side}"
             elif not gradient.isfinite().all():
                 yield f"the gradient of {name} is not finite in {side}"
             elif not gradient.any() and name not in vanishing:
                 yield f"the gradient of {name} is zero in {side}"
-        if one is not None and other is not None:
-            vanishes = name in vanishing and max(one.norm(), other.norm()) <= rounding
-            distances[name] = 0.0 if vanishes else _distance(one, other)
+        if a_gradient is not None and b_gradient is not None:
+            vanishes = name in vanishing and max(a_gradient.norm(), b_gradient.norm()) <= rounding
+            distances[name] = 0.0 if vanishes else _distance(a_gradient, b_gradient)
     worst, gradient = _worst(distances, math.nan)
     row = Row(
         losses=(a.losses[step], b.losses[step]),
@@ -187,10 +194,12 @@ def _compare_step(
     )
     verdict.rows.append(row)
     yield from _beyond(f"the losses differ by {row.loss:.1e}", row.loss, bounds.loss)
-    what = f"the gradient norms differ by {row.grad_norm:.1e}"
-    yield from _beyond(what, row.grad_norm, bounds.gradient)
-    for name, found in distances.items():
-        yield from _beyond(f"the gradient of {name} differs by {found:.1e}", found, bounds.gradient)
+    message = f"the gradient norms differ by {row.grad_norm:.1e}"
+    yield from _beyond(message, row.grad_norm, bounds.gradient)
+    for name, distance in distances.items():
+        yield from _beyond(
+            f"the gradient of {name} differs by {distance:.1e}", distance, bounds.gradient
+        )
 
 
 def _beyond(what: str, found: float, bound: float) -> Iterator[str]:
@@ -199,10 +208,13 @@ def _beyond(what: str, found: float, bound: float) -> Iterator[str]:
 
 
 def _worst(distances: dict[str, float], none: float) -> tuple[str, float]:
-    """The largest distance and whose it is; NaN is worse than all."""
+    """The largest distance and its name; NaN is worse than all."""
     if not distances:
         return "", none
-    return max(distances.items(), key=lambda each: math.inf if math.isnan(each[1]) else each[1])
+    return max(
+        distances.items(),
+        key=lambda item: math.inf if math.isnan(item[1]) else item[1],
+    )
 
 
 def _same_bits(a: Tensor | None, b: Tensor | None) -> bool:
@@ -232,7 +244,7 @@ def _epsilon(gradients: Tensors) -> float:
 
 
 def table(verdict: Verdict, bounds: Bounds, *, faults: int = 10) -> str:
-    """The comparison as text: a line for each step, and what is at fault."""
+    """The comparison as text: a line for each step, and the faults."""
     differ = any(fault.endswith("step 0") for fault in verdict.faults)
     sizes = f"{verdict.parameters} parameters, {verdict.numbers:,} numbers"
     rows = [COLUMNS, *([str(i), *row.cells()] for i, row in enumerate(verdict.rows, 1))]
@@ -243,5 +255,5 @@ def table(verdict: Verdict, bounds: Bounds, *, faults: int = 10) -> str:
     if verdict.equal:
         return "\n".join([*lines, f"equal, within the bounds: {bounds}"])
     shown = [f"  {fault}" for fault in verdict.faults[:faults]]
-    more = [f"  and {len(verdict.faults) - faults} more"] if len(verdict.faults) > faults else []
-    return "\n".join([*lines, f"NOT equal; the bounds are {bounds}", *shown, *more])
+    ending = [f"  and {len(verdict.faults) - faults} more"] if len(verdict.faults) > faults else []
+    return "\n".join([*lines, f"NOT equal; the bounds are {bounds}", *shown, *ending])

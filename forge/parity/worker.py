@@ -34,18 +34,18 @@ def _measure(folder: Path) -> None:
     from forge.training.data import check_vocabulary, prepare_data
     from forge.training.process import set_up
 
-    # It warns that tensors are put together with two collectives, which does not matter here.
+    # torch warns of tensors put together by two collectives: harmless in a parity check.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    config, how = load_own(folder), read_json(folder / "parity.json")
+    config, settings = load_own(folder), read_json(folder / "parity.json")
     device = set_up(config)
     torch.set_float32_matmul_precision("highest")  # else fp32 on a GPU would be TF32
     torch.manual_seed(config.seed)
     ranks = join(config, device)
     prepared = prepare_data(config, ranks)
     check_vocabulary(config, prepared)
-    how["dtype"] = getattr(torch, how["dtype"])
-    how["tokenizer"] = prepared.tokenizer
-    record = measure(config, ranks, prepared.train, device=device, **how)
+    settings["dtype"] = getattr(torch, settings["dtype"])
+    settings["tokenizer"] = prepared.tokenizer
+    record = measure(config, ranks, prepared.train, device=device, **settings)
     if ranks.main:
         record.save(folder)
     ranks.close()

@@ -1,4 +1,4 @@
-"""Tags and a note that people give a run: annotations.json."""
+"""Tags and a note on a run by people: annotations.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Annotations:
 
 
 def read_annotations(run_dir: Path) -> Annotations:
-    """Empty where there are none, or the file is damaged."""
+    """Read the annotations of a run; empty where none exist, or the file is damaged."""
     try:
         content = read_object(run_dir / ANNOTATIONS)
         return Annotations(tags=tuple(map(str, content["tags"])), note=str(content["note"]))
@@ -27,9 +27,11 @@ def read_annotations(run_dir: Path) -> Annotations:
 
 
 def annotate(run_dir: Path, *, tags: Sequence[str], note: str) -> None:
-    """Replace them, each tag once; no file is left where there are none. Raises OSError."""
-    kept = Annotations(tags=tuple(dict.fromkeys(tags)), note=note)
-    if kept == Annotations():
+    """Replace the annotations, each tag once; without annotations remove the file. Raises
+    OSError.
+    """
+    annotations = Annotations(tags=tuple(dict.fromkeys(tags)), note=note)
+    if annotations == Annotations():
         (run_dir / ANNOTATIONS).unlink(missing_ok=True)
     else:
-        write_json(run_dir / ANNOTATIONS, asdict(kept))
+        write_json(run_dir / ANNOTATIONS, asdict(annotations))

@@ -1,4 +1,4 @@
-"""The checkpoints of a run as files: which are there, which can be used, and why not."""
+"""The checkpoints of a run as files: the list, the usable checkpoints, and the faults of others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forge.rundir.saved_config import is_run, read_plain
 log = logging.getLogger(__name__)
 FORMAT = 2
 META, TOKENIZER, WEIGHTS = "meta.json", "tokenizer", "weights"
-CHECKSUM, HASHES = "checksum", "sha256"  # in meta.json: of all else in it, and of small files
+CHECKSUM, HASHES = "checksum", "sha256"  # in meta.json: of its other keys, and of small files
 OTHER_TOKENIZER = "it was trained with another tokenizer, so its token ids mean something else here"
 OPTIONAL = type(None)
 KINDS: dict[str, tuple[type, ...]] = {
@@ -33,23 +33,24 @@ KINDS: dict[str, tuple[type, ...]] = {
     "higher_is_better": (bool,),
     "weights_only": (bool,),
 }
-"""What the keys of meta.json hold, where they are there."""
+"""Types of the values in meta.json, by key; any key may be absent."""
 NUMBERS = {"files": (int,), "rows": (int,), "metrics": (int, float, OPTIONAL)}
-"""Those that hold numbers by names."""
+"""Types of the numbers in the dicts of numbers by name."""
 BEST = "best"  # in a path, in place of a step: the best checkpoint of a run
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used: which, why, and what to do."""
+    """An unusable checkpoint: the path, the reason, and what to do."""
 
 
 class NoneLeft(CheckpointError):
-    """A run that cannot go on, since none of its checkpoints can be used."""
+    """A run without a usable checkpoint to go on from."""
 
 
 class Damaged(CheckpointError):
-    """A checkpoint whose tensors turn out damaged as they are read. path: of it; fault: as that of
-    `Saved.fault`.
+    """A checkpoint with tensors found damaged while being read.
+
+    path: of the checkpoint. fault: in the form of `Saved.fault`.
     """
 
     def __init__(self, path: Path, fault: str) -> None:
@@ -59,7 +60,7 @@ class Damaged(CheckpointError):
 
 @dataclass(frozen=True)
 class Saved:
-    """One `step_N` directory."""
+    """A `step_N` directory."""
 
     path: Path
 
@@ -70,13 +71,14 @@ class Saved:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """Empty when it cannot be read, or is not as it was saved."""
+        """The content of meta.json; empty when unreadable or changed since saved."""
         return self._meta[0]
 
     @cached_property
     def _meta(self) -> tuple[dict[str, Any], str]:
-        """With what is wrong with it. Another format may be sealed otherwise, and one of before
-        the seal is taken as it is.
+        """The content of meta.json and its fault.
+
+        Another format may be sealed otherwise; a file from before the seal is taken unchecked.
         """
         try:
             meta = read_object(self.path / META)
@@ -90,8 +92,9 @@ class Saved:
         return meta, ""
 
     def fault(self, run_id: str | None = None, *, to_go_on: bool = False) -> str | None:
-        """Why it cannot be used, in one sentence, or None. run_id: it must be of this run.
-        to_go_on: weights alone are not enough.
+        """The reason against using the checkpoint, in a sentence, or None.
+
+        run_id: the checkpoint must be of this run. to_go_on: weights alone are not enough.
         """
         if not self.path.is_dir():
             return "there is no such directory"
@@ -102,22 +105,22 @@ class Saved:
         if (format := self.meta.get("format")) != FORMAT:
             newer = isinstance(format, int) and format > FORMAT
             advice = "; a newer version of forge wrote it" if newer else ""
-            known = f"this version reads format {FORMAT}{advice}"
-            return f"it has checkpoint format {format}, and {known}"
+            readable = f"this version reads format {FORMAT}{advice}"
+            return f"it has checkpoint format {format}, and {readable}"
         if run_id is not None and self.meta.get("run_id") != run_id:
             return "it is of another run; checkpoint.resume_from takes one on purpose"
         if to_go_on and self.meta.get("weights_only"):
             takes = "checkpoint.init_from takes"
             return f"it holds the weights alone (checkpoint.last=weights), which {takes}"
-        for name, wanted in self.meta.get("files", {}).items():
+        for name, expected in self.meta.get("files", {}).items():
             file = self.path / name
             if not file.is_file():
                 return f"it is torn: {name} is missing"
-            if (size := file.stat().st_size) != wanted:
-                return f"it is torn: {name} has {size} bytes of {wanted}"
-        for name, wanted in self.meta.get(HASHES, {}).items():
+            if (size := file.stat().st_size) != expected:
+                return f"it is torn: {name} has {size} bytes of {expected}"
+        for name, expected in self.meta.get(HASHES, {}).items():
             try:
-                is_same = _hash(self.path / name) == wanted
+                is_same = _hash(self.path / name) == expected
             except OSError as error:
                 return f"its {name} cannot be read: {error.strerror or error}"
             if not is_same:
@@ -130,13 +133,14 @@ class Saved:
 
 
 Skipped = list[tuple[Saved, str]]
-"""Checkpoints that were passed over, each with the reason."""
+"""Checkpoints passed over, each with the reason."""
 T = TypeVar("T")
 
 
 class PassedOver:
-    """The checkpoints that one command cannot use. damaged: faults by path that were found as
-    tensors were read, which no look at the files shows.
+    """Checkpoints that a command cannot use.
+
+    damaged: by path, faults found while tensors were read, invisible to a look at the files.
     """
 
     def __init__(self) -> None:
@@ -152,7 +156,9 @@ class PassedOver:
 
 
 def saved_folder(run_dir: Path) -> Path:
-    """The folder of a run's checkpoints. Raises CheckpointError when its config cannot be read."""
+    """The folder of a run's checkpoints. Raises CheckpointError when the run's config is
+    unreadable.
+    """
     try:
         return run_dir / read_plain(run_dir)["checkpoint"]["dir"]
     except (ValueError, KeyError, TypeError) as error:
@@ -161,8 +167,8 @@ def saved_folder(run_dir: Path) -> Path:
 
 def listed(folder: Path) -> list[Saved]:
     """Every `step_N` directory of a folder, complete or not, oldest first."""
-    found = [Saved(path) for path in folder.glob("step_*") if path.is_dir()]
-    return sorted((saved for saved in found if saved.step >= 0), key=lambda saved: saved.step)
+    folders = [Saved(path) for path in folder.glob("step_*") if path.is_dir()]
+    return sorted((saved for saved in folders if saved.step >= 0), key=lambda saved: saved.step)
 
 
 def newest_usable(
@@ -172,8 +178,9 @@ def newest_usable(
     to_go_on: bool = False,
     damaged: Mapping[Path, str] = MappingProxyType({}),
 ) -> tuple[Saved | None, Skipped]:
-    """The newest checkpoint without a `fault`, and the newer ones with theirs. damaged: faults that
-    are known besides.
+    """The newest checkpoint without a `fault`, and the newer checkpoints with their faults.
+
+    damaged: faults known from reading tensors.
     """
     skipped = []
     for saved in reversed(listed(folder)):
@@ -191,11 +198,11 @@ def find(
     to_go_on: bool = False,
     damaged: Mapping[Path, str] = MappingProxyType({}),
 ) -> tuple[Saved, Skipped]:
-    """The checkpoint that a path means: itself, the newest usable one of a run or folder, or the
-    best one for RUN/best; and those passed over.
+    """The checkpoint meant by a path, and the checkpoints passed over.
 
-    Raises CheckpointError when there is none; `name` begins its message. damaged: as of
-    `newest_usable`.
+    A path means a checkpoint itself, the newest usable checkpoint of a run or folder, or the best
+    checkpoint for RUN/best. Raises CheckpointError when none exists; `name` begins the message.
+    damaged: as in `newest_usable`.
     """
     if path.name == BEST and not path.exists():
         best = best_of(listed(_folder(path.parent)))
@@ -212,20 +219,22 @@ def find(
         if fault is not None:
             raise CheckpointError(f"{name}{path} cannot be used: {fault}; take another checkpoint")
         return Saved(path), []
-    found, skipped = newest_usable(_folder(path), to_go_on=to_go_on, damaged=damaged)
-    if found is None:
-        what = "there is no complete checkpoint" if path.is_dir() else "there is no such directory"
+    checkpoint, skipped = newest_usable(_folder(path), to_go_on=to_go_on, damaged=damaged)
+    if checkpoint is None:
+        message = (
+            "there is no complete checkpoint" if path.is_dir() else "there is no such directory"
+        )
         reasons = "".join(f"; {saved.path.name}: {fault}" for saved, fault in skipped)
-        fix = "give a step_N directory, or a run that has one"
-        raise CheckpointError(f"{name}{path}: {what}{reasons}; {fix}")
-    return found, skipped
+        hint = "give a step_N directory, or a run that has one"
+        raise CheckpointError(f"{name}{path}: {message}{reasons}; {hint}")
+    return checkpoint, skipped
 
 
 def read_whole(path: Path, read: Callable[[Saved], T]) -> T:
-    """What `read` makes of the checkpoint that a path means, see `find`.
+    """Read, by `read`, the checkpoint meant by a path, see `find`.
 
-    One that turns out damaged as it is read is passed over with a warning, as others that cannot be
-    used; CheckpointError for one that the path names.
+    A checkpoint found damaged while being read is passed over with a warning, like other unusable
+    checkpoints; CheckpointError for a damaged checkpoint named by the path.
     """
     passed = PassedOver()
     while True:
@@ -235,23 +244,26 @@ def read_whole(path: Path, read: Callable[[Saved], T]) -> T:
             return read(saved)
         except Damaged as error:
             if error.path != saved.path:
-                raise  # what its adapters stand beside
+                raise  # the damage is in the base of its adapters
             passed.damaged[saved.path] = error.fault
 
 
 def best_of(saved: list[Saved]) -> Saved | None:
-    """The best of these that can be used, by the eval.metric of the newest, if it was evaluated."""
-    usable = [one for one in saved if one.fault() is None]
+    """The best usable checkpoint, by the eval.metric of the newest, if evaluated."""
+    usable = [checkpoint for checkpoint in saved if checkpoint.fault() is None]
     metric = usable[-1].meta.get("best_by") if usable else None
     return next(iter(best(usable, metric, 1)), None) if metric else None
 
 
 def best(saved: list[Saved], metric: str, count: int) -> list[Saved]:
-    """The `count` best by a metric of their evaluation, best first."""
-    values = {one: one.meta.get("metrics", {}).get(metric) for one in saved}
-    scored = [one for one in saved if values[one] is not None]
-    said = any(one.meta.get("best_by") == metric and one.meta["higher_is_better"] for one in scored)
-    higher = said or is_higher_better(metric)
+    """The `count` best checkpoints by a metric of their evaluation, best first."""
+    values = {checkpoint: checkpoint.meta.get("metrics", {}).get(metric) for checkpoint in saved}
+    scored = [checkpoint for checkpoint in saved if values[checkpoint] is not None]
+    declared_higher = any(
+        checkpoint.meta.get("best_by") == metric and checkpoint.meta["higher_is_better"]
+        for checkpoint in scored
+    )
+    higher = declared_higher or is_higher_better(metric)
     return sorted(scored, key=values.__getitem__, reverse=higher)[:count]
 
 
@@ -263,17 +275,17 @@ def file_sizes(path: Path) -> dict[str, int]:
 def _is_of_kind(key: str, value: Any) -> bool:
     inside = value.values() if key in NUMBERS and isinstance(value, dict) else ()
     return isinstance(value, KINDS.get(key, (object,))) and all(
-        isinstance(one, NUMBERS[key]) for one in inside
+        isinstance(number, NUMBERS[key]) for number in inside
     )
 
 
 def small_hashes(path: Path) -> dict[str, str]:
-    """The sha256 of each file but those of tensors, which have checksums in their index."""
+    """The sha256 of each file except tensors, with checksums in their index."""
     return {name: _hash(path / name) for name in file_sizes(path) if not name.endswith(".bin")}
 
 
 def sealed(meta: dict[str, Any]) -> dict[str, Any]:
-    """What is written as meta.json: plain JSON with the checksum of all else in it."""
+    """The content for meta.json: plain JSON with the checksum of all other keys."""
     plain = json.loads(json.dumps(meta, default=str))
     return plain | {CHECKSUM: _checksum(plain)}
 
@@ -290,7 +302,7 @@ def _hash(path: Path) -> str:
 
 @lru_cache(1024)
 def _hash_of(path: Path, *_: int) -> str:
-    """Once for each state of a file: a run looks at all of its checkpoints at every save."""
+    """Hash a file once for each of its states: a run looks at all checkpoints at every save."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The run directory: the parent makes it and changes it, every worker reads it."""
+"""The run directory: made and changed by the parent, read by every worker."""
 
 from __future__ import annotations
 
@@ -45,20 +45,22 @@ MADE_WITH = "provenance.json"
 
 
 class OfRun(Protocol):
-    """What says which run it is of, as a result does."""
+    """An object of a run, for example a result."""
 
     @property
     def run_dir(self) -> Path: ...
 
 
 Place = str | os.PathLike[str] | OfRun
-"""A run, or a checkpoint, as it is named from Python."""
+"""A run or a checkpoint, as named from Python."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
-    """What is there before a run directory is made. fresh: no run. names: in the directory, None
-    where there is none. absent: folders to be made, the deepest first.
+    """The state before a run directory is made.
+
+    fresh: no run exists. names: entries of the directory, None where the directory is absent.
+    absent: folders to be made, the deepest first.
     """
 
     fresh: bool
@@ -66,7 +68,7 @@ class Before:
     absent: tuple[Path, ...]
 
     def restore(self, run_dir: Path) -> None:
-        """Remove a fresh run that is not worth keeping, unless another process works in it."""
+        """Remove a fresh run not worth keeping, unless another process works in the directory."""
         with suppress(OSError, InUse), Lock(run_dir).acquire():
             for path in list(run_dir.iterdir()):
                 if path.name not in (self.names or ()):
@@ -78,21 +80,21 @@ class Before:
 
 
 def before(config: Config) -> Before:
-    given = config.run.dir
-    path = Path(given or config.run.root).absolute()
-    names = frozenset(os.listdir(path)) if given and path.is_dir() else None
-    return Before(fresh=given is None or not is_run(path), names=names, absent=_absent(path))
+    run_dir = config.run.dir
+    path = Path(run_dir or config.run.root).absolute()
+    names = frozenset(os.listdir(path)) if run_dir and path.is_dir() else None
+    return Before(fresh=run_dir is None or not is_run(path), names=names, absent=_absent(path))
 
 
 def prepare(
     resolution: Resolution, *, overrides: Sequence[str], made: Provenance | None = None
 ) -> tuple[Path, list[Change]]:
-    """Make the directory of a run, or take up the one in run.dir; with the changes. Raises
+    """Make the directory of a run, or take up the run in run.dir; with the changes. Raises
     ConfigError.
     """
-    given = resolution.config.run.dir
-    if given is not None and is_run(Path(given)):
-        path = Path(given).resolve()
+    run_dir = resolution.config.run.dir
+    if run_dir is not None and is_run(Path(run_dir)):
+        path = Path(run_dir).resolve()
         return path, go_on(path, resolution, overrides=overrides)
     return create(resolution, overrides=overrides, made=made)[0], []
 
@@ -100,7 +102,8 @@ def prepare(
 def create(
     resolution: Resolution, *, overrides: Sequence[str], made: Provenance | None = None
 ) -> tuple[Path, Config]:
-    """Make a run directory; config.yaml comes last and makes it a run. Raises ConfigError.
+    """Make a run directory; config.yaml comes last and makes the directory a run. Raises
+    ConfigError.
 
     made: the provenance, where many runs are made at once.
     """
@@ -127,11 +130,11 @@ def create(
 
 
 def go_on(path: Path, resolution: Resolution, *, overrides: Sequence[str]) -> list[Change]:
-    """Keep the config of a run that goes on as config.N.yaml and in changes.jsonl, with its
-    overrides and the changes, which are returned and which the rules have checked. Raises
-    ConfigError.
+    """Keep the config of a continued run as config.N.yaml and in changes.jsonl.
 
-    Versions that the run never started with are replaced; config.yaml and the one before remain.
+    With the config go the run's overrides and the changes, returned, and checked before by the
+    rules. Raises ConfigError. Versions never started are replaced; config.yaml and the previous
+    version remain.
     """
     with _explained(path, "run.dir"), Lock(path).acquire():
         config = _placed(resolution.config, path)
@@ -140,22 +143,25 @@ def go_on(path: Path, resolution: Resolution, *, overrides: Sequence[str]) -> li
         file = path / numbered(CONFIG, n)
         old = saved_config.load(file, trust=config.run.trust)
         old = replace(old, run=replace(old.run, trust=saved_config.stored_trust(file)))
-        found = changes(old, config)
+        config_changes = changes(old, config)
         for version in path.glob("config.*.yaml"):
             if saved_config.version(version.name) > n:
                 version.unlink()
-        if found and started:
-            row = {"changes": [asdict(one) for one in found], "provenance": provenance.facts()}
+        if config_changes and started:
+            row = {
+                "changes": [asdict(change) for change in config_changes],
+                "provenance": provenance.facts(),
+            }
             row["config"] = saved_config.to_plain(config)
             _write_version(path, started + 1, config, resolution, overrides, row)
             versions.prune(path, started)
-        elif found:
+        elif config_changes:
             _write_version(path, 1, config, resolution, overrides)
-    return found
+    return config_changes
 
 
 def changed(run_dir: Path, since: str = "") -> list[Change]:
-    """What the config in force changes, against the file `since` or the version before it."""
+    """The changes in the config in force, against the file `since` or the version before."""
     last = versions.in_force(run_dir)
     first = saved_config.version(since) + 1 if since else last
     return [
@@ -166,34 +172,37 @@ def changed(run_dir: Path, since: str = "") -> list[Change]:
 
 
 def run_id(run_dir: Path) -> str:
-    """The id that a run keeps wherever it is moved, also in its checkpoints. Raises ValueError."""
+    """The id of a run, kept wherever the run is moved, also in its checkpoints. Raises
+    ValueError.
+    """
     file = run_dir / MADE_WITH
     try:
         return str(read_object(file)["run_id"])
     except (OSError, ValueError, KeyError):
-        what = f"{file} is missing or damaged, and with it the id of the run; begin another"
-        raise ValueError(what) from None
+        message = f"{file} is missing or damaged, and with it the id of the run; begin another"
+        raise ValueError(message) from None
 
 
 def resume_command(run_dir: Path) -> str:
-    """What to type for the run to go on; the overrides that need trust are typed again, but for
-    those of the project that it is typed in.
+    """The command for the run to go on.
+
+    Overrides in need of trust are typed again, except overrides of the current project.
     """
     try:
-        own = own_overrides(run_dir)
+        typed = own_overrides(run_dir)
         options = reaching_out(read_plain(run_dir))
         asked = [
-            *(text for text in code_overrides(own) if text not in of_project("overrides")),
-            *overrides_behind(options, other_overrides(own)),
-            *filter(reads_environment, own),
+            *(text for text in code_overrides(typed) if text not in of_project("overrides")),
+            *overrides_behind(options, other_overrides(typed)),
+            *filter(reads_environment, typed),
         ]
     except (OSError, ValueError, TypeError):
-        asked = []  # the command itself will say what is wrong with the files
+        asked = []  # the command itself reports the fault of the files
     return shlex.join(["python", "-m", "forge.resume", short(run_dir), *dict.fromkeys(asked)])
 
 
 def prolonging_override(run_dir: Path, reason: str, step: int) -> str:
-    """What to add to the command of a finished run for it to go on twice as long."""
+    """The addition to the command of a finished run for twice the length."""
     if reason != "end":
         return "..."
     train = read_plain(run_dir)["train"]
@@ -204,31 +213,31 @@ def prolonging_override(run_dir: Path, reason: str, step: int) -> str:
 
 
 def own_overrides(run_dir: Path) -> list[str]:
-    """The overrides with which a run last started. Raises OSError, ValueError and TypeError."""
+    """The overrides of a run's last start. Raises OSError, ValueError and TypeError."""
     stored = versions.read(run_dir, "overrides", max(last_started(run_dir), 1))
     return [str(text) for text in stored]
 
 
 def fresh_name(label: str) -> str:
-    """A dated name that no other run has, also within the same second."""
+    """A dated name unique among runs, also within the same second."""
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{readable(label)}_{secrets.token_hex(4)}"
 
 
 def readable(label: str) -> str:
-    """A label as it stands in the name of a directory, where 255 bytes are the most."""
+    """A label in the form of a directory name, 255 bytes at most."""
     clean = "".join(c if c.isalnum() or c in "-_." else "-" for c in label)
     return clean.encode()[:100].decode(errors="ignore")
 
 
 def path_of(run: Place) -> Path:
-    """The directory that is meant."""
+    """The directory of a run or checkpoint."""
     return Path(run if isinstance(run, str | os.PathLike) else run.run_dir)
 
 
 def short(path: Path) -> str:
-    """A path relative to the working directory, when it lies below."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    """A path relative to the working directory, when below the working directory."""
+    working_dir = Path.cwd()
+    return str(path.relative_to(working_dir) if path.is_relative_to(working_dir) else path)
 
 
 def _write_version(
@@ -257,18 +266,18 @@ def _absent(path: Path) -> tuple[Path, ...]:
 
 @contextmanager
 def _explained(path: Path, key: str, absent: Sequence[Path] = ()) -> Iterator[None]:
-    """Errors as a ConfigError, and what was made of the absent folders is removed again."""
+    """Turn errors into a ConfigError, and remove folders made from the absent folders."""
     try:
         yield
     except InUse as error:
-        what, _, fix = str(error).partition(". ")
-        raise refusal(f"run.dir={path}", f"{what}.", fix) from None
+        message, _, hint = str(error).partition(". ")
+        raise refusal(f"run.dir={path}", f"{message}.", hint) from None
     except OSError as error:
         for folder in absent[:1]:
             shutil.rmtree(folder, ignore_errors=True)
         for folder in absent[1:]:
             with suppress(OSError):
                 folder.rmdir()
-        what = f"the run directory {path} cannot be written: {error.strerror or error}."
-        fix = "choose another place with run.root or run.dir"
-        raise refusal(f"{key}={path}", what, fix) from None
+        message = f"the run directory {path} cannot be written: {error.strerror or error}."
+        hint = "choose another place with run.root or run.dir"
+        raise refusal(f"{key}={path}", message, hint) from None

@@ -11,7 +11,7 @@ from forge.rundir.annotations import ANNOTATIONS
 from forge.rundir.lock import LOCK
 
 NOT_BY_THE_RUN = {ANNOTATIONS, LOCK, "report"}
-"""Names that people's commands write, and a second start that is refused."""
+"""Names written by people's commands, and by a second start that is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,9 @@ class Extent:
 
 
 def extent(run_dir: Path) -> Extent:
-    """A file that goes away meanwhile, as an old checkpoint does, does not count."""
+    """Measure a run directory; a file removed meanwhile, for example an old checkpoint, does not
+    count.
+    """
     size, written = 0, 0.0
     for top, status in _files(os.fspath(run_dir)):
         size += status.st_size
@@ -33,7 +35,7 @@ def extent(run_dir: Path) -> Extent:
 
 
 def _files(folder: str, top: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Each file with the name, inside the run directory, of what it is or lies in."""
+    """Each file with its top-level name inside the run directory."""
     try:
         entries = list(os.scandir(folder))
     except OSError:

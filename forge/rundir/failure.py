@@ -15,7 +15,7 @@ from forge.rundir.outcome import ERROR, FAILED, exit_code, report_failure
 
 
 class FailureReport:
-    """Says once, and as early as it is known, why this rank fails."""
+    """Reports once, and as early as known, why this rank fails."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -24,11 +24,13 @@ class FailureReport:
         self._first_step = 0
 
     def starts(self, loop: Any) -> None:
-        """The run is built, and begins at the step that the loop is at."""
+        """Note that the run is built, and begins at the loop's step."""
         self._loop, self._first_step = loop, loop.state.step
 
     def __call__(self, error: BaseException, step: int | None = None) -> int:
-        """The exit code. step: where the run ended, when nothing was raised."""
+        """Report an error and return the exit code; step: the end of the run, when nothing was
+        raised.
+        """
         if self.code is None and isinstance(error, Exception):
             self.code = self._report(error, step)
         return FAILED if self.code is None else self.code
@@ -36,30 +38,34 @@ class FailureReport:
     def _report(self, error: Exception, step: int | None) -> int:
         goes_on = self._has_begun() and not isinstance(error, NoneLeft)
         refused = exit_code(error) == REFUSED and not goes_on and _raised_by_forge(error)
-        more = ""
+        addition = ""
         if not refused:
-            again = f"; the run goes on with: {resume_command(self.run_dir)}" if goes_on else ""
-            more = f"\n(the traceback is in {short(self.run_dir / ERROR)}{again})"
-        code, reported = report_failure(self.run_dir, error, step=step, more=more, refused=refused)
+            resume_hint = (
+                f"; the run goes on with: {resume_command(self.run_dir)}" if goes_on else ""
+            )
+            addition = f"\n(the traceback is in {short(self.run_dir / ERROR)}{resume_hint})"
+        code, reported = report_failure(
+            self.run_dir, error, step=step, more=addition, refused=refused
+        )
         if reported:
-            with suppress(OSError):  # the directory may be why it failed
+            with suppress(OSError):  # the directory may be the cause of the failure
                 reason = f"{type(error).__name__}: {error}"
                 outcome.record_end(self.run_dir, status="failed", reason=reason, step=step)
         return code
 
     def _has_begun(self) -> bool:
-        """Whether there is something to go on with: this start has made a step, or there was one
-        before it.
+        """Whether the run can go on: this start has made a step, or an earlier start is on
+        record.
         """
         if self._loop is not None and self._loop.state.step > self._first_step:
             return True
-        with suppress(ConfigError):  # attempts.jsonl cannot be read, which may be why it failed
+        with suppress(ConfigError):  # an unreadable attempts.jsonl may be the cause of the failure
             starts = [row for row in outcome.attempts(self.run_dir) if row.get("event") == "start"]
             return len(starts) > (self._loop is not None)
         return False
 
 
 def _raised_by_forge(error: BaseException) -> bool:
-    """Whether forge itself says what is wrong; any other error needs its traceback."""
+    """Whether forge itself explains the error; any other error needs its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1])

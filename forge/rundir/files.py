@@ -21,18 +21,19 @@ log = logging.getLogger(__name__)
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 DEEPEST = 100
 TOO_DEEP = f"it is nested more than {DEEPEST} deep"
-SECTION = re.compile(r"(?m)^(?=[A-Za-z_])")  # where a key of the root begins
-TAIL = 16_384  # bytes that are read from the end of a long file
+SECTION = re.compile(r"(?m)^(?=[A-Za-z_])")  # start of a key of the root
+TAIL = 16_384  # bytes read from the end of a long file
 
 
 class Damaged(ValueError):
-    """A YAML file that is not as forge writes it."""
+    """A YAML file not as written by forge."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path that becomes `path` when the block succeeds: a reader sees all of the new
-    content or none, also after a power cut.
+    """A temporary path that becomes `path` when the block succeeds.
+
+    A reader sees all of the new content or none, also after a power cut.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -62,7 +63,10 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_first(path: Path, content: Any) -> bool:
-    """Write a JSON file unless it exists; whether it was. Of several processes one succeeds."""
+    """Write a JSON file unless the file exists; return whether this process wrote the file.
+
+    Of several processes a single process succeeds.
+    """
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.write_text(_json(content), encoding="utf-8")
     try:
@@ -95,9 +99,11 @@ def read_yaml(path: Path) -> Any:
 def read_sections(
     path: Path, known: dict[str, Any], convert: Callable[[Any], Any] = lambda plain: plain
 ) -> Any:
-    """A YAML file like those read before, of whose sections many are the same: only a new one is
-    parsed. known: sections by their text, which it adds to. convert: applied to what was parsed.
-    Raises OSError and ValueError.
+    """Read a YAML file with many sections equal to those of earlier files: only a new section is
+    parsed.
+
+    known: sections by their text, extended here. convert: applied to a parsed section. Raises
+    OSError and ValueError.
     """
     text = read_text(path)
     sections = [section for section in SECTION.split(text) if section]
@@ -107,14 +113,14 @@ def read_sections(
                 known[section] = convert(parse_yaml(section))
         return {key: value for section in sections for key, value in known[section].items()}
     except (Damaged, AttributeError):
-        return convert(parse_yaml(text))  # it says where it is damaged
+        return convert(parse_yaml(text))  # the error tells the damaged line
 
 
 def parse_yaml(text: str) -> Any:
-    """Raises ValueError.
+    """Parse YAML. Raises ValueError.
 
-    Its depth is found first: the loader in C ends the process at one that is too great. An alias,
-    which forge does not write, may make it endless.
+    The depth is checked first: the loader in C ends the process at too great a depth. An alias,
+    never written by forge, may make the content endless.
     """
     depth = 0
     try:
@@ -131,12 +137,13 @@ def parse_yaml(text: str) -> Any:
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Add a line of JSON, on a new line where a kill left the last one unfinished. NaN and infinity
-    become null. Raises OSError with what to do.
+    """Add a line of JSON, on a new line after a line left unfinished by a kill.
+
+    NaN and infinity become null. Raises OSError with what to do.
     """
     plain = {name: _finite(value) for name, value in row.items()}
     text = json.dumps(plain, ensure_ascii=False) + "\n"
-    # A lone surrogate, as an argument that is no UTF-8 brings, becomes JSON's escape for it.
+    # A lone surrogate, from an argument not in UTF-8, becomes its escape in JSON.
     line = text.encode(errors="backslashreplace")
     try:
         with path.open("ab+", buffering=0) as file:
@@ -146,8 +153,8 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
             while line:
                 line = line[file.write(line) :]
     except OSError as error:
-        what = f"{path} cannot be written: {error.strerror or error}"
-        raise OSError(f"{what}; make room or give access") from error
+        message = f"{path} cannot be written: {error.strerror or error}"
+        raise OSError(f"{message}; make room or give access") from error
 
 
 def _finite(value: Any) -> Any:
@@ -155,37 +162,39 @@ def _finite(value: Any) -> Any:
 
 
 def row_sizes(paths: Iterable[Path]) -> dict[str, int]:
-    """The size of each of these files that exists, by name, once all of it is on the disk."""
-    found = [path for path in paths if path.exists()]
-    for path in found:
+    """The size of each existing file, by name, once all of the file is on the disk."""
+    existing = [path for path in paths if path.exists()]
+    for path in existing:
         sync(path)
-    return {path.name: path.stat().st_size for path in found}
+    return {path.name: path.stat().st_size for path in existing}
 
 
 def cut_rows(paths: Iterable[Path], sizes: Mapping[str, int]) -> None:
-    """Cut files of rows to their sizes at a checkpoint, 0 where it has none. A shorter one has lost
-    rows, as in a power cut: it is left, with a warning.
+    """Cut files of rows to their sizes at a checkpoint, 0 for a file unknown to the checkpoint.
+
+    A shorter file has lost rows, as in a power cut: the file stays, with a warning.
     """
     for path in paths:
-        size, kept = path.stat().st_size if path.exists() else 0, sizes.get(path.name, 0)
-        if size < kept:
-            what = "%s has %d bytes, %d less than at the checkpoint: rows before it are lost"
-            log.warning(what, path, size, kept - size)
-        elif size > kept:
-            os.truncate(path, kept)
+        size, saved_size = path.stat().st_size if path.exists() else 0, sizes.get(path.name, 0)
+        if size < saved_size:
+            message = "%s has %d bytes, %d less than at the checkpoint: rows before it are lost"
+            log.warning(message, path, size, saved_size - size)
+        elif size > saved_size:
+            os.truncate(path, saved_size)
 
 
 def read_rows(path: Path, having: str = "") -> list[dict[str, Any]]:
-    """All lines of JSON but damaged ones, oldest first; none where there is no file. having: a text
-    that is in a line. Raises ConfigError when it cannot be read.
+    """All lines of JSON except damaged lines, oldest first; none without a file.
+
+    having: a text contained in the lines. Raises ConfigError when the file is unreadable.
     """
     try:
         lines = read_text(path, errors="replace").strip("\n").split("\n")
     except FileNotFoundError:
         return []
     except OSError as error:
-        what = f"it cannot be read: {error.strerror}."
-        raise refusal(str(path), what, "move it away") from None
+        message = f"it cannot be read: {error.strerror}."
+        raise refusal(str(path), message, "move it away") from None
     lines = [line for line in lines if having in line] if having else lines
     try:
         rows = json.loads(f"[{','.join(lines)}]")  # several times as fast as line by line
@@ -195,9 +204,7 @@ def read_rows(path: Path, having: str = "") -> list[dict[str, Any]]:
 
 
 def rows_if_readable(path: Path, having: str = "") -> list[dict[str, Any]]:
-    """The same for a list of many runs, which goes on without a file that cannot be read, with a
-    warning.
-    """
+    """All lines of JSON for a list of many runs; an unreadable file gives a warning and no rows."""
     try:
         return read_rows(path, having)
     except ConfigError as error:
@@ -210,7 +217,7 @@ def last_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def last_lines(path: Path, count: int | None = None) -> list[str]:
-    """The last lines of a file that may be long; none where there is no file."""
+    """The last lines of a possibly long file; none without a file."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
@@ -233,13 +240,13 @@ def parse_rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def unwritable(path: str) -> str:
-    """Why no file can be written in a directory that need not exist yet; '' where one can."""
+    """The reason why no file can be written in a directory, absent or not; '' where writable."""
     if not path:
         return "its name is empty"
-    found = next(above for above in (Path(path), *Path(path).parents) if os.path.lexists(above))
-    if not found.is_dir():
-        return f"{found} is no directory"
-    return "" if os.access(found, os.W_OK | os.X_OK) else f"you may not write in {found}"
+    nearest = next(above for above in (Path(path), *Path(path).parents) if os.path.lexists(above))
+    if not nearest.is_dir():
+        return f"{nearest} is no directory"
+    return "" if os.access(nearest, os.W_OK | os.X_OK) else f"you may not write in {nearest}"
 
 
 def _json(content: Any) -> str:

@@ -126,9 +126,7 @@ MOVED = {
 
 
 def current(plain: Any) -> Any:
-    """A copy of nested dicts and lists in which schemas are named and moved classes have the path
-    of today.
-    """
+    """Copy nested dicts and lists, with named schemas and today's paths of moved classes."""
     if isinstance(plain, list):
         return [current(value) for value in plain]
     if not isinstance(plain, Mapping):

@@ -15,15 +15,16 @@ from forge.config.root import Config
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """The value of every option that is not free, by key; which variant a section is, under
+    """The value of every option that is not free, by key; the variant of a section under
     `_type_`.
     """
     return dict(_walk(config, ""))
 
 
 def hash_of(config: Config, more: Mapping[str, str] | None = None) -> str:
-    """32 hexadecimal digits, equal for equal identities. more: values that tell runs apart beside
-    the identity, by key.
+    """32 hexadecimal digits, equal for equal identities.
+
+    more: values that tell runs apart beside the identity, by key.
     """
     content = json.dumps([identity(config), dict(more or {})], sort_keys=True, default=str)
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
@@ -33,12 +34,12 @@ def hash_of(config: Config, more: Mapping[str, str] | None = None) -> str:
 def is_free(key: str) -> bool:
     """Whether an option, or every option of a group, has no part in the identity."""
     key = key.lstrip("+~").replace("/", ".")
-    own = [
+    free_flags = [
         schema.all_free or field.metadata.get("free", False)
         for name, _, schema, field in schemas.walk_options()
         if f"{name}.".startswith(f"{key}.") or key.startswith(f"{name}.")
     ]
-    return key.partition(".")[0] in schemas.free_dicts() or (bool(own) and all(own))
+    return key.partition(".")[0] in schemas.free_dicts() or (bool(free_flags) and all(free_flags))
 
 
 def _walk(section: Section, prefix: str) -> Iterator[tuple[str, Any]]:

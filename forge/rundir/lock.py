@@ -20,20 +20,20 @@ from forge.rundir.untrusted import check_links
 log = logging.getLogger(__name__)
 
 LOCK = "run.lock"
-PATIENCE = 3.0  # seconds that a killed process and its children may take to let go
+PATIENCE = 3.0  # seconds for a killed process and its children to let go
 # Lustre without flock, and some network disks.
 NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 class InUse(ValueError):
-    """Another process works in the directory: which one, where, and since when."""
+    """Another process works in the directory: the process, its host, and since when."""
 
 
 class Lock:
-    """A lock on `run.lock`, which names its holder: host, process, since when.
+    """A lock on `run.lock`, a file with the name of its holder: host, process, since when.
 
-    The kernel releases it when the process ends; children do not inherit it. Its holder writes in
-    the directory, so that a directory with links out of it is refused.
+    The kernel releases the lock when the process ends; children do not inherit the lock. Its holder
+    writes in the directory; a directory with links out of the directory is therefore refused.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class Lock:
         advice: str = "Wait for it, end it, or give another run.dir",
         apart: Collection[str] = (),
     ) -> None:
-        """advice: for the process that finds the lock held. apart: folders of directories that have
-        locks of their own.
+        """advice: for a process that meets a held lock. apart: folders of directories with separate
+        locks.
         """
         from filelock import FileLock  # takes 50 ms to import
 
@@ -54,20 +54,22 @@ class Lock:
         self._held = False
 
     def acquire(self, *, patience: float = PATIENCE) -> Lock:
-        """Raises InUse after `patience` seconds, and ConfigError for links out of the directory."""
+        """Take the lock. Raises InUse after `patience` seconds, ConfigError for links out of the
+        directory.
+        """
         from filelock import Timeout
 
         check_links(self.path.parent, self.apart)
         try:
             self._lock.acquire(timeout=patience)
         except Timeout:
-            said = f"{self.path.parent} is in use by {holder(self.path)}. {self.advice}"
-            raise InUse(said) from None
+            text = f"{self.path.parent} is in use by {holder(self.path)}. {self.advice}"
+            raise InUse(text) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            said = "this file system has no locks (%s): start no two processes in one run directory"
-            log.warning(said, error.strerror)
+            text = "this file system has no locks (%s): start no two processes in one run directory"
+            log.warning(text, error.strerror)
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         who = {"host": platform.node(), "pid": os.getpid(), "since": now}
         self.path.write_text(json.dumps(who) + "\n", encoding="utf-8")
@@ -93,7 +95,9 @@ def holder(path: Path) -> str:
 
 
 def held_by(path: Path) -> dict[str, Any]:
-    """host, pid and since of the last holder, as the lock file says; empty when it says nothing."""
+    """host, pid and since of the last holder, from the lock file; empty when the file is
+    unreadable.
+    """
     try:
         return read_object(path)
     except (OSError, ValueError):

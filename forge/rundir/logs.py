@@ -1,4 +1,4 @@
-"""What a rank logs, kept in the run directory."""
+"""The log of a rank, kept in the run directory."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from forge.rundir import outcome
 
 @contextmanager
 def log_file(run_dir: Path) -> Iterator[None]:
-    """Keep what is logged in logs/rank_N.log; warnings go to the terminal too."""
+    """Write the log to logs/rank_N.log; warnings go to the terminal too."""
     path = run_dir / "logs" / f"rank_{outcome.rank()}.log"
     root, forge = logging.getLogger(), logging.getLogger("forge")
-    before = forge.level, logging.raiseExceptions
+    former_settings = forge.level, logging.raiseExceptions
     handlers: list[logging.Handler] = []
     if not root.handlers:
         handlers.append(logging.StreamHandler())
         handlers[0].setLevel(logging.WARNING)
     try:
         path.parent.mkdir(exist_ok=True)
-        handlers.append(kept := logging.FileHandler(path, encoding="utf-8"))
-        kept.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handlers.append(file_handler := logging.FileHandler(path, encoding="utf-8"))
+        file_handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        )
     except OSError as error:
-        said = f"{path} cannot be written: {error.strerror}; the run goes on without it"
-        print(said, file=sys.stderr)
+        message = f"{path} cannot be written: {error.strerror}; the run goes on without it"
+        print(message, file=sys.stderr)
     forge.setLevel(logging.DEBUG)
     logging.raiseExceptions = False  # a full disk, where no log can be written, ends no run
     for handler in handlers:
@@ -35,7 +37,7 @@ def log_file(run_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        level, logging.raiseExceptions = before
+        level, logging.raiseExceptions = former_settings
         forge.setLevel(level)
         for handler in handlers:
             root.removeHandler(handler)

@@ -1,5 +1,5 @@
-"""Masks keys, tokens and passwords in a text: by what they look like, and by what they are assigned
-to.
+"""Masks keys, tokens and passwords in a text: by their form, and by the name of the assigned
+variable.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ WORD = (
 # The type of a default, as in `password: str = "..."`.
 TYPE = r"(?::\s*[\w.]+(?:\[[\w., ]*\])?(?:\s*\|\s*\w+)*\s*(?==))?"
 END = r"(?=['\"\s,;)]|$)"
-# The words that a line must have, in any case, for the pattern to be tried; what `kept` matches
-# stays.
+# A line is tried with a pattern when the line has one of the words, in any case; the match of
+# `kept` stays.
 PATTERNS = (
     (
         "://",
@@ -99,16 +99,16 @@ OF_BLOCK = re.compile(r".?[\s'\"]*(?:[A-Za-z0-9+/=]{4,}(?:\\n)?|[A-Za-z-]+: [\w,
 
 
 def masked(text: str) -> str:
-    """The text, such as a diff, with each secret that is recognised replaced."""
+    """Replace each recognised secret in a text, for example a diff."""
     lines, inside = text.splitlines(keepends=True), False
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         begin = BEGIN.search(line) if "-----BEGIN" in line else None
         inside = begin is not None or (inside and OF_BLOCK.fullmatch(line) is not None)
-        kept, least = (begin.end(), 16) if begin is not None else (1, 4)
+        start, least = (begin.end(), 16) if begin is not None else (1, 4)
         if not inside:
-            lines[place] = _line(line)
-        elif re.search(f"[A-Za-z0-9+/=]{{{least}}}", line[kept:]):
-            lines[place] = line[:kept] + MASK + line[len(line.rstrip("\r\n")) :]
+            lines[index] = _line(line)
+        elif re.search(f"[A-Za-z0-9+/=]{{{least}}}", line[start:]):
+            lines[index] = line[:start] + MASK + line[len(line.rstrip("\r\n")) :]
     return "".join(lines)
 
 

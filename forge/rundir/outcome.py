@@ -1,5 +1,5 @@
-"""How a run starts and ends: attempts.jsonl has each start and end, result.json how the run ended
-by itself, error.json why it failed. Also the exit codes, and the words for a failure.
+"""Starts and ends of a run: attempts.jsonl has each start and end, result.json a run's own end,
+error.json the cause of a failure. Also the exit codes, and the words for a failure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ERROR, RESULT = "error.json", "result.json"
 FAILED = 1  # exit code: something went wrong; a user's mistake is REFUSED
-PATIENCE = 3.0  # seconds that a rank which lost another waits for that one to give the reason
+PATIENCE = 3.0  # seconds for a lost rank to give the reason, before others report the loss
 REASONS = {
     "end": "all steps done",
     "max_time": "train.max_time is used up",
@@ -43,13 +43,13 @@ PROLONGING = {
     "target": ("eval",),
     "patience": ("eval",),
 }
-"""The options whose change lets a run go on that ended for a reason."""
+"""Options that prolong a finished run when changed, by the reason of its end."""
 LESS_MEMORY = (
     "lower train.batch_size (train.global_batch_size keeps the batch of a step), train.seq_len or "
     "the model; train.activation_checkpointing=full and objective.loss_fn=chunked_cross_entropy "
     "need less memory too"
 )
-# What torch says, in errors of several types, when another rank of a collective is gone or silent.
+# Messages of torch, in errors of several types, when another rank of a collective is lost.
 LOST = re.compile(r"gloo[/:]|NCCL|Connection closed by peer|Timed out waiting")
 NO_REASON = (
     "another rank is gone, or does not answer, and has not said why; "
@@ -59,8 +59,10 @@ NO_REASON = (
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """How a run ended: status, reason, final metrics, and the value of run.objective (None when it
-    was never logged). higher_is_better: metrics of its objective, by their own names.
+    """The end of a run: status, reason, final metrics, and the value of run.objective.
+
+    objective: None when never logged. higher_is_better: metrics of the run's objective, by their
+    own names.
     """
 
     run_dir: Path
@@ -72,28 +74,31 @@ class Result:
     higher_is_better: tuple[str, ...] = ()
 
     def history(self, *metrics: str) -> Rows:
-        """What was logged, a dict a step, or these metrics alone; see forge.rundir.history."""
+        """The logged metrics, a dict a step, or only the given metrics; see
+        forge.rundir.history.
+        """
         return history.history(self.run_dir, *metrics)
 
     def frame(self, *metrics: str) -> pandas.DataFrame:
-        """The same as a data frame."""
+        """The logged metrics as a data frame."""
         return history.frame(self.run_dir, *metrics)
 
 
 def read_result(run_dir: Path) -> Result | None:
-    """None where the run has not ended by itself, or the file is damaged."""
+    """Read result.json; None where the run has not ended by itself, or the file is damaged."""
     try:
         content = read_object(run_dir / RESULT)
-        kept = {name: content[name] for name in ("status", "reason", "step", "metrics")}
-        kept["higher_is_better"] = tuple(content.get("higher_is_better", ()))
-        return Result(run_dir=run_dir, objective=content["objective"]["value"], **kept)
+        fields = {name: content[name] for name in ("status", "reason", "step", "metrics")}
+        fields["higher_is_better"] = tuple(content.get("higher_is_better", ()))
+        return Result(run_dir=run_dir, objective=content["objective"]["value"], **fields)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def finished(run_dir: Path) -> Result | None:
-    """The result of a run that has nothing left to do: it finished, and what ended it has not been
-    changed since.
+    """The result of a finished run with nothing left to do.
+
+    None where the options behind the end have changed since.
     """
     result = read_result(run_dir)
     if result is None or result.status != "finished":
@@ -102,7 +107,7 @@ def finished(run_dir: Path) -> Result | None:
     try:
         since = changed(run_dir, read_object(run_dir / RESULT)["config"])
     except (OSError, ValueError, KeyError, TypeError):
-        return result  # damaged; who takes it up says so
+        return result  # damaged; a command that takes the run up reports the fault
     for change in since:
         other_start = change.key == "checkpoint.resume_from" and change.after is not None
         if change.key.startswith(prolonging) or other_start:
@@ -115,7 +120,7 @@ def attempts(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def has_begun(run_dir: Path) -> bool:
-    """Whether an attempt is on record, or a record is there that cannot be read."""
+    """Whether an attempt is on record, readable or not."""
     try:
         return bool(attempts(run_dir))
     except ConfigError:
@@ -145,9 +150,9 @@ def record_end(run_dir: Path, *, status: str, reason: str, step: int | None) -> 
 
 
 def last_saved_step(run_dir: Path) -> int:
-    """The last step that the run is known to have saved: it ended there, or went on from there.
+    """The last step with a save on record: the run ended there, or went on from the step.
 
-    Checkpoints of other runs, which have absolute paths, do not count.
+    Checkpoints of other runs, with absolute paths, do not count.
     """
     steps = [
         row.get("step")
@@ -173,9 +178,9 @@ def record_failure(
     trace: str = "",
     refused: bool = False,
 ) -> bool:
-    """Write error.json unless a rank has; whether it was written. Raises OSError.
+    """Write error.json unless a rank has; return whether this rank wrote the file. Raises OSError.
 
-    said: what the terminal shows. code: the exit code. refused: a mistake that forge found before
+    said: the text on the terminal. code: the exit code. refused: a mistake found by forge before
     the first step.
     """
     content = {"rank": rank, "type": kind, "message": message, "traceback": trace}
@@ -183,7 +188,7 @@ def record_failure(
 
 
 def failure(run_dir: Path, patience: float = 0.0) -> dict[str, Any] | None:
-    """The content of error.json, if it is there within `patience` seconds."""
+    """The content of error.json, if present within `patience` seconds."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -195,9 +200,9 @@ def failure(run_dir: Path, patience: float = 0.0) -> dict[str, Any] | None:
 
 
 def refused_for(run_dir: Path) -> str | None:
-    """The mistake that a run was refused for before its first step, if it was."""
-    found = failure(run_dir) or {}
-    return found["message"] if found.get("refused") else None
+    """The mistake for which a run was refused before its first step, or None."""
+    content = failure(run_dir) or {}
+    return content["message"] if content.get("refused") else None
 
 
 def report_failure(
@@ -208,31 +213,31 @@ def report_failure(
     more: str = "",
     refused: bool = False,
 ) -> tuple[int, bool]:
-    """Say why this rank fails, in error.json and on the terminal, unless another rank has.
+    """Report the failure of this rank, in error.json and on the terminal, unless another rank has.
 
-    Gives the exit code, and whether it was said here. step: where the run ended, when nothing was
-    raised. more: added on the terminal.
+    Returns the exit code, and whether this rank reported. step: the end of the run, when nothing
+    was raised. more: added on the terminal.
     """
     logging.getLogger("forge.worker").debug("failed", exc_info=error)
-    known = failure(run_dir, PATIENCE if is_lost_peer(error) else 0.0) if ranks() > 1 else None
-    if known is not None:
-        return int(known.get("code", FAILED)), False
+    earlier = failure(run_dir, PATIENCE if is_lost_peer(error) else 0.0) if ranks() > 1 else None
+    if earlier is not None:
+        return int(earlier.get("code", FAILED)), False
     code = exit_code(error)
-    said = _words(error, expected=step is not None) + more
-    with suppress(OSError):  # the directory may be why it failed
+    text = _words(error, expected=step is not None) + more
+    with suppress(OSError):  # the directory may be the cause of the failure
         first = record_failure(
             run_dir,
             rank=rank(),
             kind=type(error).__name__,
             message=str(error),
-            said=said,
+            said=text,
             code=code,
             trace="".join(traceback.format_exception(error)),
             refused=refused,
         )
         if not first:
             return int((failure(run_dir) or {}).get("code", FAILED)), False
-    print(said, file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)
     return code, True
 
 
@@ -256,7 +261,7 @@ def killed_by(run_dir: Path, number: int, *, rank: int, ranks: int) -> str:
 
 
 def is_lost_peer(error: BaseException | None) -> bool:
-    """Whether an error, or its cause, is of a collective with a rank that is gone or silent."""
+    """Whether an error, or its cause, is of a collective with a gone or silent rank."""
     while error is not None:
         kind = type(error)
         if kind.__module__.startswith("torch") and kind.__name__.startswith("Dist"):
@@ -268,16 +273,18 @@ def is_lost_peer(error: BaseException | None) -> bool:
 
 
 def _words(error: Exception, *, expected: bool) -> str:
-    """What the terminal shows: the message where it says what to do, else the traceback."""
-    said, kind = str(error), type(error).__name__
+    """The text on the terminal: the message where the message says what to do, else the
+    traceback.
+    """
+    text, kind = str(error), type(error).__name__
     of_memory = kind == "OutOfMemoryError" or isinstance(error, MemoryError)
-    if of_memory or "can't allocate memory" in said:
-        said = f"out of memory: {LESS_MEMORY}.\n{error}"
+    if of_memory or "can't allocate memory" in text:
+        text = f"out of memory: {LESS_MEMORY}.\n{error}"
     elif ranks() > 1 and is_lost_peer(error):
-        said = f"{NO_REASON}.\n{error}"
+        text = f"{NO_REASON}.\n{error}"
     elif not (isinstance(error, ValueError | OSError) or kind == "CallbackError" or expected):
         trace = "".join(traceback.format_exception(error))
         who = f"rank {rank()} of {ranks()}"
         end = f"{trace}\nthe run failed: {kind}"
         return f"\n{who} failed:\n{end} on {who}" if rank() else end
-    return f"\nrank {rank()} of {ranks()}: {said}" if rank() else f"\n{said}"
+    return f"\nrank {rank()} of {ranks()}: {text}" if rank() else f"\n{text}"

@@ -1,8 +1,8 @@
-"""The folder of sockets that a process has in common with those it starts to load or tokenise.
+"""The folder of sockets shared by a process and its processes for loading and tokenising.
 
 Python gives every process that hands on a tensor a folder `pymp-...` in the temporary directory.
-It goes when that process ends by itself; one that is killed, as loader processes are with their
-rank, leaves it there.
+The folder goes when the process ends by itself; a killed process, like loader processes killed with
+their rank, leaves the folder behind.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ _locks: dict[str, int] = {}  # the open lock of the folder of this process
 
 
 def share_folder() -> None:
-    """Give the processes that are started from here on the folder of this one, so that it is one
-    that goes with it, or, should this one be killed, with `remove_left`.
+    """Share this process's folder with all processes started from now on.
+
+    A single folder then goes with this process, or, after a kill, with `remove_left`.
     """
     remove_left()
-    folder = multiprocessing.util.get_temp_dir()  # processes that are started have the same
+    folder = multiprocessing.util.get_temp_dir()  # started processes inherit the folder
     if multiprocessing.parent_process() is not None or folder in _locks:
         return
     new = Path(folder, f"{LOCK}.new")
     with suppress(OSError):  # a file system without locks
-        # Such a lock is of this process alone: those it forks do not hold it.
+        # A lock by lockf is of this process alone: forked processes do not hold the lock.
         lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         new.rename(Path(folder, LOCK))
@@ -40,7 +41,7 @@ def share_folder() -> None:
 
 
 def remove_left() -> None:
-    """Remove the folders that `share_folder` made for processes of this user that are dead."""
+    """Remove the folders made by `share_folder` for dead processes of this user."""
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith("pymp-") and entry.path not in _locks:

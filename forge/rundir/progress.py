@@ -1,4 +1,4 @@
-"""How far a run has come, from the ends of the files that it writes."""
+"""The progress of a run, from the ends of its files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ SAMPLES = "samples.jsonl"
 
 
 def row_files(run_dir: Path) -> list[Path]:
-    """The files that a run which goes on cuts to where its checkpoint left them."""
+    """The files cut back to a checkpoint when a run goes on."""
     return [run_dir / name for name in (METRICS, PERFORMANCE, SAMPLES)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Steps done, of so many; the last training loss, evaluation and rate; seconds left at the pace
-    of the last rows. None where unknown.
+    """Steps done, of all steps; the last training loss, evaluation and rate; seconds left.
+
+    left: at the pace of the last rows. None where unknown.
     """
 
     step: int = 0
@@ -41,25 +42,27 @@ class Progress:
 def progress(
     run_dir: Path, now: float | None = None, *, config: Mapping[str, Any] | None = None
 ) -> Progress:
-    """config: that in force, as plain data, where it has been read."""
+    """Read the progress of a run; config: the config in force, as plain data, where already
+    read.
+    """
     rows, clock = last_rows(run_dir / METRICS), last_rows(run_dir / PERFORMANCE)
     losses = [loss for row in rows if (loss := _number(row, "train/loss")) is not None]
     steps = [row["step"] for row in rows if isinstance(row.get("step"), int)]
     result = read_result(run_dir)
     logged = steps[-1] if steps else last_saved_step(run_dir)
-    step, of = max(logged, result.step if result else 0), last_step(run_dir, config)
+    step, n_steps = max(logged, result.step if result else 0), last_step(run_dir, config)
     return Progress(
         step=step,
-        of=of,
+        of=n_steps,
         loss=losses[-1] if losses else None,
         evaluation=_evaluation(rows),
-        left=_left(clock, step, of, now or time.time()),
+        left=_left(clock, step, n_steps, now or time.time()),
     )
 
 
 def last_logged(run_dir: Path, count: int) -> list[Progress]:
-    """The last steps that were logged, oldest first."""
-    clock, of = last_rows(run_dir / PERFORMANCE), last_step(run_dir)
+    """The last logged steps, oldest first."""
+    clock, n_steps = last_rows(run_dir / PERFORMANCE), last_step(run_dir)
     by_step: dict[int, dict[str, Any]] = {}
     for row in (*last_rows(run_dir / METRICS), *clock):
         if isinstance(row.get("step"), int):
@@ -70,26 +73,33 @@ def last_logged(run_dir: Path, count: int) -> list[Progress]:
             loss=_number(row, "train/loss"),
             evaluation=_evaluation([row]),
             tokens_per_second=_number(row, "tokens_per_second"),
-            left=_left(clock, step, of, row["time"]) if _has_time(row) else None,
+            left=_left(clock, step, n_steps, row["time"]) if _has_time(row) else None,
         )
         for step, row in sorted(by_step.items())[-count:]
     ]
 
 
 def best_logged(run_dir: Path, metric: str, *, higher: bool) -> tuple[float, int] | None:
-    """The best value of a metric so far, and the first step that has it."""
+    """The best value of a metric up to now, and its first step."""
     key = json.dumps(metric)
     rows = (row for file in (METRICS, PERFORMANCE) for row in rows_if_readable(run_dir / file, key))
-    found = [
+    pairs = [
         (value, row["step"])
         for row in rows
         if (value := _number(row, metric)) is not None and isinstance(row.get("step"), int)
     ]
-    return min(found, key=lambda one: (-one[0] if higher else one[0], one[1]), default=None)
+    return min(
+        pairs,
+        key=lambda pair: (
+            -pair[0] if higher else pair[0],
+            pair[1],
+        ),
+        default=None,
+    )
 
 
 def last_step(run_dir: Path, config: Mapping[str, Any] | None = None) -> int | None:
-    """The step at which a run ends, unless a time limit or an evaluation ends it before."""
+    """The last step of a run, unless a time limit or an evaluation ends the run before."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         for derived in versions.read(run_dir, "derived", versions.in_force(run_dir)):
             if derived["key"] == "train.max_steps":
@@ -112,13 +122,14 @@ def _number(row: Mapping[str, Any], name: str) -> float | None:
 
 
 def _left(clock: Rows, step: int, of: int | None, now: float) -> float | None:
-    """Seconds at the pace of the last rows, with evaluations and checkpoints, less the time since
-    the last row.
+    """Seconds at the pace of the last rows, with evaluations and checkpoints.
+
+    Less the time since the last row.
     """
-    known = [row for row in clock if _has_time(row) and row["step"] <= step]
-    if of is None or len(known) < 2:
+    rows = [row for row in clock if _has_time(row) and row["step"] <= step]
+    if of is None or len(rows) < 2:
         return None
-    first, last = known[0], known[-1]
+    first, last = rows[0], rows[-1]
     steps, seconds = last["step"] - first["step"], last["time"] - first["time"]
     if steps <= 0 or seconds < 0:
         return None

@@ -1,4 +1,4 @@
-"""What a run was made with: command, host, versions of packages and code."""
+"""The provenance of a run: command, host, versions of packages and code."""
 
 from __future__ import annotations
 
@@ -19,25 +19,29 @@ from forge.rundir.trusted import waits_for_trust
 PACKAGES = "forge-lm torch hydra-core omegaconf numpy tokenizers torchao datasets"
 OURS = Path(__file__).resolve().parents[1]
 NO_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-"""A folder that somebody handed over names programs in its .git/config; git would start them."""
-BETWEEN = "\x1f"  # joins the words of a command line, so that masking sees two that belong together
+"""git would start programs named in the .git/config of a folder from somebody else."""
+BETWEEN = "\x1f"  # joins the words of a command line: masking sees an option with its value
 
 
 class Provenance(NamedTuple):
-    """What a run was made with, and the changes of the working trees that are in no commit."""
+    """The facts of a run's making, and the uncommitted changes of the working trees."""
 
     facts: dict[str, Any]
     diff: str
 
 
 def collect() -> Provenance:
-    """Of this moment; git is asked several times, so that runs made together share it."""
+    """Collect the present provenance; git is asked several times, so runs made together share a
+    result.
+    """
     return Provenance(facts(), diff())
 
 
 def facts() -> dict[str, Any]:
-    """argv, host, Python, package versions, and the git revisions of forge and of where the command
-    was typed. Nothing of the environment, which may hold passwords.
+    """argv, host, Python, package versions, and the git revisions of forge and of the working
+    directory.
+
+    Nothing of the environment, a possible place of passwords.
     """
     return {
         "argv": masked(BETWEEN.join(sys.argv)).split(BETWEEN),
@@ -53,7 +57,7 @@ def facts() -> dict[str, Any]:
 
 
 def typed(argv: Sequence[str]) -> str:
-    """The command of these arguments; a verb that was run as a module by its name."""
+    """The command of these arguments; a verb run as a module by its name."""
     file = Path(argv[0])
     *_, folder, name = ["", *file.with_suffix("").parts]
     name = folder if name == "__main__" else name
@@ -75,8 +79,9 @@ def revision(folder: Path) -> str | None:
 
 
 def diff() -> str:
-    """What differs from the commits of forge and of where the command was typed, as `git apply`
-    takes it, with secrets masked.
+    """Differences to the commits of forge and of the working directory, in the form of `git apply`.
+
+    Secrets are masked.
     """
     folders = (OURS, *_typed_in())
     tops = [git(folder, "rev-parse", "--show-toplevel").strip() for folder in folders]
@@ -91,25 +96,23 @@ def diff() -> str:
 
 
 def _typed_in() -> list[Path]:
-    """The working directory, unless it is in a project that is not trusted: git is not run there,
-    whatever it is told to leave off.
-    """
-    here = Path.cwd()
-    return [] if waits_for_trust(here) else [here]
+    """The working directory, unless in an untrusted project: git is never run there."""
+    working_dir = Path.cwd()
+    return [] if waits_for_trust(working_dir) else [working_dir]
 
 
 def _no_filters(folder: str) -> list[str]:
-    """Options of git that switch off the filters which the folder's own settings name."""
+    """Options of git that switch off the filters named by the folder's own settings."""
     settings = git(
         Path(folder), "config", "--local", "--includes", "--name-only", "--get-regexp", r"^filter\."
     )
     names = dict.fromkeys(line.rpartition(".")[0] for line in settings.splitlines())
     off = ("clean=", "smudge=", "process=", "required=false")
-    return [word for name in names for each in off for word in ("-c", f"{name}.{each}")]
+    return [word for name in names for setting in off for word in ("-c", f"{name}.{setting}")]
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """What git prints; empty where it fails. The folder's own settings start no program."""
+    """The output of git; empty where git fails. The folder's own settings start no program."""
     command = ["git", *NO_PROGRAMS, "-C", str(folder), *arguments]
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Where a user's own project begins: the directory that holds its project file."""
+"""The root of a user's own project: the directory with its project file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ FILE, PYPROJECT = "forge.yaml", "pyproject.toml"
 
 
 def file_above(start: Path) -> Path | None:
-    """The project file of a directory, or of the nearest above it that has one: forge.yaml, or a
-    pyproject.toml with [tool.forge].
+    """The nearest project file above a directory, or in the directory.
 
-    The search ends below the home directory, the root of the file system, and any directory that
-    everybody may write in, such as /tmp.
+    A project file is forge.yaml, or a pyproject.toml with [tool.forge]. The search ends below the
+    home directory, the root of the file system, and any directory writable by everybody, for
+    example /tmp.
     """
     start = Path(os.path.realpath(start))
     for folder in (start, *start.parents):
@@ -30,11 +30,11 @@ def file_above(start: Path) -> Path | None:
 
 
 def table(file: Path) -> Any:
-    """What a pyproject.toml has under [tool.forge]; None where it says nothing of forge."""
+    """The table [tool.forge] of a pyproject.toml; None without the table."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("forge")
     except (OSError, ValueError, AttributeError):
-        return None  # it is of other tools, which say what is wrong with it
+        return None  # a file of other tools, and their fault to report
 
 
 def _is_shared(folder: Path) -> bool:

@@ -1,5 +1,5 @@
-"""The configs that a run directory keeps: config.yaml, config.N.yaml after changes with which the
-run went on, of which the last one is in force, and all of them in changes.jsonl.
+"""The configs in a run directory: config.yaml, and config.N.yaml for each change with which the run
+went on. The last config is in force, and changes.jsonl has all changed configs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ S = TypeVar("S", bound=Section)
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory is a run; one with a config and a meta.json is a checkpoint."""
+    """Whether a directory is a run; a directory with a config and a meta.json is a checkpoint."""
     return os.path.isfile(path / CONFIG) and not os.path.exists(path / "meta.json")
 
 
 def is_new(path: Path) -> bool:
-    """Whether a run may be made there: absent, empty, or a run that was only half made."""
+    """Whether a run may be made in a directory: absent, empty, or with a run only half made."""
     try:
         names = os.listdir(path) if os.path.exists(path) else []
     except OSError:
@@ -61,9 +61,9 @@ def newest(run_dir: Path) -> Path:
 
 
 def read_plain(run_dir: Path, known: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The config in force as plain data, not to be changed. Raises ValueError that names the file.
+    """The config in force as plain data, not to be changed. Raises ValueError with the file's name.
 
-    known: where the configs of many runs are read, of whose sections most are the same.
+    known: sections by their text, when reading configs of many runs with mostly equal sections.
     """
     file = newest(run_dir)
     try:
@@ -76,11 +76,10 @@ def read_plain(run_dir: Path, known: dict[str, Any] | None = None) -> dict[str, 
 
 
 def last_started(run_dir: Path) -> int:
-    """The version of the config that the run last started with, against which a change is judged: 0
-    when every start failed, the newest where none is on record.
+    """The version of the config at the run's last start, the base for judging a change.
 
-    A run that has saved has started, also where the record of it is lost: then with the config of
-    its newest checkpoint.
+    0 when every start failed, the newest where no start is on record. A run with a save has
+    started, even when the record is lost: then with the config of its newest checkpoint.
     """
     last = version(newest(run_dir).name)
     if not (run_dir / ATTEMPTS).exists():
@@ -91,8 +90,10 @@ def last_started(run_dir: Path) -> int:
 
 
 def _last_saved(run_dir: Path, last: int, recorded: int) -> int:
-    """The version, of those after what is recorded, with which the newest checkpoint was saved; 0
-    where there is no checkpoint, and the last where it is that of no version and none is recorded.
+    """The version after `recorded` with which the newest checkpoint was saved.
+
+    0 where there is no checkpoint; `last` where the checkpoint's config is of no version and no
+    version is recorded.
     """
     checkpoint = _newest_checkpoint(run_dir)
     if checkpoint is None:
@@ -109,35 +110,37 @@ def _last_saved(run_dir: Path, last: int, recorded: int) -> int:
 
 
 def _newest_checkpoint(run_dir: Path) -> Path | None:
-    """The checkpoint of the last step in the folder of a run, complete or not; of another run is
-    what its meta.json says is.
+    """The checkpoint of the last step in the folder of a run, complete or not.
+
+    A checkpoint of another run, by its meta.json, does not count.
     """
     try:
         folder = run_dir / read_plain(run_dir)["checkpoint"]["dir"]
-        own = read_object(run_dir / "provenance.json").get("run_id")
+        own_id = read_object(run_dir / "provenance.json").get("run_id")
     except (OSError, ValueError, KeyError, TypeError):
-        folder, own = run_dir / "checkpoints", None
+        folder, own_id = run_dir / "checkpoints", None
     paths = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
     for path in sorted(paths, key=lambda path: int(path.name.removeprefix("step_")), reverse=True):
         try:
-            its = read_object(path / "meta.json").get("run_id")
+            saved_id = read_object(path / "meta.json").get("run_id")
         except (OSError, ValueError):
-            its = None
-        if None in (own, its) or own == its:
+            saved_id = None
+        if None in (own_id, saved_id) or own_id == saved_id:
             return path
     return None
 
 
 def _without_run(plain: Any) -> Any:
-    """A config but for where and as what it runs, which a run that is moved changes."""
+    """A config without the section `run`, changed when a run is moved."""
     if not isinstance(plain, dict):
         raise ValueError("it is empty or damaged")
     return {key: value for key, value in plain.items() if key != "run"}
 
 
 def to_plain(section: Section) -> dict[str, Any]:
-    """Nested dicts, lists and scalars; `_type_` names the schema of a section that is a variant.
-    Forge's own target of a schema is not written: the schema has it.
+    """Nested dicts, lists and scalars; `_type_` names the schema of a variant section.
+
+    A schema's own target in forge is not written: the schema has the target.
     """
     hints = types_of(type(section))
     plain: dict[str, Any] = {}
@@ -147,16 +150,18 @@ def to_plain(section: Section) -> dict[str, Any]:
             continue
         if isinstance(value, Section):
             kind = type(value)
-            named = {TYPE: kind.type_name()}
-            plain[field.name] = (named if kind is not hints[field.name] else {}) | to_plain(value)
+            tag = {TYPE: kind.type_name()}
+            plain[field.name] = (tag if kind is not hints[field.name] else {}) | to_plain(value)
         else:
             plain[field.name] = thaw_value(value)
     return plain
 
 
 def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...] = ()) -> S:
-    """The section that `to_plain` wrote, not yet frozen. An option that is newer than what wrote it
-    has its default. Raises ValueError for a class that is not allowed there.
+    """The section written by `to_plain`, not yet frozen.
+
+    An option newer than the file has its default. Raises ValueError for a class not allowed as the
+    section.
     """
     hints = types_of(schema)
     values: dict[str, Any] = {}
@@ -176,9 +181,9 @@ def save(config: Config, path: Path) -> None:
 
 
 def load(path: Path, *, trust: Sequence[str]) -> Config:
-    """Read a config that `save` wrote, frozen; run.trust is `trust`, whatever the file says.
+    """Read a config written by `save`, frozen; run.trust is `trust`, whatever the file says.
 
-    Raises ValueError for a class that is not allowed, and TypeError for a file that is no config.
+    Raises ValueError for a class that is not allowed, and TypeError for a file without a config.
     """
     plain = _read(path)
     if not isinstance(plain, dict) or not isinstance(plain.get("run"), dict):
@@ -190,19 +195,20 @@ def load(path: Path, *, trust: Sequence[str]) -> Config:
 
 
 def load_own(run_dir: Path) -> Config:
-    """The config in force of a run that the user made, with the trust it names."""
+    """The config in force of a run made by the user, with the trust in the config."""
     file = newest(run_dir)
     return load(file, trust=stored_trust(file))
 
 
 def stored_trust(file: Path) -> tuple[str, ...]:
-    """The run.trust in a config file, which counts only in a directory that the user made."""
+    """The run.trust in a config file, valid only in a directory made by the user."""
     return tuple(_read(file)["run"]["trust"])
 
 
 def _read(file: Path) -> Any:
-    """A config as plain data; of one that was removed since, that in changes.jsonl. Raises OSError
-    and ValueError.
+    """A config as plain data, read from changes.jsonl if the file was removed.
+
+    Raises OSError and ValueError.
     """
     try:
         return current(read_yaml(file))
@@ -214,7 +220,7 @@ def _read(file: Path) -> Any:
 
 
 def _kind(plain: dict[str, Any], base: type[Section], trust: tuple[str, ...]) -> type[Section]:
-    """The class of the section that a file has where `base` is declared."""
+    """The class of a section in a file where `base` is declared."""
     name = plain.get(TYPE)
     if not name:
         return base
@@ -227,26 +233,30 @@ def _kind(plain: dict[str, Any], base: type[Section], trust: tuple[str, ...]) ->
 
 
 def _schema(name: str, base: type[Section], trust: tuple[str, ...]) -> type[Section]:
-    """The class that a file names for a section: a schema of forge, or the path of a class under a
-    trusted prefix.
+    """The class named by a file for a section: a schema of forge, or a class under a trusted
+    prefix.
     """
     module, _, attribute = name.rpartition(".")
     if not module:
-        named = {each.schema_name: each for each in variants_of(base) if each.of_forge()}
-        schema = named.get(name)
+        schemas = {
+            variant.schema_name: variant for variant in variants_of(base) if variant.of_forge()
+        }
+        schema = schemas.get(name)
     elif trusted(name, trust):
         try:
             schema = getattr(importlib.import_module(module), attribute, None)
         except Exception as error:
-            what, fix = packages.explain(module, error)
-            raise ValueError(f"its schema {name} cannot be used: {what} -> {fix}") from error
+            message, hint = packages.explain(module, error)
+            raise ValueError(f"its schema {name} cannot be used: {message} -> {hint}") from error
     elif name.startswith(("forge.", "torch.")):
         schema = None
     else:
         package = name.partition(".")[0]
-        how = f"run.trust=[{package}.]; where a run is only read --trust {package}., in Python "
-        how += f"trust=['{package}.']"
-        raise ValueError(f"its schema {name} is not under a trusted prefix; if you trust it: {how}")
+        advice = f"run.trust=[{package}.]; where a run is only read --trust {package}., in Python "
+        advice += f"trust=['{package}.']"
+        raise ValueError(
+            f"its schema {name} is not under a trusted prefix; if you trust it: {advice}"
+        )
     if not (isinstance(schema, type) and issubclass(schema, base)):
         raise ValueError(f"the schema {name} is no {base.__module__}.{base.__qualname__}")
     return schema

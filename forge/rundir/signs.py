@@ -1,6 +1,7 @@
-"""Signs of life: each rank touches a file of its own in RUN/alive, so that one which is frozen, or
-whose machine has gone, is named long before the others give up waiting for it; and another when it
-has finished steps, by which a run that hangs is told from one that is at work.
+"""Signs of life: each rank touches a file in RUN/alive, and a second file when steps are finished.
+
+By the first file a frozen rank, or a rank on a lost machine, is named long before other ranks give
+up waiting. By the second file a hanging run is told from a run at work.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ log = logging.getLogger(__name__)
 
 ALIVE = "alive"
 EVERY, SILENT = 20.0, 60.0
-"""Seconds between two signs, and those after which a rank without one is named."""
+"""Seconds between two signs, and the silence in seconds after which a rank is named."""
 LIFE, STEPS = "rank_", "step_"  # how the files begin
 LEAST, FIRST, TIMES = 120.0, 600.0, 5
-"""Seconds without a step that are not worth a word: of any run, of one in its first step, and how
-many times the longest that there was between two steps.
+"""Limits without a warning: seconds without a step in any run and in a first step, and multiples of
+the longest time between two steps.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
-    """The last sign of life of a rank. time: by the clock of the file system, as of all others."""
+    """The last sign of life of a rank; time: by the file system's clock, common to all ranks."""
 
     rank: int
     time: float
@@ -41,14 +42,14 @@ class Sign:
     process: int | None = None
 
     def silence(self, now: float) -> str:
-        """That there was none since, in words."""
+        """The silence since the sign, in words."""
         who = f" (process {self.process} on {self.host})" if self.process else ""
         for_long = time_span(now - self.time)
         return f"rank {self.rank}{who} has given no sign of life for {for_long}"
 
 
 def silent_ranks(run_dir: Path) -> list[str]:
-    """The ranks of a run at work that have given no sign of life for a minute, in words."""
+    """The ranks of a run at work without a sign of life for a minute, in words."""
     files = (run_dir / ALIVE).glob(f"{LIFE}*")
     signs = sorted(filter(None, map(_read, files)), key=lambda sign: sign.rank)
     newest, now = max((sign.time for sign in signs), default=0.0), time.time()
@@ -58,35 +59,34 @@ def silent_ranks(run_dir: Path) -> list[str]:
 
 
 def stalled(run_dir: Path) -> str:
-    """Of a run at work whose ranks give signs of life: that it has finished no step for much longer
-    than it takes to, in words; else empty.
-    """
+    """A message for a run with signs of life but no finished step for much too long; else empty."""
     folder = run_dir / ALIVE
     signs = [sign for file in folder.glob(f"{LIFE}*") if (sign := _read(file))]
-    steps = [made for file in folder.glob(f"{STEPS}*") if (made := _read_step(file))]
+    steps = [record for file in folder.glob(f"{STEPS}*") if (record := _read_step(file))]
     if not signs or not steps or silent_ranks(run_dir):
         return ""
     waited = max(sign.time for sign in signs) - max(when for when, _ in steps)
     longest = max(seconds for _, seconds in steps)
     if waited <= (max(LEAST, TIMES * longest) if longest else FIRST):
         return ""
-    before = f"one took at most {time_span(max(longest, 1.0))}" if longest else "of the first ones"
+    usual = f"one took at most {time_span(max(longest, 1.0))}" if longest else "of the first ones"
     ranks = "the rank gives" if len(signs) == 1 else f"all {len(signs)} ranks give"
-    return f"no step was finished for {time_span(waited)} ({before}), and {ranks} signs of life"
+    return f"no step was finished for {time_span(waited)} ({usual}), and {ranks} signs of life"
 
 
 class Steps:
-    """Says in RUN/alive that a rank finishes steps, at most once in `every` seconds: the last step,
-    and the longest time that has passed between two.
+    """Records in RUN/alive that a rank finishes steps, at most once in `every` seconds.
+
+    A record has the last step, and the longest time between two steps.
     """
 
     def __init__(self, run_dir: Path, rank: int, *, every: float = EVERY) -> None:
         self.file, self.every = run_dir / ALIVE / f"{STEPS}{rank}", every
         self.longest, self._last, self._written = 0.0, 0.0, 0.0
-        self._number = 0  # of steps that were finished in this start
+        self._number = 0  # of steps finished in this start
 
     def begin(self, step: int) -> None:
-        """At the step that the run goes on from."""
+        """Record the step from which the run goes on."""
         self._last = self._written = time.monotonic()
         self._number = 0
         self._write(step)
@@ -94,7 +94,7 @@ class Steps:
     def finished(self, step: int) -> None:
         now = time.monotonic()
         self._number += 1
-        if self._number > 1:  # what is compiled and opened in the first comes once
+        if self._number > 1:  # the first step also compiles and opens files
             self.longest = max(self.longest, now - self._last)
         self._last = now
         if now - self._written >= self.every or self._number == 2:
@@ -102,7 +102,7 @@ class Steps:
             self._write(step)
 
     def end(self) -> None:
-        """No step follows."""
+        """Remove the record: no step follows."""
         with suppress(OSError):
             self.file.unlink()
 
@@ -116,19 +116,21 @@ class Steps:
 def signs_of_life(
     run_dir: Path, rank: int, ranks: int, *, every: float = EVERY, silent: float = SILENT
 ) -> Iterator[None]:
-    """Give them, from a thread; the main rank names every other that does not, in its log, and the
-    one after it the main rank. Without a file where none can be written.
+    """Give signs of life from a thread, and watch other ranks.
+
+    The main rank names every other rank without signs in its log, and rank 1 the main rank. Without
+    a file where no file can be written.
     """
-    own, ended = _file(run_dir, rank), threading.Event()
+    own_file, ended = _file(run_dir, rank), threading.Event()
     with suppress(OSError):
-        own.parent.mkdir(exist_ok=True)
-        if rank == 0:  # those of an earlier start
-            for file in (*own.parent.glob(f"{LIFE}*"), *own.parent.glob(f"{STEPS}*")):
+        own_file.parent.mkdir(exist_ok=True)
+        if rank == 0:  # files of an earlier start
+            for file in (*own_file.parent.glob(f"{LIFE}*"), *own_file.parent.glob(f"{STEPS}*")):
                 file.unlink()
         who = {"host": platform.node(), "process": os.getpid()}
-        own.write_text(json.dumps(who) + "\n", encoding="utf-8")
+        own_file.write_text(json.dumps(who) + "\n", encoding="utf-8")
     watched = range(1, ranks) if rank == 0 else range(rank == 1)
-    watch = _Watch(own, [_file(run_dir, other) for other in watched], every, silent)
+    watch = _Watch(own_file, [_file(run_dir, other) for other in watched], every, silent)
 
     def live() -> None:
         while not ended.wait(every):
@@ -142,12 +144,12 @@ def signs_of_life(
         ended.set()
         thread.join()
         with suppress(OSError):
-            own.unlink()
-            own.parent.rmdir()  # by the last of them
+            own_file.unlink()
+            own_file.parent.rmdir()  # succeeds for the last rank
 
 
 class _Watch:
-    """Touches one rank's file, and looks at those of others."""
+    """Touches a rank's file, and looks at the files of others."""
 
     def __init__(self, own: Path, others: list[Path], every: float, silent: float) -> None:
         self.own, self.others, self.every, self.silent = own, others, every, silent
@@ -156,14 +158,14 @@ class _Watch:
         self.named: set[Path] = set()
 
     def look(self) -> None:
-        now, before = self._touched(), self.looked
+        now, last_look = self._touched(), self.looked
         self.looked = now
-        if now - before > self.silent / 2 + self.every:
-            return  # it was not at work itself; the others may have been frozen with it
+        if now - last_look > self.silent / 2 + self.every:
+            return  # this rank was frozen itself, and others perhaps too
         for file in self.others:
             sign = _read(file)
             if sign is None and file in self.known:
-                continue  # it has ended
+                continue  # the rank has ended
             if sign is not None:
                 self.known[file] = sign
             sign = sign or Sign(rank=_rank(file), time=self.began)
@@ -191,8 +193,8 @@ def _rank(file: Path) -> int:
 
 
 def _read(file: Path) -> Sign | None:
-    """None where there is no such sign. The file is opened: network disks answer what is asked of a
-    name alone from memory.
+    """The sign in a file, or None. The file is opened: network disks answer a stat by name from a
+    cache.
     """
     try:
         with open_regular(file) as opened:
@@ -208,7 +210,7 @@ def _read(file: Path) -> Sign | None:
 
 
 def _read_step(file: Path) -> tuple[float, float] | None:
-    """When a rank said last that it finishes steps, and the longest time between two."""
+    """The time of a rank's last step record, and the longest time between two steps."""
     try:
         with open_regular(file) as opened:
             touched, content = os.fstat(opened.fileno()).st_mtime, parse_json(opened.read(1000))

@@ -1,4 +1,4 @@
-"""trusted.json: the projects that this user trusts on this machine."""
+"""trusted.json: the projects trusted by this user on this machine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from forge.rundir.roots import file_above
 
 
 def registry() -> Path:
-    """The file with the projects that are trusted, by their real paths."""
-    given = os.environ.get("XDG_CONFIG_HOME", "")
-    base = Path(given) if os.path.isabs(given) else Path.home() / ".config"
+    """The file with the trusted projects, by their real paths."""
+    config_home = os.environ.get("XDG_CONFIG_HOME", "")
+    base = Path(config_home) if os.path.isabs(config_home) else Path.home() / ".config"
     return base / "forge" / "trusted.json"
 
 
 def known() -> dict[str, Any]:
-    """An entry of each project that was trusted: what it let be imported and read, and its owners;
-    none where the file cannot be read.
+    """An entry of each trusted project: the allowed imports and reads, and the owners.
+
+    Empty where the file is unreadable.
     """
     try:
         return read_object(registry())
@@ -28,14 +29,12 @@ def known() -> dict[str, Any]:
 
 
 def owners(file: Path) -> list[int]:
-    """The users that a project's root and its project file belong to."""
+    """The users who own a project's root and project file."""
     return [file.parent.stat().st_uid, file.stat().st_uid]
 
 
 def waits_for_trust(folder: Path) -> bool:
-    """Whether a folder is in a project that the user has not trusted, or that has become another
-    user's since.
-    """
+    """Whether a folder is in a project not trusted by the user, or with a new owner since."""
     file = file_above(folder)
     entry = known().get(str(file.parent)) if file else None
     return file is not None and not (

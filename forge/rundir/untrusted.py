@@ -1,5 +1,5 @@
-"""What a run directory may not do by itself, since somebody else may have made it: run code or
-commands, write elsewhere, read the environment. The user who types a command decides on it.
+"""Limits of a run directory, as somebody else may have made the directory: no code or commands,
+no writes elsewhere, no reads of the environment, unless the user who types a command decides so.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from forge.config.hydra_names import translate
 from forge.config.problems import ConfigError, Problem
 
 SEARCH, TRUST = "hydra.searchpath", "run.trust"
-PROJECT = "FORGE_PROJECT"  # what the user's project lets be used, for what is printed by workers
+PROJECT = "FORGE_PROJECT"  # trust and overrides of the user's project, for messages of workers
 HERE = "local"  # the schema of the launcher that starts ranks as this command's own processes
 LAUNCH = "launch"
 COMMANDS = ("launch.setup", "launch.srun_args", "launch.sbatch")
 FOLDERS = ("checkpoint.dir", "metrics.tensorboard_dir", "profiling.trace_dir")
-# It refers to another option; anything else in ${} may read the environment.
+# A reference to another option; anything else in ${} may read the environment.
 REFERENCE = re.compile(r"\$\{[\w.\[\]-]*\}")
 # W&B makes this link for each of its runs, and nothing is written through it.
 WANDB_LINK = "wandb/*/logs/debug-core.log"
@@ -32,14 +32,15 @@ OTHER_DISK = (
 
 
 def note_project(trust: Sequence[str], overrides: Sequence[str]) -> None:
-    """Note for this process and its workers what a project of the user's lets code do: what it
-    trusts, and the overrides that it puts before those typed.
+    """Note for this process and its workers the permissions of the user's project.
+
+    The permissions are its trusted prefixes, and its overrides, placed before the typed overrides.
     """
     os.environ[PROJECT] = json.dumps({"trust": list(trust), "overrides": list(overrides)})
 
 
 def of_project(name: str) -> list[str]:
-    """The same, which a command in the project needs not say."""
+    """The noted trust or overrides of the project, not typed again in the project."""
     try:
         return [str(text) for text in json.loads(os.environ.get(PROJECT, "{}"))[name]]
     except (ValueError, KeyError, TypeError):
@@ -59,8 +60,10 @@ def other_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 def reaching_out(config: Mapping[str, Any]) -> list[str]:
-    """The options of a config, as plain data, that are a job elsewhere and its commands, folders
-    outside of the run directory, or addresses that a tracker sends to or serves.
+    """The options of a config, as plain data, with effects outside of the run directory.
+
+    A job elsewhere and its commands, folders outside of the run directory, and addresses for a
+    tracker to send to or serve.
     """
     commands = [LAUNCH] if _at(config, f"{LAUNCH}._type_") not in (None, HERE) else []
     commands += [key for key in COMMANDS if _at(config, key)]
@@ -78,16 +81,17 @@ def _tracker_options(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def environment_options(config: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The options of a composed config, as plain data with its interpolations, whose values may be
-    those of the environment.
+    """The options of a composed config with values possibly from the environment.
+
+    config: plain data with its interpolations.
     """
-    found = []
+    options = []
     for name, value in config.items():
         if isinstance(value, Mapping):
-            found += environment_options(value, f"{prefix}{name}.")
+            options += environment_options(value, f"{prefix}{name}.")
         elif reads_environment(str(value)):
-            found.append(f"{prefix}{name}")
-    return found
+            options.append(f"{prefix}{name}")
+    return options
 
 
 def reads_environment(text: str) -> bool:
@@ -98,52 +102,51 @@ def reads_environment(text: str) -> bool:
 
 
 def overrides_behind(options: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """The overrides that may have set these options: of the option itself, of what is above or
-    below it, and of the search path.
+    """The overrides possibly behind these options: of the option itself, above or below the option,
+    and of the search path.
     """
     keys = tuple(f"{key}." for key in (SEARCH, *options)) if options else ()
-    found = []
+    responsible = []
     for text in overrides:
         key = f"{key_of(text)}."
         above = reads_environment(text) and any(option.startswith(key) for option in keys)
         if key.startswith(keys) or above:
-            found.append(text)
-    return found
+            responsible.append(text)
+    return responsible
 
 
 def key_of(text: str) -> str:
-    """The option that an override sets, by forge's name, without what follows an @."""
+    """The option set by an override, by forge's name, without the text after an @."""
     return translate(text).lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 def leads_out(folder: str) -> bool:
-    """Whether a folder, given relative to a directory, is outside of it."""
+    """Whether a folder, given relative to a directory, is outside of the directory."""
     return os.path.isabs(folder) or ".." in folder.split("/")
 
 
 def check_links(folder: Path, apart: Collection[str] = ()) -> None:
-    """Raise ConfigError when symbolic links below a directory lead out of it: forge would write
-    over other files.
+    """Raise ConfigError when symbolic links below a directory lead out.
 
-    apart: folders inside it of directories that are checked by themselves.
+    Forge would write over other files. apart: inner folders of directories checked separately.
     """
-    found = sorted(str(path) for path in _links_out(folder, apart))
-    if found:
-        shown = ", ".join(f"{path} -> {os.path.realpath(path)}" for path in found)
-        which = "these links lead" if len(found) > 1 else "this link leads"
-        what = f"{which} out of it, and nothing is written through one: {shown}."
-        fix = f"rm {shlex.join(found)}; {OTHER_DISK}"
-        raise ConfigError([Problem(key=str(folder), what=what, fix=fix)])
+    links = sorted(str(path) for path in _links_out(folder, apart))
+    if links:
+        shown = ", ".join(f"{path} -> {os.path.realpath(path)}" for path in links)
+        which = "these links lead" if len(links) > 1 else "this link leads"
+        message = f"{which} out of it, and nothing is written through one: {shown}."
+        hint = f"rm {shlex.join(links)}; {OTHER_DISK}"
+        raise ConfigError([Problem(key=str(folder), what=message, fix=hint)])
 
 
 def _links_out(folder: Path, apart: Collection[str]) -> Iterator[Path]:
     root = os.path.realpath(folder)
-    for place, directories, files in os.walk(root):
-        inside = os.path.relpath(place, root)
+    for directory, directories, files in os.walk(root):
+        inside = os.path.relpath(directory, root)
         for name in (*directories, *files):
-            path = Path(place, name)
-            known = not path.is_symlink() or PurePath(inside, name).match(WANDB_LINK)
-            if not known and not Path(os.path.realpath(path)).is_relative_to(root):
+            path = Path(directory, name)
+            allowed = not path.is_symlink() or PurePath(inside, name).match(WANDB_LINK)
+            if not allowed and not Path(os.path.realpath(path)).is_relative_to(root):
                 yield folder / path.relative_to(root)
         directories[:] = directories if inside not in apart else []
 

@@ -1,8 +1,8 @@
-"""What belongs to each config of a run: overrides, derived, warnings; of a change also provenance
-and changes.
+"""The parts of each config of a run: overrides, derived, warnings; of a change also provenance and
+changes.
 
-That of config.yaml is in files of these names; that of each config after it, with the config, is a
-row of changes.jsonl, where earlier forges wrote numbered files.
+The parts of config.yaml are in files of the same names; the parts of each later config, with the
+config, are a row of changes.jsonl, where earlier forges wrote numbered files.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def in_force(run_dir: Path) -> int:
 
 
 def place(run_dir: Path, name: str, n: int) -> Path:
-    """The file that has it."""
+    """The file with a part of a config."""
     earlier = run_dir / numbered(f"{name}.json", n)
     return earlier if n == 1 or earlier.exists() else run_dir / CHANGES
 
 
 def read(run_dir: Path, name: str, n: int) -> Any:
-    """What belongs to the config with this number. Raises OSError and ValueError."""
+    """A part of the config with this number. Raises OSError and ValueError."""
     file = place(run_dir, name, n)
     if file.name != CHANGES:
         return read_json(file)
@@ -39,7 +39,7 @@ def read(run_dir: Path, name: str, n: int) -> Any:
 
 
 def write(run_dir: Path, n: int, **parts: Any) -> None:
-    """Keep it, in place of what belongs to that config, or to any after it, so far."""
+    """Store the parts of a config, in place of stored parts of this and later configs."""
     if n == 1:
         for name, content in parts.items():
             write_json(run_dir / f"{name}.json", content)
@@ -49,7 +49,7 @@ def write(run_dir: Path, n: int, **parts: Any) -> None:
 
 
 def update(run_dir: Path, n: int, name: str, content: Any) -> None:
-    """Put something else in the place of one part."""
+    """Replace the content of a part."""
     file = place(run_dir, name, n)
     if file.name != CHANGES:
         write_json(file, content)
@@ -62,10 +62,10 @@ def update(run_dir: Path, n: int, name: str, content: Any) -> None:
 
 
 def prune(run_dir: Path, least: int) -> None:
-    """Remove numbered configs before `least` that changes.jsonl has as well."""
-    kept = {row.get("version") for row in read_rows(run_dir / CHANGES) if "config" in row}
+    """Remove numbered configs before `least` if changes.jsonl has the config too."""
+    stored = {row.get("version") for row in read_rows(run_dir / CHANGES) if "config" in row}
     for n in range(2, least):
-        if n in kept:
+        if n in stored:
             with suppress(FileNotFoundError):
                 (run_dir / f"config.{n}.yaml").unlink()
 

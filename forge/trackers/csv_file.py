@@ -14,9 +14,9 @@ from forge.rundir.history import history
 class CSVFile:
     """`run_dir`/`file_name`: a row a step, a column a metric, empty where a step has no value.
 
-    When a run goes on, the table is made again from metrics.jsonl and performance.jsonl, which end
-    at the checkpoint. Each row is flushed. A metric that was not logged before adds a column, for
-    which the file is written again.
+    When a run goes on, the table is made again from metrics.jsonl and performance.jsonl, cut at the
+    checkpoint. Each row is flushed. A metric not logged before adds a column; the file is then
+    written again.
     """
 
     def __init__(self, run_dir: Path, file_name: str = "metrics.csv") -> None:
@@ -24,7 +24,7 @@ class CSVFile:
         self._columns = ["step"]
         self._rows: list[dict[str, Any]] = history(run_dir)
         for row in self._rows:
-            row.pop("time", None)  # of the log, which trackers are not given
+            row.pop("time", None)  # in the log only, never given to trackers
         self._file: TextIO | None = None
         self._add_columns(name for row in self._rows for name in row)
         self._write_all()
@@ -47,9 +47,9 @@ class CSVFile:
             self._file.close()
 
     def _add_columns(self, names: Iterable[str]) -> bool:
-        before = len(self._columns)
+        n_columns = len(self._columns)
         self._columns = list(dict.fromkeys([*self._columns, *names]))
-        return len(self._columns) > before
+        return len(self._columns) > n_columns
 
     def _write_all(self) -> None:
         """Write the whole table under another name, then put it in place."""

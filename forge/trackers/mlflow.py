@@ -11,18 +11,18 @@ from forge.config.regular import read_text
 from forge.rundir.files import write_text
 from forge.rundir.saved_config import read_plain
 
-BATCH = 100  # parameters in one request, the most that MLflow takes
-LONGEST = 6000  # characters of a parameter's value, the most that MLflow takes
+BATCH = 100  # parameters in a request, MLflow's limit
+LONGEST = 6000  # characters of a parameter's value, MLflow's limit
 
 
 class MLflow:
-    """One run of MLflow; its options are parameters there, each by its dotted key.
+    """A run of MLflow; options of the config are MLflow's parameters, by dotted key.
 
     tracking_uri: a server or database; null = MLFLOW_TRACKING_URI, else MLflow's own default.
-    experiment: made where there is none. run_name: null = the name of the run directory.
+    experiment: made if absent. run_name: null = the name of the run directory.
 
-    The id is in `run_dir`/mlflow_id, so that a run that goes on does so in the same run of MLflow.
-    There, a step that was logged before is not logged again: its values are the same.
+    `run_dir`/mlflow_id keeps the id: a continued run goes on in the same run of MLflow. A step
+    logged before is not logged again, since its values are the same.
     """
 
     def __init__(
@@ -46,15 +46,17 @@ class MLflow:
                 steps = [metric.step for metric in self._client.get_metric_history(self._id, name)]
                 self._last_steps[name] = max(steps)
             return
-        known = self._client.get_experiment_by_name(experiment)
-        experiment_id = known.experiment_id if known else self._client.create_experiment(experiment)
+        stored = self._client.get_experiment_by_name(experiment)
+        experiment_id = (
+            stored.experiment_id if stored else self._client.create_experiment(experiment)
+        )
         run = self._client.create_run(experiment_id, run_name=run_name or run_dir.resolve().name)
         self._id = run.info.run_id
         write_text(id_file, f"{self._id}\n")
         self._log_config(read_plain(run_dir))
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Send the values in one request."""
+        """Send the values in a single request."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -67,7 +69,7 @@ class MLflow:
             self._client.log_batch(self._id, metrics=new)
 
     def close(self) -> None:
-        """End the run there; what became of it is in the run directory."""
+        """End the run in MLflow; the outcome is in the run directory."""
         self._client.set_terminated(self._id)
 
     def _log_config(self, config: Mapping[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,6 +34,41 @@ from forge.parallel.tensor import spread_width
 from forge.quantization.layers import quantize
 
 
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The values techniques read: config, ranks, device, and the formats of products.
+
+    products: built from `quantization`. multiplied: format of gathered weights; null = unchanged.
+    """
+
+    config: Config
+    ranks: Mesh | None
+    device: torch.device
+    adapter: Adapter | None
+    products: Any
+    multiplied: torch.dtype | None
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh, for techniques of several ranks."""
+        assert self.ranks is not None
+        return self.ranks
+
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP holds the weights, on many ranks or on a single one in 16 bits."""
+        return self.ranks is not None
+
+    def cut(self, axis: str) -> bool:
+        """Whether the model is cut along an axis, such as tp."""
+        return self.sharded and getattr(self.config.parallel, axis) > 1
+
+    @property
+    def gathers_in_fp8(self) -> bool:
+        quantization = self.config.quantization
+        return self.sharded and isinstance(quantization, FP8) and quantization.fp8_all_gather
+
+
 def apply(
     make: Callable[[], nn.Module],
     config: Config,
@@ -42,90 +79,103 @@ def apply(
     filled: bool = True,
     masters: bool = False,
 ) -> nn.Module:
-    """Build the model and lay the layers out over the ranks of the mesh.
+    """Build the model and lay the layers out over the ranks of the mesh, as TECHNIQUES lists.
 
     make: builds the model; called on the meta device. filled: each rank fills its part of the
     initial weights; False where other weights are loaded. masters: keep fp32 masters of the
-    weights, see `forge.tensors.masters`. A pipeline is cut into stages first; then on each
+    weights, see `forge.tensors.masters`. A pipeline is cut into stages first.
 
-    1. tensor parallelism: heads, feed-forward and vocabulary over tp, sequences between layers;
-    2. expert parallelism, and counts of routed tokens over all ranks;
-    3. context parallelism: sequences over cp, inside attention; QK-Clip of attention logits;
-       then the entries of `techniques`, in their order; products in the numbers of
-       `quantization`, and the matrices that `adapter` adds beside the products;
-    4. activation checkpointing, then 5. compilation of the whole block;
-    6. FSDP, last: gathers and frees all parameters, in 16 bits if configured, and sums
-       gradients.
-
-    Without a mesh only `techniques`, 4 and 5; the weights are then multiplied in fp32, unchanged.
-    Parameter names are always those of the plain model.
+    Without a mesh the weights are multiplied in fp32, unchanged. Parameter names are always those
+    of the plain model.
     """
 
     def fresh() -> nn.Module:
         with torch.device("meta"):
             return make()
 
-    half = HALF.get(config.precision.mixed_precision)
-    multiplied = half
+    pipelined = mesh is not None and config.parallel.pp > 1
     products = build(
         config.quantization, path="quantization", trust=config.run.trust, device=device
     )
-    parts = (
-        cut(fresh, config, mesh) if mesh is not None and config.parallel.pp > 1 else [(0, fresh())]
+    parts = cut(fresh, config, mesh) if mesh is not None and pipelined else [(0, fresh())]
+    layout = Layout(
+        config=config,
+        ranks=mesh,
+        device=device,
+        adapter=adapter,
+        products=products,
+        multiplied=_format_of_products(config, [part for _, part in parts]),
     )
     for _, part in parts:
-        if half is None and next(part.parameters()).dtype in HALF.values():
-            multiplied = torch.float32  # weights in 16 bits, as on a CPU
-        if mesh is not None:
-            if config.parallel.tp > 1:
-                spread_width(part, config.parallel, mesh)  # type: ignore[arg-type]
-            spread_experts(part, mesh)
-            spread_scopes(part, mesh)
-            if config.parallel.cp > 1:
-                spread_context(part, config, mesh)  # type: ignore[arg-type]
-        if config.train.use_qk_clip:
-            clip_logits(part, config.train.qk_clip_threshold, mesh)
-        for name, entry in config.techniques.items():
-            build(entry, path=f"techniques.{name}", trust=config.run.trust)(part, config, mesh)
-        if config.quantization.in_products and isinstance(config.model, DecoderSection):
-            quantize(part, config.quantization, config.model, products)
-        if adapter is not None:
-            adapter.activate(part)
-            if mesh is not None and config.parallel.tp > 1:
-                spread_adapters(part, mesh)
-        # Before compilation: the choice of attention mask and kernels is part of the traced graph.
-        if isinstance(part, Decoder):
-            part.in_blocks = in_blocks(config, device.type)
-        if device.type == "cuda":
-            choose_kernels(part, torch.cuda.get_device_capability(device))
-        apply_to_blocks(part, config)
-        if mesh is not None:
-            shard(
-                part,
-                mesh,
-                param_dtype=multiplied,
-                as_they_are=keeps_gradients(config),
-                reshard_after_forward=config.parallel.reshard_after_forward == "always",
-                cpu_offload=config.parallel.cpu_offload,
-            )
-            if half is not None and isinstance(part, Decoder):
-                part.residual_dtype = FORMATS[config.precision.residual_dtype]
+        for applies, do in TECHNIQUES:
+            if applies(layout):
+                do(part, layout)
     model = parts[0][1]
-    if mesh is not None and config.parallel.pp > 1:
+    if mesh is not None and pipelined:
         model = Pipeline(parts, config, mesh, device)
-    offloaded = mesh is not None and config.parallel.cpu_offload
     # With CPU offload the shards live in host memory, the buffers on the device.
-    seed = config.seed if filled else None
+    offloaded = mesh is not None and config.parallel.cpu_offload
     storage = torch.device("cpu") if offloaded else device
+    seed = config.seed if filled else None
     materialize(model, storage, seed, buffers=device, masters=masters)
-    if isinstance(config.quantization, FP8) and config.quantization.fp8_all_gather and mesh:
-        from forge.parallel.fp8_gather import (
-            gather_in_fp8,  # with the compiler, which takes seconds
-        )
+    if layout.gathers_in_fp8:
+        # Imported here: the compiler comes along, and takes seconds.
+        from forge.parallel.fp8_gather import gather_in_fp8
 
         for _, part in parts:
             gather_in_fp8(part, products)
     return model
+
+
+def _format_of_products(config: Config, parts: list[nn.Module]) -> torch.dtype | None:
+    """The format FSDP gathers weights in; null = the format weights are held in."""
+    half = HALF.get(config.precision.mixed_precision)
+    if half is None and any(next(part.parameters()).dtype in HALF.values() for part in parts):
+        return torch.float32  # weights in 16 bits, as on a CPU
+    return half
+
+
+def _build_techniques(part: nn.Module, layout: Layout) -> None:
+    """Apply the entries of `techniques`, in their order."""
+    config = layout.config
+    for name, entry in config.techniques.items():
+        build(entry, path=f"techniques.{name}", trust=config.run.trust)(part, config, layout.ranks)
+
+
+def _quantize(part: nn.Module, layout: Layout) -> None:
+    """Have products computed in the numbers of `quantization`."""
+    section = layout.config.model
+    if isinstance(section, DecoderSection):
+        quantize(part, layout.config.quantization, section, layout.products)
+
+
+def _adapt(part: nn.Module, layout: Layout) -> None:
+    """Add the adapter's matrices beside the products."""
+    assert layout.adapter is not None
+    layout.adapter.activate(part)
+    if layout.cut("tp"):
+        spread_adapters(part, layout.mesh)
+
+
+def _choose_mask(part: nn.Module, layout: Layout) -> None:
+    """Choose between a mask and blocks of documents, for a decoder."""
+    if isinstance(part, Decoder):
+        part.in_blocks = in_blocks(layout.config, layout.device.type)
+
+
+def _shard(part: nn.Module, layout: Layout) -> None:
+    """Shard over the data ranks; FSDP casts to 16 bits, and the residual stream follows."""
+    config = layout.config
+    shard(
+        part,
+        layout.mesh,
+        param_dtype=layout.multiplied,
+        as_they_are=keeps_gradients(config),
+        reshard_after_forward=config.parallel.reshard_after_forward == "always",
+        cpu_offload=config.parallel.cpu_offload,
+    )
+    if config.precision.mixed_precision in HALF and isinstance(part, Decoder):
+        part.residual_dtype = FORMATS[config.precision.residual_dtype]
 
 
 def choose_kernels(model: nn.Module, capability: tuple[int, int]) -> None:
@@ -154,3 +204,36 @@ def apply_to_blocks(model: nn.Module, config: Config) -> None:
         full = train.policy.recomputes and not train.policy.by_name
         layers = ep > 1 or (config.parallel.tp > 1 and full)
         compile_blocks(model, train.compile_backend, layers=layers, mixtures=ep == 1)
+
+
+TECHNIQUES: tuple[
+    tuple[Callable[[Layout], bool], Callable[[Any, Layout], None]],
+    ...,
+] = (
+    # Heads, feed-forward and vocabulary over tp, sequences between layers.
+    (lambda on: on.cut("tp"), lambda part, on: spread_width(part, on.config.parallel, on.mesh)),
+    # Experts over ep, and counts of routed tokens over all ranks.
+    (lambda on: on.sharded, lambda part, on: spread_experts(part, on.mesh)),
+    (lambda on: on.sharded, lambda part, on: spread_scopes(part, on.mesh)),
+    # Sequences over cp, inside attention.
+    (lambda on: on.cut("cp"), lambda part, on: spread_context(part, on.config, on.mesh)),
+    # After heads are cut: each rank clips the logits of its heads.
+    (
+        lambda on: on.config.train.use_qk_clip,
+        lambda part, on: clip_logits(part, on.config.train.qk_clip_threshold, on.ranks),
+    ),
+    (lambda on: bool(on.config.techniques), _build_techniques),
+    (lambda on: on.config.quantization.in_products, _quantize),
+    (lambda on: on.adapter is not None, _adapt),
+    # Before compilation: the choice of attention mask and kernels is part of the traced graph.
+    (lambda on: True, _choose_mask),
+    (
+        lambda on: on.device.type == "cuda",
+        lambda part, on: choose_kernels(part, torch.cuda.get_device_capability(on.device)),
+    ),
+    # Recomputation, then compilation of the whole block.
+    (lambda on: True, lambda part, on: apply_to_blocks(part, on.config)),
+    # Last: FSDP gathers and frees all parameters, and sums gradients.
+    (lambda on: on.sharded, _shard),
+)
+"""Each technique as (applies, do), in the order `apply` takes for every stage on this rank."""

@@ -45,20 +45,10 @@ def shard(
     param_dtype: of gathered weights; nothing else is cast. as_they_are: take gradients in their own
     format; otherwise gradients are reduced in fp32.
     """
-    # Inputs of modules are not cast: rotary tables are fp32, and hidden states as configured.
-    reduce_dtype = torch.float32 if param_dtype is not None and not as_they_are else None
-    policy = MixedPrecisionPolicy(param_dtype, reduce_dtype, cast_forward_inputs=False)
-    pinned = mesh.axes.device_type == "cuda"
-    offload = CPUOffloadPolicy(pin_memory=pinned) if cpu_offload else OffloadPolicy()
-    common: dict[str, Any] = {"mp_policy": policy, "offload_policy": offload}
+    common = policies(mesh, param_dtype, as_they_are=as_they_are, cpu_offload=cpu_offload)
     resident: dict[str, Any] = {**common, "mesh": mesh.fsdp, "reshard_after_forward": False}
     freed: dict[str, Any] = {**common, "reshard_after_forward": reshard_after_forward}
-    packed = [
-        values
-        for packed_weight in packed_in(model)
-        for values in packed_weight.parameters().values()
-    ]
-    rows = {id(values) for values in packed}
+    rows = {id(values) for weight in packed_in(model) for values in weight.parameters().values()}
     of_block = partial(placement, ranks=mesh.parallel.fsdp, rows=rows)
     of_experts = partial(placement, ranks=mesh.parallel.efsdp, rows=rows)
     embedding = head = None
@@ -84,16 +74,40 @@ def shard(
         groups.append([head])
     fully_shard(model, **resident)
     if mesh.parallel.ep > 1:
-        # While a group computes, gather the next one's weights. FSDP does so by itself only while
-        # the CPU runs ahead of the device, not where it waits for counts of tokens.
-        for group, following in pairwise([[model], *groups]):
-            group[0].set_modules_to_forward_prefetch(following)  # type: ignore[operator]
-            following[0].set_modules_to_backward_prefetch(group)  # type: ignore[operator]
+        prefetch_in_order([[model], *groups])
     register_fsdp_forward_method(model, "hidden")
     mix_in(model, ReshardsOnModeChange)
     keep_formats(model)
-    if mesh.fsdp.size() == 1:
-        return  # no rank adds anything, and a factor would be one more copy
+    if mesh.fsdp.size() > 1:  # else no rank adds anything, and a factor would be one more copy
+        sum_gradients(model)
+
+
+def policies(
+    mesh: Mesh, param_dtype: torch.dtype | None, *, as_they_are: bool, cpu_offload: bool
+) -> dict[str, Any]:
+    """The formats and the storage of `shard`, as keywords of fully_shard."""
+    # Inputs of modules are not cast: rotary tables are fp32, and hidden states as configured.
+    reduce_dtype = torch.float32 if param_dtype is not None and not as_they_are else None
+    precision = MixedPrecisionPolicy(param_dtype, reduce_dtype, cast_forward_inputs=False)
+    pinned = mesh.axes.device_type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=pinned) if cpu_offload else OffloadPolicy()
+    return {"mp_policy": precision, "offload_policy": offload}
+
+
+def prefetch_in_order(groups: list[list[Any]]) -> None:
+    """Have each group's weights gathered while the group before computes; backward, the reverse.
+
+    groups: a sharded module and the sharded modules inside, in the order of forward. FSDP does so
+    by itself only while the CPU runs ahead of the device, not where the CPU waits for counts of
+    tokens.
+    """
+    for group, following in pairwise(groups):
+        group[0].set_modules_to_forward_prefetch(following)
+        following[0].set_modules_to_backward_prefetch(group)
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Have gradients summed over ranks and divided by nothing."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # of this module, not of those below it

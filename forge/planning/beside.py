@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from forge.config.adapters.adapter import Adapter, LoRA
 from forge.config.adapters.ia3 import IA3
@@ -36,21 +36,16 @@ class Beside:
         model, adapter = self.model, self.adapter
         kind = model.kind_of(number)
         layer, name = model.of_kind(kind.name), f"blocks.{number}"
-        tensors = list(within(name, model.block_tensors(kind)))
+        tensors = within(name, model.block_tensors(kind))
         matrices = [tensor for tensor in tensors if tensor.role in (MATRIX, EXPERT)]
         extra = sum(self._kept(tensor, adapter, numbers) for tensor in matrices)
         entering = numbers.width * layer.dim
-        parts = ["attention"] if kind.moe else ["attention", "feed_forward"]
-        for part in parts:
-            part_matrices = [
-                tensor for tensor in matrices if tensor.name.startswith(f"{name}.{part}.")
-            ]
-            if not any(self.reads(tensor) for tensor in part_matrices if not tensor.residual):
+        for part in ["attention"] if kind.moe else ["attention", "feed_forward"]:
+            of_part = [tensor for tensor in matrices if tensor.name.startswith(f"{name}.{part}.")]
+            if not self._reads_input(of_part):
                 extra -= entering
-        if not kind.moe:
-            down = [m for m in matrices if m.residual and ".feed_forward." in m.name]
-            if down and not any(map(self.reads, down)):
-                extra -= numbers.width * down[0].shape[-1] / numbers.tp
+        if not kind.moe and (down := self._unread_down(matrices)):
+            extra -= numbers.width * down.shape[-1] / numbers.tp
         alone = not (layer.moe.shared_experts or layer.moe.beside_dense)
         if kind.moe and alone and not self.is_trained(f"{name}.feed_forward.router.weight"):
             extra -= entering
@@ -74,6 +69,15 @@ class Beside:
         if isinstance(adapter, IA3) and adapter.has(one) and adapter.scales_input(one):
             return True
         return self.is_trained(one.name) or bool(_rank(adapter, one))
+
+    def _reads_input(self, matrices: Iterable[TensorSpec]) -> bool:
+        """Whether the backward pass reads the input of a layer with these matrices."""
+        return any(self.reads(matrix) for matrix in matrices if not matrix.residual)
+
+    def _unread_down(self, matrices: Iterable[TensorSpec]) -> TensorSpec | None:
+        """The matrix out of a feed-forward, if the backward pass does not read its input."""
+        down = [m for m in matrices if m.residual and ".feed_forward." in m.name]
+        return down[0] if down and not any(map(self.reads, down)) else None
 
     def trains_before(self) -> bool:
         """Whether anything before the first block has a gradient."""

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from forge.rundir.saved_config import load, newest
 STATE = ("weights", "gradients", "fp32 masters", "optimizer state")
 """Prefixes of the names of exact parts, held throughout a run."""
 NO_ADAPTER = NoAdapter()
+OF_EXPERTS = attrgetter("of_experts")
 
 
 def memory_by_part(config: Config) -> dict[str, int]:
@@ -56,8 +58,7 @@ def memory_by_part(config: Config) -> dict[str, int]:
 
 
 def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
-    train, parallel = config.train, config.parallel
-    precision = config.precision
+    parallel, precision = config.parallel, config.precision
     width, weight = BYTES[precision.mixed_precision], BYTES[precision.param_dtype]
     several = parallel.fsdp * parallel.dp_replicate * parallel.tp * parallel.pp > 1
     gathered = several or precision.gathers
@@ -75,48 +76,59 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         parts["weights made again"] = _made_again(config, adapter, model, share, width)
     activations = Activations(config, model)
     if gathered:
-        at_once = share.outside_at_once + share.two_blocks  # a block, and the next one on its way
-        stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
-        several_passes = max(train.grad_accum_steps, activations.microbatches) > 1
-        add_up = several_passes and (parallel.pp > 1 or parallel.reduce_gradients == "step")
-        parts["gathered weights"] = width * (share.parameters if stays else at_once)
-        if isinstance(adapter, QLoRA):
-            codes = _in_few_bits(config, adapter, model, share, width)
-            per_gather = codes.outside_at_once + codes.two_blocks
-            parts["gathered weights"] = codes.parameters if stays else per_gather
-        if isinstance(config.quantization, FP8) and config.quantization.fp8_all_gather:
-            eighth = _in_fp8(config, config.quantization, model, share, width)
-            per_gather = eighth.outside_at_once + eighth.two_blocks
-            parts["gathered weights"] = eighth.parameters if stays else per_gather
-        # On one rank gradients may keep the format backward gives: `forge.parallel.apply`.
-        same_dtype = precision.param_dtype == precision.mixed_precision
-        unreduced = kind if same_dtype and not (several or several_passes) else "fp32"
-        rank_share = share
-        if param_groups.some_frozen(config):
-            rank_share = _of_trained(config, model, share)
-        count = (
-            rank_share.parameters if add_up else rank_share.outside_at_once + rank_share.two_blocks
-        )
-        parts[f"unreduced gradients ({unreduced})"] = BYTES[unreduced] * count
+        parts["gathered weights"] = _of_gathered(config, model, share, width)
+        several_passes = max(config.train.grad_accum_steps, activations.microbatches) > 1
+        parts |= _of_unreduced(config, model, share, several, several_passes)
     if isinstance(config.quantization, Sparse):
         parts["zeroed weights, masks"] = _of_zeros(config, config.quantization, model, share)
     for frozen in _frozen_models(config):
-        rank_share = _share(frozen, parallel, first=True, last=True)
-        at_once = rank_share.outside_at_once + rank_share.two_blocks if gathered else 0
-        parts["frozen models"] = parts.get("frozen models", 0) + width * at_once
-        parts["frozen models"] += FP32 * rank_share.sharded(parallel)
+        whole = _share(frozen, parallel, first=True, last=True)
+        of_model = width * whole.at_once * gathered + FP32 * whole.sharded(parallel)
+        parts["frozen models"] = parts.get("frozen models", 0) + of_model
     stage = Stage(layers=share.layers, first=share.first, last=share.last)
-    held, tokens = activations.held(stage), activations.tokens
+    held = activations.held(stage)
     if held is not None:
         parts["activations"] = round(held.device)
         if config.data.pack_sequences:
             parts["masks of documents"] = activations.of_documents(stage)
     if share.last:
         vocab = -(-model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
-        sizes = {"tokens": tokens, "vocab": vocab, "dim": model.dim, "width": width}
+        sizes = {"tokens": activations.tokens, "vocab": vocab, "dim": model.dim, "width": width}
         capped = model.final_logits_soft_cap > 0
         parts["logits"] = config.objective.logits_bytes(**sizes, capped=capped)
     return parts
+
+
+def _of_gathered(config: Config, model: Decoder, share: _Share, width: int) -> int:
+    """Bytes of the weights FSDP has gathered at a time: two blocks, or all that stay."""
+    parallel, quantization, factor = config.parallel, config.quantization, 1
+    if isinstance(quantization, FP8) and quantization.fp8_all_gather:
+        share = _in_fp8(config, quantization, model, share, width)
+    elif isinstance(config.adapter, QLoRA):
+        share = _in_few_bits(config, config.adapter, model, share, width)
+    else:
+        factor = width
+    stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
+    return factor * (share.parameters if stays else share.at_once)
+
+
+def _of_unreduced(
+    config: Config, model: Decoder, share: _Share, several: bool, several_passes: bool
+) -> dict[str, int]:
+    """Bytes of gradients before FSDP reduces them: of two blocks, or of all where passes add up.
+
+    several: ranks. several_passes: in a step.
+    """
+    parallel, precision = config.parallel, config.precision
+    # On one rank gradients may keep the format backward gives: `forge.parallel.apply`.
+    same_dtype = precision.param_dtype == precision.mixed_precision
+    unchanged = same_dtype and not (several or several_passes)
+    kind = precision.param_dtype if unchanged else "fp32"
+    add_up = several_passes and (parallel.pp > 1 or parallel.reduce_gradients == "step")
+    if param_groups.some_frozen(config):
+        share = _of_trained(config, model, share)
+    count = share.parameters if add_up else share.at_once
+    return {f"unreduced gradients ({kind})": BYTES[kind] * count}
 
 
 def _in_fp8(config: Config, section: FP8, model: Decoder, share: _Share, width: int) -> _Share:
@@ -204,20 +216,32 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
     if state.known:
         parts["optimizer state"] = state.sharded(parallel) * here
     if parallel.offload_optimizer and not parallel.cpu_offload:
-        of_master, largest = FP32 * bool(precision.master_weights), 0.0
-
-        def most(one: TensorSpec, shape: tuple[int, ...]) -> float:
-            nonlocal largest
-            largest = max(largest, kept(one, shape) + of_master * math.prod(shape))
-            return 0
-
-        _share(model, parallel, config.adapter, of=most, **ends)
         # State of the parameter being updated, and state in transfer to or from the host.
+        largest = _largest_state(config, model, share, kept)
         parts["optimizer state"] = 2 * -(-round(largest) // shards)
         parts.pop("fp32 masters", None)
         if precision.master_weights:
             parts["fp32 masters"] = 0
     return parts
+
+
+def _largest_state(
+    config: Config,
+    model: Decoder,
+    share: _Share,
+    state_bytes: Callable[[TensorSpec, tuple[int, ...]], float],
+) -> float:
+    """Bytes of the largest state of one parameter, fp32 master included."""
+    of_master, largest = FP32 * bool(config.precision.master_weights), 0.0
+
+    def size(one: TensorSpec, shape: tuple[int, ...]) -> float:
+        nonlocal largest
+        largest = max(largest, state_bytes(one, shape) + of_master * math.prod(shape))
+        return 0
+
+    ends = {"first": share.first, "last": share.last}
+    _share(model, config.parallel, config.adapter, of=size, **ends)
+    return largest
 
 
 def _of_trained(config: Config, model: Decoder, share: _Share) -> _Share:
@@ -265,6 +289,11 @@ class _Share:
         return self.experts + self.in_blocks + self.outside
 
     @property
+    def at_once(self) -> int:
+        """Gathered at a time: a block, the next one on its way, and one end of the model."""
+        return self.outside_at_once + self.two_blocks
+
+    @property
     def known(self) -> bool:
         """Whether the count is known for every tensor."""
         return not math.isnan(self.parameters)
@@ -305,37 +334,49 @@ def _share(
         shapes = ((tensor, tensor.on_rank(parallel.tp, parallel.ep)) for tensor in tensors)
         return sum(of(tensor, shape) if of else math.prod(shape) for tensor, shape in shapes)
 
-    layers = -(-model.n_layers // parallel.pp)
-    start = 0 if first else model.n_layers - layers
-    layer_kinds = [model.kind_of(layer) for layer in range(start, start + layers)]
-    kinds = Counter(layer_kinds)
-    blocks = {kind: model.block_tensors(kind) for kind in kinds}
-    packed = {kind: [tensor for tensor in blocks[kind] if tensor.of_experts] for kind in kinds}
-    counted = [(number, blocks[kind]) for kind, number in kinds.items()]
+    per_rank = -(-model.n_layers // parallel.pp)
+    start = 0 if first else model.n_layers - per_rank
+    layers = range(start, start + per_rank)
+    kinds = [model.kind_of(layer) for layer in layers]
+    number_of = Counter(kinds)
+    blocks = {kind: model.block_tensors(kind) for kind in number_of}
+    counted = [(number, blocks[kind]) for kind, number in number_of.items()]
     sizes = {kind: size(tensors) for kind, tensors in blocks.items()}
-    of_layers = [sizes[kind] for kind in layer_kinds]
+    of_layers = [sizes[kind] for kind in kinds]
     if (of and named) or adapter.active:  # by name: each block has its own
-        names = (
-            (f"blocks.{start + offset}", blocks[kind]) for offset, kind in enumerate(layer_kinds)
-        )
-        counted = [(1, _with(adapter, within(name, tensors))) for name, tensors in names]
+        counted = [
+            (1, _with(adapter, within(f"blocks.{layer}", blocks[kind])))
+            for layer, kind in zip(layers, kinds, strict=True)
+        ]
         of_layers = [size(tensors) for _, tensors in counted]
-    experts = sum(n * size(t for t in tensors if t.of_experts) for n, tensors in counted)
-    two_blocks = max((a + b for a, b in pairwise(of_layers)), default=of_layers[0])
-    tables, outputs = (_with(adapter, tensors) for tensors in model.outside())
-    embedding, has_head = size(tables[:1]), last and not (first and model.tie_embeddings)
-    outside = (size(tables) if first else 0) + (size(outputs) if last else 0)
-    if has_head and model.tie_embeddings:
-        outside += embedding
-    shapes = (t.on_rank(parallel.tp, parallel.ep) for tensors in packed.values() for t in tensors)
+    experts = sum(number * size(filter(OF_EXPERTS, tensors)) for number, tensors in counted)
+    outside, outside_at_once = _outside(model, adapter, size, first=first, last=last)
+    packed = next(filter(OF_EXPERTS, chain.from_iterable(blocks.values())), None)
     return _Share(
-        layers=range(start, start + layers),
+        layers=layers,
         first=first,
         last=last,
         experts=experts,
         in_blocks=sum(number * size(tensors) for number, tensors in counted) - experts,
         outside=outside,
-        outside_at_once=outside - (embedding if first and has_head else 0),
-        two_blocks=two_blocks,
-        packed=next(shapes, (0, 0, 0)),
+        outside_at_once=outside_at_once,
+        two_blocks=max(map(sum, pairwise(of_layers)), default=of_layers[0]),
+        packed=packed.on_rank(parallel.tp, parallel.ep) if packed else (0, 0, 0),
     )
+
+
+def _outside(
+    model: Decoder,
+    adapter: Adapter,
+    size: Callable[[Iterable[TensorSpec]], Any],
+    *,
+    first: bool,
+    last: bool,
+) -> tuple[Any, Any]:
+    """Count the values outside of blocks on a stage: all, and the most gathered at a time."""
+    tables, outputs = (_with(adapter, tensors) for tensors in model.outside())
+    embedding, has_head = size(tables[:1]), last and not (first and model.tie_embeddings)
+    outside = (size(tables) if first else 0) + (size(outputs) if last else 0)
+    if has_head and model.tie_embeddings:
+        outside += embedding
+    return outside, outside - (embedding if first and has_head else 0)

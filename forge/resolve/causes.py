@@ -29,12 +29,7 @@ def merge(problems: Sequence[Problem], parallel: Parallel, check: Check) -> list
     layout = [problem for problem in problems if problem.rule in OF_LAYOUT]
     if not any(problem.rule in OF_DEGREES for problem in layout):
         return result
-    of_axis = {axis: [p for p in layout if p.option == f"parallel.{axis}"] for axis in CUTS}
-    axes = [axis for axis in CUTS if getattr(parallel, axis) > 1]
-    axes.sort(key=lambda axis: not of_axis[axis])
-    attempts = [(axis, layout) for axis in axes if len(layout) > 1 or of_axis[axis]]
-    attempts += [(axis, of_axis[axis]) for axis in axes]
-    for axis, group in attempts:
+    for axis, group in _attempts(layout, parallel):
         if not group or group[0] not in result:
             continue
         for degrees in _smaller(parallel, axis):
@@ -45,6 +40,15 @@ def merge(problems: Sequence[Problem], parallel: Parallel, check: Check) -> list
                 result = [problem for problem in result if problem not in gone]
                 break
     return result
+
+
+def _attempts(layout: Sequence[Problem], parallel: Parallel) -> list[tuple[str, Sequence[Problem]]]:
+    """Axes with the problems a smaller degree may solve: all of the layout, then the axis's own."""
+    of_axis = {axis: [p for p in layout if p.option == f"parallel.{axis}"] for axis in CUTS}
+    axes = [axis for axis in CUTS if getattr(parallel, axis) > 1]
+    axes.sort(key=lambda axis: not of_axis[axis])
+    attempts = [(axis, layout) for axis in axes if len(layout) > 1 or of_axis[axis]]
+    return attempts + [(axis, of_axis[axis]) for axis in axes]
 
 
 def _kind(problem: Problem) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
@@ -29,26 +30,13 @@ def reading_config(config: Config, layout: str) -> Config:
     device = config.run.device if config.run.device != "cuda" or devices.gpus else "cpu"
     if device == "cuda" and devices.gpus < size:
         raise ValueError(f"--parallel {layout}: {size} GPUs, and there are {devices.gpus}")
-    shards = degrees.get("dp_shard", 1)
-    parallel = Parallel(
-        dp_shard=shards,
-        tp=degrees.get("tp", 1),
-        ep=degrees.get("ep", 1),
-        sequence_parallel=False,
-        reshard_after_forward="always" if shards > 1 else "never",
-        reduce_gradients="step",
-        pp_microbatches=1,
-        pp_stages_per_rank=1,
-        backend=config.parallel.backend,
-        nccl_timeout_sec=config.parallel.nccl_timeout_sec,
-    )
     precision = config.precision
     if device == "cpu" and config.run.device == "cuda":
         precision = replace(precision, mixed_precision="fp32", residual_dtype="fp32")
     plain = {"compile_model": False, "activation_checkpointing": "none", "use_qk_clip": False}
     adapted = replace(
         config,
-        parallel=parallel,
+        parallel=_reading_layout(config.parallel, degrees),
         precision=precision,
         run=replace(config.run, device=device, num_processes=size, inline=False),
         train=replace(config.train, **plain),
@@ -66,6 +54,23 @@ def reading_config(config: Config, layout: str) -> Config:
         raise ConfigError(errors)
     adapted.freeze()
     return adapted
+
+
+def _reading_layout(trained: Parallel, degrees: Mapping[str, int]) -> Parallel:
+    """The layout of forward passes alone, with these degrees, on the backend of training."""
+    shards = degrees.get("dp_shard", 1)
+    return Parallel(
+        dp_shard=shards,
+        tp=degrees.get("tp", 1),
+        ep=degrees.get("ep", 1),
+        sequence_parallel=False,
+        reshard_after_forward="always" if shards > 1 else "never",
+        reduce_gradients="step",
+        pp_microbatches=1,
+        pp_stages_per_rank=1,
+        backend=trained.backend,
+        nccl_timeout_sec=trained.nccl_timeout_sec,
+    )
 
 
 def read_degrees(layout: str) -> dict[str, int]:

@@ -54,10 +54,7 @@ def resolve(
     checked = check({})
     problems = causes.merge(checked.problems, config.parallel, errors_with)
     reasons = {step.key: f"worked out: {step.why}" for step in checked.derived}
-    for index, problem in enumerate(problems):
-        key = problem.option
-        sources = (origin(key) if origin else "", reasons.get(key, ""))
-        problems[index] = replace(problem, where="; ".join(filter(None, sources)))
+    problems = [_with_source(problem, origin, reasons) for problem in problems]
     errors = [*known, *(problem for problem in problems if not problem.warning)]
     if errors:
         raise ConfigError(errors)
@@ -69,6 +66,15 @@ def resolve(
         warnings=tuple(problems),
         world=checked.world,
     )
+
+
+def _with_source(
+    problem: Problem, origin: Callable[[str], str] | None, reasons: Mapping[str, str]
+) -> Problem:
+    """A problem with the source of its option's value, and the reason of a derived value."""
+    key = problem.option
+    sources = (origin(key) if origin else "", reasons.get(key, ""))
+    return replace(problem, where="; ".join(filter(None, sources)))
 
 
 @dataclass(kw_only=True)
@@ -121,24 +127,30 @@ def _checked(
     world = checked.world = world_of(config, devices)
     if world_size is not None:
         world = checked.world = replace(world, size=world_size, source="the caller")
-    for derivation in DERIVATIONS:
-        if not broken.isdisjoint(derivation.reads):
-            broken |= set(derivation.writes)
-            continue
-        for step in _as_far_as_valid(derivation.call(config, world), problems, broken):
-            if step is None:
-                broken |= set(derivation.writes)
-            elif isinstance(step, Problem):
-                problems.append(step)
-                broken |= set(derivation.writes)
-            else:
-                put(config, step.key, step.value)
-                checked.derived.append(step)
+    _derive(checked, world, broken)
     for rule in RULES:
         if broken.isdisjoint(rule.reads):
             steps = _as_far_as_valid(rule.check(config, world), problems, broken)
             problems += [problem for problem in steps if problem is not None]
     return checked
+
+
+def _derive(checked: Checked, world: World, broken: set[str]) -> None:
+    """Run every derivation with sound inputs, in place; `broken` gains the values left open."""
+    for derivation in DERIVATIONS:
+        if not broken.isdisjoint(derivation.reads):
+            broken |= set(derivation.writes)
+            continue
+        steps = derivation.call(checked.config, world)
+        for step in _as_far_as_valid(steps, checked.problems, broken):
+            if step is None:
+                broken |= set(derivation.writes)
+            elif isinstance(step, Problem):
+                checked.problems.append(step)
+                broken |= set(derivation.writes)
+            else:
+                put(checked.config, step.key, step.value)
+                checked.derived.append(step)
 
 
 def _as_far_as_valid(

@@ -166,15 +166,18 @@ class _Search:
             ranks, remainder = divmod(self.world.size, model_ranks)
             if remainder or self.sequences % (ranks * degrees["ep"]):
                 continue
-            shards = {ranks, *(n for n in SHARDS if ranks % n == 0)}
-            if "dp_replicate" in self.given:
-                shards = {max(ranks // self.given["dp_replicate"], 1)}
-            if "dp_shard" in self.given:
-                shards = {self.given["dp_shard"]}
-            for n in sorted(shards, reverse=True):
+            for n in self._shards(ranks):
                 replicas = self.given.get("dp_replicate", ranks // n)
                 if n * replicas == ranks:
                     yield {**degrees, "dp_shard": n, "dp_replicate": replicas}
+
+    def _shards(self, ranks: int) -> list[int]:
+        """Degrees of dp_shard to try on so many data-parallel ranks, the largest first."""
+        if "dp_shard" in self.given:
+            return [self.given["dp_shard"]]
+        if "dp_replicate" in self.given:
+            return [max(ranks // self.given["dp_replicate"], 1)]
+        return sorted({ranks, *(n for n in SHARDS if ranks % n == 0)}, reverse=True)
 
     def with_degrees(self, degrees: dict[str, int], stages: int | None = None) -> Config | None:
         """The config with these degrees and one sequence a micro-batch; None where a rule on

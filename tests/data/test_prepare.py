@@ -185,14 +185,14 @@ def test_a_killed_builder_leaves_nothing_in_the_way(data) -> None:
         from data_helpers import build_section
         from forge.config.data.text import Text
         from forge.config.tokenizers.tokenizer import BPE
-        from forge.data import encode, prepare
+        from forge.data.preparing import cached, encode
         encode.BATCH_BYTES = 1000
         def progress(stage, share):
             if stage == "tokenise" and share > 0.5:
                 print("half", flush=True)
                 time.sleep(60)
         data = Text(path={data.path!r}, cache_dir={data.cache_dir!r}, val_fraction=0.2)
-        prepare.prepare(data, BPE(vocab_size=300), build=build_section, progress=progress)
+        cached.prepare(data, BPE(vocab_size=300), build=build_section, progress=progress)
     """
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert child.stdout is not None

@@ -21,7 +21,7 @@ from forge.config.tokenizers.tokenizer_files import Existing, Facts
 from forge.config.tokenizers.tokenizer_stated import TEMPLATE
 from forge.data.batches.mixture import Mixture
 from forge.data.batches.streams import Streamed
-from forge.data.preparing.encode import SPLITS, encode_splits
+from forge.data.preparing.encode import SPLITS, encode_splits, split_facts
 from forge.data.preparing.held_out import hold_out
 from forge.data.sources.hub_stream import StreamSource
 from forge.data.text.bad_rows import check_kept
@@ -358,9 +358,8 @@ def _make(
     )
     trained = time.perf_counter()
     if corpus.render is not None and not isinstance(section, Tokenizer):
-        tokenizer.stated[TEMPLATE] = corpus.render.source(
-            tokenizer
-        )  # saved with the model for its chats
+        # Saved with the model for its chats.
+        tokenizer.stated[TEMPLATE] = corpus.render.source(tokenizer)
     tokenizer.save(directory / "tokenizer")
 
     def on_bytes(done: int) -> None:
@@ -373,27 +372,22 @@ def _make(
     text = f"{split.n_bytes / 1e6:.1f} MB, tokenizer in {trained - started:.1f} s"
     speed = f"{n_tokens:,} tokens in {seconds:.1f} s ({n_tokens / 1e6 / seconds:.2f} M/s)"
     log.info("prepared %s: %s, %s", corpus.source, text, speed)
-    files = [*TOKENIZER_FILES]
-    folders = [Path(name) for name in SPLITS]
-    folders += [folder / COUNTED for folder in folders if corpus.masked]
-    files += [str(folder / INDEX_FILE) for folder in folders]
-    files += [f"{name}/{DOCUMENTS}" for name in SPLITS if corpus.together]
     manifest = {
         "identity": identity,
         "bytes": split.n_bytes,
         "split_unit": split.unit,
         "tokenizer": facts_of(tokenizer),
-        "splits": {
-            name: {
-                "documents": index.n_documents,
-                "bytes": index.n_bytes,
-                "tokens": index.n_tokens,
-                "sha256": IndexedStore(directory / name).fingerprint,
-            }
-            for name, index in indices.items()
-        },
+        "splits": split_facts(directory, indices),
         "tokenizers_version": versions()["tokenizers"],
-        "sha256": {name: hash_file(directory / name) for name in files},
+        "sha256": {name: hash_file(directory / name) for name in _files_to_check(corpus)},
         **corpus.bad_rows.manifest(),
     }
     write_manifest(directory, manifest)
+
+
+def _files_to_check(corpus: Corpus) -> list[str]:
+    """Files of an entry whose hashes are in its manifest; shards have their own."""
+    folders = [Path(name) for name in SPLITS]
+    folders += [folder / COUNTED for folder in folders if corpus.masked]
+    files = [*TOKENIZER_FILES, *(str(folder / INDEX_FILE) for folder in folders)]
+    return [*files, *(f"{name}/{DOCUMENTS}" for name in SPLITS if corpus.together)]

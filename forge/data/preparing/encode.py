@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -13,7 +13,14 @@ import numpy as np
 from forge.data.text.conversation import Rendered, Renders
 from forge.data.text.split import Piece, Split
 from forge.data.tokenizers.tokenizer import Tokenizer
-from forge.data.tokens.shards import COUNTED, DOCUMENTS, Index, ShardWriter, write_index
+from forge.data.tokens.shards import (
+    COUNTED,
+    DOCUMENTS,
+    Index,
+    IndexedStore,
+    ShardWriter,
+    write_index,
+)
 from forge.data.tokens.store import COUNTS, ENDS, GOES_ON, LIKED
 
 BATCH_BYTES = 1 << 21
@@ -163,3 +170,16 @@ def with_borders(
         if piece.last:
             yield from ((bool(side), Border.END) for side in (0, 1) if inside[side])
             inside = [False, False]
+
+
+def split_facts(folder: Path, indices: Mapping[str, Index]) -> dict[str, dict[str, Any]]:
+    """The counts and the hash of each split in a folder, for a manifest."""
+    return {
+        name: {
+            "documents": index.n_documents,
+            "bytes": index.n_bytes,
+            "tokens": index.n_tokens,
+            "sha256": IndexedStore(folder / name).fingerprint,
+        }
+        for name, index in indices.items()
+    }

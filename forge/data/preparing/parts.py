@@ -159,15 +159,7 @@ def encode_part(
     for name, items in part.items.items():
         size = tokenizer.vocab_size
         side = Side.open(scratch / name, vocab_size=size, masked=masked, render=render)
-        encoded: list[Encoded] = []
-        waiting = 0
-        for item in items:
-            side.pending.append(item)
-            waiting += item.n_bytes if isinstance(item, Piece) else 0
-            if waiting >= BATCH_BYTES:
-                encoded += _encoded(side, tokenizer, encode, keep=no_repetition)
-                waiting = 0
-        encoded += _encoded(side, tokenizer, encode, keep=no_repetition)
+        encoded = _encoded_items(side, items, tokenizer, encode, keep=no_repetition)
         if no_repetition:
             remaining, ids, count, size = without_repetition(items, encoded)
             side.write(remaining, ids, tokenizer)
@@ -181,6 +173,26 @@ def encode_part(
         sync(path)
     scratch.rename(folder / f"{part.number:05d}")
     return n_tokens
+
+
+def _encoded_items(
+    side: Side,
+    items: Items,
+    tokenizer: Tokenizer,
+    encode: EncodeBatch,
+    *,
+    keep: bool,
+) -> list[Encoded]:
+    """Encode the items of a split in batches; keep: as of `_encoded`."""
+    encoded: list[Encoded] = []
+    waiting = 0
+    for item in items:
+        side.pending.append(item)
+        waiting += item.n_bytes if isinstance(item, Piece) else 0
+        if waiting >= BATCH_BYTES:
+            encoded += _encoded(side, tokenizer, encode, keep=keep)
+            waiting = 0
+    return encoded + _encoded(side, tokenizer, encode, keep=keep)
 
 
 def _encoded(side: Side, tokenizer: Tokenizer, encode: EncodeBatch, *, keep: bool) -> list[Encoded]:

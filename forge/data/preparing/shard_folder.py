@@ -22,7 +22,7 @@ from forge.config.data.text import Data, HeldOut
 from forge.config.tokenizers.tokenizer import Tokenizer as TokenizerSection
 from forge.config.tokenizers.tokenizer_stated import TEMPLATE
 from forge.data.preparing.cached import Build, facts_of, fingerprint_of, identity_of
-from forge.data.preparing.encode import OFFSET, SPLITS
+from forge.data.preparing.encode import OFFSET, SPLITS, split_facts
 from forge.data.preparing.minhash import near_duplicates
 from forge.data.preparing.parts import (
     LEFT_OUT,
@@ -50,7 +50,6 @@ from forge.data.tokens.shards import (
     INDEX_FILE,
     BrokenStore,
     Index,
-    IndexedStore,
     Shard,
     read_index,
     write_index,
@@ -102,21 +101,7 @@ def prepare_shards(
     deduplicate, minhash (least similarity), repetition_filter: documents to leave out. ValueError:
     no text, bad text, no tokenizer, OUT holds other files or cannot be written.
     """
-    corpus: Corpus | TokenSource | StreamSource | Mixed = build(data, path="data")
-    if isinstance(corpus, StreamSource):
-        fault = "a stream is read while it trains, and not prepared"
-        raise ValueError(f"data.hf_streaming=true: {fault}. Leave it out to prepare the text.")
-    if isinstance(corpus, Mixed):
-        fault = "shards are of one corpus, and this mixes several"
-        raise ValueError(f"data: {fault}. Prepare each by itself; data=mix mixes shards too.")
-    if isinstance(corpus, TokenSource):
-        raise ValueError("data: these are tokens already. Train on them as they are.")
-    if corpus.together:
-        fault = "shards are of running text, and these are examples, which are kept apart"
-        raise ValueError(f"data: {fault}. Train on them as they are, which prepares them.")
-    if data.validation:
-        fault = "this prepares one text, and data.validation is another"
-        raise ValueError(f"data.validation: {fault}. Prepare each, with data.val_fraction=0.")
+    corpus = _running_text(build(data, path="data"), data)
     tokenizer = replace(tokenizer, **data.borders(tokenizer))  # saved with the shards
     progress("read the corpus", 0, 0, 0)
     memo = cache_root(data.cache_dir) / "fingerprints"
@@ -151,6 +136,25 @@ def prepare_shards(
         near = _near_duplicates(order, split, processes, progress)
         _make_parts(order, split, near, tally, processes, progress)
         return _finish(order, split, tally)
+
+
+def _running_text(corpus: Corpus | TokenSource | StreamSource | Mixed, data: Data) -> Corpus:
+    """The corpus, of a kind that shards are made of. Raises ValueError for any other."""
+    if isinstance(corpus, StreamSource):
+        fault = "a stream is read while it trains, and not prepared"
+        raise ValueError(f"data.hf_streaming=true: {fault}. Leave it out to prepare the text.")
+    if isinstance(corpus, Mixed):
+        fault = "shards are of one corpus, and this mixes several"
+        raise ValueError(f"data: {fault}. Prepare each by itself; data=mix mixes shards too.")
+    if isinstance(corpus, TokenSource):
+        raise ValueError("data: these are tokens already. Train on them as they are.")
+    if corpus.together:
+        fault = "shards are of running text, and these are examples, which are kept apart"
+        raise ValueError(f"data: {fault}. Train on them as they are, which prepares them.")
+    if data.validation:
+        fault = "this prepares one text, and data.validation is another"
+        raise ValueError(f"data.validation: {fault}. Prepare each, with data.val_fraction=0.")
+    return corpus
 
 
 @contextmanager
@@ -333,14 +337,8 @@ def _finish(order: Order, split: Split, tally: Tally) -> dict[str, Any]:
         "tokenizer": facts_of(tokenizer),
         "read": asdict(tally),
         "splits": {
-            name: {
-                "documents": index.n_documents,
-                "bytes": index.n_bytes,
-                "tokens": index.n_tokens,
-                "sha256": IndexedStore(out / name).fingerprint,
-                "offsets_sha256": hash_file(out / name / DOCUMENTS),
-            }
-            for name, index in indices.items()
+            name: facts | {"offsets_sha256": hash_file(out / name / DOCUMENTS)}
+            for name, facts in split_facts(out, indices).items()
         },
         "source": order.corpus.source,
         "files": len(order.corpus.files),

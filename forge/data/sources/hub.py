@@ -103,14 +103,7 @@ def load(section: Dataset, *, parts: int = 0) -> Any:
         source, key = section.path, "data.path"
     try:
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
-            saved = datasets.load_from_disk(source)
-            if isinstance(saved, datasets.DatasetDict):
-                if split not in saved:
-                    names = ", ".join(map(str, saved))
-                    raise ValueError(f"its splits are {names}, and not {split}")
-                saved = saved[split]
-            shards = min(parts, max(len(saved), 1))
-            return saved.to_iterable_dataset(num_shards=shards) if parts else saved
+            return _saved(source, split, parts)
         is_glob = bool(path.suffix) and glob.has_magic(section.path) and not path.exists()
         if section.path and (path.is_file() or is_glob):
             kind = path.suffixes[-2 if path.suffix in UNPACKED else -1]
@@ -131,3 +124,17 @@ def load(section: Dataset, *, parts: int = 0) -> Any:
             hint += "; without a network give a copy on this machine, data.path=my/dataset"
         where = section.path or section.hf_dataset_name
         raise ValueError(f"{key} = {where}: {reason_of(error)}. {hint}.") from error
+
+
+def _saved(folder: str, split: str, parts: int) -> Any:
+    """The split of a dataset that save_to_disk wrote; parts: as of `load`."""
+    import datasets
+
+    saved = datasets.load_from_disk(folder)
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            names = ", ".join(map(str, saved))
+            raise ValueError(f"its splits are {names}, and not {split}")
+        saved = saved[split]
+    shards = min(parts, max(len(saved), 1))
+    return saved.to_iterable_dataset(num_shards=shards) if parts else saved

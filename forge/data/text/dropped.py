@@ -37,16 +37,20 @@ def dropped(
         if not all(_has(text, thought) for thought in thoughts):
             return f"what the {role} says"
         for field in message:
-            spared = field in REASONING and number not in learnt
-            if field in LABELS or spared or (field == "name" and role in ("tool", "function")):
-                continue
-            if not message[field]:
+            if not message[field] or _may_lack(field, role, learnt=number in learnt):
                 continue
             less = {k: v for k, v in message.items() if k != field}
             changed = [*messages[:number], less, *messages[number + 1 :]]
             if template.same(text, changed, tools) or not all(_written(message[field], text)):
                 return f"{field!r} of the {role}"
     return _short_dropped(template, messages, tools)
+
+
+def _may_lack(field: str, role: str, *, learnt: bool) -> bool:
+    """Whether a template may leave out a field of a message."""
+    if field in REASONING and not learnt:
+        return True
+    return field in LABELS or (field == "name" and role in ("tool", "function"))
 
 
 def _short_dropped(

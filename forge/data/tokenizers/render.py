@@ -103,6 +103,22 @@ class Render:
         if any(message.get("tool_calls") for message in messages):
             messages = _taken(template, messages, tools)
         turns = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+        learnt = self._learnt(one, turns)
+        marked = learnt
+        if self.train_on == "all":
+            marked = [turn for turn in turns if turn in one.untrained] or turns
+        try:
+            written = template.write(messages, tools, wanted=marked)
+        except BadTemplate as error:
+            hint = f"{FIX}, or data.train_on=last_response" if "turn" in str(error) else FIX
+            raise BadFile(f"{one.where} does not fit the chat template: {error}", hint) from error
+        if lost := dropped(written.text, template, messages, tools, learnt):
+            fault = f"the chat template drops {lost} in {one.where}"
+            raise BadFile(fault, self._hint_of_lost(lost))
+        return written
+
+    def _learnt(self, one: Conversation, turns: list[int]) -> list[int]:
+        """The numbers of the turns to be learnt. Raises BadFile where none is."""
         meant = turns if self.train_on == "all" else [turn for turn in turns if turn >= one.asked]
         asked = meant[-1:] if self.train_on == "last_response" else meant
         learnt = [turn for turn in asked if turn not in one.untrained]
@@ -114,26 +130,19 @@ class Render:
             else:
                 hint += ": data.train_on=all"
             raise BadFile(f"{one.where} {fault}", f"Leave it out, or {hint}")
-        marked = learnt
-        if self.train_on == "all":
-            marked = [turn for turn in turns if turn in one.untrained] or turns
-        try:
-            written = template.write(messages, tools, wanted=marked)
-        except BadTemplate as error:
-            hint = f"{FIX}, or data.train_on=last_response" if "turn" in str(error) else FIX
-            raise BadFile(f"{one.where} does not fit the chat template: {error}", hint) from error
-        if lost := dropped(written.text, template, messages, tools, learnt):
-            fault = f"the chat template drops {lost} in {one.where}"
-            hint = "Give a data.chat_template that writes every turn"
-            if "'" in lost:
-                name = lost.split("'")[1]
-                hint = f"Give a data.chat_template that writes it, or data.leave_out=[{name}]"
-                if name in REASONING and self.train_on == "responses":
-                    hint += ", or data.train_on=last_response"
-            elif lost == "the tools":
-                hint = "Give a data.chat_template that writes all of them"
-            raise BadFile(fault, hint)
-        return written
+        return learnt
+
+    def _hint_of_lost(self, lost: str) -> str:
+        """The remedy for a part of a conversation that the template drops."""
+        if lost == "the tools":
+            return "Give a data.chat_template that writes all of them"
+        if "'" not in lost:
+            return "Give a data.chat_template that writes every turn"
+        name = lost.split("'")[1]
+        hint = f"Give a data.chat_template that writes it, or data.leave_out=[{name}]"
+        if name in REASONING and self.train_on == "responses":
+            hint += ", or data.train_on=last_response"
+        return hint
 
     def _ended(
         self,

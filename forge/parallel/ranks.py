@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -162,14 +162,9 @@ def join(config: Config, device: torch.device, rendezvous: Rendezvous | None = N
     timeout, rank = timedelta(seconds=parallel.nccl_timeout_sec), int(os.environ["RANK"])
     rendezvous = rendezvous or Rendezvous()
     store = rendezvous.store
-    try:
+    with _usable(parallel.backend, device.type):
         # Not bound to a device: NCCL then makes communicators at first use, for used groups only.
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    except dist.DistError:
-        raise
-    except (ValueError, KeyError, AssertionError, RuntimeError) as error:
-        message = f"parallel.backend={parallel.backend} cannot be used for {device.type}"
-        raise ValueError(f"{message}: {error}") from error
     host, saver = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
     mesh = make_mesh(parallel, device.type)
     for group in mesh.groups():  # a mesh gives its groups torch's default timeout
@@ -184,6 +179,18 @@ def join(config: Config, device: torch.device, rendezvous: Rendezvous | None = N
         device=device,
         timeout=timeout,
     )
+
+
+@contextmanager
+def _usable(backend: str, device_type: str) -> Iterator[None]:
+    """Raise ValueError naming the backend where torch has no such backend for the device."""
+    try:
+        yield
+    except dist.DistError:
+        raise
+    except (ValueError, KeyError, AssertionError, RuntimeError) as error:
+        message = f"parallel.backend={backend} cannot be used for {device_type}"
+        raise ValueError(f"{message}: {error}") from error
 
 
 def _backend(wanted: str, device_type: str) -> str:

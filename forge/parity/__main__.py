@@ -12,7 +12,7 @@ import math
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,17 +135,7 @@ def read(words: Sequence[str]) -> Words:
             add(word, f"{key} is given twice.", f"one {key}=...")
         else:
             values[key] = value
-    result = Words(sides={}, common=common)
-    for side in SIDES:
-        if side not in values:
-            message = f"the overrides of side {side} are missing."
-            add(f"{side}=", message, 'a="parallel=single" b="parallel.tp=2"')
-        text = values.get(side, "")
-        try:
-            result.sides[side] = shlex.split(text)
-        except ValueError as error:
-            message = f"its quotes do not match: {error}."
-            add(f"{side}={text}", message, f'{side}="key=value key=value"')
+    result = Words(sides=_overrides_by_side(values, add), common=common)
     for key, kind, bound in (("steps", int, 1), ("lr", float, 1e-12)):
         if key not in values:
             continue
@@ -163,6 +153,24 @@ def read(words: Sequence[str]) -> Words:
     if problems:
         raise ConfigError(problems)
     return result
+
+
+def _overrides_by_side(
+    values: Mapping[str, str], add: Callable[[str, str, str], None]
+) -> dict[str, list[str]]:
+    """The overrides of each side. add: takes each problem, as key, message and hint."""
+    sides = {}
+    for side in SIDES:
+        if side not in values:
+            message = f"the overrides of side {side} are missing."
+            add(f"{side}=", message, 'a="parallel=single" b="parallel.tp=2"')
+        text = values.get(side, "")
+        try:
+            sides[side] = shlex.split(text)
+        except ValueError as error:
+            message = f"its quotes do not match: {error}."
+            add(f"{side}={text}", message, f'{side}="key=value key=value"')
+    return sides
 
 
 def resolved(words: Words, config_dirs: Sequence[str] = ()) -> dict[str, Resolution]:

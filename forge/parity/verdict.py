@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -105,13 +105,8 @@ def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] =
     """
     values = [value for value in a.before.values() if value is not None]
     verdict = Verdict(parameters=len(a.before), numbers=sum(value.numel() for value in values))
-    for side, record in (("a", a), ("b", b)):
-        copies = f"ranks of {side} have different copies of"
-        verdict.faults += [f"{copies} {description}" for description in record.replicas]
-    verdict.faults += [*_names(a.before, b.before), *_names(a.state, b.state)]
     shared = [name for name in a.before if name in b.before]
-    moved = [name for name in shared if not _same_bits(a.before[name], b.before[name])]
-    verdict.faults += [f"{name} differs at step 0" for name in moved]
+    verdict.faults += _before_steps(a, b, shared)
     if len(a.losses) != len(b.losses):
         verdict.faults.append(f"a made {len(a.losses)} steps and b {len(b.losses)}")
     vanishing = {name for name in shared if name.endswith(tuple(may_vanish))}
@@ -123,6 +118,30 @@ def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] =
         verdict.faults += [f"step {step + 1}: {fault}" for fault in faults]
     if not verdict.rows:
         verdict.faults.append("no step was made")
+    _compare_ends(verdict, a, b, shared, vanishing, bounds)
+    return verdict
+
+
+def _before_steps(a: Record, b: Record, shared: Sequence[str]) -> Iterator[str]:
+    """Yield the faults of the initial weights, shared parameters included, and of names."""
+    for side, record in (("a", a), ("b", b)):
+        for description in record.replicas:
+            yield f"ranks of {side} have different copies of {description}"
+    yield from (*_names(a.before, b.before), *_names(a.state, b.state))
+    for name in shared:
+        if not _same_bits(a.before[name], b.before[name]):
+            yield f"{name} differs at step 0"
+
+
+def _compare_ends(
+    verdict: Verdict,
+    a: Record,
+    b: Record,
+    shared: Sequence[str],
+    vanishing: Collection[str],
+    bounds: Bounds,
+) -> None:
+    """Add what weights and state after the last step say. shared: parameters that are trained."""
     ends = {}
     for name in shared:
         a_value, b_value = a.after.get(name), b.after.get(name)
@@ -142,7 +161,6 @@ def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] =
     for name, distance in ends.items():
         description = f"{name} differs by {distance:.1e} after the last step"
         verdict.faults += _beyond(description, distance, bounds.weights)
-    return verdict
 
 
 def may_vanish(config: Config) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from forge.config.model.decoder import Decoder
 from forge.config.parallel import ONE_STAGE_SCHEDULES
@@ -46,6 +47,16 @@ def held(config: Config, rank: int) -> Held:
     return Held(rank=rank, parameters=count, equal=total / (p.fsdp * p.tp))
 
 
+IN_FP32: dict[str, Any] = {
+    "mixed_precision": "fp32",
+    "residual_dtype": "fp32",
+    "param_dtype": "fp32",
+    "master_weights": False,
+    "stochastic_rounding": False,
+}
+"""Options of `precision` under which every number is in fp32."""
+
+
 def in_small(config: Config) -> Config:
     """A resolved config with the same layout and a few narrow layers, in fp32 on a CPU. Rules hold
     unchanged: heads, experts and degrees are the same.
@@ -77,15 +88,7 @@ def in_small(config: Config) -> Config:
     parallel = replace(p, pp_microbatches=microbatches, pp_layers=[], cpu_offload=False)
     if p.pp > 1 and p.pp_schedule in ONE_STAGE_SCHEDULES:
         parallel.pp_stages_per_rank = 1
-    precision = replace(
-        config.precision,
-        mixed_precision="fp32",
-        residual_dtype="fp32",
-        param_dtype="fp32",
-        master_weights=False,
-        stochastic_rounding=False,
-    )
-    run = replace(config.run, device="cpu")
+    precision, run = replace(config.precision, **IN_FP32), replace(config.run, device="cpu")
     return replace(
         config, model=model, train=train, parallel=parallel, precision=precision, run=run
     )

@@ -164,14 +164,14 @@ def export_folder(
     return f"{chosen.architecture} of step {Saved(path).step} in {word}, {count}"
 
 
-def export_dtype(config: Config, path: Path, wanted: str | None) -> torch.dtype:
+def export_dtype(config: Config, path: Path, dtype_name: str | None) -> torch.dtype:
     """Format of the exported weights of a checkpoint; None = checkpoint.export_dtype.
 
     auto: the format of products in training, or the stored format if not fp32.
     """
-    wanted = wanted or config.checkpoint.export_dtype
-    if wanted != "auto":
-        return getattr(torch, wanted)
+    dtype_name = dtype_name or config.checkpoint.export_dtype
+    if dtype_name != "auto":
+        return getattr(torch, dtype_name)
     stored = tensor_storage.stored(path / WEIGHTS).items()
     kinds = {meta.properties.dtype for name, meta in stored if name.startswith(PREFIX)}
     half = [dtype for dtype in HALF.values() if dtype in kinds]
@@ -215,7 +215,7 @@ OF_THE_SOURCE = ("_from_model_config", "transformers_version", "bos_token_id", "
 
 
 def _turn_ends(tokenizer: Tokenizer) -> list[int]:
-    """Ids of the end of a turn in the chat template; none if no question is followed by an answer."""
+    """Ids of the end of a turn in the chat template; none for a template without answers."""
     if TEMPLATE not in tokenizer.stated:
         return []
     try:

@@ -71,9 +71,9 @@ class Staging:
         self._release()
 
     def _room(self, owned: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        spans, end = {}, 0
+        ranges, end = {}, 0
         for name, tensor in owned.items():
-            spans[name] = slice(end, end + tensor.nbytes)
+            ranges[name] = slice(end, end + tensor.nbytes)
             end += -(-tensor.nbytes // ALIGNED) * ALIGNED
         if end > len(self._buffer):
             self._release()
@@ -82,7 +82,7 @@ class Staging:
                 buffer = self._buffer
                 _check(_cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
         return {
-            name: self._buffer[spans[name]].view(tensor.dtype).view(tensor.shape)
+            name: self._buffer[ranges[name]].view(tensor.dtype).view(tensor.shape)
             for name, tensor in owned.items()
         }
 

@@ -276,7 +276,7 @@ def _read_index(folder: Path) -> Metadata:
 
 
 def _in_files(items: list[WriteItem]) -> list[list[WriteItem]]:
-    """Divide a rank's items among files of about equal size: one per FILE_BYTES, at most THREADS."""
+    """Divide a rank's items among files of similar size: one per FILE_BYTES, at most THREADS."""
     sizes = []
     for item in items:
         assert item.tensor_data is not None

@@ -85,7 +85,7 @@ class Checkpointer:
         extra: further tensors by name, the state of callbacks. weights_only: without extra and the
         optimizer's state. Raises OSError, with a hint, if writing fails.
         """
-        self.wait()
+        self.wait()  # an earlier save may still read the staging buffer
         if isinstance(optimizer, Offloaded):
             optimizer.settle()
         target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"

@@ -65,13 +65,13 @@ class Norms(Callback):
         sums = torch.stack([*of_roles, present.to(of_roles[0])])
         if self.ranks.size > 1:
             dist.all_reduce(sums)
-        *norms, is_present = sums.sqrt().tolist()
+        *norms, existing = sums.sqrt().tolist()
         loop.log(
             {
                 f"norms/{kind}/{role}": norm
                 for kind, row in zip(OF, norms, strict=True)
-                for role, norm, is_known in zip(ALL_ROLES, row, is_present, strict=True)
-                if is_known
+                for role, norm, exists in zip(ALL_ROLES, row, existing, strict=True)
+                if exists
             }
         )
 

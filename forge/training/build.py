@@ -26,8 +26,9 @@ from forge.training.step import Update
 
 
 def build(session: Session) -> Loop:
-    """Build the loop of a run, restored to the end of the last start. Raises ValueError for
-    mistakes.
+    """Build the loop of a run, restored to the end of the last start.
+
+    Raises ValueError for mistakes.
     """
     config, run_dir, ranks = session.config, session.run_dir, session.ranks
     loader = train_loader(config, session.prepared.train, session.objective, ranks, session.device)

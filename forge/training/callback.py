@@ -107,8 +107,9 @@ class Callback:
         """After an evaluation, with the metrics by plain name."""
 
     def on_checkpoint(self, loop: LoopView, path: Path) -> None:
-        """After a checkpoint is complete on the disk; an asynchronous one may be of an earlier
-        step. On the main rank alone.
+        """After a checkpoint is complete on the disk, on the main rank alone.
+
+        An asynchronous checkpoint may be of an earlier step.
         """
 
     def on_end(self, loop: LoopView) -> None:
@@ -119,8 +120,9 @@ class Callback:
         return 0
 
     def act(self, loop: LoopView, number: int) -> None:
-        """Act on a request; called on all ranks after the same step, with the largest number of any
-        rank.
+        """Act on a request, on all ranks after the same step.
+
+        number: the largest of any rank.
         """
 
     def on_failure(self, loop: LoopView, error: BaseException) -> None:
@@ -134,8 +136,9 @@ class Callback:
         """Release resources; always called, also after an exception."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, under `name_of(callback)`: tensors, texts, numbers, booleans and
-        None, nested in dicts, lists and tuples.
+        """State for a checkpoint, under `name_of(callback)`.
+
+        Tensors, texts, numbers, booleans and None, nested in dicts, lists and tuples.
         """
         return {}
 
@@ -153,9 +156,7 @@ def is_users(callback: Callback) -> bool:
 
 
 def call(callback: Callback, method: str, step: int, *arguments: Any) -> Any:
-    """Call a method; an error of a user's callback becomes a CallbackError with the callback's
-    name.
-    """
+    """Call a method; an error of a user's callback becomes a CallbackError with its name."""
     try:
         return getattr(callback, method)(*arguments)
     except (Exception, SystemExit) as error:

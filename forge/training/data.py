@@ -133,11 +133,10 @@ def how_packed(config: Config, text: Mixture) -> Iterator[str]:
 
 
 def warn_of_prompts(config: Config, text: Mixture, empty: Iterable[Empty]) -> None:
-    """Warn of sources with mostly sequences without a token to learn, or with mostly documents left
-    out for their length.
+    """Warn of sources with mostly sequences without a token to learn.
 
-    A smaller share of such sequences is only reported. empty: sources with sequences without a
-    target.
+    Also of sources with mostly documents left out for their length. A smaller share of such
+    sequences is only reported. empty: sources with sequences without a target.
     """
     data, larger = config.data, "A larger train.seq_len has room for more"
     shows = "`python -m forge.preview` with the same options shows what is read"

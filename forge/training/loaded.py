@@ -56,8 +56,9 @@ def load(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded(Trained):
-    """A trained model in eval mode on its device, with tokenizer, resolved config of the run, and
-    step and path of the checkpoint.
+    """A trained model in eval mode on its device.
+
+    With tokenizer, resolved config of the run, and step and path of the checkpoint.
     """
 
     def __repr__(self) -> str:
@@ -101,8 +102,7 @@ class Loaded(Trained):
         stop: str | Sequence[str] = (),
         **options: Any,
     ) -> list[Written]:
-        """Continue several prompts, texts or conversations, `n` times: text, tokens and end of
-        each.
+        """Continue several texts or conversations, `n` times: text, tokens and end of each.
 
         logprobs: also the token ids, and the logarithm of each token's probability in the model,
         before temperature and cuts. options: as of `generate`.
@@ -122,8 +122,10 @@ class Loaded(Trained):
         return list(writer.write(prompts))
 
     def chat(self, said: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Answer a user's text, or a conversation of {"role": "user", "content": ...} and so on, as
-        the assistant of the run's chat template. options: as of `generate`.
+        """Answer a user's text, or a conversation, as the assistant of the run's chat template.
+
+        said: a text, or messages {"role": "user", "content": ...} and so on. options: as of
+        `generate`.
         """
         asked = [{"role": "user", "content": said}] if isinstance(said, str) else said
         prompts: Any = [asked]
@@ -131,8 +133,7 @@ class Loaded(Trained):
 
     @torch.no_grad()
     def logits(self, text: str) -> Tensor:
-        """fp32 [seq, vocab] on the model's device: row t predicts the token after the first t + 1
-        tokens.
+        """fp32 [seq, vocab] on the model's device: row t predicts the token after t + 1 tokens.
 
         The tokens are tokenizer.encode(text), behind a token for the begin of documents, if the
         tokenizer has one. Raises ValueError for more than model.max_seq_len.
@@ -146,8 +147,7 @@ class Loaded(Trained):
         return logits[0, :, : self.tokenizer.vocab_size].float()
 
     def evaluate(self, data: Text | None = None) -> dict[str, float]:
-        """The metrics of the run's objective over the run's evaluated text, or over all of a given
-        text.
+        """The metrics of the run's objective over the run's evaluated text, or all of a given text.
 
         data: a file or folder, options of data as in an entry of eval.sets, or a list of documents.
         Raises ValueError for an unreadable text, or for a text changed since the run.

@@ -261,9 +261,7 @@ class Loop(Moments):
 
     @property
     def ending(self) -> bool:
-        """Whether no further update follows; callbacks behind the asking callback may still end the
-        run.
-        """
+        """Whether no further update follows; callbacks behind the asking one may still act."""
         return self.stop_reason is not None or self.state.step >= self.end_step
 
     def stop(self, reason: str) -> None:

@@ -1,5 +1,6 @@
-"""The optimizer's part of a step: an update without effect if flagged, after the backward pass or,
-parameter by parameter, inside of the pass.
+"""The optimizer's part of a step: an update without effect if flagged.
+
+After the backward pass or, parameter by parameter, inside of the pass.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from forge.tensors.local import local
 
 
 def skips_on_device(optimizer: torch.optim.Optimizer, weights: Iterable[Tensor]) -> bool:
-    """Whether an optimizer skips an update on the device, as torch's fused optimizers can, without
-    a wait of the host.
+    """Whether an optimizer skips an update on the device, without a wait of the host.
 
-    Weights on a CPU, offloaded weights too, are skipped by the host.
+    Torch's fused optimizers can. Weights on a CPU, offloaded weights too, are skipped by the host.
     """
     on_gpu = all(weight.device.type == "cuda" for weight in weights)
     return on_gpu and getattr(optimizer, "_step_supports_amp_scaling", False)

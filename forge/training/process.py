@@ -51,16 +51,16 @@ def set_up(config: Config) -> torch.device:
 
 
 def _set_allocator() -> None:
-    """Let GPU memory grow in segments, with less unused memory between tensors; unless a variable
-    of torch decides.
+    """Let GPU memory grow in segments, unless a variable of torch decides.
+
+    Growing segments leave less unused memory between tensors.
     """
     if not any(os.environ.get(name) for name in ALLOCATOR):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # type: ignore
 
 
 def record_collectives(folder: Path, device: torch.device) -> None:
-    """Have NCCL record the last collectives of this rank, and write the records to `folder` on a
-    timeout.
+    """Have NCCL record the last collectives of this rank, written to `folder` on a timeout.
 
     For `torchfrtrace`. Variables of torch already set stay unchanged.
     """

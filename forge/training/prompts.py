@@ -1,5 +1,7 @@
-"""Prompts from a file: each line of a .txt, or of each row of a .jsonl the `prompt`, the `text` or
-the `messages` for the assistant to answer.
+"""Prompts from a file of lines or rows.
+
+A prompt is a line of a .txt, or of a row of a .jsonl the `prompt`, the `text` or the `messages` for
+the assistant to answer.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ Prompt = str | list[dict[str, Any]]
 
 
 def read_prompts(file: Path) -> list[Prompt]:
-    """Read the prompts of a file. Raises ValueError, naming the file and the line, for an
-    unreadable file or a missing prompt.
+    """Read the prompts of a file.
+
+    Raises ValueError, naming the file and the line, for an unreadable file or a missing prompt.
     """
     if file.suffix not in KINDS:
         raise ValueError(f"{file}: prompts are in a file {' or '.join(KINDS)}")

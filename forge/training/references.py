@@ -214,9 +214,7 @@ def _identity(
 
 
 def _weights(path: Path) -> dict[str, Any]:
-    """Identify weights: a checkpoint by its metadata, a file by its bytes, any other folder by its
-    files.
-    """
+    """Identify weights: a checkpoint by metadata, a file by bytes, other folders by their files."""
     if path.is_file():
         return {"file": hash_file(path)}
     if (path / META).is_file():
@@ -226,8 +224,9 @@ def _weights(path: Path) -> dict[str, Any]:
 
 
 def _read(entry: Path, plan: Examples) -> np.ndarray:
-    """Read all parts of an entry, [examples, rows], with NaN for missing examples. A damaged part
-    counts as missing.
+    """Read all parts of an entry, [examples, rows], with NaN for missing examples.
+
+    A damaged part counts as missing.
     """
     values = np.full((len(plan), plan.rows), np.nan)
     for path in sorted(entry.glob("*.npz")):

@@ -234,9 +234,7 @@ def _load(start: Start, checkpointer: Checkpointer, loop: Loop) -> str:
 
 
 def _base_of(start: Start, checkpointer: Checkpointer, config: Config) -> dict[str, Any]:
-    """Find the base of the adapters: named by the checkpoint, at the present path, or the run's
-    weights.
-    """
+    """Find the base of the adapters: of the checkpoint at its present path, or the run's."""
     path = start.weights
     if start.checkpoint is not None and BASE in start.meta:
         path = located(start.meta[BASE], start.checkpoint.path, config.checkpoint.init_from)
@@ -286,8 +284,9 @@ def _or_another(start: Start, checkpointer: Checkpointer) -> Iterator[None]:
 
 
 def _check_vocabulary(path: Path, session: Session) -> None:
-    """Raise CheckpointError for weights of a run with another tokenizer, unless run.allow_change
-    permits the change.
+    """Raise CheckpointError for weights of a run with another tokenizer.
+
+    run.allow_change may permit the change.
     """
     saved = Saved(path).meta.get("data", {}).get("tokenizer")
     ours = session.prepared.identity["tokenizer"]
@@ -311,8 +310,9 @@ def _is_base_with_added(path: Path, session: Session, ours: str) -> bool:
 
 
 def _check_base(adapters: Path, weights: Path | None, config: Config) -> None:
-    """Raise CheckpointError for adapters of another existing folder with other weights, unless
-    run.allow_change permits the change.
+    """Raise CheckpointError for adapters of another existing folder with other weights.
+
+    run.allow_change may permit the change.
     """
     base = peft.read(adapters).get("base_model_name_or_path")
     if not isinstance(base, str) or not is_folder(base):

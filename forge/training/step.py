@@ -1,5 +1,6 @@
-"""One step: the gradients of micro-batches, clipping, and the optimizer's update. The update is
-skipped for a non-finite loss or gradient, for a spike, and without a target.
+"""One step: the gradients of micro-batches, clipping, and the optimizer's update.
+
+The update is skipped for a non-finite loss or gradient, for a spike, and without a target.
 """
 
 from __future__ import annotations
@@ -100,8 +101,7 @@ class Backward:
 
 
 class StepModules:
-    """Tells modules with `end_of_step` of the begin and end of a step, and collects the reported
-    values.
+    """Tells modules with `end_of_step` of the begin and end of a step, and collects values.
 
     See `forge.models.contract.InStep`. A pipeline speaks for its stages.
     """

@@ -10,18 +10,19 @@ class Tracker(Protocol):
     """Receives metrics. Made at the start of the run, by rank 0, and used from one thread."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Receive metrics by name: of a log (`train/loss`, `lr`, ...), of an evaluation
-        (`eval/loss`, ...), or of a callback.
+        """Receive metrics by name, of a log, an evaluation or a callback.
 
-        step counts optimizer updates and never falls; several calls may have the same step. A value
-        may be NaN or infinite. `values` is shared with the other trackers and must not be changed.
-        The next update waits for the return.
+        `train/loss`, `lr`, ... of a log, `eval/loss`, ... of an evaluation. step counts optimizer
+        updates and never falls; several calls may have the same step. A value may be NaN or
+        infinite. `values` is shared with the other trackers and must not be changed. The next
+        update waits for the return.
         """
         ...
 
     def close(self) -> None:
-        """Write buffered metrics and release resources. Called once, in any case short of a kill;
-        no `log` follows.
+        """Write buffered metrics and release resources.
+
+        Called once, in any case short of a kill; no `log` follows.
         """
         ...
 

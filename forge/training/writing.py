@@ -145,8 +145,9 @@ class Writer:
                 yield replace(text, **extra)
 
     def _stops(self, row: int, drawn: list[int]) -> bool:
-        """Whether a stop string ends in the last token; the whole text is decoded only on
-        suspicion.
+        """Whether a stop string ends in the last token.
+
+        The whole text is decoded only if the last tokens contain a stop string.
         """
         # A stop string has no more tokens than bytes. The first tokens of a text may lose a space.
         tail = max(len(stop.encode()) for stop in self.stop) + 4

@@ -143,9 +143,7 @@ class MetricsColumn(ProgressColumn):
 
 
 def _evaluated(values: dict[str, float]) -> list[str]:
-    """Texts of an evaluation: the usual metrics, only the loss of further sets, and any other
-    metric.
-    """
+    """Texts of an evaluation: usual metrics, only the loss of further sets, any other metric."""
     names = (name for name in values if name.startswith("eval/") and name not in EVALUATION)
     usual = EVALUATION.keys() - {"eval/loss"}
     shown = (name for name in names if f"eval/{name.rpartition('/')[2]}" not in usual)

@@ -118,11 +118,11 @@ class Interrupted(Exception):
 
 
 class Evaluation(Callback):
-    """Evaluates the validation split and all sets every `interval` steps and after the last step,
-    unless interrupted.
+    """Evaluates the validation split and all sets every `interval` steps and after the last step.
 
-    A run about to stop breaks an evaluation off, and repeats it when resumed. metrics: of the last
-    evaluation, after update number `at`; for a set as `set/metric`.
+    A run about to stop breaks an evaluation off, and repeats it when resumed; no evaluation follows
+    an interrupted run. metrics: of the last evaluation, after update number `at`; for a set as
+    `set/metric`.
     """
 
     def __init__(self, session: Session) -> None:
@@ -189,8 +189,9 @@ class Evaluation(Callback):
 def unless(
     interrupted: Callable[[], bool], batches: Iterable[Batch], *, every: int
 ) -> Iterator[Batch]:
-    """Pass batches on; raise Interrupted if the run is to stop, asked before every `every`-th
-    batch.
+    """Pass batches on; raise Interrupted if the run is to stop.
+
+    interrupted: asked before every `every`-th batch.
     """
     for number, batch in enumerate(batches):
         if number % every == 0 and interrupted():

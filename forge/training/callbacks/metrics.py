@@ -162,8 +162,9 @@ class Logger(Callback):
         self.since, loop.loader.waited = loop.clock.seconds(), 0.0
 
     def results(self) -> dict[str, float]:
-        """Values of the last log; tokens a second over all logs but the first, the warm-up of
-        kernels.
+        """Values of the last log; tokens a second over all logs but the first.
+
+        The first log includes the warm-up of kernels.
         """
         counted = self.rates[1:] or self.rates
         rate = sum(t for t, _ in counted) / sum(s for _, s in counted) if counted else 0.0

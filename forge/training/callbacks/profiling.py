@@ -22,10 +22,10 @@ ALLOCATIONS = 100_000  # latest allocations and frees in a memory snapshot
 
 
 class Profiler(Callback):
-    """Records steps start_step to end_step and writes the trace at the end of these steps or of the
-    run.
+    """Records steps start_step to end_step, and writes the trace.
 
-    With memory_snapshot also the last allocations, at the same time and when memory runs out.
+    The trace is written after end_step, or at the end of the run. With memory_snapshot also the
+    last allocations, at the same time and when memory runs out.
     """
 
     def __init__(self, session: Session) -> None:

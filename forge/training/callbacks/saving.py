@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 class Saving(Callback):
-    """Saves every `interval` steps or `interval_minutes`, after an evaluation among the best, and
-    last.
+    """Saves at intervals of steps or minutes, after evaluations among the best, and at the end.
 
     Stands last among the callbacks: saved callback state is from the end of the same step. The
     metrics of an evaluation at the end of the run are added to the last save.

@@ -16,13 +16,13 @@ from forge.training.callback import Callback, LoopView
 
 
 class Signals(Callback):
-    """Ends the run on SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2, on all ranks after the same
-    step.
+    """Ends the run on a signal, on all ranks after the same step.
 
-    A second signal, or a stop longer than `timeout` seconds, ends the process at once. Signals
-    within a second count as one: a signal to a process group reaches a rank directly and again
-    through the launcher. A rank waiting for a lost rank runs no Python. Therefore a thread watches
-    the clock, and reads signals from a socket written by Python.
+    SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2. A second signal, or a stop longer than `timeout`
+    seconds, ends the process at once. Signals within a second count as one: a signal to a process
+    group reaches a rank directly and again through the launcher. A rank waiting for a lost rank
+    runs no Python. Therefore a thread watches the clock, and reads signals from a socket written by
+    Python.
     """
 
     SAME_SECONDS = 1.0

@@ -1,6 +1,4 @@
-"""N:M sparsity: of each M adjacent weights of a row only the N largest are trained; all others are
-0.
-"""
+"""N:M sparsity: of each M adjacent weights of a row the N largest are trained, all others are 0."""
 
 from __future__ import annotations
 
@@ -88,10 +86,9 @@ class Sparsity(Callback):
 
 
 def largest(weight: Tensor, count: int, among: int) -> Tensor:
-    """Mask, as weight, of the `count` largest of each `among` adjacent values in the last
-    dimension.
+    """Mask of the `count` largest of each `among` adjacent values in the last dimension.
 
-    bool. Of equal values the first counts.
+    bool, shaped as weight. Of equal values the first counts.
     """
     blocks = weight.abs().unflatten(-1, (-1, among))
     order = blocks.argsort(dim=-1, descending=True, stable=True)[..., :count]

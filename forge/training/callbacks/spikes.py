@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Spikes(Callback):
-    """Finds steps more than `factor` standard deviations above the mean of the last `interval`
-    steps.
+    """Finds spikes: steps far above the mean of the last `interval` steps.
 
-    As in OLMo and MaxText; no step is a spike until half as many steps are known. A spike enters
-    the window too, so a lasting level becomes usual. A non-finite step does not enter and is no
-    spike. The window is part of a checkpoint. Nothing waits for the device.
+    Far is more than `factor` standard deviations, as in OLMo and MaxText; no step is a spike until
+    half as many steps are known. A spike enters the window too, so a lasting level becomes usual. A
+    non-finite step does not enter and is no spike. The window is part of a checkpoint. Nothing
+    waits for the device.
     """
 
     def __init__(self, session: Session) -> None:

@@ -55,10 +55,10 @@ class Agreement(Callback):
 
 
 class StopVote(Callback):
-    """Ends the run on all ranks after the same step, once a user's callback calls `loop.stop` on
-    one rank.
+    """Ends the run on all ranks after the same step, once one rank asks.
 
-    Takes a message each step. Stands behind the user's callbacks.
+    A rank asks by `loop.stop` in a user's callback. Takes a message each step. Stands behind the
+    user's callbacks.
     """
 
     def __init__(self, session: Session) -> None:
@@ -113,8 +113,7 @@ class TimeLimit(Callback):
 
 
 class EarlyStopping(Callback):
-    """Stops once the metric reaches the target, or after `patience` evaluations without a gain of
-    min_delta.
+    """Stops at the metric's target, or after `patience` evaluations without a gain of min_delta.
 
     The evaluation at the end of a run does not count, since a prolonged run would not have had one.
     """
@@ -151,12 +150,12 @@ class EarlyStopping(Callback):
 
 
 class BadSteps(Callback):
-    """Warns of the first non-finite step, and stops the run after `train.max_bad_steps` in a row; 0
-    = never.
+    """Warns of the first non-finite step, and stops the run after too many in a row.
 
-    The update of a step with a non-finite loss or gradient is skipped. Every step skipped as a
-    spike is reported. Stands before the callbacks for logging and saving. On a GPU the check is
-    made only with logged metrics and at the end, since a check waits for the device.
+    The limit is `train.max_bad_steps`; 0 = never. The update of a step with a non-finite loss or
+    gradient is skipped. Every step skipped as a spike is reported. Stands before the callbacks for
+    logging and saving. On a GPU the check is made only with logged metrics and at the end, since a
+    check waits for the device.
     """
 
     def __init__(self, session: Session) -> None:

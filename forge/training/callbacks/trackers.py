@@ -30,10 +30,9 @@ FINISH_SECONDS = 120.0  # unsent data then stays in the run directory for `wandb
 
 
 class Trackers:
-    """Several trackers as one; a failing tracker is closed and left out from then on, with one
-    warning.
+    """Several trackers as one; a failing tracker is closed and left out from then on.
 
-    An error of JsonLines ends the run.
+    Each failure gives one warning. An error of JsonLines ends the run.
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], Tracker]] | None = None) -> None:
@@ -95,11 +94,10 @@ def build_trackers(
     config_dict: dict[str, Any],
     more: Mapping[str, Callable[[], Tracker]] | None = None,
 ) -> Trackers:
-    """Build the JSON lines and all enabled trackers, still closed; disabled trackers are not
-    imported.
+    """Build the JSON lines and all enabled trackers, still closed.
 
-    total_steps: of the run, for the progress bar. config_dict: the whole config, for W&B. more:
-    makers of further trackers, by name.
+    Disabled trackers are not imported. total_steps: of the run, for the progress bar. config_dict:
+    the whole config, for W&B. more: makers of further trackers, by name.
     """
     makers: dict[str, Callable[[], Tracker]] = {"JSON lines": partial(JsonLines, run_dir)}
     if section.enable_tensorboard:
@@ -135,10 +133,10 @@ def trackers_of(session: Session) -> Trackers:
 
 
 class JsonLines:
-    """metrics.jsonl: {"step": ..., **values}; performance.jsonl: {"step": ..., "time": seconds
-    since 1970, **WALL_CLOCK values}.
+    """Writes metrics.jsonl and performance.jsonl.
 
-    A log without a value for a file adds no row.
+    Rows are {"step": ..., **values}, and {"step": ..., "time": seconds since 1970, **WALL_CLOCK
+    values}. A log without a value for a file adds no row.
     """
 
     def __init__(self, run_dir: Path) -> None:

@@ -27,8 +27,9 @@ def place_of(init_from: str) -> Path:
 
 
 def identity(path: Path | None, folder: Path) -> dict[str, Any]:
-    """Describe a base for meta.json. path: null = initial weights from the seed. folder: of the
-    checkpoints.
+    """Describe a base for meta.json.
+
+    path: null = initial weights from the seed. folder: of the checkpoints.
     """
     if path is None:
         return {"path": None, "from_here": None, "fingerprint": None}
@@ -40,10 +41,10 @@ def identity(path: Path | None, folder: Path) -> dict[str, Any]:
 
 
 def located(base: dict[str, Any], checkpoint: Path, init_from: str | None = None) -> Path | None:
-    """Find a base at the stored path, relative to the checkpoint's folder, or at
-    checkpoint.init_from.
+    """Find a base at its old path, at the old relative path, or at checkpoint.init_from.
 
-    null = initial weights from the seed. Raises CheckpointError for a missing or changed base.
+    Relative to the checkpoint's folder. null = initial weights from the seed. Raises
+    CheckpointError for a missing or changed base.
     """
     if base["path"] is None:
         return None

@@ -79,8 +79,7 @@ class Checkpointer:
         extra: Tensors,
         weights_only: bool = False,
     ) -> None:
-        """Write step_N; if asynchronous, copy the tensors while training goes on, then write the
-        copies.
+        """Write step_N; asynchronously from a copy of the tensors, while training goes on.
 
         extra: further tensors by name, the state of callbacks. weights_only: without extra and the
         optimizer's state. Raises OSError, with a hint, if writing fails.
@@ -145,8 +144,9 @@ class Checkpointer:
             self._copies = None
 
     def wait(self) -> None:
-        """Wait until the present save is committed, and replaced checkpoints are gone. Raises
-        failures.
+        """Wait until the present save is committed, and replaced checkpoints are gone.
+
+        Raises failures of the save.
         """
         self._copies = None
         while self._pending:
@@ -317,8 +317,9 @@ def prefixed(prefix: str, tensors: Tensors) -> Tensors:
 
 
 def _disk_bytes(tensors: Tensors) -> int:
-    """Upper bound of a save: the tensors, 1 kB of index for each chunk, and 64 kB of half-filled
-    blocks for each rank.
+    """Upper bound of a save on disk.
+
+    The tensors, 1 kB of index for each chunk, and 64 kB of half-filled blocks for each rank.
     """
     total, ranks = 0, 1
     for tensor in tensors.values():

@@ -18,11 +18,10 @@ class DamagedBytes(ValueError):
 
 @contextmanager
 def checked(path: Path, group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Raise damage found by one rank of the group as Damaged on all ranks; a collective around
-    reading.
+    """Raise damage found on one rank of the group as Damaged on all ranks; a collective.
 
-    Otherwise ranks would wait for each other. A disk without bytes to give counts as damage. Any
-    other error is raised by its rank at once.
+    Put around the reading of a checkpoint, since ranks would else wait for each other. A disk
+    without bytes to give counts as damage. Any other error is raised by its rank at once.
     """
     fault = None
     try:

@@ -132,10 +132,10 @@ def export_folder(
     dtype: str | None,
     shard_bytes: int,
 ) -> str:
-    """Write the weights of a checkpoint, of any layout, as a folder for transformers; returns a
-    summary in words.
+    """Write the weights of a checkpoint, of any layout, as a folder for transformers.
 
-    out: a new folder. Raises ValueError for a model outside all families.
+    Returns a summary in words. out: a new folder. Raises ValueError for a model outside all
+    families.
     """
     section = config.model
     if not isinstance(section, Decoder):

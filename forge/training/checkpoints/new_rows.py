@@ -28,8 +28,9 @@ def tables_with_new_rows(
     exclude: tuple[str, ...],
     group: dist.ProcessGroup | None,
 ) -> list[TensorSpec]:
-    """The checkpoint's tables in need of new rows. exclude: prefixes of tensors keeping their
-    values.
+    """The checkpoint's tables in need of new rows.
+
+    exclude: prefixes of tensors keeping their values.
     """
     tables = [table for table in specs if table.new[1] and not table.name.startswith(exclude)]
     if not tables:

@@ -328,8 +328,8 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
 def _state(
     model: nn.Module, stored_names: Collection[str], *, adapters: bool
 ) -> tuple[Tensors, list[Packed]]:
-    """Split a model into tensors loaded as stored, with or without added ones of adapters, and
-    packed matrices stored whole.
+    """Split a model into tensors loaded as stored, and packed matrices stored whole.
+    adapters: with the tensors added by adapters.
     """
     packed = [matrix for matrix in packed_in(model) if matrix.names[0] not in stored_names]
     parts = {name for matrix in packed for name in matrix.names}

@@ -17,16 +17,18 @@ ALIGNED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Copies:
-    """done: host copies of this rank's shards, by name. copied: recorded after a GPU's last write,
-    for pinned memory.
+    """Host copies of this rank's shards.
+
+    done: the copies by name. copied: recorded after a GPU's last write, for pinned memory.
     """
 
     done: Future[dict[str, Tensor]]
     copied: torch.cuda.Event | None = None
 
     def wait_to_write(self) -> None:
-        """Wait until copied tensors may change: on a GPU only work queued from then on waits.
-        Raises failures.
+        """Wait until copied tensors may change; on a GPU only later queued work waits.
+
+        Raises failures of the copy.
         """
         if self.copied is not None:
             self.copied.wait()

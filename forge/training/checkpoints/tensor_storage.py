@@ -115,8 +115,9 @@ def load(
 
 
 def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Sizes and dtypes by name, without reading tensors. Raises OSError, and DamagedBytes for a
-    damaged index or another format.
+    """Sizes and dtypes by name, without reading tensors.
+
+    Raises OSError, and DamagedBytes for a damaged index or another format.
     """
     return _read_index(folder).state_dict_metadata  # type: ignore[return-value]
 
@@ -315,9 +316,7 @@ def _write(file: BufferedWriter, item: WriteItem, planner: SavePlanner) -> Write
 
 
 def _read(path: Path, name: str, dtype: torch.dtype, chunk: Chunk, item: ReadItem) -> Tensor:
-    """Read an item's box of a chunk, [*item.lengths], on the CPU; reads only the blocks with these
-    rows.
-    """
+    """Read an item's box of a chunk, [*item.lengths], on the CPU; only blocks with these rows."""
     nbytes = prod(chunk.sizes) * dtype.itemsize
     if not chunk.sizes:
         return _bytes(path, name, chunk, nbytes, slice(0, nbytes)).view(dtype).reshape(())

@@ -51,6 +51,7 @@ class TrainState:
         if not self.unread:
             return
         unread, self.unread = self.unread, []
+        # One transfer from the device for all flags.
         flags = torch.stack([output.skipped for _, output in unread]).tolist()
         for (step, output), skipped in zip(unread, flags, strict=True):
             self.skipped += skipped
@@ -121,6 +122,7 @@ class Moments:
         if moment not in self._acting:
             idle = getattr(Callback, moment)
             methods = ((callback, getattr(callback, moment)) for callback in self.callbacks)
+            # A method set on the object has no __func__, and counts as an override.
             self._acting[moment] = [
                 callback
                 for callback, method in methods

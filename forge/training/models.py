@@ -49,6 +49,7 @@ def build_model(
         adapter.inject(model)
         freeze(model, config)
         model = model.to(dtype)
+        # Buffers stay in `dtype`; only parameters take the stored format.
         for parameter in model.parameters() if stored_dtype != dtype else ():
             parameter.data = parameter.data.to(stored_dtype)
         adapter.pack(model, HALF.get(config.precision.mixed_precision, dtype))

@@ -56,6 +56,7 @@ def step_unless(
             step(flags)
         return
     # The protocol of torch.amp.GradScaler: the optimizer's kernel returns if found_inf is 1.
+    # grad_scale divides gradients, so the factor is inverted.
     scale = None if factor is None else factor.reciprocal()
     step({**flags, "grad_scale": scale, "found_inf": bad.float()})
 

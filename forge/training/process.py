@@ -25,6 +25,7 @@ def set_up(config: Config) -> torch.device:
     if run.num_threads:
         torch.set_num_threads(run.num_threads)
     if run.deterministic:
+        # cuBLAS is deterministic only with workspaces of fixed size.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(run.deterministic)
     torch.autograd.set_detect_anomaly(run.detect_anomaly)

@@ -173,11 +173,13 @@ def _compute(
                 batch.pop("reference", None)
                 local_batch = ranks.own_batch(batch, objective.along_sequence, device)
                 read: Any = model.read(local_batch) if isinstance(model, Pipeline) else model
+                # On ranks without the last stage of a pipeline, and in turns past the end.
                 if read is None or turn >= len(part):
                     continue
                 rows = each_response(read, local_batch).view(-1, plan.rows)
                 results[turn * size : turn * size + len(chosen)] = rows[: len(chosen)].double()
             computed = ranks.total(results).cpu().numpy()
+            # Values present already stay, for the same bits at every start.
             values[numbers] = np.where(np.isnan(values[numbers]), computed, values[numbers])
             if ranks.main:
                 with explained(entry.parent.parent):

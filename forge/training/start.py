@@ -211,6 +211,7 @@ def _load(start: Start, checkpointer: Checkpointer, loop: Loop) -> str:
                 group=ranks.saver,
             )
         load_state(start.meta, tensors, loop)
+        # Samples are counted within a text, and this one begins anew.
         if not same_text:
             loop.state.samples = 0
         location = {"samples": loop.state.samples}

@@ -131,6 +131,7 @@ class Writer:
         for start in range(0, len(rows), self.batch_size):
             some = rows[start : start + self.batch_size]
             texts = [encoded[number] for number, _ in some]
+            # The first sample of a prompt draws from the stream of a single sample.
             numbers = [f"{row} {sample}" if sample else row for row, sample in some]
             batch = continue_rows(self.model, texts, self.tokens, self.how, self.device, numbers)
             self.speed.read += batch.read

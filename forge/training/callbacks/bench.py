@@ -92,6 +92,7 @@ class Bench(Callback):
     def measured(self, loop: Loop) -> dict[str, Any]:
         """Seconds, bytes and shares; parts are medians over the timed steps."""
         first, last = self.warmup, self.end
+        # From end to end, so that waits between steps count.
         ends = self.ended[first - 1 : last]
         steps = [a.seconds(b) for a, b in pairwise(ends)]
         median = statistics.median(steps)

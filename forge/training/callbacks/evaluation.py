@@ -55,6 +55,7 @@ def evaluate(
             parts = look_ahead(model, objective, list(parts), ranks)
         for local_batch in parts:
             read: Any = model.read(local_batch) if isinstance(model, Pipeline) else model
+            # On ranks without the last stage of a pipeline.
             if read is None:
                 continue
             reported = objective.evaluate(read, local_batch)

@@ -58,6 +58,7 @@ class Norms(Callback):
             self._squares(loop, updates),
         ]
         self.before, self.gradients = {}, {}
+        # With a pipeline a role may be on other ranks alone; one sum covers norms and presence.
         present = torch.tensor([float(role in self.roles.values()) for role in ALL_ROLES])
         of_roles = [
             torch.stack([of_kind[role] for role in ALL_ROLES]) for of_kind in squares_by_kind

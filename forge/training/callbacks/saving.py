@@ -98,6 +98,7 @@ class Saving(Callback):
                     extra=prefixed("callbacks", tensors),
                     weights_only=loop.ending and not loop.interrupted and weights_only,
                 )
+                # Otherwise on_gradients waits, and the copy overlaps with the next forward pass.
                 if self._changes_soon(loop):
                     self.checkpointer.wait_to_write()
         self.saved_at, self.time_is_over = time.monotonic(), False

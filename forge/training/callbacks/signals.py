@@ -93,6 +93,7 @@ class Signals(Callback):
                 except TimeoutError:
                     limit = f"train.shutdown_timeout_sec={self.timeout:g}"
                     _say(f"the stop took longer than {limit}; ended where it was")
+                    # Not sys.exit: the main thread may be inside a collective.
                     os._exit(128 + first)
                 if not received:
                     return

@@ -61,6 +61,7 @@ class Sparsity(Callback):
             if since % section.weight_sparsity_update_step == 0 or name not in self.kept:
                 count, among = section.weight_sparsity_n, section.weight_sparsity_m
                 self.kept[name] = largest(weight, count, among)
+            # The values about to be zeroed, restored before the next update.
             self.zeroed[name] = weight.masked_fill(self.kept[name], 0)
             weight.masked_fill_(~self.kept[name], 0)
 

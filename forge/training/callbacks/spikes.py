@@ -40,9 +40,11 @@ class Spikes(Callback):
         window = self.window.to(values.dtype).to(values.device)
         finite = window.isfinite()
         count = finite.sum(1)
+        # NaN slots count as 0: an index by mask would wait for the device.
         means = window.where(finite, 0.0).sum(1) / count.clamp(min=1)
         squares = (window - means[:, None]).square().where(finite, 0.0).sum(1)
         deviations = (squares / (count - 1).clamp(min=1)).sqrt()
+        # The sample deviation needs two values at least.
         judgeable = values.isfinite().all() & (count + 1 >= max(3, self.interval // 2))
         spikes = judgeable & (values - means > self.factor * deviations)
         self.window = torch.cat([window[:, 1:], values[:, None]], 1)

@@ -47,6 +47,7 @@ class Agreement(Callback):
         host.copy_(requests, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
+        # Read a step later, when the copy has long arrived.
         earlier, self._pending = self._pending, (host, arrived)
         if earlier is None:
             return False

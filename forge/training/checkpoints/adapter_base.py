@@ -83,6 +83,7 @@ def fingerprint(path: Path) -> str:
         files = sorted(path.glob("*.safetensors"))
     else:
         files = sorted(file for file in (path / WEIGHTS).rglob("*") if file.is_file())
+        # A checkpoint of adapters depends on the weights of its base too.
         below = Saved(path).meta.get(BASE, {})
         digest.update(str(below.get("fingerprint")).encode())
     for file in files:

@@ -66,6 +66,7 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     subject, below = f"its state at '{path}'" if path else "its state", f"{path}/" if path else ""
     if isinstance(value, list | tuple):
         items = [_split(item, f"{below}{index}", tensors) for index, item in enumerate(value)]
+        # JSON would turn a tuple into a list.
         return {TUPLE: items} if isinstance(value, tuple) else items
     if isinstance(value, dict):
         for key in value:

@@ -96,6 +96,7 @@ class Checkpointer:
         tensors = {name: _readable_by_threads(tensor) for name, tensor in tensors.items()}
         about = self._about(step, meta, weights_only=weights_only)
         fault = self._prepare(scratch, _disk_bytes(tensors)) if self.ranks.main else None
+        # A fault of the main rank is raised by all ranks, since writing is a collective.
         fault = self.ranks.from_main(fault)
         if fault is not None:
             raise self._failed(target, scratch, fault) from fault
@@ -265,6 +266,7 @@ class Checkpointer:
         if target.exists():
             self._remove(target)
         scratch.rename(target)
+        # The rename itself must reach the disk before older checkpoints are removed.
         sync(self.folder)
         self._committed.append(target)
         self._prune()

@@ -154,6 +154,7 @@ def export_folder(
     files = write_weights(out, rows, read, dtype=number, shard_bytes=shard_bytes)
     tokenizer = Tokenizer.load(path / TOKENIZER)
     generation = generation_of(tokenizer, begun=config.checkpoint.init_from is not None)
+    # generation_config.json has the only copy in the folder.
     tokenizer.stated.pop(GENERATION, None)
     tokenizer.save(out)
     _write(out / folders.CONFIG, config_of(chosen, section, tokenizer, number))

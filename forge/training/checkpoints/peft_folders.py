@@ -95,6 +95,7 @@ def _as_difference(rows: Sequence[Row], adapter: LoRA, read: peft.Read) -> tuple
         spec = factors[name]
         if name == name_of(spec, A):
             return torch.cat([read(name), read(name_of(spec, TAKEN_A))], dim=-2)
+        # PEFT scales the whole product, and the part taken out was never scaled; subtracted again.
         taken = read(name_of(spec, TAKEN_B)) / scales[spec.name]
         return torch.cat([read(name), -taken], dim=-1)
 
@@ -102,6 +103,7 @@ def _as_difference(rows: Sequence[Row], adapter: LoRA, read: peft.Read) -> tuple
         "init": RANDOM,
         "rank": 2 * adapter.rank,
         "ranks": {word: 2 * rank for word, rank in adapter.ranks.items()},
+        # Keeps alpha / rank, or alpha / sqrt(rank), at twice the rank.
         "alpha": adapter.alpha * (2**0.5 if adapter.rank_stabilized else 2),
     }
     return replace(adapter, **twice), read_both

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forge.tensors.local import local
 
-ALIGNED = 64
+ALIGNED = 64  # bytes; a view in another dtype needs an aligned offset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,7 @@ class Staging:
         if device is None:
             return Copies(done=self._thread.submit(_copy, owned, room))
         stream = self._stream = self._stream or torch.cuda.Stream(device)
+        # The copies follow the update still queued on the current stream.
         stream.wait_stream(torch.cuda.current_stream(device))
         if not self.pinned:
             return Copies(done=self._thread.submit(_copy, owned, room, stream))

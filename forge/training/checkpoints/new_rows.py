@@ -65,7 +65,7 @@ def of_new_rows(source: Path, section: Model) -> str:
     number, why = end - first, "those before"
     if is_folder(source):
         rows, files = places(read(source), section)
-        added = grown(rows, {name: spec.shape for name, spec in files.items()}, section)
+        added = grown(rows, {name: entry.shape for name, entry in files.items()}, section)
         names = [row.theirs.name for row in rows if row.ours.new[1]] or list(added)
         if not end:
             number, why = max(added.values(), default=0), "the others"

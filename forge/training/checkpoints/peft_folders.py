@@ -95,7 +95,7 @@ def _as_difference(rows: Sequence[Row], adapter: LoRA, read: peft.Read) -> tuple
         spec = factors[name]
         if name == name_of(spec, A):
             return torch.cat([read(name), read(name_of(spec, TAKEN_A))], dim=-2)
-        # PEFT scales the whole product, and the part taken out was never scaled; subtracted again.
+        # PEFT adds the scaled product to the original weight: less the unscaled part taken out.
         taken = read(name_of(spec, TAKEN_B)) / scales[spec.name]
         return torch.cat([read(name), -taken], dim=-1)
 

@@ -207,9 +207,9 @@ class _Written(MappedStore):
         raise NotImplementedError("they are read at once, and are not kept")
 
 
-def _documents(loaded: Loaded, texts: Sequence[str]) -> TokenStore:
-    encoded = loaded.tokenizer.encode_batch(list(texts)) if texts else []
-    store = _Written([np.concatenate([loaded.tokenizer.document(ids) for ids in encoded])])
+def _documents(own: Loaded, texts: Sequence[str]) -> TokenStore:
+    encoded = own.tokenizer.encode_batch(list(texts)) if texts else []
+    store = _Written([np.concatenate([own.tokenizer.document(ids) for ids in encoded])])
     if len(store) < 2:
         raise ValueError("evaluate(): the documents have no token to predict")
     return store

@@ -146,10 +146,10 @@ def _config_of(path: Path, config: Config, tokenizer: Tokenizer | None) -> Confi
     return restore.config_of(path, trust=config.run.trust)
 
 
-def found_place(source: str) -> Path | CheckpointError:
+def found_place(place: str) -> Path | CheckpointError:
     """The file or checkpoint meant by a path, or the error."""
     try:
-        path = Path(source)
+        path = Path(place)
         return path if path.is_file() or is_folder(path) else checkpoints.find(path)[0].path
     except CheckpointError as error:
         return error

@@ -71,7 +71,7 @@ class InBackward:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        parameters: Iterable[tuple[str, nn.Parameter]],
+        named: Iterable[tuple[str, nn.Parameter]],
         *,
         counted: Callable[[str], bool],
         ranks: Ranks,
@@ -82,7 +82,7 @@ class InBackward:
         self.on_device, self.clip_value = on_device, clip_value
         self.bad = torch.zeros((), dtype=torch.bool)
         self.squares: list[Tensor] = []
-        for name, parameter in parameters:
+        for name, parameter in named:
             parameter.register_post_accumulate_grad_hook(partial(self._step, name))
             self.like = local(parameter).detach()
 

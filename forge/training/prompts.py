@@ -65,10 +65,10 @@ def _of_row(line: str) -> Prompt:
     return prompt
 
 
-def _messages(content: Any) -> list[dict[str, Any]]:
+def _messages(found: Any) -> list[dict[str, Any]]:
     messages = [
         message if isinstance(message, dict) else {}
-        for message in (content if isinstance(content, list) else ())
+        for message in (found if isinstance(found, list) else ())
     ]
     texts = [message.get(name) for message in messages for name in ("role", "content")]
     if not messages or not all(isinstance(text, str) for text in texts):

@@ -242,11 +242,11 @@ def _base_of(start: Start, checkpointer: Checkpointer, config: Config) -> dict[s
     return identity(path, checkpointer.folder)
 
 
-def _wanted(folder: Path, resume_from: str, checkpointer: Checkpointer) -> Start:
+def _wanted(folder: Path, wanted: str, checkpointer: Checkpointer) -> Start:
     """Start from checkpoint.resume_from: a step of this run, or a path."""
-    key, passed = f"checkpoint.resume_from={resume_from}", checkpointer.passed
-    if resume_from.isdecimal():
-        checkpoint = Saved(folder / f"step_{int(resume_from)}")
+    key, passed = f"checkpoint.resume_from={wanted}", checkpointer.passed
+    if wanted.isdecimal():
+        checkpoint = Saved(folder / f"step_{int(wanted)}")
         fault = passed.damaged.get(checkpoint.path)
         fault = fault or checkpoint.fault(checkpointer.run_id, to_go_on=True)
         if fault is not None:
@@ -255,7 +255,7 @@ def _wanted(folder: Path, resume_from: str, checkpointer: Checkpointer) -> Start
     else:
         name = "checkpoint.resume_from="
         checkpoint, skipped = checkpoints.find(
-            Path(resume_from), name=name, to_go_on=True, damaged=passed.damaged
+            Path(wanted), name=name, to_go_on=True, damaged=passed.damaged
         )
         passed.warn(skipped)
         is_own = (

@@ -115,9 +115,9 @@ class StepModules:
         ]
         self.ranks, self.max_steps = ranks, max_steps
 
-    def begin(self, positions: int, scaler: torch.amp.GradScaler, device: torch.device) -> None:
-        """positions: trained positions in all rows of all ranks."""
-        scale: float | torch.Tensor = 1.0 / max(positions, 1)
+    def begin(self, places: int, scaler: torch.amp.GradScaler, device: torch.device) -> None:
+        """places: trained positions in all rows of all ranks."""
+        scale: float | torch.Tensor = 1.0 / max(places, 1)
         if self.modules and scaler.is_enabled():
             scale = scaler.scale(torch.full((), scale, device=device))
         for module in self.modules:

@@ -86,11 +86,11 @@ class Sparsity(Callback):
         return DTensor.from_local(values, like.device_mesh, like.placements, **options)
 
 
-def largest(weight: Tensor, count: int, among: int) -> Tensor:
-    """Mask of the `count` largest of each `among` adjacent values in the last dimension.
+def largest(weight: Tensor, of: int, among: int) -> Tensor:
+    """Mask of the `of` largest of each `among` adjacent values in the last dimension.
 
     bool, shaped as weight. Of equal values the first counts.
     """
     blocks = weight.abs().unflatten(-1, (-1, among))
-    order = blocks.argsort(dim=-1, descending=True, stable=True)[..., :count]
+    order = blocks.argsort(dim=-1, descending=True, stable=True)[..., :of]
     return torch.zeros_like(blocks, dtype=torch.bool).scatter_(-1, order, True).flatten(-2)

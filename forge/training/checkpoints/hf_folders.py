@@ -38,7 +38,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def import_folder(
-    source: Path, config: Config, tokenizer: Tokenizer, checkpoints: Path, run_id: str
+    place: Path, config: Config, tokenizer: Tokenizer, checkpoints: Path, run_id: str
 ) -> Path:
     """Convert a folder's weights to the checkpoint step_0, in the stored format; returns the path.
 
@@ -46,9 +46,9 @@ def import_folder(
     """
     section = config.model
     assert isinstance(section, Decoder)
-    folder = folders.read(source)
+    folder = folders.read(place)
     if faults := folders.faults(folder, section):
-        raise FolderError(f"{source} does not fit this model: {listed(faults)}", FIX)
+        raise FolderError(f"{place} does not fit this model: {listed(faults)}", FIX)
     rows, files = folders.places(folder, section)
     with torch.device("meta"):
         state = make_model(section).state_dict()
@@ -67,7 +67,7 @@ def import_folder(
 
     checkpointer = Checkpointer(checkpoints, config, tokenizer, run_id)
     meta = {"reason": IMPORTED, "metrics": {}, "best_by": config.eval.metric}
-    meta |= {"higher_is_better": False, "train": {}, "from": str(source)}
+    meta |= {"higher_is_better": False, "train": {}, "from": str(place)}
     meta["data"] = {"train": None, "tokenizer": tokenizer.fingerprint}
     try:
         checkpointer.save_weights(0, like, _Values(value), meta)
@@ -165,14 +165,14 @@ def export_folder(
     return f"{chosen.architecture} of step {Saved(path).step} in {word}, {count}"
 
 
-def export_dtype(config: Config, path: Path, dtype_name: str | None) -> torch.dtype:
+def export_dtype(config: Config, path: Path, wanted: str | None) -> torch.dtype:
     """Format of the exported weights of a checkpoint; None = checkpoint.export_dtype.
 
     auto: the format of products in training, or the stored format if not fp32.
     """
-    dtype_name = dtype_name or config.checkpoint.export_dtype
-    if dtype_name != "auto":
-        return getattr(torch, dtype_name)
+    wanted = wanted or config.checkpoint.export_dtype
+    if wanted != "auto":
+        return getattr(torch, wanted)
     stored = tensor_storage.stored(path / WEIGHTS).items()
     kinds = {meta.properties.dtype for name, meta in stored if name.startswith(PREFIX)}
     half = [dtype for dtype in HALF.values() if dtype in kinds]

@@ -109,38 +109,38 @@ def _as_difference(rows: Sequence[Row], adapter: LoRA, read: peft.Read) -> tuple
     return replace(adapter, **twice), read_both
 
 
-def load_adapters(folder: Path, model: nn.Module, section: Model, adapter: LoRA) -> None:
+def load_adapters(place: Path, model: nn.Module, section: Model, adapter: LoRA) -> None:
     """Fill an adapter's tensors, or this rank's shards, from a PEFT folder, in place.
 
     section: the model's config. Raises CheckpointError for a misfit.
     """
     assert isinstance(section, Decoder), section
-    rows, tensors = _rows_of(folder, section), exact_state(model)
+    rows, tensors = _rows_of(place, section), exact_state(model)
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
+        with safe_open(place / WEIGHTS, framework="pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        copied = read_config(folder).get("modules_to_save") or []
+        copied = read_config(place).get("modules_to_save") or []
         values_by_name = peft.read_whole(rows, adapter, stored, copied)
-        for place in peft.places(rows, adapter):
-            values_by_name |= peft.read_place(place, adapter, stored)
-        _refuse_others(folder, rows, adapter, stored, tensors)
+        for entry in peft.places(rows, adapter):
+            values_by_name |= peft.read_place(entry, adapter, stored)
+        _refuse_others(place, rows, adapter, stored, tensors)
         for name, values in values_by_name.items():
             if name in tensors:
-                _check(folder, name, tensors[name], values)
+                _check(place, name, tensors[name], values)
                 copy_local(tensors[name], values)
         round_masters(model)
     except KeyError as error:
-        message = f"{folder / WEIGHTS} has no tensor {error.args[0]}"
+        message = f"{place / WEIGHTS} has no tensor {error.args[0]}"
         keys = "adapter.target_modules, adapter.bias or adapter.modules_to_save"
         raise CheckpointError(f"{message}, which {keys} names here") from None
     except CheckpointError:
         raise
     except ValueError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
+        raise CheckpointError(f"{place}: {error}") from None
 
 
 def _refuse_others(
-    folder: Path,
+    place: Path,
     rows: Sequence[Row],
     adapter: LoRA,
     stored: Mapping[str, Tensor],
@@ -165,13 +165,13 @@ def _refuse_others(
         else:
             hint = "adapter.target_modules of the folder's target_modules"
             hint += ", or merge the adapters into its base with PEFT"
-        message = f"{folder / WEIGHTS} has {name}, which this run's adapter does not train"
+        message = f"{place / WEIGHTS} has {name}, which this run's adapter does not train"
         raise CheckpointError(f"{message} and would leave out. Choose {hint}")
 
 
-def _is_copy(ours: Tensor, stored: Tensor, *, transposed: bool) -> bool:
+def _is_copy(ours: Tensor, theirs: Tensor, *, transposed: bool) -> bool:
     """Whether a stored tensor has the values of a parameter, in either format."""
-    values = stored.T if transposed and stored.dim() > 1 else stored
+    values = theirs.T if transposed and theirs.dim() > 1 else theirs
     if ours.shape != values.shape:
         return False
     mine = local(ours).detach()
@@ -179,17 +179,17 @@ def _is_copy(ours: Tensor, stored: Tensor, *, transposed: bool) -> bool:
     return torch.equal(mine.to(shard.dtype), shard) or torch.equal(mine, shard.to(mine.dtype))
 
 
-def _check(folder: Path, name: str, ours: Tensor, stored: Tensor) -> None:
-    if ours.shape != stored.shape:
-        message = f"{name} is {tuple(stored.shape)} there and {tuple(ours.shape)} here"
+def _check(place: Path, name: str, ours: Tensor, theirs: Tensor) -> None:
+    if ours.shape != theirs.shape:
+        message = f"{name} is {tuple(theirs.shape)} there and {tuple(ours.shape)} here"
         raise CheckpointError(
-            f"{folder} does not fit this model: {message}. Choose the same adapter"
+            f"{place} does not fit this model: {message}. Choose the same adapter"
         )
 
 
-def _rows_of(folder: Path, section: Decoder) -> Sequence[Row]:
+def _rows_of(place: Path, section: Decoder) -> Sequence[Row]:
     """Find the family rows matching the tensor names of a PEFT folder."""
-    with safe_open(folder / WEIGHTS, framework="pt") as file:
+    with safe_open(place / WEIGHTS, framework="pt") as file:
         names = {name.removeprefix(peft.PREFIX) for name in file.keys()}  # noqa: SIM118
     unknown = names
     for family in folders.all_families():
@@ -202,5 +202,5 @@ def _rows_of(folder: Path, section: Decoder) -> Sequence[Row]:
             if not unmatched:
                 return rows
             unknown = min(unknown, unmatched, key=len)
-    message = f"{folder} has {min(unknown)}, which is beside no matrix of this model"
+    message = f"{place} has {min(unknown)}, which is beside no matrix of this model"
     raise CheckpointError(f"{message}. Choose the base that its adapters are of")

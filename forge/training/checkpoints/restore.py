@@ -80,10 +80,10 @@ def load_run(
 
 
 def _trained(
-    checkpoint: Saved, *, trust: Sequence[str], fp32: bool, device: torch.device | None
+    found: Saved, *, trust: Sequence[str], fp32: bool, device: torch.device | None
 ) -> Trained:
     """Build and fill the model of one checkpoint, see `load_run`."""
-    config = config_of(checkpoint.path, trust=trust)
+    config = config_of(found.path, trust=trust)
     kind = device.type if device is not None else config.run.device
     if device is None and kind != "cpu" and not torch.get_device_module(kind).is_available():
         kind = "cpu"
@@ -101,7 +101,7 @@ def _trained(
     adapter.activate(model)
     allocate(model, device)
     model.reset_buffers()
-    load(checkpoint.path, model=model, trust=trust)
+    load(found.path, model=model, trust=trust)
     check_buffers(model)
     if not fp32:
         round_weights(plain_parameters(model), FORMATS[config.precision.param_dtype])
@@ -114,10 +114,10 @@ def _trained(
     return Trained(
         config=config,
         model=model.eval(),
-        tokenizer=tokenizer_of(checkpoint.path),
+        tokenizer=tokenizer_of(found.path),
         device=device,
-        path=checkpoint.path,
-        step=checkpoint.meta["step"],
+        path=found.path,
+        step=found.meta["step"],
     )
 
 
@@ -270,7 +270,7 @@ def _load_file(
 def _fill(
     path: Path,
     model: nn.Module,
-    read: Callable[[str], Tensor],
+    whole: Callable[[str], Tensor],
     shapes: Shapes,
     exclude: tuple[str, ...],
     group: dist.ProcessGroup | None,
@@ -279,19 +279,19 @@ def _fill(
     state, packed = _state(model, shapes, adapters=False)
     fitting = _kept(path, _shapes(state, packed, group), shapes, exclude, changed=False)
     for name in fitting & set(state):
-        copy_local(state[name], read(name))
+        copy_local(state[name], whole(name))
     for matrix in packed:
         if matrix.name in fitting:
-            matrix.fill(partial(select, read(matrix.name)))
+            matrix.fill(partial(select, whole(matrix.name)))
 
 
-def _like(parameter: Tensor | None, stored: Any, *, in_parts: bool = False) -> Tensor:
+def _like(parameter: Tensor | None, what: Any, *, in_parts: bool = False) -> Tensor:
     """Allocate room for a stored tensor, laid out as its parameter if the shapes are equal.
 
     in_parts: a part of an optimizer entry, as 'exp_avg.codes' of exp_avg, with uncut rows of
     another length.
     """
-    dtype, shape = stored.properties.dtype, tuple(stored.size)
+    dtype, shape = what.properties.dtype, tuple(what.size)
     if not isinstance(parameter, DTensor):
         return torch.empty(shape, dtype=dtype)
     if shape == tuple(parameter.shape):
@@ -326,31 +326,31 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
 
 
 def _state(
-    model: nn.Module, stored_names: Collection[str], *, adapters: bool
+    model: nn.Module, theirs: Collection[str], *, adapters: bool
 ) -> tuple[Tensors, list[Packed]]:
     """Split a model into tensors loaded as stored, and packed matrices stored whole.
     adapters: with the tensors added by adapters.
     """
-    packed = [matrix for matrix in packed_in(model) if matrix.names[0] not in stored_names]
+    packed = [matrix for matrix in packed_in(model) if matrix.names[0] not in theirs]
     parts = {name for matrix in packed for name in matrix.names}
     state = exact_state(model)
     excluded = {name for name in state if is_added(name) and not adapters} | parts
     return {name: values for name, values in state.items() if name not in excluded}, packed
 
 
-def _pack(matrix: Packed, folder: Path, stored: Any) -> None:
+def _pack(one: Packed, folder: Path, what: Any) -> None:
     """Fill a packed matrix from a checkpoint; each rank reads only its own rows."""
-    codes = matrix.parameters()["codes"]
-    shape, dtype = tuple(stored.size), stored.properties.dtype
+    codes = one.parameters()["codes"]
+    shape, dtype = tuple(what.size), what.properties.dtype
     room = _whole_rows(codes, shape, dtype) if isinstance(codes, DTensor) else None
     room = torch.empty(shape, dtype=dtype) if room is None else room
-    tensor_storage.load({f"model/{matrix.name}": room}, folder, alone=True)
-    matrix.fill(matrix.rows_of(local(room)))
+    tensor_storage.load({f"model/{one.name}": room}, folder, alone=True)
+    one.fill(one.rows_of(local(room)))
 
 
-def _shapes(tensors: Tensors, packed: list[Packed], group: dist.ProcessGroup | None) -> Shapes:
+def _shapes(own: Tensors, packed: list[Packed], group: dist.ProcessGroup | None) -> Shapes:
     """Gather names and shapes of the whole model from all stages of a pipeline."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
     shapes |= {matrix.name: matrix.shape for matrix in packed}
     if group is None:
         return shapes
@@ -360,13 +360,13 @@ def _shapes(tensors: Tensors, packed: list[Packed], group: dist.ProcessGroup | N
 
 
 def _kept(
-    path: Path, model_shapes: Shapes, stored: Shapes, exclude: tuple[str, ...], changed: bool
+    path: Path, own: Shapes, stored: Shapes, exclude: tuple[str, ...], changed: bool
 ) -> set[str]:
     for prefix in exclude:
-        if not any(name.startswith(prefix) for name in model_shapes):
+        if not any(name.startswith(prefix) for name in own):
             message = f"no parameter of this model begins with {prefix!r}"
             raise CheckpointError(f"checkpoint.exclude_from_loading: {message}")
-    ours = {name: shape for name, shape in model_shapes.items() if not name.startswith(exclude)}
+    ours = {name: shape for name, shape in own.items() if not name.startswith(exclude)}
     saved = {name: shape for name, shape in stored.items() if not name.startswith(exclude)}
     faults = misfits(ours, saved)
     if faults:

@@ -154,7 +154,7 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
     if start.undo_after is not None and (moved := checkpointer.set_aside(start.undo_after)):
         say(f"set aside: {', '.join(path.name for path in moved)}")
     if start.checkpoint is None and config.checkpoint.enabled:
-        # Only now: a run that is refused leaves nothing to go on with.
+        # Only now: a refused run leaves nothing to go on with.
         say(f"goes on with: {directory.resume_command(run_dir)}")
     loop.trackers.resumed_at = start.step
     cut_rows(row_files(run_dir), start.meta.get("rows", {}) if start.own else {})
@@ -211,7 +211,7 @@ def _load(start: Start, checkpointer: Checkpointer, loop: Loop) -> str:
                 group=ranks.saver,
             )
         load_state(start.meta, tensors, loop)
-        # Samples are counted within a text, and this one begins anew.
+        # Samples are counted within a text, and a new text begins at 0.
         if not same_text:
             loop.state.samples = 0
         location = {"samples": loop.state.samples}

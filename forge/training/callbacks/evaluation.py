@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forge.training.session import Session
     from forge.training.step_output import StepOutput
 
-BATCHES_PER_VOTE = 8  # after which all ranks ask each other whether to break off an evaluation
+BATCHES_PER_VOTE = 8  # between votes of all ranks on breaking off an evaluation
 
 
 @torch.no_grad()

@@ -61,7 +61,7 @@ def import_folder(
 
     def value(key: str) -> Tensor:
         name = key.removeprefix(PREFIX)
-        if name not in by_name:  # a buffer that the family has not
+        if name not in by_name:  # a buffer absent from the family
             return torch.zeros(like[name].shape, dtype=like[name].dtype)
         return read_whole(by_name[name], files)
 

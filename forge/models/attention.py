@@ -68,7 +68,7 @@ class Attention(nn.Module):
         *seen: Seen,
     ) -> Tensor:
         """x: [batch, seq, dim] -> what all heads give, [batch, seq, heads * head_dim]."""
-        q, k = (each(x).unflatten(-1, (-1, self.head_dim)) for each in (self.wq, self.wk))
+        q, k = (matrix(x).unflatten(-1, (-1, self.head_dim)) for matrix in (self.wq, self.wk))
         v = k if self.wv is None else self.wv(x).unflatten(-1, (-1, self.head_dim))
         v = v if self.v_norm is None else self.v_norm(v)
         gate = None
@@ -91,7 +91,7 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None and self.section.position == "rope":
             adjacent = self.section.rope_interleave
-            q, k = (rotate(each, rotation, adjacent=adjacent) for each in (q, k))
+            q, k = (rotate(x, rotation, adjacent=adjacent) for x in (q, k))
         elif rotation is not None:
             q = (q * rotation[0]).type_as(q)
         return (self.q_norm(q), self.k_norm(k)) if late else (q, k)
@@ -116,6 +116,6 @@ class Attention(nn.Module):
 
         With more keys than queries these are of the last tokens. seen: as of `causal_attention`.
         """
-        how = {"scale": self.scale, "cap": self.cap, "sinks": self.sinks_here(), "seen": seen}
+        options = {"scale": self.scale, "cap": self.cap, "sinks": self.sinks_here(), "seen": seen}
         span = {"window": self.window, "chunk": self.chunk}
-        return causal_attention(q, k, v, self.backend, **span, **how)
+        return causal_attention(q, k, v, self.backend, **span, **options)

@@ -68,8 +68,8 @@ class Balance:
         section, n_layers = self.section.moe, self.section.n_moe_layers
         records = total(self._records(n_layers, section.num_experts, skipped.device))
         counts = records[:, : section.num_experts]
-        *named, ranges, copies = records[:, section.num_experts :].unbind(1)
-        sums: dict[str, Tensor] = dict(zip(SUMS, named, strict=True))
+        *columns, ranges, copies = records[:, section.num_experts :].unbind(1)
+        sums: dict[str, Tensor] = dict(zip(SUMS, columns, strict=True))
         means = {
             "load_max": counts.amax(1) / counts.mean(1).clamp(min=1),
             "load_min": counts.amin(1) / counts.mean(1).clamp(min=1),
@@ -97,10 +97,13 @@ class Balance:
         wide, width = widest(device), experts + len(SUMS) + 2
         records = torch.zeros(n_layers, width, dtype=wide, device=device)
         if self.layers:
-            found = [
-                (of.record.counts, of.record.sums, of.router.selection_bias) for of in self.layers
+            buffers = [
+                (layer.record.counts, layer.record.sums, layer.router.selection_bias)
+                for layer in self.layers
             ]
-            counts, sums, bias = (torch.stack(each).to(wide) for each in zip(*found, strict=True))
+            counts, sums, bias = (
+                torch.stack(tensors).to(wide) for tensors in zip(*buffers, strict=True)
+            )
             ranges = bias.amax(1, keepdim=True) - bias.amin(1, keepdim=True)
             rows = torch.cat([counts, sums, ranges, torch.ones_like(ranges)], dim=1)
             self.numbers = self.numbers.to(device)

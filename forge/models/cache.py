@@ -46,17 +46,19 @@ class LayerCache:
         if self.length + seq > self.max_len:
             raise ValueError(f"{self.length + seq} tokens in a cache for {self.max_len}")
         if not self.held:
-            sizes = [(*each.shape[:-2], self.size, each.shape[-1]) for each in new]
+            sizes = [(*states.shape[:-2], self.size, states.shape[-1]) for states in new]
             pairs = zip(new, sizes, strict=True)
-            self.held = tuple(each.new_empty(size) for each, size in pairs)
+            self.held = tuple(states.new_empty(size) for states, size in pairs)
         stop = self.length + seq
         if seq == 1 or stop <= self.size:
             self._write(new, stop)
-            return tuple(kept[..., : min(stop, self.size), :] for kept in self.held)
+            return tuple(saved[..., : min(stop, self.size), :] for saved in self.held)
         slots = self.numbers(seq, new[0].device)[:-seq] % self.size
         pairs = list(zip(self.held, new, strict=True))
-        seen = tuple(torch.cat((kept.index_select(-2, slots), each), -2) for kept, each in pairs)
-        self._write(tuple(each[..., -self.size :, :] for each in new), stop)
+        seen = tuple(
+            torch.cat((saved.index_select(-2, slots), states), -2) for saved, states in pairs
+        )
+        self._write(tuple(states[..., -self.size :, :] for states in new), stop)
         return seen
 
     def numbers(self, seq: int, device: torch.device) -> Tensor:
@@ -70,17 +72,17 @@ class LayerCache:
 
     def select(self, rows: Tensor) -> None:
         """Have these rows, [batch], by their places; one may be there several times."""
-        self.held = tuple(each.index_select(0, rows) for each in self.held)
+        self.held = tuple(states.index_select(0, rows) for states in self.held)
 
     def _write(self, new: tuple[Tensor, ...], stop: int) -> None:
         """The tokens before number `stop`, at most as many as there is room for."""
         seq = new[0].shape[-2]
         first = (stop - seq) % self.size
         fits = min(self.size - first, seq)
-        for kept, each in zip(self.held, new, strict=True):
-            kept[..., first : first + fits, :] = each[..., :fits, :]
+        for saved, states in zip(self.held, new, strict=True):
+            saved[..., first : first + fits, :] = states[..., :fits, :]
             if fits < seq:
-                kept[..., : seq - fits, :] = each[..., fits:, :]
+                saved[..., : seq - fits, :] = states[..., fits:, :]
         self.length = stop
 
 

@@ -125,10 +125,10 @@ class InStep(Protocol):
 
 def check_model(model: object, target: str) -> None:
     """Raises ValueError naming all that a model lacks."""
-    what = f"model._target_={target}"
+    key = f"model._target_={target}"
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{what} builds a {type(model).__name__}, which is no torch.nn.Module")
+        raise ValueError(f"{key} builds a {type(model).__name__}, which is no torch.nn.Module")
     missing = [part for part in PARTS if not hasattr(model, part)]
     if missing:
         lacks = f"{type(model).__name__} lacks {', '.join(missing)}"
-        raise ValueError(f"{what}: {lacks}; docs/extending.md says what a model has")
+        raise ValueError(f"{key}: {lacks}; docs/extending.md says what a model has")

@@ -36,22 +36,22 @@ class Block(nn.Module):
 
     def __init__(self, section: DecoderConfig, layer: int, noise: Noise | None = None) -> None:
         super().__init__()
-        before, after = section.norms_before, section.norms_after
+        has_norm, has_post_norm = section.norms_before, section.norms_after
         self.multiplier = section.residual_multiplier
-        self.attention_norm = make_norm(section) if before else None
+        self.attention_norm = make_norm(section) if has_norm else None
         self.attention = make(section.mixer, section)
-        self.attention_post_norm = make_norm(section) if after else None
-        self.feed_forward_norm = make_norm(section) if before else None
+        self.attention_post_norm = make_norm(section) if has_post_norm else None
+        self.feed_forward_norm = make_norm(section) if has_norm else None
         self.feed_forward = (
             MoE(section, layer)
             if is_moe_layer(section.moe, layer)
             else make(section.feed_forward, section)
         )
-        self.feed_forward_post_norm = make_norm(section) if after else None
+        self.feed_forward_post_norm = make_norm(section) if has_post_norm else None
         names = [f"blocks.{layer}.{child}" for child in ("attention", "feed_forward")]
         rate = section.dropout
-        made = [StreamDropout(rate, name, noise) if rate else None for name in names]
-        self.attention_dropout, self.feed_forward_dropout = made
+        dropouts = [StreamDropout(rate, name, noise) if rate else None for name in names]
+        self.attention_dropout, self.feed_forward_dropout = dropouts
 
     def forward(
         self,
@@ -63,12 +63,12 @@ class Block(nn.Module):
         """x: [batch, seq, dim] -> [batch, seq, dim]. seen: what attention sees of rows that
         documents share, `forge.models.documents`; a mixer gets it where there is any.
         """
-        before, after = self.attention_norm, self.attention_post_norm
-        y = self.attention(self._entering(x, before, after), rotation, cache, *seen)
-        x = self._added(x, y, after, self.attention_dropout)
-        before, after = self.feed_forward_norm, self.feed_forward_post_norm
-        y = self.feed_forward(self._entering(x, before, after))
-        return self._added(x, y, after, self.feed_forward_dropout)
+        norm, post_norm = self.attention_norm, self.attention_post_norm
+        y = self.attention(self._entering(x, norm, post_norm), rotation, cache, *seen)
+        x = self._added(x, y, post_norm, self.attention_dropout)
+        norm, post_norm = self.feed_forward_norm, self.feed_forward_post_norm
+        y = self.feed_forward(self._entering(x, norm, post_norm))
+        return self._added(x, y, post_norm, self.feed_forward_dropout)
 
     def _entering(self, x: Tensor, before: nn.Module | None, after: nn.Module | None) -> Tensor:
         if before is not None:
@@ -115,7 +115,7 @@ class Decoder(Balanced, nn.Module):
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
         self.section = section
-        self.table = {one.name: one for one in section.tensors()}
+        self.table = {tensor.name: tensor for tensor in section.tensors()}
         self.max_seq_len = section.max_seq_len
         self.reads_tokens = True
         self.noise, rate = Noise(), section.dropout
@@ -127,7 +127,7 @@ class Decoder(Balanced, nn.Module):
             self.positions = ADDED[section.position](section.max_seq_len, section.dim)
         of_kind = {kind.name: section.of_kind(kind.name) for kind in section.kinds_in()}
         self.rotary = tables_of(of_kind)
-        scored = {kind: one for kind, one in of_kind.items() if not one.mixer.recurrent}
+        scored = {kind: layer for kind, layer in of_kind.items() if not layer.mixer.recurrent}
         self.spans = {kind: layer.span for kind, layer in scored.items()}
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
         layers = enumerate(self.kinds)
@@ -179,22 +179,22 @@ class Decoder(Balanced, nn.Module):
         """What is here of rows that several documents share, [batch, seq]."""
         if self.in_blocks:
             return packed_in_blocks(documents, self.spans.values())
-        here = torch.arange(documents.shape[1], device=documents.device)
-        return packed(documents, self.spans.values(), tokens=here, queries=here)
+        indices = torch.arange(documents.shape[1], device=documents.device)
+        return packed(documents, self.spans.values(), tokens=indices, queries=indices)
 
     def _of_documents(self, tokens: Tensor, rows: Packed) -> Tensor:
         x = self.embed(tokens, 0, rows.positions) if self.reads_tokens else tokens
-        at: Any = {kind: table.at for kind, table in self.rotary.items()}
-        rotations = {kind: rotation(rows.positions) for kind, rotation in at.items()}
+        lookups: Any = {kind: table.at for kind, table in self.rotary.items()}
+        rotations = {kind: rotation(rows.positions) for kind, rotation in lookups.items()}
         seen = {
-            span: as_scores(each, x.dtype) if isinstance(each, Tensor) else each
-            for span, each in rows.seen.items()
+            span: as_scores(mask, x.dtype) if isinstance(mask, Tensor) else mask
+            for span, mask in rows.seen.items()
         }
         for layer, block in self.blocks.items():
             kind = self.kinds[int(layer)]
             has_scores = kind in self.spans
-            mine = seen[self.spans[kind]] if has_scores else rows.positions
-            x = block(x, rotations.get(kind), None, mine)
+            visible = seen[self.spans[kind]] if has_scores else rows.positions
+            x = block(x, rotations.get(kind), None, visible)
         return x
 
     def _of_padded(self, tokens: Tensor, cache: KVCache, padding: Tensor) -> Tensor:
@@ -202,17 +202,17 @@ class Decoder(Balanced, nn.Module):
         start, seq = cache.length, tokens.shape[1]
         positions = numbered(start, seq, padding).clamp(0, self.max_seq_len - 1)
         x = self.embed(tokens, start, positions) if self.reads_tokens else tokens
-        at: Any = {kind: table.at for kind, table in self.rotary.items()}
-        rotations = {kind: rotation(positions) for kind, rotation in at.items()}
+        lookups: Any = {kind: table.at for kind, table in self.rotary.items()}
+        rotations = {kind: rotation(positions) for kind, rotation in lookups.items()}
         seen: dict[Span, Tensor] = {}
         for layer, block in self.blocks.items():
-            own, kind = cache.layers[int(layer)], self.kinds[int(layer)]
+            layer_cache, kind = cache.layers[int(layer)], self.kinds[int(layer)]
             if kind not in self.spans:
-                x = block(x, None, own, positions)
+                x = block(x, None, layer_cache, positions)
                 continue
-            if own.span not in seen:
-                seen[own.span] = seen_in(own, seq, x.dtype)
-            x = block(x, rotations.get(kind), own, seen[own.span])
+            if layer_cache.span not in seen:
+                seen[layer_cache.span] = seen_in(layer_cache, seq, x.dtype)
+            x = block(x, rotations.get(kind), layer_cache, seen[layer_cache.span])
         return x
 
     def _received(self, x: Tensor) -> Tensor:
@@ -249,8 +249,8 @@ class Decoder(Balanced, nn.Module):
     def of_logits(self) -> dict[str, Any]:
         """How the head makes products, and what it does with them."""
         section = self.section
-        how = {"multiplier": section.logits_multiplier, "cap": section.final_logits_soft_cap}
-        return how if self.output is None else how | {"product": self.output.product}
+        options = {"multiplier": section.logits_multiplier, "cap": section.final_logits_soft_cap}
+        return options if self.output is None else options | {"product": self.output.product}
 
     @property
     def output_weight(self) -> Tensor:
@@ -265,9 +265,9 @@ class Decoder(Balanced, nn.Module):
         """
         for layer in [name for name in self.blocks if int(name) not in layers]:
             del self.blocks[layer]
-        here = {self.kinds[layer] for layer in layers}
-        self.rotary = nn.ModuleDict({k: table for k, table in self.rotary.items() if k in here})
-        self.spans = {kind: span for kind, span in self.spans.items() if kind in here}
+        kinds = {self.kinds[layer] for layer in layers}
+        self.rotary = nn.ModuleDict({k: table for k, table in self.rotary.items() if k in kinds})
+        self.spans = {kind: span for kind, span in self.spans.items() if kind in kinds}
         self.reads_tokens = first
         if not first:
             self.positions = self.dropout = None
@@ -299,12 +299,12 @@ class Decoder(Balanced, nn.Module):
         """Of parameter `name`: 1/sqrt(2 * n_layers) as much if it writes to the residual stream
         (GPT-2; Radford et al. 2019, section 2.3); 0 of the biases of experts.
         """
-        one = self.table[name]
-        if one.std is not None:
-            return one.std
-        if one.role == BIAS:
+        tensor = self.table[name]
+        if tensor.std is not None:
+            return tensor.std
+        if tensor.role == BIAS:
             return 0.0
-        if self.section.init_scale_residual and one.residual:
+        if self.section.init_scale_residual and tensor.residual:
             return self.section.init_std / math.sqrt(2 * self.section.n_layers)
         return self.section.init_std
 

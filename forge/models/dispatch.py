@@ -35,7 +35,7 @@ def order(experts: Tensor, num_experts: int, sequences: int, *, per_sequence: bo
     n, device = len(chosen), chosen.device
     by_expert = chosen.argsort(stable=True)
     everywhere = torch.arange(n, device=device)
-    place = torch.empty_like(by_expert).scatter_(0, by_expert, everywhere)
+    position = torch.empty_like(by_expert).scatter_(0, by_expert, everywhere)
     expert, sequence = chosen[by_expert], by_expert // (n // sequences)
     # The sort is stable, so an expert's assignments from one sequence are a run.
     run = expert * sequences + sequence
@@ -48,7 +48,7 @@ def order(experts: Tensor, num_experts: int, sequences: int, *, per_sequence: bo
         starts, scope = starts[:1], torch.zeros_like(sequence)
         first, counts = starts[0, expert], of_sequences.sum(0, keepdim=True)
     rank = everywhere - first
-    return Order(by_expert, place, expert, scope, rank, counts, starts, of_sequences)
+    return Order(by_expert, position, expert, scope, rank, counts, starts, of_sequences)
 
 
 def capacity(factor: float, tokens: int, top_k: int, num_experts: int) -> int:
@@ -87,9 +87,9 @@ def room(found: Order, rows: int, left: Tensor) -> Room:
     row = torch.arange(rows, device=left.device)
     source = found.starts.t().unsqueeze(-1) + row
     filled = row < torch.minimum(found.counts, left).t().unsqueeze(-1)
-    kept = found.rank < left[found.scope, found.expert]
+    has_row = found.rank < left[found.scope, found.expert]
     slot = (found.expert * scopes + found.scope) * rows + found.rank.clamp(max=rows - 1)
-    return Room(source.flatten().clamp(max=n - 1), filled.flatten(), slot, kept)
+    return Room(source.flatten().clamp(max=n - 1), filled.flatten(), slot, has_row)
 
 
 def fill(x: Tensor, rows: Room) -> Tensor:
@@ -118,8 +118,8 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (place,) = ctx.saved_tensors
-        return grad[place].unflatten(0, (-1, ctx.copies)).sum(1), None, None
+        (position,) = ctx.saved_tensors
+        return grad[position].unflatten(0, (-1, ctx.copies)).sum(1), None, None
 
 
 class _Move(torch.autograd.Function):

@@ -40,8 +40,8 @@ def packed(documents: Tensor, spans: Iterable[Span], *, tokens: Tensor, queries:
 
     def seen(span: Span) -> Tensor:
         parts = in_chunks(documents, span.chunk)
-        found = (parts[:, queries, None] == parts[:, None]) & (behind >= 0)
-        return (found & (behind < span.window) if span.window else found).unsqueeze(1)
+        visible = (parts[:, queries, None] == parts[:, None]) & (behind >= 0)
+        return (visible & (behind < span.window) if span.window else visible).unsqueeze(1)
 
     return Packed(
         positions=positions_in(documents)[:, tokens],
@@ -74,10 +74,10 @@ def in_chunks(documents: Tensor, chunk: int) -> Tensor:
 
 def positions_in(documents: Tensor) -> Tensor:
     """Of each token in its document, [batch, seq]."""
-    places = torch.arange(documents.shape[1], device=documents.device)
+    indices = torch.arange(documents.shape[1], device=documents.device)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return places - torch.where(begins, places, 0).cummax(1).values
+    return indices - torch.where(begins, indices, 0).cummax(1).values
 
 
 def blocks_of(documents: Tensor, window: int) -> BlockMask:
@@ -92,19 +92,19 @@ def blocks_of(documents: Tensor, window: int) -> BlockMask:
 
     def seen(queries: Tensor, keys: Tensor) -> Tensor:
         """Of one query of each block and one key of each, [batch, 1, blocks, blocks]."""
-        same = documents[:, queries, None] == documents[:, None, keys]
-        near = queries[:, None] - keys < window if window else torch.ones_like(same)
-        return (same & near).unsqueeze(1)
+        same_document = documents[:, queries, None] == documents[:, None, keys]
+        near = queries[:, None] - keys < window if window else torch.ones_like(same_document)
+        return (same_document & near).unsqueeze(1)
 
-    before = first[:, None] > first  # blocks of keys that are all behind those of queries
-    own = torch.eye(len(first), dtype=torch.bool, device=device)
+    earlier = first[:, None] > first  # blocks of keys that are all behind those of queries
+    diagonal = torch.eye(len(first), dtype=torch.bool, device=device)
     # A last block of fewer queries is not taken for full, as torch's own masks are not.
-    full = seen(last, first) & before & (last - first == BLOCK - 1)[:, None]
-    partly = (seen(first, last) & before | own) & ~full
+    full = seen(last, first) & earlier & (last - first == BLOCK - 1)[:, None]
+    partly = (seen(first, last) & earlier | diagonal) & ~full
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        found = (documents[batch, query] == documents[batch, key]) & (query >= key)
-        return found & (query - key < window) if window else found
+        visible = (documents[batch, query] == documents[batch, key]) & (query >= key)
+        return visible & (query - key < window) if window else visible
 
     return BlockMask.from_kv_blocks(
         *_listed(partly), *_listed(full), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(seq, seq)
@@ -138,10 +138,10 @@ def attend_in_blocks(
         return soft_cap(score, cap)
 
     attend: Any = flex_attention  # which gives one tensor, unless it is asked for more
-    how = {"block_mask": blocks, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
-    how |= {"score_mod": capped} if cap else {}
+    options = {"block_mask": blocks, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    options |= {"score_mod": capped} if cap else {}
     if sinks is None:
-        return attend(q, k, v, **how)
-    heads, more = attend(q, k, v, return_aux=AuxRequest(lse=True), **how)
-    share = (more.lse - sinks.to(more.lse.dtype).view(-1, 1)).sigmoid()
+        return attend(q, k, v, **options)
+    heads, aux = attend(q, k, v, return_aux=AuxRequest(lse=True), **options)
+    share = (aux.lse - sinks.to(aux.lse.dtype).view(-1, 1)).sigmoid()
     return (heads * share.unsqueeze(-1)).to(heads.dtype)

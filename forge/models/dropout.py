@@ -31,11 +31,11 @@ class Noise:
         bits = self.bits
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            before, self.bits = self.bits, bits
+            previous, self.bits = self.bits, bits
             try:
                 return function(*args, **kwargs)
             finally:
-                self.bits = before
+                self.bits = previous
 
         return called
 
@@ -153,6 +153,6 @@ def _dropped(x: Tensor, bits: Tensor, keys: Tensor, rate: float, first: int) -> 
 
 def bits_of(bits: Tensor, keys: Tensor, features: int, first: int = 0) -> Tensor:
     """32 bits of each feature of each place: int32 [batch, seq, features]."""
-    at = torch.arange(first, first + features, dtype=torch.int32, device=bits.device)
-    each = bits.unsqueeze(-1)
-    return hashed(at, each ^ keys[0], each * 0x2C1B3C6D + keys[1])
+    indices = torch.arange(first, first + features, dtype=torch.int32, device=bits.device)
+    token_bits = bits.unsqueeze(-1)
+    return hashed(indices, token_bits ^ keys[0], token_bits * 0x2C1B3C6D + keys[1])

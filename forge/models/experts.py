@@ -62,8 +62,8 @@ class Experts(nn.Module):
 
         def product(rows: Tensor, name: str) -> Tensor:
             weight, bias = self._matrix(name)
-            made = self.beside(name, rows, multiply(rows, weight), counts)
-            return made if bias is None or expert is None else made + rows_of(bias, expert)
+            output = self.beside(name, rows, multiply(rows, weight), counts)
+            return output if bias is None or expert is None else output + rows_of(bias, expert)
 
         return self.expert(x, product)
 
@@ -72,8 +72,8 @@ class Experts(nn.Module):
 
         def product(rows: Tensor, name: str) -> Tensor:
             weight, bias = self._matrix(name)
-            made = self.beside(name, rows, self.multiply_equal(rows, weight))
-            return made if bias is None else made + bias.unsqueeze(1)
+            output = self.beside(name, rows, self.multiply_equal(rows, weight))
+            return output if bias is None else output + bias.unsqueeze(1)
 
         return self.expert(x, product)
 

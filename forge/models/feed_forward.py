@@ -62,8 +62,8 @@ class Activation:
 
 def kept_names(*, gated: bool) -> dict[str, str]:
     """What matrices give, as `train.recompute` names it."""
-    into = ("w_gate", "w_up") if gated else ("w_up",)
-    return {matrix: f"mlpwi_{n}" for n, matrix in enumerate(into)} | {"w_down": "mlpwo"}
+    input_matrices = ("w_gate", "w_up") if gated else ("w_up",)
+    return {matrix: f"mlpwi_{n}" for n, matrix in enumerate(input_matrices)} | {"w_down": "mlpwo"}
 
 
 class FeedForward(nn.Module):

@@ -67,12 +67,12 @@ class GatedDeltaNet(nn.Module):
         section = self.section
         *tails, state = cache.held if cache is not None and cache.held else (None,) * 4
         convs = (self.wq, self.conv_q), (self.wk, self.conv_k), (self.wv, self.conv_v)
-        made = [
+        convolved = [
             short_conv(matrix(x), conv, tail, places)
             for (matrix, conv), tail in zip(convs, tails, strict=True)
         ]
-        q, k, v = (each for each, _ in made)
-        q, k = (each.unflatten(-1, (-1, section.gdn_key_head_dim)) for each in (q, k))
+        q, k, v = (channels for channels, _ in convolved)
+        q, k = (channels.unflatten(-1, (-1, section.gdn_key_head_dim)) for channels in (q, k))
         if section.use_qk_norm_in_gdn:
             q, k = l2_norm(q), l2_norm(k)
         fed = Fed(
@@ -85,7 +85,7 @@ class GatedDeltaNet(nn.Module):
         )
         heads, state = self.read(fed, state, x)
         if cache is not None:
-            cache.keep(x.shape[1], *(tail for _, tail in made), state)
+            cache.keep(x.shape[1], *(tail for _, tail in convolved), state)
         z = self.wz(x).unflatten(-1, (-1, section.gdn_value_head_dim))
         return self.wo((self.norm(heads) * F.silu(z)).flatten(2))
 

@@ -43,7 +43,7 @@ def looped_mm_of_rows(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
     """x: [n, in] and y: [n, out] -> [groups, in, out], of each group x.T @ y."""
     sizes = counts.tolist()
     pairs = zip(x.split(sizes), y.split(sizes), strict=True)
-    return torch.stack([ours.t() @ theirs for ours, theirs in pairs])
+    return torch.stack([x_part.t() @ y_part for x_part, y_part in pairs])
 
 
 @looped_mm_of_rows.register_fake

@@ -17,8 +17,8 @@ def soft_cap(values: Tensor, cap: float) -> Tensor:
 
 def weight_of(layer: nn.Module) -> Tensor:
     """What a layer multiplies with, for whoever does so in its place."""
-    made = getattr(layer, "adapted_weight", None)
-    return layer.weight if made is None else made()  # type: ignore[return-value]
+    adapted_weight = getattr(layer, "adapted_weight", None)
+    return layer.weight if adapted_weight is None else adapted_weight()  # type: ignore[return-value]
 
 
 class Head:

@@ -47,8 +47,8 @@ def init_weights(
     indices along each dimension. but: names of parameters that are left out. num_threads: null =
     torch's own.
     """
-    if given := getattr(model, "initial_values", None):
-        values = given(seed)
+    if initial_values := getattr(model, "initial_values", None):
+        values = initial_values(seed)
         for name, parameter in model.named_parameters():
             local, indices = held(parameter)
             local.copy_(select(values[name], indices))
@@ -74,8 +74,8 @@ def init_weights(
             for start, end in initial.portions(indices[0]):
                 rows = [indices[0][start:end], *indices[1:]]
                 filling.append(pool.submit(_fill, local[start:end], initial, rows))
-        for each in filling:
-            each.result()
+        for future in filling:
+            future.result()
     model.reset_buffers()
 
 
@@ -104,12 +104,12 @@ class Initial:
         consecutive = bool((index.diff() == 1).all())
         start = 0
         for block, count in self._runs(index):
-            here, first = slice(start, start + count), block * size
-            whole = min(size, self.shape[0] - first)
-            if consecutive and count == whole:
-                self._draw(block, drawn[here])
+            span, first = slice(start, start + count), block * size
+            block_rows = min(size, self.shape[0] - first)
+            if consecutive and count == block_rows:
+                self._draw(block, drawn[span])
             else:
-                drawn[here] = self._draw(block, self._empty(whole))[index[here] - first]
+                drawn[span] = self._draw(block, self._empty(block_rows))[index[span] - first]
             start += count
         return drawn
 
@@ -143,8 +143,8 @@ class Initial:
 
 def _fill(here: Tensor, initial: Initial, indices: list[Tensor]) -> None:
     """Draw the rows that are held here: in place if they are whole, else cut and copied."""
-    whole = here.is_contiguous() and here.shape[1:] == tuple(initial.shape[1:])
-    as_drawn = here.device.type == "cpu" and here.dtype == torch.float32 and whole
+    has_full_rows = here.is_contiguous() and here.shape[1:] == tuple(initial.shape[1:])
+    as_drawn = here.device.type == "cpu" and here.dtype == torch.float32 and has_full_rows
     drawn = initial.rows(indices[0], out=here if as_drawn else None)
     if not as_drawn:
         here.copy_(select(drawn, indices[1:], first=1))

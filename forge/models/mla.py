@@ -45,8 +45,8 @@ class MLA(nn.Module):
             self.wq = nn.Linear(dim, queries, bias=False)
         self.wkv_a = nn.Linear(dim, mixer.kv_lora_rank + mixer.qk_rope_head_dim, bias=False)
         self.kv_norm = make_rms_norm(section, mixer.kv_lora_rank, eps=mixer.latent_norm_eps)
-        both = mixer.qk_nope_head_dim + mixer.v_head_dim
-        self.wkv_b = nn.Linear(mixer.kv_lora_rank, heads * both, bias=False)
+        per_head = mixer.qk_nope_head_dim + mixer.v_head_dim
+        self.wkv_b = nn.Linear(mixer.kv_lora_rank, heads * per_head, bias=False)
         self.wo = nn.Linear(heads * mixer.v_head_dim, dim, bias=False)
 
     def forward(
@@ -63,8 +63,8 @@ class MLA(nn.Module):
         latent, k_shared = self.wkv_a(x).split((section.kv_lora_rank, section.qk_rope_head_dim), -1)
         latent = self.kv_norm(latent)
         if rotation is not None:
-            kept, rotated = q.split((section.qk_nope_head_dim, section.qk_rope_head_dim), -1)
-            q = torch.cat((kept, rotate(rotated, rotation, adjacent=self.adjacent)), -1)
+            unrotated, rotated = q.split((section.qk_nope_head_dim, section.qk_rope_head_dim), -1)
+            q = torch.cat((unrotated, rotate(rotated, rotation, adjacent=self.adjacent)), -1)
             k_shared = rotate(k_shared.unsqueeze(2), rotation, adjacent=self.adjacent)[:, :, 0]
         q = q.transpose(1, 2)
         if cache is None:
@@ -90,8 +90,8 @@ class MLA(nn.Module):
         """
         section = self.section
         widths = section.qk_nope_head_dim, section.v_head_dim
-        both = self.wkv_b(latent).unflatten(-1, (-1, sum(widths))).transpose(1, 2)
-        k_own, v = both.split(widths, -1)
+        projected = self.wkv_b(latent).unflatten(-1, (-1, sum(widths))).transpose(1, 2)
+        k_own, v = projected.split(widths, -1)
         k_shared = k_shared.unsqueeze(1).expand(-1, k_own.shape[1], -1, -1)
         return torch.cat((k_own, k_shared), -1), v
 
@@ -99,11 +99,11 @@ class MLA(nn.Module):
         """What QK-Clip scales, and by which power (arXiv:2507.20534, section 2.1): the key that all
         heads share stays, and the queries that meet it take all of the factor.
         """
-        own, queries = self.section, self.wq_b if self.section.q_lora_rank else self.wq
-        of_queries = [0.5] * own.qk_nope_head_dim + [1.0] * own.qk_rope_head_dim
+        mixer, queries = self.section, self.wq_b if self.section.q_lora_rank else self.wq
+        of_queries = [0.5] * mixer.qk_nope_head_dim + [1.0] * mixer.qk_rope_head_dim
         return [
             (queries, of_queries),
-            (self.wkv_b, [0.5] * own.qk_nope_head_dim + [0.0] * own.v_head_dim),
+            (self.wkv_b, [0.5] * mixer.qk_nope_head_dim + [0.0] * mixer.v_head_dim),
         ]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -112,9 +112,9 @@ class MLA(nn.Module):
 
         With more keys than queries these are of the last tokens. seen: as of `causal_attention`.
         """
-        how = {"scale": self.scale, "cap": self.cap, "seen": seen}
+        options = {"scale": self.scale, "cap": self.cap, "seen": seen}
         span = {"window": self.window, "chunk": self.chunk}
-        return causal_attention(q, k, v, self.backend, **span, **how)
+        return causal_attention(q, k, v, self.backend, **span, **options)
 
     def absorbed(self, q: Tensor, held: Tensor, seen: Tensor | None = None) -> Tensor:
         """One query, [batch, heads, 1, qk_head_dim], over latents with the shared keys behind them,

@@ -69,15 +69,19 @@ class MoE(nn.Module):
         section, flat = self.section, x.flatten(0, 1)
         routed = self.router(flat)
         sequences, per_sequence = len(x) * self.pieces, self._per_sequence or not self.in_order
-        found = order(routed.experts, section.num_experts, sequences, per_sequence=per_sequence)
+        assignments = order(
+            routed.experts, section.num_experts, sequences, per_sequence=per_sequence
+        )
         limited = self.training and section.capacity_factor > 0
-        rows = self._room(found, len(flat)) if limited else None
-        entering = spread(flat, found)
+        rows = self._room(assignments, len(flat)) if limited else None
+        entering = spread(flat, assignments)
         if section.score_on_input:
-            weights = rearrange(routed.weights.view(-1, 1), found.by_expert, found.place)
+            weights = rearrange(
+                routed.weights.view(-1, 1), assignments.by_expert, assignments.place
+            )
             entering = (entering * weights).to(x.dtype)
-        y = self._experts(entering, found, rows)
-        y = self._sum(y, routed, found, rows).view_as(x)
+        y = self._experts(entering, assignments, rows)
+        y = self._sum(y, routed, assignments, rows).view_as(x)
         if self.shared is not None:
             shared = self.shared(x)
             gate = self.shared_gate
@@ -85,7 +89,7 @@ class MoE(nn.Module):
         if self.dense is not None:
             y = y + self.dense(x)
         if self.training and torch.is_grad_enabled():
-            return self._recorded(y, routed, found, rows)
+            return self._recorded(y, routed, assignments, rows)
         return y
 
     def run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
@@ -138,8 +142,8 @@ class MoE(nn.Module):
             return y.sum(1, dtype=weights.dtype).to(y.dtype)
         if rows is not None:
             weights = weights * rows.kept[found.place].view_as(weights)
-        each = rearrange(y, found.place, found.by_expert).unflatten(0, weights.shape)
-        return (each * weights.unsqueeze(-1)).sum(1).to(y.dtype)
+        outputs = rearrange(y, found.place, found.by_expert).unflatten(0, weights.shape)
+        return (outputs * weights.unsqueeze(-1)).sum(1).to(y.dtype)
 
     def _room(self, found: Order, tokens: int) -> Room:
         """The rows that experts have for the tokens here, of what they have for whole scopes."""
@@ -147,8 +151,8 @@ class MoE(nn.Module):
         tokens //= len(found.counts)
         in_scope = tokens * self.parts_of_scope(len(found.counts), per_sequence=per_sequence)
         size = capacity(section.capacity_factor, in_scope, section.top_k, section.num_experts)
-        left = (size - self.earlier_counts(found.counts, per_sequence=per_sequence)).clamp(min=0)
-        return room(found, min(size, tokens), left)
+        free = (size - self.earlier_counts(found.counts, per_sequence=per_sequence)).clamp(min=0)
+        return room(found, min(size, tokens), free)
 
     def _gradient_factor(self, found: Order, rows: Room | None) -> Tensor:
         """[n], in sorted order: the even load in the scope over the expert's own, of what is kept.
@@ -159,8 +163,8 @@ class MoE(nn.Module):
         counts = found.counts
         if rows is not None:
             flat, index = counts.flatten(), found.scope * counts.shape[1] + found.expert
-            kept = torch.zeros_like(flat).scatter_add(0, index, rows.kept.long())
-            counts = kept.view_as(counts)
+            kept_counts = torch.zeros_like(flat).scatter_add(0, index, rows.kept.long())
+            counts = kept_counts.view_as(counts)
         counts = self.scope_counts(counts, per_sequence=self._per_sequence)
         counts = counts.to(widest(counts.device))
         factor = counts.sum(1, keepdim=True) / (counts.clamp(min=1) * counts.shape[1])
@@ -172,8 +176,8 @@ class MoE(nn.Module):
 
     def _recorded(self, y: Tensor, routed: Routed, found: Order, rows: Room | None) -> Tensor:
         """y, with the auxiliary losses and the record behind it."""
-        section, none = self.section, routed.logits.new_zeros(())
-        aux = sequence_aux = z = none
+        section, zero = self.section, routed.logits.new_zeros(())
+        aux = sequence_aux = z = zero
         if section.aux_loss_weight:
             counts = self.scope_counts(found.counts, per_sequence=self._per_sequence)
             aux = balance_loss(routed.shares, counts)
@@ -184,7 +188,7 @@ class MoE(nn.Module):
             z = router_z_loss(routed.logits)
         loss = section.aux_loss_weight * aux + section.sequence_aux_loss_weight * sequence_aux
         loss = loss + section.z_loss_weight * z
-        dropped = none if rows is None else (~rows.kept).sum().to(none.dtype)
-        tokens = none + len(routed.logits)
+        dropped = zero if rows is None else (~rows.kept).sum().to(zero.dtype)
+        tokens = zero + len(routed.logits)
         sums = [tokens, entropy(routed.shares), dropped, aux, sequence_aux, z]
         return self.record.attach(y, loss, found.counts.sum(0), torch.stack(sums).detach())

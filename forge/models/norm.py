@@ -17,9 +17,9 @@ def make_norm(section: DecoderConfig) -> nn.Module:
     if section.norm_type == "rmsnorm":
         return make_rms_norm(section, section.dim)
     assert section.norm_type == "layernorm", section.norm_type
-    made = LayerNorm(section.dim, eps=section.norm_eps, bias=section.bias)
-    made.offset = float(section.norm_unit_offset)
-    return made
+    norm = LayerNorm(section.dim, eps=section.norm_eps, bias=section.bias)
+    norm.offset = float(section.norm_unit_offset)
+    return norm
 
 
 def make_rms_norm(
@@ -27,9 +27,9 @@ def make_rms_norm(
 ) -> RMSNorm:
     """with_scale: whether it has weights. eps: null = that of the model."""
     eps = section.norm_eps if eps is None else eps
-    made = RMSNorm(width, eps=eps, elementwise_affine=with_scale)
-    made.offset = float(section.norm_unit_offset)
-    return made
+    norm = RMSNorm(width, eps=eps, elementwise_affine=with_scale)
+    norm.offset = float(section.norm_unit_offset)
+    return norm
 
 
 def make_qk_norm(section: DecoderConfig, heads: int) -> nn.Module:
@@ -39,9 +39,9 @@ def make_qk_norm(section: DecoderConfig, heads: int) -> nn.Module:
         return nn.Identity()
     if section.qk_norm_width == "head":
         return make_rms_norm(section, width, with_scale=with_scale)
-    made = NormOfHeads(heads * width, eps=section.norm_eps, elementwise_affine=with_scale)
-    made.offset = float(section.norm_unit_offset)
-    return made
+    norm = NormOfHeads(heads * width, eps=section.norm_eps, elementwise_affine=with_scale)
+    norm.offset = float(section.norm_unit_offset)
+    return norm
 
 
 class RMSNorm(nn.RMSNorm):

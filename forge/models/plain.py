@@ -36,13 +36,13 @@ def make_model(section: Model, trust: Sequence[str] = ()) -> Any:
 
 def _complete(model: nn.Module, make: Callable[[], nn.Module], section: Model) -> None:
     """Mix in what a model lacks, in place. make: builds it again."""
-    name, what = type(model).__name__, f"model._target_={section._target_}"
+    name, key = type(model).__name__, f"model._target_={section._target_}"
     if taken := [part for part in ("hidden", "spread_head") if part in model._modules]:
-        said = f"{name} has a module called {taken[0]}, which means something else to forge"
-        raise ValueError(f"{what}: {said}; give it another name")
-    if drops := [n for n, one in model.named_modules() if _draws(one)]:
-        said = "%s: %s draws random numbers, which a run that goes on draws anew: it differs a"
-        log.warning(f"{said} little from one that never stopped", what, ", ".join(drops))
+        message = f"{name} has a module called {taken[0]}, which means something else to forge"
+        raise ValueError(f"{key}: {message}; give it another name")
+    if drops := [n for n, module in model.named_modules() if _draws(module)]:
+        message = "%s: %s draws random numbers, which a run that goes on draws anew: it differs a"
+        log.warning(f"{message} little from one that never stopped", key, ", ".join(drops))
     if not hasattr(model, "max_seq_len"):
         model.max_seq_len = section.max_seq_len  # type: ignore[assignment]
     if not hasattr(model, "hidden") and not hasattr(model, "output_weight"):
@@ -75,17 +75,17 @@ class GivesLogits(nn.Module):
 
     def hidden(self, tokens: Tensor) -> Tensor:
         """[batch, seq] -> [batch, seq, vocab]."""
-        found: Any = self.forward(tokens)
+        logits: Any = self.forward(tokens)
         name, rows = type(self).__name__.removeprefix("GivesLogits"), self.vocab_size_needed
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        if not isinstance(found, Tensor) or found.dim() != 3 or shape[:2] != tuple(tokens.shape):
-            what = f"gives {shape} for tokens {tuple(tokens.shape)}, and no [batch, seq, vocab]"
-            raise ValueError(f"model._target_: {name} {what}")
-        self.n_logits = found.shape[-1]
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        if not isinstance(logits, Tensor) or logits.dim() != 3 or shape[:2] != tuple(tokens.shape):
+            message = f"gives {shape} for tokens {tuple(tokens.shape)}, and no [batch, seq, vocab]"
+            raise ValueError(f"model._target_: {name} {message}")
+        self.n_logits = logits.shape[-1]
         if self.n_logits < rows:
-            what = f"gives {self.n_logits} logits, and model.vocab_size={rows} are needed"
-            raise ValueError(f"model._target_: {name} {what}")
-        return found
+            message = f"gives {self.n_logits} logits, and model.vocab_size={rows} are needed"
+            raise ValueError(f"model._target_: {name} {message}")
+        return logits
 
     def spread_head(self) -> Head:
         return Logits(self.n_logits)
@@ -99,10 +99,10 @@ class Logits(Head):
 
     @property
     def weight(self) -> Tensor:
-        what = (
+        message = (
             "objective.loss_fn=chunked_cross_entropy makes logits a part at a time, and the model"
         )
-        raise ValueError(f"{what} gives all at once; objective.loss_fn=cross_entropy")
+        raise ValueError(f"{message} gives all at once; objective.loss_fn=cross_entropy")
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
@@ -115,7 +115,9 @@ class BeginsAsMade(nn.Module):
 
     def initial_values(self, seed: int) -> dict[str, Tensor]:
         """Of each parameter by its name, the same on every rank."""
-        return {name: one.detach() for name, one in self.make_again(seed).named_parameters()}
+        return {
+            name: parameter.detach() for name, parameter in self.make_again(seed).named_parameters()
+        }
 
     def init_std(self, name: str) -> float:
         raise AssertionError(f"{name} has initial values")

@@ -93,13 +93,13 @@ class Temperatures(PositionTable):
 
 def tables_of(sections: Mapping[str, DecoderConfig]) -> nn.ModuleDict:
     """Those of the kinds of layers that know positions."""
-    made: dict[str, nn.Module] = {}
+    tables: dict[str, nn.Module] = {}
     for kind, section in sections.items():
         if section.is_rotary:
-            made[kind] = RotaryTable(section)
+            tables[kind] = RotaryTable(section)
         elif section.is_tempered:
-            made[kind] = Temperatures(section)
-    return nn.ModuleDict(made)
+            tables[kind] = Temperatures(section)
+    return nn.ModuleDict(tables)
 
 
 def frequencies(section: DecoderConfig) -> Tensor:
@@ -128,14 +128,14 @@ def frequencies(section: DecoderConfig) -> Tensor:
         return 1.0 / (torch.tensor(factors, device="cpu", dtype=torch.float32) * periods)
     slow, fast = section.beta_slow, section.beta_fast
     if kind == "llama3.1":
-        kept = _ramp(length * angles / (2 * math.pi), slow, fast)
+        unscaled = _ramp(length * angles / (2 * math.pi), slow, fast)
     else:
         first, last = (_pair_with(turns, section) for turns in (fast, slow))
         if section.rope_truncate:
             first, last = math.floor(first), math.ceil(last)
         index = torch.arange(dim // 2, device="cpu", dtype=torch.float32)
-        kept = 1 - _ramp(index, max(first, 0), min(last, dim - 1))
-    return 1.0 / (section.rope_factor * periods) * (1 - kept) + angles * kept
+        unscaled = 1 - _ramp(index, max(first, 0), min(last, dim - 1))
+    return 1.0 / (section.rope_factor * periods) * (1 - unscaled) + angles * unscaled
 
 
 def _base(section: DecoderConfig) -> float:

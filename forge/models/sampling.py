@@ -77,10 +77,10 @@ def generate(
     As `continue_rows`; rows that ended sooner than others are filled up with eos_id. sampling: the
     options of `Sampling`.
     """
-    how = How(
+    options = How(
         sampling=Sampling(**sampling), eos_id=eos_id, n_ids=n_ids, use_cache=use_cache, agree=agree
     )
-    drawn = continue_rows(model, tokens.tolist(), max_new_tokens, how, tokens.device).tokens
+    drawn = continue_rows(model, tokens.tolist(), max_new_tokens, options, tokens.device).tokens
     longest = max(map(len, drawn))
     filled = [row + [eos_id] * (longest - len(row)) for row in drawn]
     new = torch.tensor(filled, dtype=tokens.dtype, device=tokens.device)
@@ -109,8 +109,8 @@ def continue_rows(
     lengths, limit = list(map(len, prompts)), model.max_seq_len
     for length in lengths:
         if not 1 <= length <= limit:
-            what = f"a prompt has 1 to that many tokens, not {length}"
-            raise ValueError(f"model.max_seq_len={limit}: {what}")
+            message = f"a prompt has 1 to that many tokens, not {length}"
+            raise ValueError(f"model.max_seq_len={limit}: {message}")
     numbers = range(len(prompts)) if numbers is None else numbers
     cached = how.use_cache and isinstance(model, Cached)
     if cached and len(set(lengths)) > 1 and not getattr(model, "reads_padding", False):
@@ -149,10 +149,10 @@ def _by_length(
             device,
             [numbers[row] for row in rows],
         )
-        for place, row in enumerate(rows):
-            result.tokens[row] = part.tokens[place]
+        for index, row in enumerate(rows):
+            result.tokens[row] = part.tokens[index]
             if how.logprobs:
-                result.logprobs[row] = part.logprobs[place]
+                result.logprobs[row] = part.logprobs[index]
         result.read += part.read
         result.reading += part.reading
         result.writing += part.writing
@@ -175,7 +175,7 @@ class _Batch:
         draws: Tensor,
     ) -> None:
         self.reader, self.how, self.texts, self.draws = reader, how, texts, draws
-        self.places = {row: place for place, row in enumerate(rows)}
+        self.places = {row: slot for slot, row in enumerate(rows)}
         self.ends = how.ends if how.eos_id is None else how.ends | {how.eos_id}
         self.had: Tensor | None = None
         self.drawn: list[Tensor] = []  # since the last look
@@ -185,35 +185,39 @@ class _Batch:
         """Until all have ended. The first token is looked at by itself, so that its time is known;
         and no row goes on behind the most that it may have.
         """
-        begun, place = time.perf_counter(), 0
+        begun, position = time.perf_counter(), 0
         every = self.how.every or (1 if self.draws.device.type == "cpu" else LOOK_EVERY)
         while self.places:
-            until = min([place + (every if place else 1), *(most[row] for row in self.places)])
-            for now in range(place, until):
+            until = min(
+                [position + (every if position else 1), *(most[row] for row in self.places)]
+            )
+            for now in range(position, until):
                 self.draw(now)
             stay = self.look(result, most)
-            if place == 0:
+            if position == 0:
                 result.read = self.reader.read
                 result.reading, begun = time.perf_counter() - begun, time.perf_counter()
             if 0 < len(stay) < len(self.places) and self.reader.keep(list(stay.values())):
                 index = torch.tensor(list(stay.values()), device=self.draws.device)
                 self.draws = self.draws[index]
                 self.had = None if self.had is None else self.had[index]
-                stay = {row: place for place, row in enumerate(stay)}
-            self.places, place = stay, until
+                stay = {row: slot for slot, row in enumerate(stay)}
+            self.places, position = stay, until
         result.writing = time.perf_counter() - begun
 
     def draw(self, place: int) -> None:
         """One token of each row; it waits for nothing."""
-        how, hidden = self.how, self.reader.hidden()
+        options, hidden = self.how, self.reader.hidden()
         of_table = head_of(self.reader.model).logits(hidden)
-        logits = of_table[:, : how.n_ids]
-        if self.had is None and how.sampling.repetition_penalty != 1:
+        logits = of_table[:, : options.n_ids]
+        if self.had is None and options.sampling.repetition_penalty != 1:
             self.had = _had(self.texts, logits)
-        drawn = how.agree(how.sampling.draw(logits, self.draws[:, place], self.had).unsqueeze(-1))
+        drawn = options.agree(
+            options.sampling.draw(logits, self.draws[:, place], self.had).unsqueeze(-1)
+        )
         self.drawn.append(drawn)
         drawn = drawn.clamp(min=FILLER)
-        if how.logprobs:
+        if options.logprobs:
             self.logprobs.append(logprobs_of(of_table, drawn))
         if self.had is not None:
             self.had.scatter_(1, drawn, True)
@@ -224,13 +228,13 @@ class _Batch:
         drawn = torch.cat(self.drawn, 1).tolist()
         logprobs = torch.cat(self.logprobs, 1).tolist() if self.logprobs else None
         self.drawn, self.logprobs, stay = [], [], {}
-        for row, place in self.places.items():
+        for row, slot in self.places.items():
             tokens = result.tokens[row]
-            count, over = self._take(row, drawn[place], tokens, most[row])
+            count, over = self._take(row, drawn[slot], tokens, most[row])
             if logprobs is not None:
-                result.logprobs[row] += logprobs[place][:count]
+                result.logprobs[row] += logprobs[slot][:count]
             if not over:
-                stay[row] = place
+                stay[row] = slot
         return stay
 
     def _take(self, row: int, new: list[int], tokens: list[int], most: int) -> tuple[int, bool]:
@@ -267,8 +271,8 @@ class _Going:
         self.cache, self.copies = model.new_cache(longest + most, *padding), None
         if len(different) < len(texts):
             if can_select(self.cache):
-                place = {text: number for number, text in enumerate(different)}
-                copies = [place[tuple(text)] for text in texts]
+                numbers = {text: number for number, text in enumerate(different)}
+                copies = [numbers[tuple(text)] for text in texts]
                 self.copies = torch.tensor(copies, device=device)
             else:
                 different = [tuple(text) for text in texts]
@@ -321,5 +325,5 @@ class _Again:
     def keep(self, places: list[int]) -> bool:
         index = torch.tensor(places, device=self.device)
         self.ids, self.lengths = self.ids[index], self.lengths[index]
-        self.sizes = [self.sizes[place] for place in places]
+        self.sizes = [self.sizes[slot] for slot in places]
         return True

@@ -69,27 +69,27 @@ def causal_attention(
     else a mask and the kernel that torch chooses, whatever `backend` is; so does a window. Scores
     with a cap are written out.
     """
-    how: dict[str, Any] = {"scale": scale, "cap": cap, "sinks": sinks}
+    options: dict[str, Any] = {"scale": scale, "cap": cap, "sinks": sinks}
     if isinstance(seen, BlockMask):
-        return attend_in_blocks(q, k, v, seen, **how)
+        return attend_in_blocks(q, k, v, seen, **options)
     if q.device.type in WRITTEN_OUT and backend != "auto":
         check_backend(backend, q.device.type, q.dtype)
     seq, keys = q.shape[2], k.shape[2]
     if seen is not None:
-        return _softmax(q, k, v, backend, seen=seen.to(q.dtype), **how)
+        return _softmax(q, k, v, backend, seen=seen.to(q.dtype), **options)
     if 0 < chunk < keys:
         if seq == keys:
-            return _by_chunks(q, k, v, chunk, backend, how)
+            return _by_chunks(q, k, v, chunk, backend, options)
         first = (keys - seq) // chunk * chunk  # the first key that any query sees
         k, v, keys = k[:, :, first:], v[:, :, first:], keys - first
         if keys > chunk:
-            return _softmax(q, k, v, seen=_band(q, keys, chunk=chunk), **how)
+            return _softmax(q, k, v, seen=_band(q, keys, chunk=chunk), **options)
     if 0 < window < keys:
         if seq == keys and seq % window == 0:
-            return _block_by_block(q, k, v, window, how)
+            return _block_by_block(q, k, v, window, options)
         first = max(keys - seq - window + 1, 0)  # the first key that any query sees
         k, v, keys = k[:, :, first:], v[:, :, first:], keys - first
-        return _softmax(q, k, v, seen=_band(q, keys, window), **how)
+        return _softmax(q, k, v, seen=_band(q, keys, window), **options)
     plain = not cap and sinks is None and q.device.type not in WRITTEN_OUT
     narrower = q.shape[-1] - v.shape[-1]
     by_flash = backend in WITH_FLASH and not (v.is_cuda and v.dtype not in HALF)
@@ -102,8 +102,8 @@ def causal_attention(
             # compiler cannot trace torch.nn.attention.bias.causal_lower_right, which uses it.
             flash = torch.ops.aten._scaled_dot_product_flash_attention
             return flash(q, k, v, is_causal=True, scale=scale)[0]
-        return _softmax(q, k, v, seen=_band(q, keys), **how)
-    return _softmax(q, k, v, backend, causal=seq == keys, **how)
+        return _softmax(q, k, v, seen=_band(q, keys), **options)
+    return _softmax(q, k, v, backend, causal=seq == keys, **options)
 
 
 def _softmax(
@@ -126,14 +126,14 @@ def _softmax(
         return written_out(q, k, v, seen=seen, scale=scale, cap=cap, sinks=sinks)
     if sinks is not None:
         return _with_sinks(q, k, v, sinks, scale or q.shape[-1] ** -0.5, backend, seen, causal)
-    more: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1], "scale": scale}
+    options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1], "scale": scale}
     if seen is None:
-        return _by_backend(q, k, v, backend, is_causal=causal, **more)
-    if more["enable_gqa"] and q.is_cuda:
+        return _by_backend(q, k, v, backend, is_causal=causal, **options)
+    if options["enable_gqa"] and q.is_cuda:
         # No fused kernel takes a mask and fewer key heads.
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-        more["enable_gqa"] = False
-    return _by_backend(q, k, v, backend, attn_mask=seen, **more)
+        options["enable_gqa"] = False
+    return _by_backend(q, k, v, backend, attn_mask=seen, **options)
 
 
 def _with_sinks(
@@ -149,16 +149,16 @@ def _with_sinks(
     """A key before all others has the score of the sink, by a further dimension of queries and
     keys, and a value of zeros: so any kernel takes it.
     """
-    width, of_values, more = q.shape[-1], v.shape[-1], ALIGNED if q.is_cuda else 1
+    width, of_values, extra_width = q.shape[-1], v.shape[-1], ALIGNED if q.is_cuda else 1
     scores = (sinks / scale).to(q.dtype).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
-    q = F.pad(torch.cat((q, scores), -1), (0, more - 1, int(causal), 0))
-    sink = F.pad(k.new_ones(*k.shape[:2], 1, 1), (width, more - 1))
-    k = torch.cat((sink, F.pad(k, (0, more))), 2)
+    q = F.pad(torch.cat((q, scores), -1), (0, extra_width - 1, int(causal), 0))
+    sink = F.pad(k.new_ones(*k.shape[:2], 1, 1), (width, extra_width - 1))
+    k = torch.cat((sink, F.pad(k, (0, extra_width))), 2)
     v = F.pad(v, (0, k.shape[-1] - of_values, 1, 0))
     if seen is not None:
         seen = F.pad(seen, (1, 0), value=1.0 if seen.dtype == torch.bool else 0.0)
-    how: dict[str, Any] = {"scale": scale, "cap": 0.0, "sinks": None}
-    heads = _softmax(q, k, v, backend, seen=seen, causal=causal, **how)
+    options: dict[str, Any] = {"scale": scale, "cap": 0.0, "sinks": None}
+    heads = _softmax(q, k, v, backend, seen=seen, causal=causal, **options)
     return heads[:, :, int(causal) :, :of_values]  # causal: the sink is a token before all others
 
 
@@ -189,18 +189,19 @@ def written_out(
         scores = scores + seen
     if sinks is None:
         return scores.softmax(-1).to(v.dtype) @ v
-    own = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-    return torch.cat((own, scores), -1).softmax(-1)[..., 1:].to(v.dtype) @ v
+    sink_scores = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat((sink_scores, scores), -1).softmax(-1)[..., 1:].to(v.dtype) @ v
 
 
 def _by_backend(q: Tensor, k: Tensor, v: Tensor, backend: str, **more: Any) -> Tensor:
     if backend == "auto" or (backend == CUDNN_FIRST and "attn_mask" in more):
         return F.scaled_dot_product_attention(q, k, v, **more)
-    named = BACKENDS["cudnn" if backend == CUDNN_FIRST else backend]
+    kernel = BACKENDS["cudnn" if backend == CUDNN_FIRST else backend]
     if backend != CUDNN_FIRST:
         check_backend(backend, q.device.type, q.dtype)
-    others = [other for other in BEHIND if other != named and backend != "math"]  # which takes all
-    with sdpa_kernel([named, *others], set_priority=True):
+    # The math kernel takes every call.
+    fallbacks = [other for other in BEHIND if other != kernel and backend != "math"]
+    with sdpa_kernel([kernel, *fallbacks], set_priority=True):
         return F.scaled_dot_product_attention(q, k, v, **more)
 
 
@@ -218,18 +219,18 @@ def _by_chunks(
     q: Tensor, k: Tensor, v: Tensor, chunk: int, backend: str, how: dict[str, Any]
 ) -> Tensor:
     """Each run of `chunk` tokens as if it were alone, and what is left behind the last."""
-    whole = q.shape[2] // chunk * chunk
+    full_length = q.shape[2] // chunk * chunk
 
     def runs(x: Tensor) -> Tensor:
         """[batch * runs, heads, chunk, dim]."""
-        return x[:, :, :whole].unflatten(2, (-1, chunk)).transpose(1, 2).flatten(0, 1)
+        return x[:, :, :full_length].unflatten(2, (-1, chunk)).transpose(1, 2).flatten(0, 1)
 
     first = _softmax(runs(q), runs(k), runs(v), backend, causal=True, **how)
     first = first.unflatten(0, (len(q), -1)).transpose(1, 2).flatten(2, 3)
-    if whole == q.shape[2]:
+    if full_length == q.shape[2]:
         return first
-    rest = [x[:, :, whole:].contiguous() for x in (q, k, v)]  # else all of each is kept
-    last = _softmax(rest[0], rest[1], rest[2], backend, causal=True, **how)
+    tail = [x[:, :, full_length:].contiguous() for x in (q, k, v)]  # else all of each is kept
+    last = _softmax(tail[0], tail[1], tail[2], backend, causal=True, **how)
     return torch.cat((first, last), 2)
 
 
@@ -244,13 +245,13 @@ def _block_by_block(q: Tensor, k: Tensor, v: Tensor, window: int, how: dict[str,
     def two(x: Tensor) -> Tensor:
         return torch.cat((blocks(x)[:, :-1], blocks(x)[:, 1:]), 3).flatten(0, 1)
 
-    own = [x[:, :, :window].contiguous() for x in (q, k, v)]  # else all of each is kept
-    first = _softmax(own[0], own[1], own[2], causal=True, **how)
+    first_block = [x[:, :, :window].contiguous() for x in (q, k, v)]  # else all of each is kept
+    first = _softmax(first_block[0], first_block[1], first_block[2], causal=True, **how)
     queries = blocks(q)[:, 1:]
     seen = _band(first, 2 * window, window)
-    rest = _softmax(queries.flatten(0, 1), two(k), two(v), seen=seen, **how)
-    rest = rest.unflatten(0, queries.shape[:2]).transpose(1, 2).flatten(2, 3)
-    return torch.cat((first, rest), 2)
+    later_blocks = _softmax(queries.flatten(0, 1), two(k), two(v), seen=seen, **how)
+    later_blocks = later_blocks.unflatten(0, queries.shape[:2]).transpose(1, 2).flatten(2, 3)
+    return torch.cat((first, later_blocks), 2)
 
 
 def _flash_after_a_past(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -271,11 +272,11 @@ def on_device(backend: str, capability: tuple[int, int]) -> str:
 def check_backend(backend: str, device_type: str, dtype: torch.dtype) -> None:
     """Raises ValueError where torch has no such kernel, instead of its 'No viable backend'."""
     if device_type == "cpu" and backend not in CPU_BACKENDS:
-        what = "torch has no such kernel on a CPU; use auto, flash or math"
+        message = "torch has no such kernel on a CPU; use auto, flash or math"
     elif device_type == "mps" and backend != "math":
-        what = "on an Apple GPU attention is written out; use auto or math"
+        message = "on an Apple GPU attention is written out; use auto or math"
     elif device_type == "cuda" and backend in HALF_ONLY_ON_GPU and dtype not in HALF:
-        what = f"this kernel takes bf16 or fp16, not {dtype}; use auto, efficient or math"
+        message = f"this kernel takes bf16 or fp16, not {dtype}; use auto, efficient or math"
     else:
         return
-    raise ValueError(f"model.sdpa_backend={backend!r}: {what}")
+    raise ValueError(f"model.sdpa_backend={backend!r}: {message}")

@@ -98,11 +98,11 @@ def _likeliest(
         ids = _first_of(logits, top_k)
         likeliest = torch.softmax(logits.gather(-1, ids) / temperature, dim=-1)
     else:
-        all_of_them = torch.softmax(logits / temperature, dim=-1)
-        likeliest, ids = all_of_them.sort(dim=-1, descending=True, stable=True)
+        probabilities = torch.softmax(logits / temperature, dim=-1)
+        likeliest, ids = probabilities.sort(dim=-1, descending=True, stable=True)
     if top_p < 1:
-        before = running_sum(likeliest) - likeliest
-        likeliest = likeliest.masked_fill(before >= top_p, 0.0)
+        likelier_mass = running_sum(likeliest) - likeliest
+        likeliest = likeliest.masked_fill(likelier_mass >= top_p, 0.0)
     if min_p > 0:
         likeliest = likeliest.masked_fill(likeliest < min_p * likeliest[:, :1], 0.0)
     return likeliest / likeliest.sum(-1, keepdim=True), ids
@@ -123,8 +123,8 @@ def _drawn(probabilities: Tensor, ids: Tensor | None, uniform: Tensor) -> Tensor
     if ids is None:
         return drawn_from(probabilities, uniform)
     ids, order = ids.sort(-1)
-    place = drawn_from(probabilities.gather(-1, order), uniform)
-    return ids.gather(-1, place.unsqueeze(-1)).squeeze(-1)
+    index = drawn_from(probabilities.gather(-1, order), uniform)
+    return ids.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -146,11 +146,11 @@ def penalised(logits: Tensor, had: Tensor, penalty: float) -> Tensor:
 def drawn_from(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """[batch, vocab] and [batch], from 0 to 1 -> [batch], by the inverse of what they sum up to."""
     upto = running_sum(probabilities.to(uniform.dtype))
-    places = uniform[:, None] * upto[:, -1:]
+    thresholds = uniform[:, None] * upto[:, -1:]
     # The first token with more below it, which thereby has a probability; the last of these where
     # rounding has left none.
     last = probabilities.shape[-1] - 1 - probabilities.flip(-1).ne(0).int().argmax(-1)
-    return torch.searchsorted(upto, places, right=True).squeeze(-1).minimum(last)
+    return torch.searchsorted(upto, thresholds, right=True).squeeze(-1).minimum(last)
 
 
 def running_sum(values: Tensor) -> Tensor:

@@ -84,12 +84,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ce, z_loss, uniform = hidden.new_zeros(3, dtype=sum_dtype).unbind()
 
         parts = ce.new_empty(len(targets) if each else 0)
-        wanted = grad_dtype if want_hidden or want_weight else None
+        out_dtype = grad_dtype if want_hidden or want_weight else None
         for start in range(0, len(targets), chunk_size):
             rows = slice(start, start + chunk_size)
             share = None if weights is None else weights[rows].to(sum_dtype)
             losses, log_partition, level, grad_logits = body(
-                hidden[rows], matrix, targets[rows], share, head, terms, sum_dtype, wanted
+                hidden[rows], matrix, targets[rows], share, head, terms, sum_dtype, out_dtype
             )
             losses, squares, spread = (
                 values if share is None else values * share
@@ -149,9 +149,9 @@ def _chunk(
     slope = head.slope(logits) if grad_dtype is not None else 1.0  # logits are changed in place
     unmasked = targets != IGNORE_INDEX
     labels = targets - head.first
-    here = unmasked & (labels >= 0) & (labels < len(matrix))
-    labels = labels.where(here, 0).unsqueeze(1)
-    target_logits = head.total(logits.gather(1, labels).squeeze(1).where(here, 0))
+    is_local = unmasked & (labels >= 0) & (labels < len(matrix))
+    labels = labels.where(is_local, 0).unsqueeze(1)
+    target_logits = head.total(logits.gather(1, labels).squeeze(1).where(is_local, 0))
 
     level = torch.zeros_like(target_logits)
     if smoothing:
@@ -167,7 +167,7 @@ def _chunk(
     grad_logits = logits.mul_(scale.unsqueeze(1))
     if smoothing:
         grad_logits.sub_((share * (smoothing / head.vocab_size)).unsqueeze(1))
-    of_label = ((1 - smoothing) * share * here).unsqueeze(1)
+    of_label = ((1 - smoothing) * share * is_local).unsqueeze(1)
     if torch.compiler.is_compiling():  # in one pass with the rest; a scatter needs all in memory
         ids = torch.arange(logits.shape[1], device=logits.device)
         grad_logits = grad_logits - (ids == labels) * of_label

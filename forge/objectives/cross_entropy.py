@@ -41,16 +41,16 @@ def cross_entropy(
     """
     logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
     targets = targets.flatten()
-    how = "none" if each or weights is not None else "sum"
-    losses = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction=how)
+    reduction = "none" if each or weights is not None else "sum"
+    losses = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction=reduction)
     if weights is not None:
         weights = weights.flatten().to(losses.dtype)
         losses = losses * weights
     ce, parts = losses.sum(), losses.detach() if each else losses.new_empty(0)
-    none = ce.new_zeros(())
+    zero = ce.new_zeros(())
     if z_loss_weight == 0 and smoothing == 0:
-        return CrossEntropySums(ce, ce.detach(), none, parts, none)
-    total, z_loss, uniform = (1 - smoothing) * ce, none, none
+        return CrossEntropySums(ce, ce.detach(), zero, parts, zero)
+    total, z_loss, uniform = (1 - smoothing) * ce, zero, zero
     log_partition = logits.logsumexp(-1)
 
     def summed(values: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ class DPO(Preference):
         section, beta = self.section, self.section.beta
         chosen, rejected = (side.logp for side in both)
         if "reference" in batch:
-            known = batch["reference"].to(chosen.dtype)
-            chosen, rejected = chosen - known[0::2], rejected - known[1::2]
+            reference = batch["reference"].to(chosen.dtype)
+            chosen, rejected = chosen - reference[0::2], rejected - reference[1::2]
         if section.loss_fn == "ipo":
             lengths = [side.tokens.clamp(min=1) for side in both]
             loss = (chosen / lengths[0] - rejected / lengths[1] - 1 / (2 * beta)).square()

@@ -54,23 +54,23 @@ class KTO(Responded):
     def looked_ahead(
         self, batches: Sequence[Batch], read: Reads, total: Callable[[Tensor], Tensor]
     ) -> list[Batch]:
-        own, others = ([_of_side(batch, side) for batch in batches] for side in (0, 1))
+        matched, mismatched = ([_of_side(batch, side) for batch in batches] for side in (0, 1))
         device = batches[0]["tokens"].device
         sums = torch.zeros(2, dtype=widest(device), device=device)
-        for batch in others:
+        for batch in mismatched:
             model = read(batch)
             if model is not None:
                 ratio = each_response(model, batch) - self.reference(model, batch)
-                there = _there(batch)
-                sums[0] += ratio.where(there, 0).sum()
-                sums[1] += there.sum()
+                has_response = _there(batch)
+                sums[0] += ratio.where(has_response, 0).sum()
+                sums[1] += has_response.sum()
         total(sums)
         kl = (sums[0] / sums[1].clamp(min=1)).clamp(min=0)
-        return [batch | {"kl": kl.expand(len(batch["liked"]))} for batch in own]
+        return [batch | {"kl": kl.expand(len(batch["liked"]))} for batch in matched]
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
-        found, loss = self._valued(model, batch)
-        return Losses(total=loss, sums={name: found[name] for name in self.sums[1:]})
+        reported, loss = self._valued(model, batch)
+        return Losses(total=loss, sums={name: reported[name] for name in self.sums[1:]})
 
     def evaluate(self, model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
         return self._valued(model, batch)[0]
@@ -83,9 +83,9 @@ class KTO(Responded):
     def _valued(self, model: LanguageModel, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Sums over examples by name, without a graph; and that of the loss."""
         section, liked = self.section, batch["liked"]
-        known = self.reference(model, batch)  # first, since it leaves nothing for a backward
+        reference = self.reference(model, batch)  # first, since it leaves nothing for a backward
         logp = each_response(model, batch)
-        ratio, kl = logp - known.to(logp.dtype), batch["kl"].to(logp.dtype)
+        ratio, kl = logp - reference.to(logp.dtype), batch["kl"].to(logp.dtype)
         margin = section.beta * torch.where(liked, ratio - kl, kl - ratio)
         weight = torch.full_like(margin, section.undesirable_weight)
         weight = weight.masked_fill(liked, section.desirable_weight)
@@ -101,8 +101,8 @@ class KTO(Responded):
             values[f"n_{label}"] = of_label.to(margin.dtype)
             values[f"reward_{label}"] = (section.beta * ratio).where(of_label, 0)
             values[f"logp_{label}"] = logp.where(of_label, 0)
-        sums = {name: one.where(_there(batch), 0).sum() for name, one in values.items()}
-        return {name: one.detach() for name, one in sums.items()}, sums["loss"]
+        sums = {name: value.where(_there(batch), 0).sum() for name, value in values.items()}
+        return {name: value.detach() for name, value in sums.items()}, sums["loss"]
 
 
 def _of_side(batch: Batch, side: int) -> Batch:

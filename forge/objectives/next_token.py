@@ -67,14 +67,14 @@ class NextToken(Objective):
         rows = max(LOGITS_AT_ONCE // head.vocab_size, 1)
         wide = widest(hidden.device)
         sums = torch.zeros(5, dtype=wide, device=hidden.device)
-        for states, wanted in zip(
+        for states, targets in zip(
             hidden.split(rows), batch["targets"].flatten().split(rows), strict=True
         ):
-            logits, kept = head.logits(states).float(), wanted != IGNORE_INDEX
-            nats = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="none")
+            logits, counted = head.logits(states).float(), targets != IGNORE_INDEX
+            nats = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="none")
             nats = nats.to(wide)
-            sizes = torch.where(kept, sizes_of[wanted.clamp(min=0)], 0).to(wide)
-            values = (nats, kept, logits.argmax(-1) == wanted, nats * (sizes > 0), sizes)
+            sizes = torch.where(counted, sizes_of[targets.clamp(min=0)], 0).to(wide)
+            values = (nats, counted, logits.argmax(-1) == targets, nats * (sizes > 0), sizes)
             sums += torch.stack([value.to(wide).sum() for value in values])
         return dict(zip(NextToken.sums, sums, strict=True))
 
@@ -105,10 +105,10 @@ def of_sources(batch: Batch, ce: Tensor) -> dict[str, Tensor]:
     sources = batch["sources"].to(ce.dtype)
     counted = batch.get("weights", batch["targets"] != IGNORE_INDEX)
     of_rows = torch.stack([ce.view_as(counted).sum(1), counted.sum(1).to(ce.dtype)])
-    found = (of_rows @ sources).unbind(1)
+    sums = (of_rows @ sources).unbind(1)
     return {
         f"{name}/{source}": value
-        for source, values in enumerate(found)
+        for source, values in enumerate(sums)
         for name, value in zip(("ce", "targets"), values, strict=True)
     }
 
@@ -123,9 +123,9 @@ def kept_of(sample: Sample, end_of_text: int | None) -> tuple[np.ndarray, np.nda
     they are of, as `collate` has it.
     """
     window, counted = sample.tokens, sample.counted
-    kept, ends = np.ones(len(window) - 1, dtype=bool), np.zeros(len(window) - 1, dtype=bool)
+    is_target, ends = np.ones(len(window) - 1, dtype=bool), np.zeros(len(window) - 1, dtype=bool)
     if counted is not None:
-        kept &= counted[1:] != 0
+        is_target &= counted[1:] != 0
     if end_of_text is not None:
         ends = sample.ends(window, end_of_text)[:-1]
-    return kept & ~ends, ends.cumsum() - ends
+    return is_target & ~ends, ends.cumsum() - ends

@@ -76,24 +76,24 @@ class Preference(Responded):
     def _compared(self, model: LanguageModel, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Sums over pairs by name, without a graph; and that of the loss."""
         batch = self.with_reference(model, batch)  # first, since it leaves nothing for a backward
-        both = responses(model, batch)
-        there = both.chosen.tokens * both.rejected.tokens > 0
-        found = self.compare(both, batch)
-        chosen, rejected = found.rewards
+        pairs = responses(model, batch)
+        complete = pairs.chosen.tokens * pairs.rejected.tokens > 0
+        compared = self.compare(pairs, batch)
+        chosen, rejected = compared.rewards
         margin = chosen - rejected
         values = {
             "pairs": torch.ones_like(margin),
-            "loss": found.loss,
+            "loss": compared.loss,
             "accuracy": (margin > 0).to(margin.dtype),
             "margin": margin,
             "reward_chosen": chosen,
             "reward_rejected": rejected,
-            "logp_chosen": both.chosen.logp,
-            "logp_rejected": both.rejected.logp,
-            **found.more,
+            "logp_chosen": pairs.chosen.logp,
+            "logp_rejected": pairs.rejected.logp,
+            **compared.more,
         }
-        sums = {name: one.where(there, 0).sum() for name, one in values.items()}
-        return {name: one.detach() for name, one in sums.items()}, sums["loss"]
+        sums = {name: value.where(complete, 0).sum() for name, value in values.items()}
+        return {name: value.detach() for name, value in sums.items()}, sums["loss"]
 
 
 def responses(model: LanguageModel, batch: Batch) -> Both:

@@ -38,17 +38,17 @@ class CrossEntropy(NextToken):
         if chunked or getattr(model, "loss_parallel", False):
             size = self.section.ce_chunk_size if chunked else targets.numel()
             options |= {"chunk_size": size, "compile_backend": self.compile_backend}
-            found = chunked_cross_entropy(hidden, head, targets, **options)
+            losses = chunked_cross_entropy(hidden, head, targets, **options)
         else:
-            found = cross_entropy(head.logits(hidden), targets, **options)
-        sums = {"ce": found.ce, "z_loss": found.z_loss}
+            losses = cross_entropy(head.logits(hidden), targets, **options)
+        sums = {"ce": losses.ce, "z_loss": losses.z_loss}
         if not self.section.z_loss_weight > 0:
             del sums["z_loss"]
         if self.section.smoothing > 0:
-            sums["uniform_ce"] = found.uniform
+            sums["uniform_ce"] = losses.uniform
         if "sources" in batch:
-            sums |= of_sources(batch, found.each)
-        return Losses(total=found.total, sums=sums)
+            sums |= of_sources(batch, losses.each)
+        return Losses(total=losses.total, sums=sums)
 
 
 class Pretrain(CrossEntropy):

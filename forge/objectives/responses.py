@@ -39,28 +39,28 @@ class Responded(Objective):
         if "reference" in batch:
             return batch["reference"]
         with ExitStack() as inside, torch.no_grad():
-            own: Any = self.models.get("reference", model)
+            reference_model: Any = self.models.get("reference", model)
             if self.section.reference == "adapter":
-                inside.enter_context(self.without_adapter(own))
-                inside.enter_context(evaluating(own))
-            return each_response(own, batch)
+                inside.enter_context(self.without_adapter(reference_model))
+                inside.enter_context(evaluating(reference_model))
+            return each_response(reference_model, batch)
 
     def collate(self, samples: Samples) -> Batch:
         """All rows of each sample; behind the end of each are tokens 0 without targets."""
         rows = self.section.rows + self.section.rows_ahead
         tokens = np.zeros((len(samples) * rows, samples.width), dtype=np.int64)
         targets = np.full_like(tokens, IGNORE_INDEX)
-        known = np.zeros(len(tokens))
+        reference = np.zeros(len(tokens))
         for number, sample in enumerate(samples):
             for row, (window, counted) in enumerate(sample.rows, start=number * rows):
                 assert counted is not None
                 end = len(window) - 1
                 tokens[row, :end], targets[row, :end] = window[:-1], window[1:]
                 targets[row, :end][counted[1:] == 0] = IGNORE_INDEX
-            if found := self.references.get(sample.store.fingerprint if self.references else ""):
-                known[number * rows : (number + 1) * rows] = found.of(sample)
+            if saved := self.references.get(sample.store.fingerprint if self.references else ""):
+                reference[number * rows : (number + 1) * rows] = saved.of(sample)
         batch = {"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}
-        return batch | ({"reference": torch.from_numpy(known)} if self.references else {})
+        return batch | ({"reference": torch.from_numpy(reference)} if self.references else {})
 
     def count(self, samples: Samples) -> int:
         """Examples."""
@@ -78,10 +78,12 @@ class References:
     def of(self, sample: Sample) -> np.ndarray | float:
         """Log-probabilities of its rows; 0 of a sample that only fills up a batch."""
         start = sample.pieces[0][0]
-        at = int(np.searchsorted(self.starts, start))
-        there = at < len(self.starts) and self.starts[at] == start
-        assert not there or not np.isnan(self.values[at]).any(), f"no reference of example {at}"
-        return self.values[at] if there else 0.0
+        index = int(np.searchsorted(self.starts, start))
+        exists = index < len(self.starts) and self.starts[index] == start
+        assert not exists or not np.isnan(self.values[index]).any(), (
+            f"no reference of example {index}"
+        )
+        return self.values[index] if exists else 0.0
 
 
 def each_response(model: LanguageModel, batch: Batch) -> Tensor:

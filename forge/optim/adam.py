@@ -80,18 +80,18 @@ class Adam(AdamUpdates):
         self.formats = {key: HALF.get(name) for key, name in formats.items()}
 
     def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-        kept = {key: zeros_of(parameter, to) for key, to in self.formats.items()}
-        return {"step": count_of(parameter), **kept}
+        moments = {key: zeros_of(parameter, to) for key, to in self.formats.items()}
+        return {"step": count_of(parameter), **moments}
 
     def numbers(self, group: dict[str, Any]) -> Options:
-        more = {"eps_root": group["eps_root"], "corrected": self.corrected}
-        return super().numbers(group)._replace(**more)
+        extra_options = {"eps_root": group["eps_root"], "corrected": self.corrected}
+        return super().numbers(group)._replace(**extra_options)
 
     def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        kept = super().loaded(parameter, found)
+        state = super().loaded(parameter, found)
         for key, to in self.formats.items():  # which may be others than they were
-            kept[key] = kept[key].to(to or wide_dtype(parameter))
-        return kept
+            state[key] = state[key].to(to or wide_dtype(parameter))
+        return state
 
 
 class AdamPax(Adam):

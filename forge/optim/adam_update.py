@@ -63,7 +63,7 @@ def _update(
     1 = leave all as it is. noise: to round `weight` by, where that is in 16 bits.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
-    (beta1, beta2), before = options.betas, weight.to(wide)
+    (beta1, beta2), old_w = options.betas, weight.to(wide)
     g = gradient.to(wide)
     if options.quantized:
         old_m, old_v = first.dequantize(), second.dequantize()
@@ -80,12 +80,12 @@ def _update(
         m, v = old_m.lerp(g, 1 - beta1), old_v.lerp(g * g, 1 - beta2)
         mean, square = m / c1, v / c2
     step = mean / ((square + options.eps_root if options.eps_root else square).sqrt() + options.eps)
-    decayed = torch.where(before * step >= 0, before, 0.0) if options.cautious else before
-    w = before - rate * (step + decay * decayed)
+    decayed = torch.where(old_w * step >= 0, old_w, 0.0) if options.cautious else old_w
+    w = old_w - rate * (step + decay * decayed)
     if found_inf is not None:
         bad = found_inf.bool()
         w, m, v = (
-            torch.where(bad, before, w),
+            torch.where(bad, old_w, w),
             torch.where(bad, old_m, m),
             torch.where(bad, old_v, v),
         )

@@ -27,11 +27,13 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     Raises ConfigError where nothing is trained, or an optimizer cannot update what it is given.
     """
     roles = roles_of(model, config)
-    here = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    member = members(config, ((name, roles[name]) for name, _ in here))
-    made, trust, adapter = [], config.run.trust, config.adapter
+    trained_parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    member = members(config, ((name, roles[name]) for name, _ in trained_parameters))
+    optimizers, trust, adapter = [], config.run.trust, config.adapter
     for group in groups(config).values():
-        mine = [(name, roles[name], p) for name, p in here if member[name] == group.name]
+        mine = [
+            (name, roles[name], p) for name, p in trained_parameters if member[name] == group.name
+        ]
         if not mine:
             continue
         key = f"optimizer.groups.{group.name}" if group.name != OWN else "optimizer"
@@ -45,19 +47,21 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
             ratio=adapter.lora_plus_ratio if isinstance(adapter, LoRA) else 1.0,
         )
         offered = {"model": model} | steps_of(config)
-        one = build(group.section, path="optimizer", trust=trust, offered=offered, params=params)
-        _check_step(one, group)
+        group_optimizer = build(
+            group.section, path="optimizer", trust=trust, offered=offered, params=params
+        )
+        _check_step(group_optimizer, group)
         if config.precision.weights_in_16_bits:
-            one.rounding = Rounding(
+            group_optimizer.rounding = Rounding(
                 names={p: name for name, _, p in mine},
                 stochastic=config.precision.stochastic_rounding,
                 seed=config.seed,
             )
-        made.append(one)
-    if not made:
-        what = "no parameter of the model is trained."
-        raise ConfigError([Problem("optimizer", what, "freeze less", rule="optimizer.nothing")])
-    optimizer = made[0] if len(made) == 1 else Together(made)
+        optimizers.append(group_optimizer)
+    if not optimizers:
+        message = "no parameter of the model is trained."
+        raise ConfigError([Problem("optimizer", message, "freeze less", rule="optimizer.nothing")])
+    optimizer = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
     return Offloaded(optimizer) if config.parallel.offload_optimizer else optimizer
 
 
@@ -82,13 +86,13 @@ def _own_schedule(config: Config, group: Group) -> Schedule | None:
 
 def _check_step(optimizer: Any, group: Group) -> None:
     """Raises ConfigError for what is no optimizer, or one that computes gradients by itself."""
-    key, what = f"optimizer._target_={group.section._target_}", ""
+    key, message = f"optimizer._target_={group.section._target_}", ""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        what = f"it gives a {type(optimizer).__name__}, which is no torch.optim.Optimizer."
+        message = f"it gives a {type(optimizer).__name__}, which is no torch.optim.Optimizer."
     elif _needs_closure(optimizer):
-        what = "its step computes the loss again, by a closure, and forge gives it gradients."
-    if what:
-        raise ConfigError([Problem(key, what, "another optimizer", rule="target")])
+        message = "its step computes the loss again, by a closure, and forge gives it gradients."
+    if message:
+        raise ConfigError([Problem(key, message, "another optimizer", rule="target")])
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
@@ -98,8 +102,10 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 def _check_roles(group: Group, key: str, roles: list[str]) -> None:
     """What the rule optimizer.takes says of models whose parameters are known only now."""
-    left = [role for role in dict.fromkeys(roles) if role not in group.section.takes]
-    if group.section.takes and left:
-        what = f"{group.kind} updates {' and '.join(group.section.takes)} only, and is given"
-        fix = f"'+optimizer.groups.others={{{KIND}: adamw, {ROLES}: [{', '.join(left)}]}}'"
-        raise ConfigError([Problem(key, f"{what} {', '.join(left)}.", fix, rule="optimizer.takes")])
+    unsupported = [role for role in dict.fromkeys(roles) if role not in group.section.takes]
+    if group.section.takes and unsupported:
+        message = f"{group.kind} updates {' and '.join(group.section.takes)} only, and is given"
+        hint = f"'+optimizer.groups.others={{{KIND}: adamw, {ROLES}: [{', '.join(unsupported)}]}}'"
+        raise ConfigError(
+            [Problem(key, f"{message} {', '.join(unsupported)}.", hint, rule="optimizer.takes")]
+        )

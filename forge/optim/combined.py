@@ -22,14 +22,16 @@ class Together(torch.optim.Optimizer):
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = list(optimizers)
-        groups = [group for each in self.optimizers for group in each.param_groups]
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         super().__init__([{"params": group["params"]} for group in groups], {})
         self.param_groups = groups
         self._share()
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        return all(getattr(one, "_step_supports_amp_scaling", False) for one in self.optimizers)
+        return all(
+            getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in self.optimizers
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -39,43 +41,45 @@ class Together(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         flags = {name: getattr(self, name) for name in FLAGS if hasattr(self, name)}
-        for one in self.optimizers:
-            with told(one, flags):
-                one.step()
+        for optimizer in self.optimizers:
+            with told(optimizer, flags):
+                optimizer.step()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Each reads its own part, which it may keep in formats of its own."""
         groups, state, start = state_dict["param_groups"], state_dict["state"], 0
-        for one in self.optimizers:
-            own = groups[start : start + len(one.param_groups)]
-            numbers = {number for group in own for number in group["params"]}
-            kept = {number: value for number, value in state.items() if number in numbers}
-            one.load_state_dict({"param_groups": own, "state": kept})
-            start += len(own)
-        self.param_groups = [group for one in self.optimizers for group in one.param_groups]
-        loaded = {p: value for one in self.optimizers for p, value in one.state.items()}
+        for optimizer in self.optimizers:
+            own_groups = groups[start : start + len(optimizer.param_groups)]
+            numbers = {number for group in own_groups for number in group["params"]}
+            own_state = {number: value for number, value in state.items() if number in numbers}
+            optimizer.load_state_dict({"param_groups": own_groups, "state": own_state})
+            start += len(own_groups)
+        self.param_groups = [
+            group for optimizer in self.optimizers for group in optimizer.param_groups
+        ]
+        loaded = {p: value for optimizer in self.optimizers for p, value in optimizer.state.items()}
         self.state = defaultdict(dict, loaded)
         self._share()
 
     def train(self) -> None:
         """Weights at which gradients are taken."""
-        for one in self.optimizers:
-            if isinstance(one, Modes):
-                one.train()
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, Modes):
+                optimizer.train()
 
     def eval(self) -> None:
         """Weights that are evaluated, saved and exported."""
-        for one in self.optimizers:
-            if isinstance(one, Modes):
-                one.eval()
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, Modes):
+                optimizer.eval()
 
     def _share(self) -> None:
         """Give each its part of the groups, and all the one state."""
         start = 0
-        for one in self.optimizers:
-            end = start + len(one.param_groups)
-            one.param_groups, one.state = self.param_groups[start:end], self.state
+        for optimizer in self.optimizers:
+            end = start + len(optimizer.param_groups)
+            optimizer.param_groups, optimizer.state = self.param_groups[start:end], self.state
             start = end
 
 

@@ -58,8 +58,8 @@ class Matrix:
 
     def sends(self, rank: int) -> int:
         """Values that a rank sends to the owner: one of its own replica has them."""
-        same = self.boxes[rank][2] == self.boxes[self.owner][2]
-        return self.numel(rank) if same else 0
+        same_replica = self.boxes[rank][2] == self.boxes[self.owner][2]
+        return self.numel(rank) if same_replica else 0
 
 
 class WholeMatrices:
@@ -73,7 +73,9 @@ class WholeMatrices:
             if matrix.group is not None:
                 shared.setdefault(matrix.group, []).append(matrix)
         self.rounds: list[tuple[dist.ProcessGroup, tuple[Matrix, ...]]] = [
-            (group, matrices) for group, of in shared.items() for matrices in _rounds(of, group)
+            (group, matrices)
+            for group, members in shared.items()
+            for matrices in _rounds(members, group)
         ]
 
     def __call__(
@@ -89,9 +91,9 @@ class WholeMatrices:
         coming = self._gather(0, values)
         waiting: Callable[[], None] | None = None
         for number in range(len(self.rounds)):
-            whole = coming()
+            gathered = coming()
             coming = self._gather(number + 1, values)
-            sent = self._scatter(number, whole, values, compute, extras, done)
+            sent = self._scatter(number, gathered, values, compute, extras, done)
             if waiting is not None:
                 waiting()
             waiting = sent
@@ -106,11 +108,12 @@ class WholeMatrices:
         if number >= len(self.rounds):
             return lambda: None
         group, matrices = self.rounds[number]
-        here = group.rank()
-        mine = next((one for one in matrices if one.owner == here), None)
-        by_owner = {one.owner: one for one in matrices}
+        group_rank = group.rank()
+        mine = next((matrix for matrix in matrices if matrix.owner == group_rank), None)
+        by_owner = {matrix.owner: matrix for matrix in matrices}
         sends = [
-            by_owner[owner].sends(here) if owner in by_owner else 0 for owner in range(group.size())
+            by_owner[owner].sends(group_rank) if owner in by_owner else 0
+            for owner in range(group.size())
         ]
         parts = [values[by_owner[owner]].flatten() for owner, size in enumerate(sends) if size]
         like = values[matrices[0]]
@@ -124,12 +127,12 @@ class WholeMatrices:
             _ = send  # kept until it is sent
             if mine is None:
                 return None
-            whole = like.new_empty(mine.shape)
+            gathered = like.new_empty(mine.shape)
             for rank, part in enumerate(out.split(receives)):
                 if len(part):
                     rows, columns, _ = mine.boxes[rank]
-                    _put(whole, rows, columns, part)
-            return whole
+                    _put(gathered, rows, columns, part)
+            return gathered
 
         return wait
 
@@ -144,19 +147,19 @@ class WholeMatrices:
     ) -> Callable[[], None]:
         """Compute this rank's matrix of a round, and begin to send each rank its part."""
         group, matrices = self.rounds[number]
-        here, size = group.rank(), group.size()
-        by_owner = {one.owner: one for one in matrices}
+        group_rank, size = group.rank(), group.size()
+        by_owner = {matrix.owner: matrix for matrix in matrices}
         send, sends = values[matrices[0]].new_empty(0), [0] * size
         if whole is not None:
-            mine = by_owner[here]
-            result, kept = compute(mine, whole)
-            flat = [each.to(result.dtype).flatten() for each in kept]
+            mine = by_owner[group_rank]
+            result, extra_values = compute(mine, whole)
+            flat = [extra.to(result.dtype).flatten() for extra in extra_values]
             pieces = [torch.cat([mine.part(result, rank).flatten(), *flat]) for rank in range(size)]
             send, sends = torch.cat(pieces), [len(piece) for piece in pieces]
-        shapes = {owner: extras(one) for owner, one in by_owner.items()}
-        more = {owner: sum(map(_numel, each)) for owner, each in shapes.items()}
+        shapes = {owner: extras(matrix) for owner, matrix in by_owner.items()}
+        n_extra = {owner: sum(map(_numel, extra)) for owner, extra in shapes.items()}
         receives = [
-            by_owner[owner].numel(here) + more[owner] if owner in by_owner else 0
+            by_owner[owner].numel(group_rank) + n_extra[owner] if owner in by_owner else 0
             for owner in range(size)
         ]
         out = send.new_empty(sum(receives))
@@ -167,10 +170,14 @@ class WholeMatrices:
             _ = send
             for owner, part in enumerate(out.split(receives)):
                 if owner in by_owner:
-                    one = by_owner[owner]
-                    values_of, *kept = part.split([one.numel(here), *map(_numel, shapes[owner])])
-                    kept = [each.view(s) for each, s in zip(kept, shapes[owner], strict=True)]
-                    done(one, values_of.view_as(values[one]), kept)
+                    matrix = by_owner[owner]
+                    values_of, *extra_values = part.split(
+                        [matrix.numel(group_rank), *map(_numel, shapes[owner])]
+                    )
+                    extra_values = [
+                        extra.view(s) for extra, s in zip(extra_values, shapes[owner], strict=True)
+                    ]
+                    done(matrix, values_of.view_as(values[matrix]), extra_values)
 
         return wait
 
@@ -188,11 +195,11 @@ def _matrix(parameter: Tensor, groups: dict[tuple[int, ...], dist.ProcessGroup])
     if len(ranks) == 1:
         return Matrix(parameter, shape)
     if ranks not in groups:
-        made: Any = dist.new_group(list(ranks), use_local_synchronization=True)
-        groups[ranks] = made
+        new_group: Any = dist.new_group(list(ranks), use_local_synchronization=True)
+        groups[ranks] = new_group
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
-    replica = [at for axis, at in enumerate(coordinate) if cuts[axis] is None]
+    replica = [position for axis, position in enumerate(coordinate) if cuts[axis] is None]
     box = (*(_compact(index) for index in held[last:]), replica)
     boxes: list[Any] = [None] * len(ranks)
     dist.all_gather_object(boxes, box, group=groups[ranks])
@@ -203,8 +210,10 @@ def _ranks(mesh: DeviceMesh, axes: Sequence[int]) -> tuple[int, ...]:
     """The ranks that differ from this one along some axes only."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
-    places = tuple(slice(None) if a in axes else at for a, at in enumerate(coordinate))
-    return tuple(sorted(mesh.mesh[places].flatten().tolist()))
+    selector = tuple(
+        slice(None) if a in axes else position for a, position in enumerate(coordinate)
+    )
+    return tuple(sorted(mesh.mesh[selector].flatten().tolist()))
 
 
 def _rounds(matrices: Sequence[Matrix], group: dist.ProcessGroup) -> list[tuple[Matrix, ...]]:
@@ -213,11 +222,11 @@ def _rounds(matrices: Sequence[Matrix], group: dist.ProcessGroup) -> list[tuple[
     """
     loads = [0] * group.size()
     of_owner: list[list[Matrix]] = [[] for _ in loads]
-    for matrix in sorted(matrices, key=lambda one: -one.cost):
+    for matrix in sorted(matrices, key=lambda m: -m.cost):
         matrix.owner = loads.index(min(loads))
         loads[matrix.owner] += matrix.cost
         of_owner[matrix.owner].append(matrix)
-    return [tuple(one for one in each if one) for each in zip_longest(*of_owner)]
+    return [tuple(m for m in round_matrices if m) for round_matrices in zip_longest(*of_owner)]
 
 
 def _compact(index: Tensor) -> slice | Tensor:
@@ -235,7 +244,7 @@ def _length(index: slice | Tensor) -> int:
 def _put(whole: Tensor, rows: slice | Tensor, columns: slice | Tensor, part: Tensor) -> None:
     shape = (*whole.shape[:-2], _length(rows), _length(columns))
     if isinstance(rows, Tensor) or isinstance(columns, Tensor):
-        index = [_indices(each).to(whole.device) for each in (rows, columns)]
+        index = [_indices(axis).to(whole.device) for axis in (rows, columns)]
         whole[..., index[0][:, None], index[1]] = part.view(shape)
     else:
         whole[..., rows, columns] = part.view(shape)

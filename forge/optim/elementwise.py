@@ -66,8 +66,8 @@ class KeepsFormats(torch.optim.Optimizer):
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [p for group in self.param_groups for p in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
-            if found := state_dict["state"].get(number):
-                self.state[parameter] = self.loaded(parameter, found)
+            if saved := state_dict["state"].get(number):
+                self.state[parameter] = self.loaded(parameter, saved)
 
     def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """The state of a parameter from one that was saved."""

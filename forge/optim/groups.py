@@ -65,7 +65,7 @@ def torch_groups(
     the run. schedule: factor of the learning rate, if it is not that of the run. ratio: learning
     rate of what `learns_faster`, over that of the others.
     """
-    section, made = group.section, []
+    section, groups = group.section, []
     common: dict[str, Any] = {"lr": section.peak(dim)}
     if schedule:
         common["schedule"] = schedule
@@ -73,7 +73,7 @@ def torch_groups(
         common["schedules"] = factors
     members = list(members)
     for decays, faster in product((True, False), (False, True)):
-        here = [
+        parameters = [
             p
             for name, role, p in members
             if group.decays((name, role)) == decays
@@ -82,17 +82,17 @@ def torch_groups(
         label = group.name or "optimizer"
         if not decays:
             label += ", not decayed"
-        if here:
-            made.append(
+        if parameters:
+            groups.append(
                 {
                     "name": f"{label}, {ratio:g} times the rate" if faster else label,
-                    "params": here,
+                    "params": parameters,
                     "weight_decay": section.weight_decay if decays else 0.0,
                     **common,
                     "lr": common["lr"] * (ratio if faster else 1),
                 }
             )
-    return made
+    return groups
 
 
 def learns_faster(name: str, values: Tensor) -> bool:

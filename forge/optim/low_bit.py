@@ -61,9 +61,9 @@ class LowBitAdamW(AdamUpdates):
         found_inf = getattr(self, "found_inf", None)
         for parameter in parameters:
             changed = [local(self.state[parameter][key]) for key in self._codes(parameter)]
-            before = [] if found_inf is None else [value.clone() for value in changed]
+            old_values = [] if found_inf is None else [value.clone() for value in changed]
             super().take(group, [parameter])
-            for value, old in zip(changed, before, strict=False):
+            for value, old in zip(changed, old_values, strict=False):
                 value.copy_(torch.where(found_inf.bool(), old, value))  # type: ignore[union-attr]
 
     def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, bool]:
@@ -105,18 +105,18 @@ class LowBitAdamW(AdamUpdates):
         """
         if parameter.ndim < 2:
             return 0
-        length, rest = divmod(parameter.shape[-1], _cuts(parameter))
-        if rest:
+        length, remainder = divmod(parameter.shape[-1], _cuts(parameter))
+        if remainder:
             return 0
-        whole = low_bit_block(tuple(parameter.shape), self.format)
-        return low_bit_block((parameter.numel(), length), self.format) if whole else 0
+        full_block = low_bit_block(tuple(parameter.shape), self.format)
+        return low_bit_block((parameter.numel(), length), self.format) if full_block else 0
 
     def _room(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         """For the codes and scales of what this rank has of a parameter."""
-        own, blocks = local(parameter), local(parameter).shape[-1] // self.block(parameter)
-        length = own.shape[-1] // CODES_IN_BYTE[self.format]
-        codes = own.new_empty(*own.shape[:-1], length, dtype=DTYPES[self.format])
-        return codes, own.new_empty(*own.shape[:-1], blocks, dtype=torch.float32)
+        local_values, blocks = local(parameter), local(parameter).shape[-1] // self.block(parameter)
+        length = local_values.shape[-1] // CODES_IN_BYTE[self.format]
+        codes = local_values.new_empty(*local_values.shape[:-1], length, dtype=DTYPES[self.format])
+        return codes, local_values.new_empty(*local_values.shape[:-1], blocks, dtype=torch.float32)
 
     def _kept(self, parameter: Tensor, name: str, values: Tensor) -> dict[str, Tensor]:
         """State of the values that this rank has of a moment."""
@@ -146,8 +146,8 @@ class LowBitAdamW(AdamUpdates):
 @cache
 def _qmap(kind: str, signed: bool, device: torch.device) -> Tensor:
     """The values of the codes, over the largest of their block."""
-    of = {"8bit": subclass_8bit, "4bit": subclass_4bit}[kind]
-    values = of.get_qmap_signed() if signed else of.get_qmap_unsigned()
+    module = {"8bit": subclass_8bit, "4bit": subclass_4bit}[kind]
+    values = module.get_qmap_signed() if signed else module.get_qmap_unsigned()
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
@@ -189,8 +189,12 @@ def _cuts(parameter: Tensor) -> int:
     """Into how many parts the rows of a parameter are cut."""
     if not isinstance(parameter, DTensor):
         return 1
-    places, last = enumerate(parameter.placements), parameter.ndim - 1
-    sizes = [parameter.device_mesh.size(axis) for axis, one in places if cut_dim(one) == last]
+    placements, last = enumerate(parameter.placements), parameter.ndim - 1
+    sizes = [
+        parameter.device_mesh.size(axis)
+        for axis, placement in placements
+        if cut_dim(placement) == last
+    ]
     return math.prod(sizes)
 
 

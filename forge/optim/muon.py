@@ -93,8 +93,8 @@ class Muon(KeepsFormats):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = zeros_of(parameter)
         buffer = local(state["momentum_buffer"])
-        found = parameter.grad
-        gradient = torch.zeros_like(buffer) if found is None else local(found).to(buffer.dtype)
+        grad = parameter.grad
+        gradient = torch.zeros_like(buffer) if grad is None else local(grad).to(buffer.dtype)
         if (factor := getattr(self, "factor", None)) is not None:
             gradient = gradient * factor
         if bad is not None:  # a momentum moved towards itself stays

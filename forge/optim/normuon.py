@@ -55,24 +55,29 @@ class NorMuon(Muon):
         second = second.to(wide_dtype(parameter))
         if isinstance(parameter, DTensor):
             last = parameter.ndim - 2
-            places = [
-                place if (dim := cut_dim(place)) is not None and dim < last else Replicate()
-                for place in parameter.placements
+            placements = [
+                placement if (dim := cut_dim(placement)) is not None and dim < last else Replicate()
+                for placement in parameter.placements
             ]
             shape = torch.Size((*parameter.shape[:last], *second.shape[-2:]))
             stride = torch.empty(shape, device="meta").stride()
             second = DTensor.from_local(
-                second, parameter.device_mesh, places, run_check=False, shape=shape, stride=stride
+                second,
+                parameter.device_mesh,
+                placements,
+                run_check=False,
+                shape=shape,
+                stride=stride,
             )
         self.state[parameter]["second_moment"] = second
 
     def _second_moment(self, matrix: Matrix, like: Tensor) -> Tensor:
-        found = self.state[matrix.parameter].get("second_moment")
-        if found is None:
+        saved = self.state[matrix.parameter].get("second_moment")
+        if saved is None:
             return torch.zeros_like(like)
-        if isinstance(found, DTensor) or not isinstance(matrix.parameter, DTensor):
-            return local(found)
-        return select(found, owned(matrix.parameter)[:-2])  # as a checkpoint has it
+        if isinstance(saved, DTensor) or not isinstance(matrix.parameter, DTensor):
+            return local(saved)
+        return select(saved, owned(matrix.parameter)[:-2])  # as a checkpoint has it
 
 
 def _norm(values: Tensor, dim: tuple[int, ...] = (-2, -1)) -> Tensor:

@@ -45,14 +45,14 @@ class Offloaded(torch.optim.Optimizer):
         """One update of all parameters that have a gradient."""
         assert closure is None, "forge gives gradients"
         flags = {name: getattr(self, name) for name in FLAGS if hasattr(self, name)}
-        given = [p for p in self.one_by_one.parameters if p.grad is not None]
-        if given and given[0].is_cuda and self.stream is None:
+        parameters = [p for p in self.one_by_one.parameters if p.grad is not None]
+        if parameters and parameters[0].is_cuda and self.stream is None:
             self.stream = torch.cuda.Stream()
-        coming = self._fetch(given[0]) if given else None
-        for parameter, following in zip(given, [*given[1:], None], strict=True):
-            here, coming = coming, self._fetch(following) if following is not None else None
-            assert here is not None
-            self._use(here)
+        coming = self._fetch(parameters[0]) if parameters else None
+        for parameter, following in zip(parameters, [*parameters[1:], None], strict=True):
+            fetched, coming = coming, self._fetch(following) if following is not None else None
+            assert fetched is not None
+            self._use(fetched)
             self.one_by_one.step(parameter, flags)
             self._return(parameter)
         self._share()
@@ -85,21 +85,21 @@ class Offloaded(torch.optim.Optimizer):
 
     def _fetch(self, parameter: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Begin to copy what is kept of a parameter to its device: each tensor, and its copy."""
-        device, found = local(parameter).device, []
+        device, copies = local(parameter).device, []
         with torch.cuda.stream(self.stream):
             for value in self._kept(parameter):
                 if id(value) in self.hosts:
                     _, host = self.hosts[id(value)]
-                    found.append((value, host.to(device, non_blocking=True, copy=True)))
-        return found
+                    copies.append((value, host.to(device, non_blocking=True, copy=True)))
+        return copies
 
     def _use(self, fetched: list[tuple[Tensor, Tensor]]) -> None:
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
-        for value, here in fetched:
+        for value, device_copy in fetched:
             if self.stream is not None:
-                here.record_stream(torch.cuda.current_stream())
-            _put(value, here)
+                device_copy.record_stream(torch.cuda.current_stream())
+            _put(value, device_copy)
 
     def _return(self, parameter: Tensor) -> None:
         """Begin to copy it back; what was made in this step gets a place on the host."""
@@ -107,15 +107,15 @@ class Offloaded(torch.optim.Optimizer):
             self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             for value in self._kept(parameter):
-                here = local(value)
+                shard = local(value)
                 if id(value) not in self.hosts:
                     pinned = local(parameter).is_cuda
-                    room = torch.empty_like(here, device="cpu", pin_memory=pinned)
+                    room = torch.empty_like(shard, device="cpu", pin_memory=pinned)
                     self.hosts[id(value)] = value, room
                 _, host = self.hosts[id(value)]
-                host.copy_(here, non_blocking=True)
+                host.copy_(shard, non_blocking=True)
                 if self.stream is not None:
-                    here.record_stream(self.stream)
+                    shard.record_stream(self.stream)
                 _put(value, host)
 
 

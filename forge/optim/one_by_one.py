@@ -26,18 +26,18 @@ class OneByOne:
 
     def owner(self, parameter: Tensor) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
         """The optimizer of a parameter, and the options of its group as they are now."""
-        for one in parts_of(self.optimizer):
-            for group in one.param_groups:
+        for optimizer in parts_of(self.optimizer):
+            for group in optimizer.param_groups:
                 if any(p is parameter for p in group["params"]):
-                    return one, group
+                    return optimizer, group
         raise AssertionError("it is of no group")
 
     def step(self, parameter: Tensor, flags: dict[str, Any]) -> None:
         """The step of one parameter, as that of all would be. flags: see FLAGS."""
-        one, group = self.owner(parameter)
-        groups, one.param_groups = one.param_groups, [{**group, "params": [parameter]}]
+        optimizer, group = self.owner(parameter)
+        groups, optimizer.param_groups = optimizer.param_groups, [{**group, "params": [parameter]}]
         try:
-            with told(one, flags):
-                one.step()
+            with told(optimizer, flags):
+                optimizer.step()
         finally:
-            one.param_groups = groups
+            optimizer.param_groups = groups

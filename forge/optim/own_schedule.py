@@ -32,20 +32,20 @@ def build_schedule(section: Scheduler, config: Config) -> Schedule:
     # a run that goes on computes again, and needs no state.
     lr = config.optimizer.peak(width(config))
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
-    given: dict[str, Any] = {"optimizer": optimizer, "step": 0} | steps_of(config)
-    make = bind(section, path=PATH, trust=trust, offered=given)
+    offered: dict[str, Any] = {"optimizer": optimizer, "step": 0} | steps_of(config)
+    make = bind(section, path=PATH, trust=trust, offered=offered)
     if "step" in parameters_of(locate(section._target_, path=PATH, trust=trust)):
         return _checked(section, lambda step: make(step=step))
     try:
-        made = make()
+        schedule = make()
     except Exception as error:  # of the user's, or of torch about what it was given
         raise _refusal(section, f"it fails: {type(error).__name__}: {error}") from error
-    if not isinstance(made, LRScheduler):
-        return _checked(section, made)
-    if isinstance(made, ReduceLROnPlateau):
-        what = "it follows a metric, and a schedule of forge is a function of the step alone"
-        raise _refusal(section, what, "another schedule")
-    return _checked(section, OfTorch(section, made, optimizer))
+    if not isinstance(schedule, LRScheduler):
+        return _checked(section, schedule)
+    if isinstance(schedule, ReduceLROnPlateau):
+        message = "it follows a metric, and a schedule of forge is a function of the step alone"
+        raise _refusal(section, message, "another schedule")
+    return _checked(section, OfTorch(section, schedule, optimizer))
 
 
 def steps_of(config: Config) -> dict[str, int]:
@@ -66,8 +66,8 @@ class OfTorch:
         (group,) = optimizer.param_groups
         self.peak, self.group = optimizer.defaults["lr"], group
         if group["momentum"]:
-            what = "it changes the momentum too, and a schedule of forge only the learning rate"
-            raise _refusal(section, what, f"{PATH}.cycle_momentum=false")
+            message = "it changes the momentum too, and a schedule of forge only the learning rate"
+            raise _refusal(section, message, f"{PATH}.cycle_momentum=false")
         self.factors = [float(group["lr"]) / self.peak]
 
     def __call__(self, step: int) -> float:
@@ -76,8 +76,8 @@ class OfTorch:
             try:
                 self.scheduler.step()
             except Exception as error:
-                at = f"at step {len(self.factors)}: {type(error).__name__}: {error}"
-                raise _refusal(self.section, f"it fails {at}") from error
+                failure = f"at step {len(self.factors)}: {type(error).__name__}: {error}"
+                raise _refusal(self.section, f"it fails {failure}") from error
             self.factors.append(float(self.group["lr"]) / self.peak)
         return self.factors[step]
 

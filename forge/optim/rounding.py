@@ -36,8 +36,8 @@ class Rounding:
             return None
         if parameter not in self.places:
             self.places[parameter] = places_of(parameter)
-        named = f"{self.seed}/rounding/{number}/{self.names[parameter]}"
-        first, second = keys_of(named).unbind()
+        key = f"{self.seed}/rounding/{number}/{self.names[parameter]}"
+        first, second = keys_of(key).unbind()
         return first, second, self.places[parameter]
 
     def write(self, parameter: Tensor, values: Tensor, number: int) -> None:
@@ -52,11 +52,11 @@ def stochastic(values: Tensor, noise: Noise) -> Tensor:
     16 bits of noise are added to the 16 bits that bf16 does not have, and carry into those that it
     has, as torchao does it; the noise is a hash of the place of a weight in the whole parameter.
     """
-    first, second, places = noise
-    at = places[0] if places else torch.zeros_like(values, dtype=torch.int32)
-    for more in places[1:]:
-        at = at + more
-    bits = (values.view(torch.int32) + (hashed(at, first, second) & 0xFFFF)) & -0x10000
+    first, second, offsets = noise
+    index = offsets[0] if offsets else torch.zeros_like(values, dtype=torch.int32)
+    for offset in offsets[1:]:
+        index = index + offset
+    bits = (values.view(torch.int32) + (hashed(index, first, second) & 0xFFFF)) & -0x10000
     return torch.where(values.isfinite(), bits.view(torch.float32), values)
 
 
@@ -64,11 +64,11 @@ def places_of(parameter: Tensor) -> list[Tensor]:
     """What the place of a weight in the whole parameter is the sum of, modulo 2^32, along each
     dimension of what this rank has.
     """
-    found, step = [], 1
+    offsets, step = [], 1
     for dim, index in reversed(list(enumerate(owned(parameter)))):
         wrapped = (index * step + (1 << 31)) % (1 << 32) - (1 << 31)
         shape = [1] * parameter.ndim
         shape[dim] = len(index)
-        found.append(wrapped.to(torch.int32).view(shape).to(local(parameter).device))
+        offsets.append(wrapped.to(torch.int32).view(shape).to(local(parameter).device))
         step = step * parameter.shape[dim] % (1 << 32)
-    return found
+    return offsets

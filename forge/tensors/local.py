@@ -32,8 +32,8 @@ def owned(values: Tensor) -> list[Tensor]:
         assert coordinate is not None, "this rank is not in the mesh of its parameter"
         for axis in _cut_order(values.placements):
             dim = values.placements[axis].dim  # type: ignore[attr-defined]
-            parts, none = torch.chunk(indices[dim], mesh.size(axis)), indices[dim][:0]
-            indices[dim] = parts[coordinate[axis]] if coordinate[axis] < len(parts) else none
+            parts, empty = torch.chunk(indices[dim], mesh.size(axis)), indices[dim][:0]
+            indices[dim] = parts[coordinate[axis]] if coordinate[axis] < len(parts) else empty
     return indices
 
 

@@ -29,15 +29,15 @@ def exact_state(model: nn.Module) -> dict[str, Tensor]:
     """The state of a model by name, masters in place of what is rounded from them; its tensors are
     those of the model.
     """
-    named = model.named_parameters(remove_duplicate=False)
-    masters = {name: master(p) for name, p in named if hasattr(p, "master")}
+    parameters = model.named_parameters(remove_duplicate=False)
+    masters = {name: master(p) for name, p in parameters if hasattr(p, "master")}
     return {**model.state_dict(), **masters}
 
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
     """The same without weights of the model that are not trained; what adapters add is in it."""
-    named = model.named_parameters()
-    frozen = {name for name, p in named if not p.requires_grad and not is_added(name)}
+    parameters = model.named_parameters()
+    frozen = {name for name, p in parameters if not p.requires_grad and not is_added(name)}
     return {name: values for name, values in exact_state(model).items() if name not in frozen}
 
 
@@ -53,6 +53,6 @@ def round_masters(model: nn.Module) -> None:
 def round_weights(weights: Iterable[Tensor], dtype: torch.dtype) -> None:
     """Round weights to a format, in the format that they have."""
     for parameter in weights:
-        own = local(parameter)
-        if own.dtype.itemsize > dtype.itemsize:
-            own.copy_(own.to(dtype))
+        shard = local(parameter)
+        if shard.dtype.itemsize > dtype.itemsize:
+            shard.copy_(shard.to(dtype))

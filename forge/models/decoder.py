@@ -28,10 +28,10 @@ from forge.models.routing_record import RoutingRecord
 
 
 class Block(nn.Module):
-    """A token mixer, then a feed-forward layer or experts, each added to what it reads; norms stand
-    before them, after them, or both.
+    """A token mixer, then a feed-forward layer or experts, each added to the residual stream, with
+    norms before, after, or both.
 
-    section: that of the layer. noise: that dropout is drawn of.
+    section: the layer's own. noise: source of dropout.
     """
 
     def __init__(self, section: DecoderConfig, layer: int, noise: Noise | None = None) -> None:
@@ -60,8 +60,8 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         *seen: Seen,
     ) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]. seen: what attention sees of rows that
-        documents share, `forge.models.documents`; a mixer gets it where there is any.
+        """x: [batch, seq, dim] -> [batch, seq, dim]. seen: mask of rows shared by documents, see
+        `forge.models.documents`, passed to the mixer.
         """
         norm, post_norm = self.attention_norm, self.attention_post_norm
         y = self.attention(self._entering(x, norm, post_norm), rotation, cache, *seen)
@@ -74,6 +74,7 @@ class Block(nn.Module):
         if before is not None:
             return before(x)
         assert after is not None
+        # A norm returns the format of its weights; without one the residual stream may be fp32.
         return x.to(after.weight.dtype)  # type: ignore[arg-type]
 
     def _added(
@@ -90,22 +91,21 @@ BUFFERED = PositionTable | Sinusoids | Router | RoutingRecord | Drawing
 
 class OutputHead(nn.Linear):
     def receive(self, hidden: Tensor, norm: nn.Module) -> Tensor:
-        """Normalised hidden states; FSDP gathers the weight for this call."""
+        """Normalise hidden states; FSDP gathers the weight for this call."""
         return norm(hidden)
 
     def product(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """hidden: [..., dim], weight: rows of the vocabulary [rows, dim] -> [..., rows]."""
+        """Multiply hidden: [..., dim] by rows of the vocabulary, [rows, dim] -> [..., rows]."""
         return F.linear(hidden, weight)
 
 
 class Decoder(Balanced, nn.Module):
-    """Token ids to next-token logits, or a stage of such a model, cut out by `keep`.
+    """Token ids to next-token logits, or a stage of the model, cut out by `keep`.
 
-    A stage takes hidden states instead of tokens, or gives them, or both. Weights are torch's
-    defaults until `forge.models.init.init_weights`. residual_dtype: of hidden states between
-    layers; null = that of the embeddings. in_blocks: whether documents that share rows are kept
-    apart in blocks, which layers take that hand to `causal_attention` what they are given; else by
-    masks.
+    A stage takes hidden states instead of tokens, or gives hidden states, or both. Weights are
+    torch's defaults until `forge.models.init.init_weights`. residual_dtype: of hidden states
+    between layers; null = as the embeddings. in_blocks: whether blocks instead of masks keep apart
+    the documents of a shared row; for layers that pass `seen` on to `causal_attention` unchanged.
     """
 
     residual_dtype: torch.dtype | None = None
@@ -151,12 +151,12 @@ class Decoder(Balanced, nn.Module):
         noise: Tensor | None = None,
         jitter: Tensor | None = None,
     ) -> Tensor:
-        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim].
+        """tokens: [batch, seq] -> hidden states for the output head, [batch, seq, dim].
 
-        With a cache the tokens follow those in it, and are added. documents: as of `packed`; each
-        is then read as if it were alone. noise: 32 bits of each token, for what is drawn in
-        training. jitter: [batch, seq], how much noise is added to embeddings, as of `Jitter`.
-        Hidden states come in where `reads_tokens` is false. Raises ValueError past max_seq_len.
+        With a cache the tokens follow the cached tokens, and are added. documents: as of `packed`;
+        each document is then read alone. noise: 32 bits of each token, for random numbers in
+        training. jitter: [batch, seq], amount of noise on embeddings, as of `Jitter`. Takes hidden
+        states where `reads_tokens` is false. Raises ValueError past max_seq_len.
         """
         assert cache is None or documents is None, "a cache holds one document"
         self.noise.bits, self.jitter_width = noise, jitter
@@ -176,7 +176,7 @@ class Decoder(Balanced, nn.Module):
         return self._received(x)
 
     def packed(self, documents: Tensor) -> Packed:
-        """What is here of rows that several documents share, [batch, seq]."""
+        """The positions and masks of rows shared by several documents, [batch, seq]."""
         if self.in_blocks:
             return packed_in_blocks(documents, self.spans.values())
         indices = torch.arange(documents.shape[1], device=documents.device)
@@ -198,7 +198,7 @@ class Decoder(Balanced, nn.Module):
         return x
 
     def _of_padded(self, tokens: Tensor, cache: KVCache, padding: Tensor) -> Tensor:
-        """Tokens past max_seq_len are of texts that have ended, and have the last position."""
+        """Read padded rows; tokens past max_seq_len, of ended texts, take the last position."""
         start, seq = cache.length, tokens.shape[1]
         positions = numbered(start, seq, padding).clamp(0, self.max_seq_len - 1)
         x = self.embed(tokens, start, positions) if self.reads_tokens else tokens
@@ -221,8 +221,8 @@ class Decoder(Balanced, nn.Module):
         return self.norm(x) if self.output is None else self.output.receive(x, self.norm)
 
     def embed(self, tokens: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
-        """tokens: [batch, seq] at positions start, start + 1, ..., or at `positions`, [batch, seq]
-        -> [batch, seq, dim].
+        """Embed tokens: [batch, seq] at positions start, start + 1, ..., or at `positions`, [batch,
+        seq] -> [batch, seq, dim].
         """
         assert self.embedding is not None
         x = self.embedding(tokens)
@@ -235,6 +235,7 @@ class Decoder(Balanced, nn.Module):
             if positions is None:
                 positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
             added = self.positions(positions)
+            # Sinusoids are an fp32 buffer; learned positions are cast as all parameters are.
             x = x + (added.to(x.dtype) if isinstance(self.positions, Sinusoids) else added)
         return x if self.dropout is None else self.dropout(x)
 
@@ -247,21 +248,21 @@ class Decoder(Balanced, nn.Module):
 
     @property
     def of_logits(self) -> dict[str, Any]:
-        """How the head makes products, and what it does with them."""
+        """Options of the head: its product, and the multiplier and cap of logits."""
         section = self.section
         options = {"multiplier": section.logits_multiplier, "cap": section.final_logits_soft_cap}
         return options if self.output is None else options | {"product": self.output.product}
 
     @property
     def output_weight(self) -> Tensor:
-        """[vocab, dim]; the embedding table when they are tied."""
+        """The head's weight, [vocab, dim]; with tied embeddings the embedding table."""
         head = self.output if self.output is not None else self.embedding
         assert head is not None, "this part of the model has no output head"
         return weight_of(head)
 
     def keep(self, layers: range, *, first: bool, last: bool) -> None:
-        """Cut the model down to these blocks, with what is before the first of all and after the
-        last.
+        """Cut the model down to the blocks of `layers`. first: with the embedding. last: with the
+        norm and the head.
         """
         for layer in [name for name in self.blocks if int(name) not in layers]:
             del self.blocks[layer]
@@ -271,6 +272,7 @@ class Decoder(Balanced, nn.Module):
         self.reads_tokens = first
         if not first:
             self.positions = self.dropout = None
+            # With tied embeddings the head of the last stage is the embedding table.
             if not (last and self.section.tie_embeddings):
                 self.embedding = None
         if not last:
@@ -278,11 +280,11 @@ class Decoder(Balanced, nn.Module):
 
     @property
     def reads_padding(self) -> bool:
-        """Whether its layers tell the text of a row from what fills the row up."""
+        """Whether all layers can tell the text of a row from padding."""
         return all(layer.mixer.reads_documents for _, layer in self.section.in_use())
 
     def new_cache(self, max_len: int | None = None, padding: Tensor | None = None) -> KVCache:
-        """padding: [batch], the tokens before each row's text, which are nobody's."""
+        """Make an empty cache. padding: [batch], number of filler tokens before each row's text."""
         max_len = self.max_seq_len if max_len is None else max_len
         if max_len > self.max_seq_len and padding is None:
             limit = f"model.max_seq_len={self.max_seq_len}"
@@ -296,8 +298,9 @@ class Decoder(Balanced, nn.Module):
                 module.reset_buffers()
 
     def init_std(self, name: str) -> float:
-        """Of parameter `name`: 1/sqrt(2 * n_layers) as much if it writes to the residual stream
-        (GPT-2; Radford et al. 2019, section 2.3); 0 of the biases of experts.
+        """Initial standard deviation of parameter `name`: init_std, times 1/sqrt(2 * n_layers) for
+        an output into the residual stream (GPT-2; Radford et al. 2019, section 2.3); 0 for biases
+        of experts.
         """
         tensor = self.table[name]
         if tensor.std is not None:
@@ -309,5 +312,5 @@ class Decoder(Balanced, nn.Module):
         return self.section.init_std
 
     def init_value(self, name: str) -> float | LogUniform:
-        """The initial value of a vector, or how they are drawn."""
+        """The initial value of a vector, or the distribution of the values."""
         return self.table[name].initial

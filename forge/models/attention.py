@@ -73,7 +73,7 @@ class Attention(nn.Module):
         v = v if self.v_norm is None else self.v_norm(v)
         gate = None
         if self.gated:
-            # A head's queries and gate are neighbours, so that tensor parallelism cuts whole heads.
+            # Queries and gate alternate head by head, so a cut of wq's rows has both of each head.
             q, gate = q[..., ::2, :], q[..., 1::2, :]
         q, k = self.placed(q, k, rotation)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

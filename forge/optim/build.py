@@ -1,4 +1,4 @@
-"""The optimizer of a run: one for each group of parameters, as one."""
+"""The optimizer of a run: an optimizer for each group of parameters, joined."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from forge.optim.rounding import Rounding
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """What updates the trained parameters of `model`, or of the stages of it that are here.
+    """Build the optimizer of the trained parameters of `model`, or of this rank's stages.
 
-    Raises ConfigError where nothing is trained, or an optimizer cannot update what it is given.
+    Raises ConfigError where nothing is trained, or an optimizer cannot update a given parameter.
     """
     roles = roles_of(model, config)
     trained_parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -66,8 +66,8 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def rates(config: Config, schedule: Schedule) -> dict[str, Schedule]:
-    """The learning rate of each group by its name, at an update by its number from 0. schedule:
-    factor of those without one of their own.
+    """The learning rate of each group by name, a function of the update's number from 0. schedule:
+    factor of the groups without a schedule of their own.
     """
 
     def of(group: Group) -> Schedule:
@@ -78,14 +78,14 @@ def rates(config: Config, schedule: Schedule) -> dict[str, Schedule]:
 
 
 def _own_schedule(config: Config, group: Group) -> Schedule | None:
-    """Factor of the learning rate of a group, if it is not that of the run."""
+    """The group's own factor of the learning rate; None = the factor of the run."""
     if SCHEDULER not in config.optimizer.groups.get(group.name, {}):
         return None
     return scaled(build_schedule(group.scheduler, config), config.data)
 
 
 def _check_step(optimizer: Any, group: Group) -> None:
-    """Raises ConfigError for what is no optimizer, or one that computes gradients by itself."""
+    """Raises ConfigError for an object that is no optimizer, or computes gradients by itself."""
     key, message = f"optimizer._target_={group.section._target_}", ""
     if not isinstance(optimizer, torch.optim.Optimizer):
         message = f"it gives a {type(optimizer).__name__}, which is no torch.optim.Optimizer."
@@ -101,7 +101,7 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _check_roles(group: Group, key: str, roles: list[str]) -> None:
-    """What the rule optimizer.takes says of models whose parameters are known only now."""
+    """Apply the rule optimizer.takes to models with parameters known only when built."""
     unsupported = [role for role in dict.fromkeys(roles) if role not in group.section.takes]
     if group.section.takes and unsupported:
         message = f"{group.kind} updates {' and '.join(group.section.takes)} only, and is given"

@@ -1,4 +1,4 @@
-"""Several optimizers, each of its own parameters, as one."""
+"""Several optimizers, with separate parameters, joined into a single optimizer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from forge.optim.train_eval_modes import Modes
 
 
 class Together(torch.optim.Optimizer):
-    """Updates by all of `optimizers`, in their order. Its groups and its state are theirs: the
-    same objects.
+    """An optimizer of several `optimizers`, updating in order. Groups and state are the objects of
+    the members.
 
-    Its modes are those of each that has them (`forge.optim.train_eval_modes`). As a fused one it
-    leaves every value as it is where the attribute `found_inf` is a tensor of 1, if all can.
+    The modes of members with modes (`forge.optim.train_eval_modes`) are switched together. Like
+    fused optimizers leaves every value unchanged where the attribute `found_inf` is a tensor of 1,
+    if all members can.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -35,7 +36,7 @@ class Together(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One update of all parameters that have a gradient."""
+        """Update all parameters with a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -47,7 +48,7 @@ class Together(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Each reads its own part, which it may keep in formats of its own."""
+        """Let each optimizer read its own part, possibly in formats of its own."""
         groups, state, start = state_dict["param_groups"], state_dict["state"], 0
         for optimizer in self.optimizers:
             own_groups = groups[start : start + len(optimizer.param_groups)]
@@ -63,19 +64,19 @@ class Together(torch.optim.Optimizer):
         self._share()
 
     def train(self) -> None:
-        """Weights at which gradients are taken."""
+        """Put the weights for gradients in place."""
         for optimizer in self.optimizers:
             if isinstance(optimizer, Modes):
                 optimizer.train()
 
     def eval(self) -> None:
-        """Weights that are evaluated, saved and exported."""
+        """Put the weights for evaluation, saving and export in place."""
         for optimizer in self.optimizers:
             if isinstance(optimizer, Modes):
                 optimizer.eval()
 
     def _share(self) -> None:
-        """Give each its part of the groups, and all the one state."""
+        """Give each optimizer its part of the groups, and all optimizers the shared state."""
         start = 0
         for optimizer in self.optimizers:
             end = start + len(optimizer.param_groups)
@@ -84,12 +85,12 @@ class Together(torch.optim.Optimizer):
 
 
 FLAGS = ("grad_scale", "found_inf", "factor")
-"""What an optimizer is told of the update that it makes."""
+"""Attributes set on an optimizer for an update."""
 
 
 @contextmanager
 def told(optimizer: torch.optim.Optimizer, flags: dict[str, Any]) -> Iterator[None]:
-    """Inside, an optimizer has these attributes."""
+    """Inside, an optimizer has the attributes `flags`."""
     for name, value in flags.items():
         setattr(optimizer, name, value)
     try:

@@ -1,9 +1,9 @@
-"""Whole matrices of parameters that are laid out over ranks, each on the rank that works on it.
+"""Whole matrices of parameters laid out over ranks, each matrix on the rank that works on it.
 
-Every rank of a group is the owner of some matrices. It gets all parts of one, computes with it, and
-sends each rank its part of the result; while it computes, the next matrix is on its way to it and
-the last result to the others. A stack of matrices whose ranks have whole ones of it, such as
-experts, is computed where it is.
+Every rank of a group is the owner of some matrices. The owner gets all parts of a matrix, computes,
+and sends each rank its part of the result; during the computation the next matrix is on its way to
+the owner and the last result on its way to the others. A stack of matrices with whole matrices on
+each rank, such as experts, is computed in place.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torch.distributed.tensor import DTensor
 from forge.tensors.local import cut_dim, owned
 
 Compute = Callable[["Matrix", Tensor], tuple[Tensor, list[Tensor]]]
-"""Of a matrix or a stack: its values -> the result, of that shape, and what all ranks keep."""
+"""Of a matrix or a stack: values -> the result, of equal shape, and tensors kept on all ranks."""
 
 
 @dataclass(eq=False)
 class Matrix:
-    """A parameter as this rank meets it: [..., rows, columns].
+    """A parameter on this rank: [..., rows, columns].
 
-    shape: of the whole matrices that a rank of its group is to compute with. boxes: of each rank of
-    the group what it holds, (rows, columns) as slices or indices, and its replica. group: None =
-    this rank has all of it.
+    shape: of the whole matrices computed by a rank of the group. boxes: for each rank of the group
+    the rows and columns held, as slices or indices, and the replica. group: None = this rank has
+    the whole matrix.
     """
 
     parameter: Tensor
@@ -42,28 +42,28 @@ class Matrix:
 
     @property
     def cost(self) -> int:
-        """What orthogonalising it takes, up to a factor: products of the smaller side."""
+        """The cost of orthogonalisation, up to a factor: products of the smaller side."""
         *stack, rows, columns = self.shape
         return torch.Size(stack).numel() * rows * columns * min(rows, columns)
 
     def part(self, values: Tensor, rank: int) -> Tensor:
-        """What a rank holds of the whole: a view if it can be one."""
+        """A rank's part of the whole matrix: a view if possible."""
         rows, columns, _ = self.boxes[rank]
         return values[..., rows, :][..., columns]
 
     def numel(self, rank: int) -> int:
-        """Values that a rank holds."""
+        """Number of values held by a rank."""
         rows, columns, _ = self.boxes[rank]
         return torch.Size(self.shape[:-2]).numel() * _length(rows) * _length(columns)
 
     def sends(self, rank: int) -> int:
-        """Values that a rank sends to the owner: one of its own replica has them."""
+        """Number of values sent by a rank to the owner: 0 outside the owner's replica."""
         same_replica = self.boxes[rank][2] == self.boxes[self.owner][2]
         return self.numel(rank) if same_replica else 0
 
 
 class WholeMatrices:
-    """Computes with whole matrices of `parameters`; all ranks make it, and call it, together."""
+    """Computes with whole matrices of `parameters`; all ranks construct and call together."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
@@ -85,8 +85,9 @@ class WholeMatrices:
         extras: Callable[[Matrix], list[tuple[int, ...]]],
         done: Callable[[Matrix, Tensor, list[Tensor]], None],
     ) -> None:
-        """values: the local part of each matrix. compute: see there. extras: shapes of what all
-        ranks keep. done: gets the local part of the result, and what is kept.
+        """Compute all matrices. values: the local part of each matrix. compute: see `Compute`.
+        extras: shapes of the tensors kept on all ranks. done: gets the local part of the result,
+        and the kept tensors.
         """
         coming = self._gather(0, values)
         waiting: Callable[[], None] | None = None
@@ -104,7 +105,9 @@ class WholeMatrices:
             waiting()
 
     def _gather(self, number: int, values: dict[Matrix, Tensor]) -> Callable[[], Tensor | None]:
-        """Begin to send the matrices of a round to their owners; waited for, this rank's own."""
+        """Begin to send the matrices of a round to the owners. The function returned waits, and
+        returns this rank's matrix.
+        """
         if number >= len(self.rounds):
             return lambda: None
         group, matrices = self.rounds[number]
@@ -124,7 +127,7 @@ class WholeMatrices:
 
         def wait() -> Tensor | None:
             work.wait()
-            _ = send  # kept until it is sent
+            _ = send  # referenced until sent
             if mine is None:
                 return None
             gathered = like.new_empty(mine.shape)
@@ -145,7 +148,9 @@ class WholeMatrices:
         extras: Callable[[Matrix], list[tuple[int, ...]]],
         done: Callable[[Matrix, Tensor, list[Tensor]], None],
     ) -> Callable[[], None]:
-        """Compute this rank's matrix of a round, and begin to send each rank its part."""
+        """Compute this rank's matrix of a round, and begin to send each rank its part. The function
+        returned waits, and passes the parts received to `done`.
+        """
         group, matrices = self.rounds[number]
         group_rank, size = group.rank(), group.size()
         by_owner = {matrix.owner: matrix for matrix in matrices}
@@ -167,7 +172,7 @@ class WholeMatrices:
 
         def wait() -> None:
             work.wait()
-            _ = send
+            _ = send  # referenced until sent
             for owner, part in enumerate(out.split(receives)):
                 if owner in by_owner:
                     matrix = by_owner[owner]
@@ -194,6 +199,7 @@ def _matrix(parameter: Tensor, groups: dict[tuple[int, ...], dist.ProcessGroup])
     ranks = _ranks(mesh, shared)
     if len(ranks) == 1:
         return Matrix(parameter, shape)
+    # Only the ranks of this group take part: other ranks may hold other stages or stacks.
     if ranks not in groups:
         new_group: Any = dist.new_group(list(ranks), use_local_synchronization=True)
         groups[ranks] = new_group
@@ -207,7 +213,7 @@ def _matrix(parameter: Tensor, groups: dict[tuple[int, ...], dist.ProcessGroup])
 
 
 def _ranks(mesh: DeviceMesh, axes: Sequence[int]) -> tuple[int, ...]:
-    """The ranks that differ from this one along some axes only."""
+    """The ranks that differ from this rank along some axes only."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
     selector = tuple(
@@ -217,8 +223,8 @@ def _ranks(mesh: DeviceMesh, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _rounds(matrices: Sequence[Matrix], group: dist.ProcessGroup) -> list[tuple[Matrix, ...]]:
-    """Give each matrix an owner, the costliest first to the rank with least to do, and go through
-    them so that an owner has one at a time.
+    """Give each matrix an owner, the costliest first to the least loaded rank, and arrange the
+    matrices in rounds with at most one matrix for each owner.
     """
     loads = [0] * group.size()
     of_owner: list[list[Matrix]] = [[] for _ in loads]
@@ -230,7 +236,7 @@ def _rounds(matrices: Sequence[Matrix], group: dist.ProcessGroup) -> list[tuple[
 
 
 def _compact(index: Tensor) -> slice | Tensor:
-    """Indices as a slice where they follow each other."""
+    """Turn consecutive indices into a slice."""
     start, length = int(index[0]) if len(index) else 0, len(index)
     if torch.equal(index, torch.arange(start, start + length)):
         return slice(start, start + length)

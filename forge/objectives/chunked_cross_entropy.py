@@ -1,4 +1,4 @@
-"""Cross-entropy of an output head that never holds all logits at once."""
+"""Cross-entropy of an output head without all logits in memory at once."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def chunked_cross_entropy(
     smoothing: float = 0.0,
     compile_backend: str | None = None,
 ) -> CrossEntropySums:
-    """The sums of `cross_entropy(head.logits(hidden), targets)`, a chunk of tokens at a time.
+    """Compute `cross_entropy(head.logits(hidden), targets)`, a chunk of tokens at a time.
 
     hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens a chunk, 0 =
     `auto_chunk_size`. With a head spread over ranks three numbers of each token are exchanged
     (arXiv:1909.08053, section 3), and the gradient of hidden is this rank's summand. Gradients are
-    made in the forward pass, while a chunk's logits are there. Matrix products are in hidden's
-    type; the softmax and the sums in fp32 (fp64 for fp64 inputs). compile_backend: compiles a
-    chunk, where no rank exchanges anything in it; null = not. weights, smoothing: as there.
+    computed in the forward pass, while a chunk's logits exist. Matrix products are in hidden's
+    type; the softmax and the sums in fp32 (fp64 for fp64 inputs). compile_backend: compiles the
+    chunk, if ranks exchange nothing inside; null = not compiled. each, weights, smoothing: as of
+    `cross_entropy`.
     """
     alone = type(head).total is Head.total
     body = _compiled(compile_backend) if compile_backend is not None and alone else _chunk
@@ -106,7 +107,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 grad_hidden[rows] = grad_logits @ grad_matrix
             if grad_weight is not None:
                 add_product(grad_weight, grad_logits.T, hidden[rows].to(grad_dtype))
-            del grad_logits  # else it is held beside the next chunk's product
+            del grad_logits  # else held in memory beside the next chunk's product
 
         if grad_weight is not None:
             grad_weight = grad_weight.to(torch.promote_types(grad_dtype, weight.dtype))
@@ -120,8 +121,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         saved = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        # With a dimension it is not rounded to the gradient's format before it is multiplied.
+        # With a dimension the factor is not rounded to the gradient's format before the product.
         factor = grad_total.view(1, 1)
+        # In place unless the graph is kept for another backward.
         keeps = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore
         grads = (
             None if grad is None else torch.mul(grad, factor, out=None if keeps else grad).to(dtype)
@@ -140,9 +142,9 @@ def _chunk(
     sum_dtype: torch.dtype,
     grad_dtype: torch.dtype | None,
 ) -> OfChunk:
-    """Of some tokens, [tokens, dim]: cross-entropy, log-partition and mean logit of each, 0 where
-    masked, and the gradient of logits, [tokens, vocab], in grad_dtype; null = none. Means are found
-    where labels are smoothed. terms: z_loss_weight, smoothing.
+    """Compute a chunk of tokens, [tokens, dim]: cross-entropy, log-partition and mean logit of each
+    token, 0 where masked, and the gradient of logits, [tokens, vocab], in grad_dtype; null = none.
+    Means are computed only for smoothed labels. terms: z_loss_weight, smoothing.
     """
     z_loss_weight, smoothing = terms
     logits = head.shaped((states @ matrix.T).to(sum_dtype))
@@ -179,13 +181,15 @@ def _chunk(
 
 @functools.cache
 def _compiled(backend: str) -> Callable[..., OfChunk]:
-    """Of a shape, which chunks but the last share, what is between the products is few kernels."""
+    """Compile `_chunk` to few kernels between the products, for the shape shared by all chunks but
+    the last.
+    """
     return torch.compile(_chunk, backend=backend, fullgraph=True, dynamic=False)
 
 
 def add_product(accumulator: Tensor, left: Tensor, right: Tensor) -> None:
-    """accumulator += left @ right, in place, without a temporary if they are of one type, or on a
-    GPU, whose products of 16 bits can be fp32.
+    """Do accumulator += left @ right in place, without a temporary for equal types, or on a GPU,
+    with fp32 results of products in 16 bits.
     """
     if accumulator.dtype == left.dtype:
         accumulator.addmm_(left, right)

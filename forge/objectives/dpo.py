@@ -9,7 +9,7 @@ from forge.objectives.preference import Both, Compared, Preference, preferred
 
 
 class DPO(Preference):
-    """-log sigmoid(beta * (r_chosen - r_rejected)), r = log p(response) - log p_ref(response)
+    """DPO: -log sigmoid(beta * (r_chosen - r_rejected)), r = log p(response) - log p_ref(response)
     (arXiv:2305.18290, equation 7).
 
     hinge: max(0, 1 - beta * (r_chosen - r_rejected)) (arXiv:2305.10425). ipo: (r_chosen -

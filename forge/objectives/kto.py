@@ -23,18 +23,18 @@ LABELS = {"desirable": True, "undesirable": False}
 
 
 class KTO(Responded):
-    """w * (1 - sigmoid(s * beta * (r - kl))), r = log p(response) - log p_ref(response), w =
-    desirable_weight and s = 1 of a response that is desirable, undesirable_weight and -1 of another
-    (arXiv:2402.01306, equation 8, less its constant).
+    """KTO: w * (1 - sigmoid(s * beta * (r - kl))), r = log p(response) - log p_ref(response), w =
+    desirable_weight and s = 1 for a desirable response, else undesirable_weight and -1
+    (arXiv:2402.01306, equation 8, less the constant).
 
-    kl = max(0, mean of r over mismatched responses), which has no gradient. Each example brings a
-    response to another prompt behind its own, the same one in every epoch, so that a reference can
-    be computed before training. The mean is over all examples of a step, however they are spread
-    over ranks and micro-batches, so that every layout has the same loss; in an evaluation it is
-    over all that are evaluated. It takes a forward pass before that of the loss.
+    kl = max(0, mean of r over mismatched responses), without gradient. Behind its own response each
+    example brings a response to another prompt, the same in every epoch, so that a reference can be
+    computed before training. The mean is over all examples of a step, on all ranks and in all
+    micro-batches, so that every layout has the same loss; in an evaluation over all its examples.
+    The mean takes a forward pass of its own, before the loss.
 
-    A batch has two rows for each example, its own and the mismatched one, and `liked`, bool [rows];
-    the one that is learnt from has the first of each, and `kl`, [rows].
+    A batch has two rows for each example, matched and mismatched, and `liked`, bool [rows]; the
+    batch to learn from has the matched rows, and `kl`, [rows].
     """
 
     section: KTOConfig
@@ -76,14 +76,14 @@ class KTO(Responded):
         return self._valued(model, batch)[0]
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Means over examples, or over those of a label; NaN where there is none of it."""
+        """Means over examples, or over the examples of a label; NaN without such examples."""
         sizes = {name: totals[self.counts.get(name, "n")] for name in self.section.metrics}
         return {name: totals[name] / n if n else math.nan for name, n in sizes.items()}
 
     def _valued(self, model: LanguageModel, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """Sums over examples by name, without a graph; and that of the loss."""
+        """Sums over examples by name, without a graph; and the summed loss with a graph."""
         section, liked = self.section, batch["liked"]
-        reference = self.reference(model, batch)  # first, since it leaves nothing for a backward
+        reference = self.reference(model, batch)  # first, while no graph is in memory
         logp = each_response(model, batch)
         ratio, kl = logp - reference.to(logp.dtype), batch["kl"].to(logp.dtype)
         margin = section.beta * torch.where(liked, ratio - kl, kl - ratio)
@@ -110,5 +110,5 @@ def _of_side(batch: Batch, side: int) -> Batch:
 
 
 def _there(batch: Batch) -> Tensor:
-    """Which rows have a response: none of a sample that only fills up a batch has, bool [rows]."""
+    """Mark rows with a response, bool [rows]; rows that only fill up a batch have none."""
     return (batch["targets"] != IGNORE_INDEX).any(1)

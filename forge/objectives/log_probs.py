@@ -17,9 +17,9 @@ from forge.objectives.chunked_cross_entropy import add_product
 def log_probs(hidden: Tensor, head: Head, targets: Tensor, *, chunk_size: int = 0) -> Tensor:
     """The log-probability of each target, 0 where masked: [...], in fp32 (fp64 of fp64 inputs).
 
-    hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens whose logits are
-    there at a time, in the backward pass again; 0 = `auto_chunk_size`. With a head spread over
-    ranks three numbers of each token are exchanged, and the gradient of hidden is this rank's
+    hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens with logits in
+    memory at a time, computed again in the backward pass; 0 = `auto_chunk_size`. With a head spread
+    over ranks three numbers of each token are exchanged, and the gradient of hidden is this rank's
     summand, as of `chunked_cross_entropy`.
     """
     rows, dim = head.weight.shape
@@ -81,7 +81,9 @@ class _LogProbs(torch.autograd.Function):
 
 
 def _labels(targets: Tensor, head: Head, rows: int) -> tuple[Tensor, Tensor]:
-    """[tokens, 1] each: the row of each target on this rank, 0 where it is none; and whether."""
+    """The row of each target in this rank's weight, 0 for a target of another rank, and whether the
+    target is of this rank: [tokens, 1] each.
+    """
     labels = targets - head.first
     is_local = (targets != IGNORE_INDEX) & (labels >= 0) & (labels < rows)
     return labels.where(is_local, 0).unsqueeze(1), is_local.unsqueeze(1)

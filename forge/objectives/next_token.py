@@ -1,4 +1,4 @@
-"""Base of objectives on running text: each token is the target of those before it."""
+"""Base of objectives on running text: each token is the target of the tokens before."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ LOGITS_AT_ONCE = 1 << 24
 
 
 class NextToken(Objective):
-    """Batches of `tokens` and `targets`, int64 [batch, seq]: targets[b, t] is the token after
-    tokens[b, t], or IGNORE_INDEX where it does not count.
+    """Base of objectives on batches of `tokens` and `targets`, int64 [batch, seq]: targets[b, t] is
+    the token after tokens[b, t], or IGNORE_INDEX for a token that does not count.
 
-    Where documents are to be kept apart there are `documents` too, int32 [batch, seq], their
-    numbers within the row, and what follows an end of text does not count. Of a mixture there are
-    `sources`, [batch, sources], 1 where the row is of the source and 0 elsewhere.
+    To keep documents apart a batch has `documents` too, int32 [batch, seq], document numbers within
+    the row, and the token after an end of text does not count. A batch of a mixture has `sources`,
+    [batch, sources], 1 where the row is of the source and 0 elsewhere.
     """
 
     sums = ("nats", "targets", "correct", "byte_nats", "bytes")
 
     def collate(self, samples: Samples) -> Batch:
-        """A row for each sample; behind its end are tokens 0 without targets."""
+        """Make a row for each sample, filled up with tokens 0 without targets."""
         tokens = np.zeros((len(samples), samples.width), dtype=np.int64)
         targets = np.full_like(tokens, IGNORE_INDEX)
         ends = np.full(tokens.shape, samples.end_of_text == 0)
@@ -59,8 +59,8 @@ class NextToken(Objective):
         return sum(_targets(sample, samples.end_of_text) for sample in samples)
 
     def evaluate(self, model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
-        """nats: of cross-entropy. correct: targets that were the likeliest token. byte_nats, bytes:
-        of the targets that stand for text. Some rows of logits at a time.
+        """Sum over targets, a few rows of logits at a time. nats: of cross-entropy. correct: number
+        of targets equal to the likeliest token. byte_nats, bytes: of the targets with text.
         """
         hidden, head = read(model, batch).flatten(0, 1), head_of(model)
         sizes_of = self.token_bytes.to(hidden.device)
@@ -79,9 +79,9 @@ class NextToken(Objective):
         return dict(zip(NextToken.sums, sums, strict=True))
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """loss: mean cross-entropy in nats. perplexity: its exponential. token_accuracy: share of
-        targets that were the likeliest token. bits_per_byte: nats of the targets that stand for
-        text / (ln 2 * their bytes), which compares across tokenizers.
+        """Metrics of the sums. loss: mean cross-entropy in nats. perplexity: exp(loss).
+        token_accuracy: share of targets equal to the likeliest token. bits_per_byte: nats of the
+        targets with text / (ln 2 * their bytes), comparable across tokenizers.
         """
         loss = totals["nats"] / max(totals["targets"], 1)
         return {
@@ -93,14 +93,14 @@ class NextToken(Objective):
 
     @cached_property
     def token_bytes(self) -> Tensor:
-        """Bytes of text that each token stands for, int64 [ids of the tokenizer]."""
+        """Bytes of text of each token, int64 [ids of the tokenizer]."""
         assert self.tokenizer is not None
         return torch.as_tensor(self.tokenizer.token_bytes(), dtype=torch.int64)
 
 
 def of_sources(batch: Batch, ce: Tensor) -> dict[str, Tensor]:
-    """Cross-entropy and number of targets of each source of a mixture, as `ce/i` and `targets/i`,
-    from the cross-entropy of each target, [batch * seq].
+    """Sum cross-entropy and targets of each source of a mixture, as `ce/i` and `targets/i`, from
+    the cross-entropy of each target, [batch * seq].
     """
     sources = batch["sources"].to(ce.dtype)
     counted = batch.get("weights", batch["targets"] != IGNORE_INDEX)
@@ -114,13 +114,13 @@ def of_sources(batch: Batch, ce: Tensor) -> dict[str, Tensor]:
 
 
 def _targets(sample: Sample, end_of_text: int | None) -> int:
-    """How many of a sample's targets count."""
+    """Number of a sample's targets that count."""
     return int(kept_of(sample, end_of_text)[0].sum())
 
 
 def kept_of(sample: Sample, end_of_text: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Of a sample's tokens but the last, whether their targets count, and which document of the row
-    they are of, as `collate` has it.
+    """For a sample's tokens but the last, whether the target counts, and the document's number in
+    the row, as in `collate`.
     """
     window, counted = sample.tokens, sample.counted
     is_target, ends = np.ones(len(window) - 1, dtype=bool), np.zeros(len(window) - 1, dtype=bool)

@@ -1,4 +1,4 @@
-"""Next-token prediction, and what it has in common with supervised fine-tuning."""
+"""Next-token prediction, and the loss shared with supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from forge.objectives.objective import read
 
 
 class CrossEntropy(NextToken):
-    """Sum over the targets of cross-entropy + z_loss_weight * (log-partition)^2, each times its
-    `weights`, where the batch has such.
+    """Sum over the targets of cross-entropy + z_loss_weight * (log-partition)^2, weighted by the
+    batch's `weights`, if any.
 
     The second term is PaLM's z-loss (arXiv:2204.02311, section 5).
     """
@@ -52,4 +52,4 @@ class CrossEntropy(NextToken):
 
 
 class Pretrain(CrossEntropy):
-    """Of running text."""
+    """Cross-entropy of running text."""

@@ -21,11 +21,11 @@ from forge.objectives.objective import Objective, read
 
 
 class Responded(Objective):
-    """Batches of `tokens` and `targets`, int64 [rows, seq]: of a sample all rows of its example,
-    with a target where a response has a token.
+    """Base of objectives on batches of `tokens` and `targets`, int64 [rows, seq]: for a sample all
+    rows of the example, with a target for each token of a response.
 
-    references: of each store of examples, by its fingerprint, the log-probabilities that were
-    computed before; such a batch has `reference`, [rows].
+    references: precomputed log-probabilities of each store of examples, by the store's fingerprint;
+    batches then have `reference`, [rows].
     """
 
     section: Any
@@ -35,7 +35,7 @@ class Responded(Objective):
         self.references: dict[str, References] = {}
 
     def reference(self, model: LanguageModel, batch: Batch) -> Tensor:
-        """What the reference gives each row's response, [rows], without a graph."""
+        """Log-probability of each row's response under the reference, [rows], without a graph."""
         if "reference" in batch:
             return batch["reference"]
         with ExitStack() as inside, torch.no_grad():
@@ -46,7 +46,7 @@ class Responded(Objective):
             return each_response(reference_model, batch)
 
     def collate(self, samples: Samples) -> Batch:
-        """All rows of each sample; behind the end of each are tokens 0 without targets."""
+        """Make all rows of each sample, filled up with tokens 0 without targets."""
         rows = self.section.rows + self.section.rows_ahead
         tokens = np.zeros((len(samples) * rows, samples.width), dtype=np.int64)
         targets = np.full_like(tokens, IGNORE_INDEX)
@@ -63,20 +63,20 @@ class Responded(Objective):
         return batch | ({"reference": torch.from_numpy(reference)} if self.references else {})
 
     def count(self, samples: Samples) -> int:
-        """Examples."""
+        """Number of examples."""
         return len(samples)
 
 
 class References:
-    """Log-probabilities of a store's examples under the reference. starts: their first tokens,
-    [examples]. values: [examples, rows], NaN of those that are not read.
+    """Log-probabilities of a store's examples under the reference. starts: first token of each
+    example, [examples]. values: [examples, rows], NaN for examples not read.
     """
 
     def __init__(self, starts: np.ndarray, values: np.ndarray) -> None:
         self.starts, self.values = starts, values
 
     def of(self, sample: Sample) -> np.ndarray | float:
-        """Log-probabilities of its rows; 0 of a sample that only fills up a batch."""
+        """Log-probabilities of a sample's rows; 0 for a sample that only fills up a batch."""
         start = sample.pieces[0][0]
         index = int(np.searchsorted(self.starts, start))
         exists = index < len(self.starts) and self.starts[index] == start

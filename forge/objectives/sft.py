@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: of examples what the data marks is learnt."""
+"""Supervised fine-tuning on the marked tokens of examples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from forge.objectives.pretrain import CrossEntropy
 
 
 class SFT(CrossEntropy):
-    """Cross-entropy of the marked tokens, of which each counts the same, or each example.
+    """Cross-entropy of the marked tokens, weighted equally by token or by example.
 
-    An example is a document where documents are kept apart, else what a row has. With
-    weighting=example there are `weights`, float32 [batch, seq], 1 / targets of the example; what
-    the loss of a step is divided by is then the number of examples. With NEFTune there is `jitter`,
-    float32 [batch, seq], alpha / sqrt(tokens of the example).
+    An example is a document where documents are kept apart, else a row. With weighting=example a
+    batch has `weights`, float32 [batch, seq], 1 / targets of the example, and the loss of a step is
+    divided by the number of examples. With NEFTune a batch has `jitter`, float32 [batch, seq],
+    alpha / sqrt(tokens of the example).
     """
 
     section: SFTConfig

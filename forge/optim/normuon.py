@@ -1,4 +1,4 @@
-"""NorMuon: Muon whose rows, or columns, are scaled by a second moment of their own."""
+"""NorMuon: Muon with rows, or columns, scaled by a second moment."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LEAST = 1e-10
 
 
 class NorMuon(Muon):
-    """Muon whose momentum has rows of one length, and whose orthogonal update is divided by the
-    root of a moving mean of the squares of each row, or of each column of a wide matrix
-    (arXiv:2510.05491, as nanochat has it), and keeps its norm.
+    """Muon with momentum rows scaled to equal length, and with an orthogonal update divided by the
+    root of a moving mean of the squares of each row, or of each column of a wide matrix, at
+    unchanged norm (arXiv:2510.05491, as in nanochat).
     """
 
     def __init__(self, params: list[dict[str, Any]], section: NorMuonSection) -> None:
@@ -50,7 +50,9 @@ class NorMuon(Muon):
         return [(*stack, rows, 1) if rows >= columns else (*stack, 1, columns)]
 
     def keep(self, matrix: Matrix, kept: list[Tensor]) -> None:
-        """Whole on each rank of the group; stacks are cut as their parameter is."""
+        """Store the second moment, whole on each rank of the group; stacks are cut as the
+        parameter is.
+        """
         (second,), parameter = kept, matrix.parameter
         second = second.to(wide_dtype(parameter))
         if isinstance(parameter, DTensor):
@@ -77,7 +79,7 @@ class NorMuon(Muon):
             return torch.zeros_like(like)
         if isinstance(saved, DTensor) or not isinstance(matrix.parameter, DTensor):
             return local(saved)
-        return select(saved, owned(matrix.parameter)[:-2])  # as a checkpoint has it
+        return select(saved, owned(matrix.parameter)[:-2])  # whole, from a checkpoint
 
 
 def _norm(values: Tensor, dim: tuple[int, ...] = (-2, -1)) -> Tensor:

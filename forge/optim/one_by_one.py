@@ -1,4 +1,4 @@
-"""Steps of single parameters by any optimizer that treats each by itself."""
+"""Steps of single parameters by any optimizer that treats parameters separately."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OneByOne:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def owner(self, parameter: Tensor) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
-        """The optimizer of a parameter, and the options of its group as they are now."""
+        """The optimizer of a parameter, and the present options of the parameter's group."""
         for optimizer in parts_of(self.optimizer):
             for group in optimizer.param_groups:
                 if any(p is parameter for p in group["params"]):
@@ -33,7 +33,7 @@ class OneByOne:
         raise AssertionError("it is of no group")
 
     def step(self, parameter: Tensor, flags: dict[str, Any]) -> None:
-        """The step of one parameter, as that of all would be. flags: see FLAGS."""
+        """Step a single parameter, equal to its part of a full step. flags: see FLAGS."""
         optimizer, group = self.owner(parameter)
         groups, optimizer.param_groups = optimizer.param_groups, [{**group, "params": [parameter]}]
         try:

@@ -1,4 +1,4 @@
-"""The schedule of a run: forge's own, or what the user's `_target_` gives, as `factor(step)`."""
+"""The schedule of a run as `factor(step)`: forge's own, or from the user's `_target_`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ PATH = "scheduler"
 
 
 def build_schedule(section: Scheduler, config: Config) -> Schedule:
-    """The factor of the peak learning rate at each update, the first being step 0.
+    """Build the factor of the peak learning rate at each update, the first being step 0.
 
-    Raises ConfigError for what gives no function of the step.
+    Raises ConfigError for a target that gives no function of the step.
     """
     trust = config.run.trust
     if not isinstance(section, Own):
         return build(section, path=PATH, trust=trust)
-    # A schedule of torch acts on an optimizer. Beside this one it is a function of the step, which
-    # a run that goes on computes again, and needs no state.
+    # A schedule of torch acts on an optimizer. On this dummy optimizer the schedule is a function
+    # of the step, computed again by a resumed run, without saved state.
     lr = config.optimizer.peak(width(config))
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
     offered: dict[str, Any] = {"optimizer": optimizer, "step": 0} | steps_of(config)
@@ -38,7 +38,7 @@ def build_schedule(section: Scheduler, config: Config) -> Schedule:
         return _checked(section, lambda step: make(step=step))
     try:
         schedule = make()
-    except Exception as error:  # of the user's, or of torch about what it was given
+    except Exception as error:  # from the user's code, or from torch about wrong arguments
         raise _refusal(section, f"it fails: {type(error).__name__}: {error}") from error
     if not isinstance(schedule, LRScheduler):
         return _checked(section, schedule)
@@ -49,17 +49,17 @@ def build_schedule(section: Scheduler, config: Config) -> Schedule:
 
 
 def steps_of(config: Config) -> dict[str, int]:
-    """What is offered to a target that asks for the number of updates in the run."""
+    """Arguments offered to a target with a parameter for the number of updates in the run."""
     return dict.fromkeys(STEPS, config.train.max_steps)
 
 
 def width(config: Config) -> int | None:
-    """Width of the model, where it is known."""
+    """Width of the model, if known."""
     return config.model.dim if isinstance(config.model, Decoder) else None
 
 
 class OfTorch:
-    """The factors of a schedule of torch, which are found by running it, and kept."""
+    """The factors of a schedule of torch, computed by running the schedule, and cached."""
 
     def __init__(self, section: Own, scheduler: LRScheduler, optimizer: torch.optim.SGD) -> None:
         self.section, self.scheduler, self.optimizer = section, scheduler, optimizer
@@ -83,7 +83,7 @@ class OfTorch:
 
 
 def _checked(section: Own, schedule: Any) -> Schedule:
-    """A schedule that gives a number for the first update."""
+    """Check that a schedule gives a number for the first update."""
     if not callable(schedule):
         kind = type(schedule).__name__
         raise _refusal(section, f"it gives a {kind}, and no function of the step")

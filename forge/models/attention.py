@@ -93,7 +93,7 @@ class Attention(nn.Module):
         if rotation is not None and self.section.position == "rope":
             adjacent = self.section.rope_interleave
             q, k = (rotate(x, rotation, adjacent=adjacent) for x in (q, k))
-        elif rotation is not None:
+        elif rotation is not None:  # a layer without rotation, with temperatures
             q = (q * rotation[0]).type_as(q)
         return (self.q_norm(q), self.k_norm(k)) if late else (q, k)
 
@@ -101,6 +101,7 @@ class Attention(nn.Module):
         """Layers scaled by QK-Clip, with the power of the factor for each output of a head. Keys
         shared by several heads or with the values stay; the queries then take the whole factor.
         """
+        # A score is a product of query and key: each takes the root of the factor. Gates stay.
         gate = [0.0] * self.head_dim if self.gated else []
         if self.grouped or self.wv is None:
             return [(self.wq, [1.0] * self.head_dim + gate)]

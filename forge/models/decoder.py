@@ -127,10 +127,12 @@ class Decoder(Balanced, nn.Module):
             self.positions = ADDED[section.position](section.max_seq_len, section.dim)
         of_kind = {kind.name: section.of_kind(kind.name) for kind in section.kinds_in()}
         self.rotary = tables_of(of_kind)
+        # Recurrent mixers have a state instead of scores, and so no span.
         scored = {kind: layer for kind, layer in of_kind.items() if not layer.mixer.recurrent}
         self.spans = {kind: layer.span for kind, layer in scored.items()}
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
         layers = enumerate(self.kinds)
+        # By number in a dict, so that a stage's blocks keep their names.
         self.blocks = nn.ModuleDict(
             {str(n): Block(of_kind[kind], n, self.noise) for n, kind in layers}
         )
@@ -186,6 +188,7 @@ class Decoder(Balanced, nn.Module):
         x = self.embed(tokens, 0, rows.positions) if self.reads_tokens else tokens
         lookups: Any = {kind: table.at for kind, table in self.rotary.items()}
         rotations = {kind: rotation(rows.positions) for kind, rotation in lookups.items()}
+        # Converted once for all layers of a span, not in each layer.
         seen = {
             span: as_scores(mask, x.dtype) if isinstance(mask, Tensor) else mask
             for span, mask in rows.seen.items()

@@ -93,6 +93,7 @@ def room(found: Order, rows: int, left: Tensor) -> Room:
     filled = row < torch.minimum(found.counts, left).t().unsqueeze(-1)
     has_row = found.rank < left[found.scope, found.expert]
     slot = (found.expert * scopes + found.scope) * rows + found.rank.clamp(max=rows - 1)
+    # Clamped: a row without an assignment must still index, and is masked by `filled`.
     return Room(source.flatten().clamp(max=n - 1), filled.flatten(), slot, has_row)
 
 

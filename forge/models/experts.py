@@ -81,6 +81,7 @@ class Experts(nn.Module):
         """The function that multiplies rows, as of `forward`, by weights [experts, out, in]."""
         if not self._grouped(x):
             return lambda rows, weight: looped_mm(rows, weight.transpose(1, 2), counts)
+        # The kernel takes ends of groups, in int32, and so never waits for the device.
         ends = counts.cumsum(0, dtype=torch.int32)
         return lambda rows, weight: grouped_mm(rows, weight.transpose(1, 2), ends)
 

@@ -50,6 +50,7 @@ class Activation:
         """up, gate: [..., hidden] -> [..., hidden]."""
         if gate is None:
             return self.function(self._limited(up))
+        # As in gpt-oss up is clamped on both sides, the gate from above alone.
         if self.limit:
             up = up.clamp(-self.limit, self.limit)
         if self.offset:

@@ -69,6 +69,7 @@ class MoE(nn.Module):
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
         section, flat = self.section, x.flatten(0, 1)
         routed = self.router(flat)
+        # Where ranks cut sequences, each run has other earlier tokens, and is counted alone.
         sequences, per_sequence = len(x) * self.pieces, self._per_sequence or not self.in_order
         assignments = order(
             routed.experts, section.num_experts, sequences, per_sequence=per_sequence

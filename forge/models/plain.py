@@ -61,6 +61,7 @@ def _draws(module: nn.Module) -> bool:
 
 def _on_cpu(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Make a model on the CPU after `torch.manual_seed(seed)`."""
+    # Forked, so that the run's own generators do not move.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
         return make()

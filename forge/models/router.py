@@ -55,6 +55,7 @@ class Router(nn.Module):
         else:
             scores = logits.sigmoid()
             shares = scores / scores.sum(-1, keepdim=True)
+        # The choice has no gradient; the weights have, from the scores.
         experts = self._choose(scores.detach())
         weights = scores.gather(1, experts)
         if section.norm_topk_prob:
@@ -84,5 +85,6 @@ class Router(nn.Module):
             goodness = groups.topk(counted, dim=-1).values.sum(-1)
             best = goodness.topk(section.topk_routing_group, dim=-1).indices
             barred = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)
+            # -inf, not 0: a selection bias can make the scores of other groups negative.
             scores = groups.masked_fill(barred.unsqueeze(-1), -torch.inf).flatten(1)
         return scores.topk(section.top_k, dim=-1).indices

@@ -29,4 +29,5 @@ def router_z_loss(logits: Tensor) -> Tensor:
 def entropy(shares: Tensor) -> Tensor:
     """Sum over tokens of the entropy, in nats, of shares: [tokens, E]; without gradient."""
     shares = shares.detach()
+    # Clamped, so that a share of 0 adds 0 and not NaN.
     return -(shares * shares.clamp(min=1e-30).log()).sum()

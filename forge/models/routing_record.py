@@ -59,4 +59,5 @@ class _Attach(torch.autograd.Function):
         all_counts, all_sums, scale = ctx.record
         all_counts.add_(counts)
         all_sums.add_(sums)
+        # A copy: the next step changes the buffer in place.
         return grad, scale.to(ctx.loss_dtype, copy=True), None, None, None

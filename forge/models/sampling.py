@@ -287,6 +287,7 @@ class _Going:
     def hidden(self) -> Tensor:
         """Hidden states of each row's last token, [batch, dim]."""
         hidden = self.model.hidden(self.unread, cache=self.cache)[:, -1]
+        # After the prompts each row goes its own way, with a cache of its own.
         if self.copies is not None:
             select(self.cache, self.copies)
             hidden, self.copies = hidden[self.copies], None

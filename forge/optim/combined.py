@@ -25,7 +25,7 @@ class Together(torch.optim.Optimizer):
         self.optimizers = list(optimizers)
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         super().__init__([{"params": group["params"]} for group in groups], {})
-        self.param_groups = groups
+        self.param_groups = groups  # in place of torch's new dicts
         self._share()
 
     @property

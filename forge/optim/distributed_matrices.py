@@ -93,6 +93,7 @@ class WholeMatrices:
         waiting: Callable[[], None] | None = None
         for number in range(len(self.rounds)):
             gathered = coming()
+            # The next matrices are on their way while this round computes.
             coming = self._gather(number + 1, values)
             sent = self._scatter(number, gathered, values, compute, extras, done)
             if waiting is not None:
@@ -205,6 +206,7 @@ def _matrix(parameter: Tensor, groups: dict[tuple[int, ...], dist.ProcessGroup])
         groups[ranks] = new_group
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
+    # Along axes without a cut ranks hold copies; the coordinates there name the copy.
     replica = [position for axis, position in enumerate(coordinate) if cuts[axis] is None]
     box = (*(_compact(index) for index in held[last:]), replica)
     boxes: list[Any] = [None] * len(ranks)

@@ -20,6 +20,7 @@ class LearningRate:
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedule: Callable[[int], float]) -> None:
         self.optimizer, self.schedule = optimizer, schedule
+        # Copies: `set` overwrites the options in the groups.
         self.peaks = [dict(group) for group in optimizer.param_groups]
 
     def set(self, number: int) -> float:

@@ -171,6 +171,7 @@ def _as_parameter(parameter: Tensor, values: Tensor, length: int) -> Tensor:
     if not isinstance(parameter, DTensor):
         return values
     shape = torch.Size((*parameter.shape[:-1], length))
+    # Shape and stride are given, since rows may be cut unevenly, and checked by no collective.
     stride, layout = torch.empty(shape, device="meta").stride(), parameter.placements
     return DTensor.from_local(
         values, parameter.device_mesh, layout, run_check=False, shape=shape, stride=stride

@@ -115,7 +115,7 @@ class Muon(KeepsFormats):
     ) -> None:
         parameter, rate, decay = matrix.parameter, group["lr"], group["weight_decay"]
         weights = local(master(parameter)).to(wide_dtype(parameter))
-        if found_inf is not None:
+        if found_inf is not None:  # a rate of 0, with a finite update made of the momentum alone
             rate = rate * (1 - found_inf)
         rows, columns = matrix.shape[-2:]
         update = update.to(weights.dtype) * self._scale(rows, columns)

@@ -38,6 +38,7 @@ class NorMuon(Muon):
         x = polar_express(x, self.section.ns_steps)
         x = x * (min(rows, columns) ** 0.5 / _norm(x).clamp_min(least))
         x = x.to(wide_dtype(matrix.parameter))
+        # A value for each row of a tall matrix, for each column of a wide one.
         squares = x.square().mean(-1 if rows >= columns else -2, keepdim=True)
         second = self._second_moment(matrix, squares)
         moved = second.lerp(squares, 1 - self.section.beta2)

@@ -35,6 +35,7 @@ class OneByOne:
     def step(self, parameter: Tensor, flags: dict[str, Any]) -> None:
         """Step a single parameter, equal to its part of a full step. flags: see FLAGS."""
         optimizer, group = self.owner(parameter)
+        # The optimizer sees a single group of the one parameter; state is by parameter, and stays.
         groups, optimizer.param_groups = optimizer.param_groups, [{**group, "params": [parameter]}]
         try:
             with told(optimizer, flags):

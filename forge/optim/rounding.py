@@ -68,6 +68,7 @@ def places_of(parameter: Tensor) -> list[Tensor]:
     """
     offsets, step = [], 1
     for dim, index in reversed(list(enumerate(owned(parameter)))):
+        # Wrapped into int32: the hash needs indices modulo 2^32 alone.
         wrapped = (index * step + (1 << 31)) % (1 << 32) - (1 << 31)
         shape = [1] * parameter.ndim
         shape[dim] = len(index)

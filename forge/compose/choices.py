@@ -49,15 +49,15 @@ def _fault(override: Override, library: Library) -> tuple[str, str] | None:
     if override.is_delete():
         return f"the group {group} cannot be removed.", f"choose one: {listed}"
     if override.is_sweep_override():
-        what = f"{group} has several values, and this is not a sweep."
-        return what, "choose one, or -m for a sweep"
+        message = f"{group} has several values, and this is not a sweep."
+        return message, "choose one, or -m for a sweep"
     value = override.value()
     if group in schemas.INNER and (override.package is None or not override.is_add()):
-        what = f"{group} is a part of another section."
-        return what, f"write +{group}@model.{group}={override.get_value_string()}"
+        message = f"{group} is a part of another section."
+        return message, f"write +{group}@model.{group}={override.get_value_string()}"
     if override.package is not None and group in library.places:
-        what = f"{group} has one place in the config."
-        return what, f"write {group}={override.get_value_string()}"
+        message = f"{group} has one place in the config."
+        return message, f"write {group}={override.get_value_string()}"
     if value is None and group in OPTIONAL:
         return None
     if isinstance(value, list) and group in schemas.SCHEMAS:
@@ -68,8 +68,8 @@ def _fault(override: Override, library: Library) -> tuple[str, str] | None:
         if name not in options and not is_file:
             near = [f"{group}={option}" for option in closest(name, options)]
             theirs = [ours] if (ours := BY_VALUE.get(group, {}).get(name)) else []
-            fix = did_you_mean(theirs or as_values(group, name) or near) or f"options: {listed}"
-            return f"there is no {group} named '{name}'.", fix
+            hint = did_you_mean(theirs or as_values(group, name) or near) or f"options: {listed}"
+            return f"there is no {group} named '{name}'.", hint
     if group not in library.places and not override.is_add():
         text = (override.input_line or "").lstrip("+")
         return f"{group} has no place of its own in the config.", f"write +{text}"

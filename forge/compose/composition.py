@@ -169,9 +169,9 @@ def chosen(
         problems=[*problems, *refused.values(), *faults],
     )
     if merged.tree.run._get_node("trust")._value() not in ([], "???"):
-        what, where = "a file sets run.trust.", composition.lines.get("run.trust", "")
-        fix = "set it on the command line or in code only, so that no file can widen what is built"
-        composition.problems.append(Problem("run.trust", what, fix, where=where))
+        message, where = "a file sets run.trust.", composition.lines.get("run.trust", "")
+        hint = "set it on the command line or in code only, so that no file can widen what is built"
+        composition.problems.append(Problem("run.trust", message, hint, where=where))
         merged.tree.run.trust = []
     composition.problems += map(Keys(merged.tree, library).dashed, with_dashes)
     composition.problems += values.lists_as_values(merged.tree, composition.written_at)
@@ -188,9 +188,9 @@ def _primary(overrides: Sequence[Override], library: Library, problems: list[Pro
             if name in (known := library.primaries()):
                 return name
             meant = [f"--config-name {near}" for near in closest(name, known)]
-            fix = did_you_mean(meant) or "--config-dir FOLDER, where it is"
-            what = f"there is no config named '{name}'."
-            problems.append(Problem(f"--config-name {name}", what, fix, where=COMMAND_LINE))
+            hint = did_you_mean(meant) or "--config-dir FOLDER, where it is"
+            message = f"there is no config named '{name}'."
+            problems.append(Problem(f"--config-name {name}", message, hint, where=COMMAND_LINE))
     return PRIMARY
 
 
@@ -217,15 +217,15 @@ def _search_path(
         if scheme == "pkg" and sign:
             key, fault = f"hydra.searchpath=[{entry}]", packages.import_fault(package)
         elif scheme != "file" and sign:
-            what = f"{entry} is neither a directory nor a package."
-            fault = what, "hydra.searchpath=[my/conf] or [pkg://my.conf]"
+            message = f"{entry} is neither a directory nor a package."
+            fault = message, "hydra.searchpath=[my/conf] or [pkg://my.conf]"
         elif not os.path.isdir(folder := path.removeprefix("file://")):
             fault = f"there is no directory or package {folder}.", "give an existing one"
         elif key.startswith("--config-dir") and _shadows(folder):
             name = f"{display(Path(folder, PRIMARY))}.yaml"
-            what = f"{name} is not read: forge's own has that name."
+            message = f"{name} is not read: forge's own has that name."
             first = f"with '- {PRIMARY}' first in its defaults"
-            fault = what, f"call it mine.yaml, {first}, and type --config-name mine"
+            fault = message, f"call it mine.yaml, {first}, and type --config-name mine"
         if fault:
             problems.append(Problem(key, *fault, where=COMMAND_LINE))
         else:

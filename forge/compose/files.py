@@ -38,8 +38,8 @@ def file_fault(choice: str, config_path: str, error: Exception, library: Library
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         where = f"{display(Path(mark.name))}:{mark.line + 1}" if mark else _place(file)
-        what = f"the file is not YAML: {error.problem or error.context}."
-        return Problem(choice, what, CORRECT, where=where)
+        message = f"the file is not YAML: {error.problem or error.context}."
+        return Problem(choice, message, CORRECT, where=where)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return Problem(choice, *_missing(error, library), where=_place(file))
     owner = getattr(error.__cause__, "object_type", None)
@@ -47,33 +47,33 @@ def file_fault(choice: str, config_path: str, error: Exception, library: Library
         group = next(group for group in schemas.SCHEMAS if schemas.sections()[group] is owner)
         return Problem(choice, *_no_schema(group), where=_place(file))
     if isinstance(error, RecursionError):
-        what = "its defaults lists go round in a circle, or it is nested too deep."
-        return Problem(choice, what, CORRECT, where=_place(file))
+        message = "its defaults lists go round in a circle, or it is nested too deep."
+        return Problem(choice, message, CORRECT, where=_place(file))
     if fault := _override_fault(str(error), file, library):
         return Problem(choice, *fault, where=_place(file))
     said = re.sub(r"^In '[^']+': ", "", " ".join(str(error).split()))
-    what = f"this does not compose: {shorten(said, 200).rstrip('.') or type(error).__name__}."
-    return Problem(choice, what, CORRECT, where=_place(file))
+    message = f"this does not compose: {shorten(said, 200).rstrip('.') or type(error).__name__}."
+    return Problem(choice, message, CORRECT, where=_place(file))
 
 
 def _override_fault(said: str, file: Path | None, library: Library) -> Fault | None:
     """What is wrong with an entry of a defaults list that Hydra found nothing to override for."""
     if twice := re.search(r"Multiple values for ([\w/]+)\. (?:.*'override [\w/@.]+: (.+)')?", said):
-        what = f"{twice[1]} is chosen before, by the config that this one begins with."
-        return what, f"write '- override /{twice[1]}: {twice[2] or '...'}'"
+        message = f"{twice[1]} is chosen before, by the config that this one begins with."
+        return message, f"write '- override /{twice[1]}: {twice[2] or '...'}'"
     named = OVERRIDDEN.search(said)
     if named is None:
         return None
     group, package = named[1].rpartition("/")[2], named[2]
     above = named[1].removesuffix(group).strip("/")
-    what = f"'override {group}' stands for {group} in this file's own place, which has none."
+    message = f"'override {group}' stands for {group} in this file's own place, which has none."
     if file and package and above != package and not GLOBAL.search(file.read_text("utf-8")):
-        return what, "start the file with # @package _global_"
+        return message, "start the file with # @package _global_"
     if library.is_group(group) and (above or package):
-        return what, f"write '- override /{group}: ...', with / before it"
+        return message, f"write '- override /{group}: ...', with / before it"
     if library.is_group(group):
-        what = f"it overrides {group}, which nothing before it chooses."
-        return what, f"write '- /{group}: ...', without override"
+        message = f"it overrides {group}, which nothing before it chooses."
+        return message, f"write '- /{group}: ...', without override"
     near = [f"- override /{one}: ..." for one in closest(group, library.groups())]
     return f"there is no {group} to override.", did_you_mean(near) or "leave it out"
 
@@ -91,15 +91,15 @@ def section_fault(
 def primary_fault(name: str, lacking: Sequence[str], library: Library) -> Problem:
     """A config in place of conf/config.yaml that has not all that a run needs. lacking: groups."""
     first = f"- {PRIMARY}"
-    what = f"it is a whole config, and does not have forge's: its defaults lack '{first}'."
+    message = f"it is a whole config, and does not have forge's: its defaults lack '{first}'."
     if lacking:
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-        what = f"it is a whole config, and chooses no {', '.join(lacking[:3])}{more}."
-    fix = (
+        message = f"it is a whole config, and chooses no {', '.join(lacking[:3])}{more}."
+    hint = (
         f"let its defaults begin with '{first}', which has every group; behind it "
         "'- override /model: tiny' chooses another option"
     )
-    return Problem(f"--config-name {name}", what, fix, where=_place(library.file_of(name)))
+    return Problem(f"--config-name {name}", message, hint, where=_place(library.file_of(name)))
 
 
 def absent_fault(config_path: str, group: str, name: str, library: Library) -> Problem:
@@ -122,21 +122,21 @@ def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
     hint = schemas.declared(key)
     value = value_of(node) if node else None
     if misfit.is_whole_file:
-        what = f"its values have no place under '{key}'."
-        fault = what, "start the file with # @package _global_"
+        message = f"its values have no place under '{key}'."
+        fault = message, "start the file with # @package _global_"
     elif name and not isinstance(misfit.keys[-1], str):
-        what = f"the names in {above} are texts, and YAML reads {name.value} as something else."
-        fault = what, f"'{name.value}' in quotes"
+        message = f"the names in {above} are texts, and YAML reads {name.value} as something else."
+        fault = message, f"'{name.value}' in quotes"
     elif isinstance(cause, ConfigKeyError | ConfigAttributeError):
         fault = _unknown(key, node, library, tree)
     elif node and schemas.is_section(key) and not isinstance(node, yaml.MappingNode):
-        what = f"{key} is a section of options; {shorten(literal(value), 100)} is not."
-        fault = what, _as_section(key, value, library)
+        message = f"{key} is a section of options; {shorten(literal(value), 100)} is not."
+        fault = message, _as_section(key, value, library)
     elif name and hint is not None:
         text, as_entry = shorten(literal(value), 100), partial(_entry, str(name.value))
         now = in_force(tree, key)
-        what, fix = values.mistyped(key, text, value, hint, now, as_entry)
-        fault = what, fix or CORRECT
+        message, fix = values.mistyped(key, text, value, hint, now, as_entry)
+        fault = message, fix or CORRECT
     else:
         fault = f"{last}: {str(cause).splitlines()[0]}.", CORRECT
     return Problem(_choice(misfit.config_path), *fault, where=where)
@@ -165,8 +165,11 @@ def _unknown(key: str, node: Any, library: Library, tree: DictConfig) -> Fault:
     value = ""
     if isinstance(node, yaml.ScalarNode):
         value = node.value if node.style is None else literal(node.value)
-    what, fix = Keys(tree, library).unknown(key, value) or (f"{key} has no place here.", CORRECT)
-    return what, re.sub(rf"\b{re.escape(above)}\.(\w+)=([^\s?]+)", r"\1: \2", fix)
+    message, hint = Keys(tree, library).unknown(key, value) or (
+        f"{key} has no place here.",
+        CORRECT,
+    )
+    return message, re.sub(rf"\b{re.escape(above)}\.(\w+)=([^\s?]+)", r"\1: \2", hint)
 
 
 def _as_section(section: str, value: Any, library: Library) -> str:
@@ -181,17 +184,17 @@ def _missing(error: MissingConfigException, library: Library) -> Fault:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     own = group.rpartition("/")[2]
     if not error.options and own != group and library.is_group(own):
-        what = f"{own} is looked for beside this file, as '/' is missing."
-        return what, f"write '- override /{own}: {name}'"
+        message = f"{own} is looked for beside this file, as '/' is missing."
+        return message, f"write '- override /{own}: {name}'"
     return _no_option(group, name, list(error.options or ()))
 
 
 def _no_option(group: str, name: str, options: Sequence[str]) -> Fault:
     if not group:
         return f"there is no file {name}.yaml, which the file asks for.", "leave it out"
-    fix = did_you_mean([f"{group}: {option}" for option in closest(name, options)])
+    hint = did_you_mean([f"{group}: {option}" for option in closest(name, options)])
     listed = f"options: {', '.join(options)}" if options else "leave it out"
-    return f"there is no {group} named '{name}', which the file asks for.", fix or listed
+    return f"there is no {group} named '{name}', which the file asks for.", hint or listed
 
 
 def _entry(name: str, value: Any) -> str:
@@ -202,12 +205,12 @@ def _entry(name: str, value: Any) -> str:
 
 def _no_schema(group: str) -> Fault:
     variants = list(schemas.SCHEMAS[group])
-    what = f"the file of {group} does not say which of these it is: {', '.join(variants)}."
+    message = f"the file of {group} does not say which of these it is: {', '.join(variants)}."
     defaults = f"start the file with 'defaults: [/schema/{group}@_here_: {variants[0]}, _self_]'"
     if group not in own.GIVEN:
-        return what, defaults
+        return message, defaults
     target = {"optimizer": "torch.optim.SGD"}.get(group, "mypkg.Mine")
-    return what, f"name what is built, '_target_: {target}', or {defaults}"
+    return message, f"name what is built, '_target_: {target}', or {defaults}"
 
 
 def _place(file: Path | None) -> str:

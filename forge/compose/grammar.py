@@ -53,15 +53,15 @@ def _fault(text: str, said: str) -> tuple[str, str]:
     if element := ELEMENT.fullmatch(name):
         return "a list is given as a whole.", f"{element[1]}=[...]"
     if not is_key:
-        what = f"'{name}' is no key: a key is made of letters a-z, digits, _ and dots."
-        return what, EXAMPLE
-    what = f"the value {value} cannot be read: {said}."
+        message = f"'{name}' is no key: a key is made of letters a-z, digits, _ and dots."
+        return message, EXAMPLE
+    message = f"the value {value} cannot be read: {said}."
     hint = schemas.declared(name)
     if hint is None or fits("", hint):
         text = value.replace("\\", "\\\\").replace('"', '\\"')
-        return what, f"to give it as a text: '{key}=\"{text}\"'"
+        return message, f"to give it as a text: '{key}=\"{text}\"'"
     if fits([""], hint) and schemas.fact(name, "verbatim") and value[:1] not in "[\"'":
-        return what, f"{key}=[{value}]"
+        return message, f"{key}=[{value}]"
     if fits([""], hint) or typing.get_origin(hint) is dict:
-        return what, "quotes around each text in it that has signs, like '[\"a=b\", c]'"
-    return what, f"{name} is {kind(hint)}"
+        return message, "quotes around each text in it that has signs, like '[\"a=b\", c]'"
+    return message, f"{name} is {kind(hint)}"

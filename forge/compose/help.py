@@ -58,11 +58,11 @@ def _unknown(topic: str, composition: Composition) -> Problem:
     """What is said of a word behind --help that names no group."""
     groups = composition.library.groups()
     if Keys(composition.tree, composition.library).unknown(topic) is None:
-        fix = f"python -m forge.explain {topic}, or --help {topic.partition('.')[0]}"
-        return Problem(f"--help {topic}", f"{topic} is an option, and no group.", fix)
+        hint = f"python -m forge.explain {topic}, or --help {topic.partition('.')[0]}"
+        return Problem(f"--help {topic}", f"{topic} is an option, and no group.", hint)
     meant = [f"--help {group}" for group in closest(topic, groups)]
-    fix = did_you_mean(meant) or f"its groups: {', '.join(groups)}"
-    return Problem(f"--help {topic}", f"there is no group '{topic}'.", fix)
+    hint = did_you_mean(meant) or f"its groups: {', '.join(groups)}"
+    return Problem(f"--help {topic}", f"there is no group '{topic}'.", hint)
 
 
 def group_page(composition: Composition, group: str) -> str:

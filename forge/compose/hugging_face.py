@@ -42,8 +42,8 @@ def fill(
     if is_id(path):
         folder, fault = fetched(path, str(typed.get(REVISION, tree.model.revision)))
     if fault:
-        what = f"there is no folder {path}, and as the id of a model: {fault}."
-        return {}, [Problem(f"{PATH}={path}", what, ELSE, where=where)]
+        message = f"there is no folder {path}, and as the id of a model: {fault}."
+        return {}, [Problem(f"{PATH}={path}", message, ELSE, where=where)]
     try:
         found = folders.read(folder)
     except FolderError as error:

@@ -23,8 +23,8 @@ def texts(options: Options) -> list[str]:
     value of another option. Raises ConfigError for a value that no option takes.
     """
     if isinstance(options, str):
-        what = "overrides come as a list of texts, or as a dict of options."
-        raise refusal(options, what, f"[{options!r}]")
+        message = "overrides come as a list of texts, or as a dict of options."
+        raise refusal(options, message, f"[{options!r}]")
     return list(_walk(options)) if isinstance(options, Mapping) else list(options)
 
 

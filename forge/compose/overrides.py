@@ -77,12 +77,12 @@ def _misused(override: Override) -> Fault | None:
     """What is wrong with several values, or with an @, where one value is set."""
     key = override.key_or_group
     if override.is_sweep_override():
-        fix = "one value, or -m for a sweep"
+        hint = "one value, or -m for a sweep"
         if typing.get_origin(schemas.declared(key)) in (list, tuple):
-            fix += f"; {typed(key, f'[{override.get_value_string()}]')} for a list"
+            hint += f"; {typed(key, f'[{override.get_value_string()}]')} for a list"
         more = schemas.fact(key, "not_swept")
-        what = f"{key} has several values, and this is not a sweep."
-        return what, f"{fix}; {more}" if more else fix
+        message = f"{key} has several values, and this is not a sweep."
+        return message, f"{hint}; {more}" if more else hint
     if override.package is not None:
         text = override.input_line or ""
         return "only a group takes @.", f"write {text.replace('@' + override.package, '', 1)}"
@@ -210,8 +210,8 @@ def _apply_to_free_dict(tree: DictConfig, override: Override) -> Fault | None:
                 return _no_entry(above, part, node, sign="~")
             if override.type is OverrideType.CHANGE:
                 rest = text.removeprefix(f"{above}.{part}")
-                what, near = _no_entry(above, part, node, rest=rest)
-                return what, f"{near}; +{text} adds it".replace("?;", "?")
+                message, near = _no_entry(above, part, node, rest=rest)
+                return message, f"{near}; +{text} adds it".replace("?;", "?")
             break
         parent, node, above = node, node._get_node(part), f"{above}.{part}"
     else:
@@ -244,9 +244,12 @@ def lists_as_values(tree: DictConfig, written_at: Callable[[str], str]) -> list[
         elif isinstance(value, DictConfig):
             with open_dict(params):
                 del params[key]
-            what, fix = f"{PARAMS} has dotted keys, with nothing below them.", f"{key}.NAME: A,B"
+            message, hint = (
+                f"{PARAMS} has dotted keys, with nothing below them.",
+                f"{key}.NAME: A,B",
+            )
             name = f"{PARAMS}.{key}"
-            problems.append(Problem(name, what, fix, where=written_at(name)))
+            problems.append(Problem(name, message, hint, where=written_at(name)))
     return problems
 
 

@@ -115,8 +115,8 @@ def _of_yaml(file: Path) -> Project:
         node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        what = f"the file is not YAML: {getattr(error, 'problem', None) or error}."
-        raise _refusal(file, what, line=mark.line + 1 if mark else 0) from None
+        message = f"the file is not YAML: {getattr(error, 'problem', None) or error}."
+        raise _refusal(file, message, line=mark.line + 1 if mark else 0) from None
     except (OSError, UnicodeDecodeError) as error:
         raise _refusal(file, f"it cannot be read: {error}.") from None
     if node is not None and not isinstance(node, yaml.MappingNode):
@@ -174,14 +174,14 @@ def _project(file: Path, content: dict[str, Any], lines: dict[str, list[int]]) -
     for entry, text in enumerate(texts("searchpath"), start=1):
         folder = absolute(os.path.join(file.parent, os.path.expanduser(text)))
         if "://" not in text and not os.path.isdir(folder):
-            what = f"there is no directory {folder}."
-            wrong(f"searchpath: {text}", what, "a folder of groups, or pkg://mine.conf", entry)
+            message = f"there is no directory {folder}."
+            wrong(f"searchpath: {text}", message, "a folder of groups, or pkg://mine.conf", entry)
         search.append(Default(text if "://" in text else folder, text.where))
     trust = texts("trust")
     for entry, text in enumerate(trust, start=1):
         if not MODULE.fullmatch(text):
-            what = f"'{text}' is no prefix of modules."
-            wrong(f"trust: {text}", what, "such as mine. or mine.models.", entry)
+            message = f"'{text}' is no prefix of modules."
+            wrong(f"trust: {text}", message, "such as mine. or mine.models.", entry)
     for entry, text in enumerate(texts("defaults"), start=1):
         key = key_of(text)
         if "=" not in text and not text.startswith("~"):

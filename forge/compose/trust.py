@@ -101,23 +101,25 @@ def remember(found: Project) -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(file, {**known(), str(found.root): entry})
     except OSError as error:
-        what = f"{file}, which keeps what you trust, cannot be written: {error.strerror or error}."
-        raise refusal(str(file), what, "XDG_CONFIG_HOME=DIR") from None
+        message = (
+            f"{file}, which keeps what you trust, cannot be written: {error.strerror or error}."
+        )
+        raise refusal(str(file), message, "XDG_CONFIG_HOME=DIR") from None
 
 
 def ask(found: Project) -> None:
     """Ask whether a project is trusted, and keep the answer. Raises ConfigError for any but yes,
     and where nobody can be asked.
     """
-    what = f"the project in {found.root} is not yet trusted on this machine."
+    message = f"the project in {found.root} is not yet trusted on this machine."
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         how = shlex.join(["python", "-m", "forge.new", "--trust", str(found.root)])
         lets = "; it ".join(described(found))
-        raise _refusal(found, f"{what} It {lets}.", f"if you trust it: {how}")
-    lines = [what, *(f"  it {line}" for line in described(found)), "Do you trust it? [y/N] "]
+        raise _refusal(found, f"{message} It {lets}.", f"if you trust it: {how}")
+    lines = [message, *(f"  it {line}" for line in described(found)), "Do you trust it? [y/N] "]
     print("\n".join(lines), end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise _refusal(found, what, "answer y, or type the command outside of it")
+        raise _refusal(found, message, "answer y, or type the command outside of it")
     remember(found)
 
 

@@ -40,16 +40,16 @@ class Keys:
         if "/" in key:
             dotted = key.replace("/", ".")
             meant = [] if self.unknown(dotted) else self.advised(dotted, value)
-            what = f"there is no group '{key}', and options are written with dots."
-            return what, did_you_mean(meant) or HELP
+            message = f"there is no group '{key}', and options are written with dots."
+            return message, did_you_mean(meant) or HELP
         node: Any = self.tree
         above = ""
         for part in key.split("."):
             if isinstance(node, LISTS):
                 return f"{above} is a list, and is given as a whole.", f"{above}=[...]"
             if not isinstance(node, DictConfig):
-                fix = did_you_mean(self.advised(above, value))
-                return f"{above} is a value and has nothing below it.", fix
+                hint = did_you_mean(self.advised(above, value))
+                return f"{above} is a value and has nothing below it.", hint
             if not has(node, part):
                 return self._missing(node, above, part, key, value)
             node = node._get_node(part)
@@ -84,18 +84,18 @@ class Keys:
         rest = key.removeprefix(f"{above}.").partition(".")[2]
         schema = OmegaConf.get_type(node)
         section = schema.__name__ if dataclasses.is_dataclass(schema) else above
-        what = f"{section} has no option '{part}'."
+        message = f"{section} has no option '{part}'."
         if not above:
-            what = f"there is no group or option '{part}'."
-        if fix := self._alias(key, value):
-            return what, fix
+            message = f"there is no group or option '{part}'."
+        if hint := self._alias(key, value):
+            return message, hint
         kind = schema if isinstance(schema, type) and issubclass(schema, Data) else None
         if kind is not None and (fault := unstreamed(kind, part)):
-            return f"{what[:-1]}: {fault[0]}", fault[1]
+            return f"{message[:-1]}: {fault[0]}", fault[1]
         owners = _owners(above, part)
         if not above and rest and part in self.library.groups():
-            what = f"{part} is a group without options of its own."
-            return what, f"choose one of its files: {part}=..."
+            message = f"{part} is a group without options of its own."
+            return message, f"choose one of its files: {part}=..."
         if not owners:
             near = self._near(node, above, part, rest, value)
             same = self._same_name(part, rest, value)
@@ -103,18 +103,18 @@ class Keys:
             if not meant and rest and not above:
                 meant = self._same_name(key.rpartition(".")[2], "", value)
             if meant:
-                return what, did_you_mean(list(dict.fromkeys(meant))[:3])
+                return message, did_you_mean(list(dict.fromkeys(meant))[:3])
         if not owners and above in ("", "model") and not rest:
             inner = [f"model.{group}" for group in schemas.INNER]
             places = [*inner, *schemas.SCHEMAS] if not above else inner
             owners = next((o for place in places if (o := _owners(place, part))), [])
         if owners:
-            fix = f"choose {' or '.join(owners)}, or leave this out"
-            return f"{what} It belongs to {', '.join(owners)}.", fix
+            hint = f"choose {' or '.join(owners)}, or leave this out"
+            return f"{message} It belongs to {', '.join(owners)}.", hint
         if above:
             options = [name for name in map(str, node) if not name.startswith("_")]
-            return what, f"its options: {', '.join(options)}"
-        return what, HELP
+            return message, f"its options: {', '.join(options)}"
+        return message, HELP
 
     def _near(self, node: DictConfig, above: str, part: str, rest: str, value: str) -> list[str]:
         """What is spelled nearly so in the same section, or among the groups."""
@@ -208,11 +208,11 @@ class Keys:
         key, sign, value = text.lstrip("-").partition("=")
         key, value = key.replace("-", "_"), value if sign else "true"
         typed = self.advised(key, value) or [f"{key}={value}"]
-        what, fix = "options are typed without dashes.", f"write {' or '.join(typed)}"
+        message, hint = "options are typed without dashes.", f"write {' or '.join(typed)}"
         is_known = self.library.is_group(key) or schemas.in_open_dict(key)
         if not is_known and (found := self.unknown(key, value)):
-            what, fix = f"{what[:-1]}, and {found[0]}", found[1]
-        return Problem(text, what, fix, where=COMMAND_LINE)
+            message, hint = f"{message[:-1]}, and {found[0]}", found[1]
+        return Problem(text, message, hint, where=COMMAND_LINE)
 
 
 def as_values(group: str, name: str) -> list[str]:

@@ -116,8 +116,8 @@ def first_that_runs(flight: Preflight, space: Space) -> Planned:
     if found.keys() == refused[0].keys():
         raise ConfigError(list(found.values()))  # it is wrong with what all have in common
     tried = "points of the space that were tried" if space.size != len(refused) else "points"
-    what = f"none of {len(refused)} {tried} can run; what is wrong with them is below."
-    summary = Problem("sweeper=optuna", what, "another space")
+    message = f"none of {len(refused)} {tried} can run; what is wrong with them is below."
+    summary = Problem("sweeper=optuna", message, "another space")
     raise ConfigError([summary, *found.values()][: 1 + SHOWN])
 
 
@@ -125,24 +125,24 @@ def _problems(flight: Preflight, space: Space) -> Iterator[Problem]:
     section, ablation, key = flight.sweeper, flight.sweep.ablation, "sweeper=optuna"
     assert isinstance(section, Optuna)
     if not space.params:
-        fix = "'optimizer.lr=tag(log, interval(1e-4, 1e-2))', or sweeper.params in an experiment"
-        yield Problem(key, "there is nothing to search.", fix)
+        hint = "'optimizer.lr=tag(log, interval(1e-4, 1e-2))', or sweeper.params in an experiment"
+        yield Problem(key, "there is nothing to search.", hint)
     if ablation.arms or ablation.seeds:
-        what = "an ablation runs all of its arms and seeds, and leaves nothing to choose."
-        yield Problem(key, what, "sweeper=basic, or leave sweep.ablation out")
+        message = "an ablation runs all of its arms and seeds, and leaves nothing to choose."
+        yield Problem(key, message, "sweeper=basic, or leave sweep.ablation out")
     if isinstance(flight.launch, Local) and section.n_jobs > 1:
-        what = "on this machine launch.jobs says how many trials run at a time."
-        yield Problem(f"sweeper.n_jobs={section.n_jobs}", what, f"launch.jobs={section.n_jobs}")
+        message = "on this machine launch.jobs says how many trials run at a time."
+        yield Problem(f"sweeper.n_jobs={section.n_jobs}", message, f"launch.jobs={section.n_jobs}")
     if section.sampler != "grid":
         return
     key, other = "sweeper.sampler=grid", "or sweeper.sampler=tpe"
     endless = [f"{key}={shown(one)}" for key, one in space.params.items() if count(one) is None]
     if endless:
-        what = f"{endless[0]} has no values to go through one by one."
-        yield Problem(key, what, f"range(START, STOP, STEP), {other}")
+        message = f"{endless[0]} has no values to go through one by one."
+        yield Problem(key, message, f"range(START, STOP, STEP), {other}")
     elif (size := space.size or 0) > MOST:
-        what = f"the grid has {size:,} points, and at most {MOST:,} can be gone through."
-        yield Problem(key, what, f"fewer values, {other}")
+        message = f"the grid has {size:,} points, and at most {MOST:,} can be gone through."
+        yield Problem(key, message, f"fewer values, {other}")
 
 
 def _of_interval(problem: Problem, space: Space) -> Problem:
@@ -151,9 +151,9 @@ def _of_interval(problem: Problem, space: Space) -> Problem:
     if not isinstance(param, FloatDistribution) or " is an integer;" not in problem.what:
         return problem
     whole = IntDistribution(round(param.low), round(param.high), log=param.log)
-    what = f"{name} is an integer, and an interval has all numbers between its ends."
-    key, fix = f"{name}={shown(param)}", f"{name}={shown(whole)}"
-    return replace(problem, key=key, what=what, fix=fix)
+    message = f"{name} is an integer, and an interval has all numbers between its ends."
+    key, hint = f"{name}={shown(param)}", f"{name}={shown(whole)}"
+    return replace(problem, key=key, what=message, fix=hint)
 
 
 class Batch(Command):

@@ -136,8 +136,8 @@ class Trials:
         try:
             storage = _storage(self.file)
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-            what = f"{self.file} cannot be read: {error}."
-            raise refusal(f"sweep.name={self.file.parent.name}", what, OTHER_NAME) from None
+            message = f"{self.file} cannot be read: {error}."
+            raise refusal(f"sweep.name={self.file.parent.name}", message, OTHER_NAME) from None
         names = optuna.get_all_study_names(storage)
         return optuna.load_study(study_name=names[0], storage=storage) if names else None
 
@@ -148,9 +148,9 @@ class Trials:
             try:
                 check_distribution_compatibility(known.get(key, param), param)
             except ValueError:
-                what = f"the trials of {name} were chosen from {shown(known[key])}"
-                what += ", and only the ends of a range may change."
-                yield Problem(f"{key}={shown(param)}", what, OTHER_NAME)
+                message = f"the trials of {name} were chosen from {shown(known[key])}"
+                message += ", and only the ends of a range may change."
+                yield Problem(f"{key}={shown(param)}", message, OTHER_NAME)
         before = study.user_attrs.get("setting") or self.setting
         direction = {"sweeper.direction": study.direction.name.lower()}
         was = {"run.objective": before["objective"], **direction, **before["options"]}
@@ -161,9 +161,9 @@ class Trials:
         differ = [key for key in keys if was.get(key, ABSENT) != now.get(key, ABSENT)]
         for key in differ[:SHOWN]:
             had = f"{key}={was[key]}" if key in was else f"no {key}"
-            what = f"the trials of {name} had {had}, and what they reached cannot be compared."
-            fix = f"{OTHER_NAME}, or leave it as it was"
-            yield Problem(f"{key}={now[key]}" if key in now else key, what, fix)
+            message = f"the trials of {name} had {had}, and what they reached cannot be compared."
+            hint = f"{OTHER_NAME}, or leave it as it was"
+            yield Problem(f"{key}={now[key]}" if key in now else key, message, hint)
         if more := len(differ[SHOWN:]):
             yield Problem(f"sweep.name={name}", f"{more} more options differ.", OTHER_NAME)
 
@@ -186,8 +186,8 @@ class CmaEs(optuna.samplers.CmaEsSampler):
 class Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if not STATE.fullmatch(name := f"{module_name}.{global_name}"):
-            what = f"the state of cmaes in the journal cannot be used: it names {name}."
-            raise refusal("sweeper.sampler=cmaes", what, OTHER_NAME)
+            message = f"the state of cmaes in the journal cannot be used: it names {name}."
+            raise refusal("sweeper.sampler=cmaes", message, OTHER_NAME)
         return super().find_class(module_name, global_name)
 
 

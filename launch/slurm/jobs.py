@@ -78,20 +78,20 @@ def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
     also for a run that is in the queue already.
     """
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
-        what = "this machine has no Slurm: there is no sbatch on PATH."
-        fix = (
+        message = "this machine has no Slurm: there is no sbatch on PATH."
+        hint = (
             "a machine of the cluster with sbatch and srun, or launch.dry_run=true for the scripts"
             "; forge.check plan.device=h100 plans it from here"
         )
-        raise refusal("launch=slurm", what, fix)
+        raise refusal("launch=slurm", message, hint)
     _refuse_queued(points)
-    problems, fix = (
+    problems, hint = (
         [],
         "launch.dry_run=true prints what it is given; forge.check plan.device=h100 plans it",
     )
     for group in _groups(points, section):
         code, words = _tried(text(section, group, name=name, folder=folder), section)
-        problems += [_refused(group, words, fix)] if code else []
+        problems += [_refused(group, words, hint)] if code else []
     if problems:
         raise ConfigError(problems)
 
@@ -169,9 +169,9 @@ def _submitted(
         with _clean_environment(section), redirect_stderr(io.StringIO()):
             return [job.job_id for job in executor.submit_array(ranks)]
     except (FailedJobError, FailedSubmissionError) as error:
-        what = f"sbatch does not take {name}: {queue.one_line(str(error))}"
-        fix = "the same command, once that is mended, submits what is missing"
-        raise NotSubmitted(Problem("launch=slurm", what, fix)) from error
+        message = f"sbatch does not take {name}: {queue.one_line(str(error))}"
+        hint = "the same command, once that is mended, submits what is missing"
+        raise NotSubmitted(Problem("launch=slurm", message, hint)) from error
 
 
 def _tried(script: str, section: Slurm) -> tuple[int, str]:
@@ -183,8 +183,8 @@ def _tried(script: str, section: Slurm) -> tuple[int, str]:
 def _refused(group: Group, words: str, fix: str) -> Problem:
     needs = group.needs
     machines = f"nodes={needs.nodes} ntasks-per-node={needs.tasks_per_node}"
-    what = f"sbatch refuses a job with {machines} gpus-per-node={needs.gpus_per_node}: {words}"
-    return Problem("launch=slurm", what, fix)
+    message = f"sbatch refuses a job with {machines} gpus-per-node={needs.gpus_per_node}: {words}"
+    return Problem("launch=slurm", message, fix)
 
 
 @contextmanager

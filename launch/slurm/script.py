@@ -101,9 +101,9 @@ def incomplete(entries: Sequence[str]) -> Iterator[Problem]:
         error = tried.stderr.strip() or ("it ends with \\" if entry.endswith("\\") else "")
         if error:
             why = error.splitlines()[0].partition(": line ")[2].partition(": ")[2] or error
-            what = f"bash does not take it for a complete command: {why}."
-            fix = "complete commands; one of several lines, like if ... fi, is one entry"
-            yield Problem(f"launch.setup={entry}", what, fix)
+            message = f"bash does not take it for a complete command: {why}."
+            hint = "complete commands; one of several lines, like if ... fi, is one entry"
+            yield Problem(f"launch.setup={entry}", message, hint)
 
 
 def text(section: Slurm, group: Group, *, name: str, folder: Path) -> str:

@@ -68,11 +68,11 @@ class Command:
             )
             self.entries = self.enter(self.planned)
         except InUse as error:
-            what, _, fix = str(error).partition(". ")
-            raise refusal(f"sweep.name={path.name}", f"{what}.", fix) from None
+            message, _, hint = str(error).partition(". ")
+            raise refusal(f"sweep.name={path.name}", f"{message}.", hint) from None
         except OSError as error:
-            what = f"the directory {path} cannot be written: {error.strerror or error}."
-            raise refusal(f"sweep.root={path.parent}", what, OTHER_PLACE) from None
+            message = f"the directory {path} cannot be written: {error.strerror or error}."
+            raise refusal(f"sweep.root={path.parent}", message, OTHER_PLACE) from None
         with lock:
             for entry in self.due:
                 if entry.state in (FAILED, CANCELLED):
@@ -108,8 +108,8 @@ class Command:
             say(f"  watch it with: python -m forge.status {path} --watch")
         left = states.count(FAILED) + states.count(CANCELLED)
         if left and not retry:
-            what = "that failed or were cancelled; sweep.retry=true runs them again"
-            say(f"  left as they are: {left} {what}")
+            message = "that failed or were cancelled; sweep.retry=true runs them again"
+            say(f"  left as they are: {left} {message}")
 
     def prepare(self, entry: Entry) -> None:
         """Make the run directory of a point, or take up the one there is. Raises ConfigError."""
@@ -138,9 +138,9 @@ class Command:
         points = [known[one.hash] for one in planned]
         found = survey(points)
         if found.silent and shutil.which("squeue"):
-            what = "Slurm does not answer, which has jobs of this sweep in its queue, or had"
+            message = "Slurm does not answer, which has jobs of this sweep in its queue, or had"
             name = f"sweep.name={self.directory.path.name}"
-            raise refusal(name, f"{what}: {found.silent}", "again when it does")
+            raise refusal(name, f"{message}: {found.silent}", "again when it does")
         return [
             Entry(planned=one, point=point, state=found.states[point.number])
             for one, point in zip(planned, points, strict=True)

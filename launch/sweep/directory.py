@@ -150,8 +150,8 @@ class SweepDirectory:
     def _point(self, line: Mapping[str, Any]) -> Point:
         number, folder = line["number"], line["dir"]
         if leads_out(folder):
-            what = f"{self.path / LEDGER} has point {number} in {folder}, outside of the sweep."
-            raise refusal(str(self.path), what, OTHER_NAME)
+            message = f"{self.path / LEDGER} has point {number} in {folder}, outside of the sweep."
+            raise refusal(str(self.path), message, OTHER_NAME)
         return Point(
             number=number,
             hash=line["hash"],
@@ -186,8 +186,8 @@ def find_sweep(path: Path) -> SweepDirectory:
     sweep = SweepDirectory(path)
     if not sweep.exists:
         why = f"it has no {SWEEP}." if path.exists() else "there is no such directory."
-        fix = f"give the directory of a sweep, like {examples(path)}"
-        raise refusal(str(path), f"{path} is no sweep: {why}", fix, COMMAND_LINE)
+        hint = f"give the directory of a sweep, like {examples(path)}"
+        raise refusal(str(path), f"{path} is no sweep: {why}", hint, COMMAND_LINE)
     return sweep
 
 

@@ -192,15 +192,15 @@ def contradictions(
                 problems.append(Problem(text, *fault, where=_of_arm(arm, written_at)))
             elif key in found.given:
                 said, where = found.given[key]
-                what = (
+                message = (
                     f"the arm {arm} of the ablation sets {key}: it cannot be the same in all arms."
                 )
-                fix = "leave it out, or change the arm"
-                problems.append(Problem(said, what, fix, where=where))
+                hint = "leave it out, or change the arm"
+                problems.append(Problem(said, message, hint, where=where))
     if ablation.seeds and "seed" in found.given:
         text, where = found.given["seed"]
-        fix = f"{SEEDS}=[{_value(text)}]"
-        problems.append(Problem(text, "the ablation has seeds of its own.", fix, where=where))
+        hint = f"{SEEDS}=[{_value(text)}]"
+        problems.append(Problem(text, "the ablation has seeds of its own.", hint, where=where))
     return problems
 
 
@@ -218,8 +218,8 @@ def _not_in_arm(text: str, after: Sequence[str]) -> Fault | None:
     if key in map(key_of, after):
         return f"{key} is there twice in the arm, so that this would count for nothing.", ONCE
     if isinstance(override, Override) and override.is_sweep_override():
-        fix = f"an arm for each, or {PARAMS}.{key}={value} for all arms; {key}=[...] for a list"
-        return f"an arm has one value of {key}.", fix
+        hint = f"an arm for each, or {PARAMS}.{key}={value} for all arms; {key}=[...] for a list"
+        return f"an arm has one value of {key}.", hint
     return None
 
 
@@ -234,20 +234,20 @@ def _why_not(override: Override, *, searched: bool) -> Fault | None:
     if searched:
         return None
     if not override.is_discrete_sweep():
-        what = "an interval has no first value; only sweeper=optuna takes one."
-        return what, "sweeper=optuna, or values with commas between"
+        message = "an interval has no first value; only sweeper=optuna takes one."
+        return message, "sweeper=optuna, or values with commas between"
     ends = [value.start, value.stop] if isinstance(value, RangeSweep) and value.step == 1 else []
     if float in map(type, ends):
-        what = "it goes in steps of 1, as a third number does not say otherwise."
-        return what, f"{key}={RANGE}"
+        message = "it goes in steps of 1, as a third number does not say otherwise."
+        return message, f"{key}={RANGE}"
     return None
 
 
 def _no_value(override: Override, library: Callable[[], Library]) -> Fault:
     key = override.key_or_group
     known = library().options(key) if library().is_group(key) else []
-    fix = f"options: {', '.join(known)}" if known else "at least one"
-    return "it stands for no value at all.", fix
+    hint = f"options: {', '.join(known)}" if known else "at least one"
+    return "it stands for no value at all.", hint
 
 
 def _values(override: Override, library: Callable[[], Library]) -> list[str]:

@@ -71,8 +71,8 @@ class Preflight:
         name = self.sweep.name or self._named("experiment") or self._named("model") or "default"
         path = Path(self.sweep.root).expanduser() / name
         if why := unwritable(str(path)):
-            what = f"the directory {path} cannot be made or written: {why}."
-            raise refusal(f"sweep.root={self.sweep.root}", what, OTHER_PLACE)
+            message = f"the directory {path} cannot be made or written: {why}."
+            raise refusal(f"sweep.root={self.sweep.root}", message, OTHER_PLACE)
         return path.resolve()
 
     def _named(self, group: str) -> str:
@@ -94,9 +94,9 @@ class Preflight:
         ]
         count = len(found) * max(len(ablation.arms), 1) * max(len(ablation.seeds), 1)
         if count > MOST:
-            what = f"these are {count:,} points, and a sweep has at most {MOST:,}."
+            message = f"these are {count:,} points, and a sweep has at most {MOST:,}."
             problems.append(
-                Problem("-m", what, "fewer values, or several sweeps", where=COMMAND_LINE)
+                Problem("-m", message, "fewer values, or several sweeps", where=COMMAND_LINE)
             )
         if problems:
             raise ConfigError(problems)
@@ -106,13 +106,13 @@ class Preflight:
         """Options of a single run, which have no meaning for many."""
         run, where = self._config.run, self.written_at
         if run.dir:
-            what = "each point has a directory of its own in that of the sweep."
-            fix = "leave it out; sweep.name and sweep.root say where the sweep is"
-            yield Problem(f"run.dir={run.dir}", what, fix, where=where("run.dir"))
+            message = "each point has a directory of its own in that of the sweep."
+            hint = "leave it out; sweep.name and sweep.root say where the sweep is"
+            yield Problem(f"run.dir={run.dir}", message, hint, where=where("run.dir"))
         if run.inline:
-            what = "the points of a sweep run in processes of their own."
-            fix = "run.inline=false, or one point without -m"
-            yield Problem("run.inline=true", what, fix, where=where("run.inline"))
+            message = "the points of a sweep run in processes of their own."
+            hint = "run.inline=false, or one point without -m"
+            yield Problem("run.inline=true", message, hint, where=where("run.inline"))
 
     def check(self, combinations: Sequence[Combination]) -> list[Planned]:
         """The points of these combinations. Raises ConfigError with all problems of all, and when
@@ -155,8 +155,8 @@ class Preflight:
         """Sections of the sweep that this point has otherwise than the first."""
         for section in ("launch", "sweep", "sweeper"):
             if vars(getattr(config, section)) != vars(getattr(self._config, section)):
-                what = f"the first point has another {section}, and all are started together."
-                yield Problem(section, what, f"leave {section} out of what varies")
+                message = f"the first point has another {section}, and all are started together."
+                yield Problem(section, message, f"leave {section} out of what varies")
 
     def _devices(self, launch: Launch) -> Devices:
         """The devices of a point: its share of those here, when several run at a time."""
@@ -192,6 +192,6 @@ def _twins(planned: Sequence[Planned]) -> Iterable[Problem]:
         if len(labels) > 1:
             more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
             *others, last = labels[:3]
-            what = f"{', '.join(others)} and {last}{more} are the same run."
-            fix = "give each value once, and values that make a difference"
-            yield Problem("-m", what, fix, where=COMMAND_LINE)
+            message = f"{', '.join(others)} and {last}{more} are the same run."
+            hint = "give each value once, and values that make a difference"
+            yield Problem("-m", message, hint, where=COMMAND_LINE)

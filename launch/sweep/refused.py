@@ -84,5 +84,5 @@ def _without_value(problem: Problem) -> Problem:
     name, _, value = problem.key.partition("=")
     if not value:
         return problem
-    fix = re.sub(rf"={re.escape(value)}(?![\w.])", f"={VALUE}", problem.fix)
-    return replace(problem, key=f"{name}={VALUE}", fix=fix)
+    hint = re.sub(rf"={re.escape(value)}(?![\w.])", f"={VALUE}", problem.fix)
+    return replace(problem, key=f"{name}={VALUE}", fix=hint)

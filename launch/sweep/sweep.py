@@ -87,13 +87,13 @@ def _search(flight: Preflight) -> ModuleType | None:
     if not isinstance(section, Optuna):
         return None
     if find_spec("optuna") is None:
-        fix = "pip install 'forge-lm[sweep]'"
-        raise refusal("sweeper=optuna", "the package optuna is not installed.", fix)
+        hint = "pip install 'forge-lm[sweep]'"
+        raise refusal("sweeper=optuna", "the package optuna is not installed.", hint)
     for name in NEEDS.get(section.sampler, ()):
         if find_spec(name) is None:
-            what = f"it needs the package {name}, which is not installed."
-            fix = f"pip install {name}, or sweeper.sampler=tpe"
-            raise refusal(f"sweeper.sampler={section.sampler}", what, fix)
+            message = f"it needs the package {name}, which is not installed."
+            hint = f"pip install {name}, or sweeper.sampler=tpe"
+            raise refusal(f"sweeper.sampler={section.sampler}", message, hint)
     return import_module("forge.launch.optuna.search")
 
 

@@ -30,11 +30,13 @@ GLOBAL = re.compile(r"^\s*#\s*@package\s+_global_\s*$", re.MULTILINE)
 
 
 def file_fault(choice: str, config_path: str, error: Exception, library: Library) -> Problem:
-    """What is wrong with the files behind a group choice, from what Hydra raised. choice: as typed.
-    config_path: the file, unless the error names another.
+    """The problem of the files behind a group choice, from Hydra's error. choice: as typed.
+    config_path: the file, unless the error names another file.
     """
-    named = re.search(r"In '([^']+)'", str(error))
-    file = library.file_of(named[1] if named and named[1] != "config" else config_path)
+    path_match = re.search(r"In '([^']+)'", str(error))
+    file = library.file_of(
+        path_match[1] if path_match and path_match[1] != "config" else config_path
+    )
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         where = f"{display(Path(mark.name))}:{mark.line + 1}" if mark else _place(file)
@@ -51,21 +53,21 @@ def file_fault(choice: str, config_path: str, error: Exception, library: Library
         return Problem(choice, message, CORRECT, where=_place(file))
     if fault := _override_fault(str(error), file, library):
         return Problem(choice, *fault, where=_place(file))
-    said = re.sub(r"^In '[^']+': ", "", " ".join(str(error).split()))
-    message = f"this does not compose: {shorten(said, 200).rstrip('.') or type(error).__name__}."
+    cause = re.sub(r"^In '[^']+': ", "", " ".join(str(error).split()))
+    message = f"this does not compose: {shorten(cause, 200).rstrip('.') or type(error).__name__}."
     return Problem(choice, message, CORRECT, where=_place(file))
 
 
 def _override_fault(said: str, file: Path | None, library: Library) -> Fault | None:
-    """What is wrong with an entry of a defaults list that Hydra found nothing to override for."""
+    """The fault of an `override` entry without a match in a defaults list; None without one."""
     if twice := re.search(r"Multiple values for ([\w/]+)\. (?:.*'override [\w/@.]+: (.+)')?", said):
         message = f"{twice[1]} is chosen before, by the config that this one begins with."
         return message, f"write '- override /{twice[1]}: {twice[2] or '...'}'"
-    named = OVERRIDDEN.search(said)
-    if named is None:
+    overridden = OVERRIDDEN.search(said)
+    if overridden is None:
         return None
-    group, package = named[1].rpartition("/")[2], named[2]
-    above = named[1].removesuffix(group).strip("/")
+    group, package = overridden[1].rpartition("/")[2], overridden[2]
+    above = overridden[1].removesuffix(group).strip("/")
     message = f"'override {group}' stands for {group} in this file's own place, which has none."
     if file and package and above != package and not GLOBAL.search(file.read_text("utf-8")):
         return message, "start the file with # @package _global_"
@@ -74,14 +76,14 @@ def _override_fault(said: str, file: Path | None, library: Library) -> Fault | N
     if library.is_group(group):
         message = f"it overrides {group}, which nothing before it chooses."
         return message, f"write '- /{group}: ...', without override"
-    near = [f"- override /{one}: ..." for one in closest(group, library.groups())]
+    near = [f"- override /{option}: ..." for option in closest(group, library.groups())]
     return f"there is no {group} to override.", did_you_mean(near) or "leave it out"
 
 
 def section_fault(
     choice: str, config_path: str, group: str, schema: type | None, library: Library
 ) -> Problem:
-    """A choice that leaves a section without a class of its own."""
+    """The problem of a choice leaving a section without its own class."""
     where = _place(library.file_of(config_path))
     if schema is None:
         return Problem(choice, f"this leaves no {group}.", f"choose one: {group}=...", where=where)
@@ -89,12 +91,12 @@ def section_fault(
 
 
 def primary_fault(name: str, lacking: Sequence[str], library: Library) -> Problem:
-    """A config in place of conf/config.yaml that has not all that a run needs. lacking: groups."""
+    """The problem of an incomplete config in place of conf/config.yaml. lacking: missing groups."""
     first = f"- {PRIMARY}"
     message = f"it is a whole config, and does not have forge's: its defaults lack '{first}'."
     if lacking:
-        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-        message = f"it is a whole config, and chooses no {', '.join(lacking[:3])}{more}."
+        remainder = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        message = f"it is a whole config, and chooses no {', '.join(lacking[:3])}{remainder}."
     hint = (
         f"let its defaults begin with '{first}', which has every group; behind it "
         "'- override /model: tiny' chooses another option"
@@ -103,17 +105,17 @@ def primary_fault(name: str, lacking: Sequence[str], library: Library) -> Proble
 
 
 def absent_fault(config_path: str, group: str, name: str, library: Library) -> Problem:
-    """An option that the defaults list of a file chooses, and that does not exist."""
+    """The problem of a missing option chosen by a file's defaults list."""
     file = library.file_of(config_path)
     line = re.compile(rf"\s*-\s*override\s+/?{re.escape(group)}\s*:\s*['\"]?{re.escape(name)}\b")
     lines = file.read_text(encoding="utf-8").splitlines() if file else []
-    number = next((f":{at}" for at, text in enumerate(lines, start=1) if line.match(text)), "")
+    number = next((f":{n}" for n, text in enumerate(lines, start=1) if line.match(text)), "")
     fault = _no_option(group, name, library.options(group))
     return Problem(_choice(config_path), *fault, where=_place(file) + number)
 
 
 def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
-    """What is wrong with one value of a file. tree: what was composed without it."""
+    """The problem of a single value in a file. tree: the config composed without the value."""
     file = library.file_of(misfit.config_path)
     key, cause = ".".join(map(str, misfit.keys)), misfit.cause
     above, _, last = key.rpartition(".")
@@ -135,8 +137,8 @@ def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
     elif name and hint is not None:
         text, as_entry = shorten(literal(value), 100), partial(_entry, str(name.value))
         now = in_force(tree, key)
-        message, fix = values.mistyped(key, text, value, hint, now, as_entry)
-        fault = message, fix or CORRECT
+        message, advice = values.mistyped(key, text, value, hint, now, as_entry)
+        fault = message, advice or CORRECT
     else:
         fault = f"{last}: {str(cause).splitlines()[0]}.", CORRECT
     return Problem(_choice(misfit.config_path), *fault, where=where)
@@ -148,7 +150,7 @@ def _choice(config_path: str) -> str:
 
 
 def _nodes(file: Path, misfit: Misfit) -> tuple[Any, Any]:
-    """The nodes of the name and the value that a file has there, if it is not the whole file."""
+    """The nodes of a misfit's name and value in a file; (None, None) for a whole file."""
     *above, last = misfit.keys
     for written, name, node in nodes_of(file):
         ours = hydra_names.SECTIONS.get(written) or hydra_names.translate_key(written)
@@ -160,7 +162,7 @@ def _nodes(file: Path, misfit: Misfit) -> tuple[Any, Any]:
 
 
 def _unknown(key: str, node: Any, library: Library, tree: DictConfig) -> Fault:
-    """What is said of a name that no option has."""
+    """The fault of a name without an option."""
     above = key.rpartition(".")[0]
     value = ""
     if isinstance(node, yaml.ScalarNode):
@@ -173,19 +175,19 @@ def _unknown(key: str, node: Any, library: Library, tree: DictConfig) -> Fault:
 
 
 def _as_section(section: str, value: Any, library: Library) -> str:
-    """How a file sets a section, or chooses what is in it."""
-    wanted = hydra_names.translate_option(section, str(value))
-    if library.is_group(section) and wanted in library.options(section):
-        return f"to choose it, '- override /{section}: {wanted}' in the defaults list"
+    """Advice on setting a section in a file, or on choosing its option."""
+    option = hydra_names.translate_option(section, str(value))
+    if library.is_group(section) and option in library.options(section):
+        return f"to choose it, '- override /{section}: {option}' in the defaults list"
     return f"its options go below it, like {values.option_below(section)}"
 
 
 def _missing(error: MissingConfigException, library: Library) -> Fault:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
-    own = group.rpartition("/")[2]
-    if not error.options and own != group and library.is_group(own):
-        message = f"{own} is looked for beside this file, as '/' is missing."
-        return message, f"write '- override /{own}: {name}'"
+    group_name = group.rpartition("/")[2]
+    if not error.options and group_name != group and library.is_group(group_name):
+        message = f"{group_name} is looked for beside this file, as '/' is missing."
+        return message, f"write '- override /{group_name}: {name}'"
     return _no_option(group, name, list(error.options or ()))
 
 
@@ -198,7 +200,7 @@ def _no_option(group: str, name: str, options: Sequence[str]) -> Fault:
 
 
 def _entry(name: str, value: Any) -> str:
-    """An entry as a YAML file has it."""
+    """An entry in YAML."""
     text = yaml.safe_dump({name: value}, default_flow_style=True, width=10**6, allow_unicode=True)
     return text.strip()[1:-1]
 

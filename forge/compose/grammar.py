@@ -19,15 +19,15 @@ EXAMPLE = "group=option or key=value, such as model=small or optimizer.lr=1e-3"
 
 
 def read(text: str) -> Override | Problem:
-    """One override as Hydra's grammar has it."""
+    """Read an override by Hydra's grammar, or return the problem."""
     try:
         override = _parse(text)
         if override.key_or_group and "[" not in override.key_or_group:  # Hydra 1.4 reads a[0]=1
             return override
-        said = "it has no key"
+        cause = "it has no key"
     except (HydraException, RecursionError, ValueError) as error:
-        said = re.sub(r" expecting \{.*", "", str(error).partition("\n")[0]).rstrip(".")
-    return Problem(text or "''", *_fault(text, said), where=COMMAND_LINE)
+        cause = re.sub(r" expecting \{.*", "", str(error).partition("\n")[0]).rstrip(".")
+    return Problem(text or "''", *_fault(text, cause), where=COMMAND_LINE)
 
 
 def _parse(text: str) -> Override:
@@ -44,7 +44,7 @@ def _parse(text: str) -> Override:
 
 
 def _fault(text: str, said: str) -> tuple[str, str]:
-    """What is wrong with an override that cannot be read, and what to do. said: by Hydra."""
+    """(fault, hint) of an unreadable override. said: Hydra's message."""
     key, sign, value = text.partition("=")
     name = key.lstrip("+~")
     is_key = KEY.fullmatch(name) is not None

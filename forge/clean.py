@@ -29,7 +29,7 @@ from forge.rundir.untrusted import leads_out
 ABOUT = """List the runs below a folder for which all of these are true, and remove them once you
 have said yes: the whole directory of each, with its checkpoints. A run that is at work or queued is
 never removed, nor one that a link leads to."""
-FRESH = 600.0  # seconds after which a run that wrote is taken not to be at work
+FRESH = 600.0  # seconds since the last write of a run after which the run counts as at rest
 SHOWN = 20  # runs of a long list, beside the last line with the sum
 
 

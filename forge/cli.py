@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forge.resolve.resolve import Resolution
 
 INTERRUPTED = 130
-NARROWEST, GAP = 16, 2  # of a column that is cut, and between columns
+NARROWEST, GAP = 16, 2  # characters of a cut column, and between columns
 BIDI = "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069"  # they show text in another order
 CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{BIDI}]")
 
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 
     def examples(self) -> str:
         """The examples in the docstring of the verb."""
-        from forge import verbs  # which only a help text needs
+        from forge import verbs  # imported late: needed by help texts alone
 
         verb = verbs.find(self.verb)
         return "\n".join(["examples:", *(f"  {line}" for line in (verb.examples if verb else ()))])
@@ -185,7 +185,7 @@ def as_typed(problems: Sequence[Problem], overrides: Sequence[str]) -> list[Prob
 def refuse(verb: Callable[[], int]) -> int:
     """Run a verb; a ConfigError is printed and becomes exit code 2, and Ctrl-C 130."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal of another encoding shows an escape for what it lacks.
+        # A terminal of another encoding shows an escape for a missing character.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _check_directory()
@@ -255,7 +255,7 @@ def fitted(
             dropped.append(head)
     room = width - sum(least[i] + GAP for i in indices) + GAP
     sizes = {}
-    for i in indices:  # what is left is for names first, then for texts in order
+    for i in indices:  # spare width goes to names first, then to texts in order
         sizes[i] = min(longest[i], least[i] + max(room, 0))
         room -= sizes[i] - least[i]
     sizes[0] = max(sizes[0] + min(room, 0), NARROWEST)

@@ -66,17 +66,8 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
     if isinstance(value, Section):
         meaning = " ".join((type(value).__doc__ or "").split())
         lines = [f"{key}={choice}   ({type(value).__name__}: {meaning})"]
-        values = {
-            name: option_value
-            for name, option_value in vars(value).items()
-            if not name.startswith("_")
-        }
-        return "\n".join(
-            [
-                *lines,
-                *(f"  {key}.{n} = {_show(option_value)}" for n, option_value in values.items()),
-            ]
-        )
+        values = {name: v for name, v in vars(value).items() if not name.startswith("_")}
+        return "\n".join([*lines, *(f"  {key}.{n} = {_show(v)}" for n, v in values.items())])
     lines = [f"{key} = {_show(value)}"]
     origin = composition.origin(key)
     if derived := next((d for d in resolution.derived if d.key == key), None):

@@ -171,16 +171,12 @@ class _Meter:
             self.began = now
             return
         began = self.began or now
-        seconds, remaining = now - began, of - done
+        seconds, todo = now - began, of - done
         rate = (done - self.at_first) / max(seconds, 1e-9)
         speed = f"{tokens / max(seconds, 1e-9) / 1e6:.2f}M tokens a second"
         text = f"tokenise: {done / of:.1%}, {tokens:,} tokens, {speed}"
-        text += (
-            f", {time_span(remaining / rate)} left"
-            if remaining and rate
-            else f", {duration(seconds)}"
-        )
-        if self.shows or now >= self.next or not remaining:
+        text += f", {time_span(todo / rate)} left" if todo and rate else f", {duration(seconds)}"
+        if self.shows or now >= self.next or not todo:
             self.next = now + EVERY
             self._show(text, text)
 

@@ -75,8 +75,8 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
     empty = check_targets(text, config.data.too_long, config.train.seq_len)
     for line in data.how_packed(config, text):
         print(line, file=sys.stderr)
-    for document in empty:
-        print(f"data: {document.said()}", file=sys.stderr)
+    for source in empty:
+        print(f"data: {source.said()}", file=sys.stderr)
     loader = data.train_loader(config, text, objective, Ranks(), torch.device("cpu"))
     shown = learnt = positions = 0
     while shown < options.rows:
@@ -109,16 +109,14 @@ def _rows(batches: list[dict[str, Tensor]]) -> Iterator[dict[str, Any]]:
         for number, (tokens, targets) in enumerate(
             zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True)
         ):
-            weights = [0, *(int(target != IGNORE_INDEX) for target in targets)]
+            flags = [0, *(int(target != IGNORE_INDEX) for target in targets)]
             held = [0] * len(tokens) if documents is None else documents[number].tolist()
             # The last token of a row is a target alone.
-            triples = zip([*tokens, 0], [0, *targets], weights, strict=True)
+            triples = zip([*tokens, 0], [0, *targets], flags, strict=True)
             ids = [target if learnt else token for token, target, learnt in triples]
             held = [*held, held[-1]]
-            end = (
-                max((n for n, token_id in enumerate(ids) if token_id or weights[n]), default=-1) + 1
-            )
-            yield {"tokens": ids[:end], "learnt": weights[:end], "documents": held[:end]}
+            end = max((n for n, token_id in enumerate(ids) if token_id or flags[n]), default=-1) + 1
+            yield {"tokens": ids[:end], "learnt": flags[:end], "documents": held[:end]}
 
 
 def _said(row: dict[str, Any]) -> str:

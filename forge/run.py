@@ -254,8 +254,8 @@ def make(
     """
     config = resolution.config
     previous = directory.before(config)
-    saved_overrides = portable(overrides, config_dirs, config)
-    run_dir, changes = directory.prepare(resolution, overrides=saved_overrides)
+    portable_overrides = portable(overrides, config_dirs, config)
+    run_dir, changes = directory.prepare(resolution, overrides=portable_overrides)
     # A fresh local run prints the command to resume only once it has begun.
     goes_on = job and config.checkpoint.enabled if previous.fresh else _can_go_on(run_dir, config)
     resume_note = f"   (goes on with: {directory.resume_command(run_dir)})" if goes_on else ""

@@ -95,17 +95,15 @@ class Sweep:
         states = survey(points).states
         return [
             SweepPoint(
-                number=point.number,
-                varied=point.varied,
-                state=states[point.number],
-                run_dir=point.path,
-                arm=point.arm,
-                why=messages.cause(point.path, point.code)
-                if states[point.number] == FAILED
-                else "",
-                result=outcome.read_result(point.path),
+                number=p.number,
+                varied=p.varied,
+                state=states[p.number],
+                run_dir=p.path,
+                arm=p.arm,
+                why=messages.cause(p.path, p.code) if states[p.number] == FAILED else "",
+                result=outcome.read_result(p.path),
             )
-            for point in points
+            for p in points
         ]
 
     @property

@@ -45,7 +45,7 @@ def _set_by(typed: Sequence[str], library: Library) -> Iterator[str]:
             try:
                 yield from _in_file(f"{key}/{name}", library)
             except (yaml.YAMLError, HydraException, OSError):
-                continue  # composing says what is wrong with it
+                continue  # the composition reports the fault
 
 
 def _names(text: str) -> list[str]:

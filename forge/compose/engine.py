@@ -154,7 +154,7 @@ class Repository(ConfigRepository):
         self.sources[index] = OwnFiles(self.sources[index].provider, self.sources[index].path)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Repository:
-        return self  # nobody else has it, and Hydra's cache would copy all schemas with it
+        return self  # not shared, and a copy by Hydra's cache would copy all schemas too
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         result = super().load_config(config_path)
@@ -224,7 +224,7 @@ class Library:
 
     def absent(self, config_path: str) -> list[tuple[str, str]]:
         """The (group, option) pairs chosen by a file without existing."""
-        files = self.repository.delegate  # a copy of what the constructor was given
+        files = self.repository.delegate  # a copy of the constructor's argument
         assert isinstance(files, Repository)
         return files.absent.get(config_path, [])
 
@@ -277,7 +277,7 @@ class Library:
                     path = default.config_path
                     raise ConfigCompositionException(f"In '{path}': it is a list, and has no keys")
                 if _is_inner_schema(default) and (node := node_at(tree, default.package or "")):
-                    node._set_value("???")  # what is there is of another schema
+                    node._set_value("???")  # empty the section: its value has another schema
                 _begin_own(tree, loaded)
                 try:
                     tree.merge_with(loaded)
@@ -288,7 +288,7 @@ class Library:
                         if cause.object_type in schemas.bases():
                             raise ConfigCompositionException(f"In '{path}': {cause}") from cause
                         misfits.append(Misfit(path, default.package or "", keys, cause))
-        self.repository.cache.clear()  # Hydra merges into what it cached
+        self.repository.cache.clear()  # Hydra merges into its cached configs
         OmegaConf.set_struct(tree, True)
         return tree, misfits
 

@@ -81,7 +81,7 @@ def _set(tree: DictConfig, key: str, value: Any) -> None:
     if key == "model.mixer":
         node = tree.model._get_node("mixer")
         assert isinstance(node, DictConfig)
-        node._set_value("???")  # what is there may be of another schema
+        node._set_value("???")  # empty the section: its value may have another schema
         tree.model.mixer = OmegaConf.structured(variant_of(Mixer, value))
     else:
         OmegaConf.update(tree, key, value, merge=False)

@@ -59,7 +59,7 @@ class Composer:
         if not isinstance(override, Override) or override.type is not OverrideType.CHANGE:
             return False
         key = override.key_or_group
-        if key == PATH:  # it says what the other options of the model are
+        if key == PATH:  # model.path decides on the other options of the model
             return False
         is_option = ("." in key or key == "seed") and "/" not in key
         is_option &= not f"{key}.".startswith(("hydra.", *self._dicts)) and not override.package

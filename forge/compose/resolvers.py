@@ -35,7 +35,7 @@ def facts(overrides: Sequence[str], choices: Mapping[str, Any], config_name: str
 
 def attach(tree: DictConfig, known: dict[str, Any]) -> None:
     """Let `${hydra:...}` in a tree read these facts."""
-    vars(tree)[FACTS] = known  # beside the values, which OmegaConf keeps elsewhere
+    vars(tree)[FACTS] = known  # apart from the values, kept elsewhere by OmegaConf
 
 
 def register() -> None:

@@ -16,7 +16,7 @@ from forge.rundir.directory import short
 from forge.rundir.files import last_lines
 from forge.rundir.outcome import Result
 
-EVERY = 0.2  # seconds between looks at what a run has printed
+EVERY = 0.2  # seconds between looks at a run's output
 
 
 class Background:

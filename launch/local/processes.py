@@ -23,8 +23,8 @@ from forge.rundir.outcome import ERROR
 from forge.rundir.process_folders import remove_left
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-GRACE = 5.0  # seconds that ranks have to end once one of them has failed
-PARENT = "FORGE_PARENT"  # tells a worker the process that started it
+GRACE = 5.0  # seconds for ranks to end after the failure of a rank
+PARENT = "FORGE_PARENT"  # variable with a worker's starting process
 
 
 def search_path() -> str:
@@ -116,7 +116,7 @@ class Ranks:
             self._first = codes[failed[0]] or 0
             self._report(failed[0], self._first)
         if None not in codes:
-            remove_left()  # of a rank that was killed
+            remove_left()  # files of a killed rank
             return 128 - self._first if self._first < 0 else self._first
         if time.monotonic() > self._deadline:
             for worker in self._workers:

@@ -46,9 +46,9 @@ from forge.rundir.directory import short
 from forge.rundir.files import read_json
 from forge.rundir.identity import identity
 
-POLL = 2.0  # seconds between looks at trials that something else works on
-ROUNDS = 3  # times that a trial is started which is stopped, and not by the user
-TRIED = 128  # trials that are checked before a space is refused
+POLL = 2.0  # seconds between looks at trials at work elsewhere
+ROUNDS = 3  # most starts of a trial stopped by anything but the user
+TRIED = 128  # trials checked before a space is refused
 SHOWN = 10  # problems of a space
 NOT_OF_A_RUN = ("sweep.", "sweeper.", "launch.jobs.")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from forge.config.problems import ConfigError, Problem
 
-SECONDS = 60.0  # that a command of Slurm may take
+SECONDS = 60.0  # time limit of a command of Slurm
 POLL = 5.0
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REVOKED"}
 ENDED |= {"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"}

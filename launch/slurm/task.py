@@ -22,7 +22,7 @@ from forge.rundir import saved_config
 from forge.rundir.saved_config import newest
 
 LIMIT, PREEMPTION = signal.SIGUSR2, signal.SIGTERM  # before the time limit, and for another job
-UNTIL_ENDED = 300.0  # seconds for Slurm to end the processes of a job that is queued again
+UNTIL_ENDED = 300.0  # seconds for Slurm to end the processes of a job queued again
 
 
 class Rank:
@@ -40,7 +40,7 @@ class Rank:
             launch = saved_config.load(newest(Path(self.run_dir)), trust=self.trust).launch
             requeue(code, launch.max_requeues if isinstance(launch, Slurm) else 0)
             worker.leave(code)
-        # Python drops its handlers on the way out; the signal would end a run that is done.
+        # Python drops its handlers on the way out: the signal would kill a finished run.
         signal.signal(LIMIT, signal.SIG_IGN)
 
 

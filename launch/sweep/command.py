@@ -117,10 +117,7 @@ class Command:
         config = replace(checked.config, run=replace(checked.config.run, dir=str(entry.point.path)))
         config.freeze()
         resolution = Resolution(
-            config=config,
-            derived=checked.derived,
-            warnings=checked.warnings,
-            world=checked.world,
+            config=config, derived=checked.derived, warnings=checked.warnings, world=checked.world
         )
         self._made = self._made or collect()
         overrides = portable(entry.planned.combination.overrides, self.flight.config_dirs, config)

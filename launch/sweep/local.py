@@ -64,7 +64,7 @@ class LocalPoints:
         self.failed: list[tuple[Point, str]] = []
         self.signal = 0
         self.active: list[Active] = []
-        self.at_a_time = 1  # points that share the cores
+        self.at_a_time = 1  # points sharing the cores
 
     def run(self, entries: Sequence[Entry]) -> None:
         """Run until all points have ended, or a signal stops the run: then running points save, and

@@ -20,9 +20,9 @@ from forge.rundir.files import last_lines, read_json
 from forge.rundir.saved_config import is_run
 
 LAST_LINES = 8
-LONGEST = 1000  # of a line that a run printed
+LONGEST = 1000  # characters shown of a printed line
 OUTPUT = Path("logs", "output.log")
-PLAIN = ("ValueError", "RuntimeError", "CallbackError")  # kinds of errors that say no more
+PLAIN = ("ValueError", "RuntimeError", "CallbackError")  # kinds of errors of no further meaning
 NO_ANSWER = "Slurm does not answer, so its jobs are shown as their directories have them"
 
 

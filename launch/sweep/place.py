@@ -18,8 +18,8 @@ from forge.rundir.identity import identity
 from forge.rundir.untrusted import key_of
 
 SEED, GLOBAL_BATCH, KIND = "seed", "train.global_batch_size", "._type_"
-COMPARED = 200  # points of a command that are looked at for what all have in common
-NAMED = 2  # differences in a directory's name, and in what is said
+COMPARED = 200  # points of a command compared for their common values
+NAMED = 2  # differences in a directory's name, and in the message
 Common = dict[str, Any]
 """Of what all points of a command have alike, the value by key."""
 

@@ -61,9 +61,9 @@ class Preflight:
         first = [texts[0] for texts in self._typed.choices.values() if texts]
         self._first, self._config = self._composer(first)
         self.library, self.written_at = self._first.library, self._first.written_at
-        config = self._config  # of these sections all points have the same
+        config = self._config  # all points have equal sections of launch, sweep and sweeper
         self.launch, self.sweep, self.sweeper = config.launch, config.sweep, config.sweeper
-        self.common: dict[str, Any] = {}  # what all points have alike, once that is known
+        self.common: dict[str, Any] = {}  # values common to all points, once known
 
     @cached_property
     def place(self) -> Path:
@@ -173,7 +173,7 @@ class Preflight:
 def _placed(problems: Sequence[Problem], places: Mapping[str, str]) -> list[Problem]:
     """Problems located in the file or arm of their override, instead of the command line."""
     if "seed" in places and any(problem.option == SEEDS for problem in problems):
-        problems = [p for p in problems if p.option != "seed"]  # said of the seeds
+        problems = [p for p in problems if p.option != "seed"]  # reported for the seeds already
     result = []
     for problem in problems:
         option = f"{problem.option}."

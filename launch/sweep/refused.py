@@ -12,8 +12,8 @@ from itertools import combinations as pairs
 from forge.config.problems import ConfigError, Problem
 from forge.launch.sweep.expand import Combination
 
-FEW = 5  # values that are named one by one
-VALUE = "\0"  # stands for a value, so that problems which differ in it alone are equal
+FEW = 5  # most values listed singly
+VALUE = "\0"  # stands for a value: problems different in the value alone become equal
 
 
 class PointsRefused(ConfigError):

@@ -21,8 +21,8 @@ from forge.rundir.saved_config import is_run
 
 WAITING, RUNNING, DONE = "waiting", "running", "done"
 PARTIAL, FAILED, CANCELLED = "partial", "failed", "cancelled"
-QUEUED = "queued"  # of a job that has not begun; only `survey` asks Slurm
-STOPPED = {128 + number for number in STOPPING}  # exit codes of a run that a signal has stopped
+QUEUED = "queued"  # of a job not yet begun; only `survey` asks Slurm
+STOPPED = {128 + number for number in STOPPING}  # exit codes of a run stopped by a signal
 GOES_ON = {"COMPLETED", "TIMEOUT", "PREEMPTED", "REVOKED", "DEADLINE"}
 """States of a job whose run has not failed, even if it is not done."""
 

@@ -15,7 +15,7 @@ from forge.data.batches.loader import Batch
 from forge.data.batches.samples import Samples
 from forge.models.contract import LanguageModel
 from forge.objectives.losses import Losses
-from forge.objectives.objective import Reads
+from forge.objectives.objective import LookedAhead, Reads
 from forge.objectives.responses import Responded, each_response
 from forge.tensors.wide import widest
 
@@ -53,7 +53,7 @@ class KTO(Responded):
 
     def looked_ahead(
         self, batches: Sequence[Batch], read: Reads, total: Callable[[Tensor], Tensor]
-    ) -> list[Batch]:
+    ) -> LookedAhead:
         matched, mismatched = ([_of_side(batch, side) for batch in batches] for side in (0, 1))
         device = batches[0]["tokens"].device
         sums = torch.zeros(2, dtype=widest(device), device=device)
@@ -66,7 +66,8 @@ class KTO(Responded):
                 sums[1] += has_response.sum()
         total(sums)
         kl = (sums[0] / sums[1].clamp(min=1)).clamp(min=0)
-        return [batch | {"kl": kl.expand(len(batch["liked"]))} for batch in matched]
+        ready = [batch | {"kl": kl.expand(len(batch["liked"]))} for batch in matched]
+        return LookedAhead(ready)
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
         reported, loss = self._valued(model, batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -21,6 +21,15 @@ Reads = Callable[[Batch], LanguageModel | None]
 """A model that has read a batch's `tokens`, or reads on demand; None on ranks of a pipeline without
 the loss.
 """
+
+
+class LookedAhead(NamedTuple):
+    """Batches prepared for the loss. n_targets: targets of the step over all ranks, where the
+    preparation changed the number, as rollouts do; None = the number counted by the loader.
+    """
+
+    batches: list[Batch]
+    n_targets: int | None = None
 
 
 class Objective:
@@ -75,12 +84,12 @@ class Objective:
 
     def looked_ahead(
         self, batches: Sequence[Batch], read: Reads, total: Callable[[Tensor], Tensor]
-    ) -> list[Batch]:
+    ) -> LookedAhead:
         """Prepare the micro-batches of a step, or all batches of an evaluation: add the fields of
         each batch that depend on all batches. All ranks call the method, without gradients and in
         eval mode. total: the sum over ranks with a part of the batch, in place.
         """
-        return list(batches)
+        return LookedAhead(list(batches))
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
         """Sum the loss over the targets of a micro-batch. A frozen model may read any tokens;

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from forge.data.batches.loader import Batch, Step
 from forge.models.contract import DRAWN
 from forge.models.reading_mode import evaluating
-from forge.objectives.objective import Objective
+from forge.objectives.objective import LookedAhead, Objective
 from forge.optim.combined import told
 from forge.optim.learning_rate import LearningRate
 from forge.parallel.fsdp import reduce_in_backward
@@ -28,10 +28,10 @@ from forge.training.step_output import StepOutput
 
 def look_ahead(
     model: nn.Module, objective: Objective, batches: list[Batch], ranks: Ranks
-) -> list[Batch]:
+) -> LookedAhead:
     """Prepare batches for learning or evaluation; see `Objective.looked_ahead`."""
     if not objective.looks_ahead:
-        return batches
+        return LookedAhead(batches)
 
     def read(batch: Batch) -> Any:
         return model.read(batch) if isinstance(model, Pipeline) else model
@@ -65,22 +65,22 @@ class Backward:
         self.device, self.ranks, self.reduce_each = device, ranks, reduce_each
         self.before = before
 
-    def __call__(self, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and the sums reported by the objective, over all ranks."""
-        weight = 1.0 / max(step.n_targets, 1)
+    def __call__(self, step: Step) -> tuple[Tensor, dict[str, Tensor], int]:
+        """The loss and the sums reported by the objective, over all ranks; and the targets."""
         along = (*self.objective.along_sequence, *DRAWN)
         batches = [self.ranks.own_batch(batch, along, self.device) for batch in step.batches]
-        batches = look_ahead(self.model, self.objective, batches, self.ranks)
+        batches, changed = look_ahead(self.model, self.objective, batches, self.ranks)
+        n_targets = step.n_targets if changed is None else changed
         if isinstance(self.model, Pipeline):
-            loss, sums = self.model.step(batches, self.objective, weight)
+            loss, sums = self.model.step(batches, self.objective, 1.0 / max(n_targets, 1))
         else:
-            loss, sums = self._one_after_another(batches, step.n_targets)
+            loss, sums = self._one_after_another(batches, n_targets)
         if self.ranks.size > 1:
             # One collective for the loss and all sums.
             values = [loss, *(value.to(loss.dtype) for value in sums.values())]
             totals = self.ranks.total(torch.stack(values))
             loss, sums = totals[0], dict(zip(sums, totals[1:], strict=True))
-        return loss, sums
+        return loss, sums, n_targets
 
     def _one_after_another(
         self, batches: Sequence[Batch], n_targets: int
@@ -212,7 +212,7 @@ class Update:
         lr = self.learning_rate.set(number)
         positions = round(step.n_places * self.backward.objective.learnt)
         self.modules.begin(positions, self.scaler, self.device)
-        loss, sums = self.backward(step)
+        loss, sums, n_targets = self.backward(step)
         if self.scaler.is_enabled():
             # Before the norm: clipping is of the true gradient.
             self.scaler.unscale_(self.optimizer)
@@ -228,13 +228,13 @@ class Update:
             )
             factor = self._clip(grad_norm, read=read)
         grad_norm = grad_norm.to(loss.device)
-        judged = self.spikes.judge(loss, grad_norm) if self.spikes and step.n_targets else None
+        judged = self.spikes.judge(loss, grad_norm) if self.spikes and n_targets else None
         bad = ~loss.isfinite() | ~grad_norm.isfinite()
-        if not step.n_targets:  # momenta and weight decay would move the weights without a loss
+        if not n_targets:  # momenta and weight decay would move the weights without a loss
             bad = torch.ones_like(bad)
         return StepOutput(
             n_tokens=step.n_tokens,
-            n_targets=step.n_targets,
+            n_targets=n_targets,
             n_places=positions,
             lr=lr,
             loss=loss,

@@ -52,7 +52,7 @@ def evaluate(
         along = objective.along_sequence
         parts: Iterable[Batch] = (ranks.own_batch(batch, along, device) for batch in batches)
         if objective.looks_ahead:
-            parts = look_ahead(model, objective, list(parts), ranks)
+            parts = look_ahead(model, objective, list(parts), ranks).batches
         for local_batch in parts:
             read: Any = model.read(local_batch) if isinstance(model, Pipeline) else model
             # On ranks without the last stage of a pipeline.

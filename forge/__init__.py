@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     report: ReportModule
 
     def compose(overrides: Options = (), *, config_dirs: Sequence[str] = ()) -> Composed:
-        """The config that groups and values compose to: overrides as they are typed, or a dict of
-        options, also a nested one. Raises ConfigError with every problem.
+        """Compose a config from groups and values: overrides as typed, or a dict of options, also
+        nested. Raises ConfigError with every problem.
         """
         ...
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     @overload
     def train(config: Config, *, background: Literal[True]) -> Background: ...
     def train(config: Config, *, background: bool = False) -> Result | Background:
-        """Train and return how it ended, or at once with the run in the background. Raises
-        ConfigError, RuntimeError when the run fails, KeyboardInterrupt.
+        """Train and return the result, or at once the run in the background. Raises ConfigError,
+        RuntimeError when the run fails, KeyboardInterrupt.
         """
         ...
 
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         config_dirs: Sequence[str] = (),
         background: bool = False,
     ) -> Result | Background:
-        """Let a run go on with the overrides it was made with, then these; else as `train`."""
+        """Let a run go on with its own overrides, then `overrides`; otherwise as `train`."""
         ...
 
 

@@ -29,25 +29,25 @@ WORDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the verb does; 2 for a word that is none."""
+    """Run a verb; 2 for an unknown verb."""
     name, *words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    known = verbs.verbs()
+    commands = verbs.verbs()
     if name in ("-h", "--help", "help"):
-        return cli.show(verbs.page(known))
+        return cli.show(verbs.page(commands))
     if name == "--version":
         name, words = "train", ["--version"]
-    if name not in known:
-        return cli.refuse(lambda: _unknown(name, list(known)))
-    sys.argv = [f"forge {name}", *words]  # what a verb reads that is given none
-    return importlib.import_module(known[name].module).main()
+    if name not in commands:
+        return cli.refuse(lambda: _unknown(name, list(commands)))
+    sys.argv = [f"forge {name}", *words]  # read by verbs called without arguments
+    return importlib.import_module(commands[name].module).main()
 
 
 def _unknown(name: str, known: Sequence[str]) -> int:
     is_override = "=" in name or name.startswith(("-", "+", "~"))
     meant = did_you_mean([f"forge {near}" for near in closest(name, known)])
     meant = WORDS.get(name, "") or meant
-    fix = f"forge train {name} ..." if is_override else meant or "forge --help lists them"
-    raise refusal(name, "forge has no such verb.", fix, COMMAND_LINE)
+    hint = f"forge train {name} ..." if is_override else meant or "forge --help lists them"
+    raise refusal(name, "forge has no such verb.", hint, COMMAND_LINE)
 
 
 if __name__ == "__main__":

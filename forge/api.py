@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from forge.models.rope import Rotation
     from forge.objectives.losses import Losses
     from forge.objectives.next_token import NextToken
-    from forge.objectives.objective import Objective
+    from forge.objectives.objective import LookedAhead, Objective
     from forge.objectives.objective import read as hidden_of
     from forge.optim.distributed_matrices import WholeMatrices
     from forge.parallel.mesh import Mesh
@@ -72,6 +72,7 @@ __all__ = [
     "LanguageModel",
     "LayerCache",
     "Loop",
+    "LookedAhead",
     "Losses",
     "Mesh",
     "MixerSection",
@@ -145,6 +146,7 @@ head_of             models.head
 Rotation            models.rope
 Losses              objectives.losses
 NextToken           objectives.next_token
+LookedAhead         objectives.objective
 Objective           objectives.objective
 hidden_of           objectives.objective read
 WholeMatrices       optim.distributed_matrices

@@ -40,7 +40,7 @@ COLUMNS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what was measured; exit 1 when a configuration failed, 2 when one is refused."""
+    """Print the measurements; exit 1 for a failed configuration, 2 for a refused configuration."""
     description = "Time the steps of a configuration on random tokens; nothing is saved of the run."
     arguments = cli.parser("forge.bench", description)
     add = arguments.add_argument
@@ -57,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(options: argparse.Namespace) -> int:
-    found = launcher_environment()
-    if found is not None and found.size > 1:
-        what, fix = "forge.bench starts its ranks itself.", "type it without torchrun or srun"
-        raise refusal(f"{found.source}={found.size}", what, fix)
+    environment = launcher_environment()
+    if environment is not None and environment.size > 1:
+        message, hint = "forge.bench starts its ranks itself.", "type it without torchrun or srun"
+        raise refusal(f"{environment.source}={environment.size}", message, hint)
     for name, least in (("warmup", 1), ("steps", 2), ("profiled", 0)):
         if getattr(options, name) < least:
             raise refusal(f"--{name}", f"it is at least {least}.", f"--{name} {least}")
@@ -70,7 +70,7 @@ def _main(options: argparse.Namespace) -> int:
         points = []
         for number, (label, overrides) in enumerate(_points(options)):
             words = [*overrides, f"run.dir={folder}/{number}"]
-            resolution = cli.resolved(words, options.config_dir)[1]  # all, before the first runs
+            resolution = cli.resolved(words, options.config_dir)[1]  # refuse before the first run
             check_startable(resolution.world)
             points.append((label, resolution))
         for label, resolution in points:
@@ -88,7 +88,7 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _points(options: argparse.Namespace) -> Iterator[tuple[str, Sequence[str]]]:
-    """What to call each configuration, and its overrides."""
+    """Label and overrides of each configuration."""
     words = _with_defaults(options)
     if not options.multirun:
         yield shlex.join(options.overrides) or "the default run", words
@@ -99,21 +99,21 @@ def _points(options: argparse.Namespace) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _with_defaults(options: argparse.Namespace) -> list[str]:
-    """What was typed, behind what a measurement has for groups that were not; before what makes it
-    one.
+    """The typed overrides, after a measurement's defaults of groups not typed, and before the
+    overrides of every measurement.
     """
     keys = {word.partition("=")[0].lstrip("+") for word in options.overrides}
-    before = [word for word in BEHIND if word.partition("=")[0] not in keys]
+    defaults = [word for word in BEHIND if word.partition("=")[0] not in keys]
     numbers = {name: getattr(options, name) for name in ("warmup", "steps", "profiled")}
     entry = ",".join(f"{name}:{number}" for name, number in numbers.items())
     total = sum(numbers.values())
     bench = f"+callbacks.bench={{_target_:forge.training.callbacks.bench.Bench,{entry}}}"
     steps = [f"train.max_steps={total}", f"metrics.log_interval={total}"]
-    return [*before, *options.overrides, *ALWAYS, *steps, bench]
+    return [*defaults, *options.overrides, *ALWAYS, *steps, bench]
 
 
 def measure(resolution: Resolution) -> dict[str, Any]:
-    """Train in the run's directory; what was measured, or how it failed."""
+    """Train in the run's directory and return the measurement, or the failure."""
     config = resolution.config
     row = {"hash": identity.hash_of(config), "estimate_bytes": memory_by_part(config)}
     if isinstance(config.model, Decoder):
@@ -165,7 +165,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def text(row: dict[str, Any]) -> list[str]:
-    """One measurement, in lines."""
+    """Lines of a measurement."""
     if "error" in row:
         return [f"  failed: {row['error']}"]
     lines = [
@@ -195,7 +195,7 @@ def _bytes(name: str, number: int) -> str:
 
 
 def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> str:
-    """The table as a page, with what is needed to take it again."""
+    """The table as a page, with the facts needed to repeat the measurement."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     lines = [f"    {typed(facts['argv'])}", "", f"Python {facts['python']}, {versions}.", ""]
     lines += [_line(COLUMNS), _line(["---"] + ["---:"] * (len(COLUMNS) - 1))]

@@ -38,8 +38,8 @@ from forge.status import named, parser, points_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Say what was ended; 1 when something could not be reached from here, 2 for what is neither a
-    sweep nor a run.
+    """Cancel points and print each ended point; 1 for a point out of reach from this machine, 2 for
+    neither a sweep nor a run.
     """
     about = "End points of a sweep, or all of it, or a run. What runs saves first, and goes on "
     about += "with the same command again."
@@ -49,29 +49,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
-    """End them, and note it in the ledger of the sweep. Raises ConfigError."""
+    """End points, and note the cancellation in the sweep's ledger. Raises ConfigError."""
     sweep, points = points_of(place, numbers)
-    found = survey(points)
-    if found.silent:
-        raise refusal(str(place), f"Slurm does not answer: {found.silent}", "again when it does")
+    findings = survey(points)
+    if findings.silent:
+        raise refusal(str(place), f"Slurm does not answer: {findings.silent}", "again when it does")
     ended = (DONE, FAILED, CANCELLED)
-    left = [point for point in points if found.states[point.number] not in ended]
-    if not left:
-        states = messages.counted([found.states[point.number] for point in points])
+    active = [point for point in points if findings.states[point.number] not in ended]
+    if not active:
+        states = messages.counted([findings.states[point.number] for point in points])
         print(f"there is nothing left to cancel: {states}")
         return 0
     reached = True
     if sweep is not None:
         untrusted.check_links(sweep.path, apart=(POINTS,))
-        for point in left:
+        for point in active:
             sweep.note("cancelled", point.number)
         reached = bool(numbers) or _end_command(sweep)
-    queued = [point for point in left if point.number in found.jobs]
+    queued = [point for point in active if point.number in findings.jobs]
     queue.cancel([job for point in queued if (job := job_of(point)) is not None])
-    for point in left:
-        what, ends = _end(point, found)
+    for point in active:
+        message, ends = _end(point, findings)
         reached = reached and ends
-        print(cli.printable(messages.line(point, "cancelled", what) if sweep else what))
+        print(cli.printable(messages.line(point, "cancelled", message) if sweep else message))
     if sweep is not None:
         print("the same command with sweep.retry=true takes them up again")
     return 0 if reached else 1

@@ -50,7 +50,7 @@ Row = tuple[str, str]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the verdict and the plan, or every problem; the exit code is that of the verdict."""
+    """Print the verdict and the plan, or every problem; exit with the code of the verdict."""
     arguments = cli.parser("forge.check", DESCRIPTION)
     points = "every point of a sweep, as forge.train -m would run them"
     arguments.add_argument("-m", "--multirun", action="store_true", help=points)
@@ -67,22 +67,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ConfigError as error:
             print(cli.printable(refused(error)), flush=True)
             raise
-        code, said = verdict(resolution)
-        print(f"{said}\n\n{report(composition, resolution)}")
+        code, line = verdict(resolution)
+        print(f"{line}\n\n{report(composition, resolution)}")
         return code
 
     return cli.refuse(verb)
 
 
 def refused(error: ConfigError) -> str:
-    """The verdict on what cannot run: what is wrong, or of several problems their keys."""
+    """The verdict on a refused config: the problem, or the keys of several problems."""
     keys = list(dict.fromkeys(problem.key for problem in error.problems))
-    said = error.problems[0].what if len(error.problems) == 1 else listed(keys)
-    return f"cannot run here: {said}"
+    text = error.problems[0].what if len(error.problems) == 1 else listed(keys)
+    return f"cannot run here: {text}"
 
 
 def verdict(resolution: Resolution) -> tuple[int, str]:
-    """The exit code, and a line that says whether the run fits, where, and in how much memory."""
+    """The exit code, and a line of the verdict: whether the run fits, the devices, the memory."""
     config, world = resolution.config, resolution.world
     warned = {warning.rule: warning.what for warning in resolution.warnings}
     if HOST_MEMORY in warned:
@@ -93,30 +93,32 @@ def verdict(resolution: Resolution) -> tuple[int, str]:
     if world.planned:
         device = f"plan.device={config.plan.device}" if config.plan.device else "plan.world_size"
         where += f" of {device}, which is not here"
-    there, needed = device_memory(world), memory_needed(config)
+    available, needed = device_memory(world), memory_needed(config)
     if isinstance(config.launch, Slurm) and world.devices.source == CPU_BUILD:
         where += f", as {CPU_BUILD} here (plan.device=h100 plans the job for GPUs)"
-    if not needed or there is None:
+    if not needed or available is None:
         part = f"a device needs {byte_size(needed)} of " if needed else ""
         return 0, f"can run: {where}; {part}a memory that is not known here"
-    said = f"{where}, {byte_size(needed)} of the {byte_size(there)} of a device"
-    return (TOO_LARGE, f"does not fit: {said}") if needed > there else (0, f"fits: {said}")
+    summary = f"{where}, {byte_size(needed)} of the {byte_size(available)} of a device"
+    return (
+        (TOO_LARGE, f"does not fit: {summary}") if needed > available else (0, f"fits: {summary}")
+    )
 
 
 def _points(overrides: Sequence[str], config_dirs: Sequence[str]) -> int:
-    """Print the verdict on a sweep, and that on each point."""
+    """Print the verdict on a sweep, and on each point."""
     from forge.launch.sweep import messages, sweep
 
     planned = sweep.planned(overrides, config_dirs)
-    verdicts = [verdict(one.resolution) for one in planned]
+    verdicts = [verdict(point.resolution) for point in planned]
     code = max(code for code, _ in verdicts)
     wrong = sum(code > 0 for code, _ in verdicts)
     is_search = isinstance(planned[0].resolution.config.sweeper, Optuna)
     count = counted(len(planned), "trial of the search" if is_search else "point")
     print(f"does not fit: {wrong} of {count}" if code else f"fits: {count}")
-    for number, (one, (_, said)) in enumerate(zip(planned, verdicts, strict=True)):
-        print(f"  #{number:03d} {one.combination.label or 'as it is'}   {said}")
-    messages.warn(one.resolution for one in planned)
+    for number, (point, (_, line)) in enumerate(zip(planned, verdicts, strict=True)):
+        print(f"  #{number:03d} {point.combination.label or 'as it is'}   {line}")
+    messages.warn(point.resolution for point in planned)
     return code
 
 
@@ -155,19 +157,21 @@ def report(composition: Composition, resolution: Resolution) -> str:
 
 
 def warnings(resolution: Resolution) -> list[str]:
-    found = resolution.warnings
-    if not found:
+    warned = resolution.warnings
+    if not warned:
         return []
-    return [f"{len(found)} warning{'s' if len(found) > 1 else ''}", *(w.render() for w in found)]
+    return [f"{len(warned)} warning{'s' if len(warned) > 1 else ''}", *(w.render() for w in warned)]
 
 
 def _choices(composition: Composition) -> str:
-    """The choices of groups, without those of sweeps."""
-    made = {group: composition.choices.get(group) for group in composition.library.groups()}
-    if made["launch"] == "local":
-        del made["launch"]
-    made = {group: option for group, option in made.items() if option is not None}
-    return " ".join(f"{g}={option}" for g, option in made.items() if g not in ("sweep", "sweeper"))
+    """The chosen options of groups, without the groups of sweeps."""
+    choices = {group: composition.choices.get(group) for group in composition.library.groups()}
+    if choices["launch"] == "local":
+        del choices["launch"]
+    choices = {group: option for group, option in choices.items() if option is not None}
+    return " ".join(
+        f"{g}={option}" for g, option in choices.items() if g not in ("sweep", "sweeper")
+    )
 
 
 def _model(config: Config) -> list[Row]:
@@ -185,37 +189,37 @@ def _model(config: Config) -> list[Row]:
 
 
 def _optimizer(config: Config) -> list[Row]:
-    """What updates which parameters, where they are in groups or some are frozen."""
+    """Rows of the optimizer of each parameter group, and of frozen parameters; [] without both."""
     tensors = param_groups.tensors_in(config)
     if not config.optimizer.groups and None not in tensors:
         return []
     rows = []
     for name, group in param_groups.groups(config).items():
-        if here := tensors.get(name):
+        if group_tensors := tensors.get(name):
             section, dim = group.section, config.model.dim  # type: ignore[attr-defined]
             label = f"{name}: {group.kind}" if name else group.kind
             decays = f", decay {section.weight_decay:g}" if section.weight_decay else ""
-            rows.append((label, f"{_of(here)}, lr {section.peak(dim):.4g}{decays}"))
+            rows.append((label, f"{_of(group_tensors)}, lr {section.peak(dim):.4g}{decays}"))
     if frozen := tensors.get(None):
         rows.append(("frozen", _of(frozen)))
     return rows
 
 
 def _quantization(config: Config) -> list[Row]:
-    """Which matrices are multiplied in other numbers, and how much of the model they are."""
+    """Rows of the matrices multiplied in other number formats, and their share of the model."""
     section, model = config.quantization, config.model
     if not isinstance(section, Quantized) or not isinstance(model, Decoder):
         return []
     chosen = section.chosen(model)
-    parts = dict.fromkeys(one.part for one in chosen)
-    share = sum(one.size for one in chosen) / model.num_params_estimate
-    rows = [(part, _of([one for one in chosen if one.part == part])) for part in parts]
+    parts = dict.fromkeys(matrix.part for matrix in chosen)
+    share = sum(matrix.size for matrix in chosen) / model.num_params_estimate
+    rows = [(part, _of([matrix for matrix in chosen if matrix.part == part])) for part in parts]
     return [(section.schema_name, f"{share:.1%} of the weights are multiplied so"), *rows]
 
 
 def _of(tensors: Sequence[TensorSpec]) -> str:
-    size = sum(one.size for one in tensors)
-    roles = ", ".join(dict.fromkeys(one.role for one in tensors))
+    size = sum(tensor.size for tensor in tensors)
+    roles = ", ".join(dict.fromkeys(tensor.role for tensor in tensors))
     return f"{size:,} weights of {len(tensors)} parameters ({roles})"
 
 
@@ -235,12 +239,12 @@ def _training(config: Config) -> list[Row]:
 
 
 def _at_most(train: Train) -> str:
-    """Said of what all steps take, where epochs or minutes may end a run before the last one."""
+    """A note on figures of all steps, where epochs or minutes may end a run early."""
     return f" at most, of {train.max_steps:,} steps" if train.max_epochs or train.max_time else ""
 
 
 def _time(config: Config, world: World) -> list[Row]:
-    """A step on plan.device by part, and all of them: `docs/planning.md` has the model."""
+    """Rows of a step's time on plan.device by part, and of all steps; model: `docs/planning.md`."""
     time = planned_time(config, ranks_per_node(world))
     if time is None:
         return []
@@ -283,7 +287,7 @@ def _resumed(config: Config) -> list[Row]:
     start = "the beginning: it has no checkpoint that can be used"
     if newest:
         start = f"step {newest.step} of {config.train.max_steps}"
-    passed = [(f"  passed over: {one.path.name}", fault) for one, fault in skipped]
+    passed = [(f"  passed over: {checkpoint.path.name}", fault) for checkpoint, fault in skipped]
     return [("goes on from", start), *passed]
 
 

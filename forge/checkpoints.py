@@ -28,8 +28,8 @@ from forge.rundir.tensor_sums import damage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """List them, oldest first; exit 2 for what is no run directory, and with --verify 1 where one
-    cannot be used.
+    """List checkpoints, oldest first; exit 2 for no run directory, and with --verify 1 for an
+    unusable checkpoint.
     """
     parser = Parser("forge.checkpoints", "List the checkpoints of a run.")
     parser.add_argument("run", type=Path, help="a run directory")
@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe(run_dir: Path, *, verify: bool = False) -> list[dict[str, Any]]:
-    """step, time, reason, bytes, metrics, best_by, best, weights_only, fault (null when it can be
-    used) and verified of every checkpoint. verify: its tensors are read too.
+    """step, time, reason, bytes, metrics, best_by, best, weights_only, fault (null for a usable
+    checkpoint) and verified of every checkpoint. verify: read the tensors too.
 
     Raises CheckpointError for no run.
     """
@@ -58,9 +58,9 @@ def describe(run_dir: Path, *, verify: bool = False) -> list[dict[str, Any]]:
         identity = directory.run_id(run_dir)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    found = listed(saved_folder(run_dir))
-    best = best_of(found)
-    return [_row(saved, identity, best=saved == best, verify=verify) for saved in found]
+    checkpoints = listed(saved_folder(run_dir))
+    best = best_of(checkpoints)
+    return [_row(saved, identity, best=saved == best, verify=verify) for saved in checkpoints]
 
 
 def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
@@ -74,8 +74,8 @@ def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
 def _row(saved: Saved, run_id: str, *, best: bool, verify: bool) -> dict[str, Any]:
     meta, fault = saved.meta, saved.fault(run_id)
     if verify and fault is None:
-        found = damage(saved.path / WEIGHTS)
-        fault = found and found.replace(f"{saved.path}/", "")
+        text = damage(saved.path / WEIGHTS)
+        fault = text and text.replace(f"{saved.path}/", "")
     return {
         "step": saved.step,
         "path": str(saved.path),

@@ -29,12 +29,12 @@ from forge.rundir.untrusted import leads_out
 ABOUT = """List the runs below a folder for which all of these are true, and remove them once you
 have said yes: the whole directory of each, with its checkpoints. A run that is at work or queued is
 never removed, nor one that a link leads to."""
-FRESH = 600.0  # seconds after which a run that wrote is taken not to be at work
+FRESH = 600.0  # seconds since the last write of a run after which the run counts as at rest
 SHOWN = 20  # runs of a long list, beside the last line with the sum
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 once they are removed, or left as asked for; 2 without an answer; 1 where one is left."""
+    """Remove runs; 0 once removed, or kept on request; 1 for a run left, 2 without an answer."""
     arguments = filters.parser("forge.clean", ABOUT)
     add = arguments.add_argument
     add("--failed", action="store_true", help="that failed")
@@ -50,46 +50,46 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(options: argparse.Namespace) -> int:
     age = _amount("--older-than", options.older_than, SPANS, "7d")
     size = _amount("--larger-than", options.larger_than, SIZES, "1GB")
-    given = (age is not None, size is not None, options.failed, options.state, options.where)
-    if not any((*given, options.tag)):
-        fix = "for example --failed, or --older-than 7d; all of them: --older-than 0s"
-        raise refusal("forge.clean", "which runs? Nothing says so.", fix, COMMAND_LINE)
-    found, silent = filters.chosen(options)
+    conditions = (age is not None, size is not None, options.failed, options.state, options.where)
+    if not any((*conditions, options.tag)):
+        hint = "for example --failed, or --older-than 7d; all of them: --older-than 0s"
+        raise refusal("forge.clean", "which runs? Nothing says so.", hint, COMMAND_LINE)
+    runs, silent = filters.chosen(options)
     if silent:
-        what = f"{silent} A run whose job waits could be among these runs."
-        raise refusal("forge.clean", what, "try again where Slurm answers")
-    found = [
+        message = f"{silent} A run whose job waits could be among these runs."
+        raise refusal("forge.clean", message, "try again where Slurm answers")
+    runs = [
         entry
-        for entry in found
+        for entry in runs
         if (not options.failed or entry.run.state == FAILED)
         and (age is None or entry.age >= age)
         and (size is None or entry.extent.size > size)
     ]
     folders = options.folders or [Path(folder) for folder in FOLDERS]
-    busy = {entry: why for entry in found if (why := _linked(entry, folders) or _busy(entry))}
-    found = sorted((e for e in found if e not in busy), key=lambda entry: -entry.extent.size)
+    busy = {entry: why for entry in runs if (why := _linked(entry, folders) or _busy(entry))}
+    runs = sorted((e for e in runs if e not in busy), key=lambda entry: -entry.extent.size)
     for entry, why in busy.items():
         print(cli.printable(f"left, for {why}: {entry.name}"))
-    if not found:
+    if not runs:
         print("no run to remove")
         return 0
-    print(cli.printable(table(found)))
-    if not options.yes and not _agreed(len(found)):
+    print(cli.printable(table(runs)))
+    if not options.yes and not _agreed(len(runs)):
         print("nothing was removed")
         return 0
-    return _remove_all(found)
+    return _remove_all(runs)
 
 
 def table(found: Sequence[Entry]) -> str:
-    """The largest of them, and the sum of all."""
+    """A table of the largest runs, and the sum of all runs."""
     cells = [["run", "state", "step", "age", "size", "tags"]]
     for entry in found[:SHOWN]:
         tags = " ".join(entry.annotations.tags)
         step, age = f"{entry.progress.step:,}", time_span(entry.age)
         size = byte_size(entry.extent.size)
         cells.append([entry.name, entry.run.state, step, age, size, tags])
-    left = len(found) - SHOWN
-    lines = cli.lines_of(cells) + ([f"and {left:,} smaller ones"] if left > 0 else [])
+    smaller = len(found) - SHOWN
+    lines = cli.lines_of(cells) + ([f"and {smaller:,} smaller ones"] if smaller > 0 else [])
     states = messages.counted([entry.run.state for entry in found], "run")
     return "\n".join([*lines, "", f"{states}; {byte_size(_size(found))}"])
 
@@ -97,8 +97,10 @@ def table(found: Sequence[Entry]) -> str:
 def _agreed(n: int) -> bool:
     """Raises ConfigError where nobody can be asked."""
     if not sys.stdin.isatty():
-        what = "nothing was removed: there is no terminal to ask on whether to remove these runs."
-        raise refusal("--yes", what, "give --yes where that is meant", COMMAND_LINE)
+        message = (
+            "nothing was removed: there is no terminal to ask on whether to remove these runs."
+        )
+        raise refusal("--yes", message, "give --yes where that is meant", COMMAND_LINE)
     try:
         answer = input(f"Remove {'this run' if n == 1 else f'these {n:,} runs'} for ever? [y/N] ")
     except EOFError:
@@ -122,8 +124,9 @@ def _remove_all(found: Sequence[Entry]) -> int:
 
 
 def remove(entry: Entry) -> None:
-    """Under its lock, and under another name first: no half of a run is ever taken for one. Raises
-    InUse when it is at work, ConfigError for links out of it, and OSError.
+    """Remove a run under its lock, renamed first: half a run is never taken for a run.
+
+    Raises InUse for a run at work, ConfigError for links out of the run, and OSError.
     """
     path = entry.run.path
     with Lock(path, advice="It is left").acquire(patience=0.0):
@@ -135,9 +138,9 @@ def remove(entry: Entry) -> None:
 
 
 def _linked(entry: Entry, folders: Sequence[Path]) -> str:
-    """Why a run is not one of these folders itself but behind a link in them; '' where it is.
+    """The reason to leave a run reached through a link inside these folders; '' without a link.
 
-    A folder of runs may be a link; a run that is named by a link is behind it.
+    A folder of runs may itself be a link; a run named by a link is behind the link.
     """
     path = entry.run.path
     for folder in folders:
@@ -148,7 +151,7 @@ def _linked(entry: Entry, folders: Sequence[Path]) -> str:
 
 
 def _busy(entry: Entry) -> str:
-    """Why a run may be at work, or soon; '' where it may be removed."""
+    """The reason why a run may be at work, or soon; '' for a removable run."""
     state, sweep = entry.run.state, entry.run.path.parent.parent
     if state in (RUNNING, QUEUED):
         return f"it is {state}"
@@ -162,7 +165,7 @@ def _busy(entry: Entry) -> str:
 
 
 def _elsewhere(entry: Entry) -> str:
-    """Where a run keeps checkpoints outside of its directory; '' where it does not."""
+    """The folder of a run's checkpoints outside of the run directory; '' for a folder inside."""
     folder = str((entry.run.config.get("checkpoint") or {}).get("dir") or "")
     return folder if leads_out(folder) else ""
 

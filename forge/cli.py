@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from forge.resolve.resolve import Resolution
 
 INTERRUPTED = 130
-NARROWEST, GAP = 16, 2  # of a column that is cut, and between columns
+NARROWEST, GAP = 16, 2  # characters of a cut column, and between columns
 BIDI = "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069"  # they show text in another order
 CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{BIDI}]")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of the flags of a verb, whose help ends with examples of its use."""
+    """A parser of a verb's flags; its help ends with examples."""
 
     def __init__(self, prog: str, description: str, **options: Any) -> None:
         options = {"allow_abbrev": False, **options}
@@ -52,15 +52,15 @@ class Parser(argparse.ArgumentParser):
 
     def examples(self) -> str:
         """The examples in the docstring of the verb."""
-        from forge import verbs  # which only a help text needs
+        from forge import verbs  # imported late: needed by help texts alone
 
         verb = verbs.find(self.verb)
         return "\n".join(["examples:", *(f"  {line}" for line in (verb.examples if verb else ()))])
 
 
 def parser(prog: str, description: str, *, takes: str = "OVERRIDE") -> Parser:
-    """A parser of overrides and the search path; verbs add their own flags. takes: what the help
-    calls the words it is given.
+    """A parser of overrides and the search path; verbs add their own flags. takes: name of the
+    words in the help.
     """
     result = Parser(prog, description, add_help=False)
     add = result.add_argument
@@ -70,47 +70,47 @@ def parser(prog: str, description: str, *, takes: str = "OVERRIDE") -> Parser:
     add("-cd", "--config-dir", "-cp", "--config-path", **path)
     name = "a config of DIR in place of conf/config.yaml, which stands in its defaults as `config`"
     add("-cn", "--config-name", metavar="NAME", help=name)
-    this = "this text; `--help GROUP` shows the options of one group"
-    add("-h", "--help", action="store_true", help=this)
+    help_text = "this text; `--help GROUP` shows the options of one group"
+    add("-h", "--help", action="store_true", help=help_text)
     return result
 
 
 def parse(arguments: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse flags and overrides in any order; argparse itself wants the overrides in one piece.
+    """Parse flags and overrides in any order; argparse itself takes only adjacent overrides.
 
-    What has dashes and is no flag, as --lr 3e-3, is among the overrides, as --lr=3e-3: whoever
-    composes them refuses it beside all else.
+    An unknown flag, as --lr 3e-3, becomes an override, as --lr=3e-3: the composition refuses the
+    override together with all other faults.
     """
-    known = [flag for action in arguments._actions for flag in action.option_strings]
+    option_strings = [flag for action in arguments._actions for flag in action.option_strings]
     words: list[str] = []
     for word in sys.argv[1:] if argv is None else argv:
         last = words[-1] if words else ""
-        is_unknown = last.startswith("--") and last not in known
+        is_unknown = last.startswith("--") and last not in option_strings
         if is_unknown and "=" not in last + word and not word.startswith("-"):
             words[-1] = f"{last}={word}"
         else:
             words.append(word)
-    options, others = arguments.parse_known_intermixed_args(words)
-    for word in others:
+    options, unparsed = arguments.parse_known_intermixed_args(words)
+    for word in unparsed:
         is_long = word.startswith("--")
-        flags = [flag[2:] for flag in known if flag.startswith("--")]
+        flags = [flag[2:] for flag in option_strings if flag.startswith("--")]
         near = closest(word.lstrip("-").partition("=")[0], flags) if is_long else []
         meant = [f"--{flag}" for flag in near]
         if meant or not is_long or not hasattr(options, "overrides"):
             hint = f"; {did_you_mean(meant)}" if meant else ""
             arguments.error(f"unrecognized arguments: {word}{hint}")
-    if others:
-        options.overrides = sorted([*options.overrides, *others], key=words.index)
+    if unparsed:
+        options.overrides = sorted([*options.overrides, *unparsed], key=words.index)
     if getattr(options, "config_name", None):
         options.overrides = [f"hydra.job.config_name={options.config_name}", *options.overrides]
     return options
 
 
 def place(name: str, text: str) -> Path:
-    """A file or folder of this machine that is named on the command line. Raises ConfigError."""
+    """A local file or folder named on the command line. Raises ConfigError."""
     if fault := address_fault("", text):
-        what, fix = fault
-        raise refusal(f"{name} {text}", what, fix, COMMAND_LINE)
+        message, hint = fault
+        raise refusal(f"{name} {text}", message, hint, COMMAND_LINE)
     return Path(text)
 
 
@@ -123,9 +123,7 @@ def _path(text: str) -> Path:
 def resolved(
     overrides: Sequence[str], config_dirs: Sequence[str] = (), *, world_size: int | None = None
 ) -> tuple[Composition, Resolution]:
-    """Compose and resolve. Raises ConfigError with all problems of both, in the order they were
-    typed.
-    """
+    """Compose and resolve. Raises ConfigError with all problems of both, in typed order."""
     from forge.resolve.resolve import resolve
 
     composition = compose(overrides, config_dirs=config_dirs)
@@ -144,8 +142,8 @@ def resolved(
 def alone(
     overrides: Sequence[str], config_dirs: Sequence[str] = ()
 ) -> tuple[Composition, Resolution]:
-    """What `resolved` gives for a single run that is typed, with a warning where its files have
-    the values of a sweep, which a single run takes none of. Raises ConfigError.
+    """`resolved` for a typed single run, with a warning where the run's files have values of a
+    sweep, ignored by a single run. Raises ConfigError.
     """
     composition, resolution = resolved(overrides, config_dirs)
     sweep, params = resolution.config.sweep.ablation, resolution.config.sweeper.params
@@ -155,22 +153,24 @@ def alone(
         return composition, resolution
     chosen = composition.choices.get("experiment")
     key = f"experiment={chosen}" if chosen else "sweep.ablation" if sweep.arms else "sweeper.params"
-    what = f"this is a sweep ({' and '.join(values)}), and without -m one run that has none of it."
-    fix = f"python -m forge.train -m {key if chosen else '...'}"
-    warning = Problem(key, what, fix, where=composition.written_at(key), warning=True)
+    message = (
+        f"this is a sweep ({' and '.join(values)}), and without -m one run that has none of it."
+    )
+    hint = f"python -m forge.train -m {key if chosen else '...'}"
+    warning = Problem(key, message, hint, where=composition.written_at(key), warning=True)
     return composition, replace(resolution, warnings=(warning, *resolution.warnings))
 
 
 def enter(options: argparse.Namespace) -> None:
-    """Put the overrides of the project that this is typed in before those typed. Raises
-    ConfigError, also where the project is not trusted.
+    """Put the overrides of the surrounding project before the typed overrides. Raises ConfigError,
+    also for an untrusted project.
     """
     options.overrides = in_project(options.overrides)
 
 
 def as_typed(problems: Sequence[Problem], overrides: Sequence[str]) -> list[Problem]:
-    """Problems in the order of the overrides that they are of; those of the search path, which
-    others come of, first.
+    """Problems in the order of the overrides at fault; problems of the search path, the cause of
+    other problems, first.
     """
     keys = [text.lstrip("+~").partition("=")[0] for text in overrides]
 
@@ -185,7 +185,7 @@ def as_typed(problems: Sequence[Problem], overrides: Sequence[str]) -> list[Prob
 def refuse(verb: Callable[[], int]) -> int:
     """Run a verb; a ConfigError is printed and becomes exit code 2, and Ctrl-C 130."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A terminal of another encoding shows an escape for what it lacks.
+        # A terminal of another encoding shows an escape for a missing character.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _check_directory()
@@ -207,12 +207,12 @@ def _check_directory() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        what = "the directory that this was typed in has been removed."
-        raise refusal(".", what, "cd to one that is there", COMMAND_LINE) from None
+        message = "the directory that this was typed in has been removed."
+        raise refusal(".", message, "cd to one that is there", COMMAND_LINE) from None
 
 
 def help(command: str, arguments: Parser, options: argparse.Namespace) -> int:
-    """Print the help of a verb that composes, or of the groups among its words."""
+    """Print the help of a composing verb, or of the groups among the verb's words."""
     from forge.compose.help import page
 
     words, folders = where_trusted(options.overrides), options.config_dir
@@ -226,11 +226,9 @@ def show(text: str) -> int:
 
 
 def lines_of(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells below one another, cut with an ellipsis where the terminal ends; empty columns
-    are left out.
-    """
-    kept = [i for i in range(len(cells[0])) if i == 0 or any(line[i] for line in cells[1:])]
-    lines = aligned([[line[i] for i in kept] for line in cells])
+    """Aligned lines of cells without empty columns, cut with an ellipsis at the terminal's end."""
+    filled = [i for i in range(len(cells[0])) if i == 0 or any(line[i] for line in cells[1:])]
+    lines = aligned([[line[i] for i in filled] for line in cells])
     width = terminal_width()
     return lines if width is None else [_cut(line, width) for line in lines]
 
@@ -238,31 +236,31 @@ def lines_of(cells: Sequence[Sequence[str]]) -> list[str]:
 def fitted(
     cells: Sequence[Sequence[str]], width: int, *, drop: Sequence[str], texts: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Lines of cells no wider than `width`, and the columns that were left out for it.
+    """Lines of cells no wider than `width`, and the columns dropped for the width.
 
-    drop: headings of columns that may be, the least important first. texts: of those that may be
-    cut at their end; the first column, names, is cut in the middle where nothing else is left.
+    drop: headings of droppable columns, the least important first. texts: headings of columns to
+    cut at the end; the first column, names, is cut in the middle as the last resort.
     """
     heads = list(cells[0])
-    kept = [i for i in range(len(heads)) if i == 0 or any(line[i] for line in cells[1:])]
-    longest = {i: max(len(line[i]) for line in cells) for i in kept}
+    indices = [i for i in range(len(heads)) if i == 0 or any(line[i] for line in cells[1:])]
+    longest = {i: max(len(line[i]) for line in cells) for i in indices}
     least = {i: min(n, NARROWEST) if heads[i] in texts else n for i, n in longest.items()}
     least[0] = min(longest[0], max(NARROWEST, width * 3 // 5))
     dropped = []
     for head in drop:
-        if sum(least[i] + GAP for i in kept) - GAP <= width:
+        if sum(least[i] + GAP for i in indices) - GAP <= width:
             break
-        if (i := heads.index(head)) in kept:
-            kept.remove(i)
+        if (i := heads.index(head)) in indices:
+            indices.remove(i)
             dropped.append(head)
-    room = width - sum(least[i] + GAP for i in kept) + GAP
+    room = width - sum(least[i] + GAP for i in indices) + GAP
     sizes = {}
-    for i in kept:  # what is left is for names first, then for texts in order
+    for i in indices:  # spare width goes to names first, then to texts in order
         sizes[i] = min(longest[i], least[i] + max(room, 0))
         room -= sizes[i] - least[i]
     sizes[0] = max(sizes[0] + min(room, 0), NARROWEST)
     rows = [
-        [_cut(line[i], sizes[i], in_the_middle=i == 0 or heads[i] not in texts) for i in kept]
+        [_cut(line[i], sizes[i], in_the_middle=i == 0 or heads[i] not in texts) for i in indices]
         for line in cells
     ]
     return [_cut(line, width) for line in aligned(rows)], dropped
@@ -276,13 +274,13 @@ def _cut(text: str, size: int, *, in_the_middle: bool = False) -> str:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that is printed to; None where there is none."""
+    """Columns of the terminal of stdout; None without a terminal."""
     return shutil.get_terminal_size((160, 24)).columns if sys.stdout.isatty() else None
 
 
 def printable(text: str) -> str:
-    """A text that may be of a file of somebody else, without signs that command a terminal or
-    turn the order of what is read.
+    """A text of possibly foreign origin, without characters controlling a terminal or reversing
+    the reading order.
     """
     return CONTROL.sub(_code, text)
 

@@ -39,7 +39,7 @@ at which {second} is lower. Places of one run are no independent samples: there 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print it; 2 for what is no run."""
+    """Print the comparison; 2 for a path without a run."""
     arguments = cli.Parser("forge.compare", ABOUT)
     add = arguments.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="run directories, two or more")
@@ -55,23 +55,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(options: argparse.Namespace) -> int:
     _check(options.runs)
-    found = [entry for path in options.runs for entry in entries([path])[0]]
-    runs = [entry.run for entry in found]
+    shown = [entry for path in options.runs for entry in entries([path])[0]]
+    runs = [entry.run for entry in shown]
     metrics = _metrics(runs, options.metric)
     if options.json:
-        print(cli.printable(json.dumps(content(found, metrics, options.over), indent=1)))
+        print(cli.printable(json.dumps(content(shown, metrics, options.over), indent=1)))
         return 0
     names = dict(zip(LETTERS, runs, strict=False))
-    lines = [f"{letter} = {e.name}" for letter, e in zip(LETTERS, found, strict=False)]
-    states = [f"{e.run.state}, step {e.progress.step:,}" for e in found]
+    lines = [f"{letter} = {e.name}" for letter, e in zip(LETTERS, shown, strict=False)]
+    states = [f"{e.run.state}, step {e.progress.step:,}" for e in shown]
     lines = aligned([*zip(lines, states, strict=True)])
     lines += ["", *_config(names)]
     drawn = options.metric or _default(runs, metrics)
     for metric in drawn:
         lines += _curves(names, metric, options.over)
     compared = options.metric or metrics
-    first, *others = names
-    for second in others:
+    first, *later = names
+    for second in later:
         lines += _differences(names, first, second, compared, options.over)
     print(cli.printable("\n".join(lines).rstrip()))
     return 0
@@ -80,26 +80,26 @@ def _main(options: argparse.Namespace) -> int:
 def content(found: Sequence[Entry], metrics: Sequence[str], over: str) -> dict[str, Any]:
     from forge.report.pairing import pair
 
-    first, *others = (entry.run for entry in found)
+    first, *later = (entry.run for entry in found)
     pairs = [
-        {"run": str(run.path), "metric": metric, **(asdict(one) if one else {"n": 0})}
-        for run in others
+        {"run": str(run.path), "metric": metric, **(asdict(difference) if difference else {"n": 0})}
+        for run in later
         for metric in metrics
-        for one in [pair(first, run, metric, over=over)]
+        for difference in [pair(first, run, metric, over=over)]
     ]
     texts = [entry.run.texts for entry in found]
     return {
         "runs": [
             {"path": str(e.run.path), "state": e.run.state, "step": e.progress.step} for e in found
         ],
-        "config": {k: [one.get(k) for one in texts] for k in differing(texts, seeds=True)},
+        "config": {k: [options.get(k) for options in texts] for k in differing(texts, seeds=True)},
         "over": over,
         "differences": pairs,
     }
 
 
 def _check(paths: Sequence[Path]) -> None:
-    """Raises ConfigError with all that is wrong."""
+    """Refuse paths without a run, and too few or too many runs. Raises ConfigError."""
     problems = [
         Problem(
             key=str(path),
@@ -111,32 +111,32 @@ def _check(paths: Sequence[Path]) -> None:
         for path in paths
         if not is_run(path)
     ]
-    places = {path.resolve() for path in paths}
-    if not problems and not 1 < len(places) <= len(LETTERS):
-        what = f"it takes two to {len(LETTERS)} different runs, and was given {len(places)}."
-        fix = "python -m forge.compare runs/one runs/two; means over seeds: python -m forge.report"
-        problems.append(Problem(key="RUN", what=what, fix=fix, where=COMMAND_LINE))
+    folders = {path.resolve() for path in paths}
+    if not problems and not 1 < len(folders) <= len(LETTERS):
+        message = f"it takes two to {len(LETTERS)} different runs, and was given {len(folders)}."
+        hint = "python -m forge.compare runs/one runs/two; means over seeds: python -m forge.report"
+        problems.append(Problem(key="RUN", what=message, fix=hint, where=COMMAND_LINE))
     if problems:
         raise ConfigError(problems)
 
 
 def _metrics(runs: Sequence[Run], asked: Sequence[str]) -> list[str]:
-    """What all runs have logged. Raises ConfigError for another that is asked for."""
+    """Metrics logged by all runs. Raises ConfigError for any further metric in `asked`."""
     from forge.report.pairing import common_metrics
 
     common = common_metrics(runs)
     for name in asked:
         if name not in common:
-            what = f"not all of these runs have logged {name}."
-            meant = did_you_mean([f"--metric {one}" for one in closest(name, common)])
-            fix = meant or f"all have {', '.join(common) or 'nothing in common'}"
-            raise refusal(f"--metric {name}", what, fix, COMMAND_LINE)
+            message = f"not all of these runs have logged {name}."
+            meant = did_you_mean([f"--metric {metric}" for metric in closest(name, common)])
+            hint = meant or f"all have {', '.join(common) or 'nothing in common'}"
+            raise refusal(f"--metric {name}", message, hint, COMMAND_LINE)
     return common
 
 
 def _default(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
-    wanted = dict.fromkeys([str(runs[0].objective), "train/loss"])
-    return [name for name in wanted if name in metrics]
+    preferred = dict.fromkeys([str(runs[0].objective), "train/loss"])
+    return [name for name in preferred if name in metrics]
 
 
 def _config(names: dict[str, Run]) -> list[str]:
@@ -144,7 +144,7 @@ def _config(names: dict[str, Run]) -> list[str]:
     keys = differing(texts, seeds=True)
     if not keys:
         return ["Their configs are the same.", ""]
-    rows = [[key, *(one.get(key, "none") for one in texts)] for key in keys]
+    rows = [[key, *(options.get(key, "none") for options in texts)] for key in keys]
     return [*cli.lines_of([["config", *names], *rows]), ""]
 
 
@@ -152,7 +152,7 @@ def _curves(names: dict[str, Run], metric: str, over: str) -> list[str]:
     from forge.report.plot import SEVERAL, plot
 
     curves = {letter: run.log.curve(metric) for letter, run in names.items()}
-    lines = [(letter, getattr(one, over), one.values) for letter, one in curves.items()]
+    lines = [(letter, getattr(curve, over), curve.values) for letter, curve in curves.items()]
     ends = [x[-1] for _, x, _ in lines if len(x)]
     width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH)
     rows = plot(lines, width=width, start=max(ends, default=0.0) / 10)
@@ -167,13 +167,13 @@ def _differences(
     head = ["metric", f"at {over[:-1]}", first, second, f"{second} - {first}"]
     cells = [[*head, "mean", "lowest", "highest", f"{second} < {first}", "n"]]
     for metric in metrics:
-        one = pair(names[first], names[second], metric, over=over)
-        if one is not None:
-            values = (one.first, one.second)
-            spread = (one.difference, one.mean, one.low, one.high)
+        comparison = pair(names[first], names[second], metric, over=over)
+        if comparison is not None:
+            values = (comparison.first, comparison.second)
+            spread = (comparison.difference, comparison.mean, comparison.low, comparison.high)
             numbers = [f"{value:.5g}" for value in values] + [f"{value:+.4g}" for value in spread]
-            place = f"{one.at:,.0f}" if over == "steps" else compact(one.at)
-            cells.append([metric, place, *numbers, percent(one.lower), str(one.n)])
+            position = f"{comparison.at:,.0f}" if over == "steps" else compact(comparison.at)
+            cells.append([metric, position, *numbers, percent(comparison.lower), str(comparison.n)])
     if len(cells) == 1:
         return [f"{first} and {second} have no {over} in common.", ""]
     note = NOTE.format(first=first, second=second)

@@ -43,7 +43,7 @@ SHELLS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the code for a shell, or, for that code, how a line may go on."""
+    """Print the code for a shell, or, called by the code, the completions of a line."""
     arguments = cli.Parser("forge.completion", "What makes the tab key complete in a shell.")
     arguments.add_argument("shell", nargs="?", metavar="SHELL", help=", ".join(SHELLS))
     query = "instead, print how this line may go on"
@@ -55,38 +55,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def code_for(shell: str | None) -> str:
-    """What a shell evaluates. Raises ConfigError for another shell."""
+    """The completion code for a shell to evaluate. Raises ConfigError for an unknown shell."""
     if shell not in SHELLS:
-        what = f"there is completion for {', '.join(SHELLS)}."
-        raise refusal(f"completion {shell or ''}".strip(), what, "completion bash", COMMAND_LINE)
+        message = f"there is completion for {', '.join(SHELLS)}."
+        raise refusal(f"completion {shell or ''}".strip(), message, "completion bash", COMMAND_LINE)
     return SHELLS[shell]
 
 
 def query_line(line: str) -> list[str]:
-    """How the last word of `forge VERB ...` may go on; nothing where files are meant."""
+    """Completions of the last word of `forge VERB ...`; nothing where a file is expected."""
     words = line.split()[1:]
     word = "" if line[-1:].isspace() or not words else words.pop()
-    known = verbs.verbs()
+    commands = verbs.verbs()
     if not words:
-        return [f"{name} " for name in known if name.startswith(word)]
-    name, *before = words
-    if name not in known:
+        return [f"{name} " for name in commands if name.startswith(word)]
+    name, *earlier = words
+    if name not in commands:
         return []
     if word.startswith("-"):
-        return [flag for flag in _flags(known[name].module) if flag.startswith(word)]
-    usage = known[name].usage.split()[1:]
-    is_path = usage[:1] in (["RUN"], ["OUT"]) and not before
+        return [flag for flag in _flags(commands[name].module) if flag.startswith(word)]
+    usage = commands[name].usage.split()[1:]
+    is_path = usage[:1] in (["RUN"], ["OUT"]) and not earlier
     if is_path or "[overrides]" not in usage:
         return []
     from forge.compose.candidates import candidates
     from forge.compose.trust import where_trusted
 
-    folders = [value for flag, value in pairwise(before) if flag in FOLDER_FLAGS]
-    return candidates(word, where_trusted(before), folders)
+    folders = [value for flag, value in pairwise(earlier) if flag in FOLDER_FLAGS]
+    return candidates(word, where_trusted(earlier), folders)
 
 
 def _flags(module: str) -> list[str]:
-    """The long flags of a verb, which its help lists."""
+    """The long flags listed in a verb's help."""
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
         importlib.import_module(module).main(["--help"])
     return sorted(set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text.getvalue())))

@@ -66,8 +66,8 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
     if isinstance(value, Section):
         meaning = " ".join((type(value).__doc__ or "").split())
         lines = [f"{key}={choice}   ({type(value).__name__}: {meaning})"]
-        values = {name: own for name, own in vars(value).items() if not name.startswith("_")}
-        return "\n".join([*lines, *(f"  {key}.{n} = {_show(own)}" for n, own in values.items())])
+        values = {name: v for name, v in vars(value).items() if not name.startswith("_")}
+        return "\n".join([*lines, *(f"  {key}.{n} = {_show(v)}" for n, v in values.items())])
     lines = [f"{key} = {_show(value)}"]
     origin = composition.origin(key)
     if derived := next((d for d in resolution.derived if d.key == key), None):
@@ -76,8 +76,8 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
         lines.append(f"  because       {written} is written at {origin}")
     else:
         typed = composition.applied.get(key)
-        said = "the command line" if origin == COMMAND_LINE else origin
-        lines.append(f"  from          {f'{said}: {typed}' if typed else origin}")
+        source = "the command line" if origin == COMMAND_LINE else origin
+        lines.append(f"  from          {f'{source}: {typed}' if typed else origin}")
     if (metadata := _metadata(key, composition)) is not None:
         meaning = metadata.get("help", "what is built for this section")
         lines.append(f"  meaning       {meaning}")
@@ -88,18 +88,20 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
 
 
 def _metadata(key: str, composition: Composition) -> Mapping[str, Any] | None:
-    """What is known of an option: of a section without a schema, of the parameter of its target."""
-    found = declared(composition.tree, key)
-    if found is not None and not found.metadata and not key.endswith("_target_"):
+    """The metadata of an option; for a section without a schema, of its target's parameter."""
+    option = declared(composition.tree, key)
+    if option is not None and not option.metadata and not key.endswith("_target_"):
         target = OmegaConf.select(composition.tree, f"{key.partition('.')[0]}._target_")
         return {"help": f"a parameter of {target}"}
     return next((field.metadata for name, _, _, field in walk_options() if name == key), None)
 
 
 def _unknown(keys: Sequence[str], composition: Composition) -> list[Problem]:
-    known = Keys(composition.tree, composition.library)
-    found = {key: known.unknown(key) for key in keys if key not in composition.library.groups()}
-    return [Problem(key, *fault) for key, fault in found.items() if fault]
+    vocabulary = Keys(composition.tree, composition.library)
+    faults = {
+        key: vocabulary.unknown(key) for key in keys if key not in composition.library.groups()
+    }
+    return [Problem(key, *fault) for key, fault in faults.items() if fault]
 
 
 def _show(value: object) -> str:

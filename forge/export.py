@@ -29,11 +29,13 @@ UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the weights of a run; exit 2 for one without a usable checkpoint, or that no family of
-    Hugging Face can say.
+    """Write the weights of a run; exit 2 without a usable checkpoint, or for a model outside of
+    every family of Hugging Face.
     """
-    what = "Write the weights of a run as one safetensors file, or as a folder of Hugging Face."
-    parser = reader("forge.export", what)
+    description = (
+        "Write the weights of a run as one safetensors file, or as a folder of Hugging Face."
+    )
+    parser = reader("forge.export", description)
     add = parser.add_argument
     add("place", type=Path, help="the .safetensors file to write; with --format hf the folder")
     formats = "one file with forge's names, a folder for transformers and vLLM, or for PEFT"
@@ -59,12 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(options: argparse.Namespace) -> str:
-    place: Path = options.place
+    out: Path = options.place
     is_folder = options.format != "safetensors"
-    if place.exists() and not options.overwrite:
-        raise ValueError(f"{place} exists; give another name, or --overwrite")
-    if place.exists() and place.is_dir() != is_folder:
-        raise ValueError(f"{place} is {'no' if is_folder else 'a'} folder; give another name")
+    if out.exists() and not options.overwrite:
+        raise ValueError(f"{out} exists; give another name, or --overwrite")
+    if out.exists() and out.is_dir() != is_folder:
+        raise ValueError(f"{out} is {'no' if is_folder else 'a'} folder; give another name")
     if not is_folder and options.family:
         raise ValueError(f"--family {options.family}: it is of --format hf and peft")
     if options.push and not is_folder:
@@ -100,7 +102,7 @@ def _file(options: argparse.Namespace, saved: checkpoints.Saved) -> str:
 
 
 def _folder(options: argparse.Namespace, saved: checkpoints.Saved) -> str:
-    """Made beside the place, and put there when it is whole."""
+    """Write a folder beside `options.place`, and rename the complete folder into place."""
     try:
         size = int(read_amount(options.shard_size, UNITS))
     except ValueError as error:
@@ -118,23 +120,23 @@ def _folder(options: argparse.Namespace, saved: checkpoints.Saved) -> str:
     try:
         common = {"family": options.family, "dtype": options.dtype}
         if options.format == "peft":
-            said = export_peft(saved.path, config, scratch, **common)
+            text = export_peft(saved.path, config, scratch, **common)
         else:
-            said = export_folder(saved.path, config, scratch, **common, shard_bytes=size)
+            text = export_folder(saved.path, config, scratch, **common, shard_bytes=size)
         if out.exists():
             shutil.rmtree(out)
         scratch.rename(out)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    said = f"{out}: {said}"
+    text = f"{out}: {text}"
     if options.push:
-        said += f"\n{push(out, options.push, public=options.public)}"
-    return said
+        text += f"\n{push(out, options.push, public=options.public)}"
+    return text
 
 
 def _config_of(options: argparse.Namespace, saved: checkpoints.Saved) -> Config:
-    """Of a checkpoint. Raises ValueError where it is not said what is to become of adapters, or
-    there are none.
+    """The config of a checkpoint. Raises ValueError for adapters without a choice of their
+    treatment, and for a choice without adapters.
     """
     from forge.training.checkpoints import restore
 
@@ -142,8 +144,8 @@ def _config_of(options: argparse.Namespace, saved: checkpoints.Saved) -> Config:
     config = restore.config_of(saved.path, trust=for_run(path, options.trust))
     has, apart = config.adapter.active, options.format == "peft"
     if has and not (options.merge or apart):
-        what = f"{path} has adapters beside weights that stay as they are"
-        raise ValueError(f"{what}; --merge adds them, --format peft writes them apart")
+        message = f"{path} has adapters beside weights that stay as they are"
+        raise ValueError(f"{message}; --merge adds them, --format peft writes them apart")
     if not has and (options.merge or apart):
         flag = "--format peft" if apart else "--merge"
         raise ValueError(f"{flag}: {path} has no adapters; leave it out")

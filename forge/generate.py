@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--tokens", type=int, default=128, help="tokens to add at most (default 128)")
     several = "texts for each prompt, each drawn by itself (default 1)"
     add("--n", type=int, default=1, metavar="N", help=several)
-    given = "with --out: the id of each token, and the logarithm of what the model gave it"
-    add("--logprobs", action="store_true", help=given)
+    logprobs = "with --out: the id of each token, and the logarithm of what the model gave it"
+    add("--logprobs", action="store_true", help=logprobs)
     heat = "0 = always the likeliest token (default 0.8)"
     add("--temperature", type=float, default=0.8, help=heat)
     add("--top-k", type=int, default=50, help="among the k likeliest; 0 = all (default 50)")
@@ -64,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--min-p", type=float, default=0.0, help=least)
     penalty = "above 1: what the text has is less likely (default 1)"
     add("--repetition-penalty", type=float, default=1.0, help=penalty)
-    before = "end a text before this string, or the first of several"
-    add("--stop", action="append", default=[], metavar="TEXT", help=before)
+    stops = "end a text before this string, or the first of several"
+    add("--stop", action="append", default=[], metavar="TEXT", help=stops)
     add("--seed", type=int, default=0, help="the same seed writes the same text (default 0)")
     spread = "read the model on several devices, as tp2 or tp2,fsdp2, of tp, fsdp and ep"
     add("--parallel", metavar="LAYOUT", help=spread)
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def reader(prog: str, description: str) -> cli.Parser:
-    """The arguments of a verb that loads the weights of a run."""
+    """A parser for a verb loading the weights of a run."""
     parser = cli.Parser(prog, description)
     parser.add_argument("run", type=Path, help="a run directory, or one of its step_N checkpoints")
     best = "the best checkpoint by the run's eval.metric, instead of the newest"
@@ -90,8 +90,8 @@ def reader(prog: str, description: str) -> cli.Parser:
 
 
 def checkpoint_path(options: argparse.Namespace) -> Path:
-    """What was asked for; without a usable checkpoint refused before torch is imported, which takes
-    seconds.
+    """The requested checkpoint or run; refused without a usable checkpoint, before the import of
+    torch, of several seconds.
     """
     path = options.run / checkpoints.BEST if options.best else options.run
     checkpoints.find(path)
@@ -108,22 +108,22 @@ def _generate(options: argparse.Namespace) -> int:
         raise ValueError("--logprobs: they are written to a file; add --out texts.jsonl")
     path = checkpoint_path(options)
     trust = for_run(path, options.trust)
-    how = {name: getattr(options, name) for name in WRITING}
+    writer_options = {name: getattr(options, name) for name in WRITING}
     if options.parallel is not None:
-        read = partial(_on_ranks, trust, options.parallel, prompts, out, how)
+        read = partial(_on_ranks, trust, options.parallel, prompts, out, writer_options)
         return checkpoints.read_whole(path, read)
     from forge.training.checkpoints.restore import load_run
     from forge.training.writing import Writer
 
     trained = load_run(path, trust=trust)
-    writer = Writer(trained.model, trained.tokenizer, trained.device, **how)
+    writer = Writer(trained.model, trained.tokenizer, trained.device, **writer_options)
     write_texts(writer, prompts, out)
     return 0
 
 
 def _prompts(options: argparse.Namespace) -> list[Prompt]:
-    given = {"--prompt": options.prompt, "--chat": options.chat, "--prompts": options.prompts}
-    several = [name for name, value in given.items() if value]
+    sources = {"--prompt": options.prompt, "--chat": options.chat, "--prompts": options.prompts}
+    several = [name for name, value in sources.items() if value]
     if len(several) > 1:
         raise ValueError(f"{' and '.join(several)}: give one of them")
     if options.system is not None and not options.chat:
@@ -132,7 +132,7 @@ def _prompts(options: argparse.Namespace) -> list[Prompt]:
         return read_prompts(options.prompts)
     system = [] if options.system is None else [{"role": "system", "content": options.system}]
     asked = options.chat or ()
-    chats: list[Prompt] = [[*system, {"role": "user", "content": said}] for said in asked]
+    chats: list[Prompt] = [[*system, {"role": "user", "content": text}] for text in asked]
     return chats or options.prompt or [""]
 
 
@@ -144,19 +144,19 @@ def _on_ranks(
     how: dict[str, Any],
     saved: checkpoints.Saved,
 ) -> int:
-    """Start the ranks of a layout, of which the main one writes; the exit code. Raises Damaged
-    where they find the checkpoint so.
+    """Start the ranks of a layout, with the main rank writing, and return the exit code. Raises
+    Damaged for a checkpoint found damaged by the ranks.
     """
     from forge.launch.local import processes
     from forge.resolve.reading import reading_config
 
     found = launcher_environment()
     if found is not None and found.size > 1:
-        what = "--parallel starts the ranks itself, on this machine; no torchrun or srun"
-        raise ValueError(f"{found.source}={found.size}: {what}")
-    place = saved.path.resolve()
-    config = reading_config(saved_config.load(place / CONFIG, trust=trust), layout)
-    request = {"path": str(place), "prompts": prompts, "out": out and str(out), "how": how}
+        message = "--parallel starts the ranks itself, on this machine; no torchrun or srun"
+        raise ValueError(f"{found.source}={found.size}: {message}")
+    checkpoint_dir = saved.path.resolve()
+    config = reading_config(saved_config.load(checkpoint_dir / CONFIG, trust=trust), layout)
+    request = {"path": str(checkpoint_dir), "prompts": prompts, "out": out and str(out), "how": how}
     with tempfile.TemporaryDirectory(prefix="forge_generate_") as name:
         folder = Path(name)
         saved_config.save(config, folder / CONFIG)
@@ -165,7 +165,7 @@ def _on_ranks(
         code = processes.start(folder, ranks, module=module, trust=trust)
         if (folder / DAMAGED).exists():
             where, fault = read_json(folder / DAMAGED)
-            found = saved.path if Path(where) == place else Path(where)
+            found = saved.path if Path(where) == checkpoint_dir else Path(where)
             raise checkpoints.Damaged(found, fault)
         return code
 
@@ -173,23 +173,24 @@ def _on_ranks(
 def write_texts(
     writer: Writer, prompts: Sequence[Prompt], out: Path | None, *, main: bool = True
 ) -> None:
-    """Print texts with what follows, and what the assistant answers; or write it to a file that is
-    there once it is whole; and how fast. All ranks call it, and the main one writes.
+    """Print prompts with continuations, and answers of the assistant, or write all of them to a
+    file, visible only when complete; then print the speed. Called on all ranks, written by the main
+    rank.
     """
-    made = writer.write(prompts)
+    texts = writer.write(prompts)
     asked = [prompt for prompt in prompts for _ in range(writer.n)]
     if not main:
-        for _ in made:
+        for _ in texts:
             pass
         return
     if out is None:
-        for prompt, text in zip(asked, made, strict=True):
+        for prompt, text in zip(asked, texts, strict=True):
             is_text = isinstance(prompt, str)
             print(prompt + text.text if is_text else text.text.strip(), flush=True)
     else:
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as scratch, scratch.open("w", encoding="utf-8") as file:
-            for prompt, text in zip(asked, made, strict=True):
+            for prompt, text in zip(asked, texts, strict=True):
                 name = "prompt" if isinstance(prompt, str) else "messages"
                 row = {name: prompt, **text.row()}
                 print(json.dumps(row, ensure_ascii=False), file=file)

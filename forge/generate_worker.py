@@ -21,15 +21,15 @@ from forge.rundir.saved_config import CONFIG, load
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code is 0, 1 for a failure, 2 for the user's mistake."""
-    place, *trust = sys.argv[1:] if argv is None else argv
-    folder = Path(place)
+    directory, *trust = sys.argv[1:] if argv is None else argv
+    folder = Path(directory)
     try:
         _write(folder, trust)
-    except Damaged as error:  # the command that has started the ranks says it, or takes another
+    except Damaged as error:  # reported, or replaced by another checkpoint, in the starting command
         if not rank():
             write_json(folder / DAMAGED, [str(error.path), error.fault])
         return REFUSED
-    except (ValueError, FloatingPointError) as error:  # all ranks meet it, and the main one says it
+    except (ValueError, FloatingPointError) as error:  # met on all ranks, reported by the main rank
         if rank():
             failure(folder, PATIENCE)
         return report_failure(folder, ValueError(str(error)))[0]
@@ -44,7 +44,7 @@ def _write(folder: Path, trust: Sequence[str]) -> None:
     from forge.training.process import set_up
     from forge.training.writing import Writer
 
-    # It warns that tensors are put together with two collectives, which does not matter here.
+    # Torch warns of tensors gathered with two collectives, harmless in this verb.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     config, request = load(folder / CONFIG, trust=trust), read_json(folder / REQUEST)
     device = set_up(config)

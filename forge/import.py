@@ -24,7 +24,7 @@ LONGEST = 1024
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make the run directory OUT with one checkpoint, step_0; 2 for what cannot be."""
+    """Make the run directory OUT with a single checkpoint, step_0; 2 for a refused import."""
     arguments = cli.parser("forge.import FOLDER OUT", DESCRIPTION)
     revision = "branch, tag or commit of a model on the hub (default main)"
     arguments.add_argument("--revision", default="main", help=revision)
@@ -34,15 +34,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def verb() -> int:
         typed = [word for word in options.overrides if "=" in word or word.startswith("~")]
-        places = [word for word in options.overrides if word not in typed]
-        if len(places) != 2:
-            what = "it takes a folder, or the id of a model, and the run directory to make."
-            fix = "python -m forge.import my/folder runs/mine"
-            raise refusal("FOLDER OUT", what, fix, COMMAND_LINE)
+        positional = [word for word in options.overrides if word not in typed]
+        if len(positional) != 2:
+            message = "it takes a folder, or the id of a model, and the run directory to make."
+            hint = "python -m forge.import my/folder runs/mine"
+            raise refusal("FOLDER OUT", message, hint, COMMAND_LINE)
         try:
-            print(_import(places[0], cli.place("RUN", places[1]), typed, options))
+            print(_import(positional[0], cli.place("RUN", positional[1]), typed, options))
         except FolderError as error:
-            raise refusal(places[0], error.what, error.fix, COMMAND_LINE) from None
+            raise refusal(positional[0], error.what, error.fix, COMMAND_LINE) from None
         except (ValueError, OSError) as error:
             if isinstance(error, ConfigError):
                 raise
@@ -55,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _import(place: str, out: Path, typed: Sequence[str], options) -> str:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        what = f"{out} exists, and a run is made in a new directory."
-        raise refusal("OUT", what, "another OUT", COMMAND_LINE)
+        message = f"{out} exists, and a run is made in a new directory."
+        raise refusal("OUT", message, "another OUT", COMMAND_LINE)
     folder = _folder(place, options.revision)
     longest = folders.read(folder).section.max_seq_len
     overrides = [
@@ -74,8 +74,8 @@ def _import(place: str, out: Path, typed: Sequence[str], options) -> str:
     from forge.rundir import directory
     from forge.training.checkpoints.hf_folders import import_folder
 
-    own = resolution.config.tokenizer
-    tokenizer = build(own, path="tokenizer", trust=resolution.config.run.trust, text=None)
+    section = resolution.config.tokenizer
+    tokenizer = build(section, path="tokenizer", trust=resolution.config.run.trust, text=None)
     run_dir, config = directory.create(resolution, overrides=overrides)
     path = import_folder(
         folder, config, tokenizer, run_dir / config.checkpoint.dir, directory.run_id(run_dir)
@@ -84,14 +84,14 @@ def _import(place: str, out: Path, typed: Sequence[str], options) -> str:
 
 
 def _folder(place: str, revision: str) -> Path:
-    """The folder itself, or that of the model of that id, fetched once."""
+    """A local folder as an absolute path, or the folder of a model id, fetched once."""
     if not is_id(place):
         return Path(place).expanduser().absolute()
-    found, fault = fetched(place, revision)
+    folder, fault = fetched(place, revision)
     if fault:
-        what = f"there is no folder {place}, and as the id of a model: {fault}."
-        raise refusal(place, what, "check it, or give a folder on this machine", COMMAND_LINE)
-    return Path(found)
+        message = f"there is no folder {place}, and as the id of a model: {fault}."
+        raise refusal(place, message, "check it, or give a folder on this machine", COMMAND_LINE)
+    return Path(folder)
 
 
 if __name__ == "__main__":

@@ -47,15 +47,15 @@ SHOWN = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the plan and exit 0, or what is wrong and exit 2; also where no layout fits: 1."""
+    """Print the plan and exit 0; exit 1 where no layout fits, 2 with the problems of the config."""
     arguments = cli.parser("forge.plan", DESCRIPTION, takes="MODEL or OVERRIDE")
     add = arguments.add_argument
     add("--tokens", type=float, default=1e12, help="to train on (default 1e12)")
     add("--device", choices=tuple(DEVICES), help="the GPU: plan.device=...")
     add("--nodes", type=int, help="machines, of plan.gpus_per_node GPUs")
     add("--gpus", type=int, help="GPUs in all: plan.world_size=...")
-    what = "lay the best layout out in small, over imagined ranks: what each holds and sends"
-    add("--dry-run", action="store_true", help=what)
+    dry_run = "lay the best layout out in small, over imagined ranks: what each holds and sends"
+    add("--dry-run", action="store_true", help=dry_run)
     options = cli.parse(arguments, argv)
     if options.help:
         return cli.help("forge.plan", arguments, options)
@@ -68,8 +68,8 @@ def _main(options: argparse.Namespace) -> int:
         if value is not None and value <= 0:
             raise refusal(f"--{name}", "it is more than 0.", f"--{name} 1", COMMAND_LINE)
     if options.nodes and options.gpus:
-        what = "one number says how many GPUs there are."
-        raise refusal("--nodes", what, "leave --gpus out", COMMAND_LINE)
+        message = "one number says how many GPUs there are."
+        raise refusal("--nodes", message, "leave --gpus out", COMMAND_LINE)
     options.overrides = [
         word if "=" in word or word.startswith("~") else f"model={word}"
         for word in options.overrides
@@ -78,24 +78,24 @@ def _main(options: argparse.Namespace) -> int:
     config, typed = _config(options)
     if options.dry_run and "" not in config.objective.compares:
         name = config.objective.schema_name
-        what = f"its step is one of running text, and objective={name} compares examples."
-        raise refusal("--dry-run", what, "leave --dry-run out", COMMAND_LINE)
+        message = f"its step is one of running text, and objective={name} compares examples."
+        raise refusal("--dry-run", message, "leave --dry-run out", COMMAND_LINE)
     config, world = worked_out(config)
     model = config.model
     if not isinstance(model, Decoder):
-        what = "the time is known of forge's decoders alone, of which this model is none."
-        raise refusal("model", what, "model=llama3_8b, or another preset")
+        message = "the time is known of forge's decoders alone, of which this model is none."
+        raise refusal("model", message, "model=llama3_8b, or another preset")
     device = device_of(config)
-    found = layouts(config, world, device, kept=typed)
-    if not found:
-        what = f"no layout on {ranks_of(world.size)} keeps the rules with a global batch of"
-        what += f" {config.train.global_batch_size:,} sequences."
-        fix = "train.global_batch_size= with a multiple of the ranks, or another number of GPUs"
-        raise refusal("parallel", what, fix)
-    best = found[0]
+    plans = layouts(config, world, device, kept=typed)
+    if not plans:
+        message = f"no layout on {ranks_of(world.size)} keeps the rules with a global batch of"
+        message += f" {config.train.global_batch_size:,} sequences."
+        hint = "train.global_batch_size= with a multiple of the ranks, or another number of GPUs"
+        raise refusal("parallel", message, hint)
+    best = plans[0]
     if best.fits:
-        resolve(_as_given(best.config))  # what other rules say of it is refused here
-    print(report(config, world, found, options.tokens))
+        resolve(_as_given(best.config))  # raises for faults found by the other rules
+    print(report(config, world, plans, options.tokens))
     if options.dry_run and best.fits:
         text, right = report_dry_run(best.config)
         print(f"\n{text}")
@@ -104,10 +104,10 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> tuple[Config, frozenset[str]]:
-    """The config with what a plan takes for what was not typed, and the keys that were."""
+    """The config with a plan's defaults for options not typed, and the typed keys."""
     keys = frozenset(word.partition("=")[0].lstrip("+~") for word in options.overrides)
-    before = [word for word in BEHIND if word.partition("=")[0] not in keys]
-    words = [*before, *options.overrides]
+    defaults = [word for word in BEHIND if word.partition("=")[0] not in keys]
+    words = [*defaults, *options.overrides]
     if options.device:
         words.append(f"plan.device={options.device}")
     if options.gpus:
@@ -118,8 +118,8 @@ def _config(options: argparse.Namespace) -> tuple[Config, frozenset[str]]:
         resolve(config, known=tuple(composition.problems), origin=composition.origin)
     if config.plan.device is None:
         near = closest("h", DEVICES) or list(DEVICES)
-        what = "a plan is for a kind of GPU."
-        raise refusal("--device", what, f"--device {near[0]}, or one of {', '.join(DEVICES)}")
+        message = "a plan is for a kind of GPU."
+        raise refusal("--device", message, f"--device {near[0]}, or one of {', '.join(DEVICES)}")
     if options.nodes:
         config.plan.world_size = options.nodes * config.plan.gpus_per_node
     if config.run.device == "auto":
@@ -130,8 +130,8 @@ def _config(options: argparse.Namespace) -> tuple[Config, frozenset[str]]:
     if "train.seq_len" not in keys:
         config.train.seq_len = min(config.model.max_seq_len, LONGEST)
     ranks = config.plan.world_size or config.plan.gpus_per_node
-    given = {"train.global_batch_size", "train.global_batch_tokens", "train.grad_accum_steps"}
-    if not keys & given:
+    fixed = {"train.global_batch_size", "train.global_batch_tokens", "train.grad_accum_steps"}
+    if not keys & fixed:
         tokens = max(LEAST_TOKENS, TOKENS_A_RANK * ranks)
         per_step = max(tokens // config.train.seq_len // ranks, 1) * ranks
         fewer = ranks > tokens // config.train.seq_len  # than a sequence a rank: tp, pp, cp share
@@ -139,13 +139,13 @@ def _config(options: argparse.Namespace) -> tuple[Config, frozenset[str]]:
     if "parallel" not in keys:  # a layout is searched for, not chosen by memory
         config.parallel.layout = "given"
     degrees = config.parallel.degrees()
-    given = {f"parallel.{axis}" for axis, degree in degrees.items() if degree > 1}
+    fixed = {f"parallel.{axis}" for axis, degree in degrees.items() if degree > 1}
     is_open = {f"parallel.{axis}" for axis, degree in degrees.items() if degree < 1}
-    return config, keys - is_open | given
+    return config, keys - is_open | fixed
 
 
 def _as_given(config: Config) -> Config:
-    """A copy whose layout is not worked out again."""
+    """A copy with its layout as given, not worked out again."""
     result = config.clone()
     result.thaw()
     result.parallel.layout = "given"
@@ -156,14 +156,14 @@ def report(config: Config, world: World, found: Sequence[Layout], tokens: float)
     """The plan, in lines."""
     best, node = found[0], ranks_per_node(world)
     train, plan = best.config.train, config.plan
-    fitting = [one for one in found if one.fits]
+    fitting = [layout for layout in found if layout.fits]
     nodes = -(-world.size // min(plan.gpus_per_node, world.size))
     where = f"{world.size:,} {plan.device} ({counted(nodes, 'node')})"
     batch = f"{train.global_batch_size:,} sequences of {train.seq_len:,} tokens"
     lines = [f"{config.preset} on {where}, {batch} a step", ""]
     if not fitting:
-        needed, there = byte_size(best.needed), byte_size(device_of(config).memory)
-        lines += [f"no layout of {len(found)} fits: the leanest needs {needed} of {there}", ""]
+        needed, available = byte_size(best.needed), byte_size(device_of(config).memory)
+        lines += [f"no layout of {len(found)} fits: the leanest needs {needed} of {available}", ""]
         lines += ["  " + best.name, *_memory(best)]
         return "\n".join(lines)
     time = best.time
@@ -190,7 +190,7 @@ def report(config: Config, world: World, found: Sequence[Layout], tokens: float)
 
 
 def time_lines(time: StepTime) -> list[str]:
-    """A step by part, and what a GPU sends."""
+    """Lines of the step time by part, and of the bytes sent by a GPU."""
     lines = [f"a step          {duration(time.seconds)}, as the model of docs/planning.md has it"]
     for name, part in sorted(time.parts.items(), key=lambda pair: -pair[1]):
         lines.append(f"  {name:<24} {duration(part):>9}  {time.shares[name]:6.1%}")
@@ -212,41 +212,43 @@ def _memory(one: Layout) -> list[str]:
 
 
 def _table(fitting: Sequence[Layout], config: Config, node: int) -> list[str]:
-    """The best layouts, of each choice of degrees the best; where those are few, others too."""
+    """A table of the best layout of each choice of degrees, filled up with further layouts."""
     head = ("", "layout", "step", "tokens/s a GPU", "MFU", "memory", "behind the best by")
     rows: list[Sequence[str]] = [head]
     device = device_of(config)
     shown = _by_degrees(fitting)[:SHOWN]
-    others = [one for one in fitting if one not in shown]
-    for one in sorted([*shown, *others[: SHOWN - len(shown)]], key=lambda one: one.seconds):
-        assert one.time is not None
-        why = why_not(one, fitting[0], device, node) if one is not fitting[0] else ""
-        speed = f"{one.time.tokens_per_second:,.0f}"
-        step, mfu = duration(one.seconds), f"{one.time.mfu:.1%}"
-        rows.append((str(len(rows)), one.name, step, speed, mfu, byte_size(one.needed), why))
+    slower = [layout for layout in fitting if layout not in shown]
+    for layout in sorted(
+        [*shown, *slower[: SHOWN - len(shown)]], key=lambda layout: layout.seconds
+    ):
+        assert layout.time is not None
+        why = why_not(layout, fitting[0], device, node) if layout is not fitting[0] else ""
+        speed = f"{layout.time.tokens_per_second:,.0f}"
+        step, mfu = duration(layout.seconds), f"{layout.time.mfu:.1%}"
+        rows.append((str(len(rows)), layout.name, step, speed, mfu, byte_size(layout.needed), why))
     return ["the best layouts", *(f"  {line}" for line in cli.lines_of(rows))]
 
 
 def _by_degrees(fitting: Sequence[Layout]) -> list[Layout]:
     """The fastest of each choice of degrees."""
     best: dict[tuple[int, ...], Layout] = {}
-    for one in fitting:
-        best.setdefault(tuple(one.config.parallel.degrees().values()), one)
+    for layout in fitting:
+        best.setdefault(tuple(layout.config.parallel.degrees().values()), layout)
     return list(best.values())
 
 
 def _losers(found: Sequence[Layout], config: Config, node: int) -> list[str]:
-    """Why the others lose, by reason, with the best that loses so."""
+    """Lines of the losing layouts by reason, each with the best layout losing for it."""
     device, groups = device_of(config), defaultdict(list)
-    degrees = {tuple(one.config.parallel.degrees().values()) for one in found}
-    for one in _by_degrees(found)[SHOWN:]:
-        groups[why_not(one, found[0], device, node).partition(":")[0]].append(one)
+    degrees = {tuple(layout.config.parallel.degrees().values()) for layout in found}
+    for layout in _by_degrees(found)[SHOWN:]:
+        groups[why_not(layout, found[0], device, node).partition(":")[0]].append(layout)
     lines = [f"the others, of {counted(len(degrees), 'choice')} of degrees"]
     for reason, ones in sorted(groups.items(), key=lambda pair: -len(pair[1])):
         near = ones[0]
         slower = near.seconds / found[0].seconds if near.fits else 0
-        said = f"{slower:.2f} times the step" if near.fits else byte_size(near.needed)
-        lines.append(f"  {len(ones):>4}  {reason:<32} as {near.name}: {said}")
+        loss = f"{slower:.2f} times the step" if near.fits else byte_size(near.needed)
+        lines.append(f"  {len(ones):>4}  {reason:<32} as {near.name}: {loss}")
     return lines
 
 
@@ -256,47 +258,55 @@ ROUNDED = 64
 
 
 def report_dry_run(config: Config) -> tuple[str, bool]:
-    """What ranks of a resolved layout hold and send, in lines; whether it is as the plan says, and
-    within plan.sharding_tolerance.
+    """Lines of the values held and bytes sent by ranks of a resolved layout; and whether both are
+    as planned, and the shards within plan.sharding_tolerance.
     """
     small, stages = in_small(config), sorted({0, config.parallel.pp - 1})
-    found = take_a_step(small, stages)
+    shares = take_a_step(small, stages)
     lines, right = [], True
     size = config.run.num_processes or 1
     lines.append(f"in small, one process as rank of {size:,} (torch's fake process group)")
-    for stage, one in zip(stages, found, strict=True):
+    for stage, share in zip(stages, shares, strict=True):
         expected = held(small, stage).parameters
-        right &= one["held"] == expected
-        lines.append(f"  rank {one['rank']:,} holds {one['held']:,} values; the plan: {expected:,}")
-        sent, planned = one.get("sent", {}), _planned(small, stage) if "sent" in one else {}
+        right &= share["held"] == expected
+        lines.append(
+            f"  rank {share['rank']:,} holds {share['held']:,} values; the plan: {expected:,}"
+        )
+        sent, planned = share.get("sent", {}), _planned(small, stage) if "sent" in share else {}
         for kind in sorted({*sent, *planned}):
-            counted, said = sent.get(kind, 0), planned.get(kind, 0)
-            right &= abs(counted - said) <= ROUNDED
-            lines.append(f"    {kind:<16} {counted:>12,} bytes sent; the plan: {said:,}")
+            counted, stated = sent.get(kind, 0), planned.get(kind, 0)
+            right &= abs(counted - stated) <= ROUNDED
+            lines.append(f"    {kind:<16} {counted:>12,} bytes sent; the plan: {stated:,}")
         excess, most = held(config, stage).excess, config.plan.sharding_tolerance
         right &= excess <= most or size == 1
-        said = f"  of the model itself it holds {percent(excess)} more than an equal share"
-        lines.append(f"{said}; plan.sharding_tolerance is {percent(most)}")
+        stated = f"  of the model itself it holds {percent(excess)} more than an equal share"
+        lines.append(f"{stated}; plan.sharding_tolerance is {percent(most)}")
     if config.parallel.pp > 1:
         lines.append("  a pipeline takes no step here: its ranks wait for one another")
-    lines += ["", "what rank 0 holds of the small model", *_parameter_table(found[0]["parameters"])]
+    lines += [
+        "",
+        "what rank 0 holds of the small model",
+        *_parameter_table(shares[0]["parameters"]),
+    ]
     lines += ["", "all of it is as the plan says" if right else "NOT as the plan says, or too much"]
     return "\n".join(lines), right
 
 
 def take_a_step(config: Config, stages: list[int]) -> list[dict[str, Any]]:
-    """What `forge.training.dry_run` finds of ranks of the pipeline. Raises ConfigError."""
+    """Findings of `forge.training.dry_run`, one dict a pipeline rank. Raises ConfigError."""
     command = [sys.executable, "-m", WORKER]
     done = subprocess.run(command, input=pickle.dumps((config, stages)), capture_output=True)
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [""]
-        what = f"the layout cannot be laid out: {last[0]}"
-        raise refusal("--dry-run", what, "python -m forge.doctor, which says whether torch is here")
+        message = f"the layout cannot be laid out: {last[0]}"
+        raise refusal(
+            "--dry-run", message, "python -m forge.doctor, which says whether torch is here"
+        )
     return json.loads(done.stdout.decode().strip().splitlines()[-1])
 
 
 def _planned(config: Config, stage: int) -> dict[str, int]:
-    """Bytes that the rank sends, by kind of collective."""
+    """Bytes sent by the rank, by kind of collective."""
     assert isinstance(config.model, Decoder)
     kinds: Counter[str] = Counter()
     for sent in Rank(config, config.model, stage).sent():
@@ -305,12 +315,12 @@ def _planned(config: Config, stage: int) -> dict[str, int]:
 
 
 def _parameter_table(parameters: list[list[Any]]) -> list[str]:
-    """Parameters of the first block and of what is outside: shapes, and what cuts them."""
+    """Lines of the parameters of the first block and outside of blocks: shapes and cutting axes."""
     first = min((name.split(".")[1] for name, *_ in parameters if "blocks." in name), default="0")
     rows = [("", "shape", "here", "cut by")]
-    for name, shape, here, cuts in parameters:
+    for name, shape, local_shape, cuts in parameters:
         if "blocks." not in name or f"blocks.{first}." in name:
-            rows.append((name, str(shape), str(here), cuts))
+            rows.append((name, str(shape), str(local_shape), cuts))
     return [f"  {line}" for line in cli.lines_of(rows)]
 
 

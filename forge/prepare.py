@@ -25,7 +25,7 @@ EVERY = 10.0  # seconds between lines, where there is no terminal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make OUT, or go on with it, and say what it holds; 2 for what cannot be."""
+    """Make OUT, or go on with OUT, and print the summary; 2 for a refused request."""
     arguments = cli.parser("forge.prepare OUT", DESCRIPTION)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add = arguments.add_argument
@@ -45,23 +45,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _verb(options: argparse.Namespace) -> int:
-    places = [word for word in options.overrides if "=" not in word and not word.startswith("~")]
-    if len(places) != 1:
-        what = f"one directory is made, and {counted(len(places), 'is', 'are')} named."
-        fix = "python -m forge.prepare my/tokens data=text data.path=my.txt"
-        raise refusal("OUT", what, fix, COMMAND_LINE)
-    out = cli.place("OUT", places[0]).expanduser().absolute()
-    overrides = [word for word in options.overrides if word != places[0]]
+    outputs = [word for word in options.overrides if "=" not in word and not word.startswith("~")]
+    if len(outputs) != 1:
+        message = f"one directory is made, and {counted(len(outputs), 'is', 'are')} named."
+        hint = "python -m forge.prepare my/tokens data=text data.path=my.txt"
+        raise refusal("OUT", message, hint, COMMAND_LINE)
+    out = cli.place("OUT", outputs[0]).expanduser().absolute()
+    overrides = [word for word in options.overrides if word != outputs[0]]
     if options.processes < 1:
         raise refusal("--processes", "at least one process tokenises.", "--processes 1")
     if options.minhash is not None and not 0 < options.minhash <= 1:
-        what = "documents are alike from 0, in nothing, to 1, in all."
-        raise refusal("--minhash", what, "--minhash 0.8")
+        message = "documents are alike from 0, in nothing, to 1, in all."
+        raise refusal("--minhash", message, "--minhash 0.8")
     try:
         if options.validate:
             return _validate(out)
         return _prepare(out, overrides, options)
-    except ConfigError:  # which prints itself
+    except ConfigError:  # printed by cli.refuse
         raise
     except ValueError as error:
         print(cli.printable(str(error)), file=sys.stderr)
@@ -99,8 +99,8 @@ def _validate(out: Path) -> int:
     meter.end()
     if faults:
         lines = [f"{out}: {counted(len(faults), 'fault')}", *(f"  {fault}" for fault in faults)]
-        fix = "  -> remove it and prepare it again"
-        print(cli.printable("\n".join([*lines, fix])), file=sys.stderr)
+        hint = "  -> remove it and prepare it again"
+        print(cli.printable("\n".join([*lines, hint])), file=sys.stderr)
         return 2
     print(_summary(out, read_manifest(out)))
     print("all of it is as it was written")
@@ -134,24 +134,26 @@ def _summary(out: Path, manifest: dict[str, Any]) -> str:
         ),
         ("file without text", "files without text"): ("files_without_text", ""),
     }
-    named = ", ".join(
+    omissions = ", ".join(
         counted(read[number], *noun) + (f" ({read[size]:,} bytes)" if size else "")
         for noun, (number, size) in left_out.items()
         if read.get(number)
     )
     if bad := manifest.get("bad_rows"):
         unread = f"{counted(bad['number'], 'row')} that cannot be read ({bad['first'][0]})"
-        named = ", ".join(filter(None, (named, unread)))
-    rows.append(f"  left out: {named or 'nothing'}")
+        omissions = ", ".join(filter(None, (omissions, unread)))
+    rows.append(f"  left out: {omissions or 'nothing'}")
     from forge.data.tokenizers.tokenizer import Tokenizer
 
-    own = out / "tokenizer"
-    rows.append(f"  train on it: data=shards data.path={out} {Tokenizer.load(own).typed(own)}")
+    folder = out / "tokenizer"
+    rows.append(
+        f"  train on it: data=shards data.path={out} {Tokenizer.load(folder).typed(folder)}"
+    )
     return "\n".join(rows)
 
 
 class _Meter:
-    """How far it is and how long it will take: one line that changes, or a line every 10 s."""
+    """Progress and time left of the preparation: a single changing line, or a line every 10 s."""
 
     def __init__(self) -> None:
         self.shows = sys.stderr.isatty()
@@ -169,12 +171,12 @@ class _Meter:
             self.began = now
             return
         began = self.began or now
-        seconds, left = now - began, of - done
+        seconds, todo = now - began, of - done
         rate = (done - self.at_first) / max(seconds, 1e-9)
         speed = f"{tokens / max(seconds, 1e-9) / 1e6:.2f}M tokens a second"
         text = f"tokenise: {done / of:.1%}, {tokens:,} tokens, {speed}"
-        text += f", {time_span(left / rate)} left" if left and rate else f", {duration(seconds)}"
-        if self.shows or now >= self.next or not left:
+        text += f", {time_span(todo / rate)} left" if todo and rate else f", {duration(seconds)}"
+        if self.shows or now >= self.next or not todo:
             self.next = now + EVERY
             self._show(text, text)
 

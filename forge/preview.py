@@ -30,7 +30,7 @@ OPEN, CLOSE = "⟦", "⟧"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print rows of the first batches; 2 for what cannot be read."""
+    """Print rows of the first batches; 2 for unreadable data."""
     arguments = cli.parser("forge.preview", DESCRIPTION)
     add = arguments.add_argument
     add("--rows", type=int, default=4, metavar="N", help="rows that are shown (default 4)")
@@ -46,7 +46,7 @@ def _verb(options: argparse.Namespace) -> int:
     config = cli.resolved(in_project(options.overrides), options.config_dir)[1].config
     try:
         _preview(config, options)
-    except ConfigError:  # which prints itself
+    except ConfigError:  # printed by cli.refuse
         raise
     except ValueError as error:
         print(cli.printable(str(error)), file=sys.stderr)
@@ -68,25 +68,25 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
     data.check_vocabulary(config, prepared)
     text = data.planned(config, prepared.train, prepared.tokenizer, announce)
     tokenizer, trust = prepared.tokenizer, config.run.trust
-    given: Any = {"path": "objective", "trust": trust, "tokenizer": tokenizer, "models": {}}
-    objective = build(config.objective, **given)
+    arguments: Any = {"path": "objective", "trust": trust, "tokenizer": tokenizer, "models": {}}
+    objective = build(config.objective, **arguments)
     for line in left_out(prepared.manifest):
         print(line, file=sys.stderr)
     empty = check_targets(text, config.data.too_long, config.train.seq_len)
     for line in data.how_packed(config, text):
         print(line, file=sys.stderr)
-    for one in empty:
-        print(f"data: {one.said()}", file=sys.stderr)
+    for source in empty:
+        print(f"data: {source.said()}", file=sys.stderr)
     loader = data.train_loader(config, text, objective, Ranks(), torch.device("cpu"))
-    shown = learnt = places = 0
+    shown = learnt = positions = 0
     while shown < options.rows:
         for row in _rows(next(loader).batches):
             if shown == options.rows:
                 break
-            shown, learnt, places = (
+            shown, learnt, positions = (
                 shown + 1,
                 learnt + sum(row["learnt"]),
-                places + len(row["tokens"]),
+                positions + len(row["tokens"]),
             )
             if options.json:
                 print(json.dumps(row))
@@ -95,13 +95,11 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
                 print(_spelled(row, tokenizer, between="|" if options.tokens else ""), end="\n\n")
     loader.close()
     if not options.json:
-        print(f"of {places:,} tokens {learnt:,} are learnt, {learnt / max(places, 1):.0%}")
+        print(f"of {positions:,} tokens {learnt:,} are learnt, {learnt / max(positions, 1):.0%}")
 
 
 def _rows(batches: list[dict[str, Tensor]]) -> Iterator[dict[str, Any]]:
-    """Of each row its ids, which are learnt, and the number of the document of each, without what
-    is empty.
-    """
+    """The ids of each row, 1 for each learnt id, and each id's document number, without padding."""
     from forge.data import IGNORE_INDEX
 
     for batch in batches:
@@ -111,14 +109,14 @@ def _rows(batches: list[dict[str, Tensor]]) -> Iterator[dict[str, Any]]:
         for number, (tokens, targets) in enumerate(
             zip(batch["tokens"].tolist(), batch["targets"].tolist(), strict=True)
         ):
-            kept = [0, *(int(target != IGNORE_INDEX) for target in targets)]
+            flags = [0, *(int(target != IGNORE_INDEX) for target in targets)]
             held = [0] * len(tokens) if documents is None else documents[number].tolist()
             # The last token of a row is a target alone.
-            each = zip([*tokens, 0], [0, *targets], kept, strict=True)
-            ids = [target if learnt else token for token, target, learnt in each]
+            triples = zip([*tokens, 0], [0, *targets], flags, strict=True)
+            ids = [target if learnt else token for token, target, learnt in triples]
             held = [*held, held[-1]]
-            end = max((n for n, one in enumerate(ids) if one or kept[n]), default=-1) + 1
-            yield {"tokens": ids[:end], "learnt": kept[:end], "documents": held[:end]}
+            end = max((n for n, token_id in enumerate(ids) if token_id or flags[n]), default=-1) + 1
+            yield {"tokens": ids[:end], "learnt": flags[:end], "documents": held[:end]}
 
 
 def _said(row: dict[str, Any]) -> str:
@@ -128,16 +126,16 @@ def _said(row: dict[str, Any]) -> str:
 
 
 def _spelled(row: dict[str, Any], tokenizer: Any, *, between: str) -> str:
-    """The text, with what is learnt in colour, or between signs."""
+    """The text of a row, with learnt tokens in colour, or between signs."""
     begin, end = (LEARNT, END) if sys.stdout.isatty() else (OPEN, CLOSE)
-    found = []
+    parts = []
     ids = zip(row["tokens"], row["learnt"], strict=True)
     for is_learnt, run in groupby(ids, key=lambda pair: pair[1]):
-        held = [one for one, _ in run]
-        own = [[one] for one in held] if between else [held]
-        text = cli.printable(between.join(tokenizer.decode(one) for one in own))
-        found.append(f"{begin}{text}{end}" if is_learnt else text)
-    return between.join(found)
+        held = [token for token, _ in run]
+        pieces = [[token] for token in held] if between else [held]
+        text = cli.printable(between.join(tokenizer.decode(token) for token in pieces))
+        parts.append(f"{begin}{text}{end}" if is_learnt else text)
+    return between.join(parts)
 
 
 if __name__ == "__main__":

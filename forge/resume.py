@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Go on, and exit with the worker's code; 2 when the run cannot go on with these overrides."""
+    """Resume, and exit with the worker's code; 2 when the run cannot go on with these overrides."""
     description = "Let a run go on: with the overrides it was made with, then those given here."
     arguments = cli.parser("forge.resume", description, takes="RUN [OVERRIDE ...]")
     from forge.train import on_ranks
@@ -64,10 +64,10 @@ def _main(options, rendezvous: Rendezvous | None) -> int:
     from forge.run import launch
 
     if not options.overrides:
-        fix = "python -m forge.resume runs/<run>"
-        raise refusal("RUN", "which run is to go on?", fix, COMMAND_LINE)
-    place, *typed = options.overrides
-    resolution, overrides = _resolved(Path(place), typed, options.config_dir)
+        hint = "python -m forge.resume runs/<run>"
+        raise refusal("RUN", "which run is to go on?", hint, COMMAND_LINE)
+    run_dir, *typed = options.overrides
+    resolution, overrides = _resolved(Path(run_dir), typed, options.config_dir)
     return launch(resolution, overrides, options.config_dir, rendezvous=rendezvous).code
 
 
@@ -77,48 +77,49 @@ def _resolved(
     """The run, with all of its overrides. Raises ConfigError."""
     for text in typed:
         if text.lstrip("+").startswith("run.dir="):
-            what = f"it is the run in {place} that goes on, in its own directory."
-            raise refusal(text, what, "leave it out", COMMAND_LINE)
+            message = f"it is the run in {place} that goes on, in its own directory."
+            raise refusal(text, message, "leave it out", COMMAND_LINE)
     composition, resolution = cli.resolved(overrides_of(place, typed), config_dirs)
     _check_reach(place, typed, config_dirs, composition.tree, resolution.config)
     return resolution, composition.overrides
 
 
 def overrides_of(run_dir: Path, typed: Sequence[str] = ()) -> list[str]:
-    """The overrides a run goes on with: its own, then `typed`. Raises ConfigError for what is no
-    run, or needs trust that was not typed.
+    """The overrides to resume a run with: the run's own, then `typed`.
+
+    Raises ConfigError for a directory without a run, and for trust missing in `typed`.
     """
     if not saved_config.is_run(run_dir):
         why = "it has no config.yaml" if os.path.exists(run_dir) else "there is no such directory"
-        what, fix = f"{run_dir} is no run directory: {why}.", "give the directory of a run"
-        raise refusal(str(run_dir), what, fix, COMMAND_LINE)
-    own = _own(run_dir)
-    allowed = _of_project(run_dir, own)
-    said = code_overrides(typed) or code_overrides(allowed)
-    if (missing := code_overrides(own)) and not said:
+        message, hint = f"{run_dir} is no run directory: {why}.", "give the directory of a run"
+        raise refusal(str(run_dir), message, hint, COMMAND_LINE)
+    run_overrides = _own(run_dir)
+    allowed = _of_project(run_dir, run_overrides)
+    trusted = code_overrides(typed) or code_overrides(allowed)
+    if (missing := code_overrides(run_overrides)) and not trusted:
         raise _asks(
             run_dir,
             missing,
             "was made with code outside of forge, which is only used by who asks for it.",
         )
     return [
-        *(said if not code_overrides(typed) else ()),
-        *_without_replaced(other_overrides(own), typed),
+        *(trusted if not code_overrides(typed) else ()),
+        *_without_replaced(other_overrides(run_overrides), typed),
         *typed,
         f"run.dir={quoted(str(run_dir.resolve()))}",
     ]
 
 
 def _of_project(run_dir: Path, own: Sequence[str]) -> list[str]:
-    """The search path and trust among a run's own overrides, where a project that the user trusts
-    has them: that of the run's directory, of its search path, or that this is typed in.
+    """A run's own search path and trust, where a trusted project has both: the project of the run
+    directory, of the search path, or of the working directory.
     """
     words = [text for text in own if key_of(text) in (SEARCH, TRUST)]
     folders = [Path(entry) for text in words for entry in searched(text) if "://" not in entry]
-    found = allowing(words, (run_dir, *folders, Path.cwd())) if words else None
-    if found is None:
+    projects = allowing(words, (run_dir, *folders, Path.cwd())) if words else None
+    if projects is None:
         return []
-    use(found)
+    use(projects)
     return words
 
 
@@ -127,8 +128,10 @@ def _own(run_dir: Path) -> list[str]:
         return directory.own_overrides(run_dir)
     except (OSError, ValueError, TypeError) as error:
         file = versions.place(run_dir, "overrides", max(saved_config.last_started(run_dir), 1))
-        fix = f"type the overrides of the run again, with run.dir={run_dir}"
-        raise refusal(str(run_dir), f"{file} cannot be read: {error}.", fix, COMMAND_LINE) from None
+        hint = f"type the overrides of the run again, with run.dir={run_dir}"
+        raise refusal(
+            str(run_dir), f"{file} cannot be read: {error}.", hint, COMMAND_LINE
+        ) from None
 
 
 def _check_reach(
@@ -138,43 +141,46 @@ def _check_reach(
     composed: DictConfig,
     config: Config,
 ) -> None:
-    """Refuse commands of a job, folders outside of the run and values of the environment that come
-    from the run directory, or from files it names, and that nobody typed.
+    """Refuse job commands, folders outside of the run and values of the environment from the run
+    directory, or from files named in the run directory, unless typed by the user.
     """
     raw = OmegaConf.to_container(composed)
     assert isinstance(raw, dict)
-    found = [*reaching_out(to_plain(config)), *environment_options({str(k): raw[k] for k in raw})]
-    options = list(dict.fromkeys(found))
-    own = overrides_behind(options, other_overrides(_own(run_dir)))
-    missing = unsaid(own, [*typed, *_of_project(run_dir, _own(run_dir))], config_dirs)
+    reaching = [
+        *reaching_out(to_plain(config)),
+        *environment_options({str(k): raw[k] for k in raw}),
+    ]
+    options = list(dict.fromkeys(reaching))
+    sources = overrides_behind(options, other_overrides(_own(run_dir)))
+    missing = unsaid(sources, [*typed, *_of_project(run_dir, _own(run_dir))], config_dirs)
     if missing:
         reach = "reaches beyond its directory and is only used by who asks for it."
-        what = f"has {', '.join(options)}, which {reach}"
-        raise _asks(run_dir, [*typed, *missing], what, key=missing)
+        message = f"has {', '.join(options)}, which {reach}"
+        raise _asks(run_dir, [*typed, *missing], message, key=missing)
 
 
 def _asks(run_dir: Path, words: Sequence[str], what: str, key: Sequence[str] = ()) -> ConfigError:
-    """The error that asks the user to type these words. key: those that are the problem."""
+    """The error asking the user to type these words. key: the words at fault."""
     command = shlex.join(["python", "-m", "forge.resume", str(run_dir), *dict.fromkeys(words)])
-    fix = f"if you trust it: {command}"
-    return refusal(" ".join(key or words), f"the run {what}", fix, COMMAND_LINE)
+    hint = f"if you trust it: {command}"
+    return refusal(" ".join(key or words), f"the run {what}", hint, COMMAND_LINE)
 
 
 def _without_replaced(own: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """The run's own overrides without those inside a group that is chosen anew, and without
-    run.allow_change: what was allowed once is asked for again.
+    """The run's own overrides without run.allow_change, and without overrides inside a group
+    chosen anew: a change allowed once is asked for again.
     """
 
     def key(text: str) -> str:
         return text.lstrip("+").partition("=")[0]
 
     chosen = {key(text) for text in typed if text not in own}  # groups have no dot
-    kept = [text for text in own if key(text).partition(".")[0] not in chosen]
-    return [text for text in kept if key(text) != "run.allow_change"]
+    unreplaced = [text for text in own if key(text).partition(".")[0] not in chosen]
+    return [text for text in unreplaced if key(text) != "run.allow_change"]
 
 
 class _Callable(types.ModuleType):
-    """The package's `forge.resume` is this module; calling it lets a run go on."""
+    """This module as `forge.resume` of the package; a call lets a run go on."""
 
     def __call__(
         self,
@@ -184,14 +190,14 @@ class _Callable(types.ModuleType):
         config_dirs: Sequence[str] = (),
         background: bool = False,
     ) -> Result | Background:
-        """Let a run go on with the overrides it was made with, then these; raises as
+        """Let a run go on with the run's own overrides, then `overrides`; raises as
         forge.run.train.
         """
         from forge.run import ended
 
-        place, typed = path_of(run), texts(overrides)
+        run_dir, typed = path_of(run), texts(overrides)
         return ended(
-            lambda: _resolved(place, typed, config_dirs), config_dirs, background=background
+            lambda: _resolved(run_dir, typed, config_dirs), config_dirs, background=background
         )
 
 

@@ -38,16 +38,17 @@ if TYPE_CHECKING:
 
 
 def train(config: Config, *, background: bool = False) -> Result | Background:
-    """Train a composed config and return how it ended; a run that a signal stopped has the status
-    "stopped".
+    """Train a composed config and return the run's result; the status is "stopped" after a signal.
 
-    With the run.dir of a run, that one goes on. background: return at once, while it trains in
-    processes of its own. Raises ConfigError (a ValueError) when it is refused, RuntimeError when
-    the run fails, KeyboardInterrupt when SIGINT came before it had begun.
+    With the run.dir of an existing run, the existing run goes on. background: return at once, while
+    the run trains in separate processes. Raises ConfigError (a ValueError) for a refused config,
+    RuntimeError when the run fails, KeyboardInterrupt for SIGINT before the run began.
     """
     if not isinstance(config, Config):
-        given = type(config).__name__
-        raise TypeError(f"forge.train takes a config, as forge.compose([...]) gives, not {given}")
+        type_name = type(config).__name__
+        raise TypeError(
+            f"forge.train takes a config, as forge.compose([...]) gives, not {type_name}"
+        )
     return ended(lambda: (resolve(config), config.overrides), background=background)
 
 
@@ -57,22 +58,24 @@ def ended(
     *,
     background: bool = False,
 ) -> Result | Background:
-    """How a run ended, or the run in the background. resolved: gives it with its overrides; of the
-    ranks that torchrun or srun has started only the main one asks. Raises as `train`.
+    """Train a resolved run and return its result, or the run in the background.
+
+    resolved: returns the resolution and its overrides; among ranks started by torchrun or srun only
+    the main rank calls it. Raises as `train`.
     """
-    found = launcher_environment()
-    if found is not None and found.size > 1:
+    environment = launcher_environment()
+    if environment is not None and environment.size > 1:
         if background:
             raise _not_behind("its ranks have been started already.", "leave background=True out")
-        return _result(_together(found, resolved, config_dirs))
+        return _result(_together(environment, resolved, config_dirs))
     resolution, overrides = resolved()
     config = resolution.config
     if is_job(config):
         if background:
             raise _not_behind("it becomes a job, which is in the background.", "launch=local")
         if not (isinstance(config.launch, Submitit) and config.launch.wait):
-            what = "from Python the run is waited for, to give back how it has ended."
-            raise refusal("launch.wait=false", what, "launch.wait=true")
+            message = "from Python the run is waited for, to give back how it has ended."
+            raise refusal("launch.wait=false", message, "launch.wait=true")
     elif background and config.run.inline:
         raise _not_behind("run.inline=true keeps the run in this process.", "run.inline=false")
     elif background or (in_notebook() and not config.run.inline):
@@ -87,7 +90,7 @@ def _not_behind(what: str, fix: str) -> ConfigError:
 
 
 def _behind(made: Made) -> Background:
-    """A run whose ranks are started apart from the signals to this process and its terminal."""
+    """Start a run's ranks apart from the signals to this process and its terminal."""
     config, run_dir = made.resolution.config, made.run_dir
     words: list[str] = []
 
@@ -108,8 +111,9 @@ def _behind(made: Made) -> Background:
 
 
 def _result(ended: Ended, *, asked_to_stop: bool = False) -> Result:
-    """Raises RuntimeError when the run has failed, KeyboardInterrupt as `train`. asked_to_stop: by
-    Background.stop, whose signal may come before the run takes it.
+    """The result of an ended run. asked_to_stop: whether Background.stop was called; its signal may
+    come before the run handles signals. Raises RuntimeError when the run has failed,
+    KeyboardInterrupt as `train`.
     """
     if ended.refused is not None:
         raise RuntimeError(f"the run failed: {ended.refused}")
@@ -127,14 +131,14 @@ def _result(ended: Ended, *, asked_to_stop: bool = False) -> Result:
     if ended.code == cli.INTERRUPTED and (result is None or result.status != "stopped"):
         raise KeyboardInterrupt
     if result is None or result.status == "failed" or ended.code in (FAILED, REFUSED):
-        known = outcome.failure(ended.run_dir) or {}
-        said = known.get("message") or f"its worker ended with exit code {ended.code}"
-        raise RuntimeError(f"the run in {ended.run_dir} failed: {said}")
+        failure = outcome.failure(ended.run_dir) or {}
+        text = failure.get("message") or f"its worker ended with exit code {ended.code}"
+        raise RuntimeError(f"the run in {ended.run_dir} failed: {text}")
     if result.status == "stopped" and outcome.rank() == 0:
         saved = newest_usable(saved_folder(ended.run_dir), to_go_on=True)[0]
         call = f"forge.resume({directory.short(ended.run_dir)!r})"
-        said = "saved; it goes on with" if saved else "and nothing is saved; it begins again with"
-        print(f"stopped after {result.step:,} steps, {said}: {call}")
+        text = "saved; it goes on with" if saved else "and nothing is saved; it begins again with"
+        print(f"stopped after {result.step:,} steps, {text}: {call}")
     return result
 
 
@@ -145,22 +149,22 @@ def _together(
 ) -> Ended:
     from forge import worker
 
-    rendezvous, own = worker.Rendezvous(), list[Ended]()
+    rendezvous, outcomes = worker.Rendezvous(), list[Ended]()
 
     def lead(rendezvous: Rendezvous) -> int:
-        own.append(launch(*resolved(), config_dirs, rendezvous=rendezvous))
-        return own[0].code
+        outcomes.append(launch(*resolved(), config_dirs, rendezvous=rendezvous))
+        return outcomes[0].code
 
     code = worker.together(found, lead, rendezvous)
     if not rendezvous.command.run_dir:
         raise RuntimeError(f"rank 0 did not begin the run; it ended with exit code {code}")
-    return own[0] if own else Ended(run_dir=Path(rendezvous.command.run_dir), code=code)
+    return outcomes[0] if outcomes else Ended(run_dir=Path(rendezvous.command.run_dir), code=code)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A run directory, the worker's exit code, and, where the directory was removed again, what the
-    run was refused for.
+    """A run directory and the worker's exit code. refused: the reason for a refusal, where the
+    directory was removed again.
     """
 
     run_dir: Path
@@ -170,15 +174,15 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A run directory that its ranks may be started in. before: what was there before."""
+    """A run directory ready for its ranks. before: the directory's content before the run."""
 
     run_dir: Path
     resolution: Resolution
     before: Before
 
     def end(self, code: int, rendezvous: Rendezvous | None = None) -> Ended:
-        """What has come of it. A fresh directory is removed when the run was refused before its
-        first step, as for data that cannot be read. code: of the ranks.
+        """The outcome of the run. A fresh directory is removed when the run was refused before its
+        first step, as for unreadable data. code: exit code of the ranks.
         """
         refused = outcome.refused_for(self.run_dir) if code == REFUSED else None
         if refused is not None and rendezvous is not None:
@@ -197,9 +201,9 @@ def launch(
     *,
     rendezvous: Rendezvous | None = None,
 ) -> Ended:
-    """Make the run directory, or take up the one there is, and train in it.
+    """Make the run directory, or take up an existing one, and train in the directory.
 
-    rendezvous: of the ranks that another launcher has started, of which this is the main one.
+    rendezvous: of ranks started by another launcher, with this process as the main rank.
     """
     config = resolution.config
     check(resolution)
@@ -209,8 +213,8 @@ def launch(
 
         if (printed := jobs.check_run(resolution)) is not None:
             return Ended(run_dir=Path(), code=cli.show(printed))
-    made = make(resolution, overrides, config_dirs, job=job)
-    run_dir = made.run_dir
+    prepared = make(resolution, overrides, config_dirs, job=job)
+    run_dir = prepared.run_dir
     if job:
         from forge.launch import jobs
 
@@ -223,12 +227,12 @@ def launch(
         code = worker.main([str(run_dir), *config.run.trust], rendezvous)
     else:
         code = processes.start(run_dir, resolution.world.size, trust=config.run.trust)
-    return made.end(code, rendezvous)
+    return prepared.end(code, rendezvous)
 
 
 def check(resolution: Resolution) -> None:
-    """Print the warnings. Raises ConfigError for one that makes the run hopeless, and for machines
-    that are not here.
+    """Print the warnings. Raises ConfigError for a warning fatal to the run, and for absent
+    machines.
     """
     check_startable(resolution.world)
     warnings = resolution.warnings
@@ -245,22 +249,22 @@ def make(
     *,
     job: bool = False,
 ) -> Made:
-    """Make the run directory, or take up the one there is; print where it is, and what was changed.
+    """Make the run directory, or take up an existing one; print its path and the changed options.
     Raises ConfigError.
     """
     config = resolution.config
-    before = directory.before(config)
-    kept = portable(overrides, config_dirs, config)
-    run_dir, changes = directory.prepare(resolution, overrides=kept)
-    # A fresh run of this machine says how it goes on once it has begun.
-    goes_on = job and config.checkpoint.enabled if before.fresh else _can_go_on(run_dir, config)
-    again = f"   (goes on with: {directory.resume_command(run_dir)})" if goes_on else ""
-    print(f"run directory: {directory.short(run_dir)}{again}")
+    previous = directory.before(config)
+    portable_overrides = portable(overrides, config_dirs, config)
+    run_dir, changes = directory.prepare(resolution, overrides=portable_overrides)
+    # A fresh local run prints the command to resume only once it has begun.
+    goes_on = job and config.checkpoint.enabled if previous.fresh else _can_go_on(run_dir, config)
+    resume_note = f"   (goes on with: {directory.resume_command(run_dir)})" if goes_on else ""
+    print(f"run directory: {directory.short(run_dir)}{resume_note}")
     for change in changes:
         was = f"   (was {shown(change.before)}; kept in {CHANGES})"
         print(cli.printable(f"  changed: {change.key}={shown(change.after)}{was}"))
     sys.stdout.flush()
-    return Made(run_dir=run_dir, resolution=resolution, before=before)
+    return Made(run_dir=run_dir, resolution=resolution, before=previous)
 
 
 def _can_go_on(run_dir: Path, config: Config) -> bool:

@@ -47,7 +47,7 @@ SORTS: dict[str, Callable[[Entry], Any]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """List them, or tag or note one; 2 for what is no run or folder."""
+    """List runs, or tag or note a run; 2 for a path that is no run or folder."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["tag"]:
         return _tag(words[1:])
@@ -63,12 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     def show() -> int:
-        found, silent = filters.chosen(options)
-        found = in_order(found, options.sort, reverse=options.reverse)
+        runs, silent = filters.chosen(options)
+        runs = in_order(runs, options.sort, reverse=options.reverse)
         if options.json:
-            text = json.dumps(rows(found), indent=1)
+            text = json.dumps(rows(runs), indent=1)
         else:
-            text = table(found, cli.terminal_width()) if found else "no runs"
+            text = table(runs, cli.terminal_width()) if runs else "no runs"
         print(cli.printable(text))
         if silent:
             print(f"{messages.NO_ANSWER}: {silent}", file=sys.stderr)
@@ -80,13 +80,13 @@ def _list(options: argparse.Namespace) -> int:
 def in_order(found: Sequence[Entry], by: str, *, reverse: bool = False) -> list[Entry]:
     """Runs without a value come last either way."""
     value = SORTS[by]
-    known = sorted((e for e in found if value(e) is not None), key=value, reverse=reverse)
-    return known + [entry for entry in found if value(entry) is None]
+    valued = sorted((e for e in found if value(e) is not None), key=value, reverse=reverse)
+    return valued + [entry for entry in found if value(entry) is None]
 
 
 def rows(found: Sequence[Entry]) -> list[dict[str, Any]]:
-    """What the table says of each run, numbers in full: age in seconds, size in bytes."""
-    own = differences(found)
+    """A dict a run with the table's columns, numbers in full: age in seconds, size in bytes."""
+    differing = differences(found)
     return [
         {
             "path": str(entry.run.path),
@@ -104,24 +104,26 @@ def rows(found: Sequence[Entry]) -> list[dict[str, Any]]:
             "seed": entry.run.seed,
             "tags": list(entry.annotations.tags),
             "note": entry.annotations.note,
-            "differs": own[entry],
+            "differs": differing[entry],
         }
         for entry in found
     ]
 
 
 def table(found: Sequence[Entry], width: int | None = None) -> str:
-    """A line a run, and how many there are. width: of the terminal, where there is one; a narrow
-    one has the columns that matter most.
+    """A line a run, then the counts by state. width: of the terminal, None without a terminal; a
+    narrow terminal shows the most important columns.
     """
-    own, objectives = differences(found), {entry.run.objective for entry in found}
-    words = short_keys(list(dict.fromkeys(key for one in own.values() for key in one)))
+    differing, objectives = differences(found), {entry.run.objective for entry in found}
+    words = short_keys(
+        list(dict.fromkeys(key for options in differing.values() for key in options))
+    )
     best = f"best {next(iter(objectives))}" if len(objectives) == 1 else "best"
     cells = [["run", "state", "step", "loss", best, "age", "size", "tags", "differs in", "note"]]
     for entry in found:
         now, notes = entry.progress, entry.annotations
         value = "" if entry.best is None else f"{entry.best[0]:.4f}"
-        differs = " ".join(f"{words[key]}={text}" for key, text in own[entry].items())
+        differs = " ".join(f"{words[key]}={text}" for key, text in differing[entry].items())
         cells.append(
             [
                 entry.name,
@@ -162,9 +164,9 @@ def _tag(words: Sequence[str]) -> int:
     def tag() -> int:
         for name in options.tags:
             if not TAG.fullmatch(name):
-                fix = f"python -m forge.runs tag {options.run} baseline"
-                what = "a tag is one word of letters, digits and . : + / - _"
-                raise refusal(name, f"{what}.", fix, COMMAND_LINE)
+                hint = f"python -m forge.runs tag {options.run} baseline"
+                message = "a tag is one word of letters, digits and . : + / - _"
+                raise refusal(name, f"{message}.", hint, COMMAND_LINE)
         now = read_annotations(_checked(options.run))
         if options.remove:
             tags = [name for name in now.tags if name not in options.tags]
@@ -196,8 +198,8 @@ def _note(words: Sequence[str]) -> int:
 def _checked(run_dir: Path) -> Path:
     if not is_run(run_dir):
         lacks = "it has no config.yaml." if run_dir.exists() else "there is no such directory."
-        fix = "python -m forge.runs lists the runs that there are"
-        raise refusal(str(run_dir), f"{run_dir} is no run: {lacks}", fix, COMMAND_LINE)
+        hint = "python -m forge.runs lists the runs that there are"
+        raise refusal(str(run_dir), f"{run_dir} is no run: {lacks}", hint, COMMAND_LINE)
     return run_dir
 
 
@@ -205,11 +207,15 @@ def _write(run_dir: Path, *, tags: Sequence[str], note: str) -> int:
     try:
         annotate(run_dir, tags=tags, note=note)
     except OSError as error:
-        what = f"its tags and note cannot be written: {error.strerror or error}."
-        raise refusal(str(run_dir), what, "give access to it") from None
+        message = f"its tags and note cannot be written: {error.strerror or error}."
+        raise refusal(str(run_dir), message, "give access to it") from None
     now = read_annotations(run_dir)
-    said = [f"tags {' '.join(now.tags)}"] * bool(now.tags) + [f"note: {now.note}"] * bool(now.note)
-    print(cli.printable(f"{short(run_dir.resolve())}: {'; '.join(said) or 'no tags and no note'}"))
+    labels = [f"tags {' '.join(now.tags)}"] * bool(now.tags) + [f"note: {now.note}"] * bool(
+        now.note
+    )
+    print(
+        cli.printable(f"{short(run_dir.resolve())}: {'; '.join(labels) or 'no tags and no note'}")
+    )
     return 0
 
 

@@ -49,7 +49,7 @@ HEADS = ("state", "step", "loss", "eval", "left", "job", "why")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print it once, or again and again with --watch; 2 for what is neither a sweep nor a run."""
+    """Print the status once, or repeatedly with --watch; 2 for neither a sweep nor a run."""
     description = "How far the points of a sweep, or a run, have come."
     arguments = parser("forge.status", description, "points to be shown with their logs")
     watch = {"type": float, "nargs": "?", "const": EVERY, "metavar": "SECONDS"}
@@ -59,44 +59,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def look() -> tuple[str, bool]:
         sweep, points = points_of(*named(options, "forge.status"))
-        found = survey(points, reasons=True)
+        findings = survey(points, reasons=True)
         if options.json:
-            text = json.dumps([row(point, found) for point in points], indent=1)
+            text = json.dumps([row(point, findings) for point in points], indent=1)
         elif sweep is not None and not options.numbers:
-            text = table(sweep, points, found)
+            text = table(sweep, points, findings)
         else:
-            text = "\n\n".join(details(point, found) for point in points)
-        return cli.printable(text), _is_over(found)
+            text = "\n\n".join(details(point, findings) for point in points)
+        return cli.printable(text), _is_over(findings)
 
     return cli.refuse(lambda: _show(look, options.watch))
 
 
 def parser(prog: str, description: str, numbers: str) -> cli.Parser:
-    """A parser of a sweep and numbers of its points. numbers: what they are for."""
+    """A parser of a sweep and numbers of points. numbers: help text of the numbers."""
     usage = f"python -m {prog} [OPTION ...] SWEEP [NUMBER ...]"
     result = cli.Parser(prog, description, usage=usage)
-    place = "the directory of a sweep, or of a run"
-    result.add_argument("place", nargs="?", metavar="SWEEP", help=place)
+    place_help = "the directory of a sweep, or of a run"
+    result.add_argument("place", nargs="?", metavar="SWEEP", help=place_help)
     result.add_argument("numbers", nargs="*", metavar="NUMBER", help=numbers)
     return result
 
 
 def named(options: argparse.Namespace, prog: str) -> tuple[Path, list[int]]:
     if options.place is None:
-        fix = f"python -m {prog} {examples(most=1)}"
-        raise refusal("SWEEP", "which sweep, or run?", fix, COMMAND_LINE)
+        hint = f"python -m {prog} {examples(most=1)}"
+        raise refusal("SWEEP", "which sweep, or run?", hint, COMMAND_LINE)
     for word in options.numbers:
         if not NUMBER.fullmatch(word):
-            fix = f"python -m {prog} {options.place} 3"
-            raise refusal(word, "a point is given by its number.", fix, COMMAND_LINE)
+            hint = f"python -m {prog} {options.place} 3"
+            raise refusal(word, "a point is given by its number.", hint, COMMAND_LINE)
     return Path(options.place), [int(word.lstrip("#")) for word in options.numbers]
 
 
 def points_of(
     place: Path, numbers: Sequence[int] = ()
 ) -> tuple[SweepDirectory | None, list[Point]]:
-    """The points of a sweep with these numbers, or all; a single run counts as one. Raises
-    ConfigError.
+    """The points of a sweep with these numbers, or all points; a single run counts as a point.
+    Raises ConfigError.
     """
     if is_run(place) and not numbers:
         return None, [Point(number=0, hash="", slug=place.name, path=place.resolve(), overrides=())]
@@ -104,8 +104,8 @@ def points_of(
     points = {point.number: point for point in sweep.points()}
     for number in numbers:
         if number not in points:
-            fix = f"one of {min(points)} to {max(points)}" if points else "it has none at all"
-            raise refusal(str(number), f"{place} has no point {number}.", fix, COMMAND_LINE)
+            hint = f"one of {min(points)} to {max(points)}" if points else "it has none at all"
+            raise refusal(str(number), f"{place} has no point {number}.", hint, COMMAND_LINE)
     return sweep, [points[number] for number in dict.fromkeys(numbers or points)]
 
 
@@ -135,76 +135,76 @@ def row(point: Point, found: Survey) -> dict[str, Any]:
 
 
 def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
-    """A line a point, as wide as the terminal; the best so far, and what to do next."""
+    """A line a point, as wide as the terminal; the best point so far, and the next command."""
     varying = columns(points)
     names = list(short_keys(list(varying)).values())
     cells = [["#", "arm", *names, *HEADS]]
-    for i, one in enumerate(row(point, found) for point in points):
-        own = [column[i] for column in varying.values()]
-        evaluation = next(iter(one["evaluation"].values()), None)
-        numbers = [_number(one["loss"]), _number(evaluation), _left(one["seconds_left"])]
-        why = one["why"] or "; ".join(one["silent"]) or one["stalled"] or ""
-        last = [one["state"], _steps(one, "/"), *numbers, _job(one), why]
-        cells.append([f"{one['number']:03d}", one["arm"] or "", *own, *last])
+    for i, status in enumerate(row(point, found) for point in points):
+        point_values = [column[i] for column in varying.values()]
+        evaluation = next(iter(status["evaluation"].values()), None)
+        numbers = [_number(status["loss"]), _number(evaluation), _left(status["seconds_left"])]
+        why = status["why"] or "; ".join(status["silent"]) or status["stalled"] or ""
+        last = [status["state"], _steps(status, "/"), *numbers, _job(status), why]
+        cells.append([f"{status['number']:03d}", status["arm"] or "", *point_values, *last])
     states = [found.states[point.number] for point in points]
     lines = [f"{short(sweep.path)}   ({messages.counted(states)})", "", *cli.lines_of(cells)]
-    after = []
+    footer = []
     done = [point for point, state in zip(points, states, strict=True) if state == DONE]
-    if known := best(sweep.path, done):
-        point, objective, value = known
-        own = [column[points.index(point)] for column in varying.values()]
-        typed = [f"{name}={cell}" for name, cell in zip(names, own, strict=True) if cell]
+    if best_point := best(sweep.path, done):
+        point, objective, value = best_point
+        point_values = [column[points.index(point)] for column in varying.values()]
+        typed = [f"{name}={cell}" for name, cell in zip(names, point_values, strict=True) if cell]
         label = " ".join([f"#{point.number:03d}", *filter(None, [point.arm]), *typed])
-        after.append(f"best: {label}   {objective} {value:.5g}")
+        footer.append(f"best: {label}   {objective} {value:.5g}")
     if _is_over(found) and len(done) > 1:
-        after.append(f"compare them with: python -m forge.report {short(sweep.path)}")
-    lines += ["", *after] if after else []
+        footer.append(f"compare them with: python -m forge.report {short(sweep.path)}")
+    lines += ["", *footer] if footer else []
     lines += ["", f"{messages.NO_ANSWER}: {found.silent}"] if found.silent else []
     return "\n".join(lines)
 
 
 def details(point: Point, found: Survey) -> str:
-    """One point: where it is, how far, why it failed, its last steps, and the end of its log."""
-    one = row(point, found)
-    lines = [f"{short(point.path)}   {one['state']}"]
+    """A point's directory, progress, cause of failure, last steps, and end of the log."""
+    status = row(point, found)
+    lines = [f"{short(point.path)}   {status['state']}"]
     if point.hash:
-        lines = [messages.line(point, one["state"])]
-    rows = [("directory", short(point.path)), ("steps", _steps(one, " of ") or "none")]
-    values = {"loss": one["loss"], **one["evaluation"]}
+        lines = [messages.line(point, status["state"])]
+    rows = [("directory", short(point.path)), ("steps", _steps(status, " of ") or "none")]
+    values = {"loss": status["loss"], **status["evaluation"]}
     rows += [(name, _number(value)) for name, value in values.items()]
     rows += [
-        ("left", _left(one["seconds_left"])),
-        ("job", _job(one)),
-        ("why it failed", one["why"]),
-        *(("waits" if not n else "", said) for n, said in enumerate(one["silent"])),
-        ("hangs?", one["stalled"]),
+        ("left", _left(status["seconds_left"])),
+        ("job", _job(status)),
+        ("why it failed", status["why"]),
+        *(("waits" if not n else "", message) for n, message in enumerate(status["silent"])),
+        ("hangs?", status["stalled"]),
     ]
     logs = logs_of(point)
     rows += [("log" if file == logs[0] else "", short(file)) for file in logs]
     lines += [f"  {name:<14} {value}" for name, value in rows if value]
     cells = [["step", "loss", "eval", "tokens/s", "left"]]
-    running = one["state"] == RUNNING and not one["silent"] and not one["stalled"]
+    running = status["state"] == RUNNING and not status["silent"] and not status["stalled"]
     for step in last_logged(point.path, STEPS):
         speed = "" if step.tokens_per_second is None else f"{step.tokens_per_second:,.0f}"
-        left = _left(step.left) if running else ""
+        time_left = _left(step.left) if running else ""
         evaluation = _number(step.evaluation and step.evaluation[1])
-        cells.append([f"{step.step:,}", _number(step.loss), evaluation, speed, left])
+        cells.append([f"{step.step:,}", _number(step.loss), evaluation, speed, time_left])
     if len(cells) > 1:
         lines += ["", "its last steps:", *(f"  {line}" for line in cli.lines_of(cells))]
-    if logs and (said := last_lines(logs[0], LINES)):
-        lines += ["", f"the end of {short(logs[0])}:", *(f"  {text}" for text in said)]
+    if logs and (message := last_lines(logs[0], LINES)):
+        lines += ["", f"the end of {short(logs[0])}:", *(f"  {text}" for text in message)]
     return "\n".join(lines)
 
 
 def logs_of(point: Point) -> list[Path]:
-    """The logs that are there: what the main rank printed, then the log of each rank."""
+    """Log files with content: the main rank's output, then the log of each rank."""
     printed = [point.path / messages.OUTPUT]
     if job_of(point):
         printed += filter(None, [slurm.log_file(point.path)])
     ranks = (point.path / "logs").glob("rank_*.log")
     ranks = sorted(ranks, key=lambda file: int(file.stem.removeprefix("rank_") or 0))
-    found = [file for file in (*printed, *ranks) if file.is_file() and file.stat().st_size]
-    return found or [file for file in [log_file(point.path, 0)] if file.is_file()]
+    logs = [file for file in (*printed, *ranks) if file.is_file() and file.stat().st_size]
+    return logs or [file for file in [log_file(point.path, 0)] if file.is_file()]
 
 
 def _show(look: Callable[[], tuple[str, bool]], every: float | None) -> int:

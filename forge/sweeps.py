@@ -33,37 +33,37 @@ def sweep(
     *,
     config_dirs: Sequence[str] = (),
 ) -> Sweep:
-    """Run what is not done of a sweep, as python -m forge.train -m does, and give it back; the same
-    call again goes on with what was stopped.
+    """Run the missing points of a sweep, as python -m forge.train -m, and return the sweep; the
+    same call again goes on with stopped points.
 
-    overrides: of all points, as for forge.compose; as typed, they may have several values. over:
-    the values of each key that varies; every combination is a point. Raises ConfigError with the
-    problems of all points before any is started; a point that fails is among the others.
+    overrides: of all points, as for forge.compose; typed overrides may have several values. over:
+    the values of each varied key; every combination is a point. Raises ConfigError with the
+    problems of all points before the first start; a failed point is among the returned points.
     """
-    found = launcher_environment()
-    if found is not None and found.size > 1:
-        what = "another launcher has started the ranks, and a sweep starts those of each point."
-        raise refusal("forge.sweep", what, "call it without torchrun or srun")
-    varied = [_several(key, own) for key, own in (over or {}).items()]
+    environment = launcher_environment()
+    if environment is not None and environment.size > 1:
+        message = "another launcher has started the ranks, and a sweep starts those of each point."
+        raise refusal("forge.sweep", message, "call it without torchrun or srun")
+    varied = [_several(key, values) for key, values in (over or {}).items()]
     words = in_project([*texts(overrides), *varied])
-    here = find_devices()
-    flight = Preflight(words, config_dirs, here)
-    if sweeping.fly(flight, here) > 128:
+    devices = find_devices()
+    flight = Preflight(words, config_dirs, devices)
+    if sweeping.fly(flight, devices) > 128:
         print("the same call of forge.sweep goes on with what was stopped")
     return Sweep(flight.place)
 
 
 def _several(key: str, values: Iterable[Any]) -> str:
-    found = [value_text(key, value) for value in values]
-    if isinstance(values, str | Mapping) or not found:
+    texts = [value_text(key, value) for value in values]
+    if isinstance(values, str | Mapping) or not texts:
         raise refusal(f"over[{key!r}]", "it is no list of values.", f"{{{key!r}: [A, B]}}")
-    return f"{key}={','.join(found)}"
+    return f"{key}={','.join(texts)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPoint:
-    """A run of a sweep. varied: what varies, by key, as it was typed. state: waiting, running,
-    done, partial, failed, cancelled or queued. why: it failed. result: of one that has ended by
+    """A run of a sweep. varied: the varied values by key, as typed. state: waiting, running, done,
+    partial, failed, cancelled or queued. why: the cause of a failure. result: of a point ended by
     itself.
     """
 
@@ -78,15 +78,15 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep by its directory, which is read whenever something is asked."""
+    """A sweep by its directory; every property reads the directory anew."""
 
     path: Path
 
     def __fspath__(self) -> str:
-        return str(self.path)  # it is taken where its directory is
+        return str(self.path)  # a sweep is accepted wherever its directory is
 
     def __repr__(self) -> str:
-        return f"{short(self.path)} ({messages.counted([one.state for one in self.points])})"
+        return f"{short(self.path)} ({messages.counted([point.state for point in self.points])})"
 
     @property
     def points(self) -> list[SweepPoint]:
@@ -95,35 +95,33 @@ class Sweep:
         states = survey(points).states
         return [
             SweepPoint(
-                number=one.number,
-                varied=one.varied,
-                state=states[one.number],
-                run_dir=one.path,
-                arm=one.arm,
-                why=messages.cause(one.path, one.code) if states[one.number] == FAILED else "",
-                result=outcome.read_result(one.path),
+                number=p.number,
+                varied=p.varied,
+                state=states[p.number],
+                run_dir=p.path,
+                arm=p.arm,
+                why=messages.cause(p.path, p.code) if states[p.number] == FAILED else "",
+                result=outcome.read_result(p.path),
             )
-            for one in points
+            for p in points
         ]
 
     @property
     def best(self) -> SweepPoint | None:
-        """The point that is done and has the best run.objective; None where they have none in
-        common.
-        """
+        """The finished point with the best run.objective; None without a common objective."""
         done = {point.number: point for point in self.points if point.state == DONE}
-        points = [one for one in find_sweep(self.path).points() if one.number in done]
-        found = results.best(self.path, points)
-        return done[found[0].number] if found else None
+        points = [entry for entry in find_sweep(self.path).points() if entry.number in done]
+        best = results.best(self.path, points)
+        return done[best[0].number] if best else None
 
     def frame(self) -> pandas.DataFrame:
-        """A row a run, as of forge.report. Raises ConfigError while none is done."""
+        """A row a run, as of forge.report. Raises ConfigError before the first run is done."""
         from forge.report.frames import frame
 
         return frame(self.path)
 
     def report(self, **choices: Any) -> Framed:
-        """forge.report of it. choices: metric, baseline and reach."""
+        """forge.report of the sweep. choices: metric, baseline and reach."""
         from forge.report.framed import framed
 
         return framed(self.path, **choices)

@@ -49,19 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def on_ranks(verb: Callable[[Rendezvous | None], int]) -> int:
-    """Do what was typed. Of the ranks that torchrun or srun has started only the main one does, and
-    the others follow it.
+    """Run a verb; among ranks started by torchrun or srun only on the main rank, followed by the
+    other ranks.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for a script's background command
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def do() -> int:
-        found = launcher_environment()
-        if found is None or found.size == 1:
+        environment = launcher_environment()
+        if environment is None or environment.size == 1:
             return verb(None)
         from forge import worker
 
-        return worker.leave(worker.together(found, verb, worker.Rendezvous()))
+        return worker.leave(worker.together(environment, verb, worker.Rendezvous()))
 
     return cli.refuse(do)
 
@@ -91,7 +91,7 @@ def _main(options, rendezvous: Rendezvous | None) -> int:
         return _show(options)
     if options.multirun:
         return _sweep(options, rendezvous)
-    from forge.run import launch  # and its imports, which --cfg needs not
+    from forge.run import launch  # imported late: --cfg does without the launcher's imports
 
     composition, resolution = cli.alone(options.overrides, options.config_dir)
     return launch(resolution, composition.overrides, options.config_dir, rendezvous=rendezvous).code
@@ -99,19 +99,19 @@ def _main(options, rendezvous: Rendezvous | None) -> int:
 
 def _sweep(options, rendezvous: Rendezvous | None) -> int:
     if rendezvous is not None:
-        what = (
+        message = (
             "another launcher has started the ranks, and a sweep starts those of each point itself."
         )
-        fix = "type it without torchrun or srun; launch=slurm submits the points as jobs"
-        raise refusal("-m", what, fix, COMMAND_LINE)
+        hint = "type it without torchrun or srun; launch=slurm submits the points as jobs"
+        raise refusal("-m", message, hint, COMMAND_LINE)
     from forge.launch.sweep import sweep
 
     return sweep.run(options.overrides, options.config_dir)
 
 
 def _show(options) -> int:
-    """Print the composed config; with -m that of each point, or of all trials, as YAML documents
-    one after the other.
+    """Print the composed config; with -m the config of each point, or of all trials, as successive
+    YAML documents.
     """
     if not options.multirun:
         print(_yaml(options.overrides, options), end="")
@@ -135,24 +135,27 @@ def _yaml(overrides: Sequence[str], options) -> str:
     of_hydra = OmegaConf.create({"hydra": composition.facts})
     node = of_hydra if options.cfg == "hydra" else tree
     if package:
-        of_this = of_hydra if package.split(".")[0] == "hydra" else tree
-        named = re.fullmatch(r"\w+(\.\w+)*", package)
-        node = OmegaConf.select(of_this, package) if named else None
+        root = of_hydra if package.split(".")[0] == "hydra" else tree
+        path_match = re.fullmatch(r"\w+(\.\w+)*", package)
+        node = OmegaConf.select(root, package) if path_match else None
     if not OmegaConf.is_config(node):
-        what, fix = "there is no such section.", "a group, such as --package model"
-        raise refusal(f"--package {package}", what, fix)
-    before = OmegaConf.to_yaml(of_hydra) if options.cfg == "all" and not package else ""
-    return before + OmegaConf.to_yaml(node)
+        message, hint = "there is no such section.", "a group, such as --package model"
+        raise refusal(f"--package {package}", message, hint)
+    hydra_text = OmegaConf.to_yaml(of_hydra) if options.cfg == "all" and not package else ""
+    return hydra_text + OmegaConf.to_yaml(node)
 
 
 def _completion(words: Sequence[str]) -> int:
-    """Print what makes a shell complete, as Hydra's flag of the same name does."""
+    """Print the completion code for a shell, as Hydra's flag of the same name."""
     from forge.completion import SHELLS
 
     shell = words[0].removeprefix("install=") if len(words) == 1 else ""
     if shell not in SHELLS:
-        what, fix = "it takes what to do, and for which shell.", "-sc install=bash (or fish, zsh)"
-        raise refusal("-sc", what, fix)
+        message, hint = (
+            "it takes what to do, and for which shell.",
+            "-sc install=bash (or fish, zsh)",
+        )
+        raise refusal("-sc", message, hint)
     print(SHELLS[shell])
     return 0
 
@@ -169,10 +172,10 @@ def _hydra(argv: list[str]) -> int:
 
 
 class _Callable(types.ModuleType):
-    """The package's `forge.train` is this module; calling it trains."""
+    """This module as `forge.train` of the package; a call trains."""
 
     def __call__(self, config: Config, *, background: bool = False) -> Result | Background:
-        """Train a composed config and return how it ended; see forge.run.train."""
+        """Train a composed config and return the result; see forge.run.train."""
         from forge.run import train
 
         return train(config, background=background)

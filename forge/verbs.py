@@ -37,7 +37,7 @@ ORDER = (
 
 
 class Verb(NamedTuple):
-    """The module of a verb, how it is called, what it does, and commands that show it."""
+    """A verb's module, usage, purpose and example commands."""
 
     module: str
     usage: str
@@ -48,13 +48,13 @@ class Verb(NamedTuple):
 def verbs() -> dict[str, Verb]:
     """Every verb by its name, read without importing it."""
     names = {f.stem for f in HERE.glob("*.py")} | {f.parent.name for f in HERE.glob(f"*/{MAIN}")}
-    order = {name: place for place, name in enumerate(ORDER)}
+    order = {name: rank for rank, name in enumerate(ORDER)}
     names = sorted(names, key=lambda name: (order.get(name, len(order)), name))
     return {name: verb for name in names if (verb := find(name))}
 
 
 def find(name: str) -> Verb | None:
-    """A verb by its name; None for a module that shows no example, as what others start."""
+    """A verb by its name; None for a module without an example, such as a worker."""
     is_folder = (HERE / name).is_dir()
     text = (HERE / name / MAIN if is_folder else HERE / f"{name}.py").read_text(encoding="utf-8")
     is_one = text.startswith('"""`python -m forge.')
@@ -68,7 +68,7 @@ def find(name: str) -> Verb | None:
 
 
 def page(known: Mapping[str, Verb]) -> str:
-    """What `python -m forge` prints."""
+    """The text printed by `python -m forge`."""
     listed = [f"  {name:<12} {verb.what}" for name, verb in known.items()]
     head = ["forge VERB [words]     or     python -m forge.VERB [words]", ""]
     tail = [

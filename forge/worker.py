@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None, rendezvous: Rendezvous | None = None) -> int:
-    """Train what the run directory says. The exit code is 0, 1 for a failure, 2 for the user's
-    mistake, 128+n for a signal. What to trust is an argument: a directory does not say it.
+    """Train the run of a directory. The exit code is 0, 1 for a failure, 2 for the user's mistake,
+    128+n for a signal. Trusted prefixes are arguments: a directory never grants trust.
     """
-    place, *trust = sys.argv[1:] if argv is None else argv
-    run_dir = Path(place).resolve()
+    directory, *trust = sys.argv[1:] if argv is None else argv
+    run_dir = Path(directory).resolve()
     if not is_run(run_dir):
         print(f"{run_dir} is no run directory: it has no {CONFIG}", file=sys.stderr)
         return REFUSED
@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None, rendezvous: Rendezvous | None = None
 def together(
     found: LauncherEnvironment, lead: Callable[[Rendezvous], int], rendezvous: Rendezvous
 ) -> int:
-    """One of the ranks that torchrun or srun started: the main one calls `lead`, the others join
-    the run that it makes. Gives the exit code.
+    """Run a rank started by torchrun or srun, and return the exit code: the main rank calls `lead`,
+    the others join the run of the main rank.
     """
     os.environ.update({**threads.of_task(os.environ), **found.variables()})
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -79,7 +79,7 @@ def is_main() -> bool:
 
 
 def _lead(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) -> int:
-    """The main rank locks the directory, and sends the others what to do."""
+    """Lock the directory as the main rank, and send the other ranks their command."""
 
     def end(code: int) -> int:
         if rendezvous is not None:
@@ -121,7 +121,7 @@ def _follow(rendezvous: Rendezvous | None) -> int:
 
 
 def _guarded(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) -> int:
-    """Train, and turn whatever goes wrong into one message, error.json and an exit code."""
+    """Train, and turn any failure into a message, error.json and an exit code."""
     report = FailureReport(run_dir)
     try:
         if is_main():
@@ -160,7 +160,7 @@ def _train(
 
 
 def _report(loop: Loop, reason: str, report: FailureReport) -> None:
-    """Write result.json, record the end, and print what has come of it."""
+    """Write result.json, record the end, and print the summary."""
     from forge.training.process import say
     from forge.training.result import result_of, summary
 
@@ -170,11 +170,11 @@ def _report(loop: Loop, reason: str, report: FailureReport) -> None:
     if loop.fault:
         report(RuntimeError(loop.fault), step=loop.state.step)
         return
-    status, wanted = result["status"], config.run.objective
+    status, objective = result["status"], config.run.objective
     outcome.record_end(loop.run_dir, status=status, reason=reason, step=loop.state.step)
-    if status == "finished" and wanted not in metrics:
-        said = f"run.objective={wanted} was never logged; logged were {', '.join(metrics)}"
-        print(said, file=sys.stderr)
+    if status == "finished" and objective not in metrics:
+        missing = f"run.objective={objective} was never logged; logged were {', '.join(metrics)}"
+        print(missing, file=sys.stderr)
     if config.metrics.enable_console:
         say(summary(loop, reason, metrics))
 
@@ -182,9 +182,9 @@ def _report(loop: Loop, reason: str, report: FailureReport) -> None:
 def _how_to_prolong(run_dir: Path, done: Result) -> str:
     if not newest_usable(saved_folder(run_dir), to_go_on=True)[0]:
         return "no checkpoint of it is there to go on from"
-    more = prolonging_override(run_dir, done.reason, done.step)
-    how = "to go on" if more != "..." else "raise what ended it to go on"
-    return f"{how}: {resume_command(run_dir)} {more}"
+    override = prolonging_override(run_dir, done.reason, done.step)
+    purpose = "to go on" if override != "..." else "raise what ended it to go on"
+    return f"{purpose}: {resume_command(run_dir)} {override}"
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ FOLDER = "jobs"
 
 
 def check_run(resolution: Resolution) -> str | None:
-    """Ask Slurm whether it takes the job of a run, else ConfigError; its script for a dry run."""
+    """Ask Slurm to accept the job of a run, and return the script for a dry run. Raises ConfigError
+    for a refused job.
+    """
     run, section = resolution.config.run, resolution.config.launch
     if not isinstance(section, Slurm):
         return None
@@ -35,8 +37,8 @@ def check_run(resolution: Resolution) -> str | None:
 
 
 def start_run(run_dir: Path, resolution: Resolution) -> int:
-    """Submit the run in a directory; with launch.wait, until it has ended. The exit code is 0, or 1
-    when it has failed.
+    """Submit the run in a directory; with launch.wait, wait for its end. The exit code is 0, or 1
+    for a failed run.
     """
     section, name, trust = resolution.config.launch, _name(resolution), resolution.config.run.trust
     assert isinstance(section, Submitit)
@@ -57,17 +59,17 @@ def start_run(run_dir: Path, resolution: Resolution) -> int:
 
 
 def run(sweep: Command) -> int:
-    """Submit what is due of a sweep; with launch.wait, until all has ended. The exit code. Raises
-    ConfigError before anything is written.
+    """Submit the due points of a sweep, and return the exit code; with launch.wait, wait for all
+    points to end. Raises ConfigError before anything is written.
     """
     section, path = sweep.planned[0].resolution.config.launch, sweep.directory.path
     assert isinstance(section, Submitit)
     name, folder = path.name, path / FOLDER
     if isinstance(section, Slurm):
         new = sweep.to_start()
-        sizes = [(folder / str(n), one.resolution.world.size) for n, one in enumerate(new)]
+        sizes = [(folder / str(n), planned.resolution.world.size) for n, planned in enumerate(new)]
         if section.dry_run:
-            labels = [one.combination.label for one in new]
+            labels = [planned.combination.label for planned in new]
             print("\n".join(slurm.scripts(sizes, section, name=name, folder=folder, labels=labels)))
             print(f"# {len(new)} of {len(sweep.planned)} points would be submitted")
             return 0
@@ -93,8 +95,8 @@ def run(sweep: Command) -> int:
 def _wait(
     sweep: Command, points: Sequence[Point], local_jobs: Sequence[Any]
 ) -> list[tuple[Point, str]]:
-    """Print a line as each point ends; those that failed, with the reason in one line. On a cluster
-    jobs that an earlier command has submitted count too.
+    """Print a line as each point ends, and return the failed points, each with its reason in a
+    line. On a cluster jobs submitted by an earlier command count too.
     """
     failed: list[tuple[Point, str]] = []
 
@@ -120,8 +122,8 @@ def _wait(
     if isinstance(sweep.flight.launch, Slurm):
         every = [entry.point for entry in sweep.entries]
         of_job = {job: point for point in every if (job := slurm.job_of(point.path)) is not None}
-        left = [job for job, point in of_job.items() if finished(point.path) is None]
-        queue.wait(left, ended=slurm_job_ended)
+        unfinished = [job for job, point in of_job.items() if finished(point.path) is None]
+        queue.wait(unfinished, ended=slurm_job_ended)
     return failed
 
 

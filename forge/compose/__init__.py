@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class _Callable(types.ModuleType):
-    """`forge.compose` is this package, and the function of that name to who calls it."""
+    """This package as `forge.compose`, callable like a function."""
 
     def __call__(self, overrides: Options = (), *, config_dirs: Sequence[str] = ()) -> Composed:
-        """The config that groups and values compose to, in the project that the working directory
-        is in. Raises ConfigError with every problem.
+        """Compose a config from groups and values, in the project of the working directory. Raises
+        ConfigError with every problem.
         """
         from forge.compose.composition import config
         from forge.compose.options import texts

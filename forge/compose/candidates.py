@@ -13,37 +13,37 @@ from forge.config.problems import shown
 
 
 def candidates(word: str, before: Sequence[str], config_dirs: Sequence[str] = ()) -> list[str]:
-    """How `word` may go on, behind the words `before`, of which the overrides tell which options
-    there are: `optimizer=adamw optimizer.be` becomes `optimizer.betas=`.
+    """Completions of `word` after the words `before`; the overrides in `before` decide on the
+    options: `optimizer=adamw optimizer.be` becomes `optimizer.betas=`.
     """
     composition = compose([text for text in before if "=" in text], config_dirs=config_dirs)
     name = word.lstrip("+~")
     signs = word[: len(word) - len(name)]
     key, equals, value = name.partition("=")
     if equals:
-        head = value[: value.rfind(",") + 1]  # of several, for a sweep, the last one
-        found = [f"{key}={head}{one}" for one in _values(key, composition)]
+        head = value[: value.rfind(",") + 1]  # complete the last of a sweep's several values
+        texts = [f"{key}={head}{option}" for option in _values(key, composition)]
     else:
-        found = list(_keys(key, composition))
-    return sorted({f"{signs}{text}" for text in found if text.startswith(name)})
+        texts = list(_keys(key, composition))
+    return sorted({f"{signs}{text}" for text in texts if text.startswith(name)})
 
 
 def _values(key: str, composition: Composition) -> Iterator[str]:
     if composition.library.is_group(group := key.partition("@")[0]):
         yield from composition.library.options(group)
         return
-    known = declared(composition.tree, key)
-    if known is None:
+    option = declared(composition.tree, key)
+    if option is None:
         return
-    if known.hint is bool:
+    if option.hint is bool:
         yield from ("true", "false")
-    yield from map(str, known.metadata.get("choices") or ())
+    yield from map(str, option.metadata.get("choices") or ())
     if (now := in_force(composition.tree, key)) is not None and not isinstance(now, dict | list):
         yield shown(now)
 
 
 def _keys(start: str, composition: Composition) -> Iterator[str]:
-    """Groups, and the keys of the section that is being typed, one level down."""
+    """Groups, and the keys of the section in `start`, one level down."""
     above, dot, _ = start.rpartition(".")
     if not dot:
         yield from (f"{group}=" for group in composition.library.groups())

@@ -26,8 +26,8 @@ OPTIONAL = ("experiment", "debug", "local")
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """What group choices compose to: the tree, the option of each group, (config path, package) of
-    every file, and the values that have no place.
+    """A composition of group choices: the tree, the option of each group, (config path, package) of
+    every file, and the values without a place.
     """
 
     tree: DictConfig
@@ -49,27 +49,27 @@ def _fault(override: Override, library: Library) -> tuple[str, str] | None:
     if override.is_delete():
         return f"the group {group} cannot be removed.", f"choose one: {listed}"
     if override.is_sweep_override():
-        what = f"{group} has several values, and this is not a sweep."
-        return what, "choose one, or -m for a sweep"
+        message = f"{group} has several values, and this is not a sweep."
+        return message, "choose one, or -m for a sweep"
     value = override.value()
     if group in schemas.INNER and (override.package is None or not override.is_add()):
-        what = f"{group} is a part of another section."
-        return what, f"write +{group}@model.{group}={override.get_value_string()}"
+        message = f"{group} is a part of another section."
+        return message, f"write +{group}@model.{group}={override.get_value_string()}"
     if override.package is not None and group in library.places:
-        what = f"{group} has one place in the config."
-        return what, f"write {group}={override.get_value_string()}"
+        message = f"{group} has one place in the config."
+        return message, f"write {group}={override.get_value_string()}"
     if value is None and group in OPTIONAL:
         return None
     if isinstance(value, list) and group in schemas.SCHEMAS:
         return f"{group} takes one option.", "choose one, or -m for a sweep"
-    for wanted in value if isinstance(value, list) else [value]:
-        name = shown(wanted)
+    for choice in value if isinstance(value, list) else [value]:
+        name = shown(choice)
         is_file = ".." not in name.split("/") and library.file_of(f"{group}/{name}") is not None
         if name not in options and not is_file:
             near = [f"{group}={option}" for option in closest(name, options)]
-            theirs = [ours] if (ours := BY_VALUE.get(group, {}).get(name)) else []
-            fix = did_you_mean(theirs or as_values(group, name) or near) or f"options: {listed}"
-            return f"there is no {group} named '{name}'.", fix
+            in_forge = [ours] if (ours := BY_VALUE.get(group, {}).get(name)) else []
+            hint = did_you_mean(in_forge or as_values(group, name) or near) or f"options: {listed}"
+            return f"there is no {group} named '{name}'.", hint
     if group not in library.places and not override.is_add():
         text = (override.input_line or "").lstrip("+")
         return f"{group} has no place of its own in the config.", f"write +{text}"
@@ -79,23 +79,23 @@ def _fault(override: Override, library: Library) -> tuple[str, str] | None:
 def merge(
     library: Library, chosen: Sequence[Override], primary: str
 ) -> tuple[Merged, list[Problem]]:
-    """Compose the choices over the config `primary`; one that does not compose is left out and
+    """Compose the choices over the config `primary`; a choice failing to compose is left out and
     reported. Raises ConfigError when nothing composes at all.
     """
     chosen = _effective(chosen, library)
     problems: list[Problem] = []
     merged = _compose(library, chosen, primary)
     if isinstance(merged, Problem):
-        kept: list[Override] = []
-        merged = _compose(library, kept, primary)
+        composable: list[Override] = []
+        merged = _compose(library, composable, primary)
         if isinstance(merged, Problem):
             raise ConfigError([merged])
         for override in chosen:
-            attempt = _compose(library, [*kept, override], primary)
+            attempt = _compose(library, [*composable, override], primary)
             if isinstance(attempt, Problem):
                 problems.append(attempt)
             else:
-                kept.append(override)
+                composable.append(override)
                 merged = attempt
     for path, _ in merged.files:
         problems += [absent_fault(path, *choice, library) for choice in library.absent(path)]
@@ -104,7 +104,7 @@ def merge(
 
 
 def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
-    """The choices as Hydra takes them: the last of each group, null as a removal."""
+    """The choices in Hydra's form: the last of each group, null as a removal."""
     result: dict[tuple[str, str | None], Override] = {}
     for override in chosen:
         group = override.key_or_group
@@ -119,19 +119,19 @@ def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
 
 
 def _compose(library: Library, chosen: Sequence[Override], primary: str) -> Merged | Problem:
-    """What the choices compose to; a problem is blamed on the last, else on the primary config
-    where it is the user's, else on conf/local.
+    """Compose the choices, or return the problem, blamed on the last choice, else on a primary
+    config of the user, else on conf/local.
     """
     text, config_path = _blamed(chosen, primary)
     try:
         defaults = library.defaults(list(chosen), primary)
         tree, misfits = library.merge(defaults.defaults)
-    except Exception as error:  # Hydra meets malformed files with whatever they make it raise
+    except Exception as error:  # Hydra raises anything for malformed files
         return file_fault(text, config_path, error, library)
-    known = defaults.overrides.known_choices.items()
-    choices = {group: name for group, name in known if not group.startswith("schema")}
-    places = (name for name in library.places if name in schemas.sections())
-    lacking = [name for name in places if name not in choices]
+    chosen_by_group = defaults.overrides.known_choices.items()
+    choices = {group: name for group, name in chosen_by_group if not group.startswith("schema")}
+    sections = (name for name in library.places if name in schemas.sections())
+    lacking = [name for name in sections if name not in choices]
     if primary != PRIMARY and (lacking or OmegaConf.get_type(tree) is not Composed):
         return primary_fault(primary, lacking, library)
     for group, base in schemas.sections().items():
@@ -143,7 +143,7 @@ def _compose(library: Library, chosen: Sequence[Override], primary: str) -> Merg
 
 
 def _blamed(chosen: Sequence[Override], primary: str) -> tuple[str, str]:
-    """What a problem is said of, as it was typed, and the file behind it."""
+    """The text to blame for a problem, as typed, and the file behind the text."""
     if not chosen and primary != PRIMARY:
         return f"--config-name {primary}", primary
     last = chosen[-1] if chosen else parse("local=default")

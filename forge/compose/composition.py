@@ -47,8 +47,8 @@ OWN_DIRECTORIES = {
 
 @dataclass(kw_only=True)
 class Composition:
-    """A composed config, what it was made of, and its problems. given: by key the file of values
-    that model=hf reads.
+    """A composed config with its sources and problems. given: by key the file of the values read by
+    model=hf.
     """
 
     tree: DictConfig
@@ -64,16 +64,20 @@ class Composition:
 
     @cached_property
     def said_in(self) -> dict[str, str]:
-        """File and line of every override that the project file has."""
-        return {str(one): one.where for one in self.overrides if isinstance(one, Default)}
+        """File and line of every override in the project file."""
+        return {
+            str(override): override.where
+            for override in self.overrides
+            if isinstance(override, Default)
+        }
 
     @cached_property
     def lines(self) -> dict[str, str]:
-        """File and line of every value that a file of this composition sets."""
+        """File and line of every value set by a file of this composition."""
         return lines_of(self.library, self.files)
 
     def written_at(self, key: str) -> str:
-        """'command line', or the file and line that set a key or the first below it; else ''."""
+        """'command line', or the file and line setting a key or the first key below; else ''."""
         for done, text in self.applied.items():
             if f"{key}.".startswith(f"{done}.") or done.startswith(f"{key}."):
                 return self.said_in.get(text, COMMAND_LINE)
@@ -81,7 +85,7 @@ class Composition:
         return self.lines.get(key) or self.given.get(key) or next(below, "")
 
     def origin(self, key: str) -> str:
-        """Where a value comes from: `written_at`, or the line of its default."""
+        """The origin of a value: `written_at`, or the line of the default."""
         return self.written_at(key) or default_origin(self.tree, key)
 
     def typed(self) -> Composed:
@@ -95,7 +99,7 @@ class Composition:
 
 
 def config(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -> Composed:
-    """The config that groups and values compose to. Raises ConfigError with every problem."""
+    """Compose a typed config from groups and values. Raises ConfigError with every problem."""
     composition = compose(overrides, config_dirs=config_dirs)
     if composition.problems:
         raise ConfigError(composition.problems)
@@ -103,8 +107,8 @@ def config(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) ->
 
 
 def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -> Composition:
-    """Compose the groups without wrong choices, then apply the values one by one, in their order,
-    so that every wrong one is found.
+    """Compose the groups without wrong choices, then apply the values singly and in order, to find
+    every wrong value.
     """
     composition, assigned = chosen(overrides, config_dirs=config_dirs)
     apply(composition, assigned)
@@ -113,12 +117,12 @@ def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -
 
 
 def apply(composition: Composition, assigned: Sequence[Override]) -> None:
-    """Set values, in their order. Those that do not fit are problems; each is tried again at the
-    end, so that its advice counts on the values that all others have set.
+    """Set values in order, and report misfits as problems. Each misfit is tried again at the end,
+    for advice based on the values set by all other overrides.
     """
     tree, library = composition.tree, composition.library
     if not composition.given and OmegaConf.get_type(tree, "model") is FolderDecoder:
-        from forge.compose.hugging_face import fill  # which few runs need
+        from forge.compose.hugging_face import fill  # imported late: few runs need it
 
         composition.given, faults = fill(tree, assigned, composition.lines)
         composition.problems += faults
@@ -132,8 +136,7 @@ def apply(composition: Composition, assigned: Sequence[Override]) -> None:
         values.apply(tree, override, library) or problem for override, problem in wrong
     ]
     composition.problems = [
-        replace(one, where=composition.said_in.get(one.key, one.where))
-        for one in composition.problems
+        replace(p, where=composition.said_in.get(p.key, p.where)) for p in composition.problems
     ]
 
 
@@ -143,8 +146,8 @@ def chosen(
     config_dirs: Sequence[str] = (),
     read_from: Callable[[tuple[str, ...]], Library] = Library,
 ) -> tuple[Composition, list[Override]]:
-    """What the group choices among these overrides compose to, and the overrides that are values,
-    not yet applied. read_from: gives the groups of a search path.
+    """Compose the group choices among these overrides; also return the overrides of values, not yet
+    applied. read_from: builds the library of a search path.
     """
     with_dashes = [text for text in overrides if text.startswith("-")]
     readings = [read(translate(text)) for text in overrides if text not in with_dashes]
@@ -156,7 +159,7 @@ def chosen(
     choices = [override for override in parsed if library.is_group(override.key_or_group)]
     refused = {id(o): problem for o in choices if (problem := groups.illegal(o, library))}
     merged, faults = groups.merge(library, [o for o in choices if id(o) not in refused], primary)
-    facts = resolvers.facts([str(one) for one in overrides], merged.choices, primary)
+    facts = resolvers.facts([str(text) for text in overrides], merged.choices, primary)
     resolvers.attach(merged.tree, facts)
     composition = Composition(
         tree=merged.tree,
@@ -169,9 +172,9 @@ def chosen(
         problems=[*problems, *refused.values(), *faults],
     )
     if merged.tree.run._get_node("trust")._value() not in ([], "???"):
-        what, where = "a file sets run.trust.", composition.lines.get("run.trust", "")
-        fix = "set it on the command line or in code only, so that no file can widen what is built"
-        composition.problems.append(Problem("run.trust", what, fix, where=where))
+        message, where = "a file sets run.trust.", composition.lines.get("run.trust", "")
+        hint = "set it on the command line or in code only, so that no file can widen what is built"
+        composition.problems.append(Problem("run.trust", message, hint, where=where))
         merged.tree.run.trust = []
     composition.problems += map(Keys(merged.tree, library).dashed, with_dashes)
     composition.problems += values.lists_as_values(merged.tree, composition.written_at)
@@ -179,25 +182,25 @@ def chosen(
 
 
 def _primary(overrides: Sequence[Override], library: Library, problems: list[Problem]) -> str:
-    """The config that hydra.job.config_name, or --config-name, chooses in place of
-    conf/config.yaml; that there is none is added to the problems.
+    """The config chosen by hydra.job.config_name, or --config-name, in place of conf/config.yaml; a
+    missing config is added to the problems.
     """
     for override in overrides:
         if override.key_or_group == CONFIG_NAME:
             name = str(override.value()).removesuffix(".yaml")
-            if name in (known := library.primaries()):
+            if name in (primaries := library.primaries()):
                 return name
-            meant = [f"--config-name {near}" for near in closest(name, known)]
-            fix = did_you_mean(meant) or "--config-dir FOLDER, where it is"
-            what = f"there is no config named '{name}'."
-            problems.append(Problem(f"--config-name {name}", what, fix, where=COMMAND_LINE))
+            meant = [f"--config-name {near}" for near in closest(name, primaries)]
+            hint = did_you_mean(meant) or "--config-dir FOLDER, where it is"
+            message = f"there is no config named '{name}'."
+            problems.append(Problem(f"--config-name {name}", message, hint, where=COMMAND_LINE))
     return PRIMARY
 
 
 def _search_path(
     config_dirs: Sequence[str], overrides: Sequence[Override], problems: list[Problem]
 ) -> tuple[str, ...]:
-    """The search path; what is wrong with it, or with other settings of Hydra, is added to the
+    """The search path; faults of the search path, or of other settings of Hydra, are added to the
     problems.
     """
     entries = [(folder, f"--config-dir {folder}") for folder in config_dirs]
@@ -217,15 +220,15 @@ def _search_path(
         if scheme == "pkg" and sign:
             key, fault = f"hydra.searchpath=[{entry}]", packages.import_fault(package)
         elif scheme != "file" and sign:
-            what = f"{entry} is neither a directory nor a package."
-            fault = what, "hydra.searchpath=[my/conf] or [pkg://my.conf]"
+            message = f"{entry} is neither a directory nor a package."
+            fault = message, "hydra.searchpath=[my/conf] or [pkg://my.conf]"
         elif not os.path.isdir(folder := path.removeprefix("file://")):
             fault = f"there is no directory or package {folder}.", "give an existing one"
         elif key.startswith("--config-dir") and _shadows(folder):
             name = f"{display(Path(folder, PRIMARY))}.yaml"
-            what = f"{name} is not read: forge's own has that name."
+            message = f"{name} is not read: forge's own has that name."
             first = f"with '- {PRIMARY}' first in its defaults"
-            fault = what, f"call it mine.yaml, {first}, and type --config-name mine"
+            fault = message, f"call it mine.yaml, {first}, and type --config-name mine"
         if fault:
             problems.append(Problem(key, *fault, where=COMMAND_LINE))
         else:

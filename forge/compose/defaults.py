@@ -21,31 +21,31 @@ ARMS, SEEDS = "sweep.ablation.arms.", "sweep.ablation.seeds"
 
 
 def kept(defaults: Sequence[str], typed: Sequence[str], searchpath: Sequence[str]) -> list[str]:
-    """The defaults that stand beside what is typed: of no key, section or group that is typed or
-    that an experiment or debugging setup, which is typed, sets.
+    """The defaults not replaced by typed overrides: defaults of no key, section or group typed, or
+    set by a typed experiment or debugging setup.
     """
-    given = {key_of(text) for text in typed}
-    if defaults and any(key in OPTIONAL for key in given):
-        given |= set(_set_by(typed, Library(searchpath)))
-    return [text for text in defaults if given.isdisjoint(_above(key_of(text)))]
+    replaced = {key_of(text) for text in typed}
+    if defaults and any(key in OPTIONAL for key in replaced):
+        replaced |= set(_set_by(typed, Library(searchpath)))
+    return [text for text in defaults if replaced.isdisjoint(_above(key_of(text)))]
 
 
 def _above(key: str) -> Iterator[str]:
-    """A key, and the sections and the group that it is in."""
+    """A key, and the sections and the group around the key."""
     while key:
         yield key
         key = key.rpartition(".")[0]
 
 
 def _set_by(typed: Sequence[str], library: Library) -> Iterator[str]:
-    """The keys and groups that the files of experiments and the like set, also in a sweep."""
+    """The keys and groups set by typed files of experiments and the like, also in a sweep."""
     for text in typed:
         key = key_of(text)
         for name in _names(text) if key in OPTIONAL else ():
             try:
                 yield from _in_file(f"{key}/{name}", library)
             except (yaml.YAMLError, HydraException, OSError):
-                continue  # composing says what is wrong with it
+                continue  # the composition reports the fault
 
 
 def _names(text: str) -> list[str]:

@@ -56,7 +56,7 @@ class Composed(Config):
     """A config that was composed from groups and values: what `forge.compose` returns."""
 
     def validate(self, *, world_size: int | None = None) -> Resolution:
-        """Resolve a copy: what would run. Raises ConfigError with every problem."""
+        """Resolve a copy, and return the resolution. Raises ConfigError with every problem."""
         from forge.resolve.resolve import resolve
 
         return resolve(self, world_size=world_size)
@@ -64,7 +64,7 @@ class Composed(Config):
 
 @dataclass(frozen=True)
 class Misfit:
-    """A value of a file without a place in the config: its keys from the root, and the error."""
+    """A file's value without a place in the config: the keys from the root, and the error."""
 
     config_path: str
     package: str
@@ -78,8 +78,8 @@ class Misfit:
 
 @functools.cache
 def _loader() -> type | None:
-    """OmegaConf 2.3's loader of YAML over libyaml, in a fifth of the time; None where there is no
-    libyaml, and from 2.4 on, which does so itself.
+    """OmegaConf 2.3's loader of YAML over libyaml, in a fifth of the time; None without libyaml,
+    and from OmegaConf 2.4 on, itself a user of libyaml.
     """
     pure = getattr(omegaconf._utils, "get_yaml_loader", None)
     if pure is None or not yaml.__with_libyaml__:
@@ -95,7 +95,7 @@ def _loader() -> type | None:
 
 
 class OwnFiles(FileConfigSource):
-    """forge's folder of groups. What others write is read by Hydra, whose errors have a line."""
+    """forge's folder of groups. Users' folders are read by Hydra, for errors with a line number."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         if (loader := _loader()) is None:
@@ -110,15 +110,16 @@ class OwnFiles(FileConfigSource):
 
 
 class Choices(Overrides):
-    """Hydra 1.3 makes an OmegaConf of all choices so far for every file, for interpolations in its
-    defaults list: a tenth of the time of a command. Here it is of none where there are none.
+    """Overrides of Hydra without needless interpolation maps. For every file Hydra 1.3 makes an
+    OmegaConf of all choices so far, for interpolations in the defaults list: a tenth of the time of
+    a command. This class makes the map of no choices where nothing interpolates.
     """
 
     def __init__(self, repo: CachingConfigRepository, overrides_list: list[Override]):
         assert isinstance(repo.delegate, Repository)
         self.repository, self.is_asked = repo.delegate, False
         super().__init__(repo=repo, overrides_list=overrides_list)
-        self.interpolates = any("${" in (one.input_line or "") for one in overrides_list)
+        self.interpolates = any("${" in (override.input_line or "") for override in overrides_list)
 
     @property
     def known_choices(self) -> dict[str, str | None]:
@@ -136,8 +137,8 @@ class Choices(Overrides):
 
 
 class Repository(ConfigRepository):
-    """Reads files as Hydra does, with Hydra's names translated to forge's. `absent` has, by file,
-    the (group, option) that it chooses and that do not exist, without which it is read.
+    """Hydra's reader of files, with Hydra's names translated to forge's. `absent` has, by file, the
+    chosen (group, option) pairs without a file, left out of the read result.
     """
 
     def __init__(self, config_search_path: ConfigSearchPathImpl):
@@ -147,18 +148,20 @@ class Repository(ConfigRepository):
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
         super().initialize_sources(config_search_path)
-        own = next(place for place, one in enumerate(self.sources) if one.path == str(CONF))
-        self.sources[own] = OwnFiles(self.sources[own].provider, self.sources[own].path)
+        index = next(
+            position for position, source in enumerate(self.sources) if source.path == str(CONF)
+        )
+        self.sources[index] = OwnFiles(self.sources[index].provider, self.sources[index].path)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Repository:
-        return self  # nobody else has it, and Hydra's cache would copy all schemas with it
+        return self  # not shared, and a copy by Hydra's cache would copy all schemas too
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        found = super().load_config(config_path)
-        if found is None:
+        result = super().load_config(config_path)
+        if result is None:
             return None
-        kept, absent = [], []
-        for default in found.defaults_list or []:
+        existing, absent = [], []
+        for default in result.defaults_list or []:
             self.interpolates |= any("${" in str(part) for part in vars(default).values())
             if isinstance(default, GroupDefault) and isinstance(default.value, str):
                 group = (default.group or "").removeprefix("/")
@@ -169,15 +172,15 @@ class Repository(ConfigRepository):
                 if self._is_absent(default, group):
                     absent.append((group, default.value))
                     continue
-            kept.append(default)
+            existing.append(default)
         if absent:
-            self.absent[config_path], found.defaults_list = absent, kept
-        if isinstance(found.config, DictConfig):
-            content: Any = OmegaConf.to_container(found.config, resolve=False)
+            self.absent[config_path], result.defaults_list = absent, existing
+        if isinstance(result.config, DictConfig):
+            content: Any = OmegaConf.to_container(result.config, resolve=False)
             ours = hydra_names.translate_file(content) if isinstance(content, dict) else content
             if ours != content:
-                found.config = OmegaConf.create(ours, flags=found.config._metadata.flags)
-        return found
+                result.config = OmegaConf.create(ours, flags=result.config._metadata.flags)
+        return result
 
     def _is_absent(self, default: GroupDefault, group: str) -> bool:
         name = str(default.value)
@@ -206,40 +209,40 @@ class Library:
         self._loader = ConfigLoaderImpl(path)
 
     def groups(self) -> list[str]:
-        """Names of the groups a user chooses from, in the order of conf/config.yaml."""
-        found = self.repository.get_group_options("", ObjectType.GROUP)
-        others = [name for name in found if name not in (*self.places, "schema", "hydra")]
-        return [name for name in self.places if name in found] + others
+        """Names of the selectable groups, in the order of conf/config.yaml."""
+        names = self.repository.get_group_options("", ObjectType.GROUP)
+        added = [name for name in names if name not in (*self.places, "schema", "hydra")]
+        return [name for name in self.places if name in names] + added
 
     @cached_property
     def places(self) -> list[str]:
-        """The groups that conf/config.yaml has a place for; others are added with `+`."""
+        """The groups with a place in conf/config.yaml; further groups are added with `+`."""
         text = (CONF / f"{PRIMARY}.yaml").read_text(encoding="utf-8")
         content = yaml.load(text, _loader() or yaml.SafeLoader)
         names = [next(iter(entry)) for entry in content["defaults"] if isinstance(entry, dict)]
         return [name.removeprefix("optional ").removeprefix("override ") for name in names]
 
     def absent(self, config_path: str) -> list[tuple[str, str]]:
-        """The (group, option) that a file chooses and that do not exist."""
-        files = self.repository.delegate  # a copy of what the constructor was given
+        """The (group, option) pairs chosen by a file without existing."""
+        files = self.repository.delegate  # a copy of the constructor's argument
         assert isinstance(files, Repository)
         return files.absent.get(config_path, [])
 
     def options(self, group: str) -> list[str]:
-        """Options of one group."""
+        """Options of a group."""
         return self.repository.get_group_options(group, ObjectType.CONFIG)
 
     def is_group(self, name: str) -> bool:
-        """Whether there is a group of this name that a user may choose from."""
+        """Whether a selectable group has this name."""
         first = name.partition("/")[0]
         return first not in ("", "schema", "hydra") and self.repository.group_exists(name)
 
     def primaries(self) -> list[str]:
-        """The configs that may stand in the place of conf/config.yaml, which is one."""
+        """The primary configs: conf/config.yaml and its possible replacements."""
         return self.repository.get_group_options("", ObjectType.CONFIG)
 
     def defaults(self, overrides: list[Override], primary: str = PRIMARY) -> DefaultsList:
-        """The files and schemas that make up the config, in merge order."""
+        """The files and schemas of the config, in merge order."""
         if not hasattr(defaults_list, "_create_interpolation_map"):  # from Hydra 1.4 on
             return defaults_list.create_defaults_list(
                 repo=self.repository,
@@ -249,22 +252,22 @@ class Library:
                 skip_missing=False,
             )
         chosen = Choices(self.repository, overrides)
-        found, tree = defaults_list._create_defaults_list(
+        results, tree = defaults_list._create_defaults_list(
             self.repository, primary, chosen, prepend_hydra=False, skip_missing=False
         )
         chosen.ensure_overrides_used()
         chosen.ensure_deletions_used()
         chosen.is_asked = True
         return DefaultsList(
-            defaults=found,
+            defaults=results,
             defaults_tree=tree,
             config_overrides=chosen.config_overrides,
             overrides=chosen,
         )
 
     def merge(self, defaults: list[ResultDefault]) -> tuple[DictConfig, list[Misfit]]:
-        """The config that these compose to, and the values that had no place in it. Raises
-        ConfigCompositionException for a file that does not say which schema it is of.
+        """Merge the defaults to a config; also return the values without a place. Raises
+        ConfigCompositionException for a file without a schema.
         """
         tree, misfits = OmegaConf.create(), []
         with flag_override(tree, "no_deepcopy_set_nodes", True):
@@ -274,7 +277,7 @@ class Library:
                     path = default.config_path
                     raise ConfigCompositionException(f"In '{path}': it is a list, and has no keys")
                 if _is_inner_schema(default) and (node := node_at(tree, default.package or "")):
-                    node._set_value("???")  # what is there is of another schema
+                    node._set_value("???")  # empty the section: its value has another schema
                 _begin_own(tree, loaded)
                 try:
                     tree.merge_with(loaded)
@@ -285,7 +288,7 @@ class Library:
                         if cause.object_type in schemas.bases():
                             raise ConfigCompositionException(f"In '{path}': {cause}") from cause
                         misfits.append(Misfit(path, default.package or "", keys, cause))
-        self.repository.cache.clear()  # Hydra merges into what it cached
+        self.repository.cache.clear()  # Hydra merges into its cached configs
         OmegaConf.set_struct(tree, True)
         return tree, misfits
 
@@ -300,21 +303,19 @@ class Library:
 
 
 def _begin_own(tree: DictConfig, loaded: Any) -> None:
-    """Give a section that a file begins, with a `_target_` and without a schema, the one of that
-    target.
-    """
+    """Give a section begun by a file with a `_target_` and no schema the target's own schema."""
     for group in own.GIVEN:
         node, content = tree._get_node(group), loaded._get_node(group)
         is_open = isinstance(node, DictConfig) and node._is_missing()
         if is_open and isinstance(content, DictConfig) and OmegaConf.get_type(content) is dict:
             values: Any = OmegaConf.to_container(content, resolve=False)
-            named = PATH.fullmatch(str(values.get(own.TARGET)))
-            if named and (kind := own.kind_of(group, values)):
+            path_match = PATH.fullmatch(str(values.get(own.TARGET)))
+            if path_match and (kind := own.kind_of(group, values)):
                 tree[group] = OmegaConf.structured(kind)
 
 
 def _is_inner_schema(default: ResultDefault) -> bool:
-    """Whether it says which schema a section inside of another is of."""
+    """Whether a default chooses the schema of a section inside of another section."""
     first, _, group = str(default.config_path).partition("/")
     return first == "schema" and group.partition("/")[0] in schemas.INNER
 
@@ -322,7 +323,7 @@ def _is_inner_schema(default: ResultDefault) -> bool:
 def _merge_by_part(
     tree: DictConfig, content: Any, above: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], OmegaConfBaseException]]:
-    """Merge a dict value by value; gives the keys of those that cannot be, with the error."""
+    """Merge a dict value by value; yield the keys and the error of values failing to merge."""
     for name, value in content.items():
         keys = (*above, name)
         part = value
@@ -337,5 +338,5 @@ def _merge_by_part(
 
 
 def parse(text: str) -> Override:
-    """One override as Hydra reads it. Raises hydra.errors.OverrideParseException."""
+    """Parse an override with Hydra's parser. Raises hydra.errors.OverrideParseException."""
     return OverridesParser.create().parse_override(text)

@@ -19,15 +19,15 @@ EXAMPLE = "group=option or key=value, such as model=small or optimizer.lr=1e-3"
 
 
 def read(text: str) -> Override | Problem:
-    """One override as Hydra's grammar has it."""
+    """Read an override by Hydra's grammar, or return the problem."""
     try:
         override = _parse(text)
         if override.key_or_group and "[" not in override.key_or_group:  # Hydra 1.4 reads a[0]=1
             return override
-        said = "it has no key"
+        cause = "it has no key"
     except (HydraException, RecursionError, ValueError) as error:
-        said = re.sub(r" expecting \{.*", "", str(error).partition("\n")[0]).rstrip(".")
-    return Problem(text or "''", *_fault(text, said), where=COMMAND_LINE)
+        cause = re.sub(r" expecting \{.*", "", str(error).partition("\n")[0]).rstrip(".")
+    return Problem(text or "''", *_fault(text, cause), where=COMMAND_LINE)
 
 
 def _parse(text: str) -> Override:
@@ -44,7 +44,7 @@ def _parse(text: str) -> Override:
 
 
 def _fault(text: str, said: str) -> tuple[str, str]:
-    """What is wrong with an override that cannot be read, and what to do. said: by Hydra."""
+    """(fault, hint) of an unreadable override. said: Hydra's message."""
     key, sign, value = text.partition("=")
     name = key.lstrip("+~")
     is_key = KEY.fullmatch(name) is not None
@@ -53,15 +53,15 @@ def _fault(text: str, said: str) -> tuple[str, str]:
     if element := ELEMENT.fullmatch(name):
         return "a list is given as a whole.", f"{element[1]}=[...]"
     if not is_key:
-        what = f"'{name}' is no key: a key is made of letters a-z, digits, _ and dots."
-        return what, EXAMPLE
-    what = f"the value {value} cannot be read: {said}."
+        message = f"'{name}' is no key: a key is made of letters a-z, digits, _ and dots."
+        return message, EXAMPLE
+    message = f"the value {value} cannot be read: {said}."
     hint = schemas.declared(name)
     if hint is None or fits("", hint):
         text = value.replace("\\", "\\\\").replace('"', '\\"')
-        return what, f"to give it as a text: '{key}=\"{text}\"'"
+        return message, f"to give it as a text: '{key}=\"{text}\"'"
     if fits([""], hint) and schemas.fact(name, "verbatim") and value[:1] not in "[\"'":
-        return what, f"{key}=[{value}]"
+        return message, f"{key}=[{value}]"
     if fits([""], hint) or typing.get_origin(hint) is dict:
-        return what, "quotes around each text in it that has signs, like '[\"a=b\", c]'"
-    return what, f"{name} is {kind(hint)}"
+        return message, "quotes around each text in it that has signs, like '[\"a=b\", c]'"
+    return message, f"{name} is {kind(hint)}"

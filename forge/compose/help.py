@@ -28,9 +28,9 @@ def page(
     *,
     examples: str,
 ) -> str:
-    """The help of a verb; with names of groups, what these offer, with the values that the choices
-    and values among the words give them. examples: how the verb is used, at the end.
-    Raises ConfigError for what is no group.
+    """The help of a verb; with names of groups, the groups' options, with values by the choices and
+    values among the words. examples: uses of the verb, at the end. Raises ConfigError for an
+    unknown group.
     """
     topics = [word for word in words if not word.startswith(("+", "~")) and "=" not in word]
     composition = compose([word for word in words if word not in topics], config_dirs=config_dirs)
@@ -43,31 +43,31 @@ def page(
         return "\n\n".join(group_page(composition, topic) for topic in topics)
     listed = [f"  {group:<12} {', '.join(composition.library.options(group))}" for group in groups]
     root = [f"  {field.name:<12} {describe(field)}" for field in schemas.root_options()]
-    more = f"  python -m {command.split()[0]} --help GROUP shows what one of them offers"
+    tip = f"  python -m {command.split()[0]} --help GROUP shows what one of them offers"
     flags = [
         f"  {', '.join(action.option_strings):<24} {action.help}"
         for action in arguments._actions
         if action.option_strings
     ]
     head = [f"python -m {command} [group=option] [key=value] ...", "", arguments.description or ""]
-    lines = [*head, "", "groups", *listed, "", "at the root", *root, "", more, "", "flags", *flags]
+    lines = [*head, "", "groups", *listed, "", "at the root", *root, "", tip, "", "flags", *flags]
     return "\n".join([*lines, "", examples])
 
 
 def _unknown(topic: str, composition: Composition) -> Problem:
-    """What is said of a word behind --help that names no group."""
+    """The problem of a word after --help without a group."""
     groups = composition.library.groups()
     if Keys(composition.tree, composition.library).unknown(topic) is None:
-        fix = f"python -m forge.explain {topic}, or --help {topic.partition('.')[0]}"
-        return Problem(f"--help {topic}", f"{topic} is an option, and no group.", fix)
+        hint = f"python -m forge.explain {topic}, or --help {topic.partition('.')[0]}"
+        return Problem(f"--help {topic}", f"{topic} is an option, and no group.", hint)
     meant = [f"--help {group}" for group in closest(topic, groups)]
-    fix = did_you_mean(meant) or f"its groups: {', '.join(groups)}"
-    return Problem(f"--help {topic}", f"there is no group '{topic}'.", fix)
+    hint = did_you_mean(meant) or f"its groups: {', '.join(groups)}"
+    return Problem(f"--help {topic}", f"there is no group '{topic}'.", hint)
 
 
 def group_page(composition: Composition, group: str) -> str:
-    """The options of a group with the first line of each file, the values of its section with where
-    they are from, and what the other variants have.
+    """The options of a group with the first line of each file, the values of its section with their
+    origins, and the options of the other variants.
     """
     library, chosen = composition.library, composition.choices.get(group)
     lines = [f"{group}   (now {group}={chosen})" if chosen else group]
@@ -88,14 +88,14 @@ def group_page(composition: Composition, group: str) -> str:
             ]
             lines += ["", f"{head} Now, and from where:", *values]
         else:
-            others = [(key, f) for key, f in options_below(schema) if key not in shared]
-            lines += ["", f"{head} Its own, with their defaults:"] if others else ["", head]
-            lines += [f"    {group}.{key:<28} {describe(f)}" for key, f in others]
+            own_options = [(key, f) for key, f in options_below(schema) if key not in shared]
+            lines += ["", f"{head} Its own, with their defaults:"] if own_options else ["", head]
+            lines += [f"    {group}.{key:<28} {describe(f)}" for key, f in own_options]
     return "\n".join(lines)
 
 
 def _in_force(composition: Composition, key: str, field: dataclasses.Field) -> str:
-    """The value of an option, its meaning, and where the value is from."""
+    """An option's value, meaning, and origin of the value."""
     node = node_at(composition.tree, key)
     if node is None:
         return f"    {key:<34} {describe(field)}"
@@ -107,8 +107,8 @@ def _in_force(composition: Composition, key: str, field: dataclasses.Field) -> s
 
 
 def titles(group: str) -> Iterator[tuple[str, type[Section], str]]:
-    """The schemas of a group, each with the choice that brings it, where there are several, and the
-    first line of its docstring.
+    """The schemas of a group, each with its group choice, where a group has several schemas, and
+    the first line of its docstring.
     """
     if group in schemas.sections():
         for name, schema in schemas.variants(group).items():
@@ -117,13 +117,13 @@ def titles(group: str) -> Iterator[tuple[str, type[Section], str]]:
 
 
 def options_below(schema: type[Section]) -> Iterator[tuple[str, dataclasses.Field]]:
-    """The options of a section that a user sets, by key below it."""
+    """The user's options of a section, by key below the section."""
     options = schemas.options_of(schema)
     return ((key, f) for key, _, f in options if "._" not in f".{key}")
 
 
 def summary(library: Library, group: str, option: str) -> str:
-    """What an option is for: the first comment of its file."""
+    """The summary of an option: the first comment of its file."""
     file = library.file_of(f"{group}/{option}")
     lines = file.read_text(encoding="utf-8").splitlines() if file else []
     comments = (line for line in lines if line.startswith("#") and "@package" not in line)
@@ -131,12 +131,12 @@ def summary(library: Library, group: str, option: str) -> str:
 
 
 def describe(field: dataclasses.Field) -> str:
-    """Default, meaning and bounds of an option in one line."""
+    """Default, meaning and bounds of an option in a single line."""
     admitted = describe_bounds(field.metadata)
     meaning = f"{show(default_of(field))}   {field.metadata.get('help', '')}"
     return f"{meaning} [{admitted}]" if admitted else meaning
 
 
 def show(value: object) -> str:
-    """A default as YAML writes it."""
+    """A default value in YAML."""
     return str(list(value)) if isinstance(value, tuple | list) else shown(value)

@@ -28,45 +28,45 @@ ELSE = "check it, or give a folder on this machine, which `hf download ID` fetch
 def fill(
     tree: DictConfig, assigned: Sequence[Override], lines: Mapping[str, str]
 ) -> tuple[dict[str, str], list[Problem]]:
-    """Give the model section of a tree, of model=hf, what the folder in model.path says; returns
-    the file that each key is from, and what is wrong.
+    """Fill the model section of a tree, of model=hf, from the folder in model.path; return the file
+    of each filled key, and the problems.
 
-    assigned: the overrides that are values. lines: of the keys that files set, which are kept.
+    assigned: the overrides of values. lines: lines of the keys set by files, left as set.
     """
-    typed = {one.key_or_group: one.value() for one in assigned}
+    typed = {override.key_or_group: override.value() for override in assigned}
     path = str(typed.get(PATH, tree.model.path) or "")
     if not path:
-        return {}, []  # a rule says it
+        return {}, []  # a rule reports the missing path
     where = COMMAND_LINE if PATH in typed else lines.get(PATH, "")
     folder, fault = path, ""
     if is_id(path):
         folder, fault = fetched(path, str(typed.get(REVISION, tree.model.revision)))
     if fault:
-        what = f"there is no folder {path}, and as the id of a model: {fault}."
-        return {}, [Problem(f"{PATH}={path}", what, ELSE, where=where)]
+        message = f"there is no folder {path}, and as the id of a model: {fault}."
+        return {}, [Problem(f"{PATH}={path}", message, ELSE, where=where)]
     try:
-        found = folders.read(folder)
+        model_folder = folders.read(folder)
     except FolderError as error:
         return {}, [Problem(f"{PATH}={path}", error.what, error.fix, where=where)]
     names: Any = typed.get(IGNORED, tree.model.ignore_keys)
     ignored = [str(name) for name in names or ()]
-    if fault := folders.unknown_keys(found, ignored):
+    if fault := folders.unknown_keys(model_folder, ignored):
         return {}, [Problem(f"{PATH}={path}", *fault, where=where)]
-    given = {}
-    for key, value in _flat(found.options):
+    sources = {}
+    for key, value in _flat(model_folder.options):
         if key not in lines:
             _set(tree, key, value)
-            given[key] = str(found.path / folders.CONFIG)
+            sources[key] = str(model_folder.path / folders.CONFIG)
     is_file = OmegaConf.get_type(tree, "tokenizer") is TokenizerFile
-    its_own = is_file and not tree.tokenizer.path and BEGINS not in lines
-    if its_own and begins_documents(found.path):
+    from_folder = is_file and not tree.tokenizer.path and BEGINS not in lines
+    if from_folder and begins_documents(model_folder.path):
         tree.tokenizer.add_bos = True
-        given[BEGINS] = str(found.path / CONFIG_NAME)
-    return given, []
+        sources[BEGINS] = str(model_folder.path / CONFIG_NAME)
+    return sources, []
 
 
 def _flat(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys and values from the root; a section with a schema comes before its options."""
+    """Keys and values from the root; a section with a schema precedes its options."""
     for name, value in options.items():
         if name == "mixer":
             yield "model.mixer", value["schema"]
@@ -81,7 +81,7 @@ def _set(tree: DictConfig, key: str, value: Any) -> None:
     if key == "model.mixer":
         node = tree.model._get_node("mixer")
         assert isinstance(node, DictConfig)
-        node._set_value("???")  # what is there may be of another schema
+        node._set_value("???")  # empty the section: its value may have another schema
         tree.model.mixer = OmegaConf.structured(variant_of(Mixer, value))
     else:
         OmegaConf.update(tree, key, value, merge=False)

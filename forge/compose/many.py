@@ -27,14 +27,14 @@ from forge.config.rule import put
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """What a set of group choices composes to, and its config."""
+    """The composition of a set of group choices, and the typed config."""
 
     composition: Composition
     config: Config
 
 
 class Composer:
-    """Gives for overrides what `compose` and `Composition.typed` give."""
+    """Compose many sets of overrides, with the results of `compose` and `Composition.typed`."""
 
     def __init__(self, config_dirs: Sequence[str] = ()) -> None:
         self.config_dirs = tuple(config_dirs)
@@ -45,21 +45,21 @@ class Composer:
 
     def __call__(self, overrides: Sequence[str]) -> tuple[Composition, Config]:
         """The composition and its config. Raises ConfigError when nothing composes at all."""
-        others = tuple(text for text in overrides if not self._is_plain(text))
-        base = self._base(others)
+        base_overrides = tuple(text for text in overrides if not self._is_plain(text))
+        base = self._base(base_overrides)
         if base is None:
             composition = compose(overrides, config_dirs=self.config_dirs)
             return composition, composition.typed()
-        plain = [self._read(text) for text in overrides if text not in others]
+        plain = [self._read(text) for text in overrides if text not in base_overrides]
         return self._with(base, overrides, plain)
 
     def _is_plain(self, text: str) -> bool:
-        """Whether an override sets an option that every config has, to one value."""
+        """Whether an override sets an option of every config to a single value."""
         override = self._read(text)
         if not isinstance(override, Override) or override.type is not OverrideType.CHANGE:
             return False
         key = override.key_or_group
-        if key == PATH:  # it says what the other options of the model are
+        if key == PATH:  # model.path decides on the other options of the model
             return False
         is_option = ("." in key or key == "seed") and "/" not in key
         is_option &= not f"{key}.".startswith(("hydra.", *self._dicts)) and not override.package
@@ -67,7 +67,7 @@ class Composer:
         return is_option and has_one and not re.search(r"\$\{|\?\?\?", str(override.value()))
 
     def _base(self, overrides: tuple[str, ...]) -> Base | None:
-        """What the others compose to; None where one value may depend on another."""
+        """The composition of the base overrides; None where values may depend on each other."""
         if overrides not in self._bases:
             composition, assigned = chosen(
                 overrides, config_dirs=self.config_dirs, read_from=self._library
@@ -86,8 +86,8 @@ class Composer:
     def _with(
         self, base: Base, typed: Sequence[str], assigned: Sequence[Any]
     ) -> tuple[Composition, Config]:
-        """Set the values in the tree, which checks them, copy them to the config, and take them
-        back.
+        """Set the values in the checking tree, copy the checked values to the config, and restore
+        the tree.
         """
         composition = replace(
             base.composition,
@@ -97,15 +97,15 @@ class Composer:
         )
         config = base.config.clone()
         keys = dict.fromkeys(override.key_or_group for override in assigned)
-        places = [(key, *place) for key in keys if (place := _place(composition.tree, key))]
-        before = [_plain(section, name) for _, section, name in places]
+        slots = [(key, *slot) for key in keys if (slot := _place(composition.tree, key))]
+        values_before = [_plain(section, name) for _, section, name in slots]
         try:
             apply(composition, assigned)
-            for key, section, name in places:
+            for key, section, name in slots:
                 if key in composition.applied:
                     put(config, key, _plain(section, name))
         finally:
-            for (_, section, name), value in zip(places, before, strict=True):
+            for (_, section, name), value in zip(slots, values_before, strict=True):
                 section[name] = value
         search = base.config.overrides[: len(self.config_dirs)]
         config.set_source((*search, *typed), config.preset, track=False)
@@ -113,7 +113,7 @@ class Composer:
 
 
 def _place(tree: DictConfig, key: str) -> tuple[DictConfig, str] | None:
-    """The section that holds an option, and its name there; None where there is none."""
+    """The section of an option, and the option's name in the section; None without a section."""
     above, _, name = key.rpartition(".")
     section = node_at(tree, above) if above else tree
     node = node_at(tree, key)

@@ -19,12 +19,12 @@ FIX = "a text, a number, True, False, None, or a list or dict of these"
 
 
 def texts(options: Options) -> list[str]:
-    """The overrides. A text in a dict is a text, with commas, braces and quotes, and `${...}` the
-    value of another option. Raises ConfigError for a value that no option takes.
+    """Overrides of options. A text in a dict stays a text, with commas, braces and quotes, and
+    `${...}` is the value of another option. Raises ConfigError for a value of an unsupported type.
     """
     if isinstance(options, str):
-        what = "overrides come as a list of texts, or as a dict of options."
-        raise refusal(options, what, f"[{options!r}]")
+        message = "overrides come as a list of texts, or as a dict of options."
+        raise refusal(options, message, f"[{options!r}]")
     return list(_walk(options)) if isinstance(options, Mapping) else list(options)
 
 

@@ -19,18 +19,18 @@ from forge.rundir.roots import file_above
 
 
 def lines_of(library: Library, files: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """'file:line' by key of every value that the given (config path, package) set."""
-    found: dict[str, str] = {}
+    """'file:line' by key of every value set by files of (config path, package)."""
+    lines: dict[str, str] = {}
     for config_path, package in files:
         if file := library.file_of(config_path):
             prefix = f"{package}." if package else ""
             for key, name, _ in nodes_of(file):
-                found[translate_key(f"{prefix}{key}")] = f"{display(file)}:{line_of(name)}"
-    return found
+                lines[translate_key(f"{prefix}{key}")] = f"{display(file)}:{line_of(name)}"
+    return lines
 
 
 def nodes_of(file: Path) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
-    """Dotted keys that a YAML file sets, each with the node of its name and that of its value."""
+    """Dotted keys set by a YAML file, each with the nodes of its name and value."""
     yield from _walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader), "")
 
 
@@ -48,13 +48,13 @@ def line_of(node: yaml.Node) -> int:
 
 
 def value_of(node: yaml.Node) -> Any:
-    """What a node of a file holds."""
+    """The value of a YAML node."""
     return yaml.SafeLoader("").construct_document(node)
 
 
 def display(file: Path) -> str:
-    """A short path: relative to the project that a file is in, which is named, else to the working
-    directory, or to the folder that holds forge's conf/.
+    """A short path: relative to the file's project, with the project's name, else to the working
+    directory, or to the parent folder of forge's conf/.
     """
     file = file.resolve()
     if not file.is_relative_to(CONF.parent) and (root := file_above(file.parent)):
@@ -66,7 +66,7 @@ def display(file: Path) -> str:
 
 
 def default_origin(tree: DictConfig, key: str) -> str:
-    """File and line of the default that an option's dataclass declares; empty where none does."""
+    """File and line of the default in an option's dataclass; empty without a declared default."""
     above, _, name = key.rpartition(".")
     section = OmegaConf.select(tree, above) if above else tree
     return _declared_at(OmegaConf.get_type(section), name) if OmegaConf.is_dict(section) else ""

@@ -49,7 +49,7 @@ FIELDS = "__dataclass_fields__"
 
 
 def apply(tree: DictConfig, override: Override, library: Library) -> Problem | None:
-    """Set one value in the tree, or say why it does not fit."""
+    """Set a value in the tree, or return the problem of a misfit."""
     if schemas.in_open_dict(override.key_or_group):
         fault = _apply_to_free_dict(tree, override)
     elif entry := _entry_of(tree, override):
@@ -62,8 +62,8 @@ def apply(tree: DictConfig, override: Override, library: Library) -> Problem | N
 def _apply_to_option(tree: DictConfig, override: Override, library: Library) -> Fault | None:
     key = override.key_or_group
     value = "" if override.is_delete() else override.get_value_string()
-    if found := Keys(tree, library).unknown(key, value):
-        return found
+    if fault_of_key := Keys(tree, library).unknown(key, value):
+        return fault_of_key
     if override.is_delete():
         return "an option cannot be removed.", f"give it a value: {key}=..."
     if fault := _misused(override):
@@ -74,15 +74,15 @@ def _apply_to_option(tree: DictConfig, override: Override, library: Library) -> 
 
 
 def _misused(override: Override) -> Fault | None:
-    """What is wrong with several values, or with an @, where one value is set."""
+    """The fault of several values, or of an @, for an option of a single value."""
     key = override.key_or_group
     if override.is_sweep_override():
-        fix = "one value, or -m for a sweep"
+        hint = "one value, or -m for a sweep"
         if typing.get_origin(schemas.declared(key)) in (list, tuple):
-            fix += f"; {typed(key, f'[{override.get_value_string()}]')} for a list"
-        more = schemas.fact(key, "not_swept")
-        what = f"{key} has several values, and this is not a sweep."
-        return what, f"{fix}; {more}" if more else fix
+            hint += f"; {typed(key, f'[{override.get_value_string()}]')} for a list"
+        instead = schemas.fact(key, "not_swept")
+        message = f"{key} has several values, and this is not a sweep."
+        return message, f"{hint}; {instead}" if instead else hint
     if override.package is not None:
         text = override.input_line or ""
         return "only a group takes @.", f"write {text.replace('@' + override.package, '', 1)}"
@@ -90,10 +90,10 @@ def _misused(override: Override) -> Fault | None:
 
 
 def _set_option(tree: DictConfig, key: str, value: Any, text: str) -> Fault | None:
-    """Set an option to a value. text: the value as it was typed."""
+    """Set an option to a value, or return the fault. text: the value as typed."""
     node = node_at(tree, key)
-    found = declared(tree, key)
-    hint = found.hint if found else None
+    option = declared(tree, key)
+    hint = option.hint if option else None
     takes_int = isinstance(node, IntegerNode) or int in typing.get_args(hint)
     if takes_int and isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -101,7 +101,7 @@ def _set_option(tree: DictConfig, key: str, value: Any, text: str) -> Fault | No
         isinstance(value, int | float)
         or (isinstance(value, list) and schemas.fact(key, "verbatim"))
     ):
-        value = text  # a name such as 1.50 or 12e4, or a token such as [SEP], is what was typed
+        value = text  # keep a name such as 1.50 or 12e4, or a token such as [SEP], as typed
     elif isinstance(value, list) and hint == list[str]:
         value = _as_typed(value, text, verbatim=bool(schemas.fact(key, "verbatim")))
     if fault := length_fault(key, value, hint):
@@ -116,15 +116,15 @@ def _set_option(tree: DictConfig, key: str, value: Any, text: str) -> Fault | No
             return _mistyped(key, text, value, hint, in_force(tree, key))
         if (group := key.rpartition(".")[2]) in schemas.INNER:
             return f"{key} is a section, which a group chooses.", f"+{group}@{key}={text}"
-        fix = f"set its options one by one, like {values.option_below(key)}=..."
+        advice = f"set its options one by one, like {values.option_below(key)}=..."
         if isinstance(value, dict):
-            return f"'{text}' does not fit {key}: {_first_line(error)}.", fix
-        return f"{key} is a section of options; '{text}' is not.", fix
+            return f"'{text}' does not fit {key}: {_first_line(error)}.", advice
+        return f"{key} is a section of options; '{text}' is not.", advice
 
 
 def _as_typed(items: list[Any], text: str, *, verbatim: bool) -> list[Any]:
-    """The items of a list of texts, those that look like numbers as they were typed; verbatim: also
-    those that look like lists or other values. text: of the whole list.
+    """The items of a list of texts, with items like numbers as typed. verbatim: also items like
+    lists or other values. text: of the whole list.
     """
     typed_items = [item.strip() for item in LIST_ITEM.findall(text.strip()[1:-1])]
     if len(typed_items) != len(items):
@@ -143,13 +143,13 @@ def _mistyped(key: str, text: str, value: Any, hint: Any, now: Any = None) -> Fa
         return typed(key, (literal if isinstance(meant, list) else shown)(meant))
 
     is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-    said = text if is_quoted else f"'{text}'"
-    return values.mistyped(key, said, value, hint, now, write)
+    quoted_text = text if is_quoted else f"'{text}'"
+    return values.mistyped(key, quoted_text, value, hint, now, write)
 
 
 def _entry_of(tree: DictConfig, override: Override) -> tuple[DictConfig, str] | None:
-    """The dict inside a section that an override is of, and the name of its entry, dots and all; no
-    name where entries are given as a dict.
+    """The dict in a section set by an override, and the name of the entry, dots included; no name
+    for entries given as a dict.
     """
     key = override.key_or_group
     above = next((name for name in schemas.dicts() if f"{key}.".startswith(f"{name}.")), "")
@@ -159,7 +159,7 @@ def _entry_of(tree: DictConfig, override: Override) -> tuple[DictConfig, str] | 
 
 
 def _apply_to_entry(entries: DictConfig, name: str, override: Override) -> Fault | None:
-    """Set or remove entries. Several values are kept as typed, for the sweep that reads them."""
+    """Set or remove entries, or return the fault. Several values stay as typed, for the sweep."""
     key, text = override.key_or_group, (override.input_line or "").partition("=")[2]
     if override.is_delete():
         if name not in entries:
@@ -172,10 +172,10 @@ def _apply_to_entry(entries: DictConfig, name: str, override: Override) -> Fault
         value = text
     try:
         with open_dict(entries):
-            for entry, own in (value if not name else {name: value}).items():
-                is_number = isinstance(own, bool | int | float)
+            for entry, entry_value in (value if not name else {name: value}).items():
+                is_number = isinstance(entry_value, bool | int | float)
                 as_text = is_number and entries._metadata.element_type is str
-                entries[str(entry)] = str(own) if as_text else own
+                entries[str(entry)] = str(entry_value) if as_text else entry_value
         return None
     except OmegaConfBaseException as error:
         if name:
@@ -186,15 +186,15 @@ def _apply_to_entry(entries: DictConfig, name: str, override: Override) -> Fault
 def _no_entry(
     above: str, name: str, entries: DictConfig, *, sign: str = "", rest: str = ""
 ) -> Fault:
-    """What is said of an entry that does not exist. sign, rest: around it, as they were typed."""
-    names = [str(known) for known in entries]
-    near = [f"{sign}{above}.{known}{rest}" for known in closest(name, names)]
-    there = f"it has {', '.join(names)}" if names else "it is empty"
-    return f"{above} has no '{name}'.", did_you_mean(near) or there
+    """The fault of a missing entry. sign, rest: the typed text around the entry."""
+    names = [str(entry) for entry in entries]
+    near = [f"{sign}{above}.{entry}{rest}" for entry in closest(name, names)]
+    content = f"it has {', '.join(names)}" if names else "it is empty"
+    return f"{above} has no '{name}'.", did_you_mean(near) or content
 
 
 def _apply_to_free_dict(tree: DictConfig, override: Override) -> Fault | None:
-    """Add (`+`), change or remove (`~`) what a key in `callbacks` or `trackers` names."""
+    """Add (`+`), change or remove (`~`) the entry of a key in `callbacks` or `trackers`."""
     if fault := _misused(override):
         return fault
     text, key = override.input_line or "", override.key_or_group
@@ -209,9 +209,9 @@ def _apply_to_free_dict(tree: DictConfig, override: Override) -> Fault | None:
             if override.is_delete():
                 return _no_entry(above, part, node, sign="~")
             if override.type is OverrideType.CHANGE:
-                rest = text.removeprefix(f"{above}.{part}")
-                what, near = _no_entry(above, part, node, rest=rest)
-                return what, f"{near}; +{text} adds it".replace("?;", "?")
+                suffix = text.removeprefix(f"{above}.{part}")
+                message, near = _no_entry(above, part, node, rest=suffix)
+                return message, f"{near}; +{text} adds it".replace("?;", "?")
             break
         parent, node, above = node, node._get_node(part), f"{above}.{part}"
     else:
@@ -230,8 +230,8 @@ def _apply_to_free_dict(tree: DictConfig, override: Override) -> Fault | None:
 
 
 def lists_as_values(tree: DictConfig, written_at: Callable[[str], str]) -> list[Problem]:
-    """Make texts of the lists that files have in `sweeper.params`, as they are typed for a sweep,
-    in place; a dict there is taken out, and is a problem.
+    """Turn lists of files in `sweeper.params` into texts, as typed for a sweep, in place; a dict in
+    `sweeper.params` is taken out, and is a problem.
     """
     params = tree.sweeper._get_node("params")
     problems = []
@@ -244,16 +244,19 @@ def lists_as_values(tree: DictConfig, written_at: Callable[[str], str]) -> list[
         elif isinstance(value, DictConfig):
             with open_dict(params):
                 del params[key]
-            what, fix = f"{PARAMS} has dotted keys, with nothing below them.", f"{key}.NAME: A,B"
+            message, hint = (
+                f"{PARAMS} has dotted keys, with nothing below them.",
+                f"{key}.NAME: A,B",
+            )
             name = f"{PARAMS}.{key}"
-            problems.append(Problem(name, what, fix, where=written_at(name)))
+            problems.append(Problem(name, message, hint, where=written_at(name)))
     return problems
 
 
 def open_ends(tree: DictConfig, written_at: Callable[[str], str]) -> list[Problem]:
     """Options without a value: missing, or an interpolation that fails.
 
-    They get their default, so that the rest can be checked; an entry that has none is left out.
+    Each gets its default, for checks of the other options; an entry without a default is removed.
     """
     problems = []
     for key, section, name in list(values_of(tree)):
@@ -265,14 +268,14 @@ def open_ends(tree: DictConfig, written_at: Callable[[str], str]) -> list[Proble
         except MissingMandatoryValue:
             fault = "a value is missing.", f"give one: {key}=..."
         except OmegaConfBaseException as error:
-            said = shorten(_first_line(error), 200)
-            fault = f"its interpolation fails: {said}.", "name an existing key in ${...}"
+            cause = shorten(_first_line(error), 200)
+            fault = f"its interpolation fails: {cause}.", "name an existing key in ${...}"
         problems.append(Problem(key, *fault, where=written_at(key)))
         schema: Any = OmegaConf.get_type(section)
         if dataclasses.is_dataclass(schema):
-            declared_in = [one for one in schema.__mro__ if name in vars(one).get(FIELDS, {})]  # type: ignore[union-attr]
-            defaults = [default_of(vars(one)[FIELDS][name]) for one in declared_in]
-            section[name] = next((one for one in defaults if one != MISSING), None)
+            declared_in = [base for base in schema.__mro__ if name in vars(base).get(FIELDS, {})]  # type: ignore[union-attr]
+            defaults = [default_of(vars(base)[FIELDS][name]) for base in declared_in]
+            section[name] = next((default for default in defaults if default != MISSING), None)
         else:
             with open_dict(section):
                 del section[name]

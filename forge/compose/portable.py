@@ -16,11 +16,11 @@ from forge.rundir.untrusted import SEARCH, key_of
 
 
 def portable(overrides: Sequence[str], config_dirs: Sequence[str], config: Config) -> list[str]:
-    """The overrides with absolute paths, and --config-dir as the search path that it stands for;
+    """The overrides with absolute paths, with --config-dir as an override of the search path, and
     without run.dir.
     """
     paths = set(schemas.keys_with("path"))
-    kept = [f"{SEARCH}=[{quoted(absolute(d))}]" for d in config_dirs]
+    absolute_overrides = [f"{SEARCH}=[{quoted(absolute(d))}]" for d in config_dirs]
     for text in overrides:
         key, _, value = text.partition("=")
         name = key.lstrip("+")
@@ -30,29 +30,29 @@ def portable(overrides: Sequence[str], config_dirs: Sequence[str], config: Confi
             text = f"{key}={quoted(str(get(config, name)))}"
         elif name == SEARCH:
             text = f"{key}=[{','.join(quoted(absolute(entry)) for entry in searched(text))}]"
-        kept.append(text)
-    return kept
+        absolute_overrides.append(text)
+    return absolute_overrides
 
 
 def unsaid(overrides: Sequence[str], typed: Sequence[str], config_dirs: Sequence[str]) -> list[str]:
-    """Those of the overrides that are not typed: any value of the same option counts, and each
-    directory of the search path.
+    """The overrides missing among the typed overrides: any typed value of the same option counts;
+    of the search path, each directory counts.
     """
-    known = {key_of(text) for text in typed} - {SEARCH}
+    typed_keys = {key_of(text) for text in typed} - {SEARCH}
     folders = {absolute(entry) for text in typed for entry in searched(text)}
     folders |= set(map(absolute, config_dirs))
 
     def is_typed(text: str) -> bool:
         if key_of(text) == SEARCH:
             return folders.issuperset(searched(text))
-        return key_of(text) in known
+        return key_of(text) in typed_keys
 
     return [text for text in overrides if not is_typed(text)]
 
 
 def searched(text: str) -> list[str]:
-    """The entries of a search path as Hydra reads them, which takes `pkg\\://` for `pkg://`; none
-    of any other override.
+    """The entries of a search path by Hydra's reading, with `pkg\\://` for `pkg://`; none of any
+    other override.
     """
     override = read(text) if key_of(text) == SEARCH else None
     value = override.value() if isinstance(override, Override) else None
@@ -60,5 +60,5 @@ def searched(text: str) -> list[str]:
 
 
 def absolute(source: str) -> str:
-    """A directory of the search path from anywhere; a package is as it was."""
+    """The absolute path of a directory of the search path; a package stays unchanged."""
     return source if "://" in source else os.path.realpath(os.path.expanduser(source))

@@ -40,20 +40,20 @@ NOT_HERE = {
 
 
 class Default(str):
-    """An override that a project file has. where: file and line."""
+    """An override of a project file. where: file and line."""
 
     where: str
 
     def __new__(cls, text: str, where: str) -> Default:
-        made = super().__new__(cls, text)
-        made.where = where
-        return made
+        default = super().__new__(cls, text)
+        default.where = where
+        return default
 
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """What a project file says. searchpath: absolute folders, and packages as pkg://mine.conf.
-    trust: prefixes of modules whose `_target_` may be built. defaults: overrides.
+    """The content of a project file. searchpath: absolute folders, and packages as pkg://mine.conf.
+    trust: prefixes of modules admitted as `_target_`. defaults: overrides.
     """
 
     name: str
@@ -68,42 +68,47 @@ class Project:
 
     @property
     def sources(self) -> list[str]:
-        """The search path as Hydra takes it."""
-        return [one if "://" in one else f"file://{one}" for one in self.searchpath]
+        """The search path in Hydra's form."""
+        return [entry if "://" in entry else f"file://{entry}" for entry in self.searchpath]
 
     def words(self, typed: Sequence[str]) -> list[str]:
-        """The overrides of a command: the project's, but for defaults that what is typed replaces,
-        then those typed. What is trusted by hand is trusted beside what the project trusts.
+        """The overrides of a command: the project's overrides without replaced defaults, then the
+        typed overrides. Typed trust is added to the project's trust.
         """
-        search = [Default(f"{SEARCH}=[{quoted(one)}]", one.where) for one in self.searchpath]
+        search = [Default(f"{SEARCH}=[{quoted(entry)}]", entry.where) for entry in self.searchpath]
         trust = [self._trusting(())] if self.trust else []
-        others = kept(self.defaults, typed, self.sources)
-        return [*search, *trust, *others, *map(self._with_trust, typed)]
+        defaults = kept(self.defaults, typed, self.sources)
+        return [*search, *trust, *defaults, *map(self._with_trust, typed)]
 
     def _trusting(self, more: Sequence[str]) -> Default:
         listed = ",".join(map(quoted, dict.fromkeys((*self.trust, *more))))
         return Default(f"{TRUST}=[{listed}]", self.trust[0].where)
 
     def _with_trust(self, text: str) -> str:
-        more = prefixes(text) if self.trust and key_of(text) == TRUST else ()
-        return str(self._trusting(more)) if more else text
+        added = prefixes(text) if self.trust and key_of(text) == TRUST else ()
+        return str(self._trusting(added)) if added else text
 
     def enter(self) -> None:
-        """Let its modules be imported, here and by workers (launch.local.processes.search_path)."""
-        note_project(self.trust, [one for one in self.words(()) if key_of(one) in (SEARCH, TRUST)])
+        """Make the project's modules importable, also by workers
+        (launch.local.processes.search_path).
+        """
+        note_project(
+            self.trust,
+            [override for override in self.words(()) if key_of(override) in (SEARCH, TRUST)],
+        )
         if str(self.root) not in sys.path:
             sys.path.insert(0, str(self.root))
 
 
 def prefixes(text: str) -> tuple[str, ...]:
-    """The modules that a run.trust=[...] names; none of any other override."""
+    """The module prefixes in run.trust=[...]; none of any other override."""
     override = read(text) if key_of(text) == TRUST else None
     value = override.value() if isinstance(override, Override) else None
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 def find(start: Path | None = None) -> Project | None:
-    """The project that a directory, by default the working one, is in. Raises ConfigError."""
+    """The project around a directory, by default the working directory. Raises ConfigError."""
     file = file_above(start or Path.cwd())
     if file is None:
         return None
@@ -115,8 +120,8 @@ def _of_yaml(file: Path) -> Project:
         node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        what = f"the file is not YAML: {getattr(error, 'problem', None) or error}."
-        raise _refusal(file, what, line=mark.line + 1 if mark else 0) from None
+        message = f"the file is not YAML: {getattr(error, 'problem', None) or error}."
+        raise _refusal(file, message, line=mark.line + 1 if mark else 0) from None
     except (OSError, UnicodeDecodeError) as error:
         raise _refusal(file, f"it cannot be read: {error}.") from None
     if node is not None and not isinstance(node, yaml.MappingNode):
@@ -137,14 +142,14 @@ def _of_toml(file: Path) -> Project:
     below = text.partition("[tool.forge]")[0].count("\n") + 1
     lines: dict[str, list[int]] = {}
     for number, line in enumerate(text.splitlines()[below:], start=below + 1):
-        if named := re.match(r"\s*([\w-]+)\s*=", line):
-            lines.setdefault(named[1], [number])
+        if key_match := re.match(r"\s*([\w-]+)\s*=", line):
+            lines.setdefault(key_match[1], [number])
     return _project(file, content, lines)
 
 
 def _project(file: Path, content: dict[str, Any], lines: dict[str, list[int]]) -> Project:
-    """What a file says. Raises ConfigError with all that is wrong with it. lines: of each key, and
-    behind it those of its entries where they are known.
+    """The project of a file's content. Raises ConfigError with every problem. lines: the line of
+    each key, followed by the known lines of its entries.
     """
     problems = list[Problem]()
 
@@ -152,17 +157,17 @@ def _project(file: Path, content: dict[str, Any], lines: dict[str, list[int]]) -
         problems.append(Problem(key, what, fix, where=where(key.partition(":")[0], entry)))
 
     def where(key: str, entry: int = 0) -> str:
-        known = lines.get(key, [0])
-        line = known[entry] if entry < len(known) else known[0]
+        numbers = lines.get(key, [0])
+        line = numbers[entry] if entry < len(numbers) else numbers[0]
         return f"{display(file)}:{line}" if line else display(file)
 
     def texts(key: str) -> list[Default]:
-        given = content.get(key) or []
-        if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        entries = content.get(key) or []
+        if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
             example = {"searchpath": "[conf]", "trust": "[mine.]"}.get(key, "[model=mine]")
             wrong(key, f"{key} is a list of texts.", f"{key}: {example}")
             return []
-        return [Default(one, where(key, number)) for number, one in enumerate(given, start=1)]
+        return [Default(entry, where(key, number)) for number, entry in enumerate(entries, start=1)]
 
     for key in content.keys() - set(KEYS):
         meant = did_you_mean(closest(key, KEYS)) or f"its keys: {', '.join(KEYS)}"
@@ -174,14 +179,14 @@ def _project(file: Path, content: dict[str, Any], lines: dict[str, list[int]]) -
     for entry, text in enumerate(texts("searchpath"), start=1):
         folder = absolute(os.path.join(file.parent, os.path.expanduser(text)))
         if "://" not in text and not os.path.isdir(folder):
-            what = f"there is no directory {folder}."
-            wrong(f"searchpath: {text}", what, "a folder of groups, or pkg://mine.conf", entry)
+            message = f"there is no directory {folder}."
+            wrong(f"searchpath: {text}", message, "a folder of groups, or pkg://mine.conf", entry)
         search.append(Default(text if "://" in text else folder, text.where))
     trust = texts("trust")
     for entry, text in enumerate(trust, start=1):
         if not MODULE.fullmatch(text):
-            what = f"'{text}' is no prefix of modules."
-            wrong(f"trust: {text}", what, "such as mine. or mine.models.", entry)
+            message = f"'{text}' is no prefix of modules."
+            wrong(f"trust: {text}", message, "such as mine. or mine.models.", entry)
     for entry, text in enumerate(texts("defaults"), start=1):
         key = key_of(text)
         if "=" not in text and not text.startswith("~"):
@@ -201,7 +206,7 @@ def _project(file: Path, content: dict[str, Any], lines: dict[str, list[int]]) -
 
 
 def _from_root(text: str, root: Path) -> str:
-    """An override whose value is a path, which in a project file begins at the project's root."""
+    """An override with a path in its value made absolute, from the project's root."""
     key, _, value = text.partition("=")
     if key_of(text) not in {*schemas.keys_with("path"), *PLACES} or value in ("", "null"):
         return text
@@ -219,17 +224,17 @@ def _from_root(text: str, root: Path) -> str:
 
 
 def allowing(words: Collection[str], places: Sequence[Path]) -> Project | None:
-    """The project of the first of these directories that lets all of the words be used, which are
-    overrides of run.trust and of the search path.
+    """The project of the first of these directories allowing all of the words, overrides of
+    run.trust and of the search path.
     """
     for place in places:
-        found = find(place) if place.is_dir() else None
-        if found and all(
-            set(found.trust).issuperset(prefixes(text))
-            and set(found.searchpath).issuperset(map(absolute, searched(text)))
+        project = find(place) if place.is_dir() else None
+        if project and all(
+            set(project.trust).issuperset(prefixes(text))
+            and set(project.searchpath).issuperset(map(absolute, searched(text)))
             for text in words
         ):
-            return found
+            return project
     return None
 
 

@@ -16,7 +16,7 @@ FACTS = "_forge_facts"
 
 
 def facts(overrides: Sequence[str], choices: Mapping[str, Any], config_name: str) -> dict[str, Any]:
-    """What forge has of the section `hydra` of Hydra's applications, under the same keys."""
+    """forge's part of the section `hydra` of Hydra's applications, under the same keys."""
     task = [text for text in overrides if not text.startswith("hydra")]
     return {
         "runtime": {
@@ -35,11 +35,11 @@ def facts(overrides: Sequence[str], choices: Mapping[str, Any], config_name: str
 
 def attach(tree: DictConfig, known: dict[str, Any]) -> None:
     """Let `${hydra:...}` in a tree read these facts."""
-    vars(tree)[FACTS] = known  # beside the values, which OmegaConf keeps elsewhere
+    vars(tree)[FACTS] = known  # apart from the values, kept elsewhere by OmegaConf
 
 
 def register() -> None:
-    """Make the resolvers known to OmegaConf, in whose words an unknown key is refused."""
+    """Register the resolvers with OmegaConf; an unknown key is refused in OmegaConf's words."""
     old = omegaconf.__version__.startswith("2.3.")  # where register_resolver is another function
     add = getattr(OmegaConf, "register_new_resolver" if old else "register_resolver")
     if not OmegaConf.has_resolver("now"):
@@ -57,6 +57,6 @@ def _of_hydra(key: str, *, _root_: Container) -> Any:
         value = value.get(name) if isinstance(value, Mapping) else None
     if value is None:
         keys = "runtime.cwd, runtime.version, runtime.choices.GROUP, job.name, "
-        more = "job.override_dirname, overrides.task"
-        raise ValueError(f"there is no hydra:{key} here, but {keys}{more}")
+        last_keys = "job.override_dirname, overrides.task"
+        raise ValueError(f"there is no hydra:{key} here, but {keys}{last_keys}")
     return value

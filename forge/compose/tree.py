@@ -16,28 +16,28 @@ LISTS: tuple[type, ...] = (ListConfig, getattr(omegaconf, "TupleConfig", ListCon
 
 
 class Declared(NamedTuple):
-    """What the class of an option declares: its type, and the metadata of its field."""
+    """An option's declaration in its class: the type, and the metadata of the field."""
 
     hint: Any
     metadata: Mapping[str, Any]
 
 
 def node_at(tree: DictConfig, key: str | Sequence[Any]) -> Any:
-    """What OmegaConf holds at a dotted key, or at its parts; None where there is nothing."""
+    """The node of OmegaConf at a dotted key, or at the parts of a key; None without a node."""
     node: Any = tree
     for part in key.split(".") if isinstance(key, str) else key:
-        known = isinstance(node, DictConfig) and isinstance(part, str) and has(node, part)
-        node = node._get_node(part) if known else None
+        exists = isinstance(node, DictConfig) and isinstance(part, str) and has(node, part)
+        node = node._get_node(part) if exists else None
     return node
 
 
 def has(node: DictConfig, name: str) -> bool:
-    """Whether there is something of this name, be its value missing."""
+    """Whether a dict has this name, even with a missing value."""
     return name in node or OmegaConf.is_missing(node, name)
 
 
 def declared(tree: DictConfig, key: str) -> Declared | None:
-    """What an option declares; None for a section, and for an entry of a free dict."""
+    """The declaration of an option; None for a section, and for an entry of a free dict."""
     above, _, name = key.rpartition(".")
     schema = OmegaConf.get_type(OmegaConf.select(tree, above) if above else tree)
     if not isinstance(schema, type) or not issubclass(schema, Section):
@@ -50,7 +50,7 @@ def declared(tree: DictConfig, key: str) -> Declared | None:
 
 
 def in_force(tree: DictConfig, key: str) -> Any:
-    """The value of an option; None, too, where it is missing or refers to another."""
+    """The value of an option; None also for a missing value, and for an interpolation."""
     node = node_at(tree, key)
     if node is None or node._is_missing() or node._is_interpolation() or node._is_none():
         return None
@@ -68,7 +68,7 @@ def option_keys(tree: DictConfig) -> Iterator[str]:
 
 
 def values_of(section: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, str]]:
-    """Every value below a section: its dotted key, what holds it, and its name there."""
+    """Every value below a section: its dotted key, the dict around it, and its name."""
     for name in section:
         node = section._get_node(name)
         is_open = node is not None and (node._is_missing() or node._is_interpolation())

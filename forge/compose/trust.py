@@ -22,38 +22,38 @@ from forge.rundir.untrusted import TRUST
 
 
 def entered(start: Path | None = None) -> Project | None:
-    """The project that a directory is in, by default the working one, once it is trusted; its
-    modules can then be imported. Raises ConfigError.
+    """The trusted project around a directory, by default the working directory, with its modules
+    importable. Raises ConfigError.
     """
-    found = project.find(start)
-    return use(found) if found else None
+    current = project.find(start)
+    return use(current) if current else None
 
 
 def in_project(typed: Sequence[str]) -> list[str]:
-    """The overrides of a command: what the project says that it is typed in, then those typed.
-    Raises ConfigError.
+    """The overrides of a command: the surrounding project's, then the typed overrides. Raises
+    ConfigError.
     """
-    found = entered()
-    return found.words(typed) if found else list(typed)
+    current = entered()
+    return current.words(typed) if current else list(typed)
 
 
 def where_trusted(typed: Sequence[str]) -> list[str]:
-    """The same for a text that only shows what there is: where the project cannot be used yet, it
-    is said, and what is typed stands alone.
+    """The overrides of a command for display only: a project without trust is reported on stderr,
+    and the typed overrides stand alone.
     """
     try:
-        found = project.find()
-        if found is None or is_trusted(found):
-            return use(found).words(typed) if found else list(typed)
-        said = f"the project in {found.root} is not yet trusted on this machine"
+        current = project.find()
+        if current is None or is_trusted(current):
+            return use(current).words(typed) if current else list(typed)
+        reason = f"the project in {current.root} is not yet trusted on this machine"
     except ConfigError as error:
-        said = str(error)
-    print(f"without the groups of the project: {said}", file=sys.stderr)
+        reason = str(error)
+    print(f"without the groups of the project: {reason}", file=sys.stderr)
     return list(typed)
 
 
 def use(found: Project) -> Project:
-    """The same of a project that was found; which one it is, is said on stderr."""
+    """Enter a project once trusted, and name the project on stderr."""
     if not is_trusted(found):
         ask(found)
     _say(found.name, found.file)
@@ -62,20 +62,20 @@ def use(found: Project) -> Project:
 
 
 def for_run(run: Path, given: Sequence[str]) -> list[str]:
-    """The prefixes that the model of a run, or of a checkpoint, may be built from: those given,
-    else what the run was made with, where the project that it lies in, or that this is typed in,
-    is trusted with it. Raises ConfigError.
+    """The trusted prefixes for the model of a run, or of a checkpoint: `given`, else the prefixes
+    stored in the run, where a trusted project allows all of the stored prefixes: the project around
+    the run, or around the working directory. Raises ConfigError.
     """
     try:
-        wanted = () if given else stored_trust(newest(run))
+        stored = () if given else stored_trust(newest(run))
     except (OSError, ValueError, KeyError, TypeError):
-        return list(given)  # who reads the run says what is wrong with it
-    word = f"{TRUST}=[{','.join(map(quoted, wanted))}]"
-    found = project.allowing([word], (run, Path.cwd())) if wanted else None
-    if found is None:
+        return list(given)  # the reader of the run reports the fault
+    word = f"{TRUST}=[{','.join(map(quoted, stored))}]"
+    allowed = project.allowing([word], (run, Path.cwd())) if stored else None
+    if allowed is None:
         return list(given)
-    use(found)
-    return list(wanted)
+    use(allowed)
+    return list(stored)
 
 
 @functools.cache
@@ -84,8 +84,8 @@ def _say(name: str, file: Path) -> None:
 
 
 def is_trusted(found: Project) -> bool:
-    """Whether the user has allowed all that a project lets be imported and read, and whose it was
-    then is whose it is.
+    """Whether the user has allowed all imports and folders of a project, and the owners of the
+    project are unchanged.
     """
     entry = known().get(str(found.root))
     if not isinstance(entry, dict) or entry.get("owners") != owners(found.file):
@@ -94,54 +94,56 @@ def is_trusted(found: Project) -> bool:
 
 
 def remember(found: Project) -> None:
-    """Trust a project from now on, as it is. Raises ConfigError where that cannot be kept."""
+    """Trust a project in its present form. Raises ConfigError for an unwritable registry."""
     entry = {**_allows(found), "owners": owners(found.file)}
     file = registry()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(file, {**known(), str(found.root): entry})
     except OSError as error:
-        what = f"{file}, which keeps what you trust, cannot be written: {error.strerror or error}."
-        raise refusal(str(file), what, "XDG_CONFIG_HOME=DIR") from None
+        message = (
+            f"{file}, which keeps what you trust, cannot be written: {error.strerror or error}."
+        )
+        raise refusal(str(file), message, "XDG_CONFIG_HOME=DIR") from None
 
 
 def ask(found: Project) -> None:
-    """Ask whether a project is trusted, and keep the answer. Raises ConfigError for any but yes,
-    and where nobody can be asked.
+    """Ask the user to trust a project, and store the answer. Raises ConfigError for any answer but
+    yes, and without a terminal.
     """
-    what = f"the project in {found.root} is not yet trusted on this machine."
+    message = f"the project in {found.root} is not yet trusted on this machine."
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        how = shlex.join(["python", "-m", "forge.new", "--trust", str(found.root)])
+        command = shlex.join(["python", "-m", "forge.new", "--trust", str(found.root)])
         lets = "; it ".join(described(found))
-        raise _refusal(found, f"{what} It {lets}.", f"if you trust it: {how}")
-    lines = [what, *(f"  it {line}" for line in described(found)), "Do you trust it? [y/N] "]
+        raise _refusal(found, f"{message} It {lets}.", f"if you trust it: {command}")
+    lines = [message, *(f"  it {line}" for line in described(found)), "Do you trust it? [y/N] "]
     print("\n".join(lines), end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise _refusal(found, what, "answer y, or type the command outside of it")
+        raise _refusal(found, message, "answer y, or type the command outside of it")
     remember(found)
 
 
 def described(found: Project) -> list[str]:
-    """What a project does where it is trusted, and who else may change it."""
-    packages = [one for one in found.searchpath if "://" in one]
-    folders = [one for one in found.searchpath if "://" not in one]
-    modules = [*found.trust, *(one.partition("://")[2] for one in packages)]
-    said = [f"lets {', '.join(modules)} be imported and run"] if modules else []
-    said += [f"adds the groups in {', '.join(folders)}"] if folders else []
-    said += [f"begins each command with {shlex.join(found.defaults)}"] if found.defaults else []
-    return [*(said or ["says nothing yet"]), *_others(found)]
+    """The effects of trusting a project, and the other users able to change the project."""
+    packages = [entry for entry in found.searchpath if "://" in entry]
+    folders = [entry for entry in found.searchpath if "://" not in entry]
+    modules = [*found.trust, *(entry.partition("://")[2] for entry in packages)]
+    effects = [f"lets {', '.join(modules)} be imported and run"] if modules else []
+    effects += [f"adds the groups in {', '.join(folders)}"] if folders else []
+    effects += [f"begins each command with {shlex.join(found.defaults)}"] if found.defaults else []
+    return [*(effects or ["says nothing yet"]), *_others(found)]
 
 
 def _others(found: Project) -> list[str]:
-    """Who else may write in it."""
-    said = []
+    """The other users able to write in a project."""
+    risks = []
     for path in (found.root, found.file):
         facts = path.stat()
         if facts.st_uid not in (0, os.getuid()):
-            said.append(f"belongs to {_name(facts.st_uid)}: {path}")
+            risks.append(f"belongs to {_name(facts.st_uid)}: {path}")
         if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            said.append(f"may be written by others: {path}")
-    return said
+            risks.append(f"may be written by others: {path}")
+    return risks
 
 
 def _name(user: int) -> str:
@@ -151,7 +153,7 @@ def _name(user: int) -> str:
 
 
 def _allows(found: Project) -> dict[str, list[str]]:
-    """What is asked for, anew where there is more of it."""
+    """The permissions of a project; the user is asked anew for further permissions."""
     return {"trust": list(map(str, found.trust)), "searchpath": list(map(str, found.searchpath))}
 
 

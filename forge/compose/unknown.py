@@ -30,26 +30,26 @@ Fault = tuple[str, str]
 
 @dataclass(frozen=True)
 class Keys:
-    """The options of a composed tree and the groups, to look up keys that users type."""
+    """The options of a composed tree and the groups, for the lookup of typed keys."""
 
     tree: DictConfig
     library: Library
 
     def unknown(self, key: str, value: str = "") -> Fault | None:
-        """What is wrong with a key; None where it names an option or section."""
+        """The fault of a key; None for the key of an option or section."""
         if "/" in key:
             dotted = key.replace("/", ".")
             meant = [] if self.unknown(dotted) else self.advised(dotted, value)
-            what = f"there is no group '{key}', and options are written with dots."
-            return what, did_you_mean(meant) or HELP
+            message = f"there is no group '{key}', and options are written with dots."
+            return message, did_you_mean(meant) or HELP
         node: Any = self.tree
         above = ""
         for part in key.split("."):
             if isinstance(node, LISTS):
                 return f"{above} is a list, and is given as a whole.", f"{above}=[...]"
             if not isinstance(node, DictConfig):
-                fix = did_you_mean(self.advised(above, value))
-                return f"{above} is a value and has nothing below it.", fix
+                hint = did_you_mean(self.advised(above, value))
+                return f"{above} is a value and has nothing below it.", hint
             if not has(node, part):
                 return self._missing(node, above, part, key, value)
             node = node._get_node(part)
@@ -57,8 +57,8 @@ class Keys:
         return None
 
     def advised(self, key: str, value: str) -> list[str]:
-        """What to type for a key or a group that was meant: with the value where it takes it, else
-        with one that it takes.
+        """The words to type for a probably meant key or group: with the value where admitted, else
+        with an admitted value.
         """
         if not value:
             return [key]
@@ -66,58 +66,64 @@ class Keys:
             options = self.library.options(key)
             near = [value] if value in options else closest(value, options)
             return [f"{key}={option}" for option in near]
-        found, override = declared(self.tree, key), read(f"{key}={value}")
-        if found is None or not isinstance(override, Override) or override.is_sweep_override():
+        declaration, override = declared(self.tree, key), read(f"{key}={value}")
+        if (
+            declaration is None
+            or not isinstance(override, Override)
+            or override.is_sweep_override()
+        ):
             return [f"{key}={value}"]
-        if choices := found.metadata.get("choices"):
+        if choices := declaration.metadata.get("choices"):
             near = [value] if value in choices else closest(value, choices, limit=1)
             return [f"{key}={choice}" for choice in near]
         typed = override.value()
         as_int = int(typed) if isinstance(typed, float) and typed.is_integer() else typed
-        is_of_type = any(fits(one, found.hint) for one in (typed, as_int, value))
-        if is_of_type and not any(element_faults(key, typed, found.metadata)):
+        is_of_type = any(fits(candidate, declaration.hint) for candidate in (typed, as_int, value))
+        if is_of_type and not any(element_faults(key, typed, declaration.metadata)):
             return [f"{key}={value}"]
         return [f"{key}={literal(in_force(self.tree, key))}"]
 
     def _missing(self, node: DictConfig, above: str, part: str, key: str, value: str) -> Fault:
-        """What is said of a part of a key that the section at `above`, node, does not have."""
-        rest = key.removeprefix(f"{above}.").partition(".")[2]
+        """The fault of a part of a key missing in the section at `above`. node: the section."""
+        suffix = key.removeprefix(f"{above}.").partition(".")[2]
         schema = OmegaConf.get_type(node)
         section = schema.__name__ if dataclasses.is_dataclass(schema) else above
-        what = f"{section} has no option '{part}'."
+        message = f"{section} has no option '{part}'."
         if not above:
-            what = f"there is no group or option '{part}'."
-        if fix := self._alias(key, value):
-            return what, fix
+            message = f"there is no group or option '{part}'."
+        if hint := self._alias(key, value):
+            return message, hint
         kind = schema if isinstance(schema, type) and issubclass(schema, Data) else None
         if kind is not None and (fault := unstreamed(kind, part)):
-            return f"{what[:-1]}: {fault[0]}", fault[1]
+            return f"{message[:-1]}: {fault[0]}", fault[1]
         owners = _owners(above, part)
-        if not above and rest and part in self.library.groups():
-            what = f"{part} is a group without options of its own."
-            return what, f"choose one of its files: {part}=..."
+        if not above and suffix and part in self.library.groups():
+            message = f"{part} is a group without options of its own."
+            return message, f"choose one of its files: {part}=..."
         if not owners:
-            near = self._near(node, above, part, rest, value)
-            same = self._same_name(part, rest, value)
-            meant = same or near if above else near or same
-            if not meant and rest and not above:
+            near = self._near(node, above, part, suffix, value)
+            same_name = self._same_name(part, suffix, value)
+            meant = same_name or near if above else near or same_name
+            if not meant and suffix and not above:
                 meant = self._same_name(key.rpartition(".")[2], "", value)
             if meant:
-                return what, did_you_mean(list(dict.fromkeys(meant))[:3])
-        if not owners and above in ("", "model") and not rest:
+                return message, did_you_mean(list(dict.fromkeys(meant))[:3])
+        if not owners and above in ("", "model") and not suffix:
             inner = [f"model.{group}" for group in schemas.INNER]
-            places = [*inner, *schemas.SCHEMAS] if not above else inner
-            owners = next((o for place in places if (o := _owners(place, part))), [])
+            sections = [*inner, *schemas.SCHEMAS] if not above else inner
+            owners = next(
+                (o for section_name in sections if (o := _owners(section_name, part))), []
+            )
         if owners:
-            fix = f"choose {' or '.join(owners)}, or leave this out"
-            return f"{what} It belongs to {', '.join(owners)}.", fix
+            hint = f"choose {' or '.join(owners)}, or leave this out"
+            return f"{message} It belongs to {', '.join(owners)}.", hint
         if above:
             options = [name for name in map(str, node) if not name.startswith("_")]
-            return what, f"its options: {', '.join(options)}"
-        return what, HELP
+            return message, f"its options: {', '.join(options)}"
+        return message, HELP
 
     def _near(self, node: DictConfig, above: str, part: str, rest: str, value: str) -> list[str]:
-        """What is spelled nearly so in the same section, or among the groups."""
+        """The words of similar spelling in the same section, or among the groups."""
         texts = []
         groups = [] if above else self.library.groups()
         for name in closest(part, [*groups, *map(str, node)]):
@@ -134,14 +140,14 @@ class Keys:
         return texts
 
     def _same_name(self, name: str, rest: str, value: str) -> list[str]:
-        """The options of this name in any section; with `rest`, those that hold entries."""
+        """The options of this name in any section; with `rest`, the options holding entries."""
         keys = [key for key in option_keys(self.tree) if key.rpartition(".")[2] == name]
         if rest:
             keys = [f"{key}.{rest}" for key in keys if OmegaConf.is_dict(node_at(self.tree, key))]
         return [text for key in keys for text in self.advised(key, value)]
 
     def _alias(self, key: str, value: str) -> str:
-        """What to do for a word of another framework; empty for any other."""
+        """The hint for a word of another framework; empty for any other word."""
         full = key.replace("-", "_").lower()
         last = full.rpartition(".")[2]
         word = full if last in ALONE else last
@@ -174,14 +180,14 @@ class Keys:
         return self._called(ours, value)
 
     def _hinted(self, text: str, value: str) -> str:
-        """A text of HINTS with the value; where its option is in force, that alone."""
+        """A text of HINTS with the value; only the override where its option is in force."""
         option = text.partition("={value}")[0]
         if text.startswith(f"{option}={{value}},") and value and declared(self.tree, option):
             return did_you_mean(self.advised(option, value))
         return text.replace("{value}", value or "...")
 
     def _of_seed(self, key: str, value: str) -> str:
-        """What to do for an option of one of forge's seeds; empty for any other key."""
+        """The hint for an option of a seed of forge; empty for any other key."""
         from forge.compose.seed_keys import rows
 
         ours, note = rows().get(key, ("", ""))
@@ -198,25 +204,25 @@ class Keys:
         return self._called(ours, value)
 
     def _called(self, ours: str, value: str) -> str:
-        """An option of ours with the value, or how to come to have it."""
+        """The hint for an option of forge with the value, or for a key absent from the config."""
         if absent := self.unknown(ours):
             return f"it is {ours} here; {absent[1]}"
         return did_you_mean(self.advised(ours, value)) or f"it is {ours} here"
 
     def dashed(self, text: str) -> Problem:
-        """The problem of an override with dashes in front, as other programs take their options."""
+        """The problem of an override with leading dashes, the form of options in other programs."""
         key, sign, value = text.lstrip("-").partition("=")
         key, value = key.replace("-", "_"), value if sign else "true"
         typed = self.advised(key, value) or [f"{key}={value}"]
-        what, fix = "options are typed without dashes.", f"write {' or '.join(typed)}"
+        message, hint = "options are typed without dashes.", f"write {' or '.join(typed)}"
         is_known = self.library.is_group(key) or schemas.in_open_dict(key)
-        if not is_known and (found := self.unknown(key, value)):
-            what, fix = f"{what[:-1]}, and {found[0]}", found[1]
-        return Problem(text, what, fix, where=COMMAND_LINE)
+        if not is_known and (fault_of_key := self.unknown(key, value)):
+            message, hint = f"{message[:-1]}, and {fault_of_key[0]}", fault_of_key[1]
+        return Problem(text, message, hint, where=COMMAND_LINE)
 
 
 def as_values(group: str, name: str) -> list[str]:
-    """What is typed for a layout that no file has, or for a path in the place of an option."""
+    """The words to type for a layout without a file, or for a path in place of an option."""
     if group == "parallel" and (degree := DEGREE.fullmatch(name)):
         return [f"parallel.{degree[1]}={degree[2]}"]
     if not re.search("[./]", name):
@@ -227,7 +233,7 @@ def as_values(group: str, name: str) -> list[str]:
 
 
 def _owners(section: str, part: str) -> list[str]:
-    """Which variants of the section have this option, as they are chosen."""
+    """The variants of the section with this option, as choices to type."""
     group = section.rpartition(".")[2]
     choice = section if group == section else f"+{group}@{section}"
     variants = schemas.SCHEMAS.get(group, {}).items()

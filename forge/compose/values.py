@@ -18,25 +18,27 @@ SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 def mistyped(
     key: str, text: str, value: Any, hint: Any, now: Any, write: Callable[[Any], str]
 ) -> tuple[str, str]:
-    """(what is wrong, what to do) with a value of another type. text: the value as it is shown,
-    now: the value in force, write: how a value is written where this one is.
+    """(fault, advice) of a value of another type. text: the value as shown, now: the value in
+    force, write: formats a value for the place of the wrong value.
     """
     if fault := length_fault(key, value, hint):
         return fault, ""
-    found, fix = meant(key, value, hint), ""
-    if found is not None:
-        fix = write(found)
+    correct, advice = meant(key, value, hint), ""
+    if correct is not None:
+        advice = write(correct)
     elif sweep := several(value, hint):
         instead = schemas.fact(key, "not_swept")
-        fix = f"{key}={sweep} with -m, for a sweep over these" + (f"; {instead}" if instead else "")
+        advice = f"{key}={sweep} with -m, for a sweep over these" + (
+            f"; {instead}" if instead else ""
+        )
     elif isinstance(now, int | float | list) and not isinstance(now, bool) and now != []:
-        fix = f"for example {write(now)}"
-    fix = fix or next((help for n, help in schemas.dicts().items() if key.startswith(n)), "")
-    return f"{key} is {kind(hint)}; {text} is not.", fix
+        advice = f"for example {write(now)}"
+    advice = advice or next((help for n, help in schemas.dicts().items() if key.startswith(n)), "")
+    return f"{key} is {kind(hint)}; {text} is not.", advice
 
 
 def meant(key: str, value: Any, hint: Any) -> Any:
-    """The value of the declared type that was probably meant; None where there is no telling."""
+    """The probably meant value of the declared type; None without a good guess."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if schemas.fact(key, "time"):
         return minutes(str(value))
@@ -57,8 +59,8 @@ def meant(key: str, value: Any, hint: Any) -> Any:
 
 
 def several(value: Any, hint: Any) -> str:
-    """The values of a sweep as they are typed, for a list of them, or a text with commas, that was
-    given to an option of one value; empty where they are none.
+    """The values of a sweep as typed, for a list, or a text with commas, given to an option of a
+    single value; empty for any other value.
     """
     is_plain = isinstance(value, str) and "," in value and not re.search(r"[\[({\"'$]", value)
     items = value if isinstance(value, list) else value.split(",") if is_plain else []
@@ -79,18 +81,18 @@ def option_below(section: str) -> str:
 
 
 def minutes(text: str) -> int | None:
-    """The minutes of a time as Slurm has it, D-HH:MM:SS, HH:MM:SS, D-HH:MM or D-HH, rounded up;
-    None for any other text.
+    """The minutes of a time of Slurm, D-HH:MM:SS, HH:MM:SS, D-HH:MM or D-HH, rounded up; None for
+    any other text.
     """
-    found = SLURM_TIME.fullmatch(text)
-    if found is None or not (found[1] or found[4]):
+    match = SLURM_TIME.fullmatch(text)
+    if match is None or not (match[1] or match[4]):
         return None
-    days, hours, of_hour, seconds = (int(part or 0) for part in found.groups())
+    days, hours, of_hour, seconds = (int(part or 0) for part in match.groups())
     return (days * 24 + hours) * 60 + of_hour + (seconds > 0)
 
 
 def of_text(text: str, element: type) -> Any:
-    """A text as a value of a type, where it is one."""
+    """A text as a value of a type; unchanged for a text of another type."""
     try:
         return element(text.strip()) if element in KINDS and element is not bool else text
     except ValueError:
@@ -98,7 +100,7 @@ def of_text(text: str, element: type) -> Any:
 
 
 def _items(value: Any, element: Any) -> list[Any]:
-    """The elements that a value stands for which is no list of them."""
+    """The elements meant by a value other than a list."""
     if value is None:
         return []
     if isinstance(value, list):

@@ -13,15 +13,15 @@ from forge.models.rope import Rotation, rotate, softmax_scale
 from forge.models.sdpa import causal_attention, on_device
 
 KEPT_NAMES = {"wq": "query_proj", "wk": "key_proj", "wv": "value_proj", "wo": "out_proj"}
-"""What modules give, as `train.recompute` names it."""
+"""Names of the modules' outputs in `train.recompute`."""
 
 
 class Attention(nn.Module):
-    """Multi-head attention (arXiv:1706.03762) with grouped key/value heads, and what options of the
-    model add.
+    """Multi-head attention (arXiv:1706.03762) with grouped key/value heads, and the options of the
+    model.
 
-    wq makes the queries of a head, and with an output gate its gate behind them. Values may be made
-    by wk. sinks: one score a head.
+    wq makes a head's queries and, with an output gate, the head's gate behind the queries. wk may
+    make the values too. sinks: a score for each head.
     """
 
     kept_names = KEPT_NAMES
@@ -57,7 +57,7 @@ class Attention(nn.Module):
         cache: LayerCache | None = None,
         *seen: Seen,
     ) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the tokens before these."""
+        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the earlier tokens."""
         return self.wo(self.heads(x, rotation, cache, *seen))
 
     def heads(
@@ -67,12 +67,13 @@ class Attention(nn.Module):
         cache: LayerCache | None = None,
         *seen: Seen,
     ) -> Tensor:
-        """x: [batch, seq, dim] -> what all heads give, [batch, seq, heads * head_dim]."""
-        q, k = (each(x).unflatten(-1, (-1, self.head_dim)) for each in (self.wq, self.wk))
+        """x: [batch, seq, dim] -> outputs of all heads, [batch, seq, heads * head_dim]."""
+        q, k = (matrix(x).unflatten(-1, (-1, self.head_dim)) for matrix in (self.wq, self.wk))
         v = k if self.wv is None else self.wv(x).unflatten(-1, (-1, self.head_dim))
         v = v if self.v_norm is None else self.v_norm(v)
         gate = None
         if self.gated:
+            # Queries and gate alternate head by head, so a cut of wq's rows has both of each head.
             q, gate = q[..., ::2, :], q[..., 1::2, :]
         q, k = self.placed(q, k, rotation)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -81,26 +82,26 @@ class Attention(nn.Module):
         return (heads if gate is None else heads * gate.sigmoid()).flatten(2)
 
     def choose_kernel(self, capability: tuple[int, int]) -> None:
-        """Take the kernel that is the fastest on a GPU of this compute capability."""
+        """Take the fastest kernel on a GPU of this compute capability."""
         self.backend = on_device(self.backend, capability)
 
     def placed(self, q: Tensor, k: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor]:
-        """Queries and keys [batch, seq, heads, head_dim], normalised and rotated."""
+        """Normalise and rotate queries and keys, [batch, seq, heads, head_dim]."""
         late = self.section.qk_norm_after_rope
         if not late:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None and self.section.position == "rope":
             adjacent = self.section.rope_interleave
-            q, k = (rotate(each, rotation, adjacent=adjacent) for each in (q, k))
-        elif rotation is not None:
+            q, k = (rotate(x, rotation, adjacent=adjacent) for x in (q, k))
+        elif rotation is not None:  # a layer without rotation, with temperatures
             q = (q * rotation[0]).type_as(q)
         return (self.q_norm(q), self.k_norm(k)) if late else (q, k)
 
     def of_heads(self) -> list[tuple[nn.Linear, list[float]]]:
-        """What QK-Clip scales: layers whose outputs are heads, and of each output of a head the
-        power of the factor. Keys of several heads stay, and those that are values too; their
-        queries take all of it.
+        """Layers scaled by QK-Clip, with the power of the factor for each output of a head. Keys
+        shared by several heads or with the values stay; the queries then take the whole factor.
         """
+        # A score is a product of query and key: each takes the root of the factor. Gates stay.
         gate = [0.0] * self.head_dim if self.gated else []
         if self.grouped or self.wv is None:
             return [(self.wq, [1.0] * self.head_dim + gate)]
@@ -108,14 +109,15 @@ class Attention(nn.Module):
         return [(self.wq, half + gate), (self.wk, half)]
 
     def sinks_here(self) -> Tensor | None:
-        """Those of the heads that `attend` is given."""
+        """Sinks of the heads given to `attend`."""
         return self.sinks
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Seen | None = None) -> Tensor:
         """q: [batch, heads, seq, head_dim]; k, v: [batch, kv_heads, keys, head_dim] -> as q.
 
-        With more keys than queries these are of the last tokens. seen: as of `causal_attention`.
+        With more keys than queries the queries are of the last tokens. seen: as of
+        `causal_attention`.
         """
-        how = {"scale": self.scale, "cap": self.cap, "sinks": self.sinks_here(), "seen": seen}
+        options = {"scale": self.scale, "cap": self.cap, "sinks": self.sinks_here(), "seen": seen}
         span = {"window": self.window, "chunk": self.chunk}
-        return causal_attention(q, k, v, self.backend, **span, **how)
+        return causal_attention(q, k, v, self.backend, **span, **options)

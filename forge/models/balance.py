@@ -1,4 +1,4 @@
-"""All mixtures of experts over a step: scale of their losses, their load, and their bias."""
+"""All mixtures of experts over a step: scale of the losses, load, and bias."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from forge.tensors.wide import widest
 
 
 class Balanced:
-    """A model that balances its experts in each step, all layers of it that are here together."""
+    """A model with a balance of experts in each step, over all of this rank's layers together."""
 
     @cached_property
     def balance(self) -> Balance:
-        """Of the layers as they are at the first step."""
+        """The balance of the layers present at the first step."""
         assert isinstance(self, nn.Module)
         return Balance(self)
 
@@ -35,11 +35,11 @@ class Balanced:
 
 
 class Balance:
-    """All layers with experts of a model, as `forge.models.contract.InStep` has it.
+    """The `forge.models.contract.InStep` of all layers with experts of a model.
 
-    It reports sums: auxiliary losses without coefficients, over tokens; and means over the layers:
-    load_max and load_min, of the busiest and the idlest expert over the even load; entropy of a
-    token's shares, in nats; dropped, share of the assignments; bias, from lowest to highest.
+    The report has sums over tokens, the auxiliary losses without coefficients, and means over the
+    layers: load_max and load_min, of the busiest and the idlest expert over the even load; entropy
+    of a token's shares, in nats; dropped, share of the assignments; bias, from lowest to highest.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,7 +53,7 @@ class Balance:
         if self.layers:
             buffers = [buffer for layer in self.layers for buffer in layer.record.buffers()]
             torch._foreach_zero_(buffers)  # type: ignore[attr-defined]
-            # All of a decoder's layers are spread in one way.
+            # All layers of a decoder are spread alike, so the first one's summands are everyone's.
             scales = [layer.record.scale for layer in self.layers]
             share = scale / self.layers[0].summands
             torch._foreach_add_(scales, share)  # type: ignore[attr-defined]
@@ -62,14 +62,14 @@ class Balance:
     def end_of_step(
         self, done: float, *, skipped: Tensor, total: Callable[[Tensor], Tensor] = lambda x: x
     ) -> StepReport:
-        """Report, and move the selection biases unless the update was skipped."""
+        """Report the step, and move the selection biases unless the update was skipped."""
         if self.section is None:
             return StepReport({}, {})
         section, n_layers = self.section.moe, self.section.n_moe_layers
         records = total(self._records(n_layers, section.num_experts, skipped.device))
         counts = records[:, : section.num_experts]
-        *named, ranges, copies = records[:, section.num_experts :].unbind(1)
-        sums: dict[str, Tensor] = dict(zip(SUMS, named, strict=True))
+        *columns, ranges, copies = records[:, section.num_experts :].unbind(1)
+        sums: dict[str, Tensor] = dict(zip(SUMS, columns, strict=True))
         means = {
             "load_max": counts.amax(1) / counts.mean(1).clamp(min=1),
             "load_min": counts.amin(1) / counts.mean(1).clamp(min=1),
@@ -91,16 +91,19 @@ class Balance:
         )
 
     def _records(self, n_layers: int, experts: int, device: torch.device) -> Tensor:
-        """[layers, experts + len(SUMS) + 2], in the widest format: counts, sums, range of the
-        bias, and 1; 0 for layers of other stages.
+        """Rows of all layers, [layers, experts + len(SUMS) + 2], in the widest format: counts,
+        sums, range of the bias, and 1; 0 for layers of other stages.
         """
         wide, width = widest(device), experts + len(SUMS) + 2
         records = torch.zeros(n_layers, width, dtype=wide, device=device)
         if self.layers:
-            found = [
-                (of.record.counts, of.record.sums, of.router.selection_bias) for of in self.layers
+            buffers = [
+                (layer.record.counts, layer.record.sums, layer.router.selection_bias)
+                for layer in self.layers
             ]
-            counts, sums, bias = (torch.stack(each).to(wide) for each in zip(*found, strict=True))
+            counts, sums, bias = (
+                torch.stack(tensors).to(wide) for tensors in zip(*buffers, strict=True)
+            )
             ranges = bias.amax(1, keepdim=True) - bias.amin(1, keepdim=True)
             rows = torch.cat([counts, sums, ranges, torch.ones_like(ranges)], dim=1)
             self.numbers = self.numbers.to(device)
@@ -108,11 +111,12 @@ class Balance:
         return records
 
     def _move(self, counts: Tensor, done: float, skipped: Tensor) -> None:
-        """b_i += rate * sign(mean load - load_i), over a whole step (arXiv:2408.15664, alg. 1)."""
+        """Do b_i += rate * sign(mean load - load_i) for a step (arXiv:2408.15664, alg. 1)."""
         assert self.section is not None
         section = self.section.moe
         factor = bias_factor(section.bias_schedule, done)
         rate = section.bias_update_rate * factor
+        # By a mask on the device: a branch on `skipped` would wait for the device.
         steps = (rate * (counts.mean(1, keepdim=True) - counts).sign()).where(~skipped, 0)
         if self.layers:
             biases = [layer.router.selection_bias for layer in self.layers]
@@ -121,7 +125,7 @@ class Balance:
 
 
 def bias_factor(schedule: str, done: float) -> float:
-    """Factor of bias_update_rate when a share `done` of the run is done, 0 to 1."""
+    """Factor of bias_update_rate after a share `done` of the run, 0 to 1."""
     if schedule == "cosine_decay":
         return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
     if schedule == "linear_warmup":

@@ -1,4 +1,4 @@
-"""What layers keep of the tokens that a model has already read, such as keys and values."""
+"""Caches of the tokens already read by a model: keys and values, or states, of each layer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from forge.models.documents import as_scores
 
 
 class LayerCache:
-    """What one layer keeps of each token that it has read, `length` so far.
+    """The cache of one layer, with the first `length` tokens.
 
-    Tensors [..., kept tokens, width], as keys and values [batch, kv_heads, tokens, head_dim]. With
-    a window the last `window` tokens are kept, in a ring.
+    Tensors [..., cached tokens, width], as keys and values [batch, kv_heads, tokens, head_dim].
+    With a window a ring holds the last `window` tokens.
 
-    padding: [batch], the tokens before each row's text, which are nobody's; None = none. A mixer
-    that keeps states instead has them in `held`.
+    padding: [batch], number of filler tokens before each row's text; None = none. A mixer with
+    states instead of tokens has the states in `held`.
     """
 
     def __init__(
@@ -32,35 +32,38 @@ class LayerCache:
         self.held: tuple[Tensor, ...] = ()
 
     def keep(self, tokens: int, *states: Tensor) -> None:
-        """Have states after so many further tokens, [batch, ...], in the place of those before."""
+        """Replace the states, [batch, ...], by the states after `tokens` further tokens."""
         self.length += tokens
         if self.length > self.max_len:
             raise ValueError(f"{self.length} tokens in a cache for {self.max_len}")
         self.held = states
 
     def append(self, *new: Tensor) -> tuple[Tensor, ...]:
-        """Add what is kept of further tokens, [..., seq, width]; returns that of all tokens that
-        these see, in the order of `numbers`.
+        """Add tensors of further tokens, [..., seq, width]; returns the tensors of all tokens seen
+        by the further tokens, in the order of `numbers`.
         """
         seq = new[0].shape[-2]
         if self.length + seq > self.max_len:
             raise ValueError(f"{self.length + seq} tokens in a cache for {self.max_len}")
         if not self.held:
-            sizes = [(*each.shape[:-2], self.size, each.shape[-1]) for each in new]
+            sizes = [(*states.shape[:-2], self.size, states.shape[-1]) for states in new]
             pairs = zip(new, sizes, strict=True)
-            self.held = tuple(each.new_empty(size) for each, size in pairs)
+            self.held = tuple(states.new_empty(size) for states, size in pairs)
         stop = self.length + seq
         if seq == 1 or stop <= self.size:
             self._write(new, stop)
-            return tuple(kept[..., : min(stop, self.size), :] for kept in self.held)
+            return tuple(saved[..., : min(stop, self.size), :] for saved in self.held)
+        # The ring cannot hold all keys of several queries, so old and new keys are joined first.
         slots = self.numbers(seq, new[0].device)[:-seq] % self.size
         pairs = list(zip(self.held, new, strict=True))
-        seen = tuple(torch.cat((kept.index_select(-2, slots), each), -2) for kept, each in pairs)
-        self._write(tuple(each[..., -self.size :, :] for each in new), stop)
+        seen = tuple(
+            torch.cat((saved.index_select(-2, slots), states), -2) for saved, states in pairs
+        )
+        self._write(tuple(states[..., -self.size :, :] for states in new), stop)
         return seen
 
     def numbers(self, seq: int, device: torch.device) -> Tensor:
-        """Of the tokens that the next `append` of so many will return, counted from 0."""
+        """Numbers, from 0, of the tokens returned by the next `append` of `seq` tokens."""
         stop = self.length + seq
         if seq > 1 or stop <= self.size:
             first = max(self.length - self.size + 1, 0)
@@ -69,25 +72,25 @@ class LayerCache:
         return self.length - (self.length - slots) % self.size
 
     def select(self, rows: Tensor) -> None:
-        """Have these rows, [batch], by their places; one may be there several times."""
-        self.held = tuple(each.index_select(0, rows) for each in self.held)
+        """Keep rows by their indices, [batch]; an index may occur several times."""
+        self.held = tuple(states.index_select(0, rows) for states in self.held)
 
     def _write(self, new: tuple[Tensor, ...], stop: int) -> None:
-        """The tokens before number `stop`, at most as many as there is room for."""
+        """Write the tokens before number `stop`, at most `size` of them."""
         seq = new[0].shape[-2]
         first = (stop - seq) % self.size
         fits = min(self.size - first, seq)
-        for kept, each in zip(self.held, new, strict=True):
-            kept[..., first : first + fits, :] = each[..., :fits, :]
+        for saved, states in zip(self.held, new, strict=True):
+            saved[..., first : first + fits, :] = states[..., :fits, :]
             if fits < seq:
-                kept[..., : seq - fits, :] = each[..., fits:, :]
+                saved[..., : seq - fits, :] = states[..., fits:, :]
         self.length = stop
 
 
 class KVCache:
-    """One LayerCache a layer, for at most `max_len` tokens. For use without gradients.
+    """The LayerCache of each layer, for at most `max_len` tokens. For use without gradients.
 
-    spans: of each layer. padding: as of `LayerCache`.
+    spans: the span of each layer. padding: as of `LayerCache`.
     """
 
     def __init__(self, max_len: int, spans: Sequence[Span], padding: Tensor | None = None) -> None:
@@ -100,7 +103,7 @@ class KVCache:
         return max(layer.length for layer in self.layers)
 
     def select(self, rows: Tensor) -> None:
-        """Have these rows, [batch], by their places; one may be there several times."""
+        """Keep rows by their indices, [batch]; an index may occur several times."""
         self.padding = None if self.padding is None else self.padding.index_select(0, rows)
         for layer in self.layers:
             layer.padding = self.padding
@@ -108,25 +111,25 @@ class KVCache:
 
 
 def can_select(cache: Any) -> bool:
-    """Whether rows of it can be left out and copied: of ours, and of a user's with `select`."""
+    """Whether rows of a cache can be left out and copied: of ours, and of a user's `select`."""
     parts = cache.values() if isinstance(cache, dict) else [cache]  # of a pipeline, by stage
     return all(hasattr(part, "select") for part in parts)
 
 
 def select(cache: Any, rows: Tensor) -> None:
-    """Have these rows of a cache that can do so, or of each stage's."""
+    """Keep rows of a cache with `select`, or of each stage's cache."""
     for part in cache.values() if isinstance(cache, dict) else [cache]:
         part.select(rows)
 
 
 def numbered(start: int, seq: int, padding: Tensor) -> Tensor:
-    """The numbers of tokens in the text of their rows, [batch, seq]; below 0 before it."""
+    """Numbers of the tokens in the text of each row, [batch, seq]; below 0 before the text."""
     return torch.arange(start, start + seq, device=padding.device) - padding[:, None]
 
 
 def seen_in(cache: LayerCache, seq: int, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores of the next `seq` tokens of padded rows, over the keys that
-    `append` will return: [batch, 1, seq, keys]. Padding sees padding, so that it stays finite.
+    """Mask added to the scores of the next `seq` tokens of padded rows, over the keys of the next
+    `append`: [batch, 1, seq, keys].
     """
     assert cache.padding is not None
     device = cache.padding.device
@@ -136,6 +139,7 @@ def seen_in(cache: LayerCache, seq: int, dtype: torch.dtype) -> Tensor:
     window, chunk = cache.span
     near = (behind >= 0) & (behind < window if window else behind >= 0)
     begins = cache.padding[:, None, None]
+    # Padding sees padding: a softmax over no key at all would be NaN.
     seen = near & ((queries >= begins) == (keys >= begins))
     if chunk:
         seen &= (queries - begins) // chunk == (keys - begins) // chunk

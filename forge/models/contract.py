@@ -1,4 +1,4 @@
-"""What forge asks of a model, its own or a user's."""
+"""The contract between forge and a model, forge's own or a user's."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 BESIDE_TOKENS = ("documents", "noise", "jitter")
-"""Fields of a batch that `hidden` takes by name, where a run has them: documents that share rows,
-see `ReadsDocuments`; what is drawn in training, and how much of it is added to embeddings, see
+"""Fields of a batch taken by `hidden` by name, in runs with documents that share rows, see
+`ReadsDocuments`, or with random numbers in training, and noise on embeddings, see
 `forge.models.decoder.Decoder.hidden`.
 """
 DRAWN = ("noise", "jitter")
-"""Those of them that are [batch, seq]; a rank has its own part of these under any layout."""
+"""Fields of shape [batch, seq]; under any layout a rank has the part of its own tokens."""
 PARTS = ("max_seq_len", "output_weight", "hidden", "init_std", "reset_buffers")
 
 
 class LanguageModel(Protocol):
     """Token ids to next-token logits = hidden(tokens) @ output_weight.T.
 
-    Built on the meta device in fp32; `forge.models.init.init_weights` fills its parameters. In 16
-    bits only parameters are cast while it runs: what it computes in fp32, such as with a table in a
-    buffer, it returns in the type of its input. Blocks are in a ModuleDict or ModuleList named
-    `blocks`, if activation checkpointing and compilation are to find them. Random numbers are drawn
-    by `forge.models.dropout` alone.
+    Built on the meta device in fp32; `forge.models.init.init_weights` fills the parameters. In 16
+    bits only parameters are cast while the model runs: a computation in fp32, for example with a
+    table in a buffer, returns the type of its input. Blocks are in a ModuleDict or ModuleList named
+    `blocks`, if activation checkpointing and compilation are to find the blocks. Random numbers are
+    drawn by `forge.models.dropout` alone.
     """
 
     max_seq_len: int
@@ -35,8 +35,8 @@ class LanguageModel(Protocol):
         ...
 
     def hidden(self, tokens: Tensor, /, *args: Any, **beside: Any) -> Tensor:
-        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim]; causal. beside: as
-        of `BESIDE_TOKENS`, those that the run has; a model takes by name what it reads.
+        """tokens: [batch, seq] -> hidden states for the output head, [batch, seq, dim]; causal.
+        beside: the run's fields of `BESIDE_TOKENS`; a model takes by name the fields it reads.
         """
         ...
 
@@ -55,47 +55,47 @@ class LanguageModel(Protocol):
 
 @runtime_checkable
 class Cached(Protocol):
-    """A model that can go on from what it has read."""
+    """A model with a cache of the tokens already read."""
 
     def new_cache(self, max_len: int | None = None) -> Any: ...
 
     def hidden(self, tokens: Tensor, /, *, cache: Any = None) -> Tensor:
-        """tokens: [batch, new] -> [batch, new, dim]; the tokens follow those in the cache."""
+        """tokens: [batch, new], after the cached ones -> [batch, new, dim]."""
         ...
 
 
 @runtime_checkable
 class Padded(Cached, Protocol):
-    """One that goes on from rows of different lengths, where `reads_padding`."""
+    """A cached model that continues rows of different lengths, where `reads_padding`."""
 
     reads_padding: bool
 
     def new_cache(self, max_len: int | None = None, padding: Tensor | None = None) -> Any:
-        """padding: [batch], the tokens before each row's text, which are nobody's. max_len: with
-        these.
+        """padding: [batch], number of filler tokens before each row's text. max_len: with the
+        filler tokens.
         """
         ...
 
 
 class ReadsDocuments(Protocol):
-    """A model that keeps documents apart that share a row, as its section says."""
+    """A model that keeps apart the documents of a shared row, as its section says."""
 
     def hidden(self, tokens: Tensor, /, *, documents: Tensor | None = None) -> Tensor:
-        """documents: [batch, seq], the number of each token's document within its row, which never
-        falls; of whole rows, also where a rank has only parts of them.
+        """documents: [batch, seq], the number of each token's document within the row, never
+        falling; of whole rows, also on a rank with only a part of each row.
         """
         ...
 
 
 def beside_tokens(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a model is given of a batch besides its tokens."""
+    """The fields of a batch given to a model besides the tokens."""
     return {name: batch[name] for name in BESIDE_TOKENS if name in batch}
 
 
 class StepReport(NamedTuple):
-    """What a module says of one step, over all ranks; scalars on the device, by name.
+    """A module's report of a step, over all ranks; scalars on the device, by name.
 
-    sums: over all tokens of the step. means: one value a step each.
+    sums: over all tokens of the step. means: a value for the step.
     """
 
     sums: dict[str, Tensor]
@@ -103,32 +103,32 @@ class StepReport(NamedTuple):
 
 
 class InStep(Protocol):
-    """A module with a part in each step: any inside a model that has `end_of_step`."""
+    """A module with a part in each step: any submodule of a model with `end_of_step`."""
 
     def begin_step(self, scale: Tensor | float) -> None:
-        """Before the first micro-batch. scale: factor of a loss that is a sum over tokens: 1 /
-        tokens of the step, times the loss scale.
+        """Begin a step, before the first micro-batch. scale: factor of a loss summed over tokens:
+        1 / tokens of the step, times the loss scale.
         """
         ...
 
     def end_of_step(
         self, done: float, *, skipped: Tensor, total: Callable[[Tensor], Tensor]
     ) -> StepReport:
-        """After the update, asynchronous. Names that one module reports no other does.
+        """End a step after the update, asynchronously. No two modules report the same name.
 
-        done: share of the run that was done before it, 0 to 1. skipped: bool, whether the weights
-        were left as they were. total: sums a tensor over all ranks with other tokens or other
-        layers, which all call it alike; so that one call does for all layers of a kind.
+        done: share of the run before the step, 0 to 1. skipped: bool, whether the weights were left
+        unchanged. total: sums a tensor over all ranks with other tokens or other layers; all ranks
+        call `total` alike, a single time for all layers of a kind.
         """
         ...
 
 
 def check_model(model: object, target: str) -> None:
-    """Raises ValueError naming all that a model lacks."""
-    what = f"model._target_={target}"
+    """Raises ValueError naming every missing part of a model."""
+    key = f"model._target_={target}"
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{what} builds a {type(model).__name__}, which is no torch.nn.Module")
+        raise ValueError(f"{key} builds a {type(model).__name__}, which is no torch.nn.Module")
     missing = [part for part in PARTS if not hasattr(model, part)]
     if missing:
         lacks = f"{type(model).__name__} lacks {', '.join(missing)}"
-        raise ValueError(f"{what}: {lacks}; docs/extending.md says what a model has")
+        raise ValueError(f"{key}: {lacks}; docs/extending.md says what a model has")

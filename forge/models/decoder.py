@@ -28,30 +28,30 @@ from forge.models.routing_record import RoutingRecord
 
 
 class Block(nn.Module):
-    """A token mixer, then a feed-forward layer or experts, each added to what it reads; norms stand
-    before them, after them, or both.
+    """A token mixer, then a feed-forward layer or experts, each added to the residual stream, with
+    norms before, after, or both.
 
-    section: that of the layer. noise: that dropout is drawn of.
+    section: the layer's own. noise: source of dropout.
     """
 
     def __init__(self, section: DecoderConfig, layer: int, noise: Noise | None = None) -> None:
         super().__init__()
-        before, after = section.norms_before, section.norms_after
+        has_norm, has_post_norm = section.norms_before, section.norms_after
         self.multiplier = section.residual_multiplier
-        self.attention_norm = make_norm(section) if before else None
+        self.attention_norm = make_norm(section) if has_norm else None
         self.attention = make(section.mixer, section)
-        self.attention_post_norm = make_norm(section) if after else None
-        self.feed_forward_norm = make_norm(section) if before else None
+        self.attention_post_norm = make_norm(section) if has_post_norm else None
+        self.feed_forward_norm = make_norm(section) if has_norm else None
         self.feed_forward = (
             MoE(section, layer)
             if is_moe_layer(section.moe, layer)
             else make(section.feed_forward, section)
         )
-        self.feed_forward_post_norm = make_norm(section) if after else None
+        self.feed_forward_post_norm = make_norm(section) if has_post_norm else None
         names = [f"blocks.{layer}.{child}" for child in ("attention", "feed_forward")]
         rate = section.dropout
-        made = [StreamDropout(rate, name, noise) if rate else None for name in names]
-        self.attention_dropout, self.feed_forward_dropout = made
+        dropouts = [StreamDropout(rate, name, noise) if rate else None for name in names]
+        self.attention_dropout, self.feed_forward_dropout = dropouts
 
     def forward(
         self,
@@ -60,20 +60,21 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         *seen: Seen,
     ) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]. seen: what attention sees of rows that
-        documents share, `forge.models.documents`; a mixer gets it where there is any.
+        """x: [batch, seq, dim] -> [batch, seq, dim]. seen: mask of rows shared by documents, see
+        `forge.models.documents`, passed to the mixer.
         """
-        before, after = self.attention_norm, self.attention_post_norm
-        y = self.attention(self._entering(x, before, after), rotation, cache, *seen)
-        x = self._added(x, y, after, self.attention_dropout)
-        before, after = self.feed_forward_norm, self.feed_forward_post_norm
-        y = self.feed_forward(self._entering(x, before, after))
-        return self._added(x, y, after, self.feed_forward_dropout)
+        norm, post_norm = self.attention_norm, self.attention_post_norm
+        y = self.attention(self._entering(x, norm, post_norm), rotation, cache, *seen)
+        x = self._added(x, y, post_norm, self.attention_dropout)
+        norm, post_norm = self.feed_forward_norm, self.feed_forward_post_norm
+        y = self.feed_forward(self._entering(x, norm, post_norm))
+        return self._added(x, y, post_norm, self.feed_forward_dropout)
 
     def _entering(self, x: Tensor, before: nn.Module | None, after: nn.Module | None) -> Tensor:
         if before is not None:
             return before(x)
         assert after is not None
+        # A norm returns the format of its weights; without one the residual stream may be fp32.
         return x.to(after.weight.dtype)  # type: ignore[arg-type]
 
     def _added(
@@ -90,22 +91,21 @@ BUFFERED = PositionTable | Sinusoids | Router | RoutingRecord | Drawing
 
 class OutputHead(nn.Linear):
     def receive(self, hidden: Tensor, norm: nn.Module) -> Tensor:
-        """Normalised hidden states; FSDP gathers the weight for this call."""
+        """Normalise hidden states; FSDP gathers the weight for this call."""
         return norm(hidden)
 
     def product(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """hidden: [..., dim], weight: rows of the vocabulary [rows, dim] -> [..., rows]."""
+        """Multiply hidden: [..., dim] by rows of the vocabulary, [rows, dim] -> [..., rows]."""
         return F.linear(hidden, weight)
 
 
 class Decoder(Balanced, nn.Module):
-    """Token ids to next-token logits, or a stage of such a model, cut out by `keep`.
+    """Token ids to next-token logits, or a stage of the model, cut out by `keep`.
 
-    A stage takes hidden states instead of tokens, or gives them, or both. Weights are torch's
-    defaults until `forge.models.init.init_weights`. residual_dtype: of hidden states between
-    layers; null = that of the embeddings. in_blocks: whether documents that share rows are kept
-    apart in blocks, which layers take that hand to `causal_attention` what they are given; else by
-    masks.
+    A stage takes hidden states instead of tokens, or gives hidden states, or both. Weights are
+    torch's defaults until `forge.models.init.init_weights`. residual_dtype: of hidden states
+    between layers; null = as the embeddings. in_blocks: whether blocks instead of masks keep apart
+    the documents of a shared row; for layers that pass `seen` on to `causal_attention` unchanged.
     """
 
     residual_dtype: torch.dtype | None = None
@@ -115,7 +115,7 @@ class Decoder(Balanced, nn.Module):
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
         self.section = section
-        self.table = {one.name: one for one in section.tensors()}
+        self.table = {tensor.name: tensor for tensor in section.tensors()}
         self.max_seq_len = section.max_seq_len
         self.reads_tokens = True
         self.noise, rate = Noise(), section.dropout
@@ -127,10 +127,12 @@ class Decoder(Balanced, nn.Module):
             self.positions = ADDED[section.position](section.max_seq_len, section.dim)
         of_kind = {kind.name: section.of_kind(kind.name) for kind in section.kinds_in()}
         self.rotary = tables_of(of_kind)
-        scored = {kind: one for kind, one in of_kind.items() if not one.mixer.recurrent}
+        # Recurrent mixers have a state instead of scores, and so no span.
+        scored = {kind: layer for kind, layer in of_kind.items() if not layer.mixer.recurrent}
         self.spans = {kind: layer.span for kind, layer in scored.items()}
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
         layers = enumerate(self.kinds)
+        # By number in a dict, so that a stage's blocks keep their names.
         self.blocks = nn.ModuleDict(
             {str(n): Block(of_kind[kind], n, self.noise) for n, kind in layers}
         )
@@ -151,12 +153,12 @@ class Decoder(Balanced, nn.Module):
         noise: Tensor | None = None,
         jitter: Tensor | None = None,
     ) -> Tensor:
-        """tokens: [batch, seq] -> what the output head reads, [batch, seq, dim].
+        """tokens: [batch, seq] -> hidden states for the output head, [batch, seq, dim].
 
-        With a cache the tokens follow those in it, and are added. documents: as of `packed`; each
-        is then read as if it were alone. noise: 32 bits of each token, for what is drawn in
-        training. jitter: [batch, seq], how much noise is added to embeddings, as of `Jitter`.
-        Hidden states come in where `reads_tokens` is false. Raises ValueError past max_seq_len.
+        With a cache the tokens follow the cached tokens, and are added. documents: as of `packed`;
+        each document is then read alone. noise: 32 bits of each token, for random numbers in
+        training. jitter: [batch, seq], amount of noise on embeddings, as of `Jitter`. Takes hidden
+        states where `reads_tokens` is false. Raises ValueError past max_seq_len.
         """
         assert cache is None or documents is None, "a cache holds one document"
         self.noise.bits, self.jitter_width = noise, jitter
@@ -176,43 +178,44 @@ class Decoder(Balanced, nn.Module):
         return self._received(x)
 
     def packed(self, documents: Tensor) -> Packed:
-        """What is here of rows that several documents share, [batch, seq]."""
+        """The positions and masks of rows shared by several documents, [batch, seq]."""
         if self.in_blocks:
             return packed_in_blocks(documents, self.spans.values())
-        here = torch.arange(documents.shape[1], device=documents.device)
-        return packed(documents, self.spans.values(), tokens=here, queries=here)
+        indices = torch.arange(documents.shape[1], device=documents.device)
+        return packed(documents, self.spans.values(), tokens=indices, queries=indices)
 
     def _of_documents(self, tokens: Tensor, rows: Packed) -> Tensor:
         x = self.embed(tokens, 0, rows.positions) if self.reads_tokens else tokens
-        at: Any = {kind: table.at for kind, table in self.rotary.items()}
-        rotations = {kind: rotation(rows.positions) for kind, rotation in at.items()}
+        lookups: Any = {kind: table.at for kind, table in self.rotary.items()}
+        rotations = {kind: rotation(rows.positions) for kind, rotation in lookups.items()}
+        # Converted once for all layers of a span, not in each layer.
         seen = {
-            span: as_scores(each, x.dtype) if isinstance(each, Tensor) else each
-            for span, each in rows.seen.items()
+            span: as_scores(mask, x.dtype) if isinstance(mask, Tensor) else mask
+            for span, mask in rows.seen.items()
         }
         for layer, block in self.blocks.items():
             kind = self.kinds[int(layer)]
             has_scores = kind in self.spans
-            mine = seen[self.spans[kind]] if has_scores else rows.positions
-            x = block(x, rotations.get(kind), None, mine)
+            visible = seen[self.spans[kind]] if has_scores else rows.positions
+            x = block(x, rotations.get(kind), None, visible)
         return x
 
     def _of_padded(self, tokens: Tensor, cache: KVCache, padding: Tensor) -> Tensor:
-        """Tokens past max_seq_len are of texts that have ended, and have the last position."""
+        """Read padded rows; tokens past max_seq_len, of ended texts, take the last position."""
         start, seq = cache.length, tokens.shape[1]
         positions = numbered(start, seq, padding).clamp(0, self.max_seq_len - 1)
         x = self.embed(tokens, start, positions) if self.reads_tokens else tokens
-        at: Any = {kind: table.at for kind, table in self.rotary.items()}
-        rotations = {kind: rotation(positions) for kind, rotation in at.items()}
+        lookups: Any = {kind: table.at for kind, table in self.rotary.items()}
+        rotations = {kind: rotation(positions) for kind, rotation in lookups.items()}
         seen: dict[Span, Tensor] = {}
         for layer, block in self.blocks.items():
-            own, kind = cache.layers[int(layer)], self.kinds[int(layer)]
+            layer_cache, kind = cache.layers[int(layer)], self.kinds[int(layer)]
             if kind not in self.spans:
-                x = block(x, None, own, positions)
+                x = block(x, None, layer_cache, positions)
                 continue
-            if own.span not in seen:
-                seen[own.span] = seen_in(own, seq, x.dtype)
-            x = block(x, rotations.get(kind), own, seen[own.span])
+            if layer_cache.span not in seen:
+                seen[layer_cache.span] = seen_in(layer_cache, seq, x.dtype)
+            x = block(x, rotations.get(kind), layer_cache, seen[layer_cache.span])
         return x
 
     def _received(self, x: Tensor) -> Tensor:
@@ -221,8 +224,8 @@ class Decoder(Balanced, nn.Module):
         return self.norm(x) if self.output is None else self.output.receive(x, self.norm)
 
     def embed(self, tokens: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
-        """tokens: [batch, seq] at positions start, start + 1, ..., or at `positions`, [batch, seq]
-        -> [batch, seq, dim].
+        """Embed tokens: [batch, seq] at positions start, start + 1, ..., or at `positions`, [batch,
+        seq] -> [batch, seq, dim].
         """
         assert self.embedding is not None
         x = self.embedding(tokens)
@@ -235,6 +238,7 @@ class Decoder(Balanced, nn.Module):
             if positions is None:
                 positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
             added = self.positions(positions)
+            # Sinusoids are an fp32 buffer; learned positions are cast as all parameters are.
             x = x + (added.to(x.dtype) if isinstance(self.positions, Sinusoids) else added)
         return x if self.dropout is None else self.dropout(x)
 
@@ -247,30 +251,31 @@ class Decoder(Balanced, nn.Module):
 
     @property
     def of_logits(self) -> dict[str, Any]:
-        """How the head makes products, and what it does with them."""
+        """Options of the head: its product, and the multiplier and cap of logits."""
         section = self.section
-        how = {"multiplier": section.logits_multiplier, "cap": section.final_logits_soft_cap}
-        return how if self.output is None else how | {"product": self.output.product}
+        options = {"multiplier": section.logits_multiplier, "cap": section.final_logits_soft_cap}
+        return options if self.output is None else options | {"product": self.output.product}
 
     @property
     def output_weight(self) -> Tensor:
-        """[vocab, dim]; the embedding table when they are tied."""
+        """The head's weight, [vocab, dim]; with tied embeddings the embedding table."""
         head = self.output if self.output is not None else self.embedding
         assert head is not None, "this part of the model has no output head"
         return weight_of(head)
 
     def keep(self, layers: range, *, first: bool, last: bool) -> None:
-        """Cut the model down to these blocks, with what is before the first of all and after the
-        last.
+        """Cut the model down to the blocks of `layers`. first: with the embedding. last: with the
+        norm and the head.
         """
         for layer in [name for name in self.blocks if int(name) not in layers]:
             del self.blocks[layer]
-        here = {self.kinds[layer] for layer in layers}
-        self.rotary = nn.ModuleDict({k: table for k, table in self.rotary.items() if k in here})
-        self.spans = {kind: span for kind, span in self.spans.items() if kind in here}
+        kinds = {self.kinds[layer] for layer in layers}
+        self.rotary = nn.ModuleDict({k: table for k, table in self.rotary.items() if k in kinds})
+        self.spans = {kind: span for kind, span in self.spans.items() if kind in kinds}
         self.reads_tokens = first
         if not first:
             self.positions = self.dropout = None
+            # With tied embeddings the head of the last stage is the embedding table.
             if not (last and self.section.tie_embeddings):
                 self.embedding = None
         if not last:
@@ -278,11 +283,11 @@ class Decoder(Balanced, nn.Module):
 
     @property
     def reads_padding(self) -> bool:
-        """Whether its layers tell the text of a row from what fills the row up."""
+        """Whether all layers can tell the text of a row from padding."""
         return all(layer.mixer.reads_documents for _, layer in self.section.in_use())
 
     def new_cache(self, max_len: int | None = None, padding: Tensor | None = None) -> KVCache:
-        """padding: [batch], the tokens before each row's text, which are nobody's."""
+        """Make an empty cache. padding: [batch], number of filler tokens before each row's text."""
         max_len = self.max_seq_len if max_len is None else max_len
         if max_len > self.max_seq_len and padding is None:
             limit = f"model.max_seq_len={self.max_seq_len}"
@@ -296,18 +301,19 @@ class Decoder(Balanced, nn.Module):
                 module.reset_buffers()
 
     def init_std(self, name: str) -> float:
-        """Of parameter `name`: 1/sqrt(2 * n_layers) as much if it writes to the residual stream
-        (GPT-2; Radford et al. 2019, section 2.3); 0 of the biases of experts.
+        """Initial standard deviation of parameter `name`: init_std, times 1/sqrt(2 * n_layers) for
+        an output into the residual stream (GPT-2; Radford et al. 2019, section 2.3); 0 for biases
+        of experts.
         """
-        one = self.table[name]
-        if one.std is not None:
-            return one.std
-        if one.role == BIAS:
+        tensor = self.table[name]
+        if tensor.std is not None:
+            return tensor.std
+        if tensor.role == BIAS:
             return 0.0
-        if self.section.init_scale_residual and one.residual:
+        if self.section.init_scale_residual and tensor.residual:
             return self.section.init_std / math.sqrt(2 * self.section.n_layers)
         return self.section.init_std
 
     def init_value(self, name: str) -> float | LogUniform:
-        """The initial value of a vector, or how they are drawn."""
+        """The initial value of a vector, or the distribution of the values."""
         return self.table[name].initial

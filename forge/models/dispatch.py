@@ -1,4 +1,4 @@
-"""Tokens to experts and back: sorted by expert, or in a fixed number of rows for each."""
+"""Tokens to experts and back: sorted by expert, or in a fixed number of rows for each expert."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor
 
 
 class Order(NamedTuple):
-    """The assignments of tokens to experts, sorted by expert, and of one expert by token.
+    """The assignments of tokens to experts, sorted by expert, then by token.
 
-    There are n = tokens * top_k assignments; number i is that of token i // top_k. A scope is what
-    is counted over: each sequence, or all of them. by_expert: [n], the assignment at each place of
-    the sorted order. place: [n], the place of each assignment. expert, scope, rank: [n], in sorted
-    order; rank is how many of the same expert and scope are before it. counts, starts: [scopes,
-    experts]; starts is the place of the first. of_sequences: [sequences, experts], counts.
+    n = tokens * top_k assignments; number i is of token i // top_k. A scope is a range of counting:
+    each sequence, or all sequences. by_expert: [n], the assignment at each place of the sorted
+    order. place: [n], the place of each assignment. expert, scope, rank: [n], in sorted order; rank
+    is the number of earlier assignments of the same expert and scope. counts, starts: [scopes,
+    experts]; starts is the place of the first assignment. of_sequences: [sequences, experts],
+    counts.
     """
 
     by_expert: Tensor
@@ -30,12 +31,15 @@ class Order(NamedTuple):
 
 
 def order(experts: Tensor, num_experts: int, sequences: int, *, per_sequence: bool) -> Order:
-    """experts: [tokens, top_k] of `sequences` equal sequences, which may each be a scope."""
+    """Sort the assignments of experts: [tokens, top_k], of `sequences` equal sequences.
+
+    per_sequence: each sequence is a scope; else all sequences are a single scope.
+    """
     chosen = experts.flatten()
     n, device = len(chosen), chosen.device
     by_expert = chosen.argsort(stable=True)
     everywhere = torch.arange(n, device=device)
-    place = torch.empty_like(by_expert).scatter_(0, by_expert, everywhere)
+    position = torch.empty_like(by_expert).scatter_(0, by_expert, everywhere)
     expert, sequence = chosen[by_expert], by_expert // (n // sequences)
     # The sort is stable, so an expert's assignments from one sequence are a run.
     run = expert * sequences + sequence
@@ -48,28 +52,28 @@ def order(experts: Tensor, num_experts: int, sequences: int, *, per_sequence: bo
         starts, scope = starts[:1], torch.zeros_like(sequence)
         first, counts = starts[0, expert], of_sequences.sum(0, keepdim=True)
     rank = everywhere - first
-    return Order(by_expert, place, expert, scope, rank, counts, starts, of_sequences)
+    return Order(by_expert, position, expert, scope, rank, counts, starts, of_sequences)
 
 
 def capacity(factor: float, tokens: int, top_k: int, num_experts: int) -> int:
-    """ceil(factor * tokens * top_k / experts) assignments, at most one a token (GShard,
+    """ceil(factor * tokens * top_k / experts) assignments, at most `tokens` (GShard,
     arXiv:2006.16668, section 2.2, of all choices together).
     """
     return min(math.ceil(factor * tokens * top_k / num_experts), tokens)
 
 
 def spread(x: Tensor, found: Order) -> Tensor:
-    """x: [tokens, dim] -> [n, dim], a copy for each assignment, sorted by expert."""
+    """Copy x: [tokens, dim] -> [n, dim], for each assignment, sorted by expert."""
     return _Spread.apply(x, found.by_expert, found.place)
 
 
 def rearrange(x: Tensor, index: Tensor, back: Tensor) -> Tensor:
-    """x: [n, dim], its rows in the order of the permutation index: [n]; back: its inverse."""
+    """Put the rows of x: [n, dim] in the order of index: [n], a permutation. back: its inverse."""
     return _Move.apply(x, index, None, back, None)
 
 
 class Room(NamedTuple):
-    """Which assignments are in which rows, if each expert has equally many for each scope.
+    """The rows of the assignments, with equally many rows for each expert and scope.
 
     source: [experts * scopes * rows], the assignment in a row, if filled. slot: [n], the row of an
     assignment, if kept.
@@ -82,33 +86,34 @@ class Room(NamedTuple):
 
 
 def room(found: Order, rows: int, left: Tensor) -> Room:
-    """The room with so many rows; left: [scopes, experts], how many an expert takes."""
+    """Give assignments their rows; left: [scopes, experts], number of rows an expert may fill."""
     (scopes, _), n = found.counts.shape, len(found.rank)
     row = torch.arange(rows, device=left.device)
     source = found.starts.t().unsqueeze(-1) + row
     filled = row < torch.minimum(found.counts, left).t().unsqueeze(-1)
-    kept = found.rank < left[found.scope, found.expert]
+    has_row = found.rank < left[found.scope, found.expert]
     slot = (found.expert * scopes + found.scope) * rows + found.rank.clamp(max=rows - 1)
-    return Room(source.flatten().clamp(max=n - 1), filled.flatten(), slot, kept)
+    # Clamped: a row without an assignment must still index, and is masked by `filled`.
+    return Room(source.flatten().clamp(max=n - 1), filled.flatten(), slot, has_row)
 
 
 def fill(x: Tensor, rows: Room) -> Tensor:
-    """x: [n, dim], sorted by expert -> [rows, dim], 0 in those that stay empty."""
+    """Move x: [n, dim], sorted by expert, into rows -> [rows, dim], 0 in empty rows."""
     return _Move.apply(x, rows.source, rows.filled, rows.slot, rows.kept)
 
 
 def empty(y: Tensor, rows: Room) -> Tensor:
-    """The way back, 0 for assignments that had no row."""
+    """Move y: [rows, dim] back to assignments -> [n, dim], 0 for assignments without a row."""
     return _Move.apply(y, rows.slot, rows.kept, rows.source, rows.filled)
 
 
 def scale_gradient(x: Tensor, factor: Tensor) -> Tensor:
-    """x: [n, dim], and its gradient multiplied by factor: [n]."""
+    """x: [n, dim] unchanged, the gradient multiplied by factor: [n]."""
     return _ScaleGradient.apply(x, factor)
 
 
 class _Spread(torch.autograd.Function):
-    """Its gradient adds up the copies of a token in a fixed order; that of indexing does not."""
+    """Copies by indexing, with a gradient that sums a token's copies in a fixed order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, by_expert: Tensor, place: Tensor) -> Tensor:
@@ -118,12 +123,12 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (place,) = ctx.saved_tensors
-        return grad[place].unflatten(0, (-1, ctx.copies)).sum(1), None, None
+        (position,) = ctx.saved_tensors
+        return grad[position].unflatten(0, (-1, ctx.copies)).sum(1), None, None
 
 
 class _Move(torch.autograd.Function):
-    """Rows to other places, and gradients back, both by indexing; 0 where `valid` is false."""
+    """Moves rows, and gradients back, both by indexing; 0 where `valid` is false."""
 
     @staticmethod
     def forward(

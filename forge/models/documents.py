@@ -1,7 +1,7 @@
-"""Documents that share a row: each is read as if it were alone.
+"""Documents that share a row: each document is read alone.
 
-What is seen is a mask, or blocks of queries and keys for torch's flex_attention (arXiv:2412.05496),
-which passes over those that have nothing to see.
+The keys seen by a query are given by a mask, or by blocks of queries and keys for torch's
+flex_attention (arXiv:2412.05496), a kernel that skips empty blocks.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ Seen = Tensor | BlockMask
 
 
 class Packed(NamedTuple):
-    """positions: of the tokens here in their documents, [batch, seq]. seen: which keys the queries
-    here see, by the span of a layer; bool [batch, 1, queries, keys], or blocks.
+    """Positions and masks of rows shared by documents.
+
+    positions: of this rank's tokens in their documents, [batch, seq]. seen: keys seen by this
+    rank's queries, by the span of a layer; bool [batch, 1, queries, keys], or blocks.
     """
 
     positions: Tensor
@@ -32,16 +34,17 @@ class Packed(NamedTuple):
 
 
 def packed(documents: Tensor, spans: Iterable[Span], *, tokens: Tensor, queries: Tensor) -> Packed:
-    """documents: [batch, seq], the number of the document of each token of whole rows, which never
-    falls. tokens: which of them are here, [n]; queries: which of them attend here, to all keys.
+    """Make positions and masks of documents: [batch, seq], the document number of each token of
+    whole rows, never falling. tokens: indices of this rank's tokens, [n]; queries: indices of the
+    tokens that attend on this rank, to all keys.
     """
     keys = torch.arange(documents.shape[1], device=documents.device)
     behind = queries[:, None] - keys
 
     def seen(span: Span) -> Tensor:
         parts = in_chunks(documents, span.chunk)
-        found = (parts[:, queries, None] == parts[:, None]) & (behind >= 0)
-        return (found & (behind < span.window) if span.window else found).unsqueeze(1)
+        visible = (parts[:, queries, None] == parts[:, None]) & (behind >= 0)
+        return (visible & (behind < span.window) if span.window else visible).unsqueeze(1)
 
     return Packed(
         positions=positions_in(documents)[:, tokens],
@@ -50,14 +53,14 @@ def packed(documents: Tensor, spans: Iterable[Span], *, tokens: Tensor, queries:
 
 
 def as_scores(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: 0 where a key is seen, else -inf. Attention makes it of a mask of
-    booleans, and keeps one for each layer.
+    """Turn a bool mask into a summand of scores: 0 where a key is seen, else -inf. Attention would
+    convert a bool mask itself, and keep a copy for each layer.
     """
     return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)
 
 
 def packed_in_blocks(documents: Tensor, spans: Iterable[Span]) -> Packed:
-    """The same of whole rows, in blocks."""
+    """Make positions and blocks of the documents of whole rows, as `packed` makes masks."""
     blocks = {
         span: blocks_of(in_chunks(documents, span.chunk), span.window)
         for span in sorted(set(spans))
@@ -66,45 +69,45 @@ def packed_in_blocks(documents: Tensor, spans: Iterable[Span]) -> Packed:
 
 
 def in_chunks(documents: Tensor, chunk: int) -> Tensor:
-    """The documents cut into runs of `chunk` tokens, numbered alike; 0 = as they are."""
+    """Cut documents into runs of `chunk` tokens, numbered alike; 0 = uncut."""
     if not chunk:
         return documents
     return (positions_in(documents) % chunk == 0).cumsum(1)
 
 
 def positions_in(documents: Tensor) -> Tensor:
-    """Of each token in its document, [batch, seq]."""
-    places = torch.arange(documents.shape[1], device=documents.device)
+    """The position of each token in its document, [batch, seq]."""
+    indices = torch.arange(documents.shape[1], device=documents.device)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return places - torch.where(begins, places, 0).cummax(1).values
+    return indices - torch.where(begins, indices, 0).cummax(1).values
 
 
 def blocks_of(documents: Tensor, window: int) -> BlockMask:
-    """Which blocks of keys each block of queries sees in part, and which in full.
+    """List the blocks of keys that each block of queries sees in part, and in full.
 
-    Numbers of documents never fall, so that the nearest pair of two blocks tells whether anything
-    is seen, and the farthest whether all is: neither time nor memory grows with seq^2.
+    Document numbers never fall, so the nearest pair of two blocks tells whether any key is seen,
+    and the farthest pair whether every key is seen: neither time nor memory grows with seq^2.
     """
     seq, device = documents.shape[1], documents.device
     first = torch.arange(0, seq, BLOCK, device=device)
     last = (first + BLOCK).clamp(max=seq) - 1
 
     def seen(queries: Tensor, keys: Tensor) -> Tensor:
-        """Of one query of each block and one key of each, [batch, 1, blocks, blocks]."""
-        same = documents[:, queries, None] == documents[:, None, keys]
-        near = queries[:, None] - keys < window if window else torch.ones_like(same)
-        return (same & near).unsqueeze(1)
+        """Compare a query of each block with a key of each block, [batch, 1, blocks, blocks]."""
+        same_document = documents[:, queries, None] == documents[:, None, keys]
+        near = queries[:, None] - keys < window if window else torch.ones_like(same_document)
+        return (same_document & near).unsqueeze(1)
 
-    before = first[:, None] > first  # blocks of keys that are all behind those of queries
-    own = torch.eye(len(first), dtype=torch.bool, device=device)
-    # A last block of fewer queries is not taken for full, as torch's own masks are not.
-    full = seen(last, first) & before & (last - first == BLOCK - 1)[:, None]
-    partly = (seen(first, last) & before | own) & ~full
+    earlier = first[:, None] > first  # blocks of keys before the blocks of queries
+    diagonal = torch.eye(len(first), dtype=torch.bool, device=device)
+    # A shorter last block does not count as full, as in torch's own masks.
+    full = seen(last, first) & earlier & (last - first == BLOCK - 1)[:, None]
+    partly = (seen(first, last) & earlier | diagonal) & ~full
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        found = (documents[batch, query] == documents[batch, key]) & (query >= key)
-        return found & (query - key < window) if window else found
+        visible = (documents[batch, query] == documents[batch, key]) & (query >= key)
+        return visible & (query - key < window) if window else visible
 
     return BlockMask.from_kv_blocks(
         *_listed(partly), *_listed(full), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(seq, seq)
@@ -112,7 +115,7 @@ def blocks_of(documents: Tensor, window: int) -> BlockMask:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of each row there are, and their numbers before all others: int32."""
+    """Number of the marked blocks of each row, and the indices, marked blocks first: int32."""
     order = blocks.int().sort(dim=-1, descending=True, stable=True).indices
     return blocks.sum(-1, dtype=torch.int32), order.int()
 
@@ -127,21 +130,22 @@ def attend_in_blocks(
     cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q, k, v, scale, cap and sinks as of `causal_attention`, of whole rows. It is a kernel where
-    it is compiled.
+    """Attend over whole rows by blocks; q, k, v, scale, cap and sinks as of `causal_attention`. A
+    single kernel when compiled.
     """
-    if torch.is_autocast_enabled(q.device.type):  # which this kernel does not know
+    if torch.is_autocast_enabled(q.device.type):  # flex_attention ignores autocast
         width = torch.get_autocast_dtype(q.device.type)
         q, k, v = q.to(width), k.to(width), v.to(width)
 
     def capped(score: Tensor, *_: Tensor) -> Tensor:
         return soft_cap(score, cap)
 
-    attend: Any = flex_attention  # which gives one tensor, unless it is asked for more
-    how = {"block_mask": blocks, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
-    how |= {"score_mod": capped} if cap else {}
+    attend: Any = flex_attention  # returns a tensor, or with return_aux a pair
+    options = {"block_mask": blocks, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    options |= {"score_mod": capped} if cap else {}
     if sinks is None:
-        return attend(q, k, v, **how)
-    heads, more = attend(q, k, v, return_aux=AuxRequest(lse=True), **how)
-    share = (more.lse - sinks.to(more.lse.dtype).view(-1, 1)).sigmoid()
+        return attend(q, k, v, **options)
+    heads, aux = attend(q, k, v, return_aux=AuxRequest(lse=True), **options)
+    # A sink adds exp(sink) to the softmax's denominator exp(lse): a sigmoid of the difference.
+    share = (aux.lse - sinks.to(aux.lse.dtype).view(-1, 1)).sigmoid()
     return (heads * share.unsqueeze(-1)).to(heads.dtype)

@@ -1,9 +1,9 @@
-"""Dropout and noise that are the same on every layout, micro-batch and after every resume.
+"""Dropout and noise with the same values on every layout, in every micro-batch, after every resume.
 
-A batch brings `noise`, 32 random bits of each place that follow from the run's seed, the number of
-the row and the position (`forge.data.batches.noise`). A random number is a hash of these, of the
-name of the layer and of the feature, so that no generator has a state, and no rank has to know what
-others draw. Nothing is kept for backward: masks are made again.
+A batch brings `noise`, 32 random bits for each position of each row, from the run's seed, the row's
+number and the position (`forge.data.batches.noise`). A random number is a hash of these bits, the
+name of the layer and the feature, so no generator has a state, and no rank has to know the numbers
+of other ranks. Nothing is saved for backward: masks are computed again.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from forge.tensors.counter_rng import hashed, keys_of
 
 
 class Noise:
-    """Shared by the modules of a model that draw: the bits of the tokens that it reads, int32
-    [batch, seq], with context parallelism of those that are here.
+    """The random bits of the tokens read by a model, int32 [batch, seq], shared by all modules that
+    draw; with context parallelism the bits of this rank's tokens.
     """
 
     def __init__(self) -> None:
         self.bits: Tensor | None = None
 
     def bound(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, which whenever it is called reads the bits that there are now."""
+        """Bind a function to the present bits, for every later call."""
         bits = self.bits
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            before, self.bits = self.bits, bits
+            previous, self.bits = self.bits, bits
             try:
                 return function(*args, **kwargs)
             finally:
-                self.bits = before
+                self.bits = previous
 
         return called
 
 
 class Drawing(nn.Module):
-    """Base of modules that draw, each by its name in the whole model."""
+    """Base of modules that draw random numbers, by their names in the whole model."""
 
     keys: Tensor
 
@@ -57,7 +57,7 @@ class Drawing(nn.Module):
             self.keys.copy_(keys_of(self.name))
 
     def here(self) -> Tensor:
-        """The bits of the tokens that this module is given, [batch, seq]."""
+        """The bits of this module's tokens, [batch, seq]."""
         bits = self.noise.bits
         if bits is None:
             raise ValueError(
@@ -68,8 +68,8 @@ class Drawing(nn.Module):
 
 
 class Dropout(Drawing):
-    """Puts features to 0 with probability `rate`, and the others up by 1 / (1 - rate), in training
-    (arXiv:1207.0580). first: which feature of the whole layer's is the first one here.
+    """Sets features to 0 with probability `rate`, and scales the others by 1 / (1 - rate), in
+    training (arXiv:1207.0580). first: index in the whole layer of this rank's first feature.
     """
 
     def __init__(self, rate: float, name: str, noise: Noise | None = None) -> None:
@@ -77,14 +77,14 @@ class Dropout(Drawing):
         self.rate, self.first = rate, 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, seq, features] -> the same."""
+        """x: [batch, seq, features] -> [batch, seq, features]."""
         if not self.training or not self.rate:
             return x
         return _Dropped.apply(x, self.here(), self.keys, self.rate, self.first)  # type: ignore[return-value]
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """What a matrix [out, features] makes of it; kept is x, which others may keep too, and what
-        is dropped of it is dropped again in backward.
+        """Multiply by a matrix [out, features] after dropout; saves x itself, a tensor that other
+        layers may save too, and drops the same features again in backward.
         """
         if not self.training or not self.rate:
             return F.linear(x, weight)
@@ -92,24 +92,25 @@ class Dropout(Drawing):
 
 
 class StreamDropout(Dropout):
-    """The same of what goes into the residual stream, between layers."""
+    """Dropout of outputs added to the residual stream, between layers."""
 
 
 class Jitter(Drawing):
     """Adds uniform noise to embeddings in training (NEFTune, arXiv:2310.05914)."""
 
     def forward(self, x: Tensor, width: Tensor) -> Tensor:
-        """x: [batch, seq, dim]. width: [batch, seq], noise of a token is within width / sqrt(dim),
-        for NEFTune alpha / sqrt(tokens of its example).
+        """x: [batch, seq, dim]. width: [batch, seq], bound of a token's noise times sqrt(dim), for
+        NEFTune alpha / sqrt(tokens of the example).
         """
         if not self.training:
             return x
+        # 32 signed bits: uniform from -1 to 1.
         drawn = bits_of(self.here(), self.keys, x.shape[-1]) * 2.0**-31
         scale = self.cut(width) * x.shape[-1] ** -0.5
         return x + (drawn * scale.unsqueeze(-1)).to(x.dtype)
 
     def cut(self, width: Tensor) -> Tensor:
-        """[batch, seq] of the tokens that are read -> of those that this module is given."""
+        """Cut [batch, seq] of all tokens read down to this module's tokens."""
         return width
 
 
@@ -146,13 +147,14 @@ class _OfDropped(torch.autograd.Function):
 
 
 def _dropped(x: Tensor, bits: Tensor, keys: Tensor, rate: float, first: int) -> Tensor:
+    # A threshold of signed bits, exact to 2^-32.
     below = round(rate * 2**32) - 2**31
     gone = bits_of(bits, keys, x.shape[-1], first) < below
     return (x * (1 / (1 - rate))).masked_fill_(gone, 0)
 
 
 def bits_of(bits: Tensor, keys: Tensor, features: int, first: int = 0) -> Tensor:
-    """32 bits of each feature of each place: int32 [batch, seq, features]."""
-    at = torch.arange(first, first + features, dtype=torch.int32, device=bits.device)
-    each = bits.unsqueeze(-1)
-    return hashed(at, each ^ keys[0], each * 0x2C1B3C6D + keys[1])
+    """Draw 32 bits for each feature of each token: int32 [batch, seq, features]."""
+    indices = torch.arange(first, first + features, dtype=torch.int32, device=bits.device)
+    token_bits = bits.unsqueeze(-1)
+    return hashed(indices, token_bits ^ keys[0], token_bits * 0x2C1B3C6D + keys[1])

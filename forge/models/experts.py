@@ -1,4 +1,4 @@
-"""Experts: feed-forward layers of one shape, their weights packed into one tensor a projection."""
+"""Experts: feed-forward layers of equal shape, with all weights of a projection in one tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forge.models.grouped import group_of_rows, grouped_mm, looped_mm, rows_of
 log = logging.getLogger(__name__)
 Product = Callable[[Tensor, str], Tensor]
 """x: [n, in], name of a weight: [experts, out, in] -> [n, out]: rows times the matrix of their
-expert, and its bias.
+expert, plus the expert's bias.
 """
 
 BLACKWELL = (10, 0)
@@ -32,7 +32,7 @@ INDEXED = 1 << 31
 
 
 class Experts(nn.Module):
-    """Each is `w_down(f(w_gate(x)) * w_up(x))`, or without a gate `w_down(f(w_up(x)))`.
+    """Experts `w_down(f(w_gate(x)) * w_up(x))`, or without a gate `w_down(f(w_up(x)))`.
 
     w_gate, w_up: [experts, hidden, dim]. w_down: [experts, dim, hidden]. Biases: [experts, out].
     """
@@ -56,46 +56,47 @@ class Experts(nn.Module):
         self.w_down_bias = _biases(experts, dim) if biased else None
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        """x: [n, dim], sorted by expert; counts: [experts] int64, rows of each -> [n, dim]."""
+        """x: [n, dim], sorted by expert; counts: [experts] int64, rows of an expert -> [n, dim]."""
         expert = None if self.w_down_bias is None else group_of_rows(counts, len(x))
         multiply = self.multiply(x, counts)
 
         def product(rows: Tensor, name: str) -> Tensor:
             weight, bias = self._matrix(name)
-            made = self.beside(name, rows, multiply(rows, weight), counts)
-            return made if bias is None or expert is None else made + rows_of(bias, expert)
+            output = self.beside(name, rows, multiply(rows, weight), counts)
+            return output if bias is None or expert is None else output + rows_of(bias, expert)
 
         return self.expert(x, product)
 
     def equal(self, x: Tensor) -> Tensor:
-        """The same for equal numbers of rows: [experts, rows, dim] -> [experts, rows, dim]."""
+        """Run experts with equal numbers of rows: [experts, rows, dim] -> [experts, rows, dim]."""
 
         def product(rows: Tensor, name: str) -> Tensor:
             weight, bias = self._matrix(name)
-            made = self.beside(name, rows, self.multiply_equal(rows, weight))
-            return made if bias is None else made + bias.unsqueeze(1)
+            output = self.beside(name, rows, self.multiply_equal(rows, weight))
+            return output if bias is None else output + bias.unsqueeze(1)
 
         return self.expert(x, product)
 
     def multiply(self, x: Tensor, counts: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """The product of rows as of `forward` with weights [experts, out, in]."""
+        """The function that multiplies rows, as of `forward`, by weights [experts, out, in]."""
         if not self._grouped(x):
             return lambda rows, weight: looped_mm(rows, weight.transpose(1, 2), counts)
+        # The kernel takes ends of groups, in int32, and so never waits for the device.
         ends = counts.cumsum(0, dtype=torch.int32)
         return lambda rows, weight: grouped_mm(rows, weight.transpose(1, 2), ends)
 
     def beside(self, name: str, x: Tensor, product: Tensor, counts: Tensor | None = None) -> Tensor:
-        """A product of rows with the weight of this name, and what stands beside it. counts: as of
-        `forward`; null = as many rows of each.
+        """Add an adapter's output to the product of rows with the weight `name`; here without an
+        adapter. counts: as of `forward`; null = equally many rows of each expert.
         """
         return product
 
     def multiply_equal(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The same product of as many rows of each expert, [experts, rows, in]."""
+        """Multiply equally many rows of each expert, [experts, rows, in], by the weights."""
         return torch.bmm(x, weight.transpose(1, 2))
 
     def choose_kernel(self, capability: tuple[int, int]) -> None:
-        """Keep away from a kernel that is wrong on a GPU of this compute capability."""
+        """Avoid the grouped kernel on a GPU of a compute capability with wrong gradients."""
         if capability < BLACKWELL:
             return
         if self.kernel == "auto":
@@ -107,7 +108,7 @@ class Experts(nn.Module):
             )
 
     def expert(self, x: Tensor, product: Product) -> Tensor:
-        """x: rows of all experts, as `product` takes them."""
+        """Run the experts on x: rows of all experts in the layout of `product`."""
         up = product(x, "w_up")
         gate = product(x, "w_gate") if self.gated else None
         return product(self.activation(up, gate), "w_down")
@@ -116,10 +117,10 @@ class Experts(nn.Module):
         return getattr(self, name), getattr(self, f"{name}_bias")
 
     def _grouped(self, x: Tensor) -> bool:
-        """Whether one kernel multiplies all experts.
+        """Whether the grouped kernel multiplies all experts.
 
-        It needs rows of whole 16 bytes (https://github.com/pytorch/pytorch/issues/172440), on CUDA
-        bf16, on a CPU no fp64. The compiler takes it for bf16 only (torch 2.13).
+        The kernel needs rows of whole 16 bytes (https://github.com/pytorch/pytorch/issues/172440),
+        on CUDA bf16, on a CPU no fp64. The compiler takes the kernel for bf16 only (torch 2.13).
         """
         if len(x) == 0:  # https://github.com/pytorch/pytorch/issues/192497
             return False

@@ -38,8 +38,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Activation:
-    """What is between the matrices: `f(up)`, or gated `f(gate) * (up + offset)`, of what a limit
-    leaves of them (gpt-oss, arXiv:2508.10925).
+    """The function between the matrices: `f(up)`, or gated `f(gate) * (up + offset)`, with up and
+    gate clamped to a limit (gpt-oss, arXiv:2508.10925).
     """
 
     def __init__(self, section: DecoderConfig) -> None:
@@ -47,9 +47,10 @@ class Activation:
         self.limit, self.offset = section.mlp_activations_limit, section.mlp_up_offset
 
     def __call__(self, up: Tensor, gate: Tensor | None = None) -> Tensor:
-        """up, gate: [..., hidden] -> the same."""
+        """up, gate: [..., hidden] -> [..., hidden]."""
         if gate is None:
             return self.function(self._limited(up))
+        # As in gpt-oss up is clamped on both sides, the gate from above alone.
         if self.limit:
             up = up.clamp(-self.limit, self.limit)
         if self.offset:
@@ -61,9 +62,9 @@ class Activation:
 
 
 def kept_names(*, gated: bool) -> dict[str, str]:
-    """What matrices give, as `train.recompute` names it."""
-    into = ("w_gate", "w_up") if gated else ("w_up",)
-    return {matrix: f"mlpwi_{n}" for n, matrix in enumerate(into)} | {"w_down": "mlpwo"}
+    """Names of the matrices' outputs in `train.recompute`."""
+    input_matrices = ("w_gate", "w_up") if gated else ("w_up",)
+    return {matrix: f"mlpwi_{n}" for n, matrix in enumerate(input_matrices)} | {"w_down": "mlpwo"}
 
 
 class FeedForward(nn.Module):

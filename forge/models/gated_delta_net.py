@@ -1,4 +1,4 @@
-"""Gated delta nets: token mixers that keep a state of one size, however long the text is."""
+"""Gated delta nets: token mixers with a state of fixed size for texts of any length."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from forge.models.norm import RMSNorm
 from forge.models.rope import Rotation
 
 FORGOTTEN = -30.0
-"""Logarithm of what is left of a state where a document begins, for a kernel that cannot empty it:
-less than fp32 sees beside anything else.
+"""Logarithm of the state's factor where a document begins, for a kernel without an option to empty
+the state: below the precision of fp32 beside any other summand.
 """
 
 KEPT_NAMES = OF_ATTENTION | dict.fromkeys(("wz", "wb", "wa"), "gdn_gates")
-"""What modules give, as `train.recompute` names it."""
+"""Names of the modules' outputs in `train.recompute`."""
 
 
 class GatedDeltaNet(nn.Module):
     """The gated delta rule (arXiv:2412.06464) over short convolutions of queries, keys and values,
-    its output normalised and gated, as in Qwen3-Next.
+    with normalised and gated output, as in Qwen3-Next.
     """
 
     kept_names = KEPT_NAMES
@@ -61,18 +61,19 @@ class GatedDeltaNet(nn.Module):
         cache: LayerCache | None = None,
         places: Tensor | None = None,
     ) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the state after the tokens before
-        these. places: [batch, seq], of tokens in their documents, where these share rows.
+        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the state after the earlier
+        tokens. places: [batch, seq], positions of tokens in documents that share rows.
         """
         section = self.section
+        # A tail of each convolution, for q, k and v, then the state of the rule.
         *tails, state = cache.held if cache is not None and cache.held else (None,) * 4
         convs = (self.wq, self.conv_q), (self.wk, self.conv_k), (self.wv, self.conv_v)
-        made = [
+        convolved = [
             short_conv(matrix(x), conv, tail, places)
             for (matrix, conv), tail in zip(convs, tails, strict=True)
         ]
-        q, k, v = (each for each, _ in made)
-        q, k = (each.unflatten(-1, (-1, section.gdn_key_head_dim)) for each in (q, k))
+        q, k, v = (channels for channels, _ in convolved)
+        q, k = (channels.unflatten(-1, (-1, section.gdn_key_head_dim)) for channels in (q, k))
         if section.use_qk_norm_in_gdn:
             q, k = l2_norm(q), l2_norm(k)
         fed = Fed(
@@ -85,12 +86,12 @@ class GatedDeltaNet(nn.Module):
         )
         heads, state = self.read(fed, state, x)
         if cache is not None:
-            cache.keep(x.shape[1], *(tail for _, tail in made), state)
+            cache.keep(x.shape[1], *(tail for _, tail in convolved), state)
         z = self.wz(x).unflatten(-1, (-1, section.gdn_value_head_dim))
         return self.wo((self.norm(heads) * F.silu(z)).flatten(2))
 
     def read(self, fed: Fed, state: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What all heads give, [batch, seq, heads, value], and the state after it."""
+        """Outputs of all heads, [batch, seq, heads, value], and the last state."""
         if fed.v.shape[1] == 1:
             return recurrent(fed, state)
         if self.by_kernel(x):
@@ -98,8 +99,8 @@ class GatedDeltaNet(nn.Module):
         return chunked(fed, self.section.gdn_chunk_size, state)
 
     def by_kernel(self, x: Tensor) -> bool:
-        """Whether flash-linear-attention computes it: where it is asked for, or can be had. Its
-        kernels are for 16 bits, and a compiler does not see through them.
+        """Whether flash-linear-attention computes the rule: on request, or with `auto` where
+        installed. The kernels are for 16 bits, and a compiler cannot trace the kernels.
         """
         chosen = self.section.gdn_kernel
         if chosen != "auto":
@@ -110,15 +111,15 @@ class GatedDeltaNet(nn.Module):
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + exp(x)). The gradient of torch's own has other strides in a compiled block than the
-    compiler takes it to have (torch 2.13).
-    """
+    """log(1 + exp(x)), elementwise."""
+    # In a compiled block the gradient of torch's softplus has strides the compiler does not expect
+    # (torch 2.13).
     return torch.logaddexp(x, x.new_zeros(()))
 
 
 def by_fla(fed: Fed, state: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`forge.models.delta_rule.chunked` by flash-linear-attention's kernels, which read q, k and v
-    in `dtype`.
+    """Compute `forge.models.delta_rule.chunked` by flash-linear-attention's kernels, with q, k and
+    v in `dtype`.
     """
     kernels: Any = importlib.import_module("fla.ops.gated_delta_rule")
     decay = fed.decay

@@ -10,7 +10,9 @@ from torch import Tensor
 
 
 def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """x: [n, in], sorted by group; weight: [groups, in, out]; offsets: [groups] int32."""
+    """Multiply x: [n, in], sorted by group, by weight: [groups, in, out] in a single kernel.
+    offsets: [groups] int32, the end of each group.
+    """
     # Public in newer versions of torch, private before.
     product = getattr(F, "grouped_mm", None) or torch._grouped_mm  # type: ignore[attr-defined]
     return product(x, weight, offs=offsets)
@@ -20,10 +22,9 @@ def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     "forge::looped_mm", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor counts) -> Tensor"
 )
 def looped_mm(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """The same in any type, group by group; counts: [groups], rows of each.
+    """Multiply group by group, in any type; counts: [groups], rows of each group.
 
-    An operator, so that a compiler does not look inside: sizes depend on data. On CUDA it waits for
-    the device.
+    A custom operator, opaque to a compiler: sizes depend on data. Waits for the device on CUDA.
     """
     parts = zip(x.split(counts.tolist()), weight.unbind(), strict=True)
     return torch.cat([part @ matrix for part, matrix in parts])
@@ -40,10 +41,10 @@ def _(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     schema="(Tensor x, Tensor y, Tensor counts) -> Tensor",
 )
 def looped_mm_of_rows(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
-    """x: [n, in] and y: [n, out] -> [groups, in, out], of each group x.T @ y."""
+    """Multiply x: [n, in] and y: [n, out] group by group, x.T @ y -> [groups, in, out]."""
     sizes = counts.tolist()
     pairs = zip(x.split(sizes), y.split(sizes), strict=True)
-    return torch.stack([ours.t() @ theirs for ours, theirs in pairs])
+    return torch.stack([x_part.t() @ y_part for x_part, y_part in pairs])
 
 
 @looped_mm_of_rows.register_fake
@@ -52,15 +53,15 @@ def _(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
 
 
 def group_of_rows(counts: Tensor, rows: int) -> Tensor:
-    """counts: [groups], rows of each -> [rows] int64, the group of each."""
+    """The group of each row: counts: [groups], rows of each group -> [rows] int64."""
     groups = torch.arange(len(counts), device=counts.device)
     return groups.repeat_interleave(counts, output_size=rows)
 
 
 def rows_of(table: Tensor, index: Tensor) -> Tensor:
-    """table: [groups, out]; index: [n], the group of each row -> [n, out], its row of the table.
+    """Look up table: [groups, out] by index: [n], the group of each row -> [n, out].
 
-    Unlike that of indexing its gradient is added up in a fixed order, and fast on a CPU.
+    Unlike in plain indexing the gradient is summed in a fixed order, and fast on a CPU.
     """
     return _Rows.apply(table, index)
 
@@ -75,6 +76,7 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (index,) = ctx.saved_tensors
+        # A one-hot product instead of index_add: a fixed order of the sum.
         groups = torch.arange(ctx.groups, device=index.device)
         return (groups.unsqueeze(1) == index).to(grad.dtype) @ grad, None
 

@@ -10,24 +10,24 @@ from torch import Tensor, nn
 
 
 def soft_cap(values: Tensor, cap: float) -> Tensor:
-    """Between -cap and cap, and near 0 as they are: cap * tanh(values / cap)."""
+    """Bound values smoothly, nearly unchanged around 0: cap * tanh(values / cap)."""
     scaled = values / cap
     return scaled.tanh() * cap if values.requires_grad else scaled.tanh_().mul_(cap)
 
 
 def weight_of(layer: nn.Module) -> Tensor:
-    """What a layer multiplies with, for whoever does so in its place."""
-    made = getattr(layer, "adapted_weight", None)
-    return layer.weight if made is None else made()  # type: ignore[return-value]
+    """The weight of a layer, with an adapter the adapted weight, for products outside the layer."""
+    adapted_weight = getattr(layer, "adapted_weight", None)
+    return layer.weight if adapted_weight is None else adapted_weight()  # type: ignore[return-value]
 
 
 class Head:
-    """Logits of hidden states from the rows of the vocabulary that this rank holds, here all.
+    """Logits of hidden states from this rank's rows of the vocabulary; in this class all rows.
 
-    A model that is laid out over ranks may have a method `spread_head`, which gives a subclass that
-    also reaches the rows of other ranks. first: token id of the first row. vocab_size: all rows.
-    multiplier, cap: of logits, as model.logits_multiplier and model.final_logits_soft_cap. product:
-    of hidden states with the weight.
+    A model laid out over ranks may have a method `spread_head` that returns a subclass with access
+    to the rows of other ranks. first: token id of the first row. vocab_size: all rows. multiplier,
+    cap: of logits, as model.logits_multiplier and model.final_logits_soft_cap. product: of hidden
+    states with the weight.
     """
 
     first = 0
@@ -49,14 +49,15 @@ class Head:
         return self.shaped(self.product(hidden, self.weight))
 
     def shaped(self, products: Tensor) -> Tensor:
-        """Products with the rows of the weight -> logits: multiplied, then between -cap and cap."""
+        """Turn products with the weight into logits: multiplied, then between -cap and cap."""
         logits = products if self.multiplier == 1 else products * self.multiplier
         return soft_cap(logits, self.cap) if self.cap else logits
 
     def slope(self, logits: Tensor) -> Tensor | float:
-        """The derivative of `shaped`, by what it gave."""
+        """The derivative of `shaped`, from the result of `shaped`."""
         if not self.cap:
             return self.multiplier
+        # d tanh(x) = 1 - tanh(x)^2, and logits / cap is the tanh; the cap cancels.
         return (logits / self.cap).square_().neg_().add_(1).mul_(self.multiplier)
 
     def largest(self, values: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Initial weights that depend on the seed and a parameter's name and shape, and on no layout.
 
-A parameter is filled in blocks of rows, each drawn whole, on the CPU and in fp32, from a generator
-of its own, so that any device can make just the rows it owns, equal to the bit.
+A parameter is filled in blocks of rows, each block drawn whole, on the CPU and in fp32, from the
+block's own generator, so that any rank can make just its own rows, equal to the bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Held = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
 
 
 def whole(values: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """A tensor that this process has all of, and all indices along each dimension."""
+    """A complete tensor, and all indices along each dimension."""
     return values.detach(), [torch.arange(size) for size in values.shape]
 
 
@@ -40,15 +40,14 @@ def init_weights(
     """Fill every parameter and computed buffer of the model, in place.
 
     Matrices are normal with standard deviation `model.init_std(name)`; vectors have the value
-    `model.init_value(name)`, or are drawn as it says; without such a method 0 (biases) and 1 (norm
-    weights). A tied
-    weight is drawn once, under its first name. A model that has `initial_values(seed)`, whole
-    tensors by name, gets these. held: what this process has of a parameter, and its
-    indices along each dimension. but: names of parameters that are left out. num_threads: null =
-    torch's own.
+    `model.init_value(name)`, or are drawn from the distribution given by this method; without the
+    method 0 (biases) and 1 (norm weights). A tied weight is drawn once, under the first name. A
+    model with `initial_values(seed)`, whole tensors by name, gets these values. held: this rank's
+    part of a parameter, and the part's indices along each dimension. but: names of parameters to
+    leave out. num_threads: null = torch's own.
     """
-    if given := getattr(model, "initial_values", None):
-        values = given(seed)
+    if initial_values := getattr(model, "initial_values", None):
+        values = initial_values(seed)
         for name, parameter in model.named_parameters():
             local, indices = held(parameter)
             local.copy_(select(values[name], indices))
@@ -74,8 +73,8 @@ def init_weights(
             for start, end in initial.portions(indices[0]):
                 rows = [indices[0][start:end], *indices[1:]]
                 filling.append(pool.submit(_fill, local[start:end], initial, rows))
-        for each in filling:
-            each.result()
+        for future in filling:
+            future.result()
     model.reset_buffers()
 
 
@@ -97,24 +96,25 @@ class Initial:
         return max(1, VALUES_PER_BLOCK // max(1, math.prod(self.shape[1:])))
 
     def rows(self, rows: Sequence[int] | Tensor, *, out: Tensor | None = None) -> Tensor:
-        """These rows, in fp32, drawn into `out`."""
+        """Draw rows by their indices, in fp32, into `out`."""
         size = self.rows_per_block
         index = torch.as_tensor(rows, dtype=torch.int64, device="cpu")
         drawn = self._empty(len(index)) if out is None else out
         consecutive = bool((index.diff() == 1).all())
         start = 0
         for block, count in self._runs(index):
-            here, first = slice(start, start + count), block * size
-            whole = min(size, self.shape[0] - first)
-            if consecutive and count == whole:
-                self._draw(block, drawn[here])
+            span, first = slice(start, start + count), block * size
+            block_rows = min(size, self.shape[0] - first)
+            # Blocks are drawn whole: a generator gives a value only after all values before it.
+            if consecutive and count == block_rows:
+                self._draw(block, drawn[span])
             else:
-                drawn[here] = self._draw(block, self._empty(whole))[index[here] - first]
+                drawn[span] = self._draw(block, self._empty(block_rows))[index[span] - first]
             start += count
         return drawn
 
     def portions(self, rows: Tensor) -> Iterator[tuple[int, int]]:
-        """(start, end) of whole blocks of rows that are worth a thread's while."""
+        """Ranges (start, end) of whole blocks of rows, each large enough for a thread."""
         start = end = 0
         for _, count in self._runs(rows):
             end += count
@@ -125,7 +125,7 @@ class Initial:
             yield start, end
 
     def _runs(self, rows: Tensor) -> list[tuple[int, int]]:
-        """(block, how many rows of it follow one another), in order."""
+        """Runs of rows of the same block, in order: (block, length of the run)."""
         blocks = rows // self.rows_per_block
         blocks, counts = torch.unique_consecutive(blocks, return_counts=True)
         return list(zip(blocks.tolist(), counts.tolist(), strict=True))
@@ -142,9 +142,9 @@ class Initial:
 
 
 def _fill(here: Tensor, initial: Initial, indices: list[Tensor]) -> None:
-    """Draw the rows that are held here: in place if they are whole, else cut and copied."""
-    whole = here.is_contiguous() and here.shape[1:] == tuple(initial.shape[1:])
-    as_drawn = here.device.type == "cpu" and here.dtype == torch.float32 and whole
+    """Draw this rank's rows: in place for rows of full width, else cut and copied."""
+    has_full_rows = here.is_contiguous() and here.shape[1:] == tuple(initial.shape[1:])
+    as_drawn = here.device.type == "cpu" and here.dtype == torch.float32 and has_full_rows
     drawn = initial.rows(indices[0], out=here if as_drawn else None)
     if not as_drawn:
         here.copy_(select(drawn, indices[1:], first=1))

@@ -1,4 +1,4 @@
-"""Classes that are mixed in to a module which is there already."""
+"""Classes mixed in to an existing module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def mix_in(module: nn.Module, mixin: type, **attributes: Any) -> None:
-    """Put the class `mixin` before that of a module, in place. Names of parameters stay."""
+    """Put the class `mixin` before the class of a module, in place. Names of parameters stay."""
     module.__class__ = _mixed(mixin, type(module))
     for name, value in attributes.items():
         assert not hasattr(module, name), f"{type(module).__name__} has its own {name}"

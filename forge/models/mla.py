@@ -16,14 +16,14 @@ from forge.models.sdpa import WRITTEN_OUT, causal_attention, on_device, written_
 
 OF_KEYS = {"wkv_a": "kv_wa_proj", "wkv_b": "mla_kv"}
 KEPT_NAMES = {"wq_a": "query_wa_proj", "wq_b": "mla_q", "wq": "mla_q", "wo": "out_proj"} | OF_KEYS
-"""What modules give, as `train.recompute` names it."""
+"""Names of the modules' outputs in `train.recompute`."""
 
 
 class MLA(nn.Module):
-    """Attention whose keys and values are made of a latent (arXiv:2405.04434, section 2.1): a head
-    has a key of its own, which is not rotated, and one that all heads share, which is.
+    """Attention with keys and values made of a latent (arXiv:2405.04434, section 2.1): the key of a
+    head joins an unrotated part of its own and a rotated part shared by all heads.
 
-    One token after others may read the latents themselves instead (`absorbed`).
+    A single token after others may read the latents directly (`absorbed`).
     """
 
     kept_names = KEPT_NAMES
@@ -45,8 +45,8 @@ class MLA(nn.Module):
             self.wq = nn.Linear(dim, queries, bias=False)
         self.wkv_a = nn.Linear(dim, mixer.kv_lora_rank + mixer.qk_rope_head_dim, bias=False)
         self.kv_norm = make_rms_norm(section, mixer.kv_lora_rank, eps=mixer.latent_norm_eps)
-        both = mixer.qk_nope_head_dim + mixer.v_head_dim
-        self.wkv_b = nn.Linear(mixer.kv_lora_rank, heads * both, bias=False)
+        per_head = mixer.qk_nope_head_dim + mixer.v_head_dim
+        self.wkv_b = nn.Linear(mixer.kv_lora_rank, heads * per_head, bias=False)
         self.wo = nn.Linear(heads * mixer.v_head_dim, dim, bias=False)
 
     def forward(
@@ -56,15 +56,15 @@ class MLA(nn.Module):
         cache: LayerCache | None = None,
         *seen: Tensor,
     ) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the tokens before these."""
+        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the earlier tokens."""
         section = self.section
         q = self.wq_b(self.q_norm(self.wq_a(x))) if section.q_lora_rank else self.wq(x)
         q = q.unflatten(-1, (-1, section.qk_head_dim))
         latent, k_shared = self.wkv_a(x).split((section.kv_lora_rank, section.qk_rope_head_dim), -1)
         latent = self.kv_norm(latent)
         if rotation is not None:
-            kept, rotated = q.split((section.qk_nope_head_dim, section.qk_rope_head_dim), -1)
-            q = torch.cat((kept, rotate(rotated, rotation, adjacent=self.adjacent)), -1)
+            unrotated, rotated = q.split((section.qk_nope_head_dim, section.qk_rope_head_dim), -1)
+            q = torch.cat((unrotated, rotate(rotated, rotation, adjacent=self.adjacent)), -1)
             k_shared = rotate(k_shared.unsqueeze(2), rotation, adjacent=self.adjacent)[:, :, 0]
         q = q.transpose(1, 2)
         if cache is None:
@@ -81,44 +81,45 @@ class MLA(nn.Module):
         return self.wo(heads.transpose(1, 2).flatten(2))
 
     def choose_kernel(self, capability: tuple[int, int]) -> None:
-        """Take the kernel that is the fastest on a GPU of this compute capability."""
+        """Take the fastest kernel on a GPU of this compute capability."""
         self.backend = on_device(self.backend, capability)
 
     def keys_and_values(self, latent: Tensor, k_shared: Tensor) -> tuple[Tensor, Tensor]:
-        """latent: [batch, seq, kv_lora_rank]; k_shared: [batch, seq, qk_rope_head_dim] -> keys
-        [batch, heads, seq, qk_head_dim] and values [batch, heads, seq, v_head_dim].
+        """Make keys [batch, heads, seq, qk_head_dim] and values [batch, heads, seq, v_head_dim] of
+        latent: [batch, seq, kv_lora_rank] and k_shared: [batch, seq, qk_rope_head_dim].
         """
         section = self.section
         widths = section.qk_nope_head_dim, section.v_head_dim
-        both = self.wkv_b(latent).unflatten(-1, (-1, sum(widths))).transpose(1, 2)
-        k_own, v = both.split(widths, -1)
+        projected = self.wkv_b(latent).unflatten(-1, (-1, sum(widths))).transpose(1, 2)
+        k_own, v = projected.split(widths, -1)
         k_shared = k_shared.unsqueeze(1).expand(-1, k_own.shape[1], -1, -1)
         return torch.cat((k_own, k_shared), -1), v
 
     def of_heads(self) -> list[tuple[nn.Linear, list[float]]]:
-        """What QK-Clip scales, and by which power (arXiv:2507.20534, section 2.1): the key that all
-        heads share stays, and the queries that meet it take all of the factor.
+        """Layers scaled by QK-Clip, with the power for each output of a head (arXiv:2507.20534,
+        section 2.1): the shared key stays, and the queries of the shared key take the whole factor.
         """
-        own, queries = self.section, self.wq_b if self.section.q_lora_rank else self.wq
-        of_queries = [0.5] * own.qk_nope_head_dim + [1.0] * own.qk_rope_head_dim
+        mixer, queries = self.section, self.wq_b if self.section.q_lora_rank else self.wq
+        of_queries = [0.5] * mixer.qk_nope_head_dim + [1.0] * mixer.qk_rope_head_dim
         return [
             (queries, of_queries),
-            (self.wkv_b, [0.5] * own.qk_nope_head_dim + [0.0] * own.v_head_dim),
+            (self.wkv_b, [0.5] * mixer.qk_nope_head_dim + [0.0] * mixer.v_head_dim),
         ]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:
         """q: [batch, heads, seq, qk_head_dim] over k: [batch, heads, keys, qk_head_dim] and v:
         [batch, heads, keys, v_head_dim] -> [batch, heads, seq, v_head_dim].
 
-        With more keys than queries these are of the last tokens. seen: as of `causal_attention`.
+        With more keys than queries the queries are of the last tokens. seen: as of
+        `causal_attention`.
         """
-        how = {"scale": self.scale, "cap": self.cap, "seen": seen}
+        options = {"scale": self.scale, "cap": self.cap, "seen": seen}
         span = {"window": self.window, "chunk": self.chunk}
-        return causal_attention(q, k, v, self.backend, **span, **how)
+        return causal_attention(q, k, v, self.backend, **span, **options)
 
     def absorbed(self, q: Tensor, held: Tensor, seen: Tensor | None = None) -> Tensor:
-        """One query, [batch, heads, 1, qk_head_dim], over latents with the shared keys behind them,
-        [batch, seq, kv_lora_rank + qk_rope_head_dim] -> [batch, heads, 1, v_head_dim].
+        """Attend with a single query, [batch, heads, 1, qk_head_dim], over latents followed by the
+        shared keys, [batch, seq, kv_lora_rank + qk_rope_head_dim] -> [batch, heads, 1, v_head_dim].
 
         wkv_b is multiplied with the query and with the sum of latents, not with every latent.
         """
@@ -128,11 +129,12 @@ class MLA(nn.Module):
         parts = section.qk_nope_head_dim, section.qk_rope_head_dim
         q_own, q_shared = q.transpose(1, 2).split(parts, -1)
         q = torch.cat((torch.einsum("bshn,hnr->bshr", q_own, to_keys), q_shared), -1)
+        # All heads read the same latents: keys of one head, [batch, 1, seq, width].
         k = held[:, None]
         if self.chunk and seen is None:
             k = k[:, :, (held.shape[1] - 1) // self.chunk * self.chunk :]
         v = k[..., : section.kv_lora_rank]
-        if self.cap or q.device.type in WRITTEN_OUT:  # heads are queries
+        if self.cap or q.device.type in WRITTEN_OUT:  # heads are in the dimension of queries
             summed = written_out(q, k, v, scale=self.scale, cap=self.cap, seen=seen)
         else:
             mask = None if seen is None else seen.to(q.dtype)

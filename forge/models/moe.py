@@ -30,25 +30,26 @@ from forge.tensors.wide import widest
 
 
 class MoE(nn.Module):
-    """The weighted outputs of the experts that the router chooses for a token, and the shared ones;
-    or the outputs of weighted inputs. A layer without experts may be beside them.
+    """The weighted outputs of the experts chosen by the router for a token, plus the shared
+    experts; or the outputs of weighted inputs. A dense layer may be added.
 
-    What is not linear in tokens (load balance, capacity, gradient scale) is counted over a scope:
-    each sequence, or the whole micro-batch, masked targets too.
+    Quantities not linear in tokens (load balance, capacity, gradient scale) are counted over a
+    scope: each sequence, or the whole micro-batch, masked targets too.
 
-    In training an expert with a capacity takes the first tokens of the scope that choose it, as
-    their best or their last choice, so that no token's experts depend on a later one. The other
-    assignments are dropped: they add nothing. In evaluation and generation nothing is dropped.
+    In training an expert with a capacity takes the first tokens of the scope that choose the
+    expert, as their best or their last choice, so that no token's experts depend on a later token.
+    The other assignments are dropped, and add nothing. In evaluation and generation nothing is
+    dropped.
     """
 
     summands = 1
-    """Ranks that each find a summand of this layer's output and of its gradients."""
+    """Number of ranks that each compute a summand of the layer's output and gradients."""
 
     kept_names = {"router": "router", "shared_gate": "router"}  # noqa: RUF012
-    """What modules give, as `train.recompute` names it."""
+    """Names of the modules' outputs in `train.recompute`."""
 
     pieces = 1
-    """Runs of consecutive tokens that are here of a sequence."""
+    """This rank's number of runs of consecutive tokens in a sequence."""
 
     def __init__(self, section: DecoderConfig, layer: int = 0) -> None:
         super().__init__()
@@ -68,16 +69,21 @@ class MoE(nn.Module):
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
         section, flat = self.section, x.flatten(0, 1)
         routed = self.router(flat)
+        # Where ranks cut sequences, each run has other earlier tokens, and is counted alone.
         sequences, per_sequence = len(x) * self.pieces, self._per_sequence or not self.in_order
-        found = order(routed.experts, section.num_experts, sequences, per_sequence=per_sequence)
+        assignments = order(
+            routed.experts, section.num_experts, sequences, per_sequence=per_sequence
+        )
         limited = self.training and section.capacity_factor > 0
-        rows = self._room(found, len(flat)) if limited else None
-        entering = spread(flat, found)
+        rows = self._room(assignments, len(flat)) if limited else None
+        entering = spread(flat, assignments)
         if section.score_on_input:
-            weights = rearrange(routed.weights.view(-1, 1), found.by_expert, found.place)
+            weights = rearrange(
+                routed.weights.view(-1, 1), assignments.by_expert, assignments.place
+            )
             entering = (entering * weights).to(x.dtype)
-        y = self._experts(entering, found, rows)
-        y = self._sum(y, routed, found, rows).view_as(x)
+        y = self._experts(entering, assignments, rows)
+        y = self._sum(y, routed, assignments, rows).view_as(x)
         if self.shared is not None:
             shared = self.shared(x)
             gate = self.shared_gate
@@ -85,44 +91,44 @@ class MoE(nn.Module):
         if self.dense is not None:
             y = y + self.dense(x)
         if self.training and torch.is_grad_enabled():
-            return self._recorded(y, routed, found, rows)
+            return self._recorded(y, routed, assignments, rows)
         return y
 
     def run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
-        """x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]."""
+        """Run the experts on x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]."""
         return self.experts(x, counts)
 
     def run_equal(self, x: Tensor) -> Tensor:
-        """x: [experts, rows, dim] -> the same."""
+        """Run the experts on equally many rows, [experts, rows, dim] -> [experts, rows, dim]."""
         return self.experts.equal(x)
 
     def scope_counts(self, counts: Tensor, *, per_sequence: bool) -> Tensor:
-        """counts: [scopes, experts], of the tokens here -> of all tokens of the scopes, on any
-        rank.
+        """Sum counts: [scopes, experts] of this rank's tokens over all ranks with tokens of the
+        scopes.
 
-        per_sequence: each sequence is a scope; else all are one.
+        per_sequence: each sequence is a scope; else all sequences are a single scope.
         """
         return counts
 
     def earlier_counts(self, counts: Tensor, *, per_sequence: bool) -> Tensor:
-        """The same of the tokens of the scopes that come before those here."""
+        """Sum counts: [scopes, experts] over the scopes' tokens before this rank's tokens."""
         return torch.zeros_like(counts)
 
     def parts_of_scope(self, scopes: int, *, per_sequence: bool) -> int:
-        """Number of rows of counts, of `scopes` on each rank, that make up one scope."""
+        """Number of rows of counts, of `scopes` on each rank, in a scope."""
         return 1
 
     @property
     def in_order(self) -> bool:
-        """Whether no other rank has tokens in between those here."""
+        """Whether no other rank has tokens in between this rank's tokens."""
         return True
 
     def _experts(self, x: Tensor, found: Order, rows: Room | None) -> Tensor:
-        """x: [n, dim], sorted by expert -> [n, dim], 0 where dropped."""
+        """Run the experts on x: [n, dim], sorted by expert -> [n, dim], 0 where dropped."""
         scaled = self.section.gradient_scale and self.training
         factor = self._gradient_factor(found, rows) if scaled else None
         if factor is not None:
-            x = scale_gradient(x, 1 / factor)  # so that the layers below get what they got
+            x = scale_gradient(x, 1 / factor)  # so that gradients of earlier layers do not change
         if rows is None:
             y = self.run_experts(x, found.counts.sum(0))
         else:
@@ -131,36 +137,37 @@ class MoE(nn.Module):
         return y if factor is None else scale_gradient(y, factor)
 
     def _sum(self, y: Tensor, routed: Routed, found: Order, rows: Room | None) -> Tensor:
-        """y: [n, dim], sorted by expert -> [tokens, dim], the weighted sum, in fp32."""
+        """Sum y: [n, dim], sorted by expert, weighted, in fp32 -> [tokens, dim]."""
         weights = routed.weights
         if self.section.score_on_input:
             y = rearrange(y, found.place, found.by_expert).unflatten(0, weights.shape)
             return y.sum(1, dtype=weights.dtype).to(y.dtype)
         if rows is not None:
             weights = weights * rows.kept[found.place].view_as(weights)
-        each = rearrange(y, found.place, found.by_expert).unflatten(0, weights.shape)
-        return (each * weights.unsqueeze(-1)).sum(1).to(y.dtype)
+        outputs = rearrange(y, found.place, found.by_expert).unflatten(0, weights.shape)
+        return (outputs * weights.unsqueeze(-1)).sum(1).to(y.dtype)
 
     def _room(self, found: Order, tokens: int) -> Room:
-        """The rows that experts have for the tokens here, of what they have for whole scopes."""
+        """The experts' rows for this rank's tokens, out of the rows for whole scopes."""
         section, per_sequence = self.section, self._per_sequence
         tokens //= len(found.counts)
         in_scope = tokens * self.parts_of_scope(len(found.counts), per_sequence=per_sequence)
         size = capacity(section.capacity_factor, in_scope, section.top_k, section.num_experts)
-        left = (size - self.earlier_counts(found.counts, per_sequence=per_sequence)).clamp(min=0)
-        return room(found, min(size, tokens), left)
+        free = (size - self.earlier_counts(found.counts, per_sequence=per_sequence)).clamp(min=0)
+        return room(found, min(size, tokens), free)
 
     def _gradient_factor(self, found: Order, rows: Room | None) -> Tensor:
-        """[n], in sorted order: the even load in the scope over the expert's own, of what is kept.
+        """The even load in the scope over the expert's load, of kept assignments, [n] in sorted
+        order.
 
-        The gradient of an expert's weights is a sum over its tokens; this divides by how busy it
-        is.
+        The gradient of an expert's weights is a sum over the expert's tokens; the factor divides by
+        the expert's relative load.
         """
         counts = found.counts
         if rows is not None:
             flat, index = counts.flatten(), found.scope * counts.shape[1] + found.expert
-            kept = torch.zeros_like(flat).scatter_add(0, index, rows.kept.long())
-            counts = kept.view_as(counts)
+            kept_counts = torch.zeros_like(flat).scatter_add(0, index, rows.kept.long())
+            counts = kept_counts.view_as(counts)
         counts = self.scope_counts(counts, per_sequence=self._per_sequence)
         counts = counts.to(widest(counts.device))
         factor = counts.sum(1, keepdim=True) / (counts.clamp(min=1) * counts.shape[1])
@@ -171,9 +178,9 @@ class MoE(nn.Module):
         return self.section.balance_scope == "sequence"
 
     def _recorded(self, y: Tensor, routed: Routed, found: Order, rows: Room | None) -> Tensor:
-        """y, with the auxiliary losses and the record behind it."""
-        section, none = self.section, routed.logits.new_zeros(())
-        aux = sequence_aux = z = none
+        """Attach the auxiliary losses and the record to y."""
+        section, zero = self.section, routed.logits.new_zeros(())
+        aux = sequence_aux = z = zero
         if section.aux_loss_weight:
             counts = self.scope_counts(found.counts, per_sequence=self._per_sequence)
             aux = balance_loss(routed.shares, counts)
@@ -184,7 +191,7 @@ class MoE(nn.Module):
             z = router_z_loss(routed.logits)
         loss = section.aux_loss_weight * aux + section.sequence_aux_loss_weight * sequence_aux
         loss = loss + section.z_loss_weight * z
-        dropped = none if rows is None else (~rows.kept).sum().to(none.dtype)
-        tokens = none + len(routed.logits)
+        dropped = zero if rows is None else (~rows.kept).sum().to(zero.dtype)
+        tokens = zero + len(routed.logits)
         sums = [tokens, entropy(routed.shares), dropped, aux, sequence_aux, z]
         return self.record.attach(y, loss, found.counts.sum(0), torch.stack(sums).detach())

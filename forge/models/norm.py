@@ -1,7 +1,7 @@
 """Normalisation layers, by name.
 
-Each computes in the type of its input, fp32 inside its kernel, and gives the type of its weights:
-with fp32 hidden states and 16-bit weights the next matrix gets 16 bits.
+A norm computes in the type of the input, fp32 inside the kernel, and returns the type of the
+weights: with fp32 hidden states and 16-bit weights the next matrix gets 16 bits.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 
 
 def make_norm(section: DecoderConfig) -> nn.Module:
-    """RMSNorm (arXiv:1910.07467) or LayerNorm (arXiv:1607.06450), which may have a bias."""
+    """Make an RMSNorm (arXiv:1910.07467), or a LayerNorm (arXiv:1607.06450) with optional bias."""
     if section.norm_type == "rmsnorm":
         return make_rms_norm(section, section.dim)
     assert section.norm_type == "layernorm", section.norm_type
-    made = LayerNorm(section.dim, eps=section.norm_eps, bias=section.bias)
-    made.offset = float(section.norm_unit_offset)
-    return made
+    norm = LayerNorm(section.dim, eps=section.norm_eps, bias=section.bias)
+    norm.offset = float(section.norm_unit_offset)
+    return norm
 
 
 def make_rms_norm(
     section: DecoderConfig, width: int, *, with_scale: bool = True, eps: float | None = None
 ) -> RMSNorm:
-    """with_scale: whether it has weights. eps: null = that of the model."""
+    """Make an RMSNorm. with_scale: whether the norm has weights. eps: null = the model's."""
     eps = section.norm_eps if eps is None else eps
-    made = RMSNorm(width, eps=eps, elementwise_affine=with_scale)
-    made.offset = float(section.norm_unit_offset)
-    return made
+    norm = RMSNorm(width, eps=eps, elementwise_affine=with_scale)
+    norm.offset = float(section.norm_unit_offset)
+    return norm
 
 
 def make_qk_norm(section: DecoderConfig, heads: int) -> nn.Module:
-    """That of so many heads of queries or keys, [..., heads, head_dim]."""
+    """Make the norm of queries or keys, [..., heads, head_dim], or an identity."""
     width, with_scale = section.computed_head_dim, section.qk_norm_with_scale
     if not section.qk_norm:
         return nn.Identity()
     if section.qk_norm_width == "head":
         return make_rms_norm(section, width, with_scale=with_scale)
-    made = NormOfHeads(heads * width, eps=section.norm_eps, elementwise_affine=with_scale)
-    made.offset = float(section.norm_unit_offset)
-    return made
+    norm = NormOfHeads(heads * width, eps=section.norm_eps, elementwise_affine=with_scale)
+    norm.offset = float(section.norm_unit_offset)
+    return norm
 
 
 class RMSNorm(nn.RMSNorm):
@@ -60,7 +60,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class NormOfHeads(RMSNorm):
-    """One norm over all heads."""
+    """An RMSNorm over all heads together."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., heads, head_dim]."""

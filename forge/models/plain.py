@@ -1,5 +1,5 @@
-"""Models of the user's that know nothing of forge: what they lack of a `LanguageModel`, which may
-be all but `forward(tokens)`, is given to them here.
+"""User models without knowledge of forge: mixins add the parts of a `LanguageModel` missing from a
+model with as little as `forward(tokens)`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def make_model(section: Model, trust: Sequence[str] = ()) -> Any:
-    """The model of a section, with all that forge asks of one. Raises ConfigError for what may not
-    be built, ValueError for what is no model.
+    """Build the model of a section, with every part of a `LanguageModel`. Raises ConfigError for a
+    target not allowed or not buildable, ValueError for an object that is no model.
     """
     make = bind(section, path="model", trust=trust)
     model = make()
@@ -35,14 +35,14 @@ def make_model(section: Model, trust: Sequence[str] = ()) -> Any:
 
 
 def _complete(model: nn.Module, make: Callable[[], nn.Module], section: Model) -> None:
-    """Mix in what a model lacks, in place. make: builds it again."""
-    name, what = type(model).__name__, f"model._target_={section._target_}"
+    """Mix in the missing parts of a model, in place. make: builds the model again."""
+    name, key = type(model).__name__, f"model._target_={section._target_}"
     if taken := [part for part in ("hidden", "spread_head") if part in model._modules]:
-        said = f"{name} has a module called {taken[0]}, which means something else to forge"
-        raise ValueError(f"{what}: {said}; give it another name")
-    if drops := [n for n, one in model.named_modules() if _draws(one)]:
-        said = "%s: %s draws random numbers, which a run that goes on draws anew: it differs a"
-        log.warning(f"{said} little from one that never stopped", what, ", ".join(drops))
+        message = f"{name} has a module called {taken[0]}, which means something else to forge"
+        raise ValueError(f"{key}: {message}; give it another name")
+    if drops := [n for n, module in model.named_modules() if _draws(module)]:
+        message = "%s: %s draws random numbers, which a run that goes on draws anew: it differs a"
+        log.warning(f"{message} little from one that never stopped", key, ", ".join(drops))
     if not hasattr(model, "max_seq_len"):
         model.max_seq_len = section.max_seq_len  # type: ignore[assignment]
     if not hasattr(model, "hidden") and not hasattr(model, "output_weight"):
@@ -60,69 +60,72 @@ def _draws(module: nn.Module) -> bool:
 
 
 def _on_cpu(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A model as it is made on the CPU after `torch.manual_seed(seed)`."""
+    """Make a model on the CPU after `torch.manual_seed(seed)`."""
+    # Forked, so that the run's own generators do not move.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
         return make()
 
 
 class GivesLogits(nn.Module):
-    """Mixin of a model that has no output head of its own to show: its hidden states are logits."""
+    """Mixin of a model without an accessible output head: the hidden states are logits."""
 
     output_weight = None
     vocab_size_needed: int
     n_logits = 0
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """[batch, seq] -> [batch, seq, vocab]."""
-        found: Any = self.forward(tokens)
+        """tokens: [batch, seq] -> logits [batch, seq, vocab]."""
+        logits: Any = self.forward(tokens)
         name, rows = type(self).__name__.removeprefix("GivesLogits"), self.vocab_size_needed
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        if not isinstance(found, Tensor) or found.dim() != 3 or shape[:2] != tuple(tokens.shape):
-            what = f"gives {shape} for tokens {tuple(tokens.shape)}, and no [batch, seq, vocab]"
-            raise ValueError(f"model._target_: {name} {what}")
-        self.n_logits = found.shape[-1]
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        if not isinstance(logits, Tensor) or logits.dim() != 3 or shape[:2] != tuple(tokens.shape):
+            message = f"gives {shape} for tokens {tuple(tokens.shape)}, and no [batch, seq, vocab]"
+            raise ValueError(f"model._target_: {name} {message}")
+        self.n_logits = logits.shape[-1]
         if self.n_logits < rows:
-            what = f"gives {self.n_logits} logits, and model.vocab_size={rows} are needed"
-            raise ValueError(f"model._target_: {name} {what}")
-        return found
+            message = f"gives {self.n_logits} logits, and model.vocab_size={rows} are needed"
+            raise ValueError(f"model._target_: {name} {message}")
+        return logits
 
     def spread_head(self) -> Head:
         return Logits(self.n_logits)
 
 
 class Logits(Head):
-    """The head of a model whose hidden states are logits."""
+    """The head of a model with logits as hidden states."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
     @property
     def weight(self) -> Tensor:
-        what = (
+        message = (
             "objective.loss_fn=chunked_cross_entropy makes logits a part at a time, and the model"
         )
-        raise ValueError(f"{what} gives all at once; objective.loss_fn=cross_entropy")
+        raise ValueError(f"{message} gives all at once; objective.loss_fn=cross_entropy")
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
 
 
 class BeginsAsMade(nn.Module):
-    """Mixin of a model whose initial values are those that its constructor gives it."""
+    """Mixin of a model with initial values from the constructor."""
 
     make_again: Callable[[int], nn.Module]
 
     def initial_values(self, seed: int) -> dict[str, Tensor]:
-        """Of each parameter by its name, the same on every rank."""
-        return {name: one.detach() for name, one in self.make_again(seed).named_parameters()}
+        """Initial values of all parameters by name, equal on every rank."""
+        return {
+            name: parameter.detach() for name, parameter in self.make_again(seed).named_parameters()
+        }
 
     def init_std(self, name: str) -> float:
         raise AssertionError(f"{name} has initial values")
 
 
 class KeepsBuffers(nn.Module):
-    """Mixin of a model whose buffers begin as its constructor makes them."""
+    """Mixin of a model with first values of buffers from the constructor."""
 
     make_again: Callable[[int], nn.Module]
 

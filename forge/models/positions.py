@@ -15,8 +15,8 @@ class Positions(nn.Embedding):
 
 
 class Sinusoids(nn.Module):
-    """Sines, then cosines, of angles that fall from 1 to 1/10000 a position (tensor2tensor's form
-    of arXiv:1706.03762, section 3.5). They are in no state_dict.
+    """Sines, then cosines, of angles from 1 down to 1/10000 a position (tensor2tensor's form of
+    arXiv:1706.03762, section 3.5). In no state_dict.
     """
 
     table: Tensor
@@ -38,5 +38,5 @@ class Sinusoids(nn.Module):
         self.table.copy_(torch.cat((angles.sin(), angles.cos()), 1))
 
     def forward(self, index: Tensor) -> Tensor:
-        """[..., seq] -> [..., seq, dim]."""
+        """index: [..., seq] -> [..., seq, dim]."""
         return self.table[index]

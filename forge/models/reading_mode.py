@@ -1,4 +1,4 @@
-"""How a model runs when it is read and not trained."""
+"""The mode of a model outside training: evaluation, uncompiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode, and uncompiled: else it would compile for each shape."""
+    """Inside, the model is in eval mode and uncompiled, to avoid a compilation for each shape."""
     was_training = model.training
     model.eval()
     try:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from forge.config.model.decoder import Decoder as DecoderConfig
 
 Rotation = tuple[Tensor, ...]
-"""What is known of some positions, each [seq, 1, width], or of those of each row, [batch, seq, 1,
-width]: cosine and signed sine, as wide as what is rotated; or a temperature, of width 1.
+"""Tables at some positions, each [seq, 1, width], or at each row's positions, [batch, seq, 1,
+width]: cosine and signed sine, as wide as the rotated part of a head; or a temperature, of width 1.
 """
 
 
 class PositionTable(nn.Module):
-    """Tables of all positions, in fp32. They are in no state_dict.
+    """Tables of all positions, in fp32, in no state_dict.
 
     names: of the tables.
     """
@@ -46,14 +46,14 @@ class PositionTable(nn.Module):
             table.copy_(values.reshape(table.shape))
 
     def computed(self, positions: Tensor) -> tuple[Tensor, ...]:
-        """The tables of these positions."""
+        """Compute the tables at some positions."""
         raise NotImplementedError
 
     def forward(self, start: int, seq: int) -> Rotation:
         return tuple(table[start : start + seq] for table in self.tables)
 
     def at(self, positions: Tensor) -> Rotation:
-        """positions: [batch, seq]."""
+        """Look up the tables at positions: [batch, seq]."""
         return tuple(table[positions] for table in self.tables)
 
 
@@ -76,9 +76,7 @@ class RotaryTable(PositionTable):
 
 
 class Temperatures(PositionTable):
-    """What queries of layers without rotation are multiplied by (arXiv:2501.19399, as in Llama
-    4).
-    """
+    """Factors of queries in layers without rotation (arXiv:2501.19399, as in Llama 4)."""
 
     names = ("temperature",)
 
@@ -92,23 +90,24 @@ class Temperatures(PositionTable):
 
 
 def tables_of(sections: Mapping[str, DecoderConfig]) -> nn.ModuleDict:
-    """Those of the kinds of layers that know positions."""
-    made: dict[str, nn.Module] = {}
+    """Make the position tables of the kinds of layers with rotation or temperatures."""
+    tables: dict[str, nn.Module] = {}
     for kind, section in sections.items():
         if section.is_rotary:
-            made[kind] = RotaryTable(section)
+            tables[kind] = RotaryTable(section)
         elif section.is_tempered:
-            made[kind] = Temperatures(section)
-    return nn.ModuleDict(made)
+            tables[kind] = Temperatures(section)
+    return nn.ModuleDict(tables)
 
 
 def frequencies(section: DecoderConfig) -> Tensor:
-    """The angle of one position for each pair, [rotary_dim / 2], in fp32, as in transformers.
+    """The angle per position of each pair, [rotary_dim / 2], in fp32, as in transformers.
 
-    Linear divides all by rope_factor; dynamic makes the base larger (NTK); longrope divides each by
-    a number of its own (arXiv:2402.13753); proportional keeps the last pairs still. With llama3.1
-    and yarn a slow pair has 1 / rope_factor of its angle, a fast one all of it; between them Llama
-    3.1 blends by a pair's turns (arXiv:2407.21783), YaRN by its index (arXiv:2309.00071).
+    Linear divides all angles by rope_factor; dynamic makes the base larger (NTK); longrope divides
+    each angle by a factor of the pair (arXiv:2402.13753); proportional keeps the last pairs still.
+    With llama3.1 and yarn a slow pair has 1 / rope_factor of the angle, a fast pair the full angle;
+    in between Llama 3.1 blends by a pair's turns (arXiv:2407.21783), YaRN by the pair's index
+    (arXiv:2309.00071).
     """
     dim, kind = section.rotary_dim, section.rope_type
     exponents = torch.arange(0, dim, 2, device="cpu", dtype=torch.float32) / dim
@@ -128,18 +127,18 @@ def frequencies(section: DecoderConfig) -> Tensor:
         return 1.0 / (torch.tensor(factors, device="cpu", dtype=torch.float32) * periods)
     slow, fast = section.beta_slow, section.beta_fast
     if kind == "llama3.1":
-        kept = _ramp(length * angles / (2 * math.pi), slow, fast)
+        unscaled = _ramp(length * angles / (2 * math.pi), slow, fast)
     else:
         first, last = (_pair_with(turns, section) for turns in (fast, slow))
         if section.rope_truncate:
             first, last = math.floor(first), math.ceil(last)
         index = torch.arange(dim // 2, device="cpu", dtype=torch.float32)
-        kept = 1 - _ramp(index, max(first, 0), min(last, dim - 1))
-    return 1.0 / (section.rope_factor * periods) * (1 - kept) + angles * kept
+        unscaled = 1 - _ramp(index, max(first, 0), min(last, dim - 1))
+    return 1.0 / (section.rope_factor * periods) * (1 - unscaled) + angles * unscaled
 
 
 def _base(section: DecoderConfig) -> float:
-    """rope_theta, which dynamic stretches where max_seq_len is longer than the original length."""
+    """rope_theta, stretched by dynamic where max_seq_len exceeds the original length."""
     if section.rope_type != "dynamic":
         return section.rope_theta
     dim, factor = section.rotary_dim, section.rope_factor
@@ -148,29 +147,29 @@ def _base(section: DecoderConfig) -> float:
 
 
 def _pair_with(turns: float, section: DecoderConfig) -> float:
-    """The index of the pair that makes so many turns in the original length, not rounded."""
+    """The index, not rounded, of the pair with `turns` turns in the original length."""
     length = section.original_max_position_embeddings
     per_turn = math.log(length / (turns * 2 * math.pi)) / math.log(section.rope_theta)
     return section.rotary_dim * per_turn / 2
 
 
 def _ramp(x: Tensor, low: float, high: float) -> Tensor:
-    """0 up to low, 1 from high on, and linear between; a step where they are equal."""
+    """A ramp: 0 up to low, 1 from high on, linear between; a step where low equals high."""
     return ((x - low) / (high - low or 0.001)).clamp(0, 1)
 
 
 def softmax_scale(section: DecoderConfig, width: int) -> float:
-    """What the scores of queries and keys of that width are multiplied by."""
+    """The factor of the scores of queries and keys of a given width."""
     scale = 1 / math.sqrt(width) if section.query_scale is None else section.query_scale
     return section.scores_scale * scale
 
 
 def rotate(x: Tensor, rotation: Rotation, *, adjacent: bool = False) -> Tensor:
-    """Rotate the first dimensions of each head of x: [batch, seq, heads, head_dim] by its
-    position's angles, in pairs (i, i + width / 2) of the rotated width, or (2i, 2i + 1).
+    """Rotate the first dimensions of each head of x: [batch, seq, heads, head_dim] by the angles of
+    the position, in pairs (i, i + width / 2) of the rotated width, or (2i, 2i + 1).
 
-    The sine is signed, so that each of a pair is swapped for the other and none is negated. In
-    fp32, returned in x's type.
+    The sine is signed, so the two of a pair are swapped and neither is negated. In fp32, returned
+    in x's type.
     """
     cos, sin = rotation
     width = cos.shape[-1]

@@ -1,4 +1,4 @@
-"""The router: which experts a token goes to, and with what weights."""
+"""The router: choice and weights of the experts for each token."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from forge.config.model.moe import MoE as MoEConfig
 
 
 class Routed(NamedTuple):
-    """experts: [tokens, top_k] int64, the best first. weights: [tokens, top_k], of their outputs.
-    logits, shares: [tokens, experts], before and after the score function; shares add up to 1.
+    """The router's choice for each token.
+
+    experts: [tokens, top_k] int64, the best first. weights: [tokens, top_k], of the experts'
+    outputs. logits, shares: [tokens, experts], before and after the score function; shares add up
+    to 1.
     """
 
     experts: Tensor
@@ -23,14 +26,14 @@ class Routed(NamedTuple):
 
 
 class Router(nn.Module):
-    """Scores of all experts from one linear layer; each token goes to the top_k best ones.
+    """Scores of all experts from a linear layer; each token goes to the top_k best experts.
 
     softmax_topk: a softmax over all experts (Switch, arXiv:2101.03961, with the weights of Mixtral,
     arXiv:2401.04088). sigmoid_topk: a sigmoid for each expert (DeepSeek-V3, arXiv:2412.19437,
     equations 12 to 16).
 
-    selection_bias: [experts], added to the scores for the choice only, so that it balances the load
-    without a gradient (arXiv:2408.15664); saved, and moved by `forge.models.balance`.
+    selection_bias: [experts], added to the scores for the choice only, to balance the load without
+    a gradient (arXiv:2408.15664); saved, and moved by `forge.models.balance`.
     """
 
     selection_bias: Tensor
@@ -52,6 +55,7 @@ class Router(nn.Module):
         else:
             scores = logits.sigmoid()
             shares = scores / scores.sum(-1, keepdim=True)
+        # The choice has no gradient; the weights have, from the scores.
         experts = self._choose(scores.detach())
         weights = scores.gather(1, experts)
         if section.norm_topk_prob:
@@ -70,8 +74,9 @@ class Router(nn.Module):
         return F.linear(x.to(dtype), self.weight.to(dtype), bias)
 
     def _choose(self, scores: Tensor) -> Tensor:
-        """The top_k experts of each token, out of its best groups (arXiv:2405.04434, section
-        2.2.2), each as good as its best expert (DeepSeek-V2), or its two best ones (V3).
+        """Choose the top_k experts of each token, from the best groups (arXiv:2405.04434, section
+        2.2.2). A group's score is the score of the best expert (DeepSeek-V2), or the sum of the two
+        best (V3).
         """
         section, scores = self.section, scores + self.selection_bias
         if section.n_routing_groups > 1:
@@ -80,5 +85,6 @@ class Router(nn.Module):
             goodness = groups.topk(counted, dim=-1).values.sum(-1)
             best = goodness.topk(section.topk_routing_group, dim=-1).indices
             barred = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)
+            # -inf, not 0: a selection bias can make the scores of other groups negative.
             scores = groups.masked_fill(barred.unsqueeze(-1), -torch.inf).flatten(1)
         return scores.topk(section.top_k, dim=-1).indices

@@ -1,4 +1,4 @@
-"""A router over one step: its auxiliary losses enter the gradient, and its load is counted."""
+"""The record of a router over a step: auxiliary losses enter the gradient, and load is counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SUMS = ("tokens", "entropy", "dropped", "aux_loss", "sequence_aux_loss", "router
 
 
 class RoutingRecord(nn.Module):
-    """Counts and sums of one layer over the micro-batches of a step, in buffers that are not saved.
+    """Counts and sums of a layer over the micro-batches of a step, in unsaved buffers.
 
     counts: [experts] int64, assignments, dropped ones too. sums: [len(SUMS)], over tokens. scale:
     factor of the auxiliary losses: 1 / target tokens of the step, times a loss scale.
@@ -29,10 +29,11 @@ class RoutingRecord(nn.Module):
         self.register_buffer("scale", torch.zeros(()), persistent=False)
 
     def attach(self, y: Tensor, loss: Tensor, counts: Tensor, sums: Tensor) -> Tensor:
-        """y, whose backward pass also gives `loss` the gradient `scale`, and adds to the record.
+        """Return y with a backward pass that also gives `loss` the gradient `scale`, and adds to
+        the record.
 
-        So neither is returned through layers, stages and compiled blocks. In backward every
-        micro-batch passes once, while a forward pass may be run again or be an evaluation.
+        No layer, stage or compiled block has to return the loss or the counts. Every micro-batch
+        passes backward once, while a forward pass may be repeated or be an evaluation.
         """
         return _Attach.apply(y, loss, counts, sums, self)
 
@@ -48,7 +49,7 @@ class _Attach(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(counts, sums)
         ctx.loss_dtype = loss.dtype
-        # Not saved: they change while other micro-batches are on their way.
+        # Not by save_for_backward: other micro-batches change the record before this backward.
         ctx.record = record.counts, record.sums, record.scale
         return y.view_as(y)
 
@@ -58,4 +59,5 @@ class _Attach(torch.autograd.Function):
         all_counts, all_sums, scale = ctx.record
         all_counts.add_(counts)
         all_sums.add_(sums)
+        # A copy: the next step changes the buffer in place.
         return grad, scale.to(ctx.loss_dtype, copy=True), None, None, None

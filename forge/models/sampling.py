@@ -1,4 +1,4 @@
-"""Texts that go on: several rows of tokens, of any lengths, each until it ends."""
+"""Continuation of texts: several rows of tokens, of any lengths, each row to its own end."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ LOOK_EVERY = 16  # tokens that a GPU draws before it is waited for
 
 @dataclass(kw_only=True)
 class Continued:
-    """tokens: what was drawn for each row, with the token that ended it. logprobs: of each of them,
-    where they were asked for. read: tokens of all prompts, of equal ones once; reading, writing:
-    seconds until the first token of each row, and for all others.
+    """The continuations of all rows.
+
+    tokens: drawn tokens of each row, the ending token too. logprobs: of each drawn token, on
+    request. read: number of tokens of all prompts, equal prompts counted once; reading, writing:
+    seconds until the first token of each row, and for all later tokens.
     """
 
     tokens: list[list[int]]
@@ -38,16 +40,16 @@ class Continued:
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """What all rows are continued with.
+    """Options of a continuation, for all rows.
 
     ends: ids that end a row, beside eos_id. n_ids: number of ids of the tokenizer; later rows of
-    the table, which no text has trained, are never drawn. use_cache: without it every token reads
-    the whole text again. ended: whether a row, by its place, ends with what was drawn for it.
-    agree: gives the tokens [batch, 1] that all processes take where this one drew some; processes
-    that share a model must draw the same. logprobs: whether to say what the model gave each drawn
-    token: the logarithm of its softmax over all rows of the table, before temperature, cuts and
-    penalties. every: tokens that are drawn before this program looks at them, which waits for the
-    device; what a row has behind its end is thrown away. null = 1 on a CPU, else 16.
+    the table, trained by no text, are never drawn. use_cache: without a cache every token reads the
+    whole text again. ended: whether a row, by its index, ends with the tokens drawn. agree: turns
+    the tokens [batch, 1] drawn by this process into the tokens taken by all processes; processes
+    sharing a model must draw the same. logprobs: whether to record the model's log-probability of
+    each drawn token, over all rows of the table, before temperature, cuts and penalties. every:
+    number of tokens drawn between two looks at the results; a look waits for the device, and tokens
+    behind a row's end are thrown away. null = 1 on a CPU, else 16.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -74,13 +76,12 @@ def generate(
 ) -> Tensor:
     """Continue tokens: [batch, prompt] -> [batch, prompt + new], with new <= max_new_tokens.
 
-    As `continue_rows`; rows that ended sooner than others are filled up with eos_id. sampling: the
-    options of `Sampling`.
+    As `continue_rows`; shorter rows are filled up with eos_id. sampling: the options of `Sampling`.
     """
-    how = How(
+    options = How(
         sampling=Sampling(**sampling), eos_id=eos_id, n_ids=n_ids, use_cache=use_cache, agree=agree
     )
-    drawn = continue_rows(model, tokens.tolist(), max_new_tokens, how, tokens.device).tokens
+    drawn = continue_rows(model, tokens.tolist(), max_new_tokens, options, tokens.device).tokens
     longest = max(map(len, drawn))
     filled = [row + [eos_id] * (longest - len(row)) for row in drawn]
     new = torch.tensor(filled, dtype=tokens.dtype, device=tokens.device)
@@ -98,10 +99,10 @@ def continue_rows(
 ) -> Continued:
     """Draw at most max_new_tokens for each prompt of token ids.
 
-    A row stops at eos_id, at one of `ends`, where it has `ended`, and at the model's max_seq_len;
-    it then leaves the batch. It draws from a stream of its own, of the seed and its number, so that
-    other rows do not change it, but for how sums of another shape are rounded. numbers: null = 0,
-    1, ... Equal prompts are read once, where a cache can be copied.
+    A row stops at eos_id, at an id of `ends`, where `ended` says so, and at the model's
+    max_seq_len, and then leaves the batch. A row draws from a stream seeded by the seed and the
+    row's number, so other rows have no influence, apart from the rounding of sums of another shape.
+    numbers: null = 0, 1, ... Equal prompts are read once, where a cache can be copied.
 
     Raises FloatingPointError for logits that are not finite, ValueError for a prompt without tokens
     or with more than max_seq_len.
@@ -109,8 +110,8 @@ def continue_rows(
     lengths, limit = list(map(len, prompts)), model.max_seq_len
     for length in lengths:
         if not 1 <= length <= limit:
-            what = f"a prompt has 1 to that many tokens, not {length}"
-            raise ValueError(f"model.max_seq_len={limit}: {what}")
+            message = f"a prompt has 1 to that many tokens, not {length}"
+            raise ValueError(f"model.max_seq_len={limit}: {message}")
     numbers = range(len(prompts)) if numbers is None else numbers
     cached = how.use_cache and isinstance(model, Cached)
     if cached and len(set(lengths)) > 1 and not getattr(model, "reads_padding", False):
@@ -136,7 +137,7 @@ def _by_length(
     device: torch.device,
     numbers: Sequence[object],
 ) -> Continued:
-    """Rows of one length at a time, for a model that does not read what is filled up."""
+    """Continue rows of equal length at a time, for a model that cannot read padded rows."""
     result = Continued(tokens=[[] for _ in prompts])
     result.logprobs = [[] for _ in prompts] if how.logprobs else []
     for length in sorted(set(map(len, prompts))):
@@ -149,10 +150,10 @@ def _by_length(
             device,
             [numbers[row] for row in rows],
         )
-        for place, row in enumerate(rows):
-            result.tokens[row] = part.tokens[place]
+        for index, row in enumerate(rows):
+            result.tokens[row] = part.tokens[index]
             if how.logprobs:
-                result.logprobs[row] = part.logprobs[place]
+                result.logprobs[row] = part.logprobs[index]
         result.read += part.read
         result.reading += part.reading
         result.writing += part.writing
@@ -164,7 +165,7 @@ def _of_rows(ended: Ended, rows: list[int], place: int, drawn: list[int]) -> boo
 
 
 class _Batch:
-    """Rows that are being continued. Those that have ended leave it, where the reader lets them."""
+    """The batch of unfinished rows. Ended rows leave the batch, where the reader can drop rows."""
 
     def __init__(
         self,
@@ -175,66 +176,73 @@ class _Batch:
         draws: Tensor,
     ) -> None:
         self.reader, self.how, self.texts, self.draws = reader, how, texts, draws
-        self.places = {row: place for place, row in enumerate(rows)}
+        self.places = {row: slot for slot, row in enumerate(rows)}
         self.ends = how.ends if how.eos_id is None else how.ends | {how.eos_id}
         self.had: Tensor | None = None
         self.drawn: list[Tensor] = []  # since the last look
         self.logprobs: list[Tensor] = []
 
     def write(self, result: Continued, most: Sequence[int]) -> None:
-        """Until all have ended. The first token is looked at by itself, so that its time is known;
-        and no row goes on behind the most that it may have.
+        """Draw tokens until all rows have ended. The first token is looked at alone, for its time;
+        no row goes on beyond its number in `most`.
         """
-        begun, place = time.perf_counter(), 0
+        begun, position = time.perf_counter(), 0
         every = self.how.every or (1 if self.draws.device.type == "cpu" else LOOK_EVERY)
         while self.places:
-            until = min([place + (every if place else 1), *(most[row] for row in self.places)])
-            for now in range(place, until):
+            until = min(
+                [position + (every if position else 1), *(most[row] for row in self.places)]
+            )
+            for now in range(position, until):
                 self.draw(now)
             stay = self.look(result, most)
-            if place == 0:
+            if position == 0:
                 result.read = self.reader.read
                 result.reading, begun = time.perf_counter() - begun, time.perf_counter()
             if 0 < len(stay) < len(self.places) and self.reader.keep(list(stay.values())):
                 index = torch.tensor(list(stay.values()), device=self.draws.device)
                 self.draws = self.draws[index]
                 self.had = None if self.had is None else self.had[index]
-                stay = {row: place for place, row in enumerate(stay)}
-            self.places, place = stay, until
+                stay = {row: slot for slot, row in enumerate(stay)}
+            self.places, position = stay, until
         result.writing = time.perf_counter() - begun
 
     def draw(self, place: int) -> None:
-        """One token of each row; it waits for nothing."""
-        how, hidden = self.how, self.reader.hidden()
+        """Draw a token for each row, without a wait for the device."""
+        options, hidden = self.how, self.reader.hidden()
         of_table = head_of(self.reader.model).logits(hidden)
-        logits = of_table[:, : how.n_ids]
-        if self.had is None and how.sampling.repetition_penalty != 1:
+        logits = of_table[:, : options.n_ids]
+        if self.had is None and options.sampling.repetition_penalty != 1:
             self.had = _had(self.texts, logits)
-        drawn = how.agree(how.sampling.draw(logits, self.draws[:, place], self.had).unsqueeze(-1))
+        drawn = options.agree(
+            options.sampling.draw(logits, self.draws[:, place], self.had).unsqueeze(-1)
+        )
         self.drawn.append(drawn)
+        # NONE is negative: the row fails at the next look, but must index until then.
         drawn = drawn.clamp(min=FILLER)
-        if how.logprobs:
+        if options.logprobs:
             self.logprobs.append(logprobs_of(of_table, drawn))
         if self.had is not None:
             self.had.scatter_(1, drawn, True)
         self.reader.add(drawn)
 
     def look(self, result: Continued, most: Sequence[int]) -> dict[int, int]:
-        """Give each row what was drawn for it; the rows that go on, with their places."""
+        """Give each row the tokens drawn; returns the unfinished rows, with their indices."""
         drawn = torch.cat(self.drawn, 1).tolist()
         logprobs = torch.cat(self.logprobs, 1).tolist() if self.logprobs else None
         self.drawn, self.logprobs, stay = [], [], {}
-        for row, place in self.places.items():
+        for row, slot in self.places.items():
             tokens = result.tokens[row]
-            count, over = self._take(row, drawn[place], tokens, most[row])
+            count, over = self._take(row, drawn[slot], tokens, most[row])
             if logprobs is not None:
-                result.logprobs[row] += logprobs[place][:count]
+                result.logprobs[row] += logprobs[slot][:count]
             if not over:
-                stay[row] = place
+                stay[row] = slot
         return stay
 
     def _take(self, row: int, new: list[int], tokens: list[int], most: int) -> tuple[int, bool]:
-        """Add tokens to a row, up to one that ends it; how many these are, and whether one does."""
+        """Add tokens to a row, up to an ending token; returns their number, and whether the row
+        ended.
+        """
         ended = self.how.ended
         for count, token in enumerate(new, 1):
             if token == NONE:
@@ -246,7 +254,7 @@ class _Batch:
 
 
 def _had(prompts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
-    """Which tokens each prompt has: bool, as logits."""
+    """Mark the tokens of each prompt: bool, as logits."""
     had = torch.zeros_like(logits, dtype=torch.bool)
     for row, prompt in enumerate(prompts):
         had[row, torch.tensor(prompt, device=logits.device)] = True
@@ -254,8 +262,8 @@ def _had(prompts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
 
 
 class _Going:
-    """Rows that go on from what a cache has of them: shorter ones begin later. Equal prompts are
-    read once, and what is kept of them is copied.
+    """Reads rows with a cache, shorter rows padded in front. Equal prompts are read once, and the
+    cache of the prompt is copied.
     """
 
     def __init__(self, model: Any, texts: list[list[int]], most: int, device: torch.device) -> None:
@@ -267,8 +275,8 @@ class _Going:
         self.cache, self.copies = model.new_cache(longest + most, *padding), None
         if len(different) < len(texts):
             if can_select(self.cache):
-                place = {text: number for number, text in enumerate(different)}
-                copies = [place[tuple(text)] for text in texts]
+                numbers = {text: number for number, text in enumerate(different)}
+                copies = [numbers[tuple(text)] for text in texts]
                 self.copies = torch.tensor(copies, device=device)
             else:
                 different = [tuple(text) for text in texts]
@@ -277,19 +285,20 @@ class _Going:
         self.unread = torch.tensor(rows, device=device)
 
     def hidden(self) -> Tensor:
-        """What the head reads of each row's last token, [batch, dim]."""
+        """Hidden states of each row's last token, [batch, dim]."""
         hidden = self.model.hidden(self.unread, cache=self.cache)[:, -1]
+        # After the prompts each row goes its own way, with a cache of its own.
         if self.copies is not None:
             select(self.cache, self.copies)
             hidden, self.copies = hidden[self.copies], None
         return hidden
 
     def add(self, drawn: Tensor) -> None:
-        """The next token of each row, [batch, 1]; rows that do not go on take any."""
+        """Add the next token of each row, [batch, 1]; ended rows take any token."""
         self.unread = drawn
 
     def keep(self, places: list[int]) -> bool:
-        """Leave out all other rows; False where the cache cannot do so."""
+        """Drop all rows but `places`; False where the cache cannot drop rows."""
         if not can_select(self.cache):
             return False
         index = torch.tensor(places, device=self.device)
@@ -299,7 +308,7 @@ class _Going:
 
 
 class _Again:
-    """The same without a cache: whole texts, that later tokens of longer rows do not reach."""
+    """Reads whole texts without a cache; models are causal, so filler behind a text is unseen."""
 
     def __init__(self, model: Any, texts: list[list[int]], most: int, device: torch.device) -> None:
         self.model, self.device, self.sizes = model, device, list(map(len, texts))
@@ -321,5 +330,5 @@ class _Again:
     def keep(self, places: list[int]) -> bool:
         index = torch.tensor(places, device=self.device)
         self.ids, self.lengths = self.ids[index], self.lengths[index]
-        self.sizes = [self.sizes[place] for place in places]
+        self.sizes = [self.sizes[slot] for slot in places]
         return True

@@ -1,4 +1,4 @@
-"""Which token comes next: the probabilities of what may be drawn, and the drawing."""
+"""The next token: probabilities of the candidates, and the draw."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ROOM = (1 << 32) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn, as of `next_token_probabilities`. ValueError for what cannot be.
+    """Options of the draw, as of `next_token_probabilities`. ValueError for values out of bounds.
 
-    repetition_penalty: as of `penalised`. seed: with its number a row has a stream of its own.
+    repetition_penalty: as of `penalised`. seed: of the rows' streams, together with a row's number.
     """
 
     temperature: float = 1.0
@@ -42,11 +42,11 @@ class Sampling:
                 raise ValueError(f"{name}={getattr(self, name)}: must be {bounds}")
 
     def draw(self, logits: Tensor, uniform: Tensor, had: Tensor | None = None) -> Tensor:
-        """logits: [batch, vocab]; uniform: [batch], from 0 to 1; had: as of `penalised` -> tokens
-        [batch]; NONE where logits are not finite.
+        """Draw tokens [batch] from logits: [batch, vocab] by uniform: [batch], from 0 to 1; NONE
+        where logits are not finite. had: as of `penalised`.
         """
         logits = logits.float()
-        # Of NaN both are NaN; what is drawn of such a row is thrown away.
+        # With a NaN in a row both extremes are NaN; the row's draw is masked below.
         usable = torch.stack(logits.aminmax(dim=-1)).isfinite().all(0)
         if had is not None:
             logits = penalised(logits, had, self.repetition_penalty)
@@ -58,7 +58,7 @@ class Sampling:
         return drawn.masked_fill(~usable, NONE)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """[batch, vocab] -> [batch, vocab], of what is drawn next."""
+        """Probabilities of the next token: logits [batch, vocab] -> [batch, vocab]."""
         cuts = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
         return next_token_probabilities(logits, self.temperature, **cuts)
 
@@ -68,10 +68,10 @@ def next_token_probabilities(
 ) -> Tensor:
     """logits: [batch, vocab] -> fp32 probabilities: temperature first, then top-k, top-p and min-p.
 
-    top_k keeps the k likeliest tokens (0 = all). top_p keeps the fewest likeliest tokens that
-    together have at least that probability (nucleus sampling, arXiv:1904.09751). min_p keeps those
-    that have at least that share of the likeliest one's probability (arXiv:2407.01082). Temperature
-    0 gives all to the likeliest. Raises FloatingPointError for logits that are not finite.
+    top_k keeps the k likeliest tokens (0 = all). top_p keeps the fewest likeliest tokens with a
+    joint probability of at least top_p (nucleus sampling, arXiv:1904.09751). min_p keeps the tokens
+    with at least min_p times the probability of the likeliest (arXiv:2407.01082). Temperature 0
+    gives probability 1 to the likeliest. Raises FloatingPointError for logits not finite.
     """
     logits = logits.float()
     if not bool(torch.isfinite(logits).all()):
@@ -87,8 +87,8 @@ def next_token_probabilities(
 def _likeliest(
     logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Probabilities [batch, candidates], from the largest on, and the tokens they are of; or those
-    of all tokens, in their order. Of equal ones the first tokens are taken, on every device.
+    """Probabilities [batch, candidates], the largest first, and the candidates' ids; or of all
+    tokens in order, and None. Among equals the lowest ids are taken, on every device.
     """
     vocab = logits.shape[-1]
     cut = 0 < top_k < vocab
@@ -98,65 +98,68 @@ def _likeliest(
         ids = _first_of(logits, top_k)
         likeliest = torch.softmax(logits.gather(-1, ids) / temperature, dim=-1)
     else:
-        all_of_them = torch.softmax(logits / temperature, dim=-1)
-        likeliest, ids = all_of_them.sort(dim=-1, descending=True, stable=True)
+        probabilities = torch.softmax(logits / temperature, dim=-1)
+        likeliest, ids = probabilities.sort(dim=-1, descending=True, stable=True)
     if top_p < 1:
-        before = running_sum(likeliest) - likeliest
-        likeliest = likeliest.masked_fill(before >= top_p, 0.0)
+        likelier_mass = running_sum(likeliest) - likeliest
+        likeliest = likeliest.masked_fill(likelier_mass >= top_p, 0.0)
     if min_p > 0:
         likeliest = likeliest.masked_fill(likeliest < min_p * likeliest[:, :1], 0.0)
     return likeliest / likeliest.sum(-1, keepdim=True), ids
 
 
 def _first_of(logits: Tensor, count: int) -> Tensor:
-    """The ids of the largest, in order, and of equal ones the first; without sorting them all: by
-    integers that are in the order of fp32 values above 32 bits, and of ids below.
+    """Ids of the largest logits, in order, the lowest ids first among equals, without a full sort:
+    by integers with the order of fp32 values in the upper 32 bits, and of ids in the lower.
     """
     bits = (logits + 0.0).view(torch.int32)  # -0.0 is 0.0
+    # Negative floats order backwards as integers: flip all bits but the sign.
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long() << 32
     below = torch.arange(logits.shape[-1] - 1, -1, -1, device=logits.device)
     return logits.shape[-1] - 1 - (ordered | below).topk(count, dim=-1).values.bitwise_and(ROOM)
 
 
 def _drawn(probabilities: Tensor, ids: Tensor | None, uniform: Tensor) -> Tensor:
-    """`drawn_from` in the order of ids, whatever that of the probabilities is."""
+    """Draw by `drawn_from` in the order of ids, in whatever order probabilities are."""
     if ids is None:
         return drawn_from(probabilities, uniform)
     ids, order = ids.sort(-1)
-    place = drawn_from(probabilities.gather(-1, order), uniform)
-    return ids.gather(-1, place.unsqueeze(-1)).squeeze(-1)
+    index = drawn_from(probabilities.gather(-1, order), uniform)
+    return ids.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """logits: [batch, vocab]; tokens: [batch, 1] -> [batch, 1], in fp32 at least: the logarithm of
-    the softmax, with NaN where logits are not finite.
+    """Log-probabilities of tokens: [batch, 1] by logits: [batch, vocab] -> [batch, 1], in fp32 at
+    least, with NaN where logits are not finite.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return wide.gather(-1, tokens) - wide.logsumexp(-1, keepdim=True)
 
 
 def penalised(logits: Tensor, had: Tensor, penalty: float) -> Tensor:
-    """Logits of tokens that a text `had`, bool [batch, vocab], are divided by the penalty where
-    they are positive, and multiplied where they are not (CTRL, arXiv:1909.05858, section 4.1; for
-    negative logits as transformers has it).
+    """Penalise tokens that a text `had`, bool [batch, vocab]: positive logits are divided by the
+    penalty, others multiplied (CTRL, arXiv:1909.05858, section 4.1; for negative logits as in
+    transformers).
     """
     return torch.where(had, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def drawn_from(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """[batch, vocab] and [batch], from 0 to 1 -> [batch], by the inverse of what they sum up to."""
+    """Draw ids [batch] from probabilities [batch, vocab] by uniform: [batch], from 0 to 1: the
+    inverse of the cumulative sum.
+    """
     upto = running_sum(probabilities.to(uniform.dtype))
-    places = uniform[:, None] * upto[:, -1:]
-    # The first token with more below it, which thereby has a probability; the last of these where
-    # rounding has left none.
+    thresholds = uniform[:, None] * upto[:, -1:]
+    # right=True takes the first sum above the threshold, so a token of probability 0 is never
+    # drawn; where rounding leaves no such sum, the last token with a probability.
     last = probabilities.shape[-1] - 1 - probabilities.flip(-1).ne(0).int().argmax(-1)
-    return torch.searchsorted(upto, places, right=True).squeeze(-1).minimum(last)
+    return torch.searchsorted(upto, thresholds, right=True).squeeze(-1).minimum(last)
 
 
 def running_sum(values: Tensor) -> Tensor:
-    """Along the last dimension; on a GPU the order of its summands may differ from call to call,
-    which torch refuses where all must be deterministic, and which no draw sees in fp64.
-    """
+    """Sum cumulatively along the last dimension."""
+    # On a GPU the order of summands may differ from call to call. Torch refuses the call where all
+    # must be deterministic, although no draw sees the difference in fp64.
     strict = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(False)
     try:
@@ -166,8 +169,8 @@ def running_sum(values: Tensor) -> Tensor:
 
 
 def uniforms(seed: int, rows: Sequence[object], count: int, device: torch.device) -> Tensor:
-    """[rows, count], from 0 to 1: each row's own, and the first of more; of the same bits on every
-    device that has fp64.
+    """Random numbers [rows, count], from 0 to 1, of each row's own stream; a larger count continues
+    the stream. Equal bits on every device with fp64.
     """
     drawn = [_stream(seed, row, count).to(widest(device)) for row in rows]
     return torch.stack(drawn).to(device)

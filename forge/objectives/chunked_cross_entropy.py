@@ -1,4 +1,4 @@
-"""Cross-entropy of an output head that never holds all logits at once."""
+"""Cross-entropy of an output head without all logits in memory at once."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def chunked_cross_entropy(
     smoothing: float = 0.0,
     compile_backend: str | None = None,
 ) -> CrossEntropySums:
-    """The sums of `cross_entropy(head.logits(hidden), targets)`, a chunk of tokens at a time.
+    """Compute `cross_entropy(head.logits(hidden), targets)`, a chunk of tokens at a time.
 
     hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens a chunk, 0 =
     `auto_chunk_size`. With a head spread over ranks three numbers of each token are exchanged
     (arXiv:1909.08053, section 3), and the gradient of hidden is this rank's summand. Gradients are
-    made in the forward pass, while a chunk's logits are there. Matrix products are in hidden's
-    type; the softmax and the sums in fp32 (fp64 for fp64 inputs). compile_backend: compiles a
-    chunk, where no rank exchanges anything in it; null = not. weights, smoothing: as there.
+    computed in the forward pass, while a chunk's logits exist. Matrix products are in hidden's
+    type; the softmax and the sums in fp32 (fp64 for fp64 inputs). compile_backend: compiles the
+    chunk, if ranks exchange nothing inside; null = not compiled. each, weights, smoothing: as of
+    `cross_entropy`.
     """
     alone = type(head).total is Head.total
     body = _compiled(compile_backend) if compile_backend is not None and alone else _chunk
@@ -84,12 +85,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ce, z_loss, uniform = hidden.new_zeros(3, dtype=sum_dtype).unbind()
 
         parts = ce.new_empty(len(targets) if each else 0)
-        wanted = grad_dtype if want_hidden or want_weight else None
+        out_dtype = grad_dtype if want_hidden or want_weight else None
         for start in range(0, len(targets), chunk_size):
             rows = slice(start, start + chunk_size)
             share = None if weights is None else weights[rows].to(sum_dtype)
             losses, log_partition, level, grad_logits = body(
-                hidden[rows], matrix, targets[rows], share, head, terms, sum_dtype, wanted
+                hidden[rows], matrix, targets[rows], share, head, terms, sum_dtype, out_dtype
             )
             losses, squares, spread = (
                 values if share is None else values * share
@@ -106,7 +107,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 grad_hidden[rows] = grad_logits @ grad_matrix
             if grad_weight is not None:
                 add_product(grad_weight, grad_logits.T, hidden[rows].to(grad_dtype))
-            del grad_logits  # else it is held beside the next chunk's product
+            del grad_logits  # else held in memory beside the next chunk's product
 
         if grad_weight is not None:
             grad_weight = grad_weight.to(torch.promote_types(grad_dtype, weight.dtype))
@@ -120,8 +121,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         saved = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        # With a dimension it is not rounded to the gradient's format before it is multiplied.
+        # With a dimension the factor is not rounded to the gradient's format before the product.
         factor = grad_total.view(1, 1)
+        # In place unless the graph is kept for another backward.
         keeps = torch._C._autograd._get_current_graph_task_keep_graph()  # type: ignore
         grads = (
             None if grad is None else torch.mul(grad, factor, out=None if keeps else grad).to(dtype)
@@ -140,18 +142,18 @@ def _chunk(
     sum_dtype: torch.dtype,
     grad_dtype: torch.dtype | None,
 ) -> OfChunk:
-    """Of some tokens, [tokens, dim]: cross-entropy, log-partition and mean logit of each, 0 where
-    masked, and the gradient of logits, [tokens, vocab], in grad_dtype; null = none. Means are found
-    where labels are smoothed. terms: z_loss_weight, smoothing.
+    """Compute a chunk of tokens, [tokens, dim]: cross-entropy, log-partition and mean logit of each
+    token, 0 where masked, and the gradient of logits, [tokens, vocab], in grad_dtype; null = none.
+    Means are computed only for smoothed labels. terms: z_loss_weight, smoothing.
     """
     z_loss_weight, smoothing = terms
     logits = head.shaped((states @ matrix.T).to(sum_dtype))
     slope = head.slope(logits) if grad_dtype is not None else 1.0  # logits are changed in place
     unmasked = targets != IGNORE_INDEX
     labels = targets - head.first
-    here = unmasked & (labels >= 0) & (labels < len(matrix))
-    labels = labels.where(here, 0).unsqueeze(1)
-    target_logits = head.total(logits.gather(1, labels).squeeze(1).where(here, 0))
+    is_local = unmasked & (labels >= 0) & (labels < len(matrix))
+    labels = labels.where(is_local, 0).unsqueeze(1)
+    target_logits = head.total(logits.gather(1, labels).squeeze(1).where(is_local, 0))
 
     level = torch.zeros_like(target_logits)
     if smoothing:
@@ -167,7 +169,7 @@ def _chunk(
     grad_logits = logits.mul_(scale.unsqueeze(1))
     if smoothing:
         grad_logits.sub_((share * (smoothing / head.vocab_size)).unsqueeze(1))
-    of_label = ((1 - smoothing) * share * here).unsqueeze(1)
+    of_label = ((1 - smoothing) * share * is_local).unsqueeze(1)
     if torch.compiler.is_compiling():  # in one pass with the rest; a scatter needs all in memory
         ids = torch.arange(logits.shape[1], device=logits.device)
         grad_logits = grad_logits - (ids == labels) * of_label
@@ -179,13 +181,15 @@ def _chunk(
 
 @functools.cache
 def _compiled(backend: str) -> Callable[..., OfChunk]:
-    """Of a shape, which chunks but the last share, what is between the products is few kernels."""
+    """Compile `_chunk` to few kernels between the products, for the shape shared by all chunks but
+    the last.
+    """
     return torch.compile(_chunk, backend=backend, fullgraph=True, dynamic=False)
 
 
 def add_product(accumulator: Tensor, left: Tensor, right: Tensor) -> None:
-    """accumulator += left @ right, in place, without a temporary if they are of one type, or on a
-    GPU, whose products of 16 bits can be fp32.
+    """Do accumulator += left @ right in place, without a temporary for equal types, or on a GPU,
+    with fp32 results of products in 16 bits.
     """
     if accumulator.dtype == left.dtype:
         accumulator.addmm_(left, right)

@@ -8,8 +8,8 @@ from forge.objectives.preference import Both, Compared, Preference, preferred
 
 
 class CPO(Preference):
-    """-log sigmoid(beta * (log p_chosen - log p_rejected)) + weight * cross-entropy of the chosen
-    response (arXiv:2401.08417, equation 6); hinge and ipo of the same difference.
+    """CPO: -log sigmoid(beta * (log p_chosen - log p_rejected)) + weight * cross-entropy of the
+    chosen response (arXiv:2401.08417, equation 6); hinge and ipo of the same difference.
     """
 
     section: CPOConfig

@@ -12,9 +12,9 @@ from forge.data import IGNORE_INDEX
 
 
 class CrossEntropySums(NamedTuple):
-    """Scalars: total = (1 - smoothing) * ce + smoothing * uniform + z_loss_weight * z_loss, with a
-    graph; the others without. uniform: cross-entropy of a target that is every token alike. each:
-    the summands of ce, [targets], without a graph; empty where they were not asked for.
+    """Sums of cross-entropy: total = (1 - smoothing) * ce + smoothing * uniform + z_loss_weight *
+    z_loss, a scalar with a graph; the other scalars without. uniform: cross-entropy of a uniform
+    target. each: the summands of ce, [targets], without a graph; empty unless requested.
     """
 
     total: Tensor
@@ -33,24 +33,24 @@ def cross_entropy(
     weights: Tensor | None = None,
     smoothing: float = 0.0,
 ) -> CrossEntropySums:
-    """Sums over targets other than -100 of cross-entropy and of the squared log-partition.
+    """Sum cross-entropy and the squared log-partition over targets other than -100.
 
     logits: [..., vocab], half precision is raised to fp32. targets: [...] int64. With all targets
-    masked total is 0, and so is its gradient. each: give the cross-entropy of each target too.
+    masked the total and the gradient are 0. each: return the cross-entropy of each target too.
     weights: of the summands, [...]. smoothing: of labels (arXiv:1512.00567, section 7).
     """
     logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
     targets = targets.flatten()
-    how = "none" if each or weights is not None else "sum"
-    losses = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction=how)
+    reduction = "none" if each or weights is not None else "sum"
+    losses = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction=reduction)
     if weights is not None:
         weights = weights.flatten().to(losses.dtype)
         losses = losses * weights
     ce, parts = losses.sum(), losses.detach() if each else losses.new_empty(0)
-    none = ce.new_zeros(())
+    zero = ce.new_zeros(())
     if z_loss_weight == 0 and smoothing == 0:
-        return CrossEntropySums(ce, ce.detach(), none, parts, none)
-    total, z_loss, uniform = (1 - smoothing) * ce, none, none
+        return CrossEntropySums(ce, ce.detach(), zero, parts, zero)
+    total, z_loss, uniform = (1 - smoothing) * ce, zero, zero
     log_partition = logits.logsumexp(-1)
 
     def summed(values: Tensor) -> Tensor:

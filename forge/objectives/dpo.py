@@ -9,7 +9,7 @@ from forge.objectives.preference import Both, Compared, Preference, preferred
 
 
 class DPO(Preference):
-    """-log sigmoid(beta * (r_chosen - r_rejected)), r = log p(response) - log p_ref(response)
+    """DPO: -log sigmoid(beta * (r_chosen - r_rejected)), r = log p(response) - log p_ref(response)
     (arXiv:2305.18290, equation 7).
 
     hinge: max(0, 1 - beta * (r_chosen - r_rejected)) (arXiv:2305.10425). ipo: (r_chosen -
@@ -27,8 +27,8 @@ class DPO(Preference):
         section, beta = self.section, self.section.beta
         chosen, rejected = (side.logp for side in both)
         if "reference" in batch:
-            known = batch["reference"].to(chosen.dtype)
-            chosen, rejected = chosen - known[0::2], rejected - known[1::2]
+            reference = batch["reference"].to(chosen.dtype)
+            chosen, rejected = chosen - reference[0::2], rejected - reference[1::2]
         if section.loss_fn == "ipo":
             lengths = [side.tokens.clamp(min=1) for side in both]
             loss = (chosen / lengths[0] - rejected / lengths[1] - 1 / (2 * beta)).square()

@@ -15,7 +15,7 @@ from forge.data.batches.loader import Batch
 from forge.data.batches.samples import Samples
 from forge.models.contract import LanguageModel
 from forge.objectives.losses import Losses
-from forge.objectives.objective import Reads
+from forge.objectives.objective import LookedAhead, Reads
 from forge.objectives.responses import Responded, each_response
 from forge.tensors.wide import widest
 
@@ -23,18 +23,18 @@ LABELS = {"desirable": True, "undesirable": False}
 
 
 class KTO(Responded):
-    """w * (1 - sigmoid(s * beta * (r - kl))), r = log p(response) - log p_ref(response), w =
-    desirable_weight and s = 1 of a response that is desirable, undesirable_weight and -1 of another
-    (arXiv:2402.01306, equation 8, less its constant).
+    """KTO: w * (1 - sigmoid(s * beta * (r - kl))), r = log p(response) - log p_ref(response), w =
+    desirable_weight and s = 1 for a desirable response, else undesirable_weight and -1
+    (arXiv:2402.01306, equation 8, less the constant).
 
-    kl = max(0, mean of r over mismatched responses), which has no gradient. Each example brings a
-    response to another prompt behind its own, the same one in every epoch, so that a reference can
-    be computed before training. The mean is over all examples of a step, however they are spread
-    over ranks and micro-batches, so that every layout has the same loss; in an evaluation it is
-    over all that are evaluated. It takes a forward pass before that of the loss.
+    kl = max(0, mean of r over mismatched responses), without gradient. Behind its own response each
+    example brings a response to another prompt, the same in every epoch, so that a reference can be
+    computed before training. The mean is over all examples of a step, on all ranks and in all
+    micro-batches, so that every layout has the same loss; in an evaluation over all its examples.
+    The mean takes a forward pass of its own, before the loss.
 
-    A batch has two rows for each example, its own and the mismatched one, and `liked`, bool [rows];
-    the one that is learnt from has the first of each, and `kl`, [rows].
+    A batch has two rows for each example, matched and mismatched, and `liked`, bool [rows]; the
+    batch to learn from has the matched rows, and `kl`, [rows].
     """
 
     section: KTOConfig
@@ -53,39 +53,40 @@ class KTO(Responded):
 
     def looked_ahead(
         self, batches: Sequence[Batch], read: Reads, total: Callable[[Tensor], Tensor]
-    ) -> list[Batch]:
-        own, others = ([_of_side(batch, side) for batch in batches] for side in (0, 1))
+    ) -> LookedAhead:
+        matched, mismatched = ([_of_side(batch, side) for batch in batches] for side in (0, 1))
         device = batches[0]["tokens"].device
         sums = torch.zeros(2, dtype=widest(device), device=device)
-        for batch in others:
+        for batch in mismatched:
             model = read(batch)
             if model is not None:
                 ratio = each_response(model, batch) - self.reference(model, batch)
-                there = _there(batch)
-                sums[0] += ratio.where(there, 0).sum()
-                sums[1] += there.sum()
+                has_response = _there(batch)
+                sums[0] += ratio.where(has_response, 0).sum()
+                sums[1] += has_response.sum()
         total(sums)
         kl = (sums[0] / sums[1].clamp(min=1)).clamp(min=0)
-        return [batch | {"kl": kl.expand(len(batch["liked"]))} for batch in own]
+        ready = [batch | {"kl": kl.expand(len(batch["liked"]))} for batch in matched]
+        return LookedAhead(ready)
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
-        found, loss = self._valued(model, batch)
-        return Losses(total=loss, sums={name: found[name] for name in self.sums[1:]})
+        reported, loss = self._valued(model, batch)
+        return Losses(total=loss, sums={name: reported[name] for name in self.sums[1:]})
 
     def evaluate(self, model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
         return self._valued(model, batch)[0]
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """Means over examples, or over those of a label; NaN where there is none of it."""
+        """Means over examples, or over the examples of a label; NaN without such examples."""
         sizes = {name: totals[self.counts.get(name, "n")] for name in self.section.metrics}
         return {name: totals[name] / n if n else math.nan for name, n in sizes.items()}
 
     def _valued(self, model: LanguageModel, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """Sums over examples by name, without a graph; and that of the loss."""
+        """Sums over examples by name, without a graph; and the summed loss with a graph."""
         section, liked = self.section, batch["liked"]
-        known = self.reference(model, batch)  # first, since it leaves nothing for a backward
+        reference = self.reference(model, batch)  # first, while no graph is in memory
         logp = each_response(model, batch)
-        ratio, kl = logp - known.to(logp.dtype), batch["kl"].to(logp.dtype)
+        ratio, kl = logp - reference.to(logp.dtype), batch["kl"].to(logp.dtype)
         margin = section.beta * torch.where(liked, ratio - kl, kl - ratio)
         weight = torch.full_like(margin, section.undesirable_weight)
         weight = weight.masked_fill(liked, section.desirable_weight)
@@ -101,8 +102,8 @@ class KTO(Responded):
             values[f"n_{label}"] = of_label.to(margin.dtype)
             values[f"reward_{label}"] = (section.beta * ratio).where(of_label, 0)
             values[f"logp_{label}"] = logp.where(of_label, 0)
-        sums = {name: one.where(_there(batch), 0).sum() for name, one in values.items()}
-        return {name: one.detach() for name, one in sums.items()}, sums["loss"]
+        sums = {name: value.where(_there(batch), 0).sum() for name, value in values.items()}
+        return {name: value.detach() for name, value in sums.items()}, sums["loss"]
 
 
 def _of_side(batch: Batch, side: int) -> Batch:
@@ -110,5 +111,5 @@ def _of_side(batch: Batch, side: int) -> Batch:
 
 
 def _there(batch: Batch) -> Tensor:
-    """Which rows have a response: none of a sample that only fills up a batch has, bool [rows]."""
+    """Mark rows with a response, bool [rows]; rows that only fill up a batch have none."""
     return (batch["targets"] != IGNORE_INDEX).any(1)

@@ -17,9 +17,9 @@ from forge.objectives.chunked_cross_entropy import add_product
 def log_probs(hidden: Tensor, head: Head, targets: Tensor, *, chunk_size: int = 0) -> Tensor:
     """The log-probability of each target, 0 where masked: [...], in fp32 (fp64 of fp64 inputs).
 
-    hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens whose logits are
-    there at a time, in the backward pass again; 0 = `auto_chunk_size`. With a head spread over
-    ranks three numbers of each token are exchanged, and the gradient of hidden is this rank's
+    hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens with logits in
+    memory at a time, computed again in the backward pass; 0 = `auto_chunk_size`. With a head spread
+    over ranks three numbers of each token are exchanged, and the gradient of hidden is this rank's
     summand, as of `chunked_cross_entropy`.
     """
     rows, dim = head.weight.shape
@@ -35,20 +35,20 @@ class _LogProbs(torch.autograd.Function):
     ) -> Tensor:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         matrix = weight.to(hidden.dtype)
-        found = hidden.new_empty(len(targets), dtype=dtype)
-        log_partitions = torch.empty_like(found)
+        logps = hidden.new_empty(len(targets), dtype=dtype)
+        log_partitions = torch.empty_like(logps)
         for start in range(0, len(targets), size):
             rows = slice(start, start + size)
             logits = head.shaped((hidden[rows] @ matrix.T).to(dtype))
-            labels, here = _labels(targets[rows], head, len(matrix))
-            wanted = head.total(logits.gather(1, labels).where(here, 0)).squeeze(1)
+            labels, is_local = _labels(targets[rows], head, len(matrix))
+            target_logits = head.total(logits.gather(1, labels).where(is_local, 0)).squeeze(1)
             peaks = head.largest(logits.amax(1, keepdim=True))
             partition = head.total(logits.sub_(peaks).exp_().sum(1))
             log_partitions[rows] = partition.log() + peaks.squeeze(1)
-            found[rows] = wanted - log_partitions[rows]
+            logps[rows] = target_logits - log_partitions[rows]
         ctx.head, ctx.size = head, size
         ctx.save_for_backward(hidden, weight, targets, log_partitions)
-        return found.masked_fill_(targets == IGNORE_INDEX, 0)
+        return logps.masked_fill_(targets == IGNORE_INDEX, 0)
 
     @staticmethod
     @once_differentiable
@@ -57,22 +57,22 @@ class _LogProbs(torch.autograd.Function):
         want_hidden, want_weight = ctx.needs_input_grad[:2]
         dtype, head = log_partitions.dtype, ctx.head
         # In fp16 gradients would underflow: the loss is divided by the pairs of the step.
-        kept = dtype if hidden.dtype == torch.float16 else hidden.dtype
+        grad_dtype = dtype if hidden.dtype == torch.float16 else hidden.dtype
         matrix, factors = weight.to(hidden.dtype), grads.masked_fill(targets == IGNORE_INDEX, 0)
-        grad_hidden = torch.empty_like(hidden, dtype=kept) if want_hidden else None
+        grad_hidden = torch.empty_like(hidden, dtype=grad_dtype) if want_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=dtype) if want_weight else None
         for start in range(0, len(targets), ctx.size):
             rows = slice(start, start + ctx.size)
             logits = head.shaped((hidden[rows] @ matrix.T).to(dtype))
             slope = head.slope(logits)
-            labels, here = _labels(targets[rows], head, len(matrix))
-            own = factors[rows].unsqueeze(1)
-            grad = logits.sub_(log_partitions[rows].unsqueeze(1)).exp_().mul_(-own)
-            grad = grad.scatter_add_(1, labels, own.where(here, 0)).mul_(slope).to(kept)
+            labels, is_local = _labels(targets[rows], head, len(matrix))
+            scale = factors[rows].unsqueeze(1)
+            grad = logits.sub_(log_partitions[rows].unsqueeze(1)).exp_().mul_(-scale)
+            grad = grad.scatter_add_(1, labels, scale.where(is_local, 0)).mul_(slope).to(grad_dtype)
             if grad_hidden is not None:
-                grad_hidden[rows] = grad @ matrix.to(kept)
+                grad_hidden[rows] = grad @ matrix.to(grad_dtype)
             if grad_weight is not None:
-                add_product(grad_weight, grad.T, hidden[rows].to(kept))
+                add_product(grad_weight, grad.T, hidden[rows].to(grad_dtype))
         if grad_hidden is not None:
             grad_hidden = grad_hidden.to(hidden.dtype)
         if grad_weight is not None:
@@ -81,7 +81,9 @@ class _LogProbs(torch.autograd.Function):
 
 
 def _labels(targets: Tensor, head: Head, rows: int) -> tuple[Tensor, Tensor]:
-    """[tokens, 1] each: the row of each target on this rank, 0 where it is none; and whether."""
+    """The row of each target in this rank's weight, 0 for a target of another rank, and whether the
+    target is of this rank: [tokens, 1] each.
+    """
     labels = targets - head.first
-    here = (targets != IGNORE_INDEX) & (labels >= 0) & (labels < rows)
-    return labels.where(here, 0).unsqueeze(1), here.unsqueeze(1)
+    is_local = (targets != IGNORE_INDEX) & (labels >= 0) & (labels < rows)
+    return labels.where(is_local, 0).unsqueeze(1), is_local.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""What an objective returns: sums over target tokens, never means."""
+"""The result of an objective: sums over target tokens, never means."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 @dataclass(kw_only=True)
 class Losses:
-    """Sums of one micro-batch; the caller divides them by the global number of target tokens.
+    """Sums of a micro-batch; the caller divides by the global number of target tokens.
 
-    total: scalar with a graph, what is minimised. sums: detached scalars by name, to be reported.
+    total: scalar with a graph, to be minimised. sums: detached scalars by name, to be reported.
     """
 
     total: Tensor

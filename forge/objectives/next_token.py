@@ -1,4 +1,4 @@
-"""Base of objectives on running text: each token is the target of those before it."""
+"""Base of objectives on running text: each token is the target of the tokens before."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ LOGITS_AT_ONCE = 1 << 24
 
 
 class NextToken(Objective):
-    """Batches of `tokens` and `targets`, int64 [batch, seq]: targets[b, t] is the token after
-    tokens[b, t], or IGNORE_INDEX where it does not count.
+    """Base of objectives on batches of `tokens` and `targets`, int64 [batch, seq]: targets[b, t] is
+    the token after tokens[b, t], or IGNORE_INDEX for a token that does not count.
 
-    Where documents are to be kept apart there are `documents` too, int32 [batch, seq], their
-    numbers within the row, and what follows an end of text does not count. Of a mixture there are
-    `sources`, [batch, sources], 1 where the row is of the source and 0 elsewhere.
+    To keep documents apart a batch has `documents` too, int32 [batch, seq], document numbers within
+    the row, and the token after an end of text does not count. A batch of a mixture has `sources`,
+    [batch, sources], 1 where the row is of the source and 0 elsewhere.
     """
 
     sums = ("nats", "targets", "correct", "byte_nats", "bytes")
 
     def collate(self, samples: Samples) -> Batch:
-        """A row for each sample; behind its end are tokens 0 without targets."""
+        """Make a row for each sample, filled up with tokens 0 without targets."""
         tokens = np.zeros((len(samples), samples.width), dtype=np.int64)
         targets = np.full_like(tokens, IGNORE_INDEX)
         ends = np.full(tokens.shape, samples.end_of_text == 0)
@@ -59,29 +59,29 @@ class NextToken(Objective):
         return sum(_targets(sample, samples.end_of_text) for sample in samples)
 
     def evaluate(self, model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
-        """nats: of cross-entropy. correct: targets that were the likeliest token. byte_nats, bytes:
-        of the targets that stand for text. Some rows of logits at a time.
+        """Sum over targets, a few rows of logits at a time. nats: of cross-entropy. correct: number
+        of targets equal to the likeliest token. byte_nats, bytes: of the targets with text.
         """
         hidden, head = read(model, batch).flatten(0, 1), head_of(model)
         sizes_of = self.token_bytes.to(hidden.device)
         rows = max(LOGITS_AT_ONCE // head.vocab_size, 1)
         wide = widest(hidden.device)
         sums = torch.zeros(5, dtype=wide, device=hidden.device)
-        for states, wanted in zip(
+        for states, targets in zip(
             hidden.split(rows), batch["targets"].flatten().split(rows), strict=True
         ):
-            logits, kept = head.logits(states).float(), wanted != IGNORE_INDEX
-            nats = F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="none")
+            logits, counted = head.logits(states).float(), targets != IGNORE_INDEX
+            nats = F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="none")
             nats = nats.to(wide)
-            sizes = torch.where(kept, sizes_of[wanted.clamp(min=0)], 0).to(wide)
-            values = (nats, kept, logits.argmax(-1) == wanted, nats * (sizes > 0), sizes)
+            sizes = torch.where(counted, sizes_of[targets.clamp(min=0)], 0).to(wide)
+            values = (nats, counted, logits.argmax(-1) == targets, nats * (sizes > 0), sizes)
             sums += torch.stack([value.to(wide).sum() for value in values])
         return dict(zip(NextToken.sums, sums, strict=True))
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """loss: mean cross-entropy in nats. perplexity: its exponential. token_accuracy: share of
-        targets that were the likeliest token. bits_per_byte: nats of the targets that stand for
-        text / (ln 2 * their bytes), which compares across tokenizers.
+        """Metrics of the sums. loss: mean cross-entropy in nats. perplexity: exp(loss).
+        token_accuracy: share of targets equal to the likeliest token. bits_per_byte: nats of the
+        targets with text / (ln 2 * their bytes), comparable across tokenizers.
         """
         loss = totals["nats"] / max(totals["targets"], 1)
         return {
@@ -93,39 +93,39 @@ class NextToken(Objective):
 
     @cached_property
     def token_bytes(self) -> Tensor:
-        """Bytes of text that each token stands for, int64 [ids of the tokenizer]."""
+        """Bytes of text of each token, int64 [ids of the tokenizer]."""
         assert self.tokenizer is not None
         return torch.as_tensor(self.tokenizer.token_bytes(), dtype=torch.int64)
 
 
 def of_sources(batch: Batch, ce: Tensor) -> dict[str, Tensor]:
-    """Cross-entropy and number of targets of each source of a mixture, as `ce/i` and `targets/i`,
-    from the cross-entropy of each target, [batch * seq].
+    """Sum cross-entropy and targets of each source of a mixture, as `ce/i` and `targets/i`, from
+    the cross-entropy of each target, [batch * seq].
     """
     sources = batch["sources"].to(ce.dtype)
     counted = batch.get("weights", batch["targets"] != IGNORE_INDEX)
     of_rows = torch.stack([ce.view_as(counted).sum(1), counted.sum(1).to(ce.dtype)])
-    found = (of_rows @ sources).unbind(1)
+    sums = (of_rows @ sources).unbind(1)
     return {
         f"{name}/{source}": value
-        for source, values in enumerate(found)
+        for source, values in enumerate(sums)
         for name, value in zip(("ce", "targets"), values, strict=True)
     }
 
 
 def _targets(sample: Sample, end_of_text: int | None) -> int:
-    """How many of a sample's targets count."""
+    """Number of a sample's targets that count."""
     return int(kept_of(sample, end_of_text)[0].sum())
 
 
 def kept_of(sample: Sample, end_of_text: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Of a sample's tokens but the last, whether their targets count, and which document of the row
-    they are of, as `collate` has it.
+    """For a sample's tokens but the last, whether the target counts, and the document's number in
+    the row, as in `collate`.
     """
     window, counted = sample.tokens, sample.counted
-    kept, ends = np.ones(len(window) - 1, dtype=bool), np.zeros(len(window) - 1, dtype=bool)
+    is_target, ends = np.ones(len(window) - 1, dtype=bool), np.zeros(len(window) - 1, dtype=bool)
     if counted is not None:
-        kept &= counted[1:] != 0
+        is_target &= counted[1:] != 0
     if end_of_text is not None:
         ends = sample.ends(window, end_of_text)[:-1]
-    return kept & ~ends, ends.cumsum() - ends
+    return is_target & ~ends, ends.cumsum() - ends

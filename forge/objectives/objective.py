@@ -1,11 +1,11 @@
-"""What an objective is: how batches are made, what is minimised, what an evaluation reports."""
+"""The contract of an objective: batches, the loss to minimise, the report of an evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -18,22 +18,30 @@ from forge.models.contract import LanguageModel, beside_tokens
 from forge.objectives.losses import Losses
 
 Reads = Callable[[Batch], LanguageModel | None]
-"""The model that has read a batch's `tokens`, or does so when it is asked; None on ranks of a
-pipeline without the loss.
+"""A model that has read a batch's `tokens`, or reads on demand; None on ranks of a pipeline without
+the loss.
 """
 
 
-class Objective:
-    """Base of every objective; built from its section with the run's tokenizer, and with the frozen
-    models that `section.frozen_models()` names, in eval mode and laid out as the trained one.
+class LookedAhead(NamedTuple):
+    """Batches prepared for the loss. n_targets: targets of the step over all ranks, where the
+    preparation changed the number, as rollouts do; None = the number counted by the loader.
+    """
 
-    along_sequence: the fields of a batch that are [batch, seq, ...]; with context parallelism each
-    rank has its part of these, and the whole of all others. sums, maxima: names of what `evaluate`
-    gives, by how it adds up over batches and ranks. compile_backend: of torch.compile, for what of
-    the loss it pays; null = nothing is compiled. without_adapter: a model is inside of it what it
-    was without its adapter. looks_ahead: whether `looked_ahead` does anything. counts: of sums that
-    are no means over targets, by name, the sum that they are divided by. In a loader process there
-    are no models.
+    batches: list[Batch]
+    n_targets: int | None = None
+
+
+class Objective:
+    """Base of every objective; built from a section with the run's tokenizer, and with the frozen
+    models named by `section.frozen_models()`, in eval mode and laid out as the trained model.
+
+    along_sequence: the fields of a batch of shape [batch, seq, ...]; with context parallelism each
+    rank has a part of these fields, and the whole of all others. sums, maxima: names of the results
+    of `evaluate`, by their reduction over batches and ranks. compile_backend: of torch.compile, for
+    the parts of the loss worth compiling; null = nothing is compiled. without_adapter: context of a
+    model without its adapter. looks_ahead: whether `looked_ahead` does anything. counts: for sums
+    that are no means over targets, by name, the sum to divide by. A loader process has no models.
     """
 
     along_sequence: tuple[str, ...] = ("tokens", "targets")
@@ -59,47 +67,47 @@ class Objective:
 
     @property
     def learnt(self) -> float:
-        """Share of the rows of a batch that are learnt from."""
+        """Share of a batch's rows used for learning."""
         return self.section.rows / (self.section.rows + self.section.rows_ahead)
 
     def collate(self, samples: Samples) -> Batch:
-        """Fields [batch, ...], as many rows for each sample, with `tokens`, int64 [batch,
-        samples.width]; the same from the same samples, in whatever process.
+        """Make the fields [batch, ...], equally many rows for each sample, with `tokens`, int64
+        [batch, samples.width]; equal samples give equal batches in every process.
         """
         raise NotImplementedError
 
     def count(self, samples: Samples) -> int:
-        """Targets of these samples, by which the loss of a step is divided. Each rank counts those
-        of all ranks by itself, so an objective that knows it of less than their batch says so.
+        """Number of targets of samples, the divisor of a step's loss. Each rank counts the samples
+        of all ranks by itself, so objectives with a cheaper count than by `collate` override this.
         """
         return int((self.collate(samples)["targets"] != IGNORE_INDEX).sum())
 
     def looked_ahead(
         self, batches: Sequence[Batch], read: Reads, total: Callable[[Tensor], Tensor]
-    ) -> list[Batch]:
-        """The micro-batches of a step, or all batches of an evaluation, as they are learnt from or
-        evaluated then: with what the loss of each has to know of all. All ranks call it, without
-        gradients and in eval mode. total: the sum over ranks with a part of the batch, in place.
+    ) -> LookedAhead:
+        """Prepare the micro-batches of a step, or all batches of an evaluation: add the fields of
+        each batch that depend on all batches. All ranks call the method, without gradients and in
+        eval mode. total: the sum over ranks with a part of the batch, in place.
         """
-        return list(batches)
+        return LookedAhead(list(batches))
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
-        """Sums over the targets of a micro-batch. It may read any tokens with a frozen model, and
-        with `model` the batch's `tokens`, once: with pipeline parallelism they are already read.
+        """Sum the loss over the targets of a micro-batch. A frozen model may read any tokens;
+        `model` reads only the batch's `tokens`, once: a pipeline has already read the tokens.
         """
         raise NotImplementedError
 
     def evaluate(self, model: LanguageModel, batch: Batch) -> dict[str, Tensor]:
-        """The scalars that `sums` and `maxima` name, of one batch; without gradients."""
+        """The scalars named by `sums` and `maxima`, of a batch; without gradients."""
         raise NotImplementedError
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
-        """The metrics that the section names, from the totals of what `evaluate` has given."""
+        """The metrics named by the section, from the totals of the results of `evaluate`."""
         raise NotImplementedError
 
 
 def read(model: LanguageModel, batch: Batch) -> Tensor:
-    """What the output head reads of a batch's `tokens`, [batch, seq, dim], with all else that a
-    model is given of a batch that has it, see `forge.models.contract.BESIDE_TOKENS`.
+    """Hidden states of a batch's `tokens` for the output head, [batch, seq, dim]; the model is also
+    given the batch's fields of `forge.models.contract.BESIDE_TOKENS`.
     """
     return model.hidden(batch["tokens"], **beside_tokens(batch))

@@ -13,8 +13,8 @@ from forge.objectives.preference import Both, Compared, Preference, preferred
 
 
 class ORPO(Preference):
-    """-log p_chosen + lambda * -log sigmoid(log odds_chosen - log odds_rejected), odds = p / (1 -
-    p), log p the mean over a response's tokens (arXiv:2403.07691, equations 3 to 7).
+    """ORPO: -log p_chosen + lambda * -log sigmoid(log odds_chosen - log odds_rejected), odds = p /
+    (1 - p), log p the mean over a response's tokens (arXiv:2403.07691, equations 3 to 7).
     """
 
     section: ORPOConfig
@@ -32,10 +32,10 @@ class ORPO(Preference):
 
 def log1mexp(logp: Tensor) -> Tensor:
     """log(1 - exp(logp)) of logp <= 0 without loss of digits (Maechler, Accurately Computing
-    log(1 - exp(-|a|)), 2012); that of a certain response is taken for the next number below 0.
+    log(1 - exp(-|a|)), 2012); logp of a certain response counts as the next number below 0.
     """
     logp = logp.clamp(max=-torch.finfo(logp.dtype).eps)
     near = logp > -math.log(2)
-    # each branch gets numbers that it is finite for, else a gradient of the other would be nan
+    # Each branch gets numbers with finite results, else NaN would reach the other's gradient.
     small = torch.log(-torch.expm1(logp.where(near, -1.0)))
     return small.where(near, torch.log1p(-torch.exp(logp.where(~near, -1.0))))

@@ -1,4 +1,4 @@
-"""Base of objectives that compare a response that is preferred with one that is not."""
+"""Base of objectives that compare a preferred response with a rejected response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from forge.objectives.responses import Responded, each_response
 
 
 class Responses(NamedTuple):
-    """Of responses, [pairs] each: the log-probability of all of their tokens, and their number."""
+    """Responses, [pairs] each: log-probability of all of a response's tokens, and their number."""
 
     logp: Tensor
     tokens: Tensor
@@ -29,15 +29,15 @@ class Responses(NamedTuple):
 
 
 class Both(NamedTuple):
-    """Of the two responses of each pair."""
+    """The two responses of each pair."""
 
     chosen: Responses
     rejected: Responses
 
 
 class Compared(NamedTuple):
-    """Of each pair, [pairs]: the loss, with a graph; the rewards of both responses; and what else
-    is reported, by name.
+    """The comparison of each pair, [pairs]: the loss, with a graph; the rewards of both responses;
+    and further values to report, by name.
     """
 
     loss: Tensor
@@ -46,8 +46,8 @@ class Compared(NamedTuple):
 
 
 class Preference(Responded):
-    """Batches of 2 * pairs rows: of each pair one with the chosen response, and one with the other.
-    The loss of a step is the mean over its pairs.
+    """Base of objectives on batches of 2 * pairs rows: the chosen, then the rejected response of
+    each pair. The loss of a step is the mean over pairs.
     """
 
     def __init__(self, section: Section, **runtime: Any) -> None:
@@ -55,11 +55,11 @@ class Preference(Responded):
         self.sums = ("pairs", *section.metrics)
 
     def with_reference(self, model: LanguageModel, batch: Batch) -> Batch:
-        """The batch with `reference`, where the objective reads one, and it has none."""
+        """Add `reference` to a batch, for an objective with a reference and a batch without."""
         return batch
 
     def compare(self, both: Both, batch: Batch) -> Compared:
-        """What each pair of a batch gives."""
+        """Compare the pairs of a batch."""
         raise NotImplementedError
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
@@ -74,43 +74,43 @@ class Preference(Responded):
         return {name: totals[name] / max(totals["pairs"], 1) for name in self.section.metrics}
 
     def _compared(self, model: LanguageModel, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """Sums over pairs by name, without a graph; and that of the loss."""
-        batch = self.with_reference(model, batch)  # first, since it leaves nothing for a backward
-        both = responses(model, batch)
-        there = both.chosen.tokens * both.rejected.tokens > 0
-        found = self.compare(both, batch)
-        chosen, rejected = found.rewards
+        """Sums over pairs by name, without a graph; and the summed loss with a graph."""
+        batch = self.with_reference(model, batch)  # first, while no graph is in memory
+        pairs = responses(model, batch)
+        complete = pairs.chosen.tokens * pairs.rejected.tokens > 0
+        compared = self.compare(pairs, batch)
+        chosen, rejected = compared.rewards
         margin = chosen - rejected
         values = {
             "pairs": torch.ones_like(margin),
-            "loss": found.loss,
+            "loss": compared.loss,
             "accuracy": (margin > 0).to(margin.dtype),
             "margin": margin,
             "reward_chosen": chosen,
             "reward_rejected": rejected,
-            "logp_chosen": both.chosen.logp,
-            "logp_rejected": both.rejected.logp,
-            **found.more,
+            "logp_chosen": pairs.chosen.logp,
+            "logp_rejected": pairs.rejected.logp,
+            **compared.more,
         }
-        sums = {name: one.where(there, 0).sum() for name, one in values.items()}
-        return {name: one.detach() for name, one in sums.items()}, sums["loss"]
+        sums = {name: value.where(complete, 0).sum() for name, value in values.items()}
+        return {name: value.detach() for name, value in sums.items()}, sums["loss"]
 
 
 def responses(model: LanguageModel, batch: Batch) -> Both:
-    """The responses of each pair, as a model has them."""
+    """The responses of each pair under a model."""
     tokens = (batch["targets"] != IGNORE_INDEX).sum(1)
     return paired(each_response(model, batch), tokens)
 
 
 def paired(logp: Tensor, tokens: Tensor) -> Both:
-    """logp, tokens: [2 * pairs], of chosen and rejected ones in turn."""
+    """Pair responses. logp, tokens: [2 * pairs], chosen and rejected in turn."""
     chosen, rejected = (Responses(logp[side::2], tokens[side::2]) for side in (0, 1))
     return Both(chosen, rejected)
 
 
 def preferred(margin: Tensor, smoothing: float = 0.0) -> Tensor:
-    """-log of the probability that the first of two is preferred, whose reward is larger by
-    `margin` (Bradley-Terry), where a label is wrong with probability `smoothing`.
+    """-log of the probability that a response with a reward larger by `margin` is preferred
+    (Bradley-Terry), for labels wrong with probability `smoothing`.
     """
     loss = -F.logsigmoid(margin)
     return loss * (1 - smoothing) - F.logsigmoid(-margin) * smoothing if smoothing else loss

@@ -1,4 +1,4 @@
-"""Next-token prediction, and what it has in common with supervised fine-tuning."""
+"""Next-token prediction, and the loss shared with supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from forge.objectives.objective import read
 
 
 class CrossEntropy(NextToken):
-    """Sum over the targets of cross-entropy + z_loss_weight * (log-partition)^2, each times its
-    `weights`, where the batch has such.
+    """Sum over the targets of cross-entropy + z_loss_weight * (log-partition)^2, weighted by the
+    batch's `weights`, if any.
 
     The second term is PaLM's z-loss (arXiv:2204.02311, section 5).
     """
@@ -38,18 +38,18 @@ class CrossEntropy(NextToken):
         if chunked or getattr(model, "loss_parallel", False):
             size = self.section.ce_chunk_size if chunked else targets.numel()
             options |= {"chunk_size": size, "compile_backend": self.compile_backend}
-            found = chunked_cross_entropy(hidden, head, targets, **options)
+            losses = chunked_cross_entropy(hidden, head, targets, **options)
         else:
-            found = cross_entropy(head.logits(hidden), targets, **options)
-        sums = {"ce": found.ce, "z_loss": found.z_loss}
+            losses = cross_entropy(head.logits(hidden), targets, **options)
+        sums = {"ce": losses.ce, "z_loss": losses.z_loss}
         if not self.section.z_loss_weight > 0:
             del sums["z_loss"]
         if self.section.smoothing > 0:
-            sums["uniform_ce"] = found.uniform
+            sums["uniform_ce"] = losses.uniform
         if "sources" in batch:
-            sums |= of_sources(batch, found.each)
-        return Losses(total=found.total, sums=sums)
+            sums |= of_sources(batch, losses.each)
+        return Losses(total=losses.total, sums=sums)
 
 
 class Pretrain(CrossEntropy):
-    """Of running text."""
+    """Cross-entropy of running text."""

@@ -21,11 +21,11 @@ from forge.objectives.objective import Objective, read
 
 
 class Responded(Objective):
-    """Batches of `tokens` and `targets`, int64 [rows, seq]: of a sample all rows of its example,
-    with a target where a response has a token.
+    """Base of objectives on batches of `tokens` and `targets`, int64 [rows, seq]: for a sample all
+    rows of the example, with a target for each token of a response.
 
-    references: of each store of examples, by its fingerprint, the log-probabilities that were
-    computed before; such a batch has `reference`, [rows].
+    references: precomputed log-probabilities of each store of examples, by the store's fingerprint;
+    batches then have `reference`, [rows].
     """
 
     section: Any
@@ -35,53 +35,55 @@ class Responded(Objective):
         self.references: dict[str, References] = {}
 
     def reference(self, model: LanguageModel, batch: Batch) -> Tensor:
-        """What the reference gives each row's response, [rows], without a graph."""
+        """Log-probability of each row's response under the reference, [rows], without a graph."""
         if "reference" in batch:
             return batch["reference"]
         with ExitStack() as inside, torch.no_grad():
-            own: Any = self.models.get("reference", model)
+            reference_model: Any = self.models.get("reference", model)
             if self.section.reference == "adapter":
-                inside.enter_context(self.without_adapter(own))
-                inside.enter_context(evaluating(own))
-            return each_response(own, batch)
+                inside.enter_context(self.without_adapter(reference_model))
+                inside.enter_context(evaluating(reference_model))
+            return each_response(reference_model, batch)
 
     def collate(self, samples: Samples) -> Batch:
-        """All rows of each sample; behind the end of each are tokens 0 without targets."""
+        """Make all rows of each sample, filled up with tokens 0 without targets."""
         rows = self.section.rows + self.section.rows_ahead
         tokens = np.zeros((len(samples) * rows, samples.width), dtype=np.int64)
         targets = np.full_like(tokens, IGNORE_INDEX)
-        known = np.zeros(len(tokens))
+        reference = np.zeros(len(tokens))
         for number, sample in enumerate(samples):
             for row, (window, counted) in enumerate(sample.rows, start=number * rows):
                 assert counted is not None
                 end = len(window) - 1
                 tokens[row, :end], targets[row, :end] = window[:-1], window[1:]
                 targets[row, :end][counted[1:] == 0] = IGNORE_INDEX
-            if found := self.references.get(sample.store.fingerprint if self.references else ""):
-                known[number * rows : (number + 1) * rows] = found.of(sample)
+            if saved := self.references.get(sample.store.fingerprint if self.references else ""):
+                reference[number * rows : (number + 1) * rows] = saved.of(sample)
         batch = {"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}
-        return batch | ({"reference": torch.from_numpy(known)} if self.references else {})
+        return batch | ({"reference": torch.from_numpy(reference)} if self.references else {})
 
     def count(self, samples: Samples) -> int:
-        """Examples."""
+        """Number of examples."""
         return len(samples)
 
 
 class References:
-    """Log-probabilities of a store's examples under the reference. starts: their first tokens,
-    [examples]. values: [examples, rows], NaN of those that are not read.
+    """Log-probabilities of a store's examples under the reference. starts: first token of each
+    example, [examples]. values: [examples, rows], NaN for examples not read.
     """
 
     def __init__(self, starts: np.ndarray, values: np.ndarray) -> None:
         self.starts, self.values = starts, values
 
     def of(self, sample: Sample) -> np.ndarray | float:
-        """Log-probabilities of its rows; 0 of a sample that only fills up a batch."""
+        """Log-probabilities of a sample's rows; 0 for a sample that only fills up a batch."""
         start = sample.pieces[0][0]
-        at = int(np.searchsorted(self.starts, start))
-        there = at < len(self.starts) and self.starts[at] == start
-        assert not there or not np.isnan(self.values[at]).any(), f"no reference of example {at}"
-        return self.values[at] if there else 0.0
+        index = int(np.searchsorted(self.starts, start))
+        exists = index < len(self.starts) and self.starts[index] == start
+        assert not exists or not np.isnan(self.values[index]).any(), (
+            f"no reference of example {index}"
+        )
+        return self.values[index] if exists else 0.0
 
 
 def each_response(model: LanguageModel, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: of examples what the data marks is learnt."""
+"""Supervised fine-tuning on the marked tokens of examples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from forge.objectives.pretrain import CrossEntropy
 
 
 class SFT(CrossEntropy):
-    """Cross-entropy of the marked tokens, of which each counts the same, or each example.
+    """Cross-entropy of the marked tokens, weighted equally by token or by example.
 
-    An example is a document where documents are kept apart, else what a row has. With
-    weighting=example there are `weights`, float32 [batch, seq], 1 / targets of the example; what
-    the loss of a step is divided by is then the number of examples. With NEFTune there is `jitter`,
-    float32 [batch, seq], alpha / sqrt(tokens of the example).
+    An example is a document where documents are kept apart, else a row. With weighting=example a
+    batch has `weights`, float32 [batch, seq], 1 / targets of the example, and the loss of a step is
+    divided by the number of examples. With NEFTune a batch has `jitter`, float32 [batch, seq],
+    alpha / sqrt(tokens of the example).
     """
 
     section: SFTConfig
@@ -36,11 +36,11 @@ class SFT(CrossEntropy):
         jitter = np.zeros_like(weights)
         for row, sample in enumerate(samples):
             end = sum(stop - start for start, stop in sample.pieces) - 1
-            each, counted = numbers[row, :end], targets[row, :end] != IGNORE_INDEX
+            row_numbers, counted = numbers[row, :end], targets[row, :end] != IGNORE_INDEX
             if end and alpha:
-                jitter[row, :end] = alpha * np.bincount(each)[each] ** -0.5
+                jitter[row, :end] = alpha * np.bincount(row_numbers)[row_numbers] ** -0.5
             if end and by_example:
-                shared = np.bincount(each, counted)[each]
+                shared = np.bincount(row_numbers, counted)[row_numbers]
                 weights[row, :end] = counted / np.maximum(shared, 1)
         if alpha:
             batch["jitter"] = torch.from_numpy(jitter)
@@ -51,5 +51,5 @@ class SFT(CrossEntropy):
     def count(self, samples: Samples) -> int:
         if self.section.weighting == "token":
             return super().count(samples)
-        found = (kept_of(sample, samples.end_of_text) for sample in samples)
-        return sum(len(np.unique(numbers[kept])) for kept, numbers in found)
+        per_sample = (kept_of(sample, samples.end_of_text) for sample in samples)
+        return sum(len(np.unique(numbers[is_target])) for is_target, numbers in per_sample)

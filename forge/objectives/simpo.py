@@ -8,7 +8,7 @@ from forge.objectives.preference import Both, Compared, Preference, preferred
 
 
 class SimPO(Preference):
-    """-log sigmoid(r_chosen - r_rejected - gamma), r = beta * the mean log-probability of a
+    """SimPO: -log sigmoid(r_chosen - r_rejected - gamma), r = beta * the mean log-probability of a
     response's tokens (arXiv:2405.14734, equation 6).
     """
 

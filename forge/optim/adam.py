@@ -1,4 +1,4 @@
-"""Adam with decoupled weight decay: torch's AdamW, and the variants that it does not have."""
+"""Adam with decoupled weight decay: torch's AdamW, and variants missing from torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from forge.tensors.local import local
 from forge.tensors.masters import master
 
 HALF = {"bf16": torch.bfloat16}
-"""Formats of moments other than that of the update."""
+"""Formats of moments, besides the format of the update."""
 
 
 class AdamUpdates(Elementwise):
-    """What Adam is in all formats of weights and moments: one update, `forge.optim.adam_update`.
+    """Base of Adam in all formats of weights and moments, by the update `forge.optim.adam_update`.
 
     m <- beta1 * m + (1 - beta1) * g;  v <- beta2 * v + (1 - beta2) * g**2
     w <- w - lr * (m / c1 / (sqrt(v / c2 + eps_root) + eps) + weight_decay * w)
@@ -32,7 +32,7 @@ class AdamUpdates(Elementwise):
     options = ("betas", "eps")
 
     def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, bool]:
-        """Both, as they are read and written, and whether they are quantized."""
+        """Both moments, for reading and writing, and whether the moments are quantized."""
         state = self.state[parameter]
         return local(state["exp_avg"]), local(state["exp_avg_sq"]), False
 
@@ -46,7 +46,7 @@ class AdamUpdates(Elementwise):
             count, weight = local(self.state[parameter]["step"]), local(master(parameter))
             count.add_(1.0 if found_inf is None else 1 - found_inf)
             if not weight.numel():
-                continue  # a rank without a row of it
+                continue  # a rank without a row of the parameter
             first, second, quantized = self.moments(parameter)
             has_master = master(parameter) is not parameter
             update(
@@ -66,9 +66,9 @@ class AdamUpdates(Elementwise):
 
 
 class Adam(AdamUpdates):
-    """AdamW (arXiv:1711.05101) with eps_root, as optax has it, moments in 16 bits, and cautious
-    decay. mu_dtype, nu_dtype: what m and v are kept in, of whose values before rounding the update
-    is made; fp32 stands for the format of the update.
+    """AdamW (arXiv:1711.05101) with eps_root, as in optax, moments in 16 bits, and cautious decay.
+    mu_dtype, nu_dtype: storage formats of m and v; the update uses m and v before rounding; fp32
+    stands for the format of the update.
     """
 
     options = ("betas", "eps", "eps_root", "cautious")
@@ -80,27 +80,27 @@ class Adam(AdamUpdates):
         self.formats = {key: HALF.get(name) for key, name in formats.items()}
 
     def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-        kept = {key: zeros_of(parameter, to) for key, to in self.formats.items()}
-        return {"step": count_of(parameter), **kept}
+        moments = {key: zeros_of(parameter, to) for key, to in self.formats.items()}
+        return {"step": count_of(parameter), **moments}
 
     def numbers(self, group: dict[str, Any]) -> Options:
-        more = {"eps_root": group["eps_root"], "corrected": self.corrected}
-        return super().numbers(group)._replace(**more)
+        extra_options = {"eps_root": group["eps_root"], "corrected": self.corrected}
+        return super().numbers(group)._replace(**extra_options)
 
     def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        kept = super().loaded(parameter, found)
-        for key, to in self.formats.items():  # which may be others than they were
-            kept[key] = kept[key].to(to or wide_dtype(parameter))
-        return kept
+        state = super().loaded(parameter, found)
+        for key, to in self.formats.items():  # the checkpoint's formats may differ
+            state[key] = state[key].to(to or wide_dtype(parameter))
+        return state
 
 
 class AdamPax(Adam):
-    """The Adam of Pax and MaxText: moments are means from the first update on, since their decay
-    rates are corrected (Adafactor, arXiv:1804.04235, section 7.1):
+    """The Adam of Pax and MaxText: moments are means from the first update on, by corrected decay
+    rates (Adafactor, arXiv:1804.04235, section 7.1):
 
     m <- b1 * m + (1 - b1) * g with b1 = beta1 * (1 - beta1**(t - 1)) / (1 - beta1**t)
 
-    and the same of v. In exact numbers its updates are those of Adam.
+    and likewise v. In exact numbers the updates equal Adam's.
     """
 
     corrected = True
@@ -113,10 +113,10 @@ FUSED_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def adamw(params: list[dict[str, Any]], section: AdamWSection) -> torch.optim.Optimizer:
-    """torch's AdamW (arXiv:1711.05101), or our own with what it lacks.
+    """Make torch's AdamW (arXiv:1711.05101), or forge's own for options missing from torch.
 
-    It is fused where `section.fused` asks for it and every parameter's device has the kernel;
-    else as torch chooses. Of weights in 16 bits torch would compute the update in 16 bits.
+    Fused where `section.fused` is set and every parameter's device has the kernel; else torch
+    chooses. For weights in 16 bits torch would compute the update in 16 bits.
     """
     if not section.is_torchs or in_16_bits(params[0]["params"][0]):
         return Adam(params, section)

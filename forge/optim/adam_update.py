@@ -1,4 +1,4 @@
-"""The update of AdamW, of one parameter in whatever formats: one function, compiled on CUDA."""
+"""The update of AdamW for a parameter in any formats: a single function, compiled on CUDA."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from forge.optim.rounding import Noise, stochastic
 
 
 class Options(NamedTuple):
-    """What is the same in all updates, and compiled in.
+    """Options equal in all updates, and compiled in.
 
-    corrected: decay rates are, as in Pax. quantized: the moments are of classes of torchao.
+    corrected: whether decay rates are corrected, as in Pax. quantized: whether the moments are of
+    torchao's classes.
     """
 
     betas: tuple[float, float]
@@ -27,11 +28,11 @@ class Options(NamedTuple):
 
 
 def update(options: Options, weight: Tensor, *others: Any, rate: float, decay: float) -> None:
-    """One update in place, see `_update`; by one kernel that reads and writes each value once."""
+    """Update in place, see `_update`; on CUDA a single kernel reads and writes each value once."""
     if not weight.is_cuda:
         act: Any = _update
         return act(options, weight, *others, rate, decay)
-    # Numbers that change from update to update are tensors, or it would be compiled for each.
+    # Numbers that change from update to update are tensors, to avoid a compilation for each value.
     numbers = [torch.tensor(number, dtype=torch.float32) for number in (rate, decay)]
     with torch._dynamo.utils.disable_cache_limit():
         return _compiled()(options, weight, *others, *numbers)
@@ -58,12 +59,12 @@ def _update(
 ) -> None:
     """Compute in fp32 or wider, and write each value in its own format.
 
-    weight: what is trained. rounded: the 16 bits of it that the model has, if they are apart.
-    first, second: the moments. count: of updates, this one too. factor: of the gradient. found_inf:
-    1 = leave all as it is. noise: to round `weight` by, where that is in 16 bits.
+    weight: the trained values. rounded: the model's separate copy in 16 bits, if any. first,
+    second: the moments. count: of updates, including the present. factor: of the gradient.
+    found_inf: 1 = change nothing. noise: for the rounding of `weight` in 16 bits.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
-    (beta1, beta2), before = options.betas, weight.to(wide)
+    (beta1, beta2), old_w = options.betas, weight.to(wide)
     g = gradient.to(wide)
     if options.quantized:
         old_m, old_v = first.dequantize(), second.dequantize()
@@ -80,12 +81,13 @@ def _update(
         m, v = old_m.lerp(g, 1 - beta1), old_v.lerp(g * g, 1 - beta2)
         mean, square = m / c1, v / c2
     step = mean / ((square + options.eps_root if options.eps_root else square).sqrt() + options.eps)
-    decayed = torch.where(before * step >= 0, before, 0.0) if options.cautious else before
-    w = before - rate * (step + decay * decayed)
+    decayed = torch.where(old_w * step >= 0, old_w, 0.0) if options.cautious else old_w
+    w = old_w - rate * (step + decay * decayed)
     if found_inf is not None:
+        # By selection, not by a factor of 0: a gradient with NaN would spread.
         bad = found_inf.bool()
         w, m, v = (
-            torch.where(bad, before, w),
+            torch.where(bad, old_w, w),
             torch.where(bad, old_m, m),
             torch.where(bad, old_v, v),
         )

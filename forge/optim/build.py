@@ -1,4 +1,4 @@
-"""The optimizer of a run: one for each group of parameters, as one."""
+"""The optimizer of a run: an optimizer for each group of parameters, joined."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from forge.optim.rounding import Rounding
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """What updates the trained parameters of `model`, or of the stages of it that are here.
+    """Build the optimizer of the trained parameters of `model`, or of this rank's stages.
 
-    Raises ConfigError where nothing is trained, or an optimizer cannot update what it is given.
+    Raises ConfigError where nothing is trained, or an optimizer cannot update a given parameter.
     """
     roles = roles_of(model, config)
-    here = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    member = members(config, ((name, roles[name]) for name, _ in here))
-    made, trust, adapter = [], config.run.trust, config.adapter
+    trained_parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    member = members(config, ((name, roles[name]) for name, _ in trained_parameters))
+    optimizers, trust, adapter = [], config.run.trust, config.adapter
     for group in groups(config).values():
-        mine = [(name, roles[name], p) for name, p in here if member[name] == group.name]
+        mine = [
+            (name, roles[name], p) for name, p in trained_parameters if member[name] == group.name
+        ]
         if not mine:
             continue
         key = f"optimizer.groups.{group.name}" if group.name != OWN else "optimizer"
@@ -45,25 +47,27 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
             ratio=adapter.lora_plus_ratio if isinstance(adapter, LoRA) else 1.0,
         )
         offered = {"model": model} | steps_of(config)
-        one = build(group.section, path="optimizer", trust=trust, offered=offered, params=params)
-        _check_step(one, group)
+        group_optimizer = build(
+            group.section, path="optimizer", trust=trust, offered=offered, params=params
+        )
+        _check_step(group_optimizer, group)
         if config.precision.weights_in_16_bits:
-            one.rounding = Rounding(
+            group_optimizer.rounding = Rounding(
                 names={p: name for name, _, p in mine},
                 stochastic=config.precision.stochastic_rounding,
                 seed=config.seed,
             )
-        made.append(one)
-    if not made:
-        what = "no parameter of the model is trained."
-        raise ConfigError([Problem("optimizer", what, "freeze less", rule="optimizer.nothing")])
-    optimizer = made[0] if len(made) == 1 else Together(made)
+        optimizers.append(group_optimizer)
+    if not optimizers:
+        message = "no parameter of the model is trained."
+        raise ConfigError([Problem("optimizer", message, "freeze less", rule="optimizer.nothing")])
+    optimizer = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
     return Offloaded(optimizer) if config.parallel.offload_optimizer else optimizer
 
 
 def rates(config: Config, schedule: Schedule) -> dict[str, Schedule]:
-    """The learning rate of each group by its name, at an update by its number from 0. schedule:
-    factor of those without one of their own.
+    """The learning rate of each group by name, a function of the update's number from 0. schedule:
+    factor of the groups without a schedule of their own.
     """
 
     def of(group: Group) -> Schedule:
@@ -74,21 +78,21 @@ def rates(config: Config, schedule: Schedule) -> dict[str, Schedule]:
 
 
 def _own_schedule(config: Config, group: Group) -> Schedule | None:
-    """Factor of the learning rate of a group, if it is not that of the run."""
+    """The group's own factor of the learning rate; None = the factor of the run."""
     if SCHEDULER not in config.optimizer.groups.get(group.name, {}):
         return None
     return scaled(build_schedule(group.scheduler, config), config.data)
 
 
 def _check_step(optimizer: Any, group: Group) -> None:
-    """Raises ConfigError for what is no optimizer, or one that computes gradients by itself."""
-    key, what = f"optimizer._target_={group.section._target_}", ""
+    """Raises ConfigError for an object that is no optimizer, or computes gradients by itself."""
+    key, message = f"optimizer._target_={group.section._target_}", ""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        what = f"it gives a {type(optimizer).__name__}, which is no torch.optim.Optimizer."
+        message = f"it gives a {type(optimizer).__name__}, which is no torch.optim.Optimizer."
     elif _needs_closure(optimizer):
-        what = "its step computes the loss again, by a closure, and forge gives it gradients."
-    if what:
-        raise ConfigError([Problem(key, what, "another optimizer", rule="target")])
+        message = "its step computes the loss again, by a closure, and forge gives it gradients."
+    if message:
+        raise ConfigError([Problem(key, message, "another optimizer", rule="target")])
 
 
 def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
@@ -97,9 +101,11 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _check_roles(group: Group, key: str, roles: list[str]) -> None:
-    """What the rule optimizer.takes says of models whose parameters are known only now."""
-    left = [role for role in dict.fromkeys(roles) if role not in group.section.takes]
-    if group.section.takes and left:
-        what = f"{group.kind} updates {' and '.join(group.section.takes)} only, and is given"
-        fix = f"'+optimizer.groups.others={{{KIND}: adamw, {ROLES}: [{', '.join(left)}]}}'"
-        raise ConfigError([Problem(key, f"{what} {', '.join(left)}.", fix, rule="optimizer.takes")])
+    """Apply the rule optimizer.takes to models with parameters known only when built."""
+    unsupported = [role for role in dict.fromkeys(roles) if role not in group.section.takes]
+    if group.section.takes and unsupported:
+        message = f"{group.kind} updates {' and '.join(group.section.takes)} only, and is given"
+        hint = f"'+optimizer.groups.others={{{KIND}: adamw, {ROLES}: [{', '.join(unsupported)}]}}'"
+        raise ConfigError(
+            [Problem(key, f"{message} {', '.join(unsupported)}.", hint, rule="optimizer.takes")]
+        )

@@ -1,4 +1,4 @@
-"""Several optimizers, each of its own parameters, as one."""
+"""Several optimizers, with separate parameters, joined into a single optimizer."""
 
 from __future__ import annotations
 
@@ -13,79 +13,84 @@ from forge.optim.train_eval_modes import Modes
 
 
 class Together(torch.optim.Optimizer):
-    """Updates by all of `optimizers`, in their order. Its groups and its state are theirs: the
-    same objects.
+    """An optimizer of several `optimizers`, updating in order. Groups and state are the objects of
+    the members.
 
-    Its modes are those of each that has them (`forge.optim.train_eval_modes`). As a fused one it
-    leaves every value as it is where the attribute `found_inf` is a tensor of 1, if all can.
+    The modes of members with modes (`forge.optim.train_eval_modes`) are switched together. Like
+    fused optimizers leaves every value unchanged where the attribute `found_inf` is a tensor of 1,
+    if all members can.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = list(optimizers)
-        groups = [group for each in self.optimizers for group in each.param_groups]
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         super().__init__([{"params": group["params"]} for group in groups], {})
-        self.param_groups = groups
+        self.param_groups = groups  # in place of torch's new dicts
         self._share()
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        return all(getattr(one, "_step_supports_amp_scaling", False) for one in self.optimizers)
+        return all(
+            getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in self.optimizers
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One update of all parameters that have a gradient."""
+        """Update all parameters with a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         flags = {name: getattr(self, name) for name in FLAGS if hasattr(self, name)}
-        for one in self.optimizers:
-            with told(one, flags):
-                one.step()
+        for optimizer in self.optimizers:
+            with told(optimizer, flags):
+                optimizer.step()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Each reads its own part, which it may keep in formats of its own."""
+        """Let each optimizer read its own part, possibly in formats of its own."""
         groups, state, start = state_dict["param_groups"], state_dict["state"], 0
-        for one in self.optimizers:
-            own = groups[start : start + len(one.param_groups)]
-            numbers = {number for group in own for number in group["params"]}
-            kept = {number: value for number, value in state.items() if number in numbers}
-            one.load_state_dict({"param_groups": own, "state": kept})
-            start += len(own)
-        self.param_groups = [group for one in self.optimizers for group in one.param_groups]
-        loaded = {p: value for one in self.optimizers for p, value in one.state.items()}
+        for optimizer in self.optimizers:
+            own_groups = groups[start : start + len(optimizer.param_groups)]
+            numbers = {number for group in own_groups for number in group["params"]}
+            own_state = {number: value for number, value in state.items() if number in numbers}
+            optimizer.load_state_dict({"param_groups": own_groups, "state": own_state})
+            start += len(own_groups)
+        self.param_groups = [
+            group for optimizer in self.optimizers for group in optimizer.param_groups
+        ]
+        loaded = {p: value for optimizer in self.optimizers for p, value in optimizer.state.items()}
         self.state = defaultdict(dict, loaded)
         self._share()
 
     def train(self) -> None:
-        """Weights at which gradients are taken."""
-        for one in self.optimizers:
-            if isinstance(one, Modes):
-                one.train()
+        """Put the weights for gradients in place."""
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, Modes):
+                optimizer.train()
 
     def eval(self) -> None:
-        """Weights that are evaluated, saved and exported."""
-        for one in self.optimizers:
-            if isinstance(one, Modes):
-                one.eval()
+        """Put the weights for evaluation, saving and export in place."""
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, Modes):
+                optimizer.eval()
 
     def _share(self) -> None:
-        """Give each its part of the groups, and all the one state."""
+        """Give each optimizer its part of the groups, and all optimizers the shared state."""
         start = 0
-        for one in self.optimizers:
-            end = start + len(one.param_groups)
-            one.param_groups, one.state = self.param_groups[start:end], self.state
+        for optimizer in self.optimizers:
+            end = start + len(optimizer.param_groups)
+            optimizer.param_groups, optimizer.state = self.param_groups[start:end], self.state
             start = end
 
 
 FLAGS = ("grad_scale", "found_inf", "factor")
-"""What an optimizer is told of the update that it makes."""
+"""Attributes set on an optimizer for an update."""
 
 
 @contextmanager
 def told(optimizer: torch.optim.Optimizer, flags: dict[str, Any]) -> Iterator[None]:
-    """Inside, an optimizer has these attributes."""
+    """Inside, an optimizer has the attributes `flags`."""
     for name, value in flags.items():
         setattr(optimizer, name, value)
     try:

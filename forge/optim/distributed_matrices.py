@@ -1,9 +1,9 @@
-"""Whole matrices of parameters that are laid out over ranks, each on the rank that works on it.
+"""Whole matrices of parameters laid out over ranks, each matrix on the rank that works on it.
 
-Every rank of a group is the owner of some matrices. It gets all parts of one, computes with it, and
-sends each rank its part of the result; while it computes, the next matrix is on its way to it and
-the last result to the others. A stack of matrices whose ranks have whole ones of it, such as
-experts, is computed where it is.
+Every rank of a group is the owner of some matrices. The owner gets all parts of a matrix, computes,
+and sends each rank its part of the result; during the computation the next matrix is on its way to
+the owner and the last result on its way to the others. A stack of matrices with whole matrices on
+each rank, such as experts, is computed in place.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torch.distributed.tensor import DTensor
 from forge.tensors.local import cut_dim, owned
 
 Compute = Callable[["Matrix", Tensor], tuple[Tensor, list[Tensor]]]
-"""Of a matrix or a stack: its values -> the result, of that shape, and what all ranks keep."""
+"""Of a matrix or a stack: values -> the result, of equal shape, and tensors kept on all ranks."""
 
 
 @dataclass(eq=False)
 class Matrix:
-    """A parameter as this rank meets it: [..., rows, columns].
+    """A parameter on this rank: [..., rows, columns].
 
-    shape: of the whole matrices that a rank of its group is to compute with. boxes: of each rank of
-    the group what it holds, (rows, columns) as slices or indices, and its replica. group: None =
-    this rank has all of it.
+    shape: of the whole matrices computed by a rank of the group. boxes: for each rank of the group
+    the rows and columns held, as slices or indices, and the replica. group: None = this rank has
+    the whole matrix.
     """
 
     parameter: Tensor
@@ -42,28 +42,28 @@ class Matrix:
 
     @property
     def cost(self) -> int:
-        """What orthogonalising it takes, up to a factor: products of the smaller side."""
+        """The cost of orthogonalisation, up to a factor: products of the smaller side."""
         *stack, rows, columns = self.shape
         return torch.Size(stack).numel() * rows * columns * min(rows, columns)
 
     def part(self, values: Tensor, rank: int) -> Tensor:
-        """What a rank holds of the whole: a view if it can be one."""
+        """A rank's part of the whole matrix: a view if possible."""
         rows, columns, _ = self.boxes[rank]
         return values[..., rows, :][..., columns]
 
     def numel(self, rank: int) -> int:
-        """Values that a rank holds."""
+        """Number of values held by a rank."""
         rows, columns, _ = self.boxes[rank]
         return torch.Size(self.shape[:-2]).numel() * _length(rows) * _length(columns)
 
     def sends(self, rank: int) -> int:
-        """Values that a rank sends to the owner: one of its own replica has them."""
-        same = self.boxes[rank][2] == self.boxes[self.owner][2]
-        return self.numel(rank) if same else 0
+        """Number of values sent by a rank to the owner: 0 outside the owner's replica."""
+        same_replica = self.boxes[rank][2] == self.boxes[self.owner][2]
+        return self.numel(rank) if same_replica else 0
 
 
 class WholeMatrices:
-    """Computes with whole matrices of `parameters`; all ranks make it, and call it, together."""
+    """Computes with whole matrices of `parameters`; all ranks construct and call together."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
@@ -73,7 +73,9 @@ class WholeMatrices:
             if matrix.group is not None:
                 shared.setdefault(matrix.group, []).append(matrix)
         self.rounds: list[tuple[dist.ProcessGroup, tuple[Matrix, ...]]] = [
-            (group, matrices) for group, of in shared.items() for matrices in _rounds(of, group)
+            (group, matrices)
+            for group, members in shared.items()
+            for matrices in _rounds(members, group)
         ]
 
     def __call__(
@@ -83,15 +85,17 @@ class WholeMatrices:
         extras: Callable[[Matrix], list[tuple[int, ...]]],
         done: Callable[[Matrix, Tensor, list[Tensor]], None],
     ) -> None:
-        """values: the local part of each matrix. compute: see there. extras: shapes of what all
-        ranks keep. done: gets the local part of the result, and what is kept.
+        """Compute all matrices. values: the local part of each matrix. compute: see `Compute`.
+        extras: shapes of the tensors kept on all ranks. done: gets the local part of the result,
+        and the kept tensors.
         """
         coming = self._gather(0, values)
         waiting: Callable[[], None] | None = None
         for number in range(len(self.rounds)):
-            whole = coming()
+            gathered = coming()
+            # The next matrices are on their way while this round computes.
             coming = self._gather(number + 1, values)
-            sent = self._scatter(number, whole, values, compute, extras, done)
+            sent = self._scatter(number, gathered, values, compute, extras, done)
             if waiting is not None:
                 waiting()
             waiting = sent
@@ -102,15 +106,18 @@ class WholeMatrices:
             waiting()
 
     def _gather(self, number: int, values: dict[Matrix, Tensor]) -> Callable[[], Tensor | None]:
-        """Begin to send the matrices of a round to their owners; waited for, this rank's own."""
+        """Begin to send the matrices of a round to the owners. The function returned waits, and
+        returns this rank's matrix.
+        """
         if number >= len(self.rounds):
             return lambda: None
         group, matrices = self.rounds[number]
-        here = group.rank()
-        mine = next((one for one in matrices if one.owner == here), None)
-        by_owner = {one.owner: one for one in matrices}
+        group_rank = group.rank()
+        mine = next((matrix for matrix in matrices if matrix.owner == group_rank), None)
+        by_owner = {matrix.owner: matrix for matrix in matrices}
         sends = [
-            by_owner[owner].sends(here) if owner in by_owner else 0 for owner in range(group.size())
+            by_owner[owner].sends(group_rank) if owner in by_owner else 0
+            for owner in range(group.size())
         ]
         parts = [values[by_owner[owner]].flatten() for owner, size in enumerate(sends) if size]
         like = values[matrices[0]]
@@ -121,15 +128,15 @@ class WholeMatrices:
 
         def wait() -> Tensor | None:
             work.wait()
-            _ = send  # kept until it is sent
+            _ = send  # referenced until sent
             if mine is None:
                 return None
-            whole = like.new_empty(mine.shape)
+            gathered = like.new_empty(mine.shape)
             for rank, part in enumerate(out.split(receives)):
                 if len(part):
                     rows, columns, _ = mine.boxes[rank]
-                    _put(whole, rows, columns, part)
-            return whole
+                    _put(gathered, rows, columns, part)
+            return gathered
 
         return wait
 
@@ -142,21 +149,23 @@ class WholeMatrices:
         extras: Callable[[Matrix], list[tuple[int, ...]]],
         done: Callable[[Matrix, Tensor, list[Tensor]], None],
     ) -> Callable[[], None]:
-        """Compute this rank's matrix of a round, and begin to send each rank its part."""
+        """Compute this rank's matrix of a round, and begin to send each rank its part. The function
+        returned waits, and passes the parts received to `done`.
+        """
         group, matrices = self.rounds[number]
-        here, size = group.rank(), group.size()
-        by_owner = {one.owner: one for one in matrices}
+        group_rank, size = group.rank(), group.size()
+        by_owner = {matrix.owner: matrix for matrix in matrices}
         send, sends = values[matrices[0]].new_empty(0), [0] * size
         if whole is not None:
-            mine = by_owner[here]
-            result, kept = compute(mine, whole)
-            flat = [each.to(result.dtype).flatten() for each in kept]
+            mine = by_owner[group_rank]
+            result, extra_values = compute(mine, whole)
+            flat = [extra.to(result.dtype).flatten() for extra in extra_values]
             pieces = [torch.cat([mine.part(result, rank).flatten(), *flat]) for rank in range(size)]
             send, sends = torch.cat(pieces), [len(piece) for piece in pieces]
-        shapes = {owner: extras(one) for owner, one in by_owner.items()}
-        more = {owner: sum(map(_numel, each)) for owner, each in shapes.items()}
+        shapes = {owner: extras(matrix) for owner, matrix in by_owner.items()}
+        n_extra = {owner: sum(map(_numel, extra)) for owner, extra in shapes.items()}
         receives = [
-            by_owner[owner].numel(here) + more[owner] if owner in by_owner else 0
+            by_owner[owner].numel(group_rank) + n_extra[owner] if owner in by_owner else 0
             for owner in range(size)
         ]
         out = send.new_empty(sum(receives))
@@ -164,13 +173,17 @@ class WholeMatrices:
 
         def wait() -> None:
             work.wait()
-            _ = send
+            _ = send  # referenced until sent
             for owner, part in enumerate(out.split(receives)):
                 if owner in by_owner:
-                    one = by_owner[owner]
-                    values_of, *kept = part.split([one.numel(here), *map(_numel, shapes[owner])])
-                    kept = [each.view(s) for each, s in zip(kept, shapes[owner], strict=True)]
-                    done(one, values_of.view_as(values[one]), kept)
+                    matrix = by_owner[owner]
+                    values_of, *extra_values = part.split(
+                        [matrix.numel(group_rank), *map(_numel, shapes[owner])]
+                    )
+                    extra_values = [
+                        extra.view(s) for extra, s in zip(extra_values, shapes[owner], strict=True)
+                    ]
+                    done(matrix, values_of.view_as(values[matrix]), extra_values)
 
         return wait
 
@@ -187,12 +200,14 @@ def _matrix(parameter: Tensor, groups: dict[tuple[int, ...], dist.ProcessGroup])
     ranks = _ranks(mesh, shared)
     if len(ranks) == 1:
         return Matrix(parameter, shape)
+    # Only the ranks of this group take part: other ranks may hold other stages or stacks.
     if ranks not in groups:
-        made: Any = dist.new_group(list(ranks), use_local_synchronization=True)
-        groups[ranks] = made
+        new_group: Any = dist.new_group(list(ranks), use_local_synchronization=True)
+        groups[ranks] = new_group
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
-    replica = [at for axis, at in enumerate(coordinate) if cuts[axis] is None]
+    # Along axes without a cut ranks hold copies; the coordinates there name the copy.
+    replica = [position for axis, position in enumerate(coordinate) if cuts[axis] is None]
     box = (*(_compact(index) for index in held[last:]), replica)
     boxes: list[Any] = [None] * len(ranks)
     dist.all_gather_object(boxes, box, group=groups[ranks])
@@ -200,28 +215,30 @@ def _matrix(parameter: Tensor, groups: dict[tuple[int, ...], dist.ProcessGroup])
 
 
 def _ranks(mesh: DeviceMesh, axes: Sequence[int]) -> tuple[int, ...]:
-    """The ranks that differ from this one along some axes only."""
+    """The ranks that differ from this rank along some axes only."""
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
-    places = tuple(slice(None) if a in axes else at for a, at in enumerate(coordinate))
-    return tuple(sorted(mesh.mesh[places].flatten().tolist()))
+    selector = tuple(
+        slice(None) if a in axes else position for a, position in enumerate(coordinate)
+    )
+    return tuple(sorted(mesh.mesh[selector].flatten().tolist()))
 
 
 def _rounds(matrices: Sequence[Matrix], group: dist.ProcessGroup) -> list[tuple[Matrix, ...]]:
-    """Give each matrix an owner, the costliest first to the rank with least to do, and go through
-    them so that an owner has one at a time.
+    """Give each matrix an owner, the costliest first to the least loaded rank, and arrange the
+    matrices in rounds with at most one matrix for each owner.
     """
     loads = [0] * group.size()
     of_owner: list[list[Matrix]] = [[] for _ in loads]
-    for matrix in sorted(matrices, key=lambda one: -one.cost):
+    for matrix in sorted(matrices, key=lambda m: -m.cost):
         matrix.owner = loads.index(min(loads))
         loads[matrix.owner] += matrix.cost
         of_owner[matrix.owner].append(matrix)
-    return [tuple(one for one in each if one) for each in zip_longest(*of_owner)]
+    return [tuple(m for m in round_matrices if m) for round_matrices in zip_longest(*of_owner)]
 
 
 def _compact(index: Tensor) -> slice | Tensor:
-    """Indices as a slice where they follow each other."""
+    """Turn consecutive indices into a slice."""
     start, length = int(index[0]) if len(index) else 0, len(index)
     if torch.equal(index, torch.arange(start, start + length)):
         return slice(start, start + length)
@@ -235,7 +252,7 @@ def _length(index: slice | Tensor) -> int:
 def _put(whole: Tensor, rows: slice | Tensor, columns: slice | Tensor, part: Tensor) -> None:
     shape = (*whole.shape[:-2], _length(rows), _length(columns))
     if isinstance(rows, Tensor) or isinstance(columns, Tensor):
-        index = [_indices(each).to(whole.device) for each in (rows, columns)]
+        index = [_indices(axis).to(whole.device) for axis in (rows, columns)]
         whole[..., index[0][:, None], index[1]] = part.view(shape)
     else:
         whole[..., rows, columns] = part.view(shape)

@@ -1,6 +1,4 @@
-"""What optimizers share that treat each weight by itself: the way through the groups, weight decay,
-and updates that leave no trace.
-"""
+"""Base of elementwise optimizers: the loop over the groups, weight decay, and skipped updates."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ from forge.optim.rounding import Rounding
 from forge.tensors.local import local
 from forge.tensors.masters import master
 
-foreach: Any = torch  # whose functions on lists of tensors pyright takes for private
+foreach: Any = torch  # pyright takes torch's functions on lists of tensors for private
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What this rank has of the parameters of a group that have a gradient.
+    """This rank's part of the parameters of a group with gradients.
 
-    found_inf: 1 where this update is to leave every value as it is, else 0; None = it is not.
+    found_inf: 1 where the update is to leave every value unchanged, else 0; None = never.
     """
 
     weights: list[Tensor]
@@ -37,55 +35,54 @@ class Part:
         return [local(state[key]) for state in self.states]
 
     def unless_skipped(self, values: list[Tensor], kept: list[Tensor]) -> list[Tensor]:
-        """`values`, or in an update that is skipped `kept`."""
+        """Return `values`, or in a skipped update `kept`."""
         if self.found_inf is None:
             return values
         bad = self.found_inf.bool()
         return [torch.where(bad, old, new) for new, old in zip(values, kept, strict=True)]
 
     def times(self, number: float) -> float | Tensor:
-        """`number`, or 0 in an update that is skipped."""
+        """Return `number`, or 0 in a skipped update."""
         return number if self.found_inf is None else number * (1 - self.found_inf)
 
     def count(self) -> Tensor:
-        """Count this update in the states' `step`; returns the counts, [parameters], from 1."""
+        """Count the update in the states' `step`; returns the counts, [parameters], from 1."""
         steps = self.state("step")
         foreach._foreach_add_(steps, self.times(1.0))
-        # In the first update of all that is skipped the count is 0, by which nothing is divided.
+        # Clamped: in a skipped first update the count is 0, and so would be the corrections.
         return torch.stack(steps).to(self.weights[0].dtype).clamp(min=1)
 
 
 class KeepsFormats(torch.optim.Optimizer):
-    """An optimizer whose state has formats of its own, whatever those of the parameters are."""
+    """An optimizer with formats of state independent of the formats of the parameters."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Of an optimizer with the same groups; every value keeps its format, where torch gives it
-        that of the parameter.
+        """Load the state of an optimizer with equal groups; every value keeps its format, while
+        torch would convert to the parameter's format.
         """
         super().load_state_dict({**state_dict, "state": {}})
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [p for group in self.param_groups for p in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
-            if found := state_dict["state"].get(number):
-                self.state[parameter] = self.loaded(parameter, found)
+            if saved := state_dict["state"].get(number):
+                self.state[parameter] = self.loaded(parameter, saved)
 
     def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The state of a parameter from one that was saved."""
+        """Make the state of a parameter from a saved state."""
         return {key: value.to(parameter.device) for key, value in found.items()}
 
 
 class Elementwise(KeepsFormats):
-    """A rule of update by element, which shards of a parameter follow each by itself.
+    """An elementwise update rule, applied to each shard of a parameter alone.
 
-    As torch's fused optimizers do, it leaves every value as it is where the attribute `found_inf`
-    is a tensor of 1. Gradients are multiplied by the attribute `factor`, where there is one. Weight
-    decay is decoupled (arXiv:1711.05101): w <- w - lr * weight_decay * w, in groups that are
-    `cautious` only of weights that the update moves towards 0 too. Of weights in 16 bits the update
-    is computed in fp32, in which the state is too where nothing else is asked for.
+    As in torch's fused optimizers, every value stays unchanged where the attribute `found_inf` is a
+    tensor of 1. Gradients are multiplied by the attribute `factor`, if present. Weight decay is
+    decoupled (arXiv:1711.05101): w <- w - lr * weight_decay * w, in `cautious` groups only for
+    weights also moved towards 0 by the update. For weights in 16 bits the update is computed in
+    fp32, by default also the format of the state.
 
-    options: names of the options of the section that a group of parameters has as keys, besides
-    `lr` and `weight_decay`. rounding: how weights in 16 bits are made of those that are updated;
-    None = to the nearest.
+    options: names of the section's options present as keys in a group of parameters, besides `lr`
+    and `weight_decay`. rounding: of updated weights to 16 bits; None = to the nearest.
     """
 
     _step_supports_amp_scaling = True
@@ -104,11 +101,11 @@ class Elementwise(KeepsFormats):
 
     @abstractmethod
     def take(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        """One update of parameters that have a gradient and a state, in place."""
+        """Update parameters with a gradient and a state, in place."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One update of all parameters that have a gradient."""
+        """Update all parameters with a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -118,8 +115,8 @@ class Elementwise(KeepsFormats):
             for parameter in parameters:
                 if not self.state[parameter]:
                     self.state[parameter].update(self.initial(group, parameter))
-            # At once where kernels are launched; on a CPU one by one, in memory that is at hand.
-            # Copies of weights in fp32 are one by one too.
+            # All at once on a GPU, for fewer kernel launches. One by one on a CPU, for the cache,
+            # and for weights in 16 bits, so that only one copy in fp32 exists at a time.
             at_once = parameters and parameters[0].is_cuda and not in_16_bits(parameters[0])
             for some in [parameters] if at_once else [[parameter] for parameter in parameters]:
                 self.take(group, some)
@@ -127,11 +124,11 @@ class Elementwise(KeepsFormats):
 
 
 class ByParts(Elementwise):
-    """A rule that is written for lists of weights, gradients and states."""
+    """An update rule for lists of weights, gradients and states."""
 
     @abstractmethod
     def update(self, group: dict[str, Any], part: Part) -> None:
-        """One update of weights and states, in place."""
+        """Update weights and states, in place."""
 
     def take(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         number, factor = group.get("number", 0), getattr(self, "factor", None)
@@ -155,12 +152,12 @@ def in_16_bits(parameter: Tensor) -> bool:
 
 
 def wide_dtype(parameter: Tensor) -> torch.dtype:
-    """What the update of a parameter is computed in: fp32 or wider."""
+    """The format for computing the update of a parameter: fp32 or wider."""
     return torch.promote_types(parameter.dtype, torch.float32)
 
 
 def zeros_of(parameter: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """State of a parameter, laid out as it is; None = in the format of its update."""
+    """Make zeros laid out as a parameter. dtype: None = the format of the update."""
     return torch.zeros_like(parameter, dtype=dtype or wide_dtype(parameter), requires_grad=False)
 
 
@@ -173,14 +170,15 @@ def write(rounding: Rounding | None, parameter: Tensor, values: Tensor, number: 
 
 
 def count_of(parameter: Tensor) -> Tensor:
-    """The count of updates of a parameter, before the first; on its device, so that no update waits
-    for it.
+    """Make the count of updates of a parameter, 0, on the parameter's device, so that no update
+    waits for a copy.
     """
     return torch.zeros((), dtype=torch.float32, device=parameter.device)
 
 
 def correction(counts: Tensor, beta: float) -> Tensor:
-    """1 - beta**count: by how much a moment that began with 0 is too small."""
+    """1 - beta**count: the relative size of a moment begun with 0."""
+    # expm1 keeps the digits of 1 - beta**count for beta close to 1.
     return -torch.expm1(counts * (math.log(beta) if beta else -math.inf))
 
 

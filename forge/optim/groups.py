@@ -1,4 +1,4 @@
-"""Parameters of a built model: their roles, and torch's groups of them."""
+"""Parameters of a built model: roles, and torch's parameter groups."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Schedule = Callable[[int], float]
 
 
 def roles_of(model: nn.Module, config: Config) -> dict[str, str]:
-    """The role of each parameter by its name, from the table of a decoder.
+    """The role of each parameter by name, from the table of a decoder.
 
-    Of other models, and of parameters that were added to one: embedding = the weight of an
-    nn.Embedding, matrix = two or more dimensions, bias = named so, norm = all else.
+    For other models, and for parameters added to a decoder: embedding = the weight of an
+    nn.Embedding, matrix = two or more dimensions, bias = a name ending in bias, norm = all else.
     """
     table = dict(parameters_of(config)) if isinstance(config.model, Decoder) else {}
     embeddings = {
@@ -43,7 +43,7 @@ def _guess(name: str, values: Tensor, is_embedding: bool) -> str:
 
 
 def freeze(model: nn.Module, config: Config) -> None:
-    """Parameters that an adapter or the patterns of an optimizer leave out need no gradient."""
+    """Turn off gradients of parameters left out by an adapter or the patterns of an optimizer."""
     is_trained = trained(config)
     for name, values in model.named_parameters():
         if not is_trained(name):
@@ -59,13 +59,13 @@ def torch_groups(
     schedule: Schedule | None,
     ratio: float = 1.0,
 ) -> list[dict[str, Any]]:
-    """What torch calls parameter groups: those that are decayed, and those that are not.
+    """Make torch's parameter groups: decayed, and not decayed.
 
     members: name, role and values of each parameter. dim: width of the model. horizon: updates in
-    the run. schedule: factor of the learning rate, if it is not that of the run. ratio: learning
-    rate of what `learns_faster`, over that of the others.
+    the run. schedule: the group's own factor of the learning rate, if not the run's. ratio:
+    learning rate of parameters that `learns_faster` selects, over the rate of the others.
     """
-    section, made = group.section, []
+    section, groups = group.section, []
     common: dict[str, Any] = {"lr": section.peak(dim)}
     if schedule:
         common["schedule"] = schedule
@@ -73,7 +73,7 @@ def torch_groups(
         common["schedules"] = factors
     members = list(members)
     for decays, faster in product((True, False), (False, True)):
-        here = [
+        parameters = [
             p
             for name, role, p in members
             if group.decays((name, role)) == decays
@@ -82,21 +82,21 @@ def torch_groups(
         label = group.name or "optimizer"
         if not decays:
             label += ", not decayed"
-        if here:
-            made.append(
+        if parameters:
+            groups.append(
                 {
                     "name": f"{label}, {ratio:g} times the rate" if faster else label,
-                    "params": here,
+                    "params": parameters,
                     "weight_decay": section.weight_decay if decays else 0.0,
                     **common,
                     "lr": common["lr"] * (ratio if faster else 1),
                 }
             )
-    return made
+    return groups
 
 
 def learns_faster(name: str, values: Tensor) -> bool:
-    """Whether adapter.lora_plus_ratio is of a parameter: as in PEFT of B, and of magnitudes, norms
-    and biases.
+    """Whether adapter.lora_plus_ratio applies to a parameter: as in PEFT to B, and to magnitudes,
+    norms and biases.
     """
     return name.endswith(B) or values.ndim == 1

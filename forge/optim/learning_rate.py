@@ -12,20 +12,21 @@ from forge.config.data.text import Data
 
 
 class LearningRate:
-    """Gives each group the rate it was made with times the factor of its schedule.
+    """Sets each group's learning rate: the initial rate times the factor of the schedule.
 
     A group may bring schedules of its own, functions of the number of the update: `schedule`, in
-    place of that of the run, and `schedules`, factors of other options by their names.
+    place of the run's, and `schedules`, factors of other options by name.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedule: Callable[[int], float]) -> None:
         self.optimizer, self.schedule = optimizer, schedule
+        # Copies: `set` overwrites the options in the groups.
         self.peaks = [dict(group) for group in optimizer.param_groups]
 
     def set(self, number: int) -> float:
-        """For update `number`, from 0; returns the rate of the first group."""
+        """Set the rates for update `number`, from 0; returns the rate of the first group."""
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
-            group["number"] = number  # what stochastic rounding draws by
+            group["number"] = number  # seeds stochastic rounding
             group["lr"] = peak["lr"] * group.get("schedule", self.schedule)(number)
             for option, factor in group.get("schedules", {}).items():
                 group[option] = peak[option] * factor(number)
@@ -33,7 +34,7 @@ class LearningRate:
 
 
 def scaled(schedule: Callable[[int], float], data: Data) -> Callable[[int], float]:
-    """A schedule times the `lr_scale` of the phase of a mixture that an update is in."""
+    """Multiply a schedule by the `lr_scale` of the mixture's phase at each update."""
     phases = data.schedule() if isinstance(data, Mix) else ()
     if all(phase.lr_scale == 1 for phase in phases):
         return schedule

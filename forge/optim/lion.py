@@ -12,7 +12,7 @@ from forge.optim.elementwise import ByParts, Part, descend, foreach, zeros_of
 
 
 class Lion(ByParts):
-    """Chen et al., arXiv:2302.06675, program 1, with m = 0 at first:
+    """Lion (Chen et al., arXiv:2302.06675, program 1), with m = 0 at first:
 
     w <- w - lr * (sign(beta1 * m + (1 - beta1) * g) + weight_decay * w)
     m <- beta2 * m + (1 - beta2) * g
@@ -28,7 +28,8 @@ class Lion(ByParts):
 
     def update(self, group: dict[str, Any], part: Part) -> None:
         (beta1, beta2), momenta = group["betas"], part.state("exp_avg")
-        gradients = part.unless_skipped(part.gradients, momenta)  # moved towards itself it stays
+        # In a skipped update the momentum moves towards itself, and so stays.
+        gradients = part.unless_skipped(part.gradients, momenta)
         step = foreach._foreach_lerp(momenta, gradients, 1 - beta1)
         foreach._foreach_sign_(step)
         descend(group, part, step)

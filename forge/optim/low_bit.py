@@ -1,6 +1,6 @@
-"""AdamW whose moments take 8 or 4 bits a weight, by torchao.
+"""AdamW with moments of 8 or 4 bits a weight, by torchao.
 
-This module imports torchao, which takes seconds, so nothing imports it but the choice of it.
+The import of torchao takes seconds, so this module is imported only for runs with this optimizer.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from forge.optim.elementwise import count_of, zeros_of
 from forge.tensors.local import cut_dim, local, owned
 
 said = logging.root.manager.disable
-logging.disable(logging.WARNING)  # it warns of kernels for other devices than there are
+logging.disable(logging.WARNING)  # torchao warns of kernels for absent devices
 try:
     from torchao.optim import subclass_4bit, subclass_8bit
     from torchao.optim.subclass_fp8 import OptimStateFp8
 finally:
     logging.disable(said)
 
-MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # whether it has a sign
+MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # whether a moment has a sign
 DTYPES = {"8bit": torch.uint8, "4bit": torch.uint8, "fp8": torch.float8_e4m3fn}
 
 
 class LowBitAdamW(AdamUpdates):
-    """torchao's AdamW8bit, AdamW4bit and AdamWFp8 (arXiv:2110.02861, arXiv:2309.01507): how moments
-    are quantized is theirs, and what is kept of them are codes and scales, as plain tensors.
+    """torchao's AdamW8bit, AdamW4bit and AdamWFp8 (arXiv:2110.02861, arXiv:2309.01507): torchao's
+    quantization of moments, stored as codes and scales in plain tensors.
 
-    A scale belongs to a block of a row, so that both are cut as the parameter is, and are found by
-    its name; theirs may go on in the next row. Parameters of one dimension or less than 4096
-    values, and those whose rows do not divide into equal blocks of 32 or more on every rank, have
-    moments in fp32.
+    A scale belongs to a block of a row, so that codes and scales are cut as the parameter is, and
+    found by the parameter's name; a block of torchao's own may go on in the next row.
+    Moments are in fp32 for parameters of a single dimension or less than 4096 values, and for rows
+    that do not divide into equal blocks of 32 or more on every rank.
     """
 
     def __init__(self, params: Iterable[Any], section: AdamWLowBit) -> None:
@@ -57,13 +57,13 @@ class LowBitAdamW(AdamUpdates):
         return state
 
     def take(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        """Codes of an update that is skipped are put back, so that they keep every bit."""
+        """Update parameters; a skipped update puts the codes back, equal to the bit."""
         found_inf = getattr(self, "found_inf", None)
         for parameter in parameters:
             changed = [local(self.state[parameter][key]) for key in self._codes(parameter)]
-            before = [] if found_inf is None else [value.clone() for value in changed]
+            old_values = [] if found_inf is None else [value.clone() for value in changed]
             super().take(group, [parameter])
-            for value, old in zip(changed, before, strict=False):
+            for value, old in zip(changed, old_values, strict=False):
                 value.copy_(torch.where(found_inf.bool(), old, value))  # type: ignore[union-attr]
 
     def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, bool]:
@@ -75,8 +75,8 @@ class LowBitAdamW(AdamUpdates):
         return [key for key in self.state[parameter] if "." in key]
 
     def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The same codes where rows are in the same blocks as they were, else new ones of the
-        values that those stand for.
+        """Take the saved codes where blocks of rows are equal, else quantize the saved values
+        again.
         """
         found = super().loaded(parameter, found)
         state = {"step": found["step"]}
@@ -100,26 +100,24 @@ class LowBitAdamW(AdamUpdates):
         return state
 
     def block(self, parameter: Tensor) -> int:
-        """Values of a row that share a scale, the same on all ranks; 0 = its moments are in
-        fp32.
-        """
+        """Number of values of a row that share a scale, equal on all ranks; 0 = moments in fp32."""
         if parameter.ndim < 2:
             return 0
-        length, rest = divmod(parameter.shape[-1], _cuts(parameter))
-        if rest:
+        length, remainder = divmod(parameter.shape[-1], _cuts(parameter))
+        if remainder:
             return 0
-        whole = low_bit_block(tuple(parameter.shape), self.format)
-        return low_bit_block((parameter.numel(), length), self.format) if whole else 0
+        full_block = low_bit_block(tuple(parameter.shape), self.format)
+        return low_bit_block((parameter.numel(), length), self.format) if full_block else 0
 
     def _room(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
-        """For the codes and scales of what this rank has of a parameter."""
-        own, blocks = local(parameter), local(parameter).shape[-1] // self.block(parameter)
-        length = own.shape[-1] // CODES_IN_BYTE[self.format]
-        codes = own.new_empty(*own.shape[:-1], length, dtype=DTYPES[self.format])
-        return codes, own.new_empty(*own.shape[:-1], blocks, dtype=torch.float32)
+        """Allocate the codes and scales of this rank's part of a parameter."""
+        local_values, blocks = local(parameter), local(parameter).shape[-1] // self.block(parameter)
+        length = local_values.shape[-1] // CODES_IN_BYTE[self.format]
+        codes = local_values.new_empty(*local_values.shape[:-1], length, dtype=DTYPES[self.format])
+        return codes, local_values.new_empty(*local_values.shape[:-1], blocks, dtype=torch.float32)
 
     def _kept(self, parameter: Tensor, name: str, values: Tensor) -> dict[str, Tensor]:
-        """State of the values that this rank has of a moment."""
+        """Make the state of this rank's values of a moment."""
         if not self.block(parameter):
             return {name: _as_parameter(parameter, values, parameter.shape[-1])}
         codes, scale = self._room(parameter)
@@ -129,7 +127,7 @@ class LowBitAdamW(AdamUpdates):
         return state
 
     def _moment(self, state: dict[str, Tensor], name: str, shape: Sequence[int]) -> Tensor:
-        """A moment as torchao computes with it, over what is kept."""
+        """Wrap the stored codes and scales of a moment in torchao's tensor class."""
         if name in state:
             return local(state[name])
         codes, scale = local(state[f"{name}.codes"]), local(state[f"{name}.scale"]).view(-1)
@@ -145,9 +143,9 @@ class LowBitAdamW(AdamUpdates):
 
 @cache
 def _qmap(kind: str, signed: bool, device: torch.device) -> Tensor:
-    """The values of the codes, over the largest of their block."""
-    of = {"8bit": subclass_8bit, "4bit": subclass_4bit}[kind]
-    values = of.get_qmap_signed() if signed else of.get_qmap_unsigned()
+    """The values of the codes, relative to the largest value of the block."""
+    module = {"8bit": subclass_8bit, "4bit": subclass_4bit}[kind]
+    values = module.get_qmap_signed() if signed else module.get_qmap_unsigned()
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
@@ -160,7 +158,7 @@ def _unscaled(kind: str, codes: Tensor, signed: bool) -> Tensor:
 
 
 def _laid_out(parameter: Tensor, name: str, codes: Tensor, scale: Tensor) -> dict[str, Tensor]:
-    """State of what this rank has of both."""
+    """Make the state of this rank's codes and scales."""
     return {
         f"{name}.{key}": _as_parameter(parameter, value, value.shape[-1] * _cuts(parameter))
         for key, value in (("codes", codes), ("scale", scale))
@@ -168,11 +166,12 @@ def _laid_out(parameter: Tensor, name: str, codes: Tensor, scale: Tensor) -> dic
 
 
 def _as_parameter(parameter: Tensor, values: Tensor, length: int) -> Tensor:
-    """A tensor with rows of this length, which is cut over ranks as the parameter is."""
+    """Make a tensor with rows of `length`, cut over ranks as the parameter is."""
     values = values.contiguous()
     if not isinstance(parameter, DTensor):
         return values
     shape = torch.Size((*parameter.shape[:-1], length))
+    # Shape and stride are given, since rows may be cut unevenly, and checked by no collective.
     stride, layout = torch.empty(shape, device="meta").stride(), parameter.placements
     return DTensor.from_local(
         values, parameter.device_mesh, layout, run_check=False, shape=shape, stride=stride
@@ -180,28 +179,32 @@ def _as_parameter(parameter: Tensor, values: Tensor, length: int) -> Tensor:
 
 
 def _columns(parameter: Tensor) -> range:
-    """Which values of a row this rank has."""
+    """The range of this rank's values in a row."""
     indices = owned(parameter)[-1]
     return range(int(indices[0]), int(indices[-1]) + 1) if len(indices) else range(0)
 
 
 def _cuts(parameter: Tensor) -> int:
-    """Into how many parts the rows of a parameter are cut."""
+    """Number of parts of each row of a parameter."""
     if not isinstance(parameter, DTensor):
         return 1
-    places, last = enumerate(parameter.placements), parameter.ndim - 1
-    sizes = [parameter.device_mesh.size(axis) for axis, one in places if cut_dim(one) == last]
+    placements, last = enumerate(parameter.placements), parameter.ndim - 1
+    sizes = [
+        parameter.device_mesh.size(axis)
+        for axis, placement in placements
+        if cut_dim(placement) == last
+    ]
     return math.prod(sizes)
 
 
 def _kind_of(dtype: torch.dtype, packed: int) -> str:
-    """The format that codes are in."""
+    """The format of codes."""
     is_of = {(DTYPES[kind], CODES_IN_BYTE[kind]): kind for kind in DTYPES}
     return is_of[dtype, packed]
 
 
 def _of_columns(values: Tensor, columns: range, each: int) -> Tensor:
-    """Of rows with an entry for `each` columns those of these columns, if there are more."""
+    """Cut rows with an entry for `each` columns down to `columns`, if longer."""
     if values.shape[-1] * each == len(columns):
         return values
     return values[..., columns.start // each : columns.stop // each]

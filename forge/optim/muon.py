@@ -21,19 +21,20 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Muon(KeepsFormats):
-    """Jordan et al., 2024 (arXiv:2502.16982 for decay and scale); of a matrix W [rows, columns]:
+    """Muon (Jordan et al., 2024; arXiv:2502.16982 for decay and scale) of a matrix W [rows,
+    columns]:
 
     m <- momentum * m + (1 - momentum) * g
     u = orthogonal(momentum * m + (1 - momentum) * g if nesterov else m)
     W <- W - lr * (scale * u + weight_decay * W)
 
     scale: max(1, rows / columns)^0.5, or consistent_rms * max(rows, columns)^0.5. A stack of
-    matrices [..., rows, columns] is updated matrix by matrix. With `cautious` decay is of those
-    weights alone that the update moves towards 0, u * W >= 0. Parameters may be DTensors: then all
-    ranks take a step together.
+    matrices [..., rows, columns] is updated matrix by matrix. With `cautious` only weights moved
+    towards 0 by the update, u * W >= 0, decay. Parameters may be DTensors: then all ranks take a
+    step together.
 
-    As torch's fused optimizers do, it leaves every value as it is where the attribute `found_inf`
-    is a tensor of 1. `factor` and `rounding` are as in `forge.optim.elementwise`.
+    As in torch's fused optimizers, every value stays unchanged where the attribute `found_inf` is a
+    tensor of 1. `factor` and `rounding` are as in `forge.optim.elementwise`.
     """
 
     _step_supports_amp_scaling = True
@@ -48,7 +49,7 @@ class Muon(KeepsFormats):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One update of all parameters; the gradient of one that has none is 0."""
+        """Update all parameters; a missing gradient counts as 0."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -76,25 +77,25 @@ class Muon(KeepsFormats):
     def orthogonal(
         self, matrix: Matrix, momentum: Tensor, bad: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Of whole matrices, and state of theirs that is not cut as the parameter is."""
+        """Orthogonalise whole matrices; returns the update, and state not cut as the parameter."""
         return newton_schulz(momentum, self.section.ns_steps), []
 
     def kept_shapes(self, matrix: Matrix) -> list[tuple[int, ...]]:
-        """Of that state."""
+        """Shapes of the state returned by `orthogonal`."""
         return []
 
     def keep(self, matrix: Matrix, kept: list[Tensor]) -> None:
-        """Store it."""
+        """Store the state returned by `orthogonal`."""
 
     def _direction(self, matrix: Matrix, group: dict[str, Any], bad: Tensor | None) -> Tensor:
-        """The new momentum, or what Nesterov makes of it, in the format of the products."""
+        """Update the momentum; returns the momentum, or Nesterov's, in the format of products."""
         parameter, beta = matrix.parameter, group["momentum"]
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = zeros_of(parameter)
         buffer = local(state["momentum_buffer"])
-        found = parameter.grad
-        gradient = torch.zeros_like(buffer) if found is None else local(found).to(buffer.dtype)
+        grad = parameter.grad
+        gradient = torch.zeros_like(buffer) if grad is None else local(grad).to(buffer.dtype)
         if (factor := getattr(self, "factor", None)) is not None:
             gradient = gradient * factor
         if bad is not None:  # a momentum moved towards itself stays
@@ -104,7 +105,7 @@ class Muon(KeepsFormats):
         return chosen.to(self._dtype(chosen))
 
     def _dtype(self, values: Tensor) -> torch.dtype:
-        """bf16 on a GPU, where ns_dtype does not say it: its matrix units are for that."""
+        """The format of products: ns_dtype, or with auto bf16 on a GPU, for the matrix units."""
         if self.section.ns_dtype == "auto":
             return torch.bfloat16 if values.is_cuda else values.dtype
         return DTYPES[self.section.ns_dtype]
@@ -114,7 +115,7 @@ class Muon(KeepsFormats):
     ) -> None:
         parameter, rate, decay = matrix.parameter, group["lr"], group["weight_decay"]
         weights = local(master(parameter)).to(wide_dtype(parameter))
-        if found_inf is not None:
+        if found_inf is not None:  # a rate of 0, with a finite update made of the momentum alone
             rate = rate * (1 - found_inf)
         rows, columns = matrix.shape[-2:]
         update = update.to(weights.dtype) * self._scale(rows, columns)

@@ -1,4 +1,4 @@
-"""NorMuon: Muon whose rows, or columns, are scaled by a second moment of their own."""
+"""NorMuon: Muon with rows, or columns, scaled by a second moment."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LEAST = 1e-10
 
 
 class NorMuon(Muon):
-    """Muon whose momentum has rows of one length, and whose orthogonal update is divided by the
-    root of a moving mean of the squares of each row, or of each column of a wide matrix
-    (arXiv:2510.05491, as nanochat has it), and keeps its norm.
+    """Muon with momentum rows scaled to equal length, and with an orthogonal update divided by the
+    root of a moving mean of the squares of each row, or of each column of a wide matrix, at
+    unchanged norm (arXiv:2510.05491, as in nanochat).
     """
 
     def __init__(self, params: list[dict[str, Any]], section: NorMuonSection) -> None:
@@ -38,6 +38,7 @@ class NorMuon(Muon):
         x = polar_express(x, self.section.ns_steps)
         x = x * (min(rows, columns) ** 0.5 / _norm(x).clamp_min(least))
         x = x.to(wide_dtype(matrix.parameter))
+        # A value for each row of a tall matrix, for each column of a wide one.
         squares = x.square().mean(-1 if rows >= columns else -2, keepdim=True)
         second = self._second_moment(matrix, squares)
         moved = second.lerp(squares, 1 - self.section.beta2)
@@ -50,29 +51,36 @@ class NorMuon(Muon):
         return [(*stack, rows, 1) if rows >= columns else (*stack, 1, columns)]
 
     def keep(self, matrix: Matrix, kept: list[Tensor]) -> None:
-        """Whole on each rank of the group; stacks are cut as their parameter is."""
+        """Store the second moment, whole on each rank of the group; stacks are cut as the
+        parameter is.
+        """
         (second,), parameter = kept, matrix.parameter
         second = second.to(wide_dtype(parameter))
         if isinstance(parameter, DTensor):
             last = parameter.ndim - 2
-            places = [
-                place if (dim := cut_dim(place)) is not None and dim < last else Replicate()
-                for place in parameter.placements
+            placements = [
+                placement if (dim := cut_dim(placement)) is not None and dim < last else Replicate()
+                for placement in parameter.placements
             ]
             shape = torch.Size((*parameter.shape[:last], *second.shape[-2:]))
             stride = torch.empty(shape, device="meta").stride()
             second = DTensor.from_local(
-                second, parameter.device_mesh, places, run_check=False, shape=shape, stride=stride
+                second,
+                parameter.device_mesh,
+                placements,
+                run_check=False,
+                shape=shape,
+                stride=stride,
             )
         self.state[parameter]["second_moment"] = second
 
     def _second_moment(self, matrix: Matrix, like: Tensor) -> Tensor:
-        found = self.state[matrix.parameter].get("second_moment")
-        if found is None:
+        saved = self.state[matrix.parameter].get("second_moment")
+        if saved is None:
             return torch.zeros_like(like)
-        if isinstance(found, DTensor) or not isinstance(matrix.parameter, DTensor):
-            return local(found)
-        return select(found, owned(matrix.parameter)[:-2])  # as a checkpoint has it
+        if isinstance(saved, DTensor) or not isinstance(matrix.parameter, DTensor):
+            return local(saved)
+        return select(saved, owned(matrix.parameter)[:-2])  # whole, from a checkpoint
 
 
 def _norm(values: Tensor, dim: tuple[int, ...] = (-2, -1)) -> Tensor:

@@ -1,4 +1,4 @@
-"""Optimizer state in the memory of the host, on the device only while it is updated."""
+"""Optimizer state in the memory of the host, on the device only during the update."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from forge.tensors.masters import master
 
 
 class Offloaded(torch.optim.Optimizer):
-    """An optimizer whose moments and masters are on the host. Its groups and its state are those of
-    the optimizer: the same objects.
+    """An optimizer with moments and masters on the host. Groups and state are the objects of the
+    wrapped optimizer.
 
-    A step goes from parameter to parameter. While one is updated, the state of the next one comes
-    to the device and that of the last one goes back, on a stream of its own, from and to pinned
-    memory. On a CPU the same copies are made, one after another.
+    A step goes from parameter to parameter. During a parameter's update the state of the next
+    parameter comes to the device and the state of the last parameter goes back, on a stream of its
+    own, from and to pinned memory. On a CPU the same copies are made, one after another.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__([{"params": group["params"]} for group in optimizer.param_groups], {})
         self.optimizer, self.one_by_one = optimizer, OneByOne(optimizer)
-        self.hosts: dict[int, tuple[Tensor, Tensor]] = {}  # of a tensor, by its id, and its place
+        # By the id of a tensor: the tensor, referenced so that no other gets its id, and its host
+        # memory.
+        self.hosts: dict[int, tuple[Tensor, Tensor]] = {}
         self.stream: Any = None
         self._share()
         self._return_all()
@@ -42,24 +44,24 @@ class Offloaded(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One update of all parameters that have a gradient."""
+        """Update all parameters with a gradient."""
         assert closure is None, "forge gives gradients"
         flags = {name: getattr(self, name) for name in FLAGS if hasattr(self, name)}
-        given = [p for p in self.one_by_one.parameters if p.grad is not None]
-        if given and given[0].is_cuda and self.stream is None:
+        parameters = [p for p in self.one_by_one.parameters if p.grad is not None]
+        if parameters and parameters[0].is_cuda and self.stream is None:
             self.stream = torch.cuda.Stream()
-        coming = self._fetch(given[0]) if given else None
-        for parameter, following in zip(given, [*given[1:], None], strict=True):
-            here, coming = coming, self._fetch(following) if following is not None else None
-            assert here is not None
-            self._use(here)
+        coming = self._fetch(parameters[0]) if parameters else None
+        for parameter, following in zip(parameters, [*parameters[1:], None], strict=True):
+            fetched, coming = coming, self._fetch(following) if following is not None else None
+            assert fetched is not None
+            self._use(fetched)
             self.one_by_one.step(parameter, flags)
             self._return(parameter)
         self._share()
         return None
 
     def settle(self) -> None:
-        """Wait until the host has all state, so that it can be read there."""
+        """Wait until all state is on the host, ready to be read."""
         if self.stream is not None:
             self.stream.synchronize()
 
@@ -78,49 +80,50 @@ class Offloaded(torch.optim.Optimizer):
             self._return(parameter)
 
     def _kept(self, parameter: Tensor) -> Iterator[Tensor]:
-        """What is offloaded of a parameter: counts stay, which kernels read."""
+        """The offloaded tensors of a parameter: moments and master; counts stay for the kernels."""
         yield from (value for value in self.state.get(parameter, {}).values() if value.ndim)
         if master(parameter) is not parameter:
             yield master(parameter)
 
     def _fetch(self, parameter: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Begin to copy what is kept of a parameter to its device: each tensor, and its copy."""
-        device, found = local(parameter).device, []
+        """Begin to copy a parameter's state to the device; returns pairs of tensor and copy."""
+        device, copies = local(parameter).device, []
         with torch.cuda.stream(self.stream):
             for value in self._kept(parameter):
                 if id(value) in self.hosts:
                     _, host = self.hosts[id(value)]
-                    found.append((value, host.to(device, non_blocking=True, copy=True)))
-        return found
+                    copies.append((value, host.to(device, non_blocking=True, copy=True)))
+        return copies
 
     def _use(self, fetched: list[tuple[Tensor, Tensor]]) -> None:
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
-        for value, here in fetched:
+        for value, device_copy in fetched:
+            # The copy's memory is of the side stream: not to be reused before this stream is done.
             if self.stream is not None:
-                here.record_stream(torch.cuda.current_stream())
-            _put(value, here)
+                device_copy.record_stream(torch.cuda.current_stream())
+            _put(value, device_copy)
 
     def _return(self, parameter: Tensor) -> None:
-        """Begin to copy it back; what was made in this step gets a place on the host."""
+        """Begin to copy a parameter's state back; new tensors get memory on the host."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             for value in self._kept(parameter):
-                here = local(value)
+                shard = local(value)
                 if id(value) not in self.hosts:
                     pinned = local(parameter).is_cuda
-                    room = torch.empty_like(here, device="cpu", pin_memory=pinned)
+                    room = torch.empty_like(shard, device="cpu", pin_memory=pinned)
                     self.hosts[id(value)] = value, room
                 _, host = self.hosts[id(value)]
-                host.copy_(here, non_blocking=True)
+                host.copy_(shard, non_blocking=True)
                 if self.stream is not None:
-                    here.record_stream(self.stream)
+                    shard.record_stream(self.stream)
                 _put(value, host)
 
 
 def _put(value: Tensor, content: Tensor) -> None:
-    """Let a tensor have other content, on another device too."""
+    """Replace the content of a tensor in place, even on another device."""
     if isinstance(value, DTensor):
         value._local_tensor = content
     else:

@@ -1,4 +1,4 @@
-"""Steps of single parameters by any optimizer that treats each by itself."""
+"""Steps of single parameters by any optimizer that treats parameters separately."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ class OneByOne:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def owner(self, parameter: Tensor) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
-        """The optimizer of a parameter, and the options of its group as they are now."""
-        for one in parts_of(self.optimizer):
-            for group in one.param_groups:
+        """The optimizer of a parameter, and the present options of the parameter's group."""
+        for optimizer in parts_of(self.optimizer):
+            for group in optimizer.param_groups:
                 if any(p is parameter for p in group["params"]):
-                    return one, group
+                    return optimizer, group
         raise AssertionError("it is of no group")
 
     def step(self, parameter: Tensor, flags: dict[str, Any]) -> None:
-        """The step of one parameter, as that of all would be. flags: see FLAGS."""
-        one, group = self.owner(parameter)
-        groups, one.param_groups = one.param_groups, [{**group, "params": [parameter]}]
+        """Step a single parameter, equal to its part of a full step. flags: see FLAGS."""
+        optimizer, group = self.owner(parameter)
+        # The optimizer sees a single group of the one parameter; state is by parameter, and stays.
+        groups, optimizer.param_groups = optimizer.param_groups, [{**group, "params": [parameter]}]
         try:
-            with told(one, flags):
-                one.step()
+            with told(optimizer, flags):
+                optimizer.step()
         finally:
-            one.param_groups = groups
+            optimizer.param_groups = groups

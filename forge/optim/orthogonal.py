@@ -1,4 +1,4 @@
-"""The nearest orthogonal matrix, about: what Muon makes of a momentum, by products alone."""
+"""The nearest orthogonal matrix, approximately, by products alone: Muon's update of a momentum."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
-"""Coefficients of Newton-Schulz steps that bring singular values to about 0.7 to 1.2 (Jordan et
-al., Muon, 2024).
+"""Coefficients of Newton-Schulz steps, for singular values of about 0.7 to 1.2 (Jordan et al.,
+Muon, 2024).
 """
 POLAR_EXPRESS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -16,24 +16,25 @@ POLAR_EXPRESS = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-"""Those of the Polar Express (arXiv:2505.16932), each step its own, for five steps; the last one is
+"""Coefficients of the Polar Express (arXiv:2505.16932) for each of five steps; the last step is
 repeated.
 """
 
 
 def newton_schulz(values: Tensor, steps: int, *, eps: float = 1e-7) -> Tensor:
-    """U V^T of the singular value decomposition U S V^T, about: [..., m, n] -> the same."""
+    """Approximate U V^T of the singular value decomposition U S V^T: [..., m, n] -> [..., m, n]."""
     return _quintic(values / (_norm(values) + eps), [QUINTIC] * steps)
 
 
 def polar_express(values: Tensor, steps: int) -> Tensor:
-    """The same with coefficients that are best for each step (arXiv:2505.16932, algorithm 1)."""
+    """Approximate U V^T with coefficients optimal for each step (arXiv:2505.16932, algorithm 1)."""
+    # Divided by slightly more than the norm, so that rounding leaves no singular value above 1.
     chosen = [POLAR_EXPRESS[min(step, len(POLAR_EXPRESS) - 1)] for step in range(steps)]
     return _quintic(values / (_norm(values) * 1.01 + 1e-6), chosen)
 
 
 def _quintic(x: Tensor, steps: list[tuple[float, float, float]]) -> Tensor:
-    """X <- a X + b (X X^T) X + c (X X^T)^2 X, of the smaller side."""
+    """Iterate X <- a X + b (X X^T) X + c (X X^T)^2 X, with X X^T of the smaller side."""
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     for a, b, c in steps:
@@ -43,7 +44,7 @@ def _quintic(x: Tensor, steps: list[tuple[float, float, float]]) -> Tensor:
 
 
 def _plus_product(beta: float, x: Tensor, alpha: float, left: Tensor, right: Tensor) -> Tensor:
-    """beta * x + alpha * left @ right, of matrices or stacks of them, in one pass."""
+    """beta * x + alpha * left @ right, of matrices or stacks of matrices, in a single pass."""
     product = torch.addmm if x.dim() == 2 else torch.baddbmm
     return product(x, left, right, beta=beta, alpha=alpha)
 

@@ -1,4 +1,4 @@
-"""The schedule of a run: forge's own, or what the user's `_target_` gives, as `factor(step)`."""
+"""The schedule of a run as `factor(step)`: forge's own, or from the user's `_target_`."""
 
 from __future__ import annotations
 
@@ -21,53 +21,53 @@ PATH = "scheduler"
 
 
 def build_schedule(section: Scheduler, config: Config) -> Schedule:
-    """The factor of the peak learning rate at each update, the first being step 0.
+    """Build the factor of the peak learning rate at each update, the first being step 0.
 
-    Raises ConfigError for what gives no function of the step.
+    Raises ConfigError for a target that gives no function of the step.
     """
     trust = config.run.trust
     if not isinstance(section, Own):
         return build(section, path=PATH, trust=trust)
-    # A schedule of torch acts on an optimizer. Beside this one it is a function of the step, which
-    # a run that goes on computes again, and needs no state.
+    # A schedule of torch acts on an optimizer. On this dummy optimizer the schedule is a function
+    # of the step, computed again by a resumed run, without saved state.
     lr = config.optimizer.peak(width(config))
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
-    given: dict[str, Any] = {"optimizer": optimizer, "step": 0} | steps_of(config)
-    make = bind(section, path=PATH, trust=trust, offered=given)
+    offered: dict[str, Any] = {"optimizer": optimizer, "step": 0} | steps_of(config)
+    make = bind(section, path=PATH, trust=trust, offered=offered)
     if "step" in parameters_of(locate(section._target_, path=PATH, trust=trust)):
         return _checked(section, lambda step: make(step=step))
     try:
-        made = make()
-    except Exception as error:  # of the user's, or of torch about what it was given
+        schedule = make()
+    except Exception as error:  # from the user's code, or from torch about wrong arguments
         raise _refusal(section, f"it fails: {type(error).__name__}: {error}") from error
-    if not isinstance(made, LRScheduler):
-        return _checked(section, made)
-    if isinstance(made, ReduceLROnPlateau):
-        what = "it follows a metric, and a schedule of forge is a function of the step alone"
-        raise _refusal(section, what, "another schedule")
-    return _checked(section, OfTorch(section, made, optimizer))
+    if not isinstance(schedule, LRScheduler):
+        return _checked(section, schedule)
+    if isinstance(schedule, ReduceLROnPlateau):
+        message = "it follows a metric, and a schedule of forge is a function of the step alone"
+        raise _refusal(section, message, "another schedule")
+    return _checked(section, OfTorch(section, schedule, optimizer))
 
 
 def steps_of(config: Config) -> dict[str, int]:
-    """What is offered to a target that asks for the number of updates in the run."""
+    """Arguments offered to a target with a parameter for the number of updates in the run."""
     return dict.fromkeys(STEPS, config.train.max_steps)
 
 
 def width(config: Config) -> int | None:
-    """Width of the model, where it is known."""
+    """Width of the model, if known."""
     return config.model.dim if isinstance(config.model, Decoder) else None
 
 
 class OfTorch:
-    """The factors of a schedule of torch, which are found by running it, and kept."""
+    """The factors of a schedule of torch, computed by running the schedule, and cached."""
 
     def __init__(self, section: Own, scheduler: LRScheduler, optimizer: torch.optim.SGD) -> None:
         self.section, self.scheduler, self.optimizer = section, scheduler, optimizer
         (group,) = optimizer.param_groups
         self.peak, self.group = optimizer.defaults["lr"], group
         if group["momentum"]:
-            what = "it changes the momentum too, and a schedule of forge only the learning rate"
-            raise _refusal(section, what, f"{PATH}.cycle_momentum=false")
+            message = "it changes the momentum too, and a schedule of forge only the learning rate"
+            raise _refusal(section, message, f"{PATH}.cycle_momentum=false")
         self.factors = [float(group["lr"]) / self.peak]
 
     def __call__(self, step: int) -> float:
@@ -76,14 +76,14 @@ class OfTorch:
             try:
                 self.scheduler.step()
             except Exception as error:
-                at = f"at step {len(self.factors)}: {type(error).__name__}: {error}"
-                raise _refusal(self.section, f"it fails {at}") from error
+                failure = f"at step {len(self.factors)}: {type(error).__name__}: {error}"
+                raise _refusal(self.section, f"it fails {failure}") from error
             self.factors.append(float(self.group["lr"]) / self.peak)
         return self.factors[step]
 
 
 def _checked(section: Own, schedule: Any) -> Schedule:
-    """A schedule that gives a number for the first update."""
+    """Check that a schedule gives a number for the first update."""
     if not callable(schedule):
         kind = type(schedule).__name__
         raise _refusal(section, f"it gives a {kind}, and no function of the step")

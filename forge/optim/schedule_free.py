@@ -1,4 +1,4 @@
-"""Schedule-free AdamW: weights that are read are a mean of those that steps are made of."""
+"""Schedule-free AdamW: the weights for evaluation are a mean of the weights moved by steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forge.tensors.wide import widest
 
 
 class ScheduleFreeAdamW(ByParts):
-    """Algorithm 1 of arXiv:2405.15682, in update t = 1, 2, ..., with gradients g taken at y:
+    """Schedule-free AdamW, algorithm 1 of arXiv:2405.15682, update t = 1, 2, ..., gradients g at y:
 
     rate = lr * min(1, t / schedule_free_warmup_steps) * sqrt(1 - beta2**t)
     v <- beta2 * v + (1 - beta2) * g**2
@@ -30,8 +30,8 @@ class ScheduleFreeAdamW(ByParts):
     x <- (1 - c) * x + c * z,  c = rate**2 / (sum of rate**2 so far)
     y <- (1 - beta1) * z + beta1 * x
 
-    The weights of the model are y, in eval mode x, which is not kept: it is on the line through y
-    and z, so beta1 is not 0. While lr is 0 nothing moves.
+    The weights of the model are y, in eval mode x. x is not stored, but computed from y and z on
+    the line through both, so beta1 is not 0. While lr is 0 nothing moves.
     """
 
     options = ("betas", "eps", "schedule_free_warmup_steps")
@@ -49,7 +49,7 @@ class ScheduleFreeAdamW(ByParts):
         }
 
     def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The sum in the format of this device, which may be another than that of before."""
+        """Load a state, with the sum converted to the widest format of this device."""
         total = found["weight_sum"].to(widest(parameter.device))
         return super().loaded(parameter, found | {"weight_sum": total})
 
@@ -73,7 +73,7 @@ class ScheduleFreeAdamW(ByParts):
         if group["weight_decay"]:
             foreach._foreach_add_(steps, part.weights, alpha=group["weight_decay"])
         foreach._foreach_mul_(steps, [*rates.unbind()])
-        # x put into y, so that it need not be made: y moves by c towards z, and with the new z.
+        # x is eliminated from the update of y: y moves by c towards z, then with the new z.
         foreach._foreach_lerp_(part.weights, z, [*shares.unbind()])
         foreach._foreach_sub_(z, steps)
         foreach._foreach_mul_(steps, [*(1 - beta1 * (1 - shares)).unbind()])
@@ -81,7 +81,7 @@ class ScheduleFreeAdamW(ByParts):
 
     @torch.no_grad()
     def eval(self) -> None:
-        """x in place of y, whose bits are kept for `train`."""
+        """Put x in place of y; y is kept for `train`, equal to the bit."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state.get(parameter, {})
@@ -91,7 +91,7 @@ class ScheduleFreeAdamW(ByParts):
 
     @torch.no_grad()
     def train(self) -> None:
-        """y in place again."""
+        """Put y in place again."""
         for parameter, state in self.state.items():
             if "y" in state:
                 parameter.copy_(state.pop("y"))

@@ -13,13 +13,13 @@ from forge.optim.elementwise import ByParts, Part, descend, foreach, zeros_of
 
 
 class SGD(ByParts):
-    """torch.optim.SGD but for the decay of weights, which is decoupled from the gradient here as in
-    every optimizer of forge (SGDW, arXiv:1711.05101, algorithm 1):
+    """torch.optim.SGD with decoupled weight decay, as in every optimizer of forge (SGDW,
+    arXiv:1711.05101, algorithm 1):
 
     m <- momentum * m + g;  u = g + momentum * m if nesterov else m
     w <- w - lr * (u + weight_decay * w)
 
-    Without momentum there is no state, and u = g.
+    Without momentum no state, and u = g.
     """
 
     options = ("momentum", "nesterov", "cautious")
@@ -31,7 +31,7 @@ class SGD(ByParts):
         return {"momentum_buffer": zeros_of(parameter)} if group["momentum"] else {}
 
     def update(self, group: dict[str, Any], part: Part) -> None:
-        # Of the update that is skipped a gradient of 0 is left, which a rate of 0 makes nothing of.
+        # A skipped update gets gradients of 0 and a rate of 0, so NaN cannot reach the weights.
         zeros = [torch.zeros_like(gradient) for gradient in part.gradients]
         updates = part.unless_skipped(foreach._foreach_mul(part.gradients, 1.0), zeros)
         if group["momentum"]:

@@ -1,4 +1,4 @@
-"""Optimizers that train other weights than those that are read, as schedule-free ones do."""
+"""Optimizers with separate weights for training and evaluation, such as schedule-free ones."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from torch import nn
 class Modes(Protocol):
     """An optimizer with a train and an eval mode (arXiv:2405.15682).
 
-    Both methods change the weights in place, and `train` gives back those that `eval` has replaced,
-    to the bit. What it needs for that is in `state`, by parameter, so that a checkpoint has it.
+    Both methods change the weights in place, and `train` restores the weights replaced by `eval`,
+    to the bit, from `state`, by parameter, so that a checkpoint can restore them too.
     """
 
     def train(self) -> None:
-        """Put the weights in place at which gradients are taken; called at the start, and after a
-        checkpoint was loaded, which is made in eval mode.
+        """Put the weights for gradients in place; called at the start, and after loading a
+        checkpoint, always saved in eval mode.
         """
         ...
 
     def eval(self) -> None:
-        """Put those in place that are evaluated, sampled from, saved and exported."""
+        """Put the weights for evaluation, sampling, saving and export in place."""
         ...
 
 
 @contextmanager
 def reading(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Inside, the weights of the model are those that are read."""
+    """Inside, the weights of the model are the weights for evaluation."""
     if not isinstance(optimizer, Modes):
         yield
         return

@@ -22,13 +22,13 @@ __all__ = ["arms", "curves", "frame"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from forge.report import frames  # on first use: it is slow to import
+    from forge.report import frames  # on first use: slow to import
 
     return getattr(frames, name)
 
 
 class ReportModule(types.ModuleType):
-    """`forge.report` is this package, and the function of that name to who calls it."""
+    """`forge.report`: this package, callable as the function `forge.report`."""
 
     if TYPE_CHECKING:
         arms, curves, frame = staticmethod(arms), staticmethod(curves), staticmethod(frame)
@@ -41,9 +41,10 @@ class ReportModule(types.ModuleType):
         baseline: str | None = None,
         reach: float | None = None,
     ) -> Framed:
-        """What python -m forge.report says of a sweep, or of runs given as a list, as data frames;
-        of a sweep, or of one run, its page is written too. metric, baseline, reach: as its options.
-        Raises ConfigError.
+        """The results of a sweep, or of a list of runs, as data frames.
+
+        The content is that of python -m forge.report; the page of a sweep or of a single run is
+        written too. metric, baseline, reach: like its options. Raises ConfigError.
         """
         from forge.report.framed import framed
 

@@ -42,8 +42,8 @@ STDOUT = Path("-")
 def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.Parser("forge.report", ABOUT)
     add = parser.add_argument
-    places = "the directory of a sweep, or those of one or more runs"
-    add("places", nargs="+", type=Path, metavar="SWEEP | RUN", help=places)
+    sources = "the directory of a sweep, or those of one or more runs"
+    add("places", nargs="+", type=Path, metavar="SWEEP | RUN", help=sources)
     metric = "compare by this final metric, like eval/loss; default: run.objective of the runs"
     add("--metric", metavar="NAME", help=metric)
     baseline = "compare with this arm; default: that of the ablation, else the first"
@@ -91,9 +91,9 @@ def _of_run(options: argparse.Namespace) -> int:
     run = options.places[0]
     for name in ("metric", "baseline", "reach", "top", *FILES):
         if name != "html" and getattr(options, name) is not None:
-            what = "it is of a sweep, or of several runs: the page of one run has all of it."
-            fix = f"python -m forge.report {short(run)}, or --html FILE"
-            raise refusal(_flag(name), what, fix, COMMAND_LINE)
+            message = "it is of a sweep, or of several runs: the page of one run has all of it."
+            hint = f"python -m forge.report {short(run)}, or --html FILE"
+            raise refusal(_flag(name), message, hint, COMMAND_LINE)
     (entry,), _ = entries([run])
     path = options.html or run / "report" / "index.html"
     if options.html is None:
@@ -127,8 +127,8 @@ def _write(text: str, kind: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        what = f"it cannot be written: {error.strerror or error}."
-        raise refusal(str(path), what, f"{_flag(kind)} FILE elsewhere") from None
+        message = f"it cannot be written: {error.strerror or error}."
+        raise refusal(str(path), message, f"{_flag(kind)} FILE elsewhere") from None
 
 
 def _flag(kind: str) -> str:

@@ -1,5 +1,5 @@
-"""The numbers of a report: what each arm reached, how it differs from the baseline, and how soon it
-reached a target.
+"""The numbers of a report: the results of each arm, its difference from the baseline, and its
+time to a target.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What is compared, and a row an arm in the order of the sweep.
+    """The comparison of a sweep's arms: a row per arm, in the order of the sweep.
 
-    higher: more of the metric is better. compared: with the baseline. A sweep that names no
-    baseline and has one run of each arm, as a search does, is ranked instead, and `baseline` is the
-    best arm. target: the value to reach.
+    higher: a higher metric is better. compared: with the baseline. A sweep without a named baseline
+    and with one run per arm (a search) is ranked, and `baseline` is the best arm. target: the value
+    to reach.
     """
 
     source: Source
@@ -62,8 +62,9 @@ class Report:
 
     @cached_property
     def ranked(self) -> list[Row]:
-        """The rows, best first; by their differences where arms are compared, since one may have
-        only its luckier seeds done.
+        """The rows, best first; compared arms are ranked by their differences.
+
+        The means alone may mislead: an arm may have only its luckier seeds done.
         """
 
         def loss(row: Row) -> float:
@@ -75,7 +76,7 @@ class Report:
         return sorted(self.rows, key=loss)
 
     def shown(self, most: int | None = None) -> list[Row]:
-        """The rows of a table. most: the best so many beside the baseline, best first."""
+        """The rows of a table. most: number of rows beside the baseline, best first."""
         if not self.compared:
             return self.ranked[:most]
         if most is None or len(self.others) <= most:
@@ -88,12 +89,12 @@ class Report:
 
     @cached_property
     def differing(self) -> list[str]:
-        """The options in which arms differ; the seed among them where no arm has several runs."""
+        """The options differing between arms, with the seed where no arm has several runs."""
         single = all(len(row.arm.runs) == 1 for row in self.rows)
         return differing([row.arm.config for row in self.rows if row.arm.config], seeds=single)
 
     def label(self, run: Run) -> str:
-        """The number of a run in its sweep; the directory of a single run."""
+        """The number of a run in its sweep; the directory name of a single run."""
         return f"{run.point.number:03d}" if self.source.path else run.point.slug
 
     @cached_property
@@ -110,8 +111,8 @@ def compare(
 ) -> Report:
     """Compare the arms of a source. Raises ConfigError.
 
-    metric: None for run.objective. baseline: an arm, None for the one that the sweep names, else
-    the first. reach: the target, None for the mean of the baseline.
+    metric: None for run.objective. baseline: an arm; None for the sweep's baseline, else the first
+    arm. reach: the target; None for the mean of the baseline.
     """
     metric = _metric(source, metric)
     arms = arms_of(source.runs, source.name)
@@ -129,10 +130,10 @@ def compare(
             key=lambda i: sign * (rows[i].summary.mean or 0.0),
             default=0,
         )
-    own = rows[base].summary
-    target = reach if reach is not None else own.mean if compared else None
+    base_summary = rows[base].summary
+    target = reach if reach is not None else base_summary.mean if compared else None
     for i, row in enumerate(rows):
-        if compared and i != base and row.values and own.n:
+        if compared and i != base and row.values and base_summary.n:
             row = replace(row, difference=difference(row.values, rows[base].values))
         if target is not None and row.arm.done:
             curves = [run.log.curve(metric) for run in row.arm.done]
@@ -140,7 +141,7 @@ def compare(
         rows[i] = row
     corrected = holm([row.difference.p for row in rows])
     rows = [replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
-    mean = f"the {'mean' if own.n > 1 else 'value'} of {rows[base].name}"
+    mean = f"the {'mean' if base_summary.n > 1 else 'value'} of {rows[base].name}"
     return Report(
         source=source,
         metric=metric,
@@ -166,37 +167,37 @@ def _metric(source: Source, asked: str | None) -> str:
     done = [run for run in source.runs if run.state == DONE]
     if not done:
         counts = Counter(run.state for run in source.runs)
-        found = ", ".join(f"{n} {state}" for state, n in counts.items()) or "it has no points"
-        what = f"there is nothing to compare yet, for no run is done: {found}."
+        listed = ", ".join(f"{n} {state}" for state, n in counts.items()) or "it has no points"
+        message = f"there is nothing to compare yet, for no run is done: {listed}."
         failed = [run for run in source.runs if run.state == FAILED and run.why]
-        what += "".join(f"\n     {run.point.slug}: {run.why}" for run in failed)
-        fix = "wait until one is done"
+        message += "".join(f"\n     {run.point.slug}: {run.why}" for run in failed)
+        hint = "wait until one is done"
         if source.path:
-            fix = f"python -m forge.status {short(source.path)} shows how far they are"
-        raise refusal(source.name, what, fix)
+            hint = f"python -m forge.status {short(source.path)} shows how far they are"
+        raise refusal(source.name, message, hint)
     objectives = Counter(run.objective for run in done if run.objective is not None)
     common = [name for name, _ in objectives.most_common()]
     if asked is None and len(common) != 1:
-        found = ", ".join(f"{name} ({objectives[name]})" for name in common) or "none"
-        what = f"the runs do not have one run.objective: {found}."
-        raise refusal("--metric", what, f"--metric {[*common, 'train/loss'][0]}", COMMAND_LINE)
+        listed = ", ".join(f"{name} ({objectives[name]})" for name in common) or "none"
+        message = f"the runs do not have one run.objective: {listed}."
+        raise refusal("--metric", message, f"--metric {[*common, 'train/loss'][0]}", COMMAND_LINE)
     metric = asked or common[0]
-    known = dict.fromkeys(name for run in done for name in run.final)
-    if metric not in known:
-        what = f"no run that is done has a final value of {metric}."
-        meant = did_you_mean([f"--metric {name}" for name in closest(metric, known)])
-        fix = meant or f"they have {', '.join(known) or 'none'}"
-        raise refusal(f"--metric {metric}", what, fix, COMMAND_LINE)
+    names = dict.fromkeys(name for run in done for name in run.final)
+    if metric not in names:
+        message = f"no run that is done has a final value of {metric}."
+        meant = did_you_mean([f"--metric {name}" for name in closest(metric, names)])
+        hint = meant or f"they have {', '.join(names) or 'none'}"
+        raise refusal(f"--metric {metric}", message, hint, COMMAND_LINE)
     return metric
 
 
 def _baseline(arms: Sequence[Arm], source: Source, asked: str | None) -> int:
-    names, wanted = [arm.name for arm in arms], source.baseline if asked is None else asked
-    for name in (wanted, normal(wanted or "")):
+    names, requested = [arm.name for arm in arms], source.baseline if asked is None else asked
+    for name in (requested, normal(requested or "")):
         if name in names:
             return names.index(name)
     if asked is None:
         return 0
     meant = did_you_mean([f"--baseline '{name}'" for name in closest(asked, names)])
-    fix = meant or f"its arms are {', '.join(names)}"
-    raise refusal(f"--baseline {asked}", f"there is no arm '{asked}'.", fix, COMMAND_LINE)
+    hint = meant or f"its arms are {', '.join(names)}"
+    raise refusal(f"--baseline {asked}", f"there is no arm '{asked}'.", hint, COMMAND_LINE)

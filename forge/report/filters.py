@@ -1,4 +1,4 @@
-"""The flags that choose among the runs of a folder, of `forge.runs` and `forge.clean`."""
+"""The flags of `forge.runs` and `forge.clean` for choosing among the runs of a folder."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def parser(prog: str, description: str) -> cli.Parser:
 
 
 def chosen(options: argparse.Namespace) -> tuple[list[Entry], str]:
-    """The runs that are asked for, and why Slurm could not be asked. Raises ConfigError."""
-    found, silent = entries(options.folders)
-    kept = [
+    """The runs selected by the options, and why Slurm could not be asked. Raises ConfigError."""
+    candidates, silent = entries(options.folders)
+    selected = [
         entry
-        for entry in where(found, options.where)
+        for entry in where(candidates, options.where)
         if (not options.state or entry.run.state in options.state)
         and (not options.tag or set(options.tag) <= set(entry.annotations.tags))
     ]
-    return kept, silent
+    return selected, silent

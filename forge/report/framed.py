@@ -35,8 +35,9 @@ def framed(sweep: Places, **choices: Any) -> Framed:
 
 @dataclass(frozen=True, kw_only=True)
 class Framed:
-    """report: what the frames are of. page: the HTML file that was written, of a sweep or of one
-    run; None for several runs.
+    """The data frames of a report. report: their source.
+
+    page: the written HTML file of a sweep or of a single run; None for several runs.
     """
 
     report: Report
@@ -47,12 +48,12 @@ class Framed:
         return "\n".join([*headline(self.report), *page])
 
     def _repr_markdown_(self) -> str:
-        """What a notebook shows."""
+        """The text for a notebook."""
         return markdown(self.report)
 
     @cached_property
     def runs(self) -> pandas.DataFrame:
-        """A row a run: arm, seed, state, the options in which arms differ, final metrics."""
+        """A row a run: arm, seed, state, the options differing between arms, final metrics."""
         return _frame(run_rows(self.report))
 
     @cached_property
@@ -62,11 +63,12 @@ class Framed:
 
     @cached_property
     def differences(self) -> pandas.DataFrame:
-        """A row an arm that is compared with the baseline: the difference, its 95 % interval, test
-        and p-values.
+        """A row a compared arm: the difference to the baseline, its interval, test and p-values.
+
+        The intervals are of 95 %.
         """
-        others = self.report.others if self.report.compared else []
-        return _frame([arm_row(row, self.report) for row in others], DIFFERENCE)
+        compared = self.report.others if self.report.compared else []
+        return _frame([arm_row(row, self.report) for row in compared], DIFFERENCE)
 
     def curves(self, metric: str = "train/loss") -> pandas.DataFrame:
         """A row a log of a metric: arm, seed, run, step, tokens, seconds of training."""
@@ -83,14 +85,14 @@ def _write_page(report: Report) -> Path | None:
     sweep, runs = report.source.path, [run.path for run in report.runs]
     if sweep is None and len(runs) > 1:
         return None
-    place = sweep or runs[0]
-    untrusted.check_links(place, apart=(POINTS,) if sweep else ())
-    file = place / "report" / "index.html"
+    folder = sweep or runs[0]
+    untrusted.check_links(folder, apart=(POINTS,) if sweep else ())
+    file = folder / "report" / "index.html"
     text = page(report, file.parent) if sweep else run_page.page(entries(runs)[0][0])
     try:
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        what = f"it cannot be written: {error.strerror or error}."
-        raise refusal(str(file), what, "give access to its folder") from None
+        message = f"it cannot be written: {error.strerror or error}."
+        raise refusal(str(file), message, "give access to its folder") from None
     return file

@@ -14,12 +14,14 @@ from forge.rundir.directory import Place, path_of
 if TYPE_CHECKING:
     import pandas
 
-Places = Place | Sequence[Place]  # sweeps and runs, as they are or by their directories
+Places = Place | Sequence[Place]  # sweeps and runs, as objects or by directory
 
 
 def frame(sweep: Places) -> pandas.DataFrame:
-    """A row a run of a sweep, or of runs given as a list: arm, seed, state, step, tokens, seconds,
-    the options in which arms differ, and the final metrics if it is done. Raises ConfigError.
+    """A row a run of a sweep, or of a list of runs. Raises ConfigError.
+
+    The columns are arm, seed, state, step, tokens, seconds, the options differing between arms, and
+    the final metrics of a finished run.
     """
     import pandas
 
@@ -50,7 +52,7 @@ def curves(sweep: Places, metric: str = "train/loss") -> pandas.DataFrame:
 
 
 def curves_of(report: Report, metric: str) -> pandas.DataFrame:
-    """The same of a report."""
+    """A row a log of a metric in a report, with the columns of `curves`."""
     import pandas
 
     parts = []
@@ -105,11 +107,11 @@ def arm_row(row: Row, report: Report) -> dict[str, Any]:
 
 def _run(run: Run, report: Report) -> dict[str, Any]:
     log = run.log
-    known = {"number": run.point.number, "arm": report.arm_of[run], "seed": run.seed}
-    known |= {"state": run.state, "why": run.why}
-    known |= {"step": log.last_step, "tokens": log.tokens, "seconds": log.seconds}
-    own = {key: _cell(run.options.get(key)) for key in report.differing}
-    return {**known, **own, **run.final, **known, "path": str(run.path)}
+    basics = {"number": run.point.number, "arm": report.arm_of[run], "seed": run.seed}
+    basics |= {"state": run.state, "why": run.why}
+    basics |= {"step": log.last_step, "tokens": log.tokens, "seconds": log.seconds}
+    options = {key: _cell(run.options.get(key)) for key in report.differing}
+    return {**basics, **options, **run.final, **basics, "path": str(run.path)}
 
 
 def _cell(value: Any) -> Any:
@@ -118,5 +120,5 @@ def _cell(value: Any) -> Any:
 
 def read_report(sweep: Places, **choices: Any) -> Report:
     """choices: of `compare`. Raises ConfigError."""
-    places = sweep if isinstance(sweep, Sequence) and not isinstance(sweep, str) else [sweep]
-    return compare(read([path_of(place) for place in places]), **choices)
+    sources = sweep if isinstance(sweep, Sequence) and not isinstance(sweep, str) else [sweep]
+    return compare(read([path_of(source) for source in sources]), **choices)

@@ -1,4 +1,4 @@
-"""Which runs are seeds of one arm, and what an arm is called."""
+"""The grouping of runs into arms (runs differing in the seed), and the names of arms."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from forge.report.runs import SEED, Run, text_of
 from forge.rundir.identity import is_free
 
 APART = ("run", "launch", "sweep", "sweeper", "metrics", "profiling")
-"""Sections that say where and how a run was started and watched: no difference between arms."""
+"""Sections about the start and the observation of a run: no difference between arms."""
 Texts = Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arm:
-    """Runs that differ in nothing but their seed."""
+    """Runs differing in their seed only."""
 
     name: str
     runs: tuple[Run, ...]
@@ -30,25 +30,27 @@ class Arm:
 
     @cached_property
     def config(self) -> dict[str, str]:
-        """Every option by its dotted key; all values of one in which the runs differ."""
-        known = [run.texts for run in self.runs if run.texts]
-        keys = dict.fromkeys(key for one in known for key in one)
-        return {key: " | ".join(sorted({one[key] for one in known if key in one})) for key in keys}
+        """Every option by its dotted key; a differing option has the values of all runs."""
+        configs = [run.texts for run in self.runs if run.texts]
+        keys = dict.fromkeys(key for config in configs for key in config)
+        return {
+            key: " | ".join(sorted({config[key] for config in configs if key in config}))
+            for key in keys
+        }
 
 
 def arms_of(runs: Sequence[Run], default: str) -> list[Arm]:
-    """The arms in the order of their first runs, called as an ablation does, else by what varies in
-    the sweep, else `default`.
+    """The arms in the order of their first runs.
 
-    Runs are of one arm when the ablation calls them by one name and their configs differ in nothing
-    but the seed and free options that the sweep does not vary. A run that was never prepared is
-    known by its overrides.
+    An arm is named by the ablation, else by the varied values of the sweep, else `default`. Runs of
+    one arm have the same name in the ablation and configs differing only in the seed and in free
+    options not varied by the sweep. A run never prepared is identified by its overrides.
     """
     keys = dict.fromkeys(key for run in runs for key in run.point.varied)
     varied = [key for key in keys if key != SEED]
     free = [key for key in varied if is_free(key)]
-    known = [run for run in runs if run.texts]
-    prepared = {run: (_identity(run), *(value_of(run, key) for key in free)) for run in known}
+    with_config = [run for run in runs if run.texts]
+    prepared = {run: (_identity(run), *(value_of(run, key) for key in free)) for run in with_config}
     by_overrides = {_overrides(run): identity for run, identity in prepared.items()}
     groups: dict[object, list[Run]] = {}
     for run in runs:
@@ -60,24 +62,24 @@ def arms_of(runs: Sequence[Run], default: str) -> list[Arm]:
     for run in firsts:
         values = {words[key]: value for key in varied if (value := value_of(run, key)) is not None}
         names.append(run.point.arm or _joined(values) or default)
-    named = zip(_distinct(names, firsts), groups.values(), strict=True)
-    return [Arm(name=name, runs=tuple(group)) for name, group in named]
+    pairs = zip(_distinct(names, firsts), groups.values(), strict=True)
+    return [Arm(name=name, runs=tuple(group)) for name, group in pairs]
 
 
 def normal(name: str) -> str:
-    """The name of an arm with its numbers as arms have them: lr=0.001 for lr=1e-3."""
+    """The name of an arm with numbers in the form of arm names: lr=0.001 for lr=1e-3."""
     return re.sub(r"(?<==)\S+", lambda value: text_of(value[0]), name)
 
 
 def differing(configs: Sequence[Texts], *, seeds: bool = False) -> list[str]:
-    """The keys in which configs differ, apart from APART. seeds: the seed may be among them.
+    """The keys differing between configs, apart from APART. seeds: include the seed.
 
-    Where the variants of a group differ, an option that only some of them have counts when it
-    differs among those.
+    Where the variants of a group differ, an option existing in only some of the variants counts
+    when its values differ among the variants.
     """
-    keys = dict.fromkeys(key for one in configs for key in one if seeds or key != SEED)
+    keys = dict.fromkeys(key for config in configs for key in config if seeds or key != SEED)
     keys = [key for key in keys if key.partition(".")[0] not in APART]
-    values = {key: {one.get(key) for one in configs} for key in keys}
+    values = {key: {config.get(key) for config in configs} for key in keys}
 
     def allowed(key: str) -> int:
         groups = [key[: dot.start()] for dot in re.finditer(r"\.", key)]
@@ -112,17 +114,21 @@ def _joined(values: Texts) -> str:
 
 
 def _distinct(names: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """The names; where several runs have one, with what was typed for one and not for another, else
-    with a number.
+    """The names of arms, made unique.
+
+    An equal name is followed by the differing typed values of its runs, else by a number.
     """
     result = list(names)
     for name in {name for name in names if names.count(name) > 1}:
-        same = [i for i, other in enumerate(names) if other == name]
-        values = [_typed(runs[i]) for i in same]
+        indices = [i for i, other in enumerate(names) if other == name]
+        values = [_typed(runs[i]) for i in indices]
         words = short_keys(differing(values)).items()
-        more = [_joined({word: one[key] for key, word in words if key in one}) for one in values]
-        if len(set(more)) < len(more):
-            more = [f"({n})" for n in range(1, len(same) + 1)]
-        for i, text in zip(same, more, strict=True):
+        suffixes = [
+            _joined({word: options[key] for key, word in words if key in options})
+            for options in values
+        ]
+        if len(set(suffixes)) < len(suffixes):
+            suffixes = [f"({n})" for n in range(1, len(indices) + 1)]
+        for i, text in zip(indices, suffixes, strict=True):
             result[i] = f"{name} {text}".rstrip()
     return result

@@ -1,4 +1,4 @@
-"""The parts of a page that needs nothing else: no network, no other file."""
+"""The parts of a self-contained page: no network, no other file."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ NO_SCRIPT = "<noscript><p>The figures need JavaScript; the tables do not.</p></n
 
 
 def escape(text: str) -> str:
-    """A text in which nothing is HTML, or turns the order of what is read."""
+    """A text without HTML, and without characters that change the reading order."""
     return html.escape(printable(text))
 
 
 def document(
     title: str, *, header: str, sections: Sequence[str], data: Mapping[str, Any], script: str
 ) -> str:
-    """header, sections: HTML. data: what the script draws figures from."""
+    """The HTML document. header, sections: HTML. data: source of the script's figures."""
     return PAGE.format(
         policy=POLICY,
         title=escape(title),
@@ -66,25 +66,28 @@ def document(
 
 
 def section(body: str, *, name: str = "", title: str = "", note: str = "") -> str:
-    """title, note: HTML."""
-    given = f' id="{name}"' if name else ""
+    """An HTML section. title, note: HTML."""
+    attribute = f' id="{name}"' if name else ""
     heading = f"<h2>{title}</h2>" if title else ""
     below = f'<p class="note">{note}</p>' if note else ""
-    return f"<section{given}>{heading}{body}{below}</section>"
+    return f"<section{attribute}>{heading}{body}{below}</section>"
 
 
 def table(given: Table, links: Mapping[str, str] = EMPTY, arms: Mapping[str, int] = EMPTY) -> str:
-    """links: of what stands in the first column. arms: the places of those that stand there."""
+    """The HTML of a table.
+
+    links: by text of the first column. arms: arm indices by the same text.
+    """
     sides = ["right" if given.is_right(i) else "left" for i in range(len(given.heads))]
     columns = list(zip(sides, map(escape, given.heads), strict=True))
     heads = "".join(f'<th scope="col" class="{side}">{head}</th>' for side, head in columns)
     lines = ""
-    for first, *rest in given.lines:
+    for first, *texts in given.lines:
         name = escape(first)
         name = f'<a href="{escape(links[first])}">{name}</a>' if first in links else name
         cells = "".join(
             f'<td class="{side}" data-head="{head}">{_parts(cell)}</td>'
-            for (side, head), cell in zip(columns[1:], rest, strict=True)
+            for (side, head), cell in zip(columns[1:], texts, strict=True)
         )
         arm = f' data-arm="{arms[first]}"' if first in arms else ""
         lines += f'<tr{arm}><th scope="row">{name}</th>{cells}</tr>'
@@ -99,7 +102,7 @@ def details(summary: str, body: str) -> str:
 
 
 def rounded(value: float | None, digits: int = DIGITS) -> float | int | None:
-    """None for what is not finite; whole numbers without a point."""
+    """The value with `digits` digits; None if not finite; whole numbers without a point."""
     if value is None or not math.isfinite(value):
         return None
     short = float(f"{value:.{digits}g}")
@@ -111,16 +114,16 @@ def unit(metric: str) -> str:
 
 
 def _printable(data: Any) -> Any:
-    """The same data with `printable` texts."""
+    """A copy of the data with `printable` texts."""
     if isinstance(data, str):
         return printable(data)
     if isinstance(data, Mapping):
         return {_printable(key): _printable(value) for key, value in data.items()}
-    return [_printable(one) for one in data] if isinstance(data, list | tuple) else data
+    return [_printable(item) for item in data] if isinstance(data, list | tuple) else data
 
 
 def _parts(cell: str) -> str:
-    """The parts of a list, each unbroken where there is room."""
+    """The parts of a list, each without a line break if the width allows."""
     parts = [escape(part) for part in cell.split("; ")]
     several = " ".join(f'<span class="part">{part}</span>' for part in parts)
     return several if len(parts) > 1 else parts[0]

@@ -1,4 +1,4 @@
-"""The runs in a folder, single ones and points of sweeps: found, filtered, and how they differ."""
+"""The runs in a folder, single runs and points of sweeps: search, filters, and differences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOLDERS = (RunSection().root, Sweep().root)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Entry:
-    """A run of the list; what its files hold is read when it is first asked for."""
+    """A run of the list; the contents of its files are read on first use."""
 
     run: Run
 
@@ -46,14 +46,14 @@ class Entry:
 
     @cached_property
     def best(self) -> tuple[float, int] | None:
-        """The best value of its objective, and the step."""
+        """The best value of the run's objective, and the step."""
         metric = self.run.objective
         if metric is None:
             return None
         result = read_result(self.run.path)
-        named = result.higher_is_better if result else ()
+        metrics = result.higher_is_better if result else ()
         sweeper = self.run.config.get("sweeper") or {}
-        return best_logged(self.run.path, metric, higher=is_best_high(metric, named, [sweeper]))
+        return best_logged(self.run.path, metric, higher=is_best_high(metric, metrics, [sweeper]))
 
     @cached_property
     def extent(self) -> Extent:
@@ -70,56 +70,59 @@ class Entry:
 
     @cached_property
     def derived(self) -> frozenset[str]:
-        """The options that were worked out of others."""
+        """The derived options of the run."""
         try:
             content = versions.read(self.run.path, "derived", versions.in_force(self.run.path))
-            return frozenset(str(one["key"]) for one in content)
+            return frozenset(str(option["key"]) for option in content)
         except (OSError, ValueError, KeyError, TypeError):
             return frozenset()
 
 
 def entries(folders: Sequence[Path]) -> tuple[list[Entry], str]:
-    """The runs below folders, by name; none: below FOLDERS. And why Slurm could not be asked for
-    their jobs. Raises ConfigError.
+    """The runs below folders, by name, and why Slurm could not be asked for their jobs.
+
+    Without folders, the runs below FOLDERS. Raises ConfigError.
     """
     for folder in folders:
         if not folder.is_dir():
-            fix = "give a folder of runs or sweeps, or a run"
-            raise refusal(str(folder), "there is no such directory.", fix, COMMAND_LINE)
-    places = [path for folder in folders or map(Path, FOLDERS) for path in _below(folder)]
+            hint = "give a folder of runs or sweeps, or a run"
+            raise refusal(str(folder), "there is no such directory.", hint, COMMAND_LINE)
+    run_dirs = [path for folder in folders or map(Path, FOLDERS) for path in _below(folder)]
     points = [
         replace(point, number=number)
-        for number, point in enumerate(_points(sorted(dict.fromkeys(places))))
+        for number, point in enumerate(_points(sorted(dict.fromkeys(run_dirs))))
     ]
-    found = survey(points)
-    return [Entry(run=run) for run in runs_of(points, found)], found.silent
+    surveyed = survey(points)
+    return [Entry(run=run) for run in runs_of(points, surveyed)], surveyed.silent
 
 
 def where(found: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]:
-    """Those of which every KEY=VALUE or KEY!=VALUE is true. Raises ConfigError for a key that no
-    run has.
+    """The entries meeting every KEY=VALUE or KEY!=VALUE condition.
+
+    Raises ConfigError for a key missing in all runs.
     """
-    known = dict.fromkeys(name for entry in found for name in entry.run.texts)
+    options = dict.fromkeys(name for entry in found for name in entry.run.texts)
     for text in conditions:
         key, equals, value = text.partition("=")
         unequal, key = key.endswith("!"), key.removesuffix("!")
-        if not equals or (known and key not in known):
-            what = f"no run here has an option {key}." if equals else "it is no KEY=VALUE."
-            meant = did_you_mean(closest(key, known))
-            fix = meant or "for example --where model.dim=256"
-            raise refusal(f"--where {text}", what, fix, COMMAND_LINE)
-        wanted = text_of(value).casefold()
+        if not equals or (options and key not in options):
+            message = f"no run here has an option {key}." if equals else "it is no KEY=VALUE."
+            meant = did_you_mean(closest(key, options))
+            hint = meant or "for example --where model.dim=256"
+            raise refusal(f"--where {text}", message, hint, COMMAND_LINE)
+        value_text = text_of(value).casefold()
         found = [
             entry
             for entry in found
-            if (entry.run.texts.get(key, "").casefold() == wanted) != unequal
+            if (entry.run.texts.get(key, "").casefold() == value_text) != unequal
         ]
     return list(found)
 
 
 def differences(found: Sequence[Entry]) -> dict[Entry, dict[str, str]]:
-    """Of each run the options whose value at most half of the runs share; but those worked out of
-    others.
+    """By run, the options with a value shared by at most half of the runs.
+
+    Derived options are left out.
     """
     keys = differing([entry.run.texts for entry in found], seeds=True)
     counts = {key: Counter(entry.run.texts.get(key) for entry in found) for key in keys}
@@ -140,14 +143,14 @@ def _below(folder: Path) -> Iterator[Path]:
     if is_run(folder):
         yield folder.resolve()
         return
-    for place, folders, _ in os.walk(folder):
-        runs = {name for name in folders if is_run(Path(place, name))}
-        yield from (Path(place, name).resolve() for name in runs)
+    for parent, folders, _ in os.walk(folder):
+        runs = {name for name in folders if is_run(Path(parent, name))}
+        yield from (Path(parent, name).resolve() for name in runs)
         folders[:] = [name for name in folders if name not in runs and name[:1] != "."]
 
 
 def _points(places: Sequence[Path]) -> Iterator[Point]:
-    """Of each run its point in the ledger of its sweep, or one of its own."""
+    """For each run directory, its point in the ledger of a sweep, or a single point."""
     sweeps: dict[Path, dict[Path, Point]] = {}
     for path in places:
         sweep = path.parent.parent
@@ -155,5 +158,5 @@ def _points(places: Sequence[Path]) -> Iterator[Point]:
             is_sweep = path.parent.name == POINTS and (sweep / SWEEP).is_file()
             points = SweepDirectory(sweep).points() if is_sweep else []
             sweeps[sweep] = {point.path: point for point in points}
-        own = Point(number=0, hash="", slug=path.name, path=path, overrides=())
-        yield sweeps[sweep].get(path, own)
+        single = Point(number=0, hash="", slug=path.name, path=path, overrides=())
+        yield sweeps[sweep].get(path, single)

@@ -1,4 +1,4 @@
-"""What a run has logged, each metric as a curve, and when a curve reaches a target."""
+"""The logs of a run, each metric as a curve, and the time at which a curve reaches a target."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ Column = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Curve:
-    """The finite values of a metric: arrays of shape [logs]. tokens and seconds of training are NaN
-    where the run did not log them.
+    """The finite values of a metric: arrays of shape [logs].
+
+    tokens and seconds (of training) are NaN if the run has not logged the count.
     """
 
     steps: np.ndarray
@@ -29,7 +30,7 @@ class Curve:
 
 
 class Log:
-    """What a run has logged; its files are read when something is first asked for."""
+    """The logged metrics of a run; the files are read on first use."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -50,24 +51,25 @@ class Log:
 
     @property
     def metrics(self) -> list[str]:
-        """What was logged, but what counts steps, tokens and time."""
+        """The logged metrics, without the counts of steps, tokens and time."""
         return [name for name in self._columns if name not in COUNTS]
 
     def track(self) -> Curve:
-        """Tokens and seconds at every step that has a log; its values are the steps."""
+        """Tokens and seconds at every logged step; the values are the steps."""
         steps = np.unique(np.r_[self._column("tokens")[0], self._seconds[0]])
         return self._at(steps, steps)
 
     def curve(self, metric: str) -> Curve:
-        """The curve of a metric, empty when it was never logged. The last value of a step counts;
-        tokens and seconds are interpolated between their own logs.
+        """The curve of a metric, empty when the metric was never logged.
+
+        The last value of a step counts; tokens and seconds are interpolated between their own logs.
         """
         return self._at(*self._column(metric))
 
     def _at(self, steps: np.ndarray, values: np.ndarray) -> Curve:
         tokens, seconds = (
-            np.interp(steps, np.r_[0, known], np.r_[0, count]) if len(known) else steps * np.nan
-            for known, count in (self._column("tokens"), self._seconds)
+            np.interp(steps, np.r_[0, marks], np.r_[0, count]) if len(marks) else steps * np.nan
+            for marks, count in (self._column("tokens"), self._seconds)
         )
         return Curve(steps, values, tokens, seconds)
 
@@ -82,22 +84,21 @@ class Log:
     @cached_property
     def _columns(self) -> dict[str, Column]:
         """Steps and finite values of every metric, as arrays: rows of many runs fill the memory."""
-        found: dict[str, dict[int, float]] = {}
+        by_metric: dict[str, dict[int, float]] = {}
         for row in (row for name in FILES for row in rows_if_readable(self.run_dir / name)):
             if isinstance(step := row.get("step"), int):
                 for name, value in row.items():
                     if isinstance(value, int | float):
-                        found.setdefault(name, {})[step] = value
-        return {name: _finite(by_step) for name, by_step in found.items()}
+                        by_metric.setdefault(name, {})[step] = value
+        return {name: _finite(by_step) for name, by_step in by_metric.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeToTarget:
-    """Of `of` runs, `n` logged a value as good as the target; the median of the first step, tokens
-    and seconds at which they did.
+    """The median of the first step, tokens and seconds with a value as good as the target.
 
-    A run that never did counts as later than all others; None where the median falls on such a
-    run, or a run has not logged what is counted.
+    n of `of` runs reached the target. A run without such a value counts as later than all others;
+    None where the median falls on an unsuccessful run, or a run has not logged the count.
     """
 
     n: int | None = None

@@ -46,17 +46,20 @@ FIGURE = "<figure {}></figure>"
 
 
 def page(report: Report, folder: Path, most: int = MOST) -> str:
-    """folder: the one it will lie in, for links to runs. most: arms in figures and tables."""
+    """The HTML page of a report. folder: of the page, for links to runs.
+
+    most: arms in figures and tables.
+    """
     data, runs = page_data(report, most), runs_table(report, RUNS)
     links = {
         report.label(run): quote(os.path.relpath(run.path, folder.resolve())) + "/"
         for run in report.runs
     }
-    places = {arm_name(row, report): i for i, row in enumerate(report.shown(most))}
+    indices = {arm_name(row, report): i for i, row in enumerate(report.shown(most))}
     sections = [_arm_plot(report, most), *_responses(data), *_curves(data)]
-    for one in tables(report, most):
-        linked = one.of_runs or not report.source.path
-        sections.append(section(table(one, links if linked else {}, places)))
+    for result in tables(report, most):
+        linked = result.of_runs or not report.source.path
+        sections.append(section(table(result, links if linked else {}, indices)))
     every = details(counted(len(report.runs), "run"), table(runs, links))
     typed = [f"python -m forge.train {escape(command)}" for command in report.source.commands]
     listed = "<pre>{}</pre>".format("\n".join(typed))
@@ -71,8 +74,9 @@ def page(report: Report, folder: Path, most: int = MOST) -> str:
 
 
 def page_data(report: Report, most: int | None = None) -> dict[str, Any]:
-    """What the figures are drawn from. baseline: its place among the arms, None where arms are
-    ranked. most: arms.
+    """The data of the figures. most: arms.
+
+    baseline: index of the baseline among the arms, None for ranked arms.
     """
     rows, options = report.shown(most), swept(report)
     return {
@@ -80,20 +84,20 @@ def page_data(report: Report, most: int | None = None) -> dict[str, Any]:
         "unit": unit(report.metric),
         "higher": report.higher,
         "baseline": rows.index(report.baseline) if report.compared and report.others else None,
-        "swept": [asdict(one) for one in options],
+        "swept": [asdict(option) for option in options],
         "arms": [_arm(row, report, options) for row in rows],
         **drawing.drawn(report, [row.arm for row in rows]),
     }
 
 
 def _arm(row: Row, report: Report, options: Sequence[Swept]) -> dict[str, Any]:
-    numbers = arm_row(row, report)  # that of the arm in a CSV file
+    numbers = arm_row(row, report)  # the arm's row of the CSV file
     return {
         "name": row.name,
         "runs": len(row.arm.runs),
         "runs_done": len(row.arm.done),
         "values": [rounded(value) for of_seed in row.values.values() for value in of_seed],
-        "at": [value_of_arm(row.arm, one.key) for one in options],
+        "at": [value_of_arm(row.arm, option.key) for option in options],
         **{name: rounded(numbers[name]) for name in DRAWN},
         "verdict": verdict(row, report.higher),
     }
@@ -114,7 +118,7 @@ def _arm_plot(report: Report, most: int) -> str:
 
 
 def _responses(data: dict[str, Any]) -> list[str]:
-    """What the metric is over each number, and over all that was swept."""
+    """The figures of the metric over each swept number, and over all swept options."""
     options = data["swept"]
     numbers = [i for i, option in enumerate(options) if option["number"]]
     reached = [arm for arm in data["arms"] if arm["mean"] is not None]
@@ -134,11 +138,11 @@ def _responses(data: dict[str, Any]) -> list[str]:
 
 
 def _curves(data: dict[str, Any]) -> list[str]:
-    found = [one for curve in data["curves"] for one in curve["values"] if one]
-    if not found:
+    lines = [line for curve in data["curves"] for line in curve["values"] if line]
+    if not lines:
         return []
-    figures, notes = FIGURE.format('data-kind="values"'), [BANDS[any(c["n"] > 1 for c in found)]]
-    if not all(one["done"] for one in found):
+    figures, notes = FIGURE.format('data-kind="values"'), [BANDS[any(c["n"] > 1 for c in lines)]]
+    if not all(line["done"] for line in lines):
         notes.append("Dashed: no run of the arm is done.")
     notes.append("An arm is shown or hidden by its name.")
     if any(any(curve.get("differences", ())) for curve in data["curves"]):

@@ -1,4 +1,4 @@
-"""Runs beside the first of them: each metric at equal steps, or equal tokens."""
+"""Runs compared with the first run: each metric at equal steps, or equal tokens."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ STEPS, TOKENS = "steps", "tokens"
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A metric of two runs where both have it: n places, the last of them `at`. difference: second
-    minus first there; mean, low, high: of the differences at all places; lower: the share of
-    places at which the second is lower.
+    """A metric of two runs at n common positions; `at` is the last position.
+
+    difference: second minus first at the last position; mean, low, high: of the differences at all
+    positions; lower: share of positions with a lower second value.
     """
 
     metric: str
@@ -33,19 +34,20 @@ class Pair:
 
 
 def pair(first: Run, second: Run, metric: str, *, over: str = STEPS) -> Pair | None:
-    """None where they share no place.
+    """Compare a metric of two runs; None without a common position.
 
-    Over steps the places are those that both have logged; over tokens those of the first, as far as
-    the second has come, between whose logs it is interpolated.
+    Over steps the positions are the steps logged by both runs. Over tokens the positions are the
+    first run's token counts within the second run's range; the second run's values are
+    interpolated.
     """
-    places, a, b = _aligned(first.log.curve(metric), second.log.curve(metric), over)
-    if not len(places):
+    positions, a, b = _aligned(first.log.curve(metric), second.log.curve(metric), over)
+    if not len(positions):
         return None
     differences = b - a
     return Pair(
         metric=metric,
-        n=len(places),
-        at=float(places[-1]),
+        n=len(positions),
+        at=float(positions[-1]),
         first=float(a[-1]),
         second=float(b[-1]),
         difference=float(differences[-1]),
@@ -57,17 +59,17 @@ def pair(first: Run, second: Run, metric: str, *, over: str = STEPS) -> Pair | N
 
 
 def common_metrics(runs: Sequence[Run]) -> list[str]:
-    """What every run has logged, in the order of the first."""
+    """The metrics logged by every run, in the order of the first run."""
     return [name for name in runs[0].log.metrics if all(name in run.log.metrics for run in runs)]
 
 
 def _aligned(a: Curve, b: Curve, over: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if over == STEPS:
-        places, of_a, of_b = np.intersect1d(a.steps, b.steps, return_indices=True)
-        return places, a.values[of_a], b.values[of_b]
-    known = np.isfinite(b.tokens)
-    if not known.any() or not len(a.tokens):
+        positions, of_a, of_b = np.intersect1d(a.steps, b.steps, return_indices=True)
+        return positions, a.values[of_a], b.values[of_b]
+    counted = np.isfinite(b.tokens)
+    if not counted.any() or not len(a.tokens):
         return np.empty(0), np.empty(0), np.empty(0)
-    tokens, values = b.tokens[known], b.values[known]
-    kept = (a.tokens >= tokens[0]) & (a.tokens <= tokens[-1])
-    return a.tokens[kept], a.values[kept], np.interp(a.tokens[kept], tokens, values)
+    tokens, values = b.tokens[counted], b.values[counted]
+    shared = (a.tokens >= tokens[0]) & (a.tokens <= tokens[-1])
+    return a.tokens[shared], a.values[shared], np.interp(a.tokens[shared], tokens, values)

@@ -23,11 +23,12 @@ ON_TERMINAL, IN_MARKDOWN, PIPED_WIDTH = 30, 50, 120
 
 
 def show(report: Report, console: Console | None = None, most: int = ON_TERMINAL) -> None:
-    """Print the headline and every table with at most so many lines, without trailing blanks: as
-    wide as the terminal, else COLUMNS, else 120.
+    """Print the headline and every table with at most `most` lines, without trailing blanks.
+
+    The width is the terminal's, else COLUMNS, else 120.
     """
-    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    console = console or Console(force_jupyter=False, width=None if known else PIPED_WIDTH)
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    console = console or Console(force_jupyter=False, width=None if has_width else PIPED_WIDTH)
     with console.capture() as captured:
         console.print(Text(printable(report.source.name), style="bold"))
         for line in headline(report):
@@ -62,7 +63,7 @@ def csv_text(rows: Sequence[dict[str, Any]]) -> str:
 
 def _rich(table: Table) -> RichTable:
     title = Text(printable(table.title))
-    made = RichTable(
+    result = RichTable(
         title=title,
         title_justify="left",
         title_style="bold",
@@ -73,12 +74,12 @@ def _rich(table: Table) -> RichTable:
     for i, head in enumerate(table.heads):
         right = table.is_right(i)
         justify = "right" if right else "left"
-        made.add_column(Text(printable(head)), justify=justify, no_wrap=right, overflow="fold")
+        result.add_column(Text(printable(head)), justify=justify, no_wrap=right, overflow="fold")
     for cells in table.lines:
-        made.add_row(*(Text(printable(cell)) for cell in cells))
-    return made
+        result.add_row(*(Text(printable(cell)) for cell in cells))
+    return result
 
 
 def _escaped(text: str) -> str:
-    """A text in which nothing is Markdown or HTML."""
+    """A text without Markdown or HTML."""
     return " ".join(re.sub(r"([\\`*_\[\]|<>#])", r"\\\1", printable(text)).split())

@@ -28,7 +28,7 @@ FIGURES = {
     "gradient norm": lambda name: name == "train/grad_norm",
     "throughput": lambda name: name == "tokens_per_second",
 }
-"""Which metrics stand in one figure; another one draws any metric."""
+"""The metrics of each figure; an additional figure draws any metric."""
 LATEST, LONGEST = 8, 4000  # samples, and letters of one
 NOTE = "Time is of training. Long curves are thinned out: neighbours are averaged."
 
@@ -41,19 +41,19 @@ def page(entry: Entry) -> str:
     return document(
         run.path.name,
         header=lines,
-        sections=[one for one in sections if one],
+        sections=[part for part in sections if part],
         data=data,
         script="run.js",
     )
 
 
 def summary(entry: Entry) -> list[str]:
-    """Sentences: how far it is, what it reached, why it failed, tags and note."""
+    """Sentences: progress, best value, reason of a failure, tags and note."""
     run, now, notes = entry.run, entry.progress, entry.annotations
-    of = "" if now.of is None else f" of {now.of:,}"
+    end = "" if now.of is None else f" of {now.of:,}"
     tokens = "" if run.log.tokens is None else f", {run.log.tokens:,} tokens"
     time = "" if run.log.seconds is None else f", {time_span(run.log.seconds)} of training"
-    lines = [f"{run.state}: step {now.step:,}{of}{tokens}{time}, {byte_size(entry.extent.size)}."]
+    lines = [f"{run.state}: step {now.step:,}{end}{tokens}{time}, {byte_size(entry.extent.size)}."]
     if run.why:
         lines.append(f"Why it failed: {run.why}")
     if entry.best is not None:
@@ -67,7 +67,7 @@ def summary(entry: Entry) -> list[str]:
 
 
 def page_data(run: Run) -> dict[str, Any]:
-    """What the figures are drawn from: every metric, the steps that several share kept once."""
+    """The data of the figures: every metric, with each shared array of steps stored once."""
     grids: dict[tuple[float | None, ...], int] = {}
     curves = []
     for metric in run.log.metrics:
@@ -77,7 +77,7 @@ def page_data(run: Run) -> dict[str, Any]:
             grid = grids.setdefault(steps, len(grids))
             values = thinned(curve.values, POINTS)
             curves.append({"metric": metric, "unit": unit(metric), "grid": grid, "mean": values})
-    names = [one["metric"] for one in curves]
+    names = [curve["metric"] for curve in curves]
     figures = [
         {"title": title, "curves": [i for i, name in enumerate(names) if belongs(name)]}
         for title, belongs in FIGURES.items()
@@ -110,15 +110,17 @@ def _samples(run_dir: Path) -> str:
     parts = []
     for row in reversed(rows[-LATEST:]):
         prompt, text = escape(str(row.get("prompt", ""))), escape(row["text"][:LONGEST])
-        said = f"<b>{prompt}</b>{text}"
-        parts.append(f"<p>step {escape(str(row.get('step')))}</p><pre>{said}</pre>")
-    first, *others = parts
-    more = details(counted(len(others), "sample") + " before it", "".join(others)) if others else ""
-    return section(first + more, title="samples", note="In bold: the prompt.")
+        content = f"<b>{prompt}</b>{text}"
+        parts.append(f"<p>step {escape(str(row.get('step')))}</p><pre>{content}</pre>")
+    first, *earlier = parts
+    folded = (
+        details(counted(len(earlier), "sample") + " before it", "".join(earlier)) if earlier else ""
+    )
+    return section(first + folded, title="samples", note="In bold: the prompt.")
 
 
 def _metrics(run: Run) -> str:
-    """The last value of every metric, and its best where the run has ended."""
+    """A table of the last, lowest and highest value of every metric."""
     lines = []
     for name in run.log.metrics:
         curve = run.log.curve(name)
@@ -126,63 +128,63 @@ def _metrics(run: Run) -> str:
             ends = (curve.values[-1], curve.values.min(), curve.values.max())
             lines.append((name, *(f"{value:,.6g}" for value in ends), f"{curve.steps[-1]:,.0f}"))
     heads = ("metric", "last", "lowest", "highest", "last step")
-    made = Table(name="metrics", title="metrics", heads=heads, lines=lines, align="<>>>>")
-    return section(table(made)) if lines else ""
+    result = Table(name="metrics", title="metrics", heads=heads, lines=lines, align="<>>>>")
+    return section(table(result)) if lines else ""
 
 
 def _config(run: Run) -> str:
-    """What was typed, what was worked out of it, and the whole."""
+    """The typed command, the derived values, and all options."""
     typed, derived = [], []
     with suppress(OSError, ValueError, TypeError):
         typed = own_overrides(run.path)
     with suppress(OSError, ValueError, TypeError, KeyError):
         derived = [
-            (str(one["key"]), shown(one["value"]), str(one["why"]))
-            for one in versions.read(run.path, "derived", versions.in_force(run.path))
+            (str(option["key"]), shown(option["value"]), str(option["why"]))
+            for option in versions.read(run.path, "derived", versions.in_force(run.path))
         ]
     command = escape(shlex.join(["python", "-m", "forge.train", *typed]))
     parts = [f"<pre>{command}</pre>"]
     if derived:
         heads = ("option", "value", "why")
-        made = Table(name="derived", title="", heads=heads, lines=derived, align="<<<")
-        parts.append(details(f"{counted(len(derived), 'value')} worked out", table(made)))
+        listing = Table(name="derived", title="", heads=heads, lines=derived, align="<<<")
+        parts.append(details(f"{counted(len(derived), 'value')} worked out", table(listing)))
     options = [(key, text) for key, text in run.texts.items()]
-    made = Table(name="config", title="", heads=("option", "value"), lines=options, align="<<")
-    parts.append(details(f"all {counted(len(options), 'option')}", table(made)))
+    listing = Table(name="config", title="", heads=("option", "value"), lines=options, align="<<")
+    parts.append(details(f"all {counted(len(options), 'option')}", table(listing)))
     return section("".join(parts), title="config")
 
 
 def _origin(run_dir: Path) -> str:
-    """What it was made with, every start and end, and the warnings of the check."""
+    """The provenance of a run, its starts and ends, and the warnings of its check."""
     facts: Mapping[str, Any] = {}
     warnings: Sequence[Mapping[str, Any]] = ()
     with suppress(OSError, ValueError):
         facts = read_object(run_dir / MADE_WITH)
     with suppress(OSError, ValueError, TypeError):
         content = versions.read(run_dir, "warnings", versions.in_force(run_dir))
-        warnings = [one for one in content if isinstance(one, Mapping)]
+        warnings = [warning for warning in content if isinstance(warning, Mapping)]
     lines = []
     for key, value in {"directory": short(run_dir), **facts}.items():
         if isinstance(value, Mapping):
             value = ", ".join(f"{name} {version}" for name, version in value.items() if version)
         text = shlex.join(map(str, value)) if isinstance(value, list) else str(value or "none")
         lines.append((key.replace("_", " "), text))
-    made = Table(name="made", title="provenance", heads=("", ""), lines=lines, align="<<")
+    provenance = Table(name="made", title="provenance", heads=("", ""), lines=lines, align="<<")
     starts = [_attempt(row) for row in outcome.attempts(run_dir)]
     heads = ("what", "time", "step", "")
     tried = Table(name="attempts", title="", heads=heads, lines=starts, align="<<><")
     parts = [
-        table(made),
+        table(provenance),
         details(counted(len(starts), "start or end", "starts and ends"), table(tried)),
     ]
     if warnings:
-        said = "".join(f"<p>{escape(str(one.get('what')))}</p>" for one in warnings)
-        parts.append(details(counted(len(warnings), "warning"), said))
+        texts = "".join(f"<p>{escape(str(warning.get('what')))}</p>" for warning in warnings)
+        parts.append(details(counted(len(warnings), "warning"), texts))
     return section("".join(parts))
 
 
 def _attempt(row: Mapping[str, Any]) -> tuple[str, ...]:
     where = f"{row.get('host', '')}, process {row.get('pid', '')}, from {row.get('from')}"
-    more = where if row.get("event") == "start" else f"{row.get('status')}: {row.get('reason')}"
+    detail = where if row.get("event") == "start" else f"{row.get('status')}: {row.get('reason')}"
     step = "" if row.get("step") is None else str(row["step"])
-    return str(row.get("event")), str(row.get("time", "")), step, more
+    return str(row.get("event")), str(row.get("time", "")), step, detail

@@ -1,4 +1,4 @@
-"""The runs of a report: the points of a sweep, or run directories given one by one."""
+"""The runs of a report: the points of a sweep, or single run directories."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ SEED = "seed"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """A run. state: as launch.sweep.state has it. why: it failed. final: metrics of a run that is
-    done, and `ended` its last step and why it ended there. higher_is_better: metrics of its
-    objective, by their own names.
+    """A run. state: a state of launch.sweep.state. why: the reason of a failure.
+
+    final: metrics of a finished run. ended: its last step and the reason of its end.
+    higher_is_better: metrics of its objective, by the objective's names.
     """
 
     point: Point
@@ -45,9 +46,9 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        """None for a point that was never prepared and has no seed of its own."""
-        found = self.config.get(SEED, self.point.varied.get(SEED))
-        return None if found is None else int(found)
+        """The seed; None for a point never prepared and without a varied seed."""
+        value = self.config.get(SEED, self.point.varied.get(SEED))
+        return None if value is None else int(value)
 
     @property
     def objective(self) -> str | None:
@@ -59,25 +60,27 @@ class Run:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The resolved config by dotted keys; empty for a point that was never prepared."""
+        """The resolved config by dotted keys; empty for a point never prepared."""
         return flat(self.config)
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """The options as texts that are equal for equal values."""
+        """The options as texts, equal for equal values."""
         return {key: text_of(value) for key, value in self.options.items()}
 
     @cached_property
     def log(self) -> Log:
-        from forge.report.logs import Log  # with numpy, which a list of runs does without
+        from forge.report.logs import Log  # imports numpy, unneeded for a list of runs
 
         return Log(self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a report is of. path: of the sweep, None for single runs. commands: what was typed after
-    `python -m forge.train`. no_answer: why Slurm could not be asked for its jobs.
+    """The source of a report: a sweep, or single runs. path: of the sweep, None for single runs.
+
+    commands: the typed arguments of `python -m forge.train`. no_answer: why Slurm could not be
+    asked for its jobs.
     """
 
     name: str
@@ -89,25 +92,27 @@ class Source:
 
 
 def read(paths: Sequence[Path]) -> Source:
-    """One sweep, or one or more runs. Raises ConfigError for anything else."""
+    """Read a sweep, or one or more runs. Raises ConfigError for all other paths."""
     sweeps = [path for path in paths if (path / SWEEP).is_file()]
     problems = [_no_source(path) for path in paths if path not in sweeps and not is_run(path)]
     if sweeps and len(paths) > 1:
-        what, fix = "a report is of one sweep, or of runs.", f"python -m forge.report {sweeps[0]}"
-        problems.append(Problem(key=str(sweeps[0]), what=what, fix=fix, where=COMMAND_LINE))
+        text, hint = "a report is of one sweep, or of runs.", f"python -m forge.report {sweeps[0]}"
+        problems.append(Problem(key=str(sweeps[0]), what=text, fix=hint, where=COMMAND_LINE))
     if problems:
         raise ConfigError(problems)
     return _of_sweep(find_sweep(paths[0])) if sweeps else _of_runs(paths)
 
 
 def runs_of(points: Sequence[Point], found: Survey) -> list[Run]:
-    known: dict[str, Any] = {}
-    return [_run(point, found.states[point.number], known) for point in points]
+    loaded: dict[str, Any] = {}
+    return [_run(point, found.states[point.number], loaded) for point in points]
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every option by its dotted key; the variant of a group is its schema, or the last word of a
-    target of its own, under the key of the group.
+    """Every option by its dotted key.
+
+    The key of a group has the group's variant: the schema's name, or the last word of a user's
+    target.
     """
     values: dict[str, Any] = {}
     variant = config.get("_target_") or config.get("_type_")
@@ -122,7 +127,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def text_of(value: object) -> str:
-    """A value as a text; a number, typed or not, in its shortest form: 0.001, 1e-5, 4."""
+    """The text of a value; a number, typed or not, in its shortest form: 0.001, 1e-5, 4."""
     if isinstance(value, str) and not value[:1].isalpha():
         try:
             value = int(value) if value.lstrip("+-").isdigit() else float(value)
@@ -135,8 +140,8 @@ def text_of(value: object) -> str:
 
 def _of_sweep(sweep: SweepDirectory) -> Source:
     points = sweep.points()
-    found = survey(points)
-    runs = runs_of(points, found)
+    surveyed = survey(points)
+    runs = runs_of(points, surveyed)
     declared = [run.config.get("sweep", {}).get("ablation", {}).get("baseline") for run in runs]
     return Source(
         name=sweep.name,
@@ -144,7 +149,7 @@ def _of_sweep(sweep: SweepDirectory) -> Source:
         runs=runs,
         baseline=next((str(name) for name in reversed(declared) if name is not None), None),
         commands=tuple(dict.fromkeys(map(_command, sweep.commands()))),
-        no_answer=found.silent,
+        no_answer=surveyed.silent,
     )
 
 
@@ -154,12 +159,12 @@ def _command(kept: Mapping[str, Any]) -> str:
 
 
 def _of_runs(paths: Sequence[Path]) -> Source:
-    places = list(dict.fromkeys(path.resolve() for path in paths))
-    names = [path.name for path in places]
-    arms = [path.name if names.count(path.name) == 1 else str(path) for path in places]
+    run_dirs = list(dict.fromkeys(path.resolve() for path in paths))
+    names = [path.name for path in run_dirs]
+    arms = [path.name if names.count(path.name) == 1 else str(path) for path in run_dirs]
     points = [
         Point(number=i, hash="", slug=arm, path=path, overrides=(), arm=arm)
-        for i, (path, arm) in enumerate(zip(places, arms, strict=True))
+        for i, (path, arm) in enumerate(zip(run_dirs, arms, strict=True))
     ]
     name = " against ".join(arms) if len(arms) < 3 else f"{len(arms)} runs"
     return Source(name=name, runs=runs_of(points, survey(points)))

@@ -18,8 +18,10 @@ BySeed = Mapping[int, Sequence[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Of n values: mean, standard deviation (n - 1 in the denominator) and Student's t interval of
-    the mean. None: not defined for so few values.
+    """The mean, deviation and interval of n values. None: not defined for n values.
+
+    The standard deviation has n - 1 in the denominator; the interval is Student's t interval of the
+    mean.
     """
 
     n: int = 0
@@ -54,11 +56,11 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def difference(arm: BySeed, baseline: BySeed) -> Difference:
-    """The arm minus the baseline, each given as the values of every seed.
+    """The arm minus the baseline, each side given as the values of every seed.
 
-    A paired t-test (ttest_rel) over the seeds that both have, when there are at least two and at
-    least half of those of the smaller side; Welch's t-test of unequal variances (ttest_ind)
-    otherwise. The interval is of 95 %, the p-value two-sided.
+    A paired t-test (ttest_rel) over the common seeds, for at least two common seeds and at least
+    half of the smaller side's seeds; else Welch's t-test of unequal variances (ttest_ind). The
+    interval is of 95 %, the p-value two-sided.
     """
     common, smaller = sorted(arm.keys() & baseline.keys()), min(len(arm), len(baseline))
     once = all(len(values) == 1 for side in (arm, baseline) for values in side.values())

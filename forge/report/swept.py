@@ -1,4 +1,4 @@
-"""What a sweep has varied beside the seed, and the value that each arm has of it."""
+"""The options varied by a sweep beside the seed, and their value in each arm."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from forge.report.runs import SEED
 
 @dataclass(frozen=True, kw_only=True)
 class Swept:
-    """An option that has several values. word: its key as it is told from the others. values: as
-    texts, numbers in their order. number: all are. log: they are spaced by factors.
+    """An option with several values. word: the shortest distinguishing form of its key.
+
+    values: as texts, numbers in ascending order. number: all values are numbers. log: the numbers
+    are spaced by factors.
     """
 
     key: str
@@ -27,10 +29,10 @@ class Swept:
 
 
 def swept(report: Report) -> list[Swept]:
-    """In the order in which they were typed."""
+    """The swept options, in the order of typing."""
     keys = dict.fromkeys(key for run in report.runs for key in run.point.varied if key != SEED)
-    found = {key: {value_of_arm(row.arm, key) for row in report.rows} - {None} for key in keys}
-    several = {key: [str(value) for value in values] for key, values in found.items()}
+    arm_values = {key: {value_of_arm(row.arm, key) for row in report.rows} - {None} for key in keys}
+    several = {key: [str(value) for value in values] for key, values in arm_values.items()}
     several = {key: values for key, values in several.items() if len(values) > 1}
     words = short_keys(list(several))
     result = []
@@ -38,15 +40,15 @@ def swept(report: Report) -> list[Swept]:
         numbers = {text: _number(text) for text in texts}
         finite = [number for number in numbers.values() if number is not None]
         is_number = len(finite) == len(texts)
-        ordered = sorted(texts, key=lambda text, known=numbers: (known[text] or 0.0, text))
-        one = Swept(
+        ordered = sorted(texts, key=lambda text, as_number=numbers: (as_number[text] or 0.0, text))
+        option = Swept(
             key=key,
             word=words[key],
             values=tuple(ordered),
             number=is_number,
             log=is_number and is_by_factors(sorted(finite)),
         )
-        result.append(one)
+        result.append(option)
     return result
 
 
@@ -55,8 +57,9 @@ def value_of_arm(arm: Arm, key: str) -> str | None:
 
 
 def is_by_factors(values: Sequence[float]) -> bool:
-    """Whether the steps between numbers are more alike as factors than as differences; of two
-    numbers, whether one is five times the other, or more.
+    """Whether the steps between numbers are more alike as factors than as differences.
+
+    Two numbers count as spaced by factors when the second is at least five times the first.
     """
     if values[0] <= 0:
         return False

@@ -15,7 +15,7 @@ from forge.report.statistics import NONE, PAIRED, WELCH, Difference
 
 ALPHA = 0.05
 SEE_ALL = "all of them: --top {n}, or {file} (--{flag} FILE)."
-VERDICTS = {  # of one arm, of several, of all
+VERDICTS = {  # for a single arm, for several arms, for all arms
     "better": ("is better", "are better", "all arms are better"),
     "worse": ("is worse", "are worse", "all arms are worse"),
     "": (*["cannot be told from it"] * 2, "no arm can be told from it"),
@@ -45,7 +45,8 @@ UNPAIRED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A title, a line of heads, lines of cells, and sentences that explain them. name: for links.
+    """A title, a line of heads, lines of cells, and explaining sentences. name: for links.
+
     align: < or > for each column.
     """
 
@@ -65,15 +66,15 @@ class Table:
 
 
 def tables(report: Report, most: int | None = None) -> list[Table]:
-    """All tables that have a line. most: arms, or runs, in each of them."""
+    """All non-empty tables. most: number of arms, or runs, in each table."""
     by_arm = [make(report, most) for make in (results, differences, times_to_target, configs)]
     left_out = _arms_left_out(report, most)
-    found = [replace(table, notes=[*left_out, *table.notes]) for table in by_arm]
-    return [table for table in (*found, unfinished(report, most)) if table.lines]
+    of_arms = [replace(table, notes=[*left_out, *table.notes]) for table in by_arm]
+    return [table for table in (*of_arms, unfinished(report, most)) if table.lines]
 
 
 def headline(report: Report) -> list[str]:
-    """Sentences: how many runs, which arm is best, and which differ from the baseline."""
+    """Sentences: the number of runs, the best arm, and the arms differing from the baseline."""
     states = Counter(sorted((run.state for run in report.runs), key=lambda state: state != DONE))
     counts = ", ".join(f"{n:,} {state}" for state, n in states.items())
     if without := len(report.without_value):
@@ -95,11 +96,11 @@ def results(report: Report, most: int | None = None) -> Table:
     seeds = any(row.summary.n > 1 for row in report.rows)
     lengths = [name for name in ("steps", "tokens") if len(_ended(report.rows, name)) > 1]
     for row in report.shown(most):
-        own = row.summary
-        cells = [_span(_ended([row], name), name) for name in lengths] + [write.number(own.mean)]
+        stats = row.summary
+        cells = [_span(_ended([row], name), name) for name in lengths] + [write.number(stats.mean)]
         if seeds:
-            cells += [write.number(own.deviation), write.interval(own.low, own.high)]
-        lines.append((arm_name(row, report), f"{own.n} of {len(row.arm.runs)}", *cells))
+            cells += [write.number(stats.deviation), write.interval(stats.low, stats.high)]
+        lines.append((arm_name(row, report), f"{stats.n} of {len(row.arm.runs)}", *cells))
     return Table(
         name="arms",
         title=f"{report.metric} at the end",
@@ -121,9 +122,9 @@ def differences(report: Report, most: int | None = None) -> Table:
     tests = [_test(row.difference) for row in compared]
     several = len(set(tests)) > 1
     for row, test in zip(compared, tests, strict=True):
-        own = row.difference
-        span = write.interval(own.low, own.high, sign="+")
-        cells = (row.name, write.signed(own.mean), span, p_value(own.p), p_value(row.p_holm))
+        diff = row.difference
+        span = write.interval(diff.low, diff.high, sign="+")
+        cells = (row.name, write.signed(diff.mean), span, p_value(diff.p), p_value(row.p_holm))
         lines.append((*cells, test) if several else cells)
     methods = {row.difference.method for row in compared}
     if PAIRED in methods:
@@ -152,10 +153,10 @@ def differences(report: Report, most: int | None = None) -> Table:
 def times_to_target(report: Report, most: int | None = None) -> Table:
     target, lines = decimals(report).number(report.target), []
     for row in report.shown(most):
-        own = row.to_target
-        if own.n is not None:
-            cells = (compact(own.step), compact(own.tokens), duration(own.seconds))
-            lines.append((arm_name(row, report), f"{own.n} of {own.of}", *cells))
+        reached = row.to_target
+        if reached.n is not None:
+            cells = (compact(reached.step), compact(reached.tokens), duration(reached.seconds))
+            lines.append((arm_name(row, report), f"{reached.n} of {reached.of}", *cells))
     bound = "at least" if report.higher else "at most"
     note = TO_TARGET.format(report.metric, bound, target, report.target_from)
     return Table(
@@ -172,10 +173,14 @@ def configs(report: Report, most: int | None = None) -> Table:
     base, lines = report.baseline.arm.config, []
     for row in report.shown(most) if base and report.differing else []:
         if row is not report.baseline:
-            own = row.arm.config
-            keys = [key for key in report.differing if own.get(key) != base.get(key)]
-            found = [f"{key}: {base.get(key, 'none')} → {own.get(key, 'none')}" for key in keys]
-            lines.append((row.name, ("; ".join(found) or "nothing") if own else "not prepared yet"))
+            config = row.arm.config
+            keys = [key for key in report.differing if config.get(key) != base.get(key)]
+            changes = [
+                f"{key}: {base.get(key, 'none')} → {config.get(key, 'none')}" for key in keys
+            ]
+            lines.append(
+                (row.name, ("; ".join(changes) or "nothing") if config else "not prepared yet")
+            )
     best = "" if report.compared else ", the best,"
     return Table(
         name="configs",
@@ -188,13 +193,13 @@ def configs(report: Report, most: int | None = None) -> Table:
 
 def unfinished(report: Report, most: int | None = None) -> Table:
     without, notes = set(report.without_value), []
-    left = [run for run in report.runs if run.state != DONE or run in without]
-    if most is not None and len(left) > most:
-        see_all = SEE_ALL.format(n=len(left), file="runs.csv", flag="runs-csv")
-        notes.append(f"{most:,} of {len(left):,} runs, those that failed first; {see_all}")
-        left = sorted(left, key=lambda run: run.state != FAILED)[:most]
+    uncounted = [run for run in report.runs if run.state != DONE or run in without]
+    if most is not None and len(uncounted) > most:
+        see_all = SEE_ALL.format(n=len(uncounted), file="runs.csv", flag="runs-csv")
+        notes.append(f"{most:,} of {len(uncounted):,} runs, those that failed first; {see_all}")
+        uncounted = sorted(uncounted, key=lambda run: run.state != FAILED)[:most]
     lines = []
-    for run in left:
+    for run in uncounted:
         why = run.why
         if run in without:
             why = f"it has no value of {report.metric}"
@@ -211,7 +216,7 @@ def unfinished(report: Report, most: int | None = None) -> Table:
 
 
 def runs_table(report: Report, most: int | None = None) -> Table:
-    """Every run: what it reached, or how far it is. most: the first of them."""
+    """Every run with its final value or its progress. most: number of runs."""
     write, notes = decimals(report), []
     lines = [
         (
@@ -228,9 +233,9 @@ def runs_table(report: Report, most: int | None = None) -> Table:
 
 
 def decimals(report: Report) -> Decimals:
-    found = [row.summary for row in report.rows]
-    means = [one.mean for one in found if one.mean is not None]
-    return Decimals.of([one.deviation or 0.0 for one in found], means)
+    summaries = [row.summary for row in report.rows]
+    means = [summary.mean for summary in summaries if summary.mean is not None]
+    return Decimals.of([summary.deviation or 0.0 for summary in summaries], means)
 
 
 def verdict(row: Row, higher: bool) -> str:
@@ -253,7 +258,7 @@ def _verdicts(tested: Sequence[Row], higher: bool) -> str:
 
 
 def _untested(report: Report) -> str:
-    """The arms that no test tells from the baseline, with the reason."""
+    """The arms without a test against the baseline, with the reason."""
     reasons: dict[str, list[str]] = {}
     for row in report.others:
         if row.p_holm is None:
@@ -267,22 +272,22 @@ def _untested(report: Report) -> str:
 
 
 def _lengths(report: Report) -> list[str]:
-    """That runs of different length stand in one ranking, where they do."""
-    found = {name: _ended(report.rows, name) for name in ("steps", "tokens")}
-    if all(len(lengths) < 2 for lengths in found.values()):
+    """A sentence about runs of different length in one ranking, if any."""
+    by_unit = {name: _ended(report.rows, name) for name in ("steps", "tokens")}
+    if all(len(lengths) < 2 for lengths in by_unit.values()):
         return []
     reasons = (run.ended[1] for run in report.runs if run.ended)
     early = Counter(reason for reason in reasons if reason != "end")
     why = ", ".join(f"{n} ended by {reason}" for reason, n in early.items())
     length = ", ".join(
-        f"{_span(lengths, name)} {name}" for name, lengths in found.items() if lengths
+        f"{_span(lengths, name)} {name}" for name, lengths in by_unit.items() if lengths
     )
     length += f" ({why})" if why else ""
     return [f"The runs did not all train as long, and stand in one ranking: {length}."]
 
 
 def _ended(rows: Sequence[Row], name: str) -> set[int]:
-    """The steps, or tokens, after which the runs of arms have ended that count."""
+    """The final steps, or tokens, of the arms' counted runs."""
     runs = [run for row in rows for run in row.arm.done if run.ended]
     if name == "steps":
         return {run.ended[0] for run in runs if run.ended}

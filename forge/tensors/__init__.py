@@ -1,1 +1,1 @@
-"""Helpers for tensors that are laid out over ranks, in 16 bits, or random by counter."""
+"""Helpers for tensors laid out over ranks, in 16 bits, or random by counter."""

@@ -1,4 +1,4 @@
-"""What this rank holds of a tensor that is laid out over ranks."""
+"""This rank's part of a tensor laid out over ranks."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ def local(values: Tensor) -> Tensor:
 
 
 def full(values: Tensor) -> Tensor:
-    """All of a tensor; of a DTensor a collective of the ranks that have parts of it."""
+    """The whole tensor; for a DTensor a collective of all ranks with parts."""
     return values.full_tensor() if isinstance(values, DTensor) else values
 
 
 def copy_local(values: Tensor, whole: Tensor) -> None:
-    """Copy this rank's part of a whole tensor into a DTensor; all of it into a plain tensor."""
+    """Copy this rank's part of a whole tensor into a DTensor, or the whole into a plain tensor."""
     local(values).copy_(select(whole, owned(values)))
 
 
 def owned(values: Tensor) -> list[Tensor]:
-    """The global indices along each dimension of what this rank holds; of a plain tensor all."""
+    """The global indices of this rank's part along each dimension; all of a plain tensor's."""
     indices = [torch.arange(size) for size in values.shape]
     if isinstance(values, DTensor):
         mesh, coordinate = values.device_mesh, values.device_mesh.get_coordinate()
         assert coordinate is not None, "this rank is not in the mesh of its parameter"
         for axis in _cut_order(values.placements):
             dim = values.placements[axis].dim  # type: ignore[attr-defined]
-            parts, none = torch.chunk(indices[dim], mesh.size(axis)), indices[dim][:0]
-            indices[dim] = parts[coordinate[axis]] if coordinate[axis] < len(parts) else none
+            parts, empty = torch.chunk(indices[dim], mesh.size(axis)), indices[dim][:0]
+            indices[dim] = parts[coordinate[axis]] if coordinate[axis] < len(parts) else empty
     return indices
 
 
 def _cut_order(placements: Sequence[Placement]) -> list[int]:
-    """Mesh axes in the order in which they cut: strided shards (FSDP after TP) last, reversed."""
+    """Mesh axes in the order of the cuts: strided shards (FSDP after TP) last, reversed."""
     names = [type(placement).__name__ for placement in placements]
     strided = [axis for axis, name in enumerate(names) if name == "_StridedShard"]
     cuts = [axis for axis, placement in enumerate(placements) if cut_dim(placement) is not None]
@@ -46,12 +46,12 @@ def _cut_order(placements: Sequence[Placement]) -> list[int]:
 
 
 def cut_dim(placement: Placement) -> int | None:
-    """The dimension that a placement cuts: a strided shard is no Shard in torch 2.13."""
+    """The dimension cut by a placement; a strided shard is no Shard in torch 2.13."""
     return getattr(placement, "dim", None)
 
 
 def select(values: Tensor, indices: Sequence[Tensor], *, first: int = 0) -> Tensor:
-    """What the indices name along each dimension from `first` on."""
+    """Select values by indices along each dimension from `first` on."""
     for dim, index in enumerate(indices, start=first):
         if len(index) < values.shape[dim]:
             values = values.index_select(dim, index)

@@ -1,4 +1,4 @@
-"""fp32 masters: the weights that are trained, where the model has them rounded to 16 bits."""
+"""fp32 masters: the trained weights of a model with weights rounded to 16 bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forge.tensors.local import local
 
 
 def add_masters(model: nn.Module) -> None:
-    """Give each trained parameter room for its master, laid out as it is."""
+    """Allocate a master for each trained parameter, laid out as the parameter."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.master = torch.empty_like(  # type: ignore[attr-defined]
@@ -21,29 +21,29 @@ def add_masters(model: nn.Module) -> None:
 
 
 def master(parameter: Tensor) -> Tensor:
-    """What is trained: the master of a parameter, or where it has none the parameter."""
+    """The trained tensor: the master of a parameter, or without a master the parameter."""
     return getattr(parameter, "master", parameter)
 
 
 def exact_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model by name, masters in place of what is rounded from them; its tensors are
-    those of the model.
+    """The state of a model by name, with masters in place of rounded weights; the tensors are the
+    model's own.
     """
-    named = model.named_parameters(remove_duplicate=False)
-    masters = {name: master(p) for name, p in named if hasattr(p, "master")}
+    parameters = model.named_parameters(remove_duplicate=False)
+    masters = {name: master(p) for name, p in parameters if hasattr(p, "master")}
     return {**model.state_dict(), **masters}
 
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
-    """The same without weights of the model that are not trained; what adapters add is in it."""
-    named = model.named_parameters()
-    frozen = {name for name, p in named if not p.requires_grad and not is_added(name)}
+    """The `exact_state` of a model without frozen weights, but with the weights of adapters."""
+    parameters = model.named_parameters()
+    frozen = {name for name, p in parameters if not p.requires_grad and not is_added(name)}
     return {name: values for name, values in exact_state(model).items() if name not in frozen}
 
 
 @torch.no_grad()
 def round_masters(model: nn.Module) -> None:
-    """Make the weights of a model those of its masters, after these were filled or loaded."""
+    """Set the weights of a model to the rounded masters, after masters were filled or loaded."""
     for parameter in model.parameters():
         if hasattr(parameter, "master"):
             local(parameter).copy_(local(parameter.master))  # type: ignore[arg-type]
@@ -51,8 +51,8 @@ def round_masters(model: nn.Module) -> None:
 
 @torch.no_grad()
 def round_weights(weights: Iterable[Tensor], dtype: torch.dtype) -> None:
-    """Round weights to a format, in the format that they have."""
+    """Round weights to the values of a format, without a change of their own format."""
     for parameter in weights:
-        own = local(parameter)
-        if own.dtype.itemsize > dtype.itemsize:
-            own.copy_(own.to(dtype))
+        shard = local(parameter)
+        if shard.dtype.itemsize > dtype.itemsize:
+            shard.copy_(shard.to(dtype))

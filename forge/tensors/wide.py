@@ -8,5 +8,5 @@ WITHOUT_FLOAT64 = ("mps",)
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """In which sums over many values are taken: fp64, or fp32 where the device has no other."""
+    """The format for sums over many values: fp64, or fp32 on a device without fp64."""
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64

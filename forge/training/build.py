@@ -1,4 +1,4 @@
-"""From a session to a loop that can run: all else that a run has, in the order data flows."""
+"""From a session to a loop ready to run: the remaining parts, in the order of the data flow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from forge.training.step import Update
 
 
 def build(session: Session) -> Loop:
-    """The loop of a run, where its last start has left it. Raises ValueError for mistakes."""
+    """Build the loop of a run, restored to the end of the last start.
+
+    Raises ValueError for mistakes.
+    """
     config, run_dir, ranks = session.config, session.run_dir, session.ranks
     loader = train_loader(config, session.prepared.train, session.objective, ranks, session.device)
     for line in how_streamed(config, session.prepared.train, ranks.batch[1]):
@@ -78,27 +81,28 @@ def build(session: Session) -> Loop:
 def in_order(
     session: Session, entries: list[Callback], checkpointer: Checkpointer, *, votes: bool
 ) -> list[Callback]:
-    """The entries of `callbacks` among those that every run needs to be stopped, logged and saved;
-    each stands behind those that it looks at, see their docstrings.
+    """Order the entries of `callbacks` among the callbacks for stopping, logging and saving.
+
+    Each callback stands behind the callbacks it looks at, see their docstrings.
     """
 
     def wanted(*kinds: type[Callback]) -> list[Callback]:
         return [kind(session) for kind in kinds if kind.wanted(session)]  # type: ignore[call-arg]
 
-    found = [*wanted(StepSigns, Sparsity), session.signals]
-    found += wanted(Garbage, Agreement, BadSteps, Logger, Norms, TimeLimit)
-    found += [*entries, *wanted(HealthCheck)]
+    callbacks = [*wanted(StepSigns, Sparsity), session.signals]
+    callbacks += wanted(Garbage, Agreement, BadSteps, Logger, Norms, TimeLimit)
+    callbacks += [*entries, *wanted(HealthCheck)]
     if votes:
-        found.append(StopVote(session))
+        callbacks.append(StopVote(session))
     if Saving.wanted(session):
-        found.append(Saving(session, checkpointer))
-    return found
+        callbacks.append(Saving(session, checkpointer))
+    return callbacks
 
 
 def keep(session: Session) -> None:
-    """Write what was read and worked out; last, so that a run that is refused leaves nothing."""
+    """Write the manifest, derived values and tokenizer; last, so a refused run leaves nothing."""
     run_dir = session.run_dir
     write_json(run_dir / "data.json", session.prepared.manifest)
     versions.update(run_dir, versions.in_force(run_dir), "derived", session.derived)
-    if not (run_dir / TOKENIZER).exists():  # kept of the first start, whatever text comes later
+    if not (run_dir / TOKENIZER).exists():  # the first start's, for any later text
         session.tokenizer.save(run_dir / TOKENIZER)

@@ -27,11 +27,10 @@ from forge.training.session import Session
 def build_session(
     run_dir: Path, rendezvous: Rendezvous | None = None, *, trust: Sequence[str] | None = None
 ) -> Session:
-    """Join the ranks of a run, and build what its config has trained. Raises ValueError for
-    mistakes.
+    """Join the ranks of a run, and build model, objective and optimizer from the config.
 
-    rendezvous: where the ranks already met, if they did. trust: prefixes of what may be built
-    besides forge's own; None = those of the directory, which this process has made itself.
+    rendezvous: of ranks already met. trust: prefixes of modules outside of forge; None = as in the
+    directory, made by this process itself. Raises ValueError for mistakes.
     """
     if trust is None:
         config = saved_config.load_own(run_dir)

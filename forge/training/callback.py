@@ -1,4 +1,4 @@
-"""What happens around the updates, named by the moment it happens at."""
+"""Callbacks around the updates, with a method for each moment of a run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class CallbackError(Exception):
-    """A user's callback failed: which, when and why; the cause is chained."""
+    """A failed callback of the user: name, moment and reason; the cause is chained."""
 
 
 class Counters(Protocol):
-    """Updates, sequences and target tokens that a run was trained on so far, over all ranks."""
+    """Updates, sequences and target tokens in training so far, over all ranks."""
 
     step: int
     samples: int
@@ -29,10 +29,10 @@ class Counters(Protocol):
 
 
 class LoopView(Protocol):
-    """The part of the training loop that callbacks may use.
+    """The part of the training loop open to callbacks.
 
-    state: counters so far. interrupted: whether a signal ends the run. stop_reason: why it ends;
-    None while it goes on.
+    state: counters so far. interrupted: whether a signal ends the run. stop_reason: reason of the
+    end; None while the run goes on.
     """
 
     session: Session
@@ -68,16 +68,16 @@ class LoopView(Protocol):
         ...
 
     def reading(self) -> AbstractContextManager[None]:
-        """The same, and inside the weights are those that are evaluated and saved."""
+        """A paused context, with the weights for evaluating and saving."""
         ...
 
 
 class Callback:
-    """Does nothing at any moment; a callback overrides the moments it acts at.
+    """Does nothing at any moment; a subclass overrides the moments of interest.
 
     The moments of a step are, each for every callback in order: on_step_start, on_gradients, the
-    update, on_step_end. config_path: where it stands in the config, if it does. reads_gradients:
-    whether its on_gradients looks at gradients; where no callback does, the update clips them.
+    update, on_step_end. config_path: of the entry in the config, if any. reads_gradients: whether
+    on_gradients reads gradients; if no callback does, the update clips the gradients.
     """
 
     config_path = ""
@@ -85,61 +85,65 @@ class Callback:
 
     @classmethod
     def wanted(cls, session: Session) -> bool:
-        """Whether a run has a use for it; if not, it is not built."""
+        """Whether a run has a use for the callback; if not, none is built."""
         return True
 
     def on_start(self, loop: LoopView) -> None:
         """Before the first update, after a checkpoint was loaded."""
 
     def on_step_start(self, loop: LoopView) -> None:
-        """Before an update; `loop.state.step` does not count it yet, and its data is loaded."""
+        """Before an update, with loaded data; `loop.state.step` does not count the update yet."""
 
     def on_gradients(self, loop: LoopView) -> None:
-        """The gradient of the whole step is there and clipped, and may be changed in place; also
-        where the update will be skipped because it is not finite.
+        """After clipping the gradient of the whole step, which may be changed in place.
+
+        Also called if the update will be skipped for a non-finite value.
         """
 
     def on_step_end(self, loop: LoopView, output: StepOutput) -> None:
-        """After an update; `loop.state.step` counts it already."""
+        """After an update; `loop.state.step` counts the update already."""
 
     def on_evaluation(self, loop: LoopView, metrics: dict[str, float]) -> None:
-        """After an evaluation, with its metrics by plain name."""
+        """After an evaluation, with the metrics by plain name."""
 
     def on_checkpoint(self, loop: LoopView, path: Path) -> None:
-        """A checkpoint is complete on the disk; an asynchronous one may be of an earlier step. On
-        the main rank alone.
+        """After a checkpoint is complete on the disk, on the main rank alone.
+
+        An asynchronous checkpoint may be of an earlier step.
         """
 
     def on_end(self, loop: LoopView) -> None:
-        """After the last update, however the run ends short of an exception."""
+        """After the last update, in any case short of an exception."""
 
     def requested(self, loop: LoopView) -> int:
-        """What this rank asks of all ranks at any time, such as to stop, as a number above 0."""
+        """This rank's request to all ranks at any time, such as to stop, as a number above 0."""
         return 0
 
     def act(self, loop: LoopView, number: int) -> None:
-        """Do what was requested; called on all ranks after the same step, with the largest number
-        of any rank.
+        """Act on a request, on all ranks after the same step.
+
+        number: the largest of any rank.
         """
 
     def on_failure(self, loop: LoopView, error: BaseException) -> None:
-        """The run has failed, which was said; callbacks are not closed yet."""
+        """After a reported failure of the run, before callbacks close."""
 
     def results(self) -> dict[str, float]:
         """Metrics for result.json, by name, once the run has ended."""
         return {}
 
     def close(self) -> None:
-        """Always, also after an exception: release what is held."""
+        """Release resources; always called, also after an exception."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State to keep in a checkpoint, under `name_of(callback)`: tensors, texts, numbers,
-        booleans and None, nested in dicts, lists and tuples.
+        """State for a checkpoint, under `name_of(callback)`.
+
+        Tensors, texts, numbers, booleans and None, nested in dicts, lists and tuples.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave; tensors come on the CPU."""
+        """Restore a state from `state_dict`; tensors come on the CPU."""
 
 
 def name_of(callback: Callback) -> str:
@@ -147,12 +151,12 @@ def name_of(callback: Callback) -> str:
 
 
 def is_users(callback: Callback) -> bool:
-    """Whether it is none of forge's own."""
+    """Whether the callback is the user's, not forge's."""
     return bool(callback.config_path) and not type(callback).__module__.startswith("forge.")
 
 
 def call(callback: Callback, method: str, step: int, *arguments: Any) -> Any:
-    """Call a method; what a user's callback raises becomes a CallbackError that names it."""
+    """Call a method; an error of a user's callback becomes a CallbackError with its name."""
     try:
         return getattr(callback, method)(*arguments)
     except (Exception, SystemExit) as error:
@@ -169,6 +173,6 @@ def raise_named(callback: Callback, method: str, step: int, error: BaseException
 def failure(
     path: str, target: str, method: str, error: BaseException, step: int | None = None
 ) -> CallbackError:
-    at = "" if step is None else f" at step {step}"
-    what = f"{path} ({target}) failed in {method}{at}: {type(error).__name__}: {error}"
-    return CallbackError(what.rstrip(": "))
+    when = "" if step is None else f" at step {step}"
+    message = f"{path} ({target}) failed in {method}{when}: {type(error).__name__}: {error}"
+    return CallbackError(message.rstrip(": "))

@@ -41,15 +41,20 @@ MOSTLY = 0.5
 
 
 def prepare_data(config: Config, ranks: Ranks) -> Prepared:
-    """The text as tokens; the main rank prepares what is not kept from before."""
+    """Tokenize the text of a run; the main rank prepares all uncached data."""
     announce = cache(lambda stage: say(f"data: {stage}"))  # each stage once
     with ranks.main_first():
-        found = prepared_text(config, announce)
-        return replace(found, train=planned(config, found.train, found.tokenizer, announce))
+        prepared = prepared_text(config, announce)
+        return replace(
+            prepared, train=planned(config, prepared.train, prepared.tokenizer, announce)
+        )
 
 
 def prepared_text(config: Config, announce: Callable[[str], object]) -> Prepared:
-    """The same without plans of sequences, in this process alone. announce: told of each stage."""
+    """Tokenize the text without plans of sequences, in this process alone.
+
+    announce: told of each stage.
+    """
     making: Any = {"build": partial(build, trust=config.run.trust)}
     making["progress"] = lambda stage, share: announce(stage)
     prepared = prepare(config.data, config.tokenizer, **making)
@@ -58,7 +63,7 @@ def prepared_text(config: Config, announce: Callable[[str], object]) -> Prepared
 
 
 def check_vocabulary(config: Config, prepared: Prepared) -> None:
-    """Raises ValueError for ids of the tokenizer that the model has no row for."""
+    """Raise ValueError for tokenizer ids without a row of the model."""
     ids, rows = prepared.tokenizer.vocab_size, config.model.vocab_size
     if ids > rows:
         raise ValueError(
@@ -67,11 +72,12 @@ def check_vocabulary(config: Config, prepared: Prepared) -> None:
 
 
 def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list[dict[str, Any]]]:
-    """The config with what follows from the text: steps from train.max_epochs, and a prompt; and
-    all values that were ever worked out.
+    """Complete the config from the text: steps from train.max_epochs, and a prompt.
+
+    Also returns all values ever worked out.
     """
     worked_out = versions.read(run_dir, "derived", versions.in_force(run_dir))
-    derived = {one["key"]: one for one in worked_out}
+    derived = {d["key"]: d for d in worked_out}
     fitted = copy.deepcopy(config)
     fitted.thaw()
     text = Mixture.of(prepared.train)
@@ -83,9 +89,9 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
     if outcome.rank() == 0:
         warn_of_prompts(config, text, empty)
     samples = count_samples(text, config.train.seq_len)
-    found = [] if samples is None else fit_epochs(fitted, samples, derived)
-    for one in found:
-        say(f"{one.key} = {one.value}   ({one.why})")
+    followed = [] if samples is None else fit_epochs(fitted, samples, derived)
+    for derivation in followed:
+        say(f"{derivation.key} = {derivation.value}   ({derivation.why})")
     if not config.eval.sample_prompts:
         prompt, why = config.data.prompt, "it fits the data"
         if not prompt:
@@ -100,54 +106,59 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
             prompt = opening(begins, prepared.tokenizer, longest)
             why = f"the {split} split begins with it"
         fitted.eval.sample_prompts = [prompt]
-        found.append(Derived("eval.sample_prompts", [prompt], why))
+        followed.append(Derived("eval.sample_prompts", [prompt], why))
     fitted.freeze()
-    return fitted, list((derived | {one.key: asdict(one) for one in found}).values())
+    return fitted, list((derived | {d.key: asdict(d) for d in followed}).values())
 
 
 def how_packed(config: Config, text: Mixture) -> Iterator[str]:
-    """What is said of each plan of which documents share a sequence."""
+    """Describe each plan of documents sharing a sequence, a line each."""
     data = config.data
-    for name, one in text.plans.items():
-        if isinstance(one, Examples):
-            yield f"data: {one.said(config.train.seq_len)}{f', of {name}' if name else ''}"
+    for name, packed in text.plans.items():
+        if isinstance(packed, Examples):
+            yield f"data: {packed.said(config.train.seq_len)}{f', of {name}' if name else ''}"
             continue
-        pieces, full = len(one.pieces), one.filled(config.train.seq_len)
+        pieces, full = len(packed.pieces), packed.filled(config.train.seq_len)
         yield (
-            f"data: {pieces:,} pieces of documents{f' of {name}' if name else ''} in {len(one):,} "
-            f"sequences, which are {full:.1%} full   (data.packing={data.packing})"
+            f"data: {pieces:,} pieces of documents{f' of {name}' if name else ''} in "
+            f"{len(packed):,} sequences, which are {full:.1%} full   (data.packing={data.packing})"
         )
-        for number, fate in ((one.cut_off, "cut off"), (one.left_out, "left out")):
+        for number, fate in (
+            (packed.cut_off, "cut off"),
+            (packed.left_out, "left out"),
+        ):
             if number:
-                what = f"{number:,} documents longer than train.seq_len are {fate}"
-                yield f"data: {what}   (data.too_long={data.too_long})"
+                message = f"{number:,} documents longer than train.seq_len are {fate}"
+                yield f"data: {message}   (data.too_long={data.too_long})"
 
 
 def warn_of_prompts(config: Config, text: Mixture, empty: Iterable[Empty]) -> None:
-    """Warn where most sequences of a source have no token to learn, or most of its documents are
-    left out for their length; of fewer sequences it is said. empty: those that have none.
+    """Warn of sources with mostly sequences without a token to learn.
+
+    Also of sources with mostly documents left out for their length. A smaller share of such
+    sequences is only reported. empty: sources with sequences without a target.
     """
     data, larger = config.data, "A larger train.seq_len has room for more"
     shows = "`python -m forge.preview` with the same options shows what is read"
-    for one in empty:
-        if one.share <= MOSTLY:
-            say(f"data: {one.said()}")
+    for item in empty:
+        if item.share <= MOSTLY:
+            say(f"data: {item.said()}")
             continue
-        fix = larger
+        hint = larger
         if data.packing == "concat_then_split" and not data.examples:
-            fix += ", and data.pack_sequences=true data.packing=best_fit data.too_long=truncate"
-            fix += " leaves out what has none"
-        log.warning("data: %s. %s; %s", one.said(), fix, shows)
-    for name, one in text.plans.items():
-        read = len(one) if isinstance(one, Examples) else len(one.pieces)
-        if one.left_out <= MOSTLY * (read + one.left_out):
+            hint += ", and data.pack_sequences=true data.packing=best_fit data.too_long=truncate"
+            hint += " leaves out what has none"
+        log.warning("data: %s. %s; %s", item.said(), hint, shows)
+    for name, item in text.plans.items():
+        read = len(item) if isinstance(item, Examples) else len(item.pieces)
+        if item.left_out <= MOSTLY * (read + item.left_out):
             continue
-        share = one.left_out / (read + one.left_out)
-        what = f"{share:.1%} of the {'examples' if data.examples else 'documents'}"
-        what += f" of {name}" if name else ""
+        share = item.left_out / (read + item.left_out)
+        subject = f"{share:.1%} of the {'examples' if data.examples else 'documents'}"
+        subject += f" of {name}" if name else ""
         why = "longer than train.seq_len, and what fits of them has no token to learn"
         why = "longer than train.seq_len" if data.too_long == "drop" else why
-        log.warning("data: %s are left out: they are %s. %s; %s", what, why, larger, shows)
+        log.warning("data: %s are left out: they are %s. %s; %s", subject, why, larger, shows)
 
 
 def train_loader(
@@ -157,7 +168,7 @@ def train_loader(
     ranks: Ranks,
     device: torch.device,
 ) -> TrainLoader:
-    """This rank's part of every batch."""
+    """Build the loader of this rank's part of every batch."""
     train, data = config.train, config.data
     return TrainLoader(
         text,
@@ -180,8 +191,8 @@ def train_loader(
 
 
 def how_streamed(config: Config, text: TokenStore | Streamed | Mixture, ranks: int) -> list[str]:
-    """What is said of each text that is read while training. ranks: that draw parts of a batch."""
-    stores, said = Mixture.of(text).stores, []
+    """Describe each text read while training. ranks: number of ranks drawing parts of a batch."""
+    stores, lines = Mixture.of(text).stores, []
     processes = ranks * max(config.data.num_workers, 1)
     once = config.train.batch_size * processes
     for store in stores.values():
@@ -192,8 +203,8 @@ def how_streamed(config: Config, text: TokenStore | Streamed | Mixture, ranks: i
                 line += f", each by up to {processes} processes, as of any mixture"
             elif processes > 1 and parts % once:
                 line += f", some by several processes; a multiple of {once} would be read once"
-            said.append(line)
-    return said
+            lines.append(line)
+    return lines
 
 
 def planned(
@@ -202,50 +213,52 @@ def planned(
     tokenizer: Tokenizer,
     announce: Callable[[str], object],
 ) -> Mixture:
-    """A text with plans of which documents share a sequence, where data cuts them otherwise than
-    at every seq_len; from the cache or made now, which `announce` is told of.
+    """Plan the documents sharing a sequence, unless sequences are cut at every seq_len.
+
+    From the cache or made now; `announce` is told of a new plan.
     """
     data, mixture = config.data, Mixture.of(text)
-    stores = {n: one for n, one in mixture.stores.items() if not isinstance(one, Streamed)}
-    found = {name: examples_of(config, one) for name, one in stores.items()}
-    if examples := {name: plan for name, plan in found.items() if plan is not None}:
+    stores = {n: store for n, store in mixture.stores.items() if not isinstance(store, Streamed)}
+    example_plans = {name: examples_of(config, store) for name, store in stores.items()}
+    if examples := {name: plan for name, plan in example_plans.items() if plan is not None}:
         return replace(mixture, plans=examples)
-    if (how := packed_how(config, tokenizer)) is None:
+    if (options := packed_how(config, tokenizer)) is None:
         return mixture
-    how["announce"] = announce
+    options["announce"] = announce
     root = cache_root(data.cache_dir)
-    return replace(mixture, plans={n: kept_plan(root, one, **how) for n, one in stores.items()})
+    return replace(mixture, plans={n: kept_plan(root, s, **options) for n, s in stores.items()})
 
 
 def examples_of(config: Config, store: TokenStore) -> Examples | None:
-    """The plan of a split that is examples; None of running text."""
+    """Plan a split of examples; None for running text."""
     if not store.together:
         return None
     return plan_examples(store, seq_len=config.train.seq_len, too_long=config.data.too_long)
 
 
 def packed_how(config: Config, tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """How documents are put into sequences; None where these are windows of the text."""
+    """Options for packing documents into sequences; None for windows of the text."""
     data, most = config.data, max(config.data.max_segments_per_seq, 0)
     if data.packing == "concat_then_split" and not most:
         return None
-    how: dict[str, Any] = {"end_of_text": tokenizer.eos_id, "seq_len": config.train.seq_len}
-    return how | {"policy": data.packing, "max_segments": most, "too_long": data.too_long}
+    options: dict[str, Any] = {"end_of_text": tokenizer.eos_id, "seq_len": config.train.seq_len}
+    return options | {"policy": data.packing, "max_segments": most, "too_long": data.too_long}
 
 
 def evaluated_plan(config: Config, store: TokenStore, objective: Objective) -> Plan | None:
-    """The sequences of a split that is evaluated; None = windows. Where some tokens alone count,
-    documents are put into them as those that are trained on: a response has its prompt.
+    """Plan the sequences of an evaluated split; None = windows.
+
+    Where only some tokens count, documents are packed as in training: a response keeps its prompt.
     """
     if store.counted is None or store.together:
         return examples_of(config, store)
     assert objective.tokenizer is not None
-    how = packed_how(config, objective.tokenizer)
-    return None if how is None else plan(store, **how)
+    options = packed_how(config, objective.tokenizer)
+    return None if options is None else plan(store, **options)
 
 
 def end_of_text(config: Config, objective: Objective) -> int | None:
-    """The token that ends a document, where documents are to be kept apart."""
+    """The token at the end of a document, if documents are kept apart; else None."""
     if not config.data.pack_sequences:
         return None
     assert objective.tokenizer is not None

@@ -33,8 +33,9 @@ from forge.training.step import Update
 
 
 class Imagined(Counting):
-    """Counts, and has an exchange of equal parts give back what was sent: counts of tokens that
-    others announce must be numbers that there can be.
+    """Counts collectives, and returns the sent values from an exchange of equal parts.
+
+    Token counts announced by other ranks must be possible numbers.
     """
 
     def __torch_dispatch__(
@@ -46,13 +47,13 @@ class Imagined(Counting):
     ) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if str(func.overloadpacket) == "_c10d_functional.all_to_all_single":
-            given = args[0]
-            result.copy_(given) if result.shape == given.shape else result.zero_()
+            sent = args[0]
+            result.copy_(sent) if result.shape == sent.shape else result.zero_()
         return result
 
 
 def step_of(config: Config, stage: int) -> dict[str, Any]:
-    """What the first rank of a pipeline's rank holds and sends. config: resolved, on a CPU."""
+    """The held and sent amounts of a pipeline stage's first rank. config: resolved, on a CPU."""
     size = config.run.num_processes or 1
     rank = stage * (size // config.parallel.pp)
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
@@ -68,16 +69,16 @@ def _step(config: Config, rank: int, size: int) -> dict[str, Any]:
     model = build_model(config, device, ranks, filled=False)
     for parameter in model.parameters():
         torch.nn.init.constant_(local(parameter), 0.01)
-    found = {
+    report = {
         "rank": rank,
         "held": sum(local(parameter).numel() for parameter in model.parameters()),
-        "parameters": [_described(name, each) for name, each in model.named_parameters()],
+        "parameters": [_described(name, p) for name, p in model.named_parameters()],
     }
     if config.parallel.pp > 1:
-        return found
+        return report
     for module in model.modules():
         if isinstance(module, Router):
-            module._choose = partial(_evenly, module.section)  # as the closed form has it
+            module._choose = partial(_evenly, module.section)  # as in the closed form
     update = Update(
         model=model,
         objective=build(config.objective, path="objective"),
@@ -97,30 +98,30 @@ def _step(config: Config, rank: int, size: int) -> dict[str, Any]:
     count = (train.global_batch_size or 1) * train.seq_len
     step = Step(batches=batches, n_tokens=count, n_targets=count, n_places=count)
     with Imagined():
-        update(step, 0)  # the first one also sets up
+        update(step, 0)  # the first step also sets up
     with Imagined() as counting:
         update(step, 1)
-    return found | {"sent": dict(counting.sent)}
+    return report | {"sent": dict(counting.sent)}
 
 
 def _evenly(section: MoE, scores: torch.Tensor) -> torch.Tensor:
-    """Experts in turn, whatever their scores: [tokens, top_k]."""
+    """Experts in turn, for any scores: [tokens, top_k]."""
     chosen = torch.arange(len(scores) * section.top_k).view(len(scores), -1)
     return chosen % section.num_experts
 
 
 def _described(name: str, parameter: torch.Tensor) -> tuple[str, list[int], list[int], str]:
-    """Name, shape, shape here, and which axes cut which dimension."""
+    """Name, global shape, local shape, and the axes with the dimensions they cut."""
     cuts = ""
     if isinstance(parameter, DTensor):
         names = parameter.device_mesh.mesh_dim_names or ()
         pairs = zip(names, parameter.placements, strict=False)
-        cuts = ", ".join(f"{axis} {place}" for axis, place in pairs)
+        cuts = ", ".join(f"{axis} {placement}" for axis, placement in pairs)
     return name, list(parameter.shape), list(local(parameter).shape), cuts
 
 
 def main() -> None:
-    """Reads (config, ranks of the pipeline), pickled by whoever started it; writes JSON."""
+    """Read (config, ranks of the pipeline), pickled by the starting process; write JSON."""
     config, stages = pickle.load(sys.stdin.buffer)
     torch.set_num_threads(1)
     print(json.dumps([step_of(config, stage) for stage in stages]))

@@ -1,4 +1,4 @@
-"""The entries of `callbacks`: forge's own, which conf/config.yaml has, and the user's."""
+"""The entries of `callbacks`: forge's entries of conf/config.yaml, and the user's."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def check_entries(config: Config) -> None:
-    """Raises ConfigError for what cannot be built, before there is a session to build it with."""
+    """Raise ConfigError for impossible entries, before a session is built."""
     for name in config.callbacks:
         _bound(config, name, None)
-    for group, given in GIVEN.items():
+    for group, arguments in GIVEN.items():
         section = getattr(config, group)
         if isinstance(section, Own):
-            more = {name: None for name in given if name in NEEDED}
-            offered = {name: None for name in given if name not in NEEDED}
-            bind(section, path=group, trust=config.run.trust, offered=offered, **more)
+            placeholders = {name: None for name in arguments if name in NEEDED}
+            offered = {name: None for name in arguments if name not in NEEDED}
+            bind(section, path=group, trust=config.run.trust, offered=offered, **placeholders)
 
 
 def build_entries(session: Session) -> list[Callback]:
-    """Those that the run has a use for, in order. Raises CallbackError."""
+    """Build the callbacks of use to the run, in order. Raises CallbackError."""
     built = []
     for name, entry in session.config.callbacks.items():
         path, target = f"callbacks.{name}", entry["_target_"]

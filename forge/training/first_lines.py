@@ -1,4 +1,4 @@
-"""What a run begins with: four lines that say what is trained, on what, where and how long."""
+"""First lines of a run: the model, the data, the layout and the steps, a line each."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def first_lines(
     ranks: Ranks,
     built: nn.Module | None = None,
 ) -> list[str]:
-    """Model, data, layout and steps, a line each; config: with what follows from the text.
+    """Model, data, layout and steps, a line each.
 
-    built: the model, once it is. Of a decoder the parameters are known before, and the lines are
-    said then; of any other model only now.
+    config: completed from the text. built: the model, once built. A decoder's parameters are known
+    before, and the lines are printed then; for any other model only now.
     """
     if isinstance(config.model, Decoder) == (built is not None):
         return []
@@ -46,46 +46,48 @@ def _model(config: Config, built: nn.Module | None) -> str:
     model, adapter = config.model, config.adapter
     if not isinstance(model, Decoder):
         assert built is not None
-        return f"{model._target_}: {sum(one.numel() for one in built.parameters()):,} parameters"
+        return f"{model._target_}: {sum(p.numel() for p in built.parameters()):,} parameters"
     depth = counted(model.n_layers, "layer")
-    said = f"decoder of {depth}, width {model.dim}: {model.num_params_estimate:,} parameters"
+    line = f"decoder of {depth}, width {model.dim}: {model.num_params_estimate:,} parameters"
     if model.is_moe:
-        said += f", of which a token meets {model.num_active_params:,}"
+        line += f", of which a token meets {model.num_active_params:,}"
     if param_groups.some_frozen(config):
         groups = param_groups.tensors_in(config)
-        trained = sum(one.size for name, here in groups.items() if name is not None for one in here)
-        said += f"; {adapter.schema_name + ' trains' if adapter.active else 'trained are'} "
-        said += f"{trained:,}"
-    return said
+        trained = sum(
+            spec.size for name, specs in groups.items() if name is not None for spec in specs
+        )
+        line += f"; {adapter.schema_name + ' trains' if adapter.active else 'trained are'} "
+        line += f"{trained:,}"
+    return line
 
 
 def _data(config: Config, prepared: Prepared) -> str:
     stores = Mixture.of(prepared.train).stores
     held_out = len(prepared.val)
     validated = f", {held_out:,} to validate on" if held_out else ""
-    if any(isinstance(one, Streamed) for one in stores.values()):
+    if any(isinstance(store, Streamed) for store in stores.values()):
         amount = "tokens as they are read"
     else:
         amount = f"{sum(map(len, stores.values())):,} tokens to train on"  # type: ignore[arg-type]
     names = [name for name in stores if name]
-    of = f" of {', '.join(names)}" if names else ""
-    return f"{_name(config)}{of}: {amount}{validated}"
+    sources = f" of {', '.join(names)}" if names else ""
+    return f"{_name(config)}{sources}: {amount}{validated}"
 
 
 def _name(config: Config) -> str:
-    """The kind of the data, and where it is."""
+    """The kind and location of the data."""
     data = config.data
-    place = getattr(data, "path", "") or getattr(data, "hf_dataset_name", "")
-    return " ".join(filter(None, (data.schema_name or data._target_, place)))
+    location = getattr(data, "path", "") or getattr(data, "hf_dataset_name", "")
+    return " ".join(filter(None, (data.schema_name or data._target_, location)))
 
 
 def _layout(config: Config, device: torch.device, ranks: Ranks) -> str:
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     degrees = config.parallel.degrees()
     name = name_of(degrees) + (f"_cp{degrees['cp']}" if degrees["cp"] > 1 else "")
-    said = f"{name}: {ranks_of(ranks.size)} on {place}, {config.precision.mixed_precision}"
+    line = f"{name}: {ranks_of(ranks.size)} on {device_name}, {config.precision.mixed_precision}"
     section = config.quantization
-    return f"{said} and {section.schema_name}" if isinstance(section, Quantized) else said
+    return f"{line} and {section.schema_name}" if isinstance(section, Quantized) else line
 
 
 def _steps(config: Config) -> str:
@@ -98,12 +100,12 @@ def _steps(config: Config) -> str:
 
 
 def _optimizers(config: Config) -> str:
-    """What updates the weights, each with its peak rate; groups alike are said once."""
+    """The optimizers with their peak rates; equal groups are listed once."""
     tensors = param_groups.tensors_in(config)
     dim = config.model.dim if isinstance(config.model, Decoder) else None
-    said = {
+    kinds = {
         f"{group.kind} at {group.section.peak(dim):.3g}": None
         for name, group in param_groups.groups(config).items()
         if not tensors or tensors.get(name)
     }
-    return ", ".join(said)
+    return ", ".join(kinds)

@@ -1,11 +1,11 @@
-"""The peak of a GPU, which model FLOPs utilisation is measured against."""
+"""The peak of a GPU, the reference of model FLOPs utilisation."""
 
 from __future__ import annotations
 
 import re
 
 # Dense bf16 matrix FLOP/s with fp32 accumulation, by the name a driver reports; figures with 2:4
-# sparsity are halved. None: a variant that has another figure than its namesake.
+# sparsity are halved. None: a variant with another figure than its namesake.
 PEAK_BF16_FLOPS: dict[str, float | None] = {
     "A100": 312e12,  # NVIDIA A100 data sheet
     "H100": 989.4e12,  # NVIDIA H100 architecture white paper, SXM5
@@ -28,10 +28,10 @@ PEAK_BF16_FLOPS: dict[str, float | None] = {
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Peak dense bf16 FLOP/s of one device by its name; None where it is not known.
+    """Peak dense bf16 FLOP/s of one device by name; None if unknown.
 
-    The longest name in the table that occurs as whole words wins, so that "H100 PCIe" is no "H100".
-    A MIG slice has an unknown share of its device's peak.
+    The longest table name occurring as whole words wins, so "H100 PCIe" is no "H100". A MIG slice
+    has an unknown share of the device's peak.
     """
     if re.search(r"\bMIG\b", device_name):
         return None

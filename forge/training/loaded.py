@@ -1,4 +1,4 @@
-"""A trained model in the hands of a user: what it writes, how good it is, and its logits."""
+"""A trained model ready for use: generation, evaluation and logits."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ LAST = "last"
 def load(
     run: Place, step: Step = LAST, *, device: str | None = None, trust: Sequence[str] = ()
 ) -> Loaded:
-    """The model of a run, or of one of its checkpoints, ready to be used.
+    """Load the model of a run, or of one checkpoint of the run, ready for use.
 
-    step: the newest checkpoint, the best by the run's eval.metric, or that of a step. device: cpu,
-    cuda, cuda:N or mps; None = as in the run, or the CPU where there is no GPU, and there and on
-    mps in fp32. trust: prefixes of modules outside of forge that it may be built from; by default
-    what the project that it is of has, where that is trusted. The process takes over the run's
-    threads and determinism. Raises ValueError where there is no such checkpoint.
+    step: the newest checkpoint, the best by the run's eval.metric, or the checkpoint of a step.
+    device: cpu, cuda, cuda:N or mps; None = as in the run, or the CPU without a GPU, on CPU and mps
+    in fp32. trust: prefixes of modules outside of forge for building the model; by default the
+    prefixes of the run's project, where trusted. The process takes over the run's threads and
+    determinism. Raises ValueError for a missing checkpoint.
     """
     path = _checkpoint(path_of(run), step)
     trained = load_run(path, trust=for_run(path, trust), device=chosen_device(device))
@@ -56,13 +56,14 @@ def load(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded(Trained):
-    """A trained model in eval mode on its device, with its tokenizer, the resolved config of its
-    run, and the step and path of the checkpoint that it is of.
+    """A trained model in eval mode on its device.
+
+    With tokenizer, resolved config of the run, and step and path of the checkpoint.
     """
 
     def __repr__(self) -> str:
-        kind, place = type(self.model).__name__, short(self.path)
-        return f"{kind} of step {self.step} on {self.device}, from {place}"
+        kind, location = type(self.model).__name__, short(self.path)
+        return f"{kind} of step {self.step} on {self.device}, from {location}"
 
     def generate(
         self,
@@ -78,15 +79,16 @@ class Loaded(Trained):
         seed: int = 0,
         batch_size: int = ROWS,
     ) -> Prompts:
-        """What follows a prompt, without it, or what follows each of a list; as forge.generate
-        writes it with these options. An empty prompt begins a document.
+        """Continue a prompt, or each of a list, and return the texts without the prompts.
+
+        With equal options forge.generate writes the same. An empty prompt begins a document.
         """
         options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         options |= {"min_p": min_p, "repetition_penalty": repetition_penalty, "stop": stop}
         options |= {"seed": seed, "batch_size": batch_size, "max_new_tokens": max_new_tokens}
         if isinstance(prompts, str):
             return self.continuations([prompts], **options)[0].text
-        return [made.text for made in self.continuations(prompts, **options)]
+        return [continuation.text for continuation in self.continuations(prompts, **options)]
 
     def continuations(
         self,
@@ -100,9 +102,10 @@ class Loaded(Trained):
         stop: str | Sequence[str] = (),
         **options: Any,
     ) -> list[Written]:
-        """What follows each of several prompts, texts or conversations, `n` times: its text, tokens
-        and end; with logprobs the ids of these tokens, and the logarithm of the probability that
-        the model gives each, before temperature and cuts. options: as of `generate`.
+        """Continue several texts or conversations, `n` times: text, tokens and end of each.
+
+        logprobs: also the token ids, and the logarithm of each token's probability in the model,
+        before temperature and cuts. options: as of `generate`.
         """
         writer = Writer(
             self.model,
@@ -119,8 +122,10 @@ class Loaded(Trained):
         return list(writer.write(prompts))
 
     def chat(self, said: str | Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """What the assistant answers to what a user says, or to a conversation of {"role": "user",
-        "content": ...} and so on, by the run's chat template. options: as of `generate`.
+        """Answer a user's text, or a conversation, as the assistant of the run's chat template.
+
+        said: a text, or messages {"role": "user", "content": ...} and so on. options: as of
+        `generate`.
         """
         asked = [{"role": "user", "content": said}] if isinstance(said, str) else said
         prompts: Any = [asked]
@@ -128,9 +133,10 @@ class Loaded(Trained):
 
     @torch.no_grad()
     def logits(self, text: str) -> Tensor:
-        """fp32 [seq, vocab] on its device: row t is of what follows the first t + 1 tokens. These
-        are tokenizer.encode(text), behind the token that begins documents, where there is one.
-        Raises ValueError for more than model.max_seq_len.
+        """fp32 [seq, vocab] on the model's device: row t predicts the token after t + 1 tokens.
+
+        The tokens are tokenizer.encode(text), behind a token for the begin of documents, if the
+        tokenizer has one. Raises ValueError for more than model.max_seq_len.
         """
         ids = encode_prompt(self.tokenizer, text)
         most = int(self.model.max_seq_len)  # type: ignore[arg-type]
@@ -141,10 +147,10 @@ class Loaded(Trained):
         return logits[0, :, : self.tokenizer.vocab_size].float()
 
     def evaluate(self, data: Text | None = None) -> dict[str, float]:
-        """The metrics of the run's objective: of what the run evaluates; or of all of a text: a
-        file or folder, options of data as an entry of eval.sets has them, or a list of documents.
+        """The metrics of the run's objective over the run's evaluated text, or all of a given text.
 
-        Raises ValueError for a text that cannot be read, or is not what it was in the run.
+        data: a file or folder, options of data as in an entry of eval.sets, or a list of documents.
+        Raises ValueError for an unreadable text, or for a text changed since the run.
         """
         most = 0
         if data is None:
@@ -165,25 +171,25 @@ class Loaded(Trained):
         return build_objective(self.config, self.device, Ranks(), tokenizer=self.tokenizer)
 
     def _refuse_other(self, kind: str) -> None:
-        """ValueError: the objective does not read such examples."""
+        """Raise ValueError for examples the objective does not read."""
         if kind not in (reads := self.config.objective.compares):
-            known = " or ".join(EXAMPLES[one] for one in reads)
-            what = f"the run's objective reads {known}, and this is {EXAMPLES[kind]}"
-            raise ValueError(f"evaluate(): {what}; name other data")
+            expected = " or ".join(EXAMPLES[kind_read] for kind_read in reads)
+            message = f"the run's objective reads {expected}, and this is {EXAMPLES[kind]}"
+            raise ValueError(f"evaluate(): {message}; name other data")
 
     def _held_out(self) -> dict[str, TokenStore]:
         prepared = prepared_text(self.config, lambda stage: None)
         if prepared.identity != Saved(self.path).meta["data"]:
-            what = "the text of the run, or the tokenizer that was made of it, has changed"
-            raise ValueError(f"{what}; name a text: evaluate(data=...)")
+            message = "the text of the run, or the tokenizer that was made of it, has changed"
+            raise ValueError(f"{message}; name a text: evaluate(data=...)")
         if not prepared.evaluated:
             raise ValueError("the run holds out no text; name one: evaluate(data=...)")
         return prepared.evaluated
 
     def _read(self, data: str | os.PathLike[str] | Mapping[str, Any]) -> TokenStore:
         entry = dict(data) if isinstance(data, Mapping) else {"path": os.fspath(data)}
-        for _, what, *_ in entry_faults(self.config.data, "evaluate", "data", entry):
-            raise ValueError(f"evaluate({data!r}): {what}")
+        for _, fault, *_ in entry_faults(self.config.data, "evaluate", "data", entry):
+            raise ValueError(f"evaluate({data!r}): {fault}")
         section = read_whole(self.config.data, entry, "evaluate.data")
         self._refuse_other(section.examples)
         making = partial(build, trust=self.config.run.trust)
@@ -194,23 +200,23 @@ class Loaded(Trained):
 
 
 class _Written(MappedStore):
-    """Documents that no file has."""
+    """Documents in memory, without a file."""
 
     @property
     def fingerprint(self) -> str:
         raise NotImplementedError("they are read at once, and are not kept")
 
 
-def _documents(own: Loaded, texts: Sequence[str]) -> TokenStore:
-    encoded = own.tokenizer.encode_batch(list(texts)) if texts else []
-    store = _Written([np.concatenate([own.tokenizer.document(ids) for ids in encoded])])
+def _documents(loaded: Loaded, texts: Sequence[str]) -> TokenStore:
+    encoded = loaded.tokenizer.encode_batch(list(texts)) if texts else []
+    store = _Written([np.concatenate([loaded.tokenizer.document(ids) for ids in encoded])])
     if len(store) < 2:
         raise ValueError("evaluate(): the documents have no token to predict")
     return store
 
 
 def chosen_device(name: str | None) -> torch.device | None:
-    """What a name of a device means; None for None. Raises ValueError for one that is not there."""
+    """Parse the name of a device; None for None. Raises ValueError for a missing device."""
     if name is None:
         return None
     try:
@@ -227,16 +233,16 @@ def chosen_device(name: str | None) -> torch.device | None:
 
 
 def _checkpoint(path: Path, step: Step) -> Path:
-    """What to load. Raises CheckpointError."""
+    """The checkpoint to load. Raises CheckpointError."""
     if step == LAST:
         return path
     if (path / META).is_file() or Saved(path).step >= 0:
         raise CheckpointError(f"{path} is one checkpoint; leave step={step!r} out")
     if step == BEST:
         return path / BEST
-    known = [one.step for one in listed(saved_folder(path))]
-    if not isinstance(step, int) or step not in known:
-        steps = ", ".join(map(str, known)) or "none"
-        what = f"step={step!r}: {path} has no such checkpoint, but those of steps {steps}"
-        raise CheckpointError(f'{what}; or "best", or "last"')
+    steps_saved = [saved.step for saved in listed(saved_folder(path))]
+    if not isinstance(step, int) or step not in steps_saved:
+        steps = ", ".join(map(str, steps_saved)) or "none"
+        message = f"step={step!r}: {path} has no such checkpoint, but those of steps {steps}"
+        raise CheckpointError(f'{message}; or "best", or "last"')
     return saved_folder(path) / f"step_{step}"

@@ -1,4 +1,4 @@
-"""The training loop: update after update, callbacks around them, counters and clock of the run."""
+"""The training loop: updates, the callbacks around each update, counters and clock of the run."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class TrainState:
-    """Updates, sequences and target tokens that were trained on, over all ranks.
+    """Counts of updates, sequences and target tokens in training so far, over all ranks.
 
-    skipped: updates that were skipped, which `step` counts too; bad_in_a_row: how many of them end
-    at `step` that were not finite, those without a target left out. Both are up to date after
-    `count_skipped`. bad, spikes: those not reported yet: the step, and what was not finite, or what
-    is told of the spike.
+    skipped: skipped updates, counted by `step` too. bad_in_a_row: number of successive non-finite
+    updates up to `step`, leaving out updates without a target. Both are up to date after
+    `count_skipped`. bad, spikes: not yet reported: the step, and the name of the non-finite value,
+    or the report of the spike.
     """
 
     step: int = 0
@@ -43,39 +43,40 @@ class TrainState:
     unread: list[tuple[int, StepOutput]] = field(default_factory=list, init=False)
 
     def record(self, output: StepOutput) -> None:
-        """Keep the update that `step` counts already; does not wait for the device."""
+        """Keep an update already counted by `step`; does not wait for the device."""
         self.unread.append((self.step, output))
 
     def count_skipped(self) -> None:
-        """Count the skipped updates among those recorded; waits for the device."""
+        """Count the skipped updates among the recorded updates; waits for the device."""
         if not self.unread:
             return
         unread, self.unread = self.unread, []
+        # One transfer from the device for all flags.
         flags = torch.stack([output.skipped for _, output in unread]).tolist()
         for (step, output), skipped in zip(unread, flags, strict=True):
             self.skipped += skipped
-            if not output.n_targets:  # says nothing of what is finite
+            if not output.n_targets:  # no loss to judge as finite or not
                 continue
             if skipped and output.judged is not None and output.judged.spikes.any():
                 self.spikes.append((step, output.judged.told()))
                 skipped = False
             self.bad_in_a_row = self.bad_in_a_row + 1 if skipped else 0
             if skipped:
-                what = "gradient norm" if math.isfinite(output.loss.item()) else "loss"
-                self.bad.append((step, what))
+                subject = "gradient norm" if math.isfinite(output.loss.item()) else "loss"
+                self.bad.append((step, subject))
 
     def state_dict(self) -> dict[str, Any]:
         self.count_skipped()
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.init}
+        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for one in fields(self):
-            if one.init:
-                setattr(self, one.name, state[one.name])
+        for entry in fields(self):
+            if entry.init:
+                setattr(self, entry.name, state[entry.name])
 
 
 class Clock:
-    """Seconds of training, those paused left out. before: those of earlier starts of the run."""
+    """Seconds of training, without pauses. before: seconds of earlier starts of the run."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.before = device, 0.0
@@ -88,7 +89,8 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time spent in here does not count."""
+        """Leave the time inside this context out of the count."""
+        # Queued work of the device still counts as training.
         torch.get_device_module(self.device).synchronize()
         begin = time.perf_counter()
         outer, self._paused_at = self._paused_at, self._paused_at or begin
@@ -100,51 +102,56 @@ class Clock:
                 self._paused_seconds += time.perf_counter() - begin
 
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return (self._paused_at or time.perf_counter()) - self._started - self._paused_seconds
 
     def total(self) -> float:
-        """Over all starts of the run."""
+        """Seconds over all starts of the run."""
         return self.before + self.seconds()
 
 
 class Moments:
-    """Calls callbacks in their order; a loop, to them."""
+    """Calls callbacks in order; subclassed by the loop, and passed to callbacks as the loop."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self.callbacks, self.state = list(callbacks), TrainState()
         self._acting: dict[str, list[Callback]] = {}
 
     def acting_at(self, moment: str) -> list[Callback]:
-        """Those that override a moment, or another method."""
+        """The callbacks overriding a moment, or another method."""
         if moment not in self._acting:
             idle = getattr(Callback, moment)
-            methods = ((one, getattr(one, moment)) for one in self.callbacks)
+            methods = ((callback, getattr(callback, moment)) for callback in self.callbacks)
+            # A method set on the object has no __func__, and counts as an override.
             self._acting[moment] = [
-                one for one, method in methods if getattr(method, "__func__", None) is not idle
+                callback
+                for callback, method in methods
+                if getattr(method, "__func__", None) is not idle
             ]
         return self._acting[moment]
 
     def call(self, moment: str, *arguments: Any) -> None:
-        """Every callback acts at this moment; on the thread of the loop."""
+        """Let every callback act at a moment; on the thread of the loop."""
         for callback in self.acting_at(moment):
             call(callback, moment, self.state.step, self, *arguments)
 
     def requests(self) -> list[tuple[Callback, int]]:
-        """What each callback of this rank asks of all ranks."""
+        """Each callback's request from this rank to all ranks."""
         asked = self.acting_at("requested")
-        return [(one, call(one, "requested", self.state.step, self)) for one in asked]
+        return [
+            (callback, call(callback, "requested", self.state.step, self)) for callback in asked
+        ]
 
     def requested(self) -> bool:
         """Whether there is a request."""
         return any(number for _, number in self.requests())
 
     def results(self) -> dict[str, float]:
-        """What all callbacks have for result.json."""
-        found: dict[str, float] = {}
+        """Metrics of all callbacks for result.json."""
+        metrics: dict[str, float] = {}
         for callback in self.acting_at("results"):
-            found |= call(callback, "results", self.state.step)
-        return found
+            metrics |= call(callback, "results", self.state.step)
+        return metrics
 
     def close(self, error: BaseException | None) -> BaseException | None:
         """Tell callbacks of an error, and close all, the last first; returns the first error."""
@@ -157,7 +164,7 @@ class Moments:
     def _attempt(
         self, first: BaseException | None, callback: Callback, method: str, *arguments: Any
     ) -> BaseException | None:
-        """Call a method, whatever was raised before; what it raises then is a warning."""
+        """Call a method, even after an earlier error; a later error is only a warning."""
         try:
             call(callback, method, self.state.step, *arguments)
         except BaseException as error:
@@ -169,9 +176,9 @@ class Moments:
 
 
 class Loop(Moments):
-    """Updates until `end_step`, or until a callback calls `stop` or `interrupt`.
+    """Makes updates until `end_step`, or until a callback calls `stop` or `interrupt`.
 
-    What callbacks may use: session, model, optimizer, config, run_dir, state, log, stop, interrupt,
+    Callbacks may use: session, model, optimizer, config, run_dir, state, log, stop, interrupt,
     stop_reason, paused, reading and ending.
     """
 
@@ -199,20 +206,20 @@ class Loop(Moments):
         self.fault: str | None = None
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Give metrics by name to all trackers, at the current step; a tensor is waited for."""
+        """Give metrics by name to all trackers, at the current step; waits for tensors."""
         self.trackers.log(self.state.step, {name: float(value) for name, value in values.items()})
 
     def run(self, report: Callable[[BaseException], object] = lambda error: None) -> str:
-        """Train, close every callback whatever happens, and return why it ended.
+        """Train, close every callback in any case, and return the reason of the end.
 
-        report: told of an error before callbacks close, which may wait for ranks that are gone. The
-        first error is the one raised; what fails after it is a warning.
+        report: told of an error before callbacks close, since closing may wait for lost ranks. The
+        first error is raised; later failures are warnings.
         """
         error: BaseException | None = None
         try:
             self._run()
-        except BaseException as found:
-            error = found
+        except BaseException as raised:
+            error = raised
             report(error)
         error = self.close(error)
         self.loader.close()
@@ -232,7 +239,7 @@ class Loop(Moments):
         self.call("on_end")
 
     def _step(self, step: Step) -> None:
-        """One update, and what callbacks do around it."""
+        """Make one update, with the callbacks around it."""
         state, update = self.state, self.update
         self.call("on_step_start")
         read = any(callback.reads_gradients for callback in self.acting_at("on_gradients"))
@@ -245,18 +252,18 @@ class Loop(Moments):
         self.call("on_step_end", output)
 
     def paused(self) -> AbstractContextManager[None]:
-        """Time spent in it does not count as training."""
+        """A context whose time does not count as training."""
         return self.clock.paused()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Paused, with the weights that are evaluated and saved."""
+        """A paused context, with the weights for evaluating and saving."""
         with self.paused(), reading(self.model, self.optimizer):
             yield
 
     @property
     def ending(self) -> bool:
-        """Whether no further update follows; callbacks behind the one that asks may end it too."""
+        """Whether no further update follows; callbacks behind the asking one may still act."""
         return self.stop_reason is not None or self.state.step >= self.end_step
 
     def stop(self, reason: str) -> None:
@@ -266,10 +273,10 @@ class Loop(Moments):
             self.end(reason)
 
     def end(self, reason: str, *, fault: str | None = None) -> None:
-        """The same, called by all ranks. fault: why the run has failed."""
+        """End the run at this step boundary, called by all ranks. fault: reason of a failure."""
         self.stop_reason, self.fault = self.stop_reason or reason, self.fault or fault
 
     def interrupt(self, reason: str) -> None:
-        """Stop on a signal, without what a run that goes on does not need."""
+        """Stop on a signal, without the evaluations and samples of a run's end."""
         self.interrupted = True
         self.stop_reason = reason

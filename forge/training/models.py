@@ -1,4 +1,4 @@
-"""The models of a run: the one that is trained, and those that its objective reads besides."""
+"""The models of a run: the trained model, and the frozen models of its objective."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def build_model(
     filled: bool = True,
     trained: bool = False,
 ) -> nn.Module:
-    """The model with its initial weights, if it is to be `filled`, laid out over the ranks; one
-    that is to be `trained` in the formats of `precision`.
+    """Build the model, laid out over the ranks.
+
+    filled: with its initial weights. trained: in the formats of `precision`.
     """
-    kept = FORMATS[config.precision.param_dtype] if trained else dtype
+    stored_dtype = FORMATS[config.precision.param_dtype] if trained else dtype
     adapter = adapter_of(config)
 
     def make() -> nn.Module:
@@ -48,8 +49,9 @@ def build_model(
         adapter.inject(model)
         freeze(model, config)
         model = model.to(dtype)
-        for parameter in model.parameters() if kept != dtype else ():
-            parameter.data = parameter.data.to(kept)
+        # Buffers stay in `dtype`; only parameters take the stored format.
+        for parameter in model.parameters() if stored_dtype != dtype else ():
+            parameter.data = parameter.data.to(stored_dtype)
         adapter.pack(model, HALF.get(config.precision.mixed_precision, dtype))
         return model
 
@@ -61,7 +63,7 @@ def build_model(
 
 
 def load_on_ranks(path: Path, config: Config, ranks: Ranks, device: torch.device) -> Trained:
-    """The model of a checkpoint, laid out over the ranks, in the format that it was multiplied in.
+    """Load the model of a checkpoint, laid out over the ranks, in the format of its products.
 
     config: of its run, with the layout to read it on. Raises CheckpointError.
     """
@@ -87,7 +89,7 @@ def build_objective(
     tokenizer: Tokenizer | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Objective:
-    """The objective, with its frozen models. Raises ValueError where one of them cannot be used."""
+    """Build the objective, with its frozen models. Raises ValueError for an unusable model."""
     models = {}
     for name, source in config.objective.frozen_models().items():
         try:
@@ -113,40 +115,41 @@ def frozen_model(
     tokenizer: Tokenizer | None,
     dtype: torch.dtype,
 ) -> nn.Module:
-    """A model in eval mode, laid out as the trained one, without its adapter. source: as
-    `frozen_models` gives it; of a checkpoint it has the shape too.
+    """Build a model in eval mode, laid out as the trained model, without its adapter.
+
+    source: as in `frozen_models`; a checkpoint also decides the shape.
     """
     config = replace(config, adapter=NoAdapter())
-    place = source or config.checkpoint.init_from
+    source_path = source or config.checkpoint.init_from
     exclude = () if source else tuple(config.checkpoint.exclude_from_loading)
-    path = ranks.from_main(found_place(place) if ranks.main and place else None)
+    path = ranks.from_main(found_place(source_path) if ranks.main and source_path else None)
     if isinstance(path, CheckpointError):
         raise path
     if source and is_folder(path):
-        fix = "give a run, as python -m forge.import makes it of the folder"
-        raise CheckpointError(f"{path} does not say which tokenizer it was trained with; {fix}")
+        hint = "give a run, as python -m forge.import makes it of the folder"
+        raise CheckpointError(f"{path} does not say which tokenizer it was trained with; {hint}")
     if source and path.is_dir():
         config = replace(config, model=_config_of(path, config, tokenizer).model)
     config = replace(config, adapter=NoAdapter())
     model = build_model(config, device, ranks, dtype)
     if path is not None:
-        more = {"exclude": exclude, "trust": config.run.trust, "group": ranks.saver}
-        restore.load_weights(path, model=model, section=config.model, **more)
+        options = {"exclude": exclude, "trust": config.run.trust, "group": ranks.saver}
+        restore.load_weights(path, model=model, section=config.model, **options)
     return model.requires_grad_(False).eval()
 
 
 def _config_of(path: Path, config: Config, tokenizer: Tokenizer | None) -> Config:
-    """The config inside a checkpoint. Raises CheckpointError where its tokenizer is another one."""
+    """Read the config inside a checkpoint. Raises CheckpointError for another tokenizer."""
     if tokenizer and Saved(path).meta["data"]["tokenizer"] != tokenizer.fingerprint:
-        what = checkpoints.OTHER_TOKENIZER
-        raise CheckpointError(f"{path}: {what}; train with its own: tokenizer=file")
+        message = checkpoints.OTHER_TOKENIZER
+        raise CheckpointError(f"{path}: {message}; train with its own: tokenizer=file")
     return restore.config_of(path, trust=config.run.trust)
 
 
-def found_place(place: str) -> Path | CheckpointError:
-    """The file or checkpoint that a path means."""
+def found_place(source: str) -> Path | CheckpointError:
+    """The file or checkpoint meant by a path, or the error."""
     try:
-        path = Path(place)
+        path = Path(source)
         return path if path.is_file() or is_folder(path) else checkpoints.find(path)[0].path
     except CheckpointError as error:
         return error

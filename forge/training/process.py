@@ -1,4 +1,4 @@
-"""This process: device, threads, determinism and number formats, and what it prints."""
+"""The process: device, threads, determinism and number formats, and printing."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ RECORDED_TO = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # 
 
 
 def set_up(config: Config) -> torch.device:
-    """Apply the run and precision options that hold for the whole process; returns the device."""
+    """Apply the run and precision options of the whole process; returns the device."""
     run, precision = config.run, config.precision
     if run.num_threads:
         torch.set_num_threads(run.num_threads)
     if run.deterministic:
+        # cuBLAS is deterministic only with workspaces of fixed size.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(run.deterministic)
     torch.autograd.set_detect_anomaly(run.detect_anomaly)
-    # In 16 bits only those products are fp32 that are meant to be: of routers.
+    # In 16 bits only the products of routers are fp32, and must not use lower precision.
     fp32 = precision.mixed_precision == "fp32"
     torch.set_float32_matmul_precision(precision.matmul_precision if fp32 else "highest")
     if run.device == "mps":
         if not torch.backends.mps.is_available():
-            what = "this build of torch finds no usable Apple GPU; run.device=cpu trains on the CPU"
-            raise ValueError(f"run.device=mps: {what}")
+            message = (
+                "this build of torch finds no usable Apple GPU; run.device=cpu trains on the CPU"
+            )
+            raise ValueError(f"run.device=mps: {message}")
         return torch.device("mps", 0)
     if run.device != "cuda":
         return torch.device(run.device)
     if not torch.cuda.is_available():
-        what = "this build of torch finds no usable GPU; run.device=cpu trains on the CPU"
-        raise ValueError(f"run.device=cuda: {what}")
+        message = "this build of torch finds no usable GPU; run.device=cpu trains on the CPU"
+        raise ValueError(f"run.device=cuda: {message}")
     # By LOCAL_RANK, unless each rank sees one GPU alone, as by srun --gpus-per-task=1.
     index = 0 if torch.cuda.device_count() == 1 else int(os.environ.get("LOCAL_RANK", 0))
     _set_allocator()
@@ -49,16 +52,18 @@ def set_up(config: Config) -> torch.device:
 
 
 def _set_allocator() -> None:
-    """Memory of a GPU in segments that grow, which leave less unused between tensors; unless one of
-    the variables that torch reads says how.
+    """Let GPU memory grow in segments, unless a variable of torch decides.
+
+    Growing segments leave less unused memory between tensors.
     """
     if not any(os.environ.get(name) for name in ALLOCATOR):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # type: ignore
 
 
 def record_collectives(folder: Path, device: torch.device) -> None:
-    """Have NCCL note the last collectives of this rank, and write them to `folder` where one times
-    out; for `torchfrtrace`. Of the variables of torch that are set none is changed.
+    """Have NCCL record the last collectives of this rank, written to `folder` on a timeout.
+
+    For `torchfrtrace`. Variables of torch already set stay unchanged.
     """
     if device.type != "cuda" or int(os.environ.get("WORLD_SIZE", 1)) == 1:
         return
@@ -70,13 +75,13 @@ def record_collectives(folder: Path, device: torch.device) -> None:
 
 
 def loss_scaler(section: Precision, device: torch.device) -> torch.amp.GradScaler:
-    """Scales losses in fp16, so that gradients do not underflow; not enabled in other formats."""
+    """Build the scaler of losses, against underflow of fp16 gradients; off in other formats."""
     enabled = section.mixed_precision == "fp16"
     return torch.amp.GradScaler(device.type, init_scale=section.init_loss_scale, enabled=enabled)
 
 
 def check_dtypes(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
-    """Raises TypeError naming the weights that are in another format."""
+    """Raise TypeError naming the weights in another format."""
     wrong = [
         f"{name} ({p.dtype})"
         for name, p in model.named_parameters()
@@ -84,8 +89,8 @@ def check_dtypes(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
     ]
     if wrong:
         kind = str(dtype).removeprefix("torch.").replace("float32", "fp32")
-        what = f"weights must be {kind} where the optimizer updates them; these are not"
-        raise TypeError(f"{what}: {', '.join(wrong)}")
+        message = f"weights must be {kind} where the optimizer updates them; these are not"
+        raise TypeError(f"{message}: {', '.join(wrong)}")
 
 
 def say(text: str) -> None:
@@ -100,6 +105,6 @@ def say(text: str) -> None:
 
 
 def stage(config: Config, text: str) -> None:
-    """Say what start-up does now, where a console is wanted."""
+    """Print the present stage of the start-up, if a console is wanted."""
     if config.metrics.enable_console:
         say(text)

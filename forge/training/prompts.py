@@ -1,5 +1,7 @@
-"""Prompts in a file: a line each of a .txt, or of each row of a .jsonl its `prompt`, its `text` or
-its `messages`, which the assistant answers.
+"""Prompts from a file of lines or rows.
+
+A prompt is a line of a .txt, or of a row of a .jsonl the `prompt`, the `text` or the `messages` for
+the assistant to answer.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ Prompt = str | list[dict[str, Any]]
 
 
 def read_prompts(file: Path) -> list[Prompt]:
-    """ValueError, naming the file and the line: it cannot be read, or there is no prompt."""
+    """Read the prompts of a file.
+
+    Raises ValueError, naming the file and the line, for an unreadable file or a missing prompt.
+    """
     if file.suffix not in KINDS:
         raise ValueError(f"{file}: prompts are in a file {' or '.join(KINDS)}")
     try:
@@ -60,11 +65,12 @@ def _of_row(line: str) -> Prompt:
     return prompt
 
 
-def _messages(found: Any) -> list[dict[str, Any]]:
-    each = [
-        one if isinstance(one, dict) else {} for one in (found if isinstance(found, list) else ())
+def _messages(content: Any) -> list[dict[str, Any]]:
+    messages = [
+        message if isinstance(message, dict) else {}
+        for message in (content if isinstance(content, list) else ())
     ]
-    said = [one.get(name) for one in each for name in ("role", "content")]
-    if not each or not all(isinstance(one, str) for one in said):
+    texts = [message.get(name) for message in messages for name in ("role", "content")]
+    if not messages or not all(isinstance(text, str) for text in texts):
         raise ValueError('its "messages" are no list such as [{"role": "user", "content": "Hi"}]')
-    return each
+    return messages

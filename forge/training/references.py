@@ -1,4 +1,4 @@
-"""Log-probabilities of a preference objective's reference, computed before training and kept."""
+"""Log-probabilities of a preference objective's reference, computed before training and cached."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BATCHES_A_PART = 32
 SECONDS_BETWEEN_LINES = 10.0
 DAMAGED = (OSError, ValueError, KeyError, EOFError, BadZipFile)
 Texts = Iterable[tuple[TokenStore | Streamed, Sequence[int] | np.ndarray | None]]
-"""Stores, each with the numbers of the examples that are read of it; None = all."""
+"""Stores, each with the numbers of the examples to read; None = all."""
 
 
 def add_references(
@@ -56,11 +56,10 @@ def add_references(
     tokenizer: Tokenizer | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Give an objective with a cached reference the log-probabilities of these examples: from the
-    cache, or computed now by all ranks, which call this.
+    """Give an objective with a cached reference the log-probabilities of these examples.
 
-    They are kept in parts as they are computed, so that a run that is killed meanwhile goes on from
-    there. Raises ValueError where the reference cannot be used.
+    Values come from the cache, or all ranks compute them now; a collective. Computed parts are
+    stored at once, for a killed run to go on from. Raises ValueError for an unusable reference.
     """
     section = config.objective
     if not (isinstance(objective, Responded) and isinstance(section, Referenced)):
@@ -72,15 +71,15 @@ def add_references(
         plan = None if isinstance(store, Streamed) else examples_of(config, store)
         if plan is None or isinstance(store, Streamed):
             continue
-        known = objective.references.get(store.fingerprint)
+        cached = objective.references.get(store.fingerprint)
         identity = ranks.from_main(_identity(config, store, plan, dtype) if ranks.main else None)
         if isinstance(identity, Exception):
             raise identity
         entry = cache_root(config.data.cache_dir) / "references" / hash_json(identity)[:16]
-        if known is None:
+        if cached is None:
             values = ranks.from_main(_read(entry, plan) if ranks.main else None)
         else:
-            values = known.values
+            values = cached.values
         batches = _missing(config, plan, numbers, values)
         if batches:
             if model is None:
@@ -94,7 +93,7 @@ def add_references(
 def examples_read(
     config: Config, prepared: Prepared, objective: Objective, ranks: Ranks, device: torch.device
 ) -> Texts:
-    """The examples that a run of `train.max_steps` updates trains on, and those it evaluates."""
+    """The examples for training over `train.max_steps` updates, and for evaluation."""
     train = Mixture.of(prepared.train)
     stores = [store for store in train.stores.values() if not isinstance(store, Streamed)]
     if len(stores) < len(train.stores) or not all(store.together for store in stores):
@@ -107,7 +106,7 @@ def examples_read(
 
 
 def examples_evaluated(config: Config, stores: Mapping[str, TokenStore], *, most: int) -> Texts:
-    """The examples of these stores that an evaluation of `most` of each reads; 0 = all."""
+    """The examples of these stores in an evaluation of `most` of each; 0 = all."""
     for store in stores.values():
         plan = examples_of(config, store)
         yield store, None if plan is None else spread(len(plan), most)
@@ -116,10 +115,10 @@ def examples_evaluated(config: Config, stores: Mapping[str, TokenStore], *, most
 def _missing(
     config: Config, plan: Examples, numbers: Sequence[int] | np.ndarray | None, values: np.ndarray
 ) -> list[np.ndarray]:
-    """Batches of examples of which some have no value yet, the shortest first.
+    """Batches of examples with missing values, the shortest first.
 
-    They follow from all examples that are read, so that a run that was killed computes its last
-    batches as it would have otherwise, to the bit.
+    Batches are cut from all examples read, before completed batches are dropped. A killed run
+    therefore computes the last batches as an unbroken run, to the bit.
     """
     size = config.eval.batch_size or config.train.batch_size
     read = np.arange(len(plan)) if numbers is None else np.unique(np.asarray(numbers, np.int64))
@@ -142,21 +141,24 @@ def _compute(
     values: np.ndarray,
     entry: Path,
 ) -> None:
-    """Fill in `values`, [examples, rows], of these batches, the same on all ranks: each reads its
-    share, and as many batches. The main rank writes each part, and says how far it is.
+    """Fill in `values`, [examples, rows], of these batches, equal on all ranks.
+
+    Each rank reads a share of the batches, and all ranks as many. The main rank writes each part,
+    and reports progress.
     """
     index, shares = ranks.batch
     size = config.eval.batch_size or config.train.batch_size
     total, done, begin = sum(map(len, batches)), 0, monotonic()
-    said = begin
+    printed_at = begin
     say(f"computing the reference of {total:,} examples, which is kept")
     with evaluating(model):
         for first in range(0, len(batches), BATCHES_A_PART * shares):
             part = batches[first : first + BATCHES_A_PART * shares]
             numbers = np.concatenate(part)
-            found = torch.zeros(len(numbers), plan.rows, dtype=torch.float64, device=device)
-            for place in range(index, -(-len(part) // shares) * shares, shares):
-                chosen = part[min(place, len(part) - 1)]  # behind the last one it is read again
+            results = torch.zeros(len(numbers), plan.rows, dtype=torch.float64, device=device)
+            for turn in range(index, -(-len(part) // shares) * shares, shares):
+                # Past the end the last batch is read again: all ranks must take as many turns.
+                chosen = part[min(turn, len(part) - 1)]
                 filled = np.pad(chosen, (0, size - len(chosen)), mode="edge")
                 batch = objective.collate(
                     Samples(
@@ -169,31 +171,33 @@ def _compute(
                     )
                 )
                 batch.pop("reference", None)
-                own = ranks.own_batch(batch, objective.along_sequence, device)
-                read: Any = model.read(own) if isinstance(model, Pipeline) else model
-                if read is None or place >= len(part):
+                local_batch = ranks.own_batch(batch, objective.along_sequence, device)
+                read: Any = model.read(local_batch) if isinstance(model, Pipeline) else model
+                # On ranks without the last stage of a pipeline, and in turns past the end.
+                if read is None or turn >= len(part):
                     continue
-                rows = each_response(read, own).view(-1, plan.rows)
-                found[place * size : place * size + len(chosen)] = rows[: len(chosen)].double()
-            computed = ranks.total(found).cpu().numpy()
+                rows = each_response(read, local_batch).view(-1, plan.rows)
+                results[turn * size : turn * size + len(chosen)] = rows[: len(chosen)].double()
+            computed = ranks.total(results).cpu().numpy()
+            # Values present already stay, for the same bits at every start.
             values[numbers] = np.where(np.isnan(values[numbers]), computed, values[numbers])
             if ranks.main:
                 with explained(entry.parent.parent):
                     _write(entry, numbers, values[numbers])
             done += len(numbers)
-            if (now := monotonic()) - said > SECONDS_BETWEEN_LINES and done < total:
-                said, rate = now, done / (now - begin)
-                left = str(timedelta(seconds=round((total - done) / rate)))
-                say(f"reference: {done:,} of {total:,} examples, {rate:.1f} a second, {left} left")
+            if (now := monotonic()) - printed_at > SECONDS_BETWEEN_LINES and done < total:
+                printed_at, rate = now, done / (now - begin)
+                eta = str(timedelta(seconds=round((total - done) / rate)))
+                say(f"reference: {done:,} of {total:,} examples, {rate:.1f} a second, {eta} left")
 
 
 def _identity(
     config: Config, store: TokenStore, plan: Examples, dtype: torch.dtype
 ) -> dict[str, Any] | Exception:
-    """What the values depend on: weights, text and how numbers are computed; on no layout."""
+    """The inputs of the values: weights, text and number formats; independent of the layout."""
     source = config.objective.reference_model  # type: ignore[attr-defined]
-    place = source or config.checkpoint.init_from
-    path = found_place(place) if place else None
+    source_path = source or config.checkpoint.init_from
+    path = found_place(source_path) if source_path else None
     if isinstance(path, Exception):
         return path
     weights: Any = {"seed": config.seed} if path is None else _weights(path)
@@ -212,18 +216,19 @@ def _identity(
 
 
 def _weights(path: Path) -> dict[str, Any]:
-    """Of a checkpoint what says which it is; of a file its bytes; of other folders their files."""
+    """Identify weights: a checkpoint by metadata, a file by bytes, other folders by their files."""
     if path.is_file():
         return {"file": hash_file(path)}
     if (path / META).is_file():
         return {"checkpoint": hash_file(path / META)}
-    found = {one.name: one.stat() for one in sorted(path.iterdir()) if one.is_file()}
-    return {"files": {name: [one.st_size, one.st_mtime_ns] for name, one in found.items()}}
+    stats = {file.name: file.stat() for file in sorted(path.iterdir()) if file.is_file()}
+    return {"files": {name: [file.st_size, file.st_mtime_ns] for name, file in stats.items()}}
 
 
 def _read(entry: Path, plan: Examples) -> np.ndarray:
-    """[examples, rows] of all parts of an entry, NaN where there is none. A damaged part is as one
-    that is missing.
+    """Read all parts of an entry, [examples, rows], with NaN for missing examples.
+
+    A damaged part counts as missing.
     """
     values = np.full((len(plan), plan.rows), np.nan)
     for path in sorted(entry.glob("*.npz")):
@@ -233,7 +238,7 @@ def _read(entry: Path, plan: Examples) -> np.ndarray:
 
 
 def _write(entry: Path, numbers: np.ndarray, values: np.ndarray) -> None:
-    """A part, under a name of which examples it has; whole or not at all."""
+    """Write a part, named by its examples; complete or not at all."""
     entry.mkdir(parents=True, exist_ok=True)
     name = hash_json(numbers.tolist())[:16]
     temporary = entry / f".{name}.{os.getpid()}"

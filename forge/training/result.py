@@ -1,4 +1,4 @@
-"""What is said of a run that has ended: its result, and what it prints."""
+"""Result and final printout of an ended run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from forge.training.loop import Loop
 
 
 def result_of(loop: Loop, reason: str, metrics: dict[str, float]) -> dict[str, Any]:
-    """What result.json has. metrics: of `Loop.results`."""
-    known, objective = nulls(metrics), loop.config.run.objective
+    """Content of result.json. metrics: of `Loop.results`."""
+    finite, objective = nulls(metrics), loop.config.run.objective
     ended = "stopped" if loop.interrupted else "finished"
     return {
         "status": "failed" if loop.fault else ended,
@@ -26,24 +26,26 @@ def result_of(loop: Loop, reason: str, metrics: dict[str, float]) -> dict[str, A
         "step": loop.state.step,
         "tokens": loop.state.tokens,
         "config": newest(loop.run_dir).name,
-        "objective": {"name": objective, "value": known.get(str(objective))},
+        "objective": {"name": objective, "value": finite.get(str(objective))},
         "higher_is_better": sorted(loop.config.objective.higher_is_better),
-        "metrics": known,
+        "metrics": finite,
     }
 
 
 def summary(loop: Loop, reason: str, metrics: dict[str, float]) -> str:
-    """Final metrics, speed, the run directory, and what to type next."""
+    """Final metrics, speed, the run directory, and the next command to type."""
     state, run_dir, config = loop.state, loop.run_dir, loop.config
-    why, place = REASONS.get(reason, reason), short(run_dir)
+    why, run_name = REASONS.get(reason, reason), short(run_dir)
     rows = {"ended": f"{why}, after {state.step} steps and {state.tokens:,} tokens"}
-    found = {key.removeprefix("eval/"): metrics[key] for key in metrics if key.startswith("eval/")}
-    if evaluated_at := found.pop("step", None):
-        rows |= _evaluated(found)
+    evaluated = {
+        key.removeprefix("eval/"): metrics[key] for key in metrics if key.startswith("eval/")
+    }
+    if evaluated_at := evaluated.pop("step", None):
+        rows |= _evaluated(evaluated)
         if evaluated_at != state.step:
             rows["evaluated"] = f"after {evaluated_at} steps"
     rows["tokens a second"] = f"{metrics['tokens_per_second']:,.0f}"
-    rows["run directory"] = place
+    rows["run directory"] = run_name
     folder = run_dir / config.checkpoint.dir
     if not loop.interrupted and newest_usable(folder)[0]:
         prompts = [prompt for prompt in config.eval.sample_prompts if prompt]
@@ -51,12 +53,12 @@ def summary(loop: Loop, reason: str, metrics: dict[str, float]) -> str:
         prompt = [name, prompts[0]] if prompts else []
         typed = config.run.trust
         if {*typed} <= {*of_project("trust")}:
-            typed = ()  # the project that it is typed in trusts them
+            typed = ()  # the project in the current directory trusts them already
         trust = [word for prefix in typed for word in ("--trust", prefix)]
-        rows["next"] = shlex.join(["python", "-m", "forge.generate", place, *prompt, *trust])
+        rows["next"] = shlex.join(["python", "-m", "forge.generate", run_name, *prompt, *trust])
     if newest_usable(folder, to_go_on=True)[0]:
-        more = [] if loop.interrupted else [prolonging_override(run_dir, reason, state.step)]
-        rows["goes on with"] = " ".join([resume_command(run_dir), *more])
+        overrides = [] if loop.interrupted else [prolonging_override(run_dir, reason, state.step)]
+        rows["goes on with"] = " ".join([resume_command(run_dir), *overrides])
     return "\n".join(["", *(f"  {name:<16} {value}" for name, value in rows.items())])
 
 
@@ -64,16 +66,16 @@ def _evaluated(metrics: dict[str, float]) -> dict[str, str]:
     """A row for each set, the validation split first."""
     of_sets: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
-        place, _, metric = name.rpartition("/")
-        of_sets.setdefault(place, {})[metric] = value
+        set_name, _, metric = name.rpartition("/")
+        of_sets.setdefault(set_name, {})[metric] = value
     rows = {}
     m = of_sets[""]
     if m.keys() == set(NextToken.metrics):
-        more = f"perplexity {m['perplexity']:.2f}, token accuracy {m['token_accuracy']:.1%}"
-        rows["validation loss"] = f"{m['loss']:.4f}   ({more})"
+        details = f"perplexity {m['perplexity']:.2f}, token accuracy {m['token_accuracy']:.1%}"
+        rows["validation loss"] = f"{m['loss']:.4f}   ({details})"
         rows["bits per byte"] = f"{m['bits_per_byte']:.4f}"
         del of_sets[""]
-    for place, found in of_sets.items():
-        texts = (f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items())
-        rows[place or "validation"] = ", ".join(texts)
+    for set_name, values in of_sets.items():
+        texts = (f"{name.replace('_', ' ')} {value:.4g}" for name, value in values.items())
+        rows[set_name or "validation"] = ", ".join(texts)
     return rows

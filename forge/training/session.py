@@ -1,4 +1,4 @@
-"""A run on this rank: all that is built for it."""
+"""A run on this rank: all objects built for the run."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from forge.parallel.ranks import Ranks
 
 
 class Interrupts(Protocol):
-    """Signals that end a run."""
+    """Signals for ending a run."""
 
     def interrupted(self, loop: Any) -> bool:
-        """Whether a signal has come to any rank; all ranks ask at the same point."""
+        """Whether any rank has received a signal; all ranks ask at the same point."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What is trained, on what, by what, and where; frozen, though what it holds is trained.
+    """Model, data, optimizer and places of a run; frozen, though the model inside is trained.
 
-    config: with all that was worked out; derived: those values. prepared: the text as tokens.
-    model: laid out over the ranks. schedule: factor of the learning rate at each update. scaler: of
+    config: with all derived values; derived: these values. prepared: the text as tokens. model:
+    laid out over the ranks. schedule: factor of the learning rate at each update. scaler: of
     losses, enabled in fp16 alone.
     """
 

@@ -1,5 +1,6 @@
-"""One step: the gradients of its micro-batches, clipping, and the update of the optimizer, which is
-skipped where the loss or the gradient is not finite, or a spike, or where there is no target.
+"""One step: the gradients of micro-batches, clipping, and the optimizer's update.
+
+The update is skipped for a non-finite loss or gradient, for a spike, and without a target.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from forge.data.batches.loader import Batch, Step
 from forge.models.contract import DRAWN
 from forge.models.reading_mode import evaluating
-from forge.objectives.objective import Objective
+from forge.objectives.objective import LookedAhead, Objective
 from forge.optim.combined import told
 from forge.optim.learning_rate import LearningRate
 from forge.parallel.fsdp import reduce_in_backward
@@ -27,10 +28,10 @@ from forge.training.step_output import StepOutput
 
 def look_ahead(
     model: nn.Module, objective: Objective, batches: list[Batch], ranks: Ranks
-) -> list[Batch]:
-    """The batches as they are learnt from or evaluated; see `Objective.looked_ahead`."""
+) -> LookedAhead:
+    """Prepare batches for learning or evaluation; see `Objective.looked_ahead`."""
     if not objective.looks_ahead:
-        return batches
+        return LookedAhead(batches)
 
     def read(batch: Batch) -> Any:
         return model.read(batch) if isinstance(model, Pipeline) else model
@@ -40,10 +41,10 @@ def look_ahead(
 
 
 class Backward:
-    """Adds up the gradients of a step, each micro-batch counted by its target tokens.
+    """Adds up the gradients of a step, each micro-batch weighted by its target tokens.
 
-    The loss is the sum over the step's targets divided by their number, however they are spread
-    over micro-batches and ranks.
+    The loss is the sum over the step's targets divided by the number of targets, for any division
+    into micro-batches and ranks.
     """
 
     def __init__(
@@ -56,28 +57,30 @@ class Backward:
         reduce_each: bool,
         before: Callable[[Tensor, int], None] | None = None,
     ) -> None:
-        """reduce_each: whether each micro-batch's gradient is reduced by itself. before: called
-        with the loss of each, before its gradient, and the number of targets of the step.
+        """reduce_each: whether each micro-batch's gradient is reduced separately. before: called
+        with the loss of each micro-batch, before the gradient, and the number of targets of the
+        step.
         """
         self.model, self.objective, self.scaler = model, objective, scaler
         self.device, self.ranks, self.reduce_each = device, ranks, reduce_each
         self.before = before
 
-    def __call__(self, step: Step) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and the sums that the objective reports, over all ranks."""
-        weight = 1.0 / max(step.n_targets, 1)
+    def __call__(self, step: Step) -> tuple[Tensor, dict[str, Tensor], int]:
+        """The loss and the sums reported by the objective, over all ranks; and the targets."""
         along = (*self.objective.along_sequence, *DRAWN)
         batches = [self.ranks.own_batch(batch, along, self.device) for batch in step.batches]
-        batches = look_ahead(self.model, self.objective, batches, self.ranks)
+        batches, changed = look_ahead(self.model, self.objective, batches, self.ranks)
+        n_targets = step.n_targets if changed is None else changed
         if isinstance(self.model, Pipeline):
-            loss, sums = self.model.step(batches, self.objective, weight)
+            loss, sums = self.model.step(batches, self.objective, 1.0 / max(n_targets, 1))
         else:
-            loss, sums = self._one_after_another(batches, step.n_targets)
+            loss, sums = self._one_after_another(batches, n_targets)
         if self.ranks.size > 1:
+            # One collective for the loss and all sums.
             values = [loss, *(value.to(loss.dtype) for value in sums.values())]
             totals = self.ranks.total(torch.stack(values))
             loss, sums = totals[0], dict(zip(sums, totals[1:], strict=True))
-        return loss, sums
+        return loss, sums, n_targets
 
     def _one_after_another(
         self, batches: Sequence[Batch], n_targets: int
@@ -98,8 +101,9 @@ class Backward:
 
 
 class StepModules:
-    """Tells those with `end_of_step` when a step begins and ends, and adds what they report to that
-    of the step; see `forge.models.contract.InStep`. A pipeline speaks for its stages.
+    """Tells modules with `end_of_step` of the begin and end of a step, and collects values.
+
+    See `forge.models.contract.InStep`. A pipeline speaks for its stages.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, max_steps: int) -> None:
@@ -111,20 +115,20 @@ class StepModules:
         ]
         self.ranks, self.max_steps = ranks, max_steps
 
-    def begin(self, places: int, scaler: torch.amp.GradScaler, device: torch.device) -> None:
-        """places: of all rows of all ranks that are learnt from."""
-        scale: float | torch.Tensor = 1.0 / max(places, 1)
+    def begin(self, positions: int, scaler: torch.amp.GradScaler, device: torch.device) -> None:
+        """positions: trained positions in all rows of all ranks."""
+        scale: float | torch.Tensor = 1.0 / max(positions, 1)
         if self.modules and scaler.is_enabled():
             scale = scaler.scale(torch.full((), scale, device=device))
         for module in self.modules:
             module.begin_step(scale)
 
     def end(self, output: StepOutput, number: int) -> None:
-        """After update `number`, from 0."""
+        """Finish update `number`, from 0."""
         done, skipped, total = number / self.max_steps, output.skipped, self.ranks.total
         for module in self.modules:
             sums, means = module.end_of_step(done, skipped=skipped, total=total)
-            if output.n_targets != output.n_places:  # these are of places, and divided by targets
+            if output.n_targets != output.n_places:  # sums over positions, later divided by targets
                 share = output.n_targets / output.n_places
                 sums = {name: value * share for name, value in sums.items()}
             output.sums |= sums
@@ -132,8 +136,9 @@ class StepModules:
 
 
 class Update:
-    """The gradients of a step, and what the optimizer makes of them. It waits for the device once,
-    with an optimizer that cannot skip an update by itself.
+    """The gradients of a step, and the optimizer's update.
+
+    Waits for the device once per step with an optimizer unable to skip an update on the device.
     """
 
     def __init__(
@@ -153,10 +158,10 @@ class Update:
         reduce_each: bool = False,
         in_backward: bool = False,
     ) -> None:
-        """clip_norm: of the whole gradient; clip_value: of each of its values then; 0 = none.
-        spikes: judges which steps are skipped. scaler: of losses, in fp16. max_steps: of the run,
-        for what modules schedule over it. reduce_each: see `Backward`. in_backward: see
-        `InBackward`; without clipping by the norm.
+        """clip_norm: of the whole gradient; clip_value: of each value afterwards; 0 = none. spikes:
+        judges the steps to skip. scaler: of losses, in fp16. max_steps: of the run, for schedules
+        inside modules. reduce_each: see `Backward`. in_backward: see `InBackward`; without clipping
+        by the norm.
         """
         self.model, self.optimizer, self.device = model, optimizer, device
         self.clip_norm, self.clip_value, self.spikes = clip_norm, clip_value, spikes
@@ -179,13 +184,13 @@ class Update:
                 on_device=self.skips_on_device,
                 clip_value=clip_value,
             )
-        before = self.in_backward.begin if self.in_backward is not None else None
+        begin_in_backward = self.in_backward.begin if self.in_backward is not None else None
         self.backward = Backward(
-            model, objective, self.scaler, device, self.ranks, reduce_each, before
+            model, objective, self.scaler, device, self.ranks, reduce_each, begin_in_backward
         )
 
     def __call__(self, step: Step, number: int) -> StepOutput:
-        """Both, for update `number`, counted from 0."""
+        """Compute gradients and apply update `number`, counted from 0."""
         output = self.gradients(step, number)
         self.apply(output, number)
         return output
@@ -198,17 +203,21 @@ class Update:
         request: Callable[[], bool] = lambda: False,
         read: bool = True,
     ) -> StepOutput:
-        """Put the gradient of the whole step in `.grad`. request: asked at the end, whether this
-        rank has one for the others. read: whether `.grad` is looked at before `apply`; if not, an
-        optimizer that can multiplies it by the factor of clipping, and nothing else does.
+        """Put the gradient of the whole step in `.grad`.
+
+        request: asked at the end, whether this rank has a request to the others. read: whether
+        `.grad` is read before `apply`; if not, a capable optimizer multiplies by the factor of
+        clipping in place of a separate pass.
         """
         lr = self.learning_rate.set(number)
-        places = round(step.n_places * self.backward.objective.learnt)
-        self.modules.begin(places, self.scaler, self.device)
-        loss, sums = self.backward(step)
+        positions = round(step.n_places * self.backward.objective.learnt)
+        self.modules.begin(positions, self.scaler, self.device)
+        loss, sums, n_targets = self.backward(step)
         if self.scaler.is_enabled():
+            # Before the norm: clipping is of the true gradient.
             self.scaler.unscale_(self.optimizer)
         several = self.ranks.size > 1
+        # The request of a callback is summed with the norm, without a separate message.
         also = float(several and request())
         factor = None
         if self.in_backward is not None:
@@ -219,14 +228,14 @@ class Update:
             )
             factor = self._clip(grad_norm, read=read)
         grad_norm = grad_norm.to(loss.device)
-        judged = self.spikes.judge(loss, grad_norm) if self.spikes and step.n_targets else None
+        judged = self.spikes.judge(loss, grad_norm) if self.spikes and n_targets else None
         bad = ~loss.isfinite() | ~grad_norm.isfinite()
-        if not step.n_targets:  # momenta and weight decay would move the weights all the same
+        if not n_targets:  # momenta and weight decay would move the weights without a loss
             bad = torch.ones_like(bad)
         return StepOutput(
             n_tokens=step.n_tokens,
-            n_targets=step.n_targets,
-            n_places=places,
+            n_targets=n_targets,
+            n_places=positions,
             lr=lr,
             loss=loss,
             grad_norm=grad_norm,
@@ -238,7 +247,7 @@ class Update:
         )
 
     def _clip(self, norm: Tensor, *, read: bool) -> Tensor | None:
-        """Clip gradients; or return the factor that the update is to multiply them by."""
+        """Clip gradients; or return the factor for the update to multiply by."""
         gradients = [p.grad for _, p in self.named if p.grad is not None]
         factor = clip_factor(norm, self.clip_norm) if self.clip_norm > 0 else None
         folds = self.takes_factor and not (read or self.clip_value or self.scaler.is_enabled())
@@ -255,14 +264,14 @@ class Update:
             self.optimizer.step()
 
     def apply(self, output: StepOutput, number: int) -> None:
-        """Update weights, optimizer and modules from the gradient, which is gone then."""
+        """Update weights, optimizer and modules from the gradient, and free the gradient."""
         if self.in_backward is None:
             step_unless(
                 self._step, output.skipped, on_device=self.skips_on_device, factor=output.factor
             )
         self.modules.end(output, number)
         if self.scaler.is_enabled():
-            # An overflow is the scaler's business, as long as there is a smaller scale to try.
+            # The scaler answers an overflow itself, as long as a smaller scale is left to try.
             output.skipped &= self.scaler.scale(torch.ones_like(output.loss)) < 1
             output.skipped |= ~output.loss.isfinite()
             if output.judged is not None:

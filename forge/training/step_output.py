@@ -12,8 +12,10 @@ OF = ("loss", "gradient norm")
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """Of a step, still on the device, each [2]: loss and gradient norm, their means and standard
-    deviations over the steps before it, and whether it is a spike.
+    """Loss and gradient norm of a step, compared with earlier steps, still on the device.
+
+    Each [2]: values, their means and standard deviations over the steps before, and spikes, whether
+    each value is a spike.
     """
 
     values: Tensor
@@ -22,7 +24,7 @@ class Judged:
     spikes: Tensor
 
     def told(self) -> str:
-        """What is a spike, in words; waits for the device."""
+        """Describe the spikes in words; waits for the device."""
         rows = zip(OF, *(x.tolist() for x in vars(self).values()), strict=True)
         return " and ".join(
             f"its {name} of {value:.4g} is a spike, of {mean:.4g} and a deviation of "
@@ -34,13 +36,13 @@ class Judged:
 
 @dataclass(kw_only=True)
 class StepOutput:
-    """What one update gives, still on the device.
+    """Values of one update, still on the device.
 
-    loss: what was minimised, per target token of the step. grad_norm: global L2 norm before
-    clipping. skipped: bool, whether weights and optimizer were left as they were, because one of
-    the two is not finite or, as `judged` has it, a spike, or there is no target. sums: sums over
-    target tokens, by name. means: other values of the step, by name. requests: number of ranks with
-    a request (`callbacks.stopping`). factor: by which gradients are still to be multiplied.
+    loss: the minimised value, per target token of the step. grad_norm: global L2 norm before
+    clipping. skipped: bool, whether weights and optimizer kept their values, because loss or norm
+    is not finite or, in `judged`, a spike, or for want of a target. sums: sums over target tokens,
+    by name. means: other values of the step, by name. requests: number of ranks with a request
+    (`callbacks.stopping`). factor: still to be multiplied into gradients.
     """
 
     n_tokens: int

@@ -1,4 +1,4 @@
-"""The contract of a tracker: where metrics go."""
+"""The contract of a tracker, a destination of metrics."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Takes metrics somewhere. Made when the run starts, by rank 0, and used from one thread."""
+    """Receives metrics. Made at the start of the run, by rank 0, and used from one thread."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Take metrics by name: those of a log (`train/loss`, `lr`, ...), of an evaluation
-        (`eval/loss`, ...), or what a callback logged.
+        """Receive metrics by name, of a log, an evaluation or a callback.
 
-        step counts optimizer updates and never falls; several calls may have the same. A value may
-        be NaN or infinite. `values` is shared with the other trackers: it must not be changed. The
-        next update waits for the return.
+        `train/loss`, `lr`, ... of a log, `eval/loss`, ... of an evaluation. step counts optimizer
+        updates and never falls; several calls may have the same step. A value may be NaN or
+        infinite. `values` is shared with the other trackers and must not be changed. The next
+        update waits for the return.
         """
         ...
 
     def close(self) -> None:
-        """Write what is held back and release all. Called once, however the run ends short of a
-        kill; no `log` follows.
+        """Write buffered metrics and release resources.
+
+        Called once, in any case short of a kill; no `log` follows.
         """
         ...
 
 
 @runtime_checkable
 class Steps(Protocol):
-    """What is told of every update, and not of every log alone."""
+    """A tracker told of every update, besides every log."""
 
     def step(self, step: int) -> None: ...

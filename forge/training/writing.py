@@ -1,4 +1,4 @@
-"""What a model writes behind prompts: texts in, texts out, batch by batch."""
+"""Text generation for prompts: texts in, texts out, batch by batch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from forge.models.sampling import How, continue_rows
 from forge.models.token_distribution import Sampling
 
 END, STOP, LENGTH = "end", "stop", "length"
-ROWS = 32  # prompts that are continued at once
+ROWS = 32  # prompts in a batch
 
 
 Prompt = str | Sequence[Mapping[str, Any]]
-"""A text to continue, or messages that the assistant answers, by the tokenizer's chat template."""
+"""A text to continue, or messages for the assistant, by the tokenizer's chat template."""
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt, which begins as documents do; an empty one begins a new document."""
+    """Token ids of a prompt, beginning as documents do; an empty prompt begins a new document."""
     if not isinstance(prompt, str):
         return prompt_ids(prompt, tokenizer)
     begin = [] if tokenizer.begin_id is None else [tokenizer.begin_id]
@@ -32,9 +32,10 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What follows a prompt, of how many tokens, and why it ends there: at the end of a document
-    or of an answer, before a stop string, or at the longest that may be. sample: of several, the
-    number. ids, logprobs: of all tokens, that which ended it too, where these were asked for.
+    """The continuation of a prompt, its number of tokens, and the reason of its end.
+
+    ended: at the end of a document or answer, before a stop string, or at the length limit. sample:
+    the number among several. ids, logprobs: of all tokens, the ending token too, if asked for.
     """
 
     text: str
@@ -45,7 +46,7 @@ class Written:
     logprobs: list[float] | None = None
 
     def row(self) -> dict[str, Any]:
-        """What there is of it, by name."""
+        """The values present, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -68,10 +69,10 @@ class Speed:
 
 
 class Writer:
-    """Continues prompts, some at once, each by at most `tokens` tokens, `n` times.
+    """Continues prompts in batches, each by at most `tokens` tokens, `n` times.
 
-    A text ends before the first of the `stop` strings in it. logprobs, agree: as of `How`. Raises
-    ValueError for options that cannot be.
+    A text ends before the first of the `stop` strings. logprobs, agree: as of `How`. Raises
+    ValueError for impossible options.
     """
 
     def __init__(
@@ -112,8 +113,9 @@ class Writer:
         self.speed = Speed()
 
     def write(self, prompts: Sequence[Prompt]) -> Iterator[Written]:
-        """What follows each, in order, `n` times. A prompt's place among all is the number of its
-        stream, and that of further samples has theirs behind it.
+        """Continue each prompt, in order, `n` times.
+
+        A prompt's index is the number of its random stream; streams of further samples follow.
         """
         if not all(isinstance(prompt, str) for prompt in prompts):
             ends = turn_end_ids(self.tokenizer).union(stated_ends(self.tokenizer))
@@ -129,23 +131,27 @@ class Writer:
         for start in range(0, len(rows), self.batch_size):
             some = rows[start : start + self.batch_size]
             texts = [encoded[number] for number, _ in some]
+            # The first sample of a prompt draws from the stream of a single sample.
             numbers = [f"{row} {sample}" if sample else row for row, sample in some]
-            made = continue_rows(self.model, texts, self.tokens, self.how, self.device, numbers)
-            self.speed.read += made.read
-            self.speed.reading += made.reading
-            self.speed.written += sum(max(len(drawn) - 1, 0) for drawn in made.tokens)
-            self.speed.writing += made.writing
-            for place, (_, sample) in enumerate(some):
-                text = self._written(made.tokens[place])
-                more: dict[str, Any] = {"sample": sample} if self.n > 1 else {}
-                if made.logprobs:
-                    more |= {"ids": made.tokens[place], "logprobs": made.logprobs[place]}
-                yield replace(text, **more)
+            batch = continue_rows(self.model, texts, self.tokens, self.how, self.device, numbers)
+            self.speed.read += batch.read
+            self.speed.reading += batch.reading
+            self.speed.written += sum(max(len(drawn) - 1, 0) for drawn in batch.tokens)
+            self.speed.writing += batch.writing
+            for index, (_, sample) in enumerate(some):
+                text = self._written(batch.tokens[index])
+                extra: dict[str, Any] = {"sample": sample} if self.n > 1 else {}
+                if batch.logprobs:
+                    extra |= {"ids": batch.tokens[index], "logprobs": batch.logprobs[index]}
+                yield replace(text, **extra)
 
     def _stops(self, row: int, drawn: list[int]) -> bool:
-        """Whether a stop string ends in the last token; the whole text is read only if it may."""
-        # A stop string is of no more tokens than bytes. The first ones of a text may lose a space.
-        tail = max(len(each.encode()) for each in self.stop) + 4
+        """Whether a stop string ends in the last token.
+
+        The whole text is decoded only if the last tokens contain a stop string.
+        """
+        # A stop string has no more tokens than bytes. The first tokens of a text may lose a space.
+        tail = max(len(stop.encode()) for stop in self.stop) + 4
         texts = (self.tokenizer.decode(ids) for ids in (drawn[-tail:], drawn))
         return all(any(stop in text for stop in self.stop) for text in texts)
 

@@ -16,12 +16,12 @@ from forge.rundir.directory import short
 from forge.rundir.files import last_lines
 from forge.rundir.outcome import Result
 
-EVERY = 0.2  # seconds between looks at what a run has printed
+EVERY = 0.2  # seconds between looks at a run's output
 
 
 class Background:
-    """A run that trains in processes of its own while this one does other things; when this one
-    ends, the run is saved and ends too. What it prints is in logs/output.log of its directory.
+    """A run training in processes apart from this process; when this process ends, the run is saved
+    and ends too. The run prints to logs/output.log of its directory.
     """
 
     def __init__(
@@ -31,24 +31,24 @@ class Background:
         start: Callable[[], Ranks],
         end: Callable[[int, bool], Result],
     ) -> None:
-        """start: starts the ranks. end: gives the result for their exit code, and whether they were
-        asked to stop, or raises why there is none. Raises what `start` raises.
+        """start: starts the ranks. end: returns the result for the ranks' exit code and a flag for
+        a requested stop, or raises the cause of a missing result. Raises as `start`.
         """
         self.run_dir = run_dir
         self._output, self._partial = output, b""
         self._seen = output.stat().st_size if output.is_file() else 0
         self._stopped = False
         self._ranks, self._result = Future[Ranks](), Future[Result]()
-        # Linux ends a child with the thread that has started it, so this one stays with the ranks.
+        # Linux ends a child with its starting thread, so the starting thread stays with the ranks.
         threading.Thread(target=self._run, args=(start, end), daemon=True).start()
         self._ranks.result()
 
     def __repr__(self) -> str:
-        status, place = self.status, short(self.run_dir)
+        status, folder = self.status, short(self.run_dir)
         if status in ("finished", "stopped"):
-            return f"{status} after {self._result.result().step:,} steps in {place}"
+            return f"{status} after {self._result.result().step:,} steps in {folder}"
         last = [text for text in last_lines(self._output) if STEP.match(text)][-1:]
-        return " | ".join([f"{status} in {place}", *last])
+        return " | ".join([f"{status} in {folder}", *last])
 
     @property
     def status(self) -> str:
@@ -58,19 +58,19 @@ class Background:
         return "failed" if self._result.exception() else self._result.result().status
 
     def wait(self, timeout: float | None = None) -> Result:
-        """How it ended, once it has. Raises TimeoutError after so many seconds, and RuntimeError
-        when the run has failed. To interrupt this does nothing to the run.
+        """Wait for the end, and return the result. Raises TimeoutError after `timeout` seconds, and
+        RuntimeError for a failed run. An interrupt of the wait does nothing to the run.
         """
         return self._result.result(timeout)
 
     def stop(self) -> Result:
-        """Let it finish its step and save; it goes on with forge.resume(run_dir)."""
+        """Let the run finish its step and save; forge.resume(run_dir) goes on."""
         self._stopped = True
         self._pass_on(signal.SIGTERM)
         return self.wait()
 
     def watch(self) -> Result:
-        """`wait`, and print what it prints meanwhile; in a notebook progress is one line."""
+        """`wait`, and print the run's output meanwhile; in a notebook progress is a single line."""
         line = OneLine() if in_notebook() else None
         while True:
             ended = self._result.done()
@@ -85,7 +85,7 @@ class Background:
                 self._result.exception(EVERY)
 
     def to_the_end(self) -> Result:
-        """`watch`, where an interrupt stops the run, which is saved; another ends it at once."""
+        """`watch`, where an interrupt saves and stops the run; a second ends the run at once."""
         while True:
             try:
                 return self.watch()
@@ -95,11 +95,11 @@ class Background:
                 self._pass_on(signal.SIGINT)
 
     def tail(self, lines: int = 20) -> str:
-        """The last lines that it has printed."""
+        """The last lines printed by the run."""
         return "\n".join(last_lines(self._output, lines))
 
     def history(self, *metrics: str) -> history.Rows:
-        """What it has logged so far, as of a result."""
+        """The metrics logged so far, as `history` of a result."""
         return history.history(self.run_dir, *metrics)
 
     def _run(self, start: Callable[[], Ranks], end: Callable[[int, bool], Result]) -> None:
@@ -120,13 +120,13 @@ class Background:
             self._ranks.result().pass_on(number)
 
     def _printed(self, *, to_the_end: bool) -> list[str]:
-        """The lines since the last look; an unfinished one waits for its end."""
+        """The lines since the last look; an unfinished line waits for its end."""
         with suppress(FileNotFoundError), self._output.open("rb") as file:
             file.seek(self._seen)
             new = file.read()
             self._seen += len(new)
             self._partial += new
-        *whole, self._partial = self._partial.split(b"\n")
+        *complete, self._partial = self._partial.split(b"\n")
         if to_the_end and self._partial:
-            whole, self._partial = [*whole, self._partial], b""
-        return [line.decode(errors="replace") for line in whole]
+            complete, self._partial = [*complete, self._partial], b""
+        return [line.decode(errors="replace") for line in complete]

@@ -15,7 +15,7 @@ from forge.rundir.outcome import FAILED, ranks
 
 
 def die_with_parent() -> None:
-    """Ask Linux to end this process when its parent ends, also when that is killed."""
+    """Ask Linux to end this process when its parent ends, also a killed parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
         parent = os.environ.pop(PARENT, None)
@@ -24,15 +24,15 @@ def die_with_parent() -> None:
 
 
 def end_on_interrupt() -> None:
-    """Until the loop takes signals, SIGINT ends the process without a traceback; also one that the
-    parent has blocked while Python was starting.
+    """End the process on SIGINT without a traceback, until the loop takes signals; also on a SIGINT
+    blocked by the parent while Python was starting.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def leave(code: int) -> NoReturn:
-    """End this process; a rank that failed at once: its threads would wait for other ranks."""
+    """End this process; a failed rank ends at once: its threads would wait for other ranks."""
     if ranks() > 1 and code in (FAILED, REFUSED):
         logging.shutdown()
         sys.stdout.flush()

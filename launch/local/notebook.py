@@ -18,8 +18,8 @@ def in_notebook() -> bool:
 
 
 class OneLine:
-    """A file of the lines that the console prints: a notebook shows the newest of training, and of
-    evaluation below it, in place of those before.
+    """A file of console lines: a notebook shows the newest line of training, and of evaluation
+    below, in place of earlier lines.
     """
 
     def __init__(self) -> None:
@@ -36,10 +36,10 @@ class OneLine:
         return len(text)
 
     def flush(self) -> None:
-        """What is written is shown at once."""
+        """Do nothing: every write is shown at once."""
 
     def _show(self, text: str) -> None:
-        from IPython.display import display  # a kernel has it
+        from IPython.display import display  # present in every kernel
 
         content = {"text/plain": text}
         if self._shown is None:

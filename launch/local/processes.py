@@ -23,22 +23,22 @@ from forge.rundir.outcome import ERROR
 from forge.rundir.process_folders import remove_left
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-GRACE = 5.0  # seconds that ranks have to end once one of them has failed
-PARENT = "FORGE_PARENT"  # tells a worker the process that started it
+GRACE = 5.0  # seconds for ranks to end after the failure of a rank
+PARENT = "FORGE_PARENT"  # variable with a worker's starting process
 
 
 def search_path() -> str:
-    """PYTHONPATH of a worker: where this process imports from, beyond Python's own folders."""
+    """PYTHONPATH of a worker: this process's import folders, without Python's own folders."""
     library = [os.path.dirname(os.__file__), *site.getsitepackages(), site.getusersitepackages()]
-    own = tuple(os.path.join(path, "") for path in library)
+    prefixes = tuple(os.path.join(path, "") for path in library)
     added = [os.path.abspath(path) for path in sys.path if path and not path.endswith(".zip")]
-    kept = [path for path in added if not os.path.join(path, "").startswith(own)]
-    return os.pathsep.join(dict.fromkeys(kept))
+    importable = [path for path in added if not os.path.join(path, "").startswith(prefixes)]
+    return os.pathsep.join(dict.fromkeys(importable))
 
 
 def stop_signals() -> list[int]:
-    """The signals that stop a run: none that is ignored, as nohup does with SIGHUP, but SIGINT
-    always: a shell ignores it for what a script starts in the background.
+    """The signals stopping a run: no ignored signal, such as SIGHUP under nohup, but SIGINT always:
+    a shell ignores SIGINT for background commands of a script.
     """
     return [
         number
@@ -49,21 +49,23 @@ def stop_signals() -> list[int]:
 
 @contextmanager
 def signals_taken(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """A handler of the signals that stop a run, where Python can take them: in the main thread."""
+    """Handle the signals stopping a run, in the main thread: Python takes signals nowhere else."""
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, handler) for number in stop_signals() if main}
+    previous_handlers = {
+        number: signal.signal(number, handler) for number in stop_signals() if main
+    }
     try:
         yield
     finally:
-        for number, previous in before.items():
+        for number, previous in previous_handlers.items():
             signal.signal(number, previous)
 
 
 class Ranks:
-    """The ranks of a run directory, as processes of their own.
+    """The ranks of a run directory, as separate processes.
 
-    When one fails the others have GRACE seconds to end too; then they are killed. The output of a
-    rank goes to its log; that of the main rank to the terminal, or to `output`.
+    When a rank fails, the others have GRACE seconds to end before the kill. The output of a rank
+    goes to its log; the output of the main rank goes to the terminal, or to `output`.
     """
 
     def __init__(
@@ -76,45 +78,45 @@ class Ranks:
         environ: Mapping[str, str] | None = None,
         at_a_time: int = 1,
         trust: Sequence[str] = (),
-        say: Callable[[str], None] = lambda said: print(said, file=sys.stderr, flush=True),
+        say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
         apart: bool = False,
     ) -> None:
-        """module: what a rank runs, with the run directory and `trust` as arguments. environ: more
-        variables. at_a_time: runs like this one that share the cores. say: takes why the run
-        failed, unless the main rank has printed it. apart: what interrupts this process, as Ctrl-C
-        does all that its terminal has started, does not reach the ranks.
+        """module: the module run by a rank, with the run directory and `trust` as arguments.
+        environ: further variables. at_a_time: number of similar runs sharing the cores. say: takes
+        the cause of a failure, unless printed by the main rank. apart: interrupts of this process,
+        such as Ctrl-C in its terminal, do not reach the ranks.
         """
         self.run_dir, self.say = run_dir, say
         self.passed_on: set[int] = set()
         self._first, self._deadline = 0, float("inf")
         self._workers: list[subprocess.Popen[bytes]] = []
         (run_dir / ERROR).unlink(missing_ok=True)
-        # A rank takes an interrupt once Python has started.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # A blocked interrupt is inherited: a rank takes it only once Python has started.
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            for rank, own in enumerate(_environments(ranks, environ or {}, at_a_time)):
+            for rank, variables in enumerate(_environments(ranks, environ or {}, at_a_time)):
                 command = [sys.executable, "-m", module, str(run_dir), *trust]
                 log = log_file(run_dir, rank) if rank else output
-                self._workers.append(_started(command, own, log, apart))
+                self._workers.append(_started(command, variables, log, apart))
         except BaseException:
             self.kill()
             raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
     @property
     def pid(self) -> int:
         return self._workers[0].pid
 
     def poll(self) -> int | None:
-        """The exit code of the rank that failed first, or 0, once all have ended."""
+        """The exit code of the first failed rank, or 0, once all ranks have ended."""
         codes = [worker.poll() for worker in self._workers]
         failed = [rank for rank, code in enumerate(codes) if code]
         if failed and self._first == 0:
             self._first = codes[failed[0]] or 0
             self._report(failed[0], self._first)
         if None not in codes:
-            remove_left()  # of a rank that was killed
+            remove_left()  # files of a killed rank
             return 128 - self._first if self._first < 0 else self._first
         if time.monotonic() > self._deadline:
             for worker in self._workers:
@@ -127,21 +129,25 @@ class Ranks:
         return code
 
     def _report(self, rank: int, code: int) -> None:
-        """Say what ended the run, unless the main rank has, and give the others time to end."""
+        """Report the cause of the end, unless reported by the main rank, and give the other ranks
+        time to end.
+        """
         ranks, asked = len(self._workers), -code in self.passed_on
         self._deadline = time.monotonic() + (0.0 if asked else GRACE)
-        said = outcome.killed_by(self.run_dir, -code, rank=rank, ranks=ranks) if code < 0 else ""
-        if said and ranks > 1 and not asked:
+        text = outcome.killed_by(self.run_dir, -code, rank=rank, ranks=ranks) if code < 0 else ""
+        if text and ranks > 1 and not asked:
             name = signal.Signals(-code).name
             with suppress(OSError):
                 outcome.record_failure(
-                    self.run_dir, rank=rank, kind=name, message=said, said=said, code=128 - code
+                    self.run_dir, rank=rank, kind=name, message=text, said=text, code=128 - code
                 )
         if reason := outcome.failure(self.run_dir):
-            own = reason.get("rank") == 0 and reason.get("type") not in signal.Signals.__members__
-            said = "" if own else reason.get("said")
-        if said:
-            self.say(said)
+            by_main_rank = (
+                reason.get("rank") == 0 and reason.get("type") not in signal.Signals.__members__
+            )
+            text = "" if by_main_rank else reason.get("said")
+        if text:
+            self.say(text)
 
     def pass_on(self, number: int) -> None:
         self.passed_on.add(number)
@@ -167,9 +173,9 @@ def start(
 
 
 def _environments(ranks: int, added: Mapping[str, str], at_a_time: int) -> list[dict[str, str]]:
-    """The variables of each rank, without those of a torchrun around this process."""
-    own = os.environ.items()
-    common = {name: value for name, value in own if not name.startswith("TORCHELASTIC_")}
+    """The variables of each rank, without variables of a torchrun around this process."""
+    inherited = os.environ.items()
+    common = {name: value for name, value in inherited if not name.startswith("TORCHELASTIC_")}
     common |= added
     common |= threads.shared(ranks * at_a_time, common)
     common |= {"PYTHONPATH": search_path(), PARENT: str(os.getpid()), "WORLD_SIZE": str(ranks)}
@@ -199,8 +205,8 @@ def log_file(run_dir: Path, rank: int) -> Path:
 
 
 def free_port() -> int:
-    """A TCP port that nobody has, below those that Linux gives to connections: one of these could
-    be taken while the main rank, which listens on it, imports torch.
+    """A free TCP port, below the ports given to connections by Linux: such a port could be taken
+    while the main rank, the later listener, still imports torch.
     """
     while True:
         port = random.SystemRandom().randrange(10_000, 32_768)

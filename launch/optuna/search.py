@@ -46,15 +46,15 @@ from forge.rundir.directory import short
 from forge.rundir.files import read_json
 from forge.rundir.identity import identity
 
-POLL = 2.0  # seconds between looks at trials that something else works on
-ROUNDS = 3  # times that a trial is started which is stopped, and not by the user
-TRIED = 128  # trials that are checked before a space is refused
+POLL = 2.0  # seconds between looks at trials at work elsewhere
+ROUNDS = 3  # most starts of a trial stopped by anything but the user
+TRIED = 128  # trials checked before a space is refused
 SHOWN = 10  # problems of a space
 NOT_OF_A_RUN = ("sweep.", "sweeper.", "launch.jobs.")
 
 
 def run(flight: Preflight, execute: Callable[[Command], int]) -> int:
-    """Trials until there are sweeper.n_trials, with those of earlier commands; the exit code.
+    """Run trials up to sweeper.n_trials, trials of earlier commands included; return the exit code.
 
     execute: runs a command until its points have ended. Raises ConfigError before anything is
     started or written.
@@ -79,8 +79,8 @@ def run(flight: Preflight, execute: Callable[[Command], int]) -> int:
         seed=config.seed if section.seed is None else section.seed,
     )
     if isinstance(launch, Slurm):
-        sizes, place = [(flight.place, world.size)] * jobs, flight.place
-        slurm.check(sizes, launch, name=place.name, folder=place / FOLDER)
+        sizes, folder = [(flight.place, world.size)] * jobs, flight.place
+        slurm.check(sizes, launch, name=folder.name, folder=folder / FOLDER)
     total = section.n_trials
     if section.sampler == "grid":
         total = min(total, space.size or 0)
@@ -90,7 +90,7 @@ def run(flight: Preflight, execute: Callable[[Command], int]) -> int:
 
 
 def checked(flight: Preflight) -> tuple[Space, Planned]:
-    """The space of a search, and a trial of it that can run. Raises ConfigError."""
+    """The space of a search, and a runnable trial of the space. Raises ConfigError."""
     space = read_space(
         flight.overrides, flight.sweeper.params, lambda: flight.library, flight.written_at
     )
@@ -104,7 +104,7 @@ def direction_of(objective: str) -> str:
 
 
 def first_that_runs(flight: Preflight, space: Space) -> Planned:
-    """A trial of the space that can run: nearly always the first. Raises ConfigError."""
+    """A runnable trial of the space: nearly always the first. Raises ConfigError."""
     refused: list[dict[tuple[str, str], Problem]] = []
     for values in space.samples(TRIED):
         try:
@@ -112,52 +112,58 @@ def first_that_runs(flight: Preflight, space: Space) -> Planned:
         except ConfigError as error:
             problems = [_of_interval(problem, space) for problem in error.problems]
             refused.append({(problem.option, problem.what): problem for problem in problems})
-    found = {place: problem for problems in refused for place, problem in problems.items()}
-    if found.keys() == refused[0].keys():
-        raise ConfigError(list(found.values()))  # it is wrong with what all have in common
+    problems_by_option = {
+        location: problem for problems in refused for location, problem in problems.items()
+    }
+    if problems_by_option.keys() == refused[0].keys():
+        raise ConfigError(list(problems_by_option.values()))  # the common overrides are at fault
     tried = "points of the space that were tried" if space.size != len(refused) else "points"
-    what = f"none of {len(refused)} {tried} can run; what is wrong with them is below."
-    summary = Problem("sweeper=optuna", what, "another space")
-    raise ConfigError([summary, *found.values()][: 1 + SHOWN])
+    message = f"none of {len(refused)} {tried} can run; what is wrong with them is below."
+    summary = Problem("sweeper=optuna", message, "another space")
+    raise ConfigError([summary, *problems_by_option.values()][: 1 + SHOWN])
 
 
 def _problems(flight: Preflight, space: Space) -> Iterator[Problem]:
     section, ablation, key = flight.sweeper, flight.sweep.ablation, "sweeper=optuna"
     assert isinstance(section, Optuna)
     if not space.params:
-        fix = "'optimizer.lr=tag(log, interval(1e-4, 1e-2))', or sweeper.params in an experiment"
-        yield Problem(key, "there is nothing to search.", fix)
+        hint = "'optimizer.lr=tag(log, interval(1e-4, 1e-2))', or sweeper.params in an experiment"
+        yield Problem(key, "there is nothing to search.", hint)
     if ablation.arms or ablation.seeds:
-        what = "an ablation runs all of its arms and seeds, and leaves nothing to choose."
-        yield Problem(key, what, "sweeper=basic, or leave sweep.ablation out")
+        message = "an ablation runs all of its arms and seeds, and leaves nothing to choose."
+        yield Problem(key, message, "sweeper=basic, or leave sweep.ablation out")
     if isinstance(flight.launch, Local) and section.n_jobs > 1:
-        what = "on this machine launch.jobs says how many trials run at a time."
-        yield Problem(f"sweeper.n_jobs={section.n_jobs}", what, f"launch.jobs={section.n_jobs}")
+        message = "on this machine launch.jobs says how many trials run at a time."
+        yield Problem(f"sweeper.n_jobs={section.n_jobs}", message, f"launch.jobs={section.n_jobs}")
     if section.sampler != "grid":
         return
     key, other = "sweeper.sampler=grid", "or sweeper.sampler=tpe"
-    endless = [f"{key}={shown(one)}" for key, one in space.params.items() if count(one) is None]
+    endless = [
+        f"{key}={shown(distribution)}"
+        for key, distribution in space.params.items()
+        if count(distribution) is None
+    ]
     if endless:
-        what = f"{endless[0]} has no values to go through one by one."
-        yield Problem(key, what, f"range(START, STOP, STEP), {other}")
+        message = f"{endless[0]} has no values to go through one by one."
+        yield Problem(key, message, f"range(START, STOP, STEP), {other}")
     elif (size := space.size or 0) > MOST:
-        what = f"the grid has {size:,} points, and at most {MOST:,} can be gone through."
-        yield Problem(key, what, f"fewer values, {other}")
+        message = f"the grid has {size:,} points, and at most {MOST:,} can be gone through."
+        yield Problem(key, message, f"fewer values, {other}")
 
 
 def _of_interval(problem: Problem, space: Space) -> Problem:
-    """A problem of all numbers of an interval, that they are no integers, with the interval."""
+    """A problem of the numbers of an interval, as no integers, reworded for the interval."""
     name, param = problem.option, space.params.get(problem.option)
     if not isinstance(param, FloatDistribution) or " is an integer;" not in problem.what:
         return problem
-    whole = IntDistribution(round(param.low), round(param.high), log=param.log)
-    what = f"{name} is an integer, and an interval has all numbers between its ends."
-    key, fix = f"{name}={shown(param)}", f"{name}={shown(whole)}"
-    return replace(problem, key=key, what=what, fix=fix)
+    integers = IntDistribution(round(param.low), round(param.high), log=param.log)
+    message = f"{name} is an integer, and an interval has all numbers between its ends."
+    key, hint = f"{name}={shown(param)}", f"{name}={shown(integers)}"
+    return replace(problem, key=key, what=message, fix=hint)
 
 
 class Batch(Command):
-    """The trials that run together. reasons: why points have failed, by number."""
+    """The trials run together. reasons: causes of failed points, by number."""
 
     reasons: dict[int, str]
 
@@ -177,7 +183,7 @@ class Batch(Command):
 
 @dataclass(kw_only=True)
 class Asked:
-    """A trial that can run. rounds: how often it was started and stopped."""
+    """A runnable trial. rounds: number of starts ended by a stop."""
 
     trial: Trial
     planned: Planned
@@ -185,9 +191,9 @@ class Asked:
 
 
 class Search:
-    """Asks for trials, runs them, and tells what they reached, `jobs` at a time, until there are
-    `total`. Those that run together are chosen together, so that the seed decides on all of them,
-    whichever ends first.
+    """Ask for trials, run the trials and tell Optuna the results, `jobs` at a time, up to `total`.
+    Trials run together are chosen together, so that the seed alone decides on all trials, in
+    whatever order trials end.
     """
 
     def __init__(
@@ -205,45 +211,49 @@ class Search:
         self.sweep = self.batch.directory
 
     def run(self) -> int:
-        """Until all have ended; the exit code: 1 when any trial has failed, now or before, 128+n
-        after a signal has stopped them.
+        """Run until all trials have ended, and return the exit code: 1 when any trial has failed,
+        now or before, 128+n after a stop by a signal.
         """
         self._announce()
         asked: list[Asked] = []
         code = 0
         while not code and (ended := len(self.trials.known("COMPLETE", "FAIL"))) < self.total:
-            more = min(self.total - ended, self.jobs - ended % self.jobs) - len(asked)
-            asked += [one for _ in range(more) if (one := self._ask()) is not None]
+            number = min(self.total - ended, self.jobs - ended % self.jobs) - len(asked)
+            asked += [candidate for _ in range(number) if (candidate := self._ask()) is not None]
             if not asked:
                 continue
-            self.batch.planned = list({one.planned.hash: one.planned for one in asked}.values())
+            self.batch.planned = list(
+                {candidate.planned.hash: candidate.planned for candidate in asked}.values()
+            )
             code = self.execute(self.batch)
-            asked = [one for one in asked if not self._settle(one, self.batch.reasons)]
-            if any(self._point(one)[1] in (RUNNING, QUEUED) for one in asked):
+            asked = [
+                candidate for candidate in asked if not self._settle(candidate, self.batch.reasons)
+            ]
+            if any(self._point(candidate)[1] in (RUNNING, QUEUED) for candidate in asked):
                 time.sleep(POLL)
-        for one in asked:
-            self.trials.put_back(one.trial.number)
+        for candidate in asked:
+            self.trials.put_back(candidate.trial.number)
         self._finish()
         return code or int(bool(self.trials.known("FAIL")))
 
     def _ask(self) -> Asked | None:
-        """The next trial; None when it cannot run, or is a point that has run already."""
+        """The next trial; None for a trial unable to run, or for a point already run."""
         trial = self.trials.ask()
-        one = self.trials.space.point(trial.params)
-        trial.set_user_attr(OVERRIDES, list(one.overrides[len(self.trials.space.fixed) :]))
+        combination = self.trials.space.point(trial.params)
+        trial.set_user_attr(OVERRIDES, list(combination.overrides[len(self.trials.space.fixed) :]))
         try:
-            asked = Asked(trial=trial, planned=self.flight.check([one])[0])
+            asked = Asked(trial=trial, planned=self.flight.check([combination])[0])
         except ConfigError as error:
             reasons = [f"{problem.key}: {problem.what}" for problem in error.problems]
             self.trials.fail(trial, "; ".join(reasons))
             lines = [f"     | {text}" for text in str(error).splitlines()[1:]]
-            say("\n".join([_refused(one.label), *lines]))
+            say("\n".join([_refused(combination.label), *lines]))
             return None
         point, state = self._point(asked)
-        again = self.flight.sweep.retry and state in (FAILED, CANCELLED)
-        if point is None or again or (known := self._end(asked, point, state)) is None:
+        is_retried = self.flight.sweep.retry and state in (FAILED, CANCELLED)
+        if point is None or is_retried or (result := self._end(asked, point, state)) is None:
             return asked
-        say(messages.line(point, "known", known))
+        say(messages.line(point, "known", result))
         return None
 
     def _settle(self, asked: Asked, reasons: Mapping[int, str]) -> bool:
@@ -256,7 +266,7 @@ class Search:
         return ended is not None
 
     def _end(self, asked: Asked, point: Point, state: str, reason: str = "") -> str | None:
-        """Tell Optuna how a trial has ended, and return it in a few words; None: it has not."""
+        """Tell Optuna the end of a trial, and return the end in a few words; None while running."""
         if state not in (DONE, FAILED, CANCELLED) and asked.rounds < ROUNDS:
             return None
         asked.trial.set_user_attr(POINT, point.number)
@@ -283,8 +293,8 @@ class Search:
     def _counted(self) -> str:
         """'12 trials: 4 done, 1 failed, 7 to run'."""
         done, failed = len(self.trials.known("COMPLETE")), len(self.trials.known("FAIL"))
-        left = max(self.total - done - failed, 0)
-        words = ["done"] * done + ["failed"] * failed + ["to run"] * left
+        remaining = max(self.total - done - failed, 0)
+        words = ["done"] * done + ["failed"] * failed + ["to run"] * remaining
         return messages.counted(words, "trial")
 
     def _finish(self) -> None:

@@ -30,8 +30,8 @@ DIGITS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Overrides that all trials have, and by key what the others are drawn from. typed: the keys as
-    they were typed, with their signs. places: as of a Combination.
+    """Overrides common to all trials, and the distributions of the searched keys. typed: the keys
+    as typed, with their signs. places: as of a Combination.
     """
 
     fixed: tuple[str, ...]
@@ -40,22 +40,22 @@ class Space:
     places: Mapping[str, str]
 
     def __str__(self) -> str:
-        return " ".join(f"{key}={shown(one)}" for key, one in self.params.items())
+        return " ".join(f"{key}={shown(distribution)}" for key, distribution in self.params.items())
 
     @property
     def size(self) -> int | None:
-        """How many trials differ; None where they cannot be counted."""
-        counts = [count(one) for one in self.params.values()]
+        """The number of different trials; None for an uncountable space."""
+        counts = [count(distribution) for distribution in self.params.values()]
         return None if None in counts else math.prod(number or 0 for number in counts)
 
     @cached_property
     def all(self) -> list[dict[str, Any]]:
-        """The values of each trial of a space that can be counted; the last key varies fastest."""
+        """The values of each trial of a countable space; the last key varies fastest."""
         rows = itertools.product(*map(_values, self.params.values()))
         return [dict(zip(self.params, row, strict=True)) for row in rows]
 
     def samples(self, most: int) -> Iterator[dict[str, Any]]:
-        """All trials where they are at most so many, else so many at random, the same each time."""
+        """All trials of a space of at most `most`, else `most` at random, the same each time."""
         if self.size is not None and self.size <= most:
             yield from self.all
             return
@@ -65,7 +65,7 @@ class Space:
             yield study.ask(dict(self.params)).params
 
     def point(self, values: Mapping[str, Any]) -> Combination:
-        texts = {key: text(one, values[key]) for key, one in self.params.items()}
+        texts = {key: text(distribution, values[key]) for key, distribution in self.params.items()}
         added = (f"{self.typed[key]}={value}" for key, value in texts.items())
         overrides = (*self.fixed, *added)
         return Combination(overrides=overrides, varied=texts, places=self.places)
@@ -77,26 +77,26 @@ def read_space(
     library: Callable[[], Library],
     written_at: Callable[[str], str] = lambda key: COMMAND_LINE,
 ) -> Space:
-    """What is searched, and what is not; arguments as of `grid`. Raises ConfigError with all that
-    is wrong.
+    """The space of searched and fixed overrides; arguments as of `grid`. Raises ConfigError with
+    all problems.
     """
-    found = grid(overrides, params, library, written_at, distribution)
-    if found.problems:
-        raise ConfigError(found.problems)
+    keys = grid(overrides, params, library, written_at, distribution)
+    if keys.problems:
+        raise ConfigError(keys.problems)
     fixed, typed, drawn = list[str](), dict[str, str](), dict[str, BaseDistribution]()
-    for key, texts in found.choices.items():
+    for key, texts in keys.choices.items():
         values = list(dict.fromkeys(text.partition("=")[2] for text in texts))
-        if key not in found.searched and len(values) == 1:
+        if key not in keys.searched and len(values) == 1:
             fixed.append(texts[0])
             continue
         name = key.lstrip("+")
         typed[name] = key
-        drawn[name] = found.searched.get(key) or CategoricalDistribution(values)
-    return Space(fixed=tuple(fixed), params=drawn, typed=typed, places=found.places)
+        drawn[name] = keys.searched.get(key) or CategoricalDistribution(values)
+    return Space(fixed=tuple(fixed), params=drawn, typed=typed, places=keys.places)
 
 
 def distribution(override: Override) -> BaseDistribution | None:
-    """What the values of an override are drawn from; None: they are choices. Raises ValueError."""
+    """The distribution of an override's values; None for a list of choices. Raises ValueError."""
     value = override.value()
     tags = set(getattr(value, "tags", ()))
     if not tags <= {"log"}:
@@ -114,18 +114,18 @@ def distribution(override: Override) -> BaseDistribution | None:
         raise ValueError("only an interval is searched by its logarithm")
     if not isinstance(value, RangeSweep):
         return None
-    given = value.start, value.stop, value.step
-    start, stop, step = (Decimal(str(number)) for number in given)
+    numbers = value.start, value.stop, value.step
+    start, stop, step = (Decimal(str(number)) for number in numbers)
     if not (stop - start).is_finite() or (steps := math.ceil((stop - start) / step)) < 1:
         raise ValueError("the range has no value, or no end")
     low, high = sorted((start, start + (steps - 1) * step))
-    if all(isinstance(number, int) for number in given):
+    if all(isinstance(number, int) for number in numbers):
         return IntDistribution(int(low), int(high), step=int(abs(step)))
     return FloatDistribution(float(low), float(high), step=float(abs(step)))
 
 
 def count(one: BaseDistribution) -> int | None:
-    """How many values a distribution has; None: they cannot be counted."""
+    """The number of values of a distribution; None for uncountable values."""
     if isinstance(one, CategoricalDistribution):
         return len(one.choices)
     assert isinstance(one, FloatDistribution | IntDistribution)
@@ -159,7 +159,7 @@ def _values(one: BaseDistribution) -> list[Any]:
     if isinstance(one, IntDistribution):
         return list(range(one.low, one.high + 1, one.step))
     assert isinstance(one, FloatDistribution)
-    return [_step(one, place) for place in range(count(one) or 0)]
+    return [_step(one, index) for index in range(count(one) or 0)]
 
 
 def _step(one: FloatDistribution, place: int) -> float:

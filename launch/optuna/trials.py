@@ -37,9 +37,9 @@ ABSENT = object()
 
 
 class Trials:
-    """Asks Optuna for trials, and tells it how they went. One that was stopped has failed, and
-    another with its parameters replaces it. The n-th is drawn by a generator of its own, so that a
-    search that was stopped goes on as if it had not been.
+    """Ask Optuna for trials, and tell Optuna the results. A stopped trial counts as failed, and a
+    new trial with its parameters replaces it. The n-th trial is drawn by the n-th generator, so
+    that a stopped search goes on as if never stopped.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Trials:
         sampler: str,
         seed: int,
     ) -> None:
-        """options: of all trials, by key. Writes nothing. Raises ConfigError when the trials in the
-        journal cannot be compared with those of this search.
+        """options: of all trials, by key. Writes nothing. Raises ConfigError for trials in the
+        journal not comparable with the trials of this search.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.file, self.space, self.sampler, self.seed = folder / JOURNAL, space, sampler, seed
@@ -67,10 +67,10 @@ class Trials:
             raise ConfigError(problems)
 
     def begin(self, *, retry: bool) -> None:
-        """Open the journal, as the holder of the directory; what was running is enqueued again,
-        with `retry` what failed too.
+        """Open the journal, as the holder of the directory; running trials are enqueued again, with
+        `retry` also failed trials.
         """
-        # A kill leaves Optuna's lock, and an unfinished line that it would go on writing.
+        # A kill leaves Optuna's lock, and an unfinished line to which Optuna would append.
         Path(f"{self.file}.lock").unlink(missing_ok=True)
         if self.file.exists():
             with self.file.open("rb+") as file:
@@ -90,8 +90,8 @@ class Trials:
             self._enqueue(trial)
 
     def known(self, *states: str) -> list[FrozenTrial]:
-        """All in order, or those that are COMPLETE, FAIL, WAITING or RUNNING; without those that
-        were replaced.
+        """All trials in order, or the trials in `states` of COMPLETE, FAIL, WAITING and RUNNING;
+        without replaced trials.
         """
         trials = self.study.get_trials(deepcopy=False)
         replaced = {trial.user_attrs.get(INSTEAD_OF) for trial in trials}
@@ -99,14 +99,14 @@ class Trials:
         return [trial for trial in trials if not states or trial.state.name in states]
 
     def ask(self) -> Trial:
-        """The next: one that is enqueued, else what the sampler chooses."""
+        """The next trial: an enqueued trial, else a choice of the sampler."""
         waiting = [trial.state.name == "WAITING" for trial in self.known()]
-        place = waiting.index(True) if any(waiting) else len(waiting)
-        if place == len(waiting) and self.sampler == "grid":
+        position = waiting.index(True) if any(waiting) else len(waiting)
+        if position == len(waiting) and self.sampler == "grid":
             order = list(range(len(self.space.all)))
             random.Random(self.seed).shuffle(order)
-            self.study.enqueue_trial(self.space.all[order[place]])
-        digest = hashlib.blake2b(f"{self.seed}/{place}".encode(), digest_size=4).digest()
+            self.study.enqueue_trial(self.space.all[order[position]])
+        digest = hashlib.blake2b(f"{self.seed}/{position}".encode(), digest_size=4).digest()
         self.study.sampler = sampler(self.sampler, int.from_bytes(digest))
         return self.study.ask(dict(self.space.params))
 
@@ -118,7 +118,7 @@ class Trials:
         self.study.tell(trial.number, state=TrialState.FAIL)
 
     def put_back(self, number: int) -> None:
-        """It was stopped: another with its parameters replaces it."""
+        """Replace a stopped trial by a new trial with its parameters."""
         trials = self.study.get_trials(deepcopy=False)
         if number not in [trial.user_attrs.get(INSTEAD_OF) for trial in trials]:
             self._enqueue(trials[number])
@@ -136,47 +136,55 @@ class Trials:
         try:
             storage = _storage(self.file)
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-            what = f"{self.file} cannot be read: {error}."
-            raise refusal(f"sweep.name={self.file.parent.name}", what, OTHER_NAME) from None
+            message = f"{self.file} cannot be read: {error}."
+            raise refusal(f"sweep.name={self.file.parent.name}", message, OTHER_NAME) from None
         names = optuna.get_all_study_names(storage)
         return optuna.load_study(study_name=names[0], storage=storage) if names else None
 
     def _differences(self, study: optuna.Study, name: str) -> Iterator[Problem]:
         trials = study.get_trials(deepcopy=False)
-        known = {key: one for trial in trials for key, one in trial.distributions.items()}
+        distributions = {
+            key: distribution
+            for trial in trials
+            for key, distribution in trial.distributions.items()
+        }
         for key, param in self.space.params.items():
             try:
-                check_distribution_compatibility(known.get(key, param), param)
+                check_distribution_compatibility(distributions.get(key, param), param)
             except ValueError:
-                what = f"the trials of {name} were chosen from {shown(known[key])}"
-                what += ", and only the ends of a range may change."
-                yield Problem(f"{key}={shown(param)}", what, OTHER_NAME)
-        before = study.user_attrs.get("setting") or self.setting
+                message = f"the trials of {name} were chosen from {shown(distributions[key])}"
+                message += ", and only the ends of a range may change."
+                yield Problem(f"{key}={shown(param)}", message, OTHER_NAME)
+        earlier = study.user_attrs.get("setting") or self.setting
         direction = {"sweeper.direction": study.direction.name.lower()}
-        was = {"run.objective": before["objective"], **direction, **before["options"]}
+        was = {"run.objective": earlier["objective"], **direction, **earlier["options"]}
         now = {"run.objective": self.objective, "sweeper.direction": self.direction}
         now |= self.setting["options"]
-        searched = tuple(f"{key.replace('/', '.')}." for key in {*known, *self.space.params})
+        searched = tuple(
+            f"{key.replace('/', '.')}." for key in {*distributions, *self.space.params}
+        )
         keys = [key for key in {**was, **now} if not f"{key}.".startswith(searched)]
         differ = [key for key in keys if was.get(key, ABSENT) != now.get(key, ABSENT)]
         for key in differ[:SHOWN]:
             had = f"{key}={was[key]}" if key in was else f"no {key}"
-            what = f"the trials of {name} had {had}, and what they reached cannot be compared."
-            fix = f"{OTHER_NAME}, or leave it as it was"
-            yield Problem(f"{key}={now[key]}" if key in now else key, what, fix)
-        if more := len(differ[SHOWN:]):
-            yield Problem(f"sweep.name={name}", f"{more} more options differ.", OTHER_NAME)
+            message = f"the trials of {name} had {had}, and what they reached cannot be compared."
+            hint = f"{OTHER_NAME}, or leave it as it was"
+            yield Problem(f"{key}={now[key]}" if key in now else key, message, hint)
+        if omitted := len(differ[SHOWN:]):
+            yield Problem(f"sweep.name={name}", f"{omitted} more options differ.", OTHER_NAME)
 
 
 class CmaEs(optuna.samplers.CmaEsSampler):
-    """Optuna's sampler. Its state in the journal is a pickle, which could run any command of who
-    wrote it: one that names more than arrays and CMA-ES itself is refused.
+    """Optuna's sampler with a safe load of its state. The state in the journal is a pickle, able to
+    run any command of its writer: a pickle with names beyond arrays and CMA-ES is refused.
     """
 
     def _restore_optimizer(self, completed_trials: list[FrozenTrial]) -> Any:
         for trial in reversed(completed_trials):
-            own = trial.system_attrs.items()
-            parts = {key: part for key, part in own if key.startswith(self._attr_key_optimizer)}
+            attributes = trial.system_attrs.items()
+            parts = {
+                key: part for key, part in attributes if key.startswith(self._attr_key_optimizer)
+            }
             if parts:
                 state = bytes.fromhex(self._concat_optimizer_attrs(parts))
                 return Unpickler(io.BytesIO(state)).load()
@@ -186,13 +194,13 @@ class CmaEs(optuna.samplers.CmaEsSampler):
 class Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if not STATE.fullmatch(name := f"{module_name}.{global_name}"):
-            what = f"the state of cmaes in the journal cannot be used: it names {name}."
-            raise refusal("sweeper.sampler=cmaes", what, OTHER_NAME)
+            message = f"the state of cmaes in the journal cannot be used: it names {name}."
+            raise refusal("sweeper.sampler=cmaes", message, OTHER_NAME)
         return super().find_class(module_name, global_name)
 
 
 def sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """The sampler of this name; one that draws from a grid has all values given."""
+    """The sampler of this name; for a grid all values come from outside the sampler."""
     from optuna import samplers
 
     kinds = {"tpe": samplers.TPESampler, "cmaes": CmaEs, "gp": samplers.GPSampler}

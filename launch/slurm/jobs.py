@@ -38,7 +38,7 @@ Points = Sequence[tuple[Path, int]]
 
 
 class NotSubmitted(ConfigError):
-    """sbatch did not take a job; those before it are in the queue."""
+    """A job refused by sbatch; earlier jobs are in the queue."""
 
     def __str__(self) -> str:
         return self.problems[0].render()
@@ -47,15 +47,15 @@ class NotSubmitted(ConfigError):
 def scripts(
     points: Points, section: Slurm, *, name: str, folder: Path, labels: Sequence[str] = ()
 ) -> list[str]:
-    """The scripts that `submit` would give to sbatch, one an array; needs no Slurm. Where there is
-    sbatch, what `sbatch --test-only` says goes to stderr; when it refuses a script, all are printed
-    before ConfigError is raised. labels: of the points, listed below their script.
+    """The scripts of `submit` for sbatch, one script an array; needs no Slurm. With sbatch on this
+    machine, the answer of `sbatch --test-only` goes to stderr; for a refused script all scripts are
+    printed before ConfigError is raised. labels: of the points, listed below their script.
     """
-    made, problems = [], []
+    texts, problems = [], []
     for group in _groups(points, section):
         script = text(section, group, name=name, folder=folder)
         elements = enumerate(group.members) if labels else ()
-        made += [script, *(f"# element {n}: {labels[place]}" for n, place in elements)]
+        texts += [script, *(f"# element {n}: {labels[index]}" for n, index in elements)]
         if not shutil.which("sbatch"):
             continue
         try:
@@ -68,30 +68,30 @@ def scripts(
             says = "cannot ask Slurm" if code else "says"
             print(f"sbatch --test-only {says}: {words}", file=sys.stderr)
     if problems:
-        print("\n".join(made), flush=True)
+        print("\n".join(texts), flush=True)
         raise ConfigError(problems)
-    return made
+    return texts
 
 
 def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
-    """Ask Slurm whether it would take the jobs, before anything is written. Raises ConfigError,
-    also for a run that is in the queue already.
+    """Ask Slurm to accept the jobs, before anything is written. Raises ConfigError for a refused
+    job, also for a run already in the queue.
     """
     if shutil.which("sbatch") is None or shutil.which("srun") is None:
-        what = "this machine has no Slurm: there is no sbatch on PATH."
-        fix = (
+        message = "this machine has no Slurm: there is no sbatch on PATH."
+        hint = (
             "a machine of the cluster with sbatch and srun, or launch.dry_run=true for the scripts"
             "; forge.check plan.device=h100 plans it from here"
         )
-        raise refusal("launch=slurm", what, fix)
+        raise refusal("launch=slurm", message, hint)
     _refuse_queued(points)
-    problems, fix = (
+    problems, hint = (
         [],
         "launch.dry_run=true prints what it is given; forge.check plan.device=h100 plans it",
     )
     for group in _groups(points, section):
         code, words = _tried(text(section, group, name=name, folder=folder), section)
-        problems += [_refused(group, words, fix)] if code else []
+        problems += [_refused(group, words, hint)] if code else []
     if problems:
         raise ConfigError(problems)
 
@@ -100,21 +100,21 @@ def submit(
     points: Points, section: Slurm, *, name: str, folder: Path, trust: Sequence[str] = ()
 ) -> list[str]:
     """Give the runs to Slurm and return the job of each: 123, or 123_4 for an element of an array.
-    Each run directory keeps its own in job.json. folder: for scripts and output. Raises
-    NotSubmitted, and ConfigError, also for a run that is in the queue already.
+    Each run directory keeps its job in job.json. folder: for scripts and output. Raises
+    NotSubmitted, and ConfigError, also for a run already in the queue.
     """
     groups = _groups(points, section)
     _refuse_queued(points)
     folder.mkdir(parents=True, exist_ok=True)
     jobs: dict[int, str] = {}
     for group in groups:
-        ranks = [Rank(points[place][0], trust) for place in group.members]
+        ranks = [Rank(points[index][0], trust) for index in group.members]
         ids = _submitted(ranks, section, group, name=name, folder=folder)
-        for place, job in zip(group.members, ids, strict=True):
-            jobs[place] = job
+        for index, job in zip(group.members, ids, strict=True):
+            jobs[index] = job
             content = {"job": job, "submitted": now(), "folder": str(folder.resolve())}
-            write_json(points[place][0] / JOB, content)
-    return [jobs[place] for place in range(len(points))]
+            write_json(points[index][0] / JOB, content)
+    return [jobs[index] for index in range(len(points))]
 
 
 def job_of(run_dir: Path) -> str | None:
@@ -122,7 +122,7 @@ def job_of(run_dir: Path) -> str | None:
 
 
 def log_file(run_dir: Path, rank: int = 0) -> Path | None:
-    """The output of a rank of the last job of a run, whether or not it is there yet."""
+    """The output file of a rank of a run's last job, also before the file exists."""
     last = _last(run_dir)
     return Path(last["folder"]) / f"{last['job']}_{rank}_log.out" if "folder" in last else None
 
@@ -161,17 +161,17 @@ def _submitted(
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     executor = submitit.AutoExecutor(folder=folder.resolve(), cluster="slurm")
-    made = parameters(section, group.needs, name=name)
-    executor.update_parameters(**{f"slurm_{key}": value for key, value in made.items()})
-    # Without this submitit has defaults of its own for what is None.
-    executor.parameters.update({key: None for key, value in made.items() if value is None})
+    options = parameters(section, group.needs, name=name)
+    executor.update_parameters(**{f"slurm_{key}": value for key, value in options.items()})
+    # Without explicit None values submitit takes its own defaults.
+    executor.parameters.update({key: None for key, value in options.items() if value is None})
     try:
         with _clean_environment(section), redirect_stderr(io.StringIO()):
             return [job.job_id for job in executor.submit_array(ranks)]
     except (FailedJobError, FailedSubmissionError) as error:
-        what = f"sbatch does not take {name}: {queue.one_line(str(error))}"
-        fix = "the same command, once that is mended, submits what is missing"
-        raise NotSubmitted(Problem("launch=slurm", what, fix)) from error
+        message = f"sbatch does not take {name}: {queue.one_line(str(error))}"
+        hint = "the same command, once that is mended, submits what is missing"
+        raise NotSubmitted(Problem("launch=slurm", message, hint)) from error
 
 
 def _tried(script: str, section: Slurm) -> tuple[int, str]:
@@ -183,14 +183,14 @@ def _tried(script: str, section: Slurm) -> tuple[int, str]:
 def _refused(group: Group, words: str, fix: str) -> Problem:
     needs = group.needs
     machines = f"nodes={needs.nodes} ntasks-per-node={needs.tasks_per_node}"
-    what = f"sbatch refuses a job with {machines} gpus-per-node={needs.gpus_per_node}: {words}"
-    return Problem("launch=slurm", what, fix)
+    message = f"sbatch refuses a job with {machines} gpus-per-node={needs.gpus_per_node}: {words}"
+    return Problem("launch=slurm", message, fix)
 
 
 @contextmanager
 def _clean_environment(section: Slurm) -> Iterator[None]:
-    """Without the variables of a job or launcher around this process, which sbatch hands on, and
-    those that sbatch takes before a line of the script.
+    """Remove the variables of a job or launcher around this process, handed on by sbatch, and the
+    variables preferred by sbatch to a line of the script.
     """
     options = {name for name in DEFAULTS if getattr(section, name) is not None}
     options |= {"wait", *SOURCES} - DEFAULTS | set(given(section))
@@ -198,8 +198,8 @@ def _clean_environment(section: Slurm) -> Iterator[None]:
     options |= {"exclusive"} if section.exclusive else set()
     removed = RANKS | {f"SBATCH_{VARIABLES.get(name, name.upper())}" for name in options}
     removed |= {name for name in os.environ if name.startswith(OTHERS) and name not in KEPT}
-    before = {name: os.environ.pop(name) for name in removed if name in os.environ}
+    saved = {name: os.environ.pop(name) for name in removed if name in os.environ}
     try:
         yield
     finally:
-        os.environ.update(before)
+        os.environ.update(saved)

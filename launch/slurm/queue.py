@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from forge.config.problems import ConfigError, Problem
 
-SECONDS = 60.0  # that a command of Slurm may take
+SECONDS = 60.0  # time limit of a command of Slurm
 POLL = 5.0
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REVOKED"}
 ENDED |= {"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"}
@@ -18,7 +18,7 @@ UNKNOWN_JOB = "Invalid job id specified"
 
 
 class NoAnswer(ConfigError):
-    """Slurm cannot be asked, or fails; of its jobs nothing is known."""
+    """No answer of Slurm, for want of Slurm or by a failure; its jobs are unknown."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -30,45 +30,45 @@ class NoAnswer(ConfigError):
 
 
 def states(jobs: Iterable[str]) -> dict[str, str]:
-    """The state of each job or element of an array, as Slurm calls it: PENDING, RUNNING, ...
-    Without accounting it soon forgets what has ended: that is left out. Raises NoAnswer.
+    """The state of each job or element of an array, in Slurm's words: PENDING, RUNNING, ...
+    Without accounting Slurm soon forgets ended jobs, left out here. Raises NoAnswer.
     """
-    wanted = set(jobs)
-    if not wanted:
+    requested = set(jobs)
+    if not requested:
         return {}
-    code, out, error = _squeue(wanted, "--states=all", "%i|%T")
+    code, out, error = _squeue(requested, "--states=all", "%i|%T")
     if code and UNKNOWN_JOB not in error:
         raise NoAnswer(f"squeue fails: {error}.")
-    found = _pairs(out, wanted)
-    if len(found) < len(wanted):
+    known_states = _pairs(out, requested)
+    if len(known_states) < len(requested):
         options = ["--noheader", "--parsable2", "--allocations", "--format=JobID,State"]
-        code, out, _ = ask(["sacct", *options, _ids(wanted)])
-        found = {**(_pairs(out, wanted) if code == 0 else {}), **found}
-    return {job: state.split()[0] for job, state in found.items()}  # 'CANCELLED by 1000'
+        code, out, _ = ask(["sacct", *options, _ids(requested)])
+        known_states = {**(_pairs(out, requested) if code == 0 else {}), **known_states}
+    return {job: state.split()[0] for job, state in known_states.items()}  # 'CANCELLED by 1000'
 
 
 def reasons(jobs: Iterable[str]) -> dict[str, str]:
-    """Why jobs wait, in Slurm's words: Resources, ... Nothing where it does not answer."""
-    wanted = set(jobs)
+    """The reasons of waiting jobs, in Slurm's words: Resources, ... Empty without an answer."""
+    requested = set(jobs)
     try:
-        out = _squeue(wanted, "--states=PENDING", "%i|%r")[1] if wanted else ""
+        out = _squeue(requested, "--states=PENDING", "%i|%r")[1] if requested else ""
     except NoAnswer:
         return {}
-    return {job: why for job, why in _pairs(out, wanted).items() if why not in NO_REASON}
+    return {job: why for job, why in _pairs(out, requested).items() if why not in NO_REASON}
 
 
 def largest_array() -> int | None:
-    """How many elements an array may have on this cluster (MaxArraySize), where that is known."""
+    """The most elements of an array on this cluster (MaxArraySize); None where unknown."""
     try:
         _, out, _ = ask(["scontrol", "show", "config"])
     except NoAnswer:
         return None
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)$", out, re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)$", out, re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def has_ended(state: str | None) -> bool:
-    """Whether a job in this state does nothing more; None: Slurm does not know it."""
+    """Whether a job in this state does nothing more; None: a job unknown to Slurm."""
     return state is None or state in ENDED
 
 
@@ -78,16 +78,16 @@ def wait(
     ended: Callable[[str, str | None], None] = lambda job, state: None,
     poll: float = POLL,
 ) -> dict[str, str | None]:
-    """Until all have ended; their last states. ended: called with each. While Slurm gives no
-    answer it asks on.
+    """Wait for the end of all jobs, and return the last states. ended: called with each job and its
+    state. Asks on while Slurm gives no answer.
     """
     last: dict[str, str | None] = {}
-    while left := [job for job in jobs if job not in last]:
+    while pending := [job for job in jobs if job not in last]:
         try:
-            now = states(left)
+            now = states(pending)
         except NoAnswer:
-            now = dict.fromkeys(left, "")
-        for job in left:
+            now = dict.fromkeys(pending, "")
+        for job in pending:
             if has_ended(now.get(job)):
                 last[job] = now.get(job)
                 ended(job, last[job])
@@ -97,14 +97,14 @@ def wait(
 
 
 def cancel(jobs: Sequence[str]) -> None:
-    """End jobs, or take them from the queue. Raises NoAnswer."""
+    """End jobs, running or queued. Raises NoAnswer."""
     code, _, error = ask(["scancel", *jobs]) if jobs else (0, "", "")
     if code and UNKNOWN_JOB not in error:
         raise NoAnswer(f"scancel fails: {error}.")
 
 
 def ask(command: list[str], script: str | None = None) -> tuple[int, str, str]:
-    """Exit code, output, and the errors in one line. script: what it reads. Raises NoAnswer."""
+    """Exit code, output, and errors in a line, of a command. script: its stdin. Raises NoAnswer."""
     try:
         done = subprocess.run(
             command, input=script, capture_output=True, text=True, timeout=SECONDS

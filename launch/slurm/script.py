@@ -26,7 +26,7 @@ ENDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Points, by their place among those given, that need the same machines: an array, or a job."""
+    """Points in need of equal machines, by index among all points: an array, or a job."""
 
     needs: Allocation
     members: tuple[int, ...]
@@ -36,12 +36,12 @@ def grouped(worlds: Sequence[int], section: Slurm, most: int | None = None) -> l
     """Groups of at most `most` points, in the order of the first of each. Raises ConfigError."""
     problems: list[Problem] = [*faults(section), *incomplete(section.setup)]
     groups: dict[Allocation, list[int]] = {}
-    for place, world in enumerate(worlds):
-        found = allocation(section, world)
-        if isinstance(found, Allocation):
-            groups.setdefault(found, []).append(place)
-        elif found not in problems:
-            problems.append(found)
+    for index, world in enumerate(worlds):
+        needs_or_problem = allocation(section, world)
+        if isinstance(needs_or_problem, Allocation):
+            groups.setdefault(needs_or_problem, []).append(index)
+        elif needs_or_problem not in problems:
+            problems.append(needs_or_problem)
     if problems:
         raise ConfigError(problems)
     return [
@@ -52,11 +52,11 @@ def grouped(worlds: Sequence[int], section: Slurm, most: int | None = None) -> l
 
 
 def parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any]:
-    """What submitit makes a script of. None: not in the script.
+    """Parameters of submitit for a script. None: not in the script.
 
-    srun is told to end all ranks when one dies, and to hand on what the script has set, which it
-    does not where the site gives jobs an environment of their own (SLURM_EXPORT_ENV=NONE); and the
-    cores of a task, which it does not take from sbatch since 22.05.
+    srun is told to end all ranks when a rank dies, and to hand on the script's variables, withheld
+    where the site gives jobs a separate environment (SLURM_EXPORT_ENV=NONE); and the cores of a
+    task, not taken from sbatch since 22.05.
     """
     cpus, gpus = section.cpus_per_task, needs.gpus_per_node or None
     requeue = "requeue" if section.max_requeues else "no_requeue"
@@ -85,15 +85,15 @@ def parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any
 
 
 def setup(entries: Sequence[str]) -> list[str]:
-    """The lines of launch.setup, each with one that ends the job where it fails; `set -e` would end
-    it within functions of the site too.
+    """The lines of launch.setup, each followed by a line ending the job on failure; `set -e` would
+    end the job within functions of the site too.
     """
-    checked = [line for one in entries for line in (one, f"done_or_end {shlex.quote(one)}")]
+    checked = [line for entry in entries for line in (entry, f"done_or_end {shlex.quote(entry)}")]
     return [f"done_or_end() {{ {ENDS}; }}", *checked] if checked else []
 
 
 def incomplete(entries: Sequence[str]) -> Iterator[Problem]:
-    """Entries of launch.setup that are no complete commands: the next line would belong to them."""
+    """Problems of incomplete commands in launch.setup, each about to swallow the next line."""
     if (bash := shutil.which("bash")) is None:
         return
     for entry in entries:
@@ -101,9 +101,9 @@ def incomplete(entries: Sequence[str]) -> Iterator[Problem]:
         error = tried.stderr.strip() or ("it ends with \\" if entry.endswith("\\") else "")
         if error:
             why = error.splitlines()[0].partition(": line ")[2].partition(": ")[2] or error
-            what = f"bash does not take it for a complete command: {why}."
-            fix = "complete commands; one of several lines, like if ... fi, is one entry"
-            yield Problem(f"launch.setup={entry}", what, fix)
+            message = f"bash does not take it for a complete command: {why}."
+            hint = "complete commands; one of several lines, like if ... fi, is one entry"
+            yield Problem(f"launch.setup={entry}", message, hint)
 
 
 def text(section: Slurm, group: Group, *, name: str, folder: Path) -> str:
@@ -111,7 +111,7 @@ def text(section: Slurm, group: Group, *, name: str, folder: Path) -> str:
 
     count, path = len(group.members), folder.resolve()
     command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(path)])
-    made = parameters(section, group.needs, name=name)
+    options = parameters(section, group.needs, name=name)
     return _make_sbatch_string(
-        command=command, folder=path, map_count=count if count > 1 else None, **made
+        command=command, folder=path, map_count=count if count > 1 else None, **options
     )

@@ -18,7 +18,7 @@ POLL = 0.2
 
 
 class Rank:
-    """One rank of the run in a directory; pickled by its name and these arguments."""
+    """A rank of the run in a directory; pickled by its name and these arguments."""
 
     def __init__(self, run_dir: Path, port: int, trust: Sequence[str] = ()) -> None:
         self.run_dir, self.port, self.trust = str(run_dir), port, tuple(trust)
@@ -33,7 +33,7 @@ class Rank:
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(self.port),
         )
-        worker = import_module("forge.worker")  # training stands above launch
+        worker = import_module("forge.worker")  # by name: launch may not import training
         code = worker.main([self.run_dir, *self.trust])
         if code:
             worker.leave(code)
@@ -42,10 +42,10 @@ class Rank:
 def submit(
     points: Sequence[tuple[Path, World]], *, name: str, folder: Path, trust: Sequence[str] = ()
 ) -> list[Any]:
-    """Start the jobs of run directories, all at once; they outlive this process."""
+    """Start the jobs of run directories, all at once; the jobs outlive this process."""
     import submitit
 
-    before = os.environ.get("PYTHONPATH", "")
+    saved = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = search_path()
     try:
         jobs = []
@@ -61,14 +61,14 @@ def submit(
             jobs.append(executor.submit(Rank(run_dir, free_port(), trust)))
         return jobs
     finally:
-        os.environ["PYTHONPATH"] = before
+        os.environ["PYTHONPATH"] = saved
 
 
-def wait(jobs: Sequence[Any], ended: Callable[[int], None] = lambda place: None) -> None:
-    """Until all have ended. ended: called with the place of each."""
-    left = set(range(len(jobs)))
-    while left:
-        for place in [place for place in left if jobs[place].done()]:
-            left.remove(place)
-            ended(place)
+def wait(jobs: Sequence[Any], ended: Callable[[int], None] = lambda index: None) -> None:
+    """Wait for the end of all jobs. ended: called with the index of each ended job."""
+    running = set(range(len(jobs)))
+    while running:
+        for index in [index for index in running if jobs[index].done()]:
+            running.remove(index)
+            ended(index)
         time.sleep(POLL)

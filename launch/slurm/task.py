@@ -22,11 +22,11 @@ from forge.rundir import saved_config
 from forge.rundir.saved_config import newest
 
 LIMIT, PREEMPTION = signal.SIGUSR2, signal.SIGTERM  # before the time limit, and for another job
-UNTIL_ENDED = 300.0  # seconds for Slurm to end the processes of a job that is queued again
+UNTIL_ENDED = 300.0  # seconds for Slurm to end the processes of a job queued again
 
 
 class Rank:
-    """One rank of the run in a directory; pickled by its name, the path and the prefixes."""
+    """A rank of the run in a directory; pickled by its name, the path and the prefixes."""
 
     def __init__(self, run_dir: Path, trust: Sequence[str] = ()) -> None:
         self.run_dir, self.trust = str(run_dir), tuple(trust)
@@ -34,13 +34,13 @@ class Rank:
     def __call__(self) -> None:
         listen()
         os.environ.update({**threads.of_task(os.environ), **rank_environment()})
-        worker = import_module("forge.worker")  # training stands above launch
+        worker = import_module("forge.worker")  # by name: launch may not import training
         code = worker.main([self.run_dir, *self.trust])
         if code:
             launch = saved_config.load(newest(Path(self.run_dir)), trust=self.trust).launch
             requeue(code, launch.max_requeues if isinstance(launch, Slurm) else 0)
             worker.leave(code)
-        # Python drops its handlers on the way out; the signal would end a run that is done.
+        # Python drops its handlers on the way out: the signal would kill a finished run.
         signal.signal(LIMIT, signal.SIG_IGN)
 
 
@@ -48,15 +48,15 @@ def rank_environment() -> dict[str, str]:
     """The variables of torch.distributed for this task. launch.setup may have set the rendezvous
     address.
     """
-    kept = ("SLURM_", "MASTER_ADDR", "MASTER_PORT")
-    own = {name: value for name, value in os.environ.items() if name.startswith(kept)}
-    found = launcher_environment(own)
+    prefixes = ("SLURM_", "MASTER_ADDR", "MASTER_PORT")
+    variables = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+    environment = launcher_environment(variables)
     single = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    return found.variables() if found is not None else single
+    return environment.variables() if environment is not None else single
 
 
 class Noted:
-    """A signal handler that only keeps the signal: a run that is starting has nothing to save."""
+    """A signal handler only storing the signal: a starting run has nothing to save."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -66,16 +66,16 @@ class Noted:
 
 
 def listen() -> None:
-    """Replace submitit's signal handlers, which would save on the main rank alone."""
+    """Replace submitit's signal handlers, made to save on the main rank alone."""
     signal.signal(LIMIT, Noted())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCONT, signal.SIG_DFL)
 
 
 def requeue(code: int, most: int) -> None:
-    """Queue the job of this rank again when a signal of Slurm has ended the run, with this exit
-    code, and wait for Slurm to end the rank; return when it is not queued again. The main rank
-    acts; others wait for Slurm too.
+    """Queue the job of this rank again after a run ended by a signal of Slurm, with this exit code,
+    and wait for Slurm to end the rank; return for a job not queued again. The main rank acts; other
+    ranks wait for Slurm too.
     """
     if code not in (128 + LIMIT, 128 + PREEMPTION):
         return
@@ -86,24 +86,24 @@ def requeue(code: int, most: int) -> None:
 
 
 def _queue_again(number: int, most: int) -> str:
-    # An element of an array is called by its place: the array has the job id of one of them.
-    array, place = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    job = f"{array}_{place}" if array and place else os.environ["SLURM_JOB_ID"]
+    # An element of an array is named by its index: the array shares the job id of an element.
+    array, element = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{element}" if array and element else os.environ["SLURM_JOB_ID"]
     times = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     if times >= most:
         return f"launch.max_requeues={most} is used up"
     try:
         code, out, error = queue.ask(["scontrol", "show", "job", "--oneliner", job])
-        known = dict(re.findall(r"(\w+)=(\S+)", out))
-        state, preempted = known.get("JobState"), known.get("PreemptTime", "None") != "None"
+        fields = dict(re.findall(r"(\w+)=(\S+)", out))
+        state, preempted = fields.get("JobState"), fields.get("PreemptTime", "None") != "None"
         if code:
             return f"scontrol show job {job}: {error}"
         if state != "RUNNING":
             return f"the job is {state}: Slurm ends it, or queues it again itself"
         if number == PREEMPTION and not preempted:
             return f"{signal.Signals(number).name} was sent to the job by someone"
-        again = f"queueing the job again, for the {times + 1}. time of {most}"
-        print(again, file=sys.stderr, flush=True)  # there is no time afterwards
+        announcement = f"queueing the job again, for the {times + 1}. time of {most}"
+        print(announcement, file=sys.stderr, flush=True)  # there is no time afterwards
         code, _, error = queue.ask(["scontrol", "requeue", job])
         return f"scontrol requeue {job}: {error}" if code else ""
     except queue.NoAnswer as error:

@@ -37,7 +37,7 @@ RETRY = "  the same command with sweep.retry=true runs them again"
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A point of the command: as it was checked, as it is in the ledger, and its state before."""
+    """A point of the command: the checked point, its row of the ledger, and its state before."""
 
     planned: Planned
     point: Point
@@ -53,8 +53,8 @@ class Command:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Hold the directory, which is made where there is none, with all points of the command in
-        its ledger. Raises ConfigError.
+        """Hold the directory, made if missing, with all points of the command in its ledger. Raises
+        ConfigError.
         """
         path = self.directory.path
         advice = f"Wait for it, or end it: python -m forge.cancel {short(path)}"
@@ -68,11 +68,11 @@ class Command:
             )
             self.entries = self.enter(self.planned)
         except InUse as error:
-            what, _, fix = str(error).partition(". ")
-            raise refusal(f"sweep.name={path.name}", f"{what}.", fix) from None
+            message, _, hint = str(error).partition(". ")
+            raise refusal(f"sweep.name={path.name}", f"{message}.", hint) from None
         except OSError as error:
-            what = f"the directory {path} cannot be written: {error.strerror or error}."
-            raise refusal(f"sweep.root={path.parent}", what, OTHER_PLACE) from None
+            message = f"the directory {path} cannot be written: {error.strerror or error}."
+            raise refusal(f"sweep.root={path.parent}", message, OTHER_PLACE) from None
         with lock:
             for entry in self.due:
                 if entry.state in (FAILED, CANCELLED):
@@ -81,76 +81,80 @@ class Command:
 
     @property
     def due(self) -> list[Entry]:
-        """What is to be started: what has not been, what was stopped, and, with sweep.retry, what
-        failed or was cancelled.
+        """The points to start: points never started, stopped points, and, with sweep.retry, failed
+        or cancelled points.
         """
         return [entry for entry in self.entries if self._is_due(entry.state)]
 
     def to_start(self) -> list[Planned]:
-        """The same before the directory is opened, or made."""
+        """The points `due`, before the directory is opened, or made."""
         points = self.directory.points()
         states = survey(points).states
-        known = {point.hash: states[point.number] for point in points}
-        return [one for one in self.planned if self._is_due(known.get(one.hash, WAITING))]
+        by_hash = {point.hash: states[point.number] for point in points}
+        return [p for p in self.planned if self._is_due(by_hash.get(p.hash, WAITING))]
 
     def _is_due(self, state: str) -> bool:
-        again = self.flight.sweep.retry and state in (FAILED, CANCELLED)
-        return again or state in (WAITING, PARTIAL)
+        is_retried = self.flight.sweep.retry and state in (FAILED, CANCELLED)
+        return is_retried or state in (WAITING, PARTIAL)
 
     def announce(self) -> None:
         path, states = short(self.directory.path), [entry.state for entry in self.entries]
         retry = self.flight.sweep.retry
         words = WORDS | (dict.fromkeys((FAILED, CANCELLED), "to run again") if retry else {})
-        others = len(self.directory.points()) - len(states)
-        more = f"; {others} other{'s' * (others != 1)} of earlier commands" if others else ""
-        say(f"sweep: {path}   ({messages.counted([words.get(one, one) for one in states])}{more})")
+        earlier = len(self.directory.points()) - len(states)
+        suffix = f"; {earlier} other{'s' * (earlier != 1)} of earlier commands" if earlier else ""
+        say(f"sweep: {path}   ({messages.counted([words.get(s, s) for s in states])}{suffix})")
         if any(state != DONE for state in states):
             say(f"  watch it with: python -m forge.status {path} --watch")
-        left = states.count(FAILED) + states.count(CANCELLED)
-        if left and not retry:
-            what = "that failed or were cancelled; sweep.retry=true runs them again"
-            say(f"  left as they are: {left} {what}")
+        failed = states.count(FAILED) + states.count(CANCELLED)
+        if failed and not retry:
+            message = "that failed or were cancelled; sweep.retry=true runs them again"
+            say(f"  left as they are: {failed} {message}")
 
     def prepare(self, entry: Entry) -> None:
-        """Make the run directory of a point, or take up the one there is. Raises ConfigError."""
-        found = entry.planned.resolution
-        config = replace(found.config, run=replace(found.config.run, dir=str(entry.point.path)))
+        """Make the run directory of a point, or take up an existing one. Raises ConfigError."""
+        checked = entry.planned.resolution
+        config = replace(checked.config, run=replace(checked.config.run, dir=str(entry.point.path)))
         config.freeze()
         resolution = Resolution(
-            config=config, derived=found.derived, warnings=found.warnings, world=found.world
+            config=config, derived=checked.derived, warnings=checked.warnings, world=checked.world
         )
         self._made = self._made or collect()
-        kept = portable(entry.planned.combination.overrides, self.flight.config_dirs, config)
-        directory.prepare(resolution, overrides=kept, made=self._made)
+        overrides = portable(entry.planned.combination.overrides, self.flight.config_dirs, config)
+        directory.prepare(resolution, overrides=overrides, made=self._made)
 
     def enter(self, planned: Sequence[Planned]) -> list[Entry]:
-        """Planned points with their lines in the ledger, which new ones are given, and states."""
-        known = {point.hash: point for point in self.directory.points()}
+        """Planned points with their states and rows of the ledger; new points get a new row."""
+        point_by_hash = {point.hash: point for point in self.directory.points()}
         number = self.directory.next_number()
         for new in planned:
-            if new.hash not in known:
-                one, config = new.combination, new.resolution.config
-                kept = portable(one.overrides, self.flight.config_dirs, config)
-                known[new.hash] = self.directory.add(
-                    hash=new.hash, overrides=kept, varied=one.varied, arm=one.arm, number=number
+            if new.hash not in point_by_hash:
+                combination, config = new.combination, new.resolution.config
+                overrides = portable(combination.overrides, self.flight.config_dirs, config)
+                point_by_hash[new.hash] = self.directory.add(
+                    hash=new.hash,
+                    overrides=overrides,
+                    varied=combination.varied,
+                    arm=combination.arm,
+                    number=number,
                 )
                 number += 1
-        points = [known[one.hash] for one in planned]
-        found = survey(points)
-        if found.silent and shutil.which("squeue"):
-            what = "Slurm does not answer, which has jobs of this sweep in its queue, or had"
+        points = [point_by_hash[p.hash] for p in planned]
+        findings = survey(points)
+        if findings.silent and shutil.which("squeue"):
+            message = "Slurm does not answer, which has jobs of this sweep in its queue, or had"
             name = f"sweep.name={self.directory.path.name}"
-            raise refusal(name, f"{what}: {found.silent}", "again when it does")
+            raise refusal(name, f"{message}: {findings.silent}", "again when it does")
         return [
-            Entry(planned=one, point=point, state=found.states[point.number])
-            for one, point in zip(planned, points, strict=True)
+            Entry(planned=p, point=point, state=findings.states[point.number])
+            for p, point in zip(planned, points, strict=True)
         ]
 
     def finish(self, failed: Sequence[tuple[Point, str]], stopped: int = 0) -> int:
-        """Print how it ended. failed: now, with the reasons. stopped: by this signal, or 0.
+        """Print the summary, and return the exit code: 1 when any point of the command has failed,
+        now or before, 128+n after a signal.
 
-        The exit code: 1 when any point of the command has failed, now or before, 128+n after a
-        signal.
+        failed: points failed now, with the reasons. stopped: number of the stopping signal, or 0.
         """
         points = {point.number: point for point in self.directory.points()}
         states = survey(list(points.values())).states

@@ -34,12 +34,12 @@ OTHER_NAME = "give another sweep.name"
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One run of a sweep. hash: of its identity. varied: the overrides that vary, by key. arm: of
-    an ablation.
+    """A run of a sweep. hash: of its identity. varied: the varied overrides, by key. arm: of an
+    ablation.
 
-    event, code: the last thing that happened to it (submitted, started, ended or cancelled; '' for
-    nothing yet), and its exit code. job, cluster: the last that was submitted for it, and to what.
-    pid, host: of the main rank that was last started without one.
+    event, code: the last event (submitted, started, ended or cancelled; '' for no event yet), and
+    the exit code. job, cluster: the last submitted job, and its cluster. pid, host: of the main
+    rank last started without a job.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Point:
 
 
 class SweepDirectory:
-    """Reads and adds to the directory of a sweep; whoever adds points holds its lock."""
+    """The directory of a sweep, to read and to extend; adding points takes the directory's lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -72,13 +72,13 @@ class SweepDirectory:
         return str(self._content().get("name") or self.path.name)
 
     def commands(self) -> list[dict[str, Any]]:
-        """What was typed for it, oldest first: time, argv, overrides and config_dirs of each."""
+        """The typed commands, oldest first: time, argv, overrides and config_dirs of each."""
         return list(self._content().get("commands", []))
 
     def common(self) -> dict[str, Any]:
-        """What all points of its first command have alike, by key; of older sweeps nothing."""
-        found = self._content().get("common")
-        return found if isinstance(found, dict) else {}
+        """The values common to all points of the first command, by key; {} for older sweeps."""
+        common = self._content().get("common")
+        return common if isinstance(common, dict) else {}
 
     def begin(
         self,
@@ -88,8 +88,8 @@ class SweepDirectory:
         config_dirs: Sequence[str] = (),
         common: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make the directory where there is none, and keep the command that was typed. common: what
-        all points of it have alike; that of the first command is kept.
+        """Make a missing directory, and store the typed command. common: values common to all
+        points; only the first command's are stored.
         """
         (self.path / POINTS).mkdir(parents=True, exist_ok=True)
         words = list(sys.argv if argv is None else argv)
@@ -111,7 +111,7 @@ class SweepDirectory:
         arm: str | None = None,
         number: int | None = None,
     ) -> Point:
-        """A new point with this number, or the next; its run directory is not made yet."""
+        """Add a point with this number, or the next, still without a run directory."""
         number = self.next_number() if number is None else number
         slug = slug_of(varied, arm)
         line = {
@@ -133,25 +133,29 @@ class SweepDirectory:
         files.append_row(self.path / LEDGER, line)
 
     def points(self) -> list[Point]:
-        """All points by number, each with the last thing that happened to it."""
-        found: dict[int, Point] = {}
+        """All points by number, each with its last event."""
+        by_number: dict[int, Point] = {}
         for line in files.read_rows(self.path / LEDGER):
             event, number = line.get("event"), line.get("number")
             if event == "point":
-                found.setdefault(line["number"], self._point(line))
-            elif number in found:
-                before = found[number]
-                if (before.event, event) == ("cancelled", "ended"):
-                    event = before.event
-                kept = {key: line[key] for key in ("job", "cluster", "pid", "host") if key in line}
-                found[number] = replace(before, event=str(event), code=line.get("code"), **kept)
-        return [found[number] for number in sorted(found)]
+                by_number.setdefault(line["number"], self._point(line))
+            elif number in by_number:
+                earlier = by_number[number]
+                if (earlier.event, event) == ("cancelled", "ended"):
+                    event = earlier.event
+                job_facts = {
+                    key: line[key] for key in ("job", "cluster", "pid", "host") if key in line
+                }
+                by_number[number] = replace(
+                    earlier, event=str(event), code=line.get("code"), **job_facts
+                )
+        return [by_number[number] for number in sorted(by_number)]
 
     def _point(self, line: Mapping[str, Any]) -> Point:
         number, folder = line["number"], line["dir"]
         if leads_out(folder):
-            what = f"{self.path / LEDGER} has point {number} in {folder}, outside of the sweep."
-            raise refusal(str(self.path), what, OTHER_NAME)
+            message = f"{self.path / LEDGER} has point {number} in {folder}, outside of the sweep."
+            raise refusal(str(self.path), message, OTHER_NAME)
         return Point(
             number=number,
             hash=line["hash"],
@@ -175,7 +179,7 @@ class SweepDirectory:
 
 
 def slug_of(varied: Mapping[str, str], arm: str | None = None) -> str:
-    """The arm and what varies, without signs that a shell or Hydra reads."""
+    """The arm and the varied values, without characters special to a shell or Hydra."""
     names = short_keys(list(varied))
     words = [*([arm] if arm else []), *(f"{names[key]}-{value}" for key, value in varied.items())]
     clean = re.sub(r"[^\w.+-]+", "-", "_".join(words), flags=re.ASCII).strip("-_.")
@@ -186,16 +190,16 @@ def find_sweep(path: Path) -> SweepDirectory:
     sweep = SweepDirectory(path)
     if not sweep.exists:
         why = f"it has no {SWEEP}." if path.exists() else "there is no such directory."
-        fix = f"give the directory of a sweep, like {examples(path)}"
-        raise refusal(str(path), f"{path} is no sweep: {why}", fix, COMMAND_LINE)
+        hint = f"give the directory of a sweep, like {examples(path)}"
+        raise refusal(str(path), f"{path} is no sweep: {why}", hint, COMMAND_LINE)
     return sweep
 
 
 def examples(path: Path | None = None, most: int = 3) -> str:
-    """Sweeps that may have been meant, newest first: in `path`, else in the default root."""
+    """Probably meant sweeps, newest first: in `path`, else in the default root."""
     root = Path(Sweep().root)
     for folder in (path, root) if path is not None else (root,):
-        found = sorted(folder.glob(f"*/{SWEEP}"), key=lambda file: -file.stat().st_mtime)
-        if found:
-            return ", ".join(str(file.parent) for file in found[:most])
+        sweeps = sorted(folder.glob(f"*/{SWEEP}"), key=lambda file: -file.stat().st_mtime)
+        if sweeps:
+            return ", ".join(str(file.parent) for file in sweeps[:most])
     return f"{root}/<name>"

@@ -36,8 +36,8 @@ Fault = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Combination:
-    """The overrides of one point. varied: those that vary, by key. of_arm: those of its arm.
-    places: where they stand in files, by key; others were typed.
+    """The overrides of a point. varied: the varied overrides, by key. of_arm: the overrides of its
+    arm. places: file and line by key; overrides without a place were typed.
     """
 
     overrides: tuple[str, ...]
@@ -48,7 +48,7 @@ class Combination:
 
     @property
     def changes(self) -> dict[str, str]:
-        """All that it differs in from other points, by key."""
+        """All differences from other points, by key."""
         return {**self.varied, **{key_of(text): _value(text) for text in self.of_arm}}
 
     @property
@@ -57,16 +57,16 @@ class Combination:
 
     @property
     def label(self) -> str:
-        """The same as a text, else all of its overrides."""
+        """The changes as a text, else all overrides."""
         return " ".join([f"{key}={value}" for key, value in self.named.items()] or self.overrides)
 
 
 @dataclass(kw_only=True)
 class Grid:
-    """Overrides by key as it was typed, one for each value. problems: of keys that cannot vary.
+    """Overrides by typed key, an override for each value. problems: of keys unable to vary.
 
-    searched: what Optuna draws the values of a key from; such a key has its override as typed.
-    given: by key what was given, with its place.
+    searched: Optuna's distribution of the values, by key; a searched key has its override as typed.
+    given: (text, place) of each key.
     """
 
     choices: dict[str, list[str]] = field(default_factory=dict)
@@ -87,11 +87,11 @@ def key_of(text: str) -> str:
 
 
 def without_intervals(overrides: Sequence[str]) -> list[str]:
-    """The overrides that have a first value."""
+    """The overrides with a first value: all but intervals."""
 
     def is_interval(text: str) -> bool:
-        found = read(translate(text))
-        return isinstance(found, Override) and found.is_interval_sweep() and _varies(found)
+        override = read(translate(text))
+        return isinstance(override, Override) and override.is_interval_sweep() and _varies(override)
 
     return [text for text in overrides if not is_interval(text)]
 
@@ -103,22 +103,22 @@ def grid(
     written_at: Callable[[str], str] = lambda key: COMMAND_LINE,
     distribution: Callable[[Override], BaseDistribution | None] | None = None,
 ) -> Grid:
-    """What each key may be.
+    """The admitted values of each key.
 
-    params: of the sweeper; a typed key replaces them. library: for a glob of a group's options.
-    written_at: the place of a key. distribution: of a search by Optuna, what the values of an
-    override are drawn from; None = they are choices; raises ValueError.
+    params: of the sweeper, replaced by a typed key. library: for a glob of a group's options.
+    written_at: the place of a key. distribution: for a search by Optuna, the distribution of an
+    override's values; None = choices; raises ValueError.
     """
-    found, typed = Grid(), dict[str, str]()
-    given = [
+    grid, typed = Grid(), dict[str, str]()
+    entries = [
         (f"{key}={value}", f"{written_at(f'{PARAMS}.{key}')}, {PARAMS}")
         for key, value in params.items()
     ]
-    given += [(translate(text), COMMAND_LINE) for text in overrides]
-    for number, (text, where) in enumerate(given):
-        found.given[key_of(text)] = text, where
+    entries += [(translate(text), COMMAND_LINE) for text in overrides]
+    for number, (text, where) in enumerate(entries):
+        grid.given[key_of(text)] = text, where
         override = read(text)
-        key, texts = text, [text]  # composing says what is wrong with one that cannot be read
+        key, texts = text, [text]  # the composition reports unreadable overrides
         fault: Fault | None = None
         drawn_from = None
         if isinstance(override, Override):
@@ -131,27 +131,27 @@ def grid(
                         texts = [f"{key}={value}" for value in _values(override, library)]
                         fault = None if texts else _no_value(override, library)
                 except (ValueError, ArithmeticError, HydraException) as error:
-                    said = str(error).partition("\n")[0].rstrip(".")
-                    fault = f"it cannot be read: {said}.", f"{key}={RANGE}"
+                    cause = str(error).partition("\n")[0].rstrip(".")
+                    fault = f"it cannot be read: {cause}.", f"{key}={RANGE}"
                     if distribution:
-                        fault = f"it cannot be searched: {said}.", "see docs/sweeps.md"
-        varies = drawn_from is not None or key in found.searched
-        if key in typed and (varies or max(len(texts), len(found.choices[key])) > 1):
+                        fault = f"it cannot be searched: {cause}.", "see docs/sweeps.md"
+        varies = drawn_from is not None or key in grid.searched
+        if key in typed and (varies or max(len(texts), len(grid.choices[key])) > 1):
             fault = f"{key} is there twice, so that {typed[key]} would count for nothing.", ONCE
         if fault:
-            found.problems.append(Problem(text, *fault, where=where))
-        found.choices[key] = texts
-        found.searched.pop(key, None)
+            grid.problems.append(Problem(text, *fault, where=where))
+        grid.choices[key] = texts
+        grid.searched.pop(key, None)
         if drawn_from is not None:
-            found.searched[key] = drawn_from
+            grid.searched[key] = drawn_from
         if number >= len(params):
             typed[key] = text
-    return found
+    return grid
 
 
 def expand(found: Grid, ablation: Ablation, written_at: Callable[[str], str]) -> list[Combination]:
-    """Every combination; of an ablation, arm by arm, the baseline first, each with all others and
-    then with its seeds.
+    """Every combination; for an ablation arm by arm, the baseline first, each arm with all varied
+    values and then with its seeds.
     """
     arms = sorted(ablation.arms.items(), key=lambda arm: arm[0] != ablation.baseline)
     in_files = found.places
@@ -159,8 +159,8 @@ def expand(found: Grid, ablation: Ablation, written_at: Callable[[str], str]) ->
         in_files["seed"] = f"{written_at(SEEDS)}, {SEEDS}"
     seeds = [{"seed": str(seed)} for seed in ablation.seeds] or [{}]
     result = []
-    for arm, own in arms or [("", [])]:
-        of_arm = {key_of(text) or "''": _of_arm(arm, written_at) for text in own}
+    for arm, arm_overrides in arms or [("", [])]:
+        of_arm = {key_of(text) or "''": _of_arm(arm, written_at) for text in arm_overrides}
         for texts, seed in itertools.product(itertools.product(*found.choices.values()), seeds):
             varied = {
                 key.lstrip("+"): _value(text)
@@ -170,10 +170,10 @@ def expand(found: Grid, ablation: Ablation, written_at: Callable[[str], str]) ->
             last = [f"{key}={value}" for key, value in seed.items()]
             result.append(
                 Combination(
-                    overrides=(*texts, *own, *last),
+                    overrides=(*texts, *arm_overrides, *last),
                     varied={**varied, **seed},
                     arm=arm or None,
-                    of_arm=tuple(own),
+                    of_arm=tuple(arm_overrides),
                     places={**in_files, **of_arm},
                 )
             )
@@ -183,24 +183,24 @@ def expand(found: Grid, ablation: Ablation, written_at: Callable[[str], str]) ->
 def contradictions(
     found: Grid, ablation: Ablation, written_at: Callable[[str], str]
 ) -> list[Problem]:
-    """What no arm can set, and what is set both outside of the ablation and by an arm or seeds."""
+    """Problems of keys closed to arms, and of keys set both outside of an ablation and inside."""
     problems = list[Problem]()
-    for arm, own in ablation.arms.items():
-        for place, text in enumerate(own):
+    for arm, arm_overrides in ablation.arms.items():
+        for index, text in enumerate(arm_overrides):
             key = key_of(text)
-            if fault := _not_in_arm(text, own[place + 1 :]):
+            if fault := _not_in_arm(text, arm_overrides[index + 1 :]):
                 problems.append(Problem(text, *fault, where=_of_arm(arm, written_at)))
             elif key in found.given:
-                said, where = found.given[key]
-                what = (
+                typed, where = found.given[key]
+                message = (
                     f"the arm {arm} of the ablation sets {key}: it cannot be the same in all arms."
                 )
-                fix = "leave it out, or change the arm"
-                problems.append(Problem(said, what, fix, where=where))
+                hint = "leave it out, or change the arm"
+                problems.append(Problem(typed, message, hint, where=where))
     if ablation.seeds and "seed" in found.given:
         text, where = found.given["seed"]
-        fix = f"{SEEDS}=[{_value(text)}]"
-        problems.append(Problem(text, "the ablation has seeds of its own.", fix, where=where))
+        hint = f"{SEEDS}=[{_value(text)}]"
+        problems.append(Problem(text, "the ablation has seeds of its own.", hint, where=where))
     return problems
 
 
@@ -209,7 +209,7 @@ def _of_arm(arm: str, written_at: Callable[[str], str]) -> str:
 
 
 def _not_in_arm(text: str, after: Sequence[str]) -> Fault | None:
-    """Why an arm cannot have an override. after: those that follow it in the arm."""
+    """The fault of an override in an arm; None without one. after: later overrides of the arm."""
     key, override, value = key_of(text), read(translate(text)), _value(text)
     if key == "seed":
         return "seeds are what the runs of an arm differ in.", f"{SEEDS}=[{value}], for all arms"
@@ -218,13 +218,13 @@ def _not_in_arm(text: str, after: Sequence[str]) -> Fault | None:
     if key in map(key_of, after):
         return f"{key} is there twice in the arm, so that this would count for nothing.", ONCE
     if isinstance(override, Override) and override.is_sweep_override():
-        fix = f"an arm for each, or {PARAMS}.{key}={value} for all arms; {key}=[...] for a list"
-        return f"an arm has one value of {key}.", fix
+        hint = f"an arm for each, or {PARAMS}.{key}={value} for all arms; {key}=[...] for a list"
+        return f"an arm has one value of {key}.", hint
     return None
 
 
 def _why_not(override: Override, *, searched: bool) -> Fault | None:
-    """Why a key cannot have these values. searched: whether Optuna draws them."""
+    """The fault of a key's values; None without one. searched: whether Optuna draws the values."""
     key, value = override.key_or_group, override.value()
     section = _section(key)
     if section in SHARED and (section in (key, "hydra") or schemas.declared(key) is not None):
@@ -234,20 +234,20 @@ def _why_not(override: Override, *, searched: bool) -> Fault | None:
     if searched:
         return None
     if not override.is_discrete_sweep():
-        what = "an interval has no first value; only sweeper=optuna takes one."
-        return what, "sweeper=optuna, or values with commas between"
+        message = "an interval has no first value; only sweeper=optuna takes one."
+        return message, "sweeper=optuna, or values with commas between"
     ends = [value.start, value.stop] if isinstance(value, RangeSweep) and value.step == 1 else []
     if float in map(type, ends):
-        what = "it goes in steps of 1, as a third number does not say otherwise."
-        return what, f"{key}={RANGE}"
+        message = "it goes in steps of 1, as a third number does not say otherwise."
+        return message, f"{key}={RANGE}"
     return None
 
 
 def _no_value(override: Override, library: Callable[[], Library]) -> Fault:
     key = override.key_or_group
-    known = library().options(key) if library().is_group(key) else []
-    fix = f"options: {', '.join(known)}" if known else "at least one"
-    return "it stands for no value at all.", fix
+    options = library().options(key) if library().is_group(key) else []
+    hint = f"options: {', '.join(options)}" if options else "at least one"
+    return "it stands for no value at all.", hint
 
 
 def _values(override: Override, library: Callable[[], Library]) -> list[str]:
@@ -258,7 +258,7 @@ def _values(override: Override, library: Callable[[], Library]) -> list[str]:
 
 
 def _varies(override: Override) -> bool:
-    """Whether it is no entry of the sweeper's parameters, which has its values as a text."""
+    """Whether an override varies: no entry of the sweeper's parameters, with values as a text."""
     return not override.key_or_group.startswith(f"{PARAMS}.")
 
 

@@ -31,7 +31,7 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(kw_only=True)
 class Active:
-    """A point that runs. failure: why, where its main rank could not say it."""
+    """A running point. failure: the cause, where not reported by the main rank."""
 
     point: Point
     ranks: Ranks
@@ -45,16 +45,18 @@ def run(sweep: Command, devices: Devices) -> int:
     assert isinstance(launch, Local)
     with sweep.open():
         sweep.announce()
-        # Those that a killed command started here save first, and then go on.
-        left = [one for one in sweep.entries if one.state == RUNNING and one.point.job is None]
+        # Points started by a killed command here save first, and then go on.
+        saving = [
+            entry for entry in sweep.entries if entry.state == RUNNING and entry.point.job is None
+        ]
         points = LocalPoints(sweep, jobs=launch.jobs, gpus=visible_gpus(devices.gpus))
-        points.run([*sweep.due, *left])
+        points.run([*sweep.due, *saving])
         return sweep.finish(points.failed, points.signal)
 
 
 class LocalPoints:
-    """Runs points, `jobs` at a time. failed: with the reason in one line. signal: that has stopped
-    all, or 0.
+    """Run points, `jobs` at a time. failed: failed points with the reason in a line. signal: number
+    of the stopping signal, or 0.
     """
 
     def __init__(self, sweep: Command, *, jobs: int, gpus: Sequence[str] = ()) -> None:
@@ -62,11 +64,11 @@ class LocalPoints:
         self.failed: list[tuple[Point, str]] = []
         self.signal = 0
         self.active: list[Active] = []
-        self.at_a_time = 1  # points that share the cores
+        self.at_a_time = 1  # points sharing the cores
 
     def run(self, entries: Sequence[Entry]) -> None:
-        """Until all have ended, or a signal has stopped them: then those that run save, and no
-        other starts.
+        """Run until all points have ended, or a signal stops the run: then running points save, and
+        waiting points stay unstarted.
         """
         waiting = list(entries)
         self.at_a_time = max(min(self.jobs, len(waiting)), 1)
@@ -84,26 +86,26 @@ class LocalPoints:
                             who = holder(entry.point.path / LOCK)
                             say(line(entry.point, "left", f"at work elsewhere: {who}"))
                         waiting = []
-                    for one in list(self.active):
-                        if (code := one.ranks.poll()) is not None:
-                            self.active.remove(one)
-                            self.gpus += one.gpus
-                            self._end(one, code)
+                    for active in list(self.active):
+                        if (code := active.ranks.poll()) is not None:
+                            self.active.remove(active)
+                            self.gpus += active.gpus
+                            self._end(active, code)
                     time.sleep(POLL)
         finally:
-            for one in self.active:
-                one.ranks.kill()
+            for active in self.active:
+                active.ranks.kill()
 
     def _stop(self, number: int, _: FrameType | None) -> None:
         if not self.signal:
             name = signal.Signals(number).name
             say(f"\n{name}: points that run are saved; once more ends them at once")
         self.signal = number
-        for one in self.active:
-            one.ranks.pass_on(number)
+        for active in self.active:
+            active.ranks.pass_on(number)
 
     def _next(self, waiting: Sequence[Entry]) -> Entry | None:
-        """The first that nobody works on and whose GPUs are free, while there is room."""
+        """The first point at work nowhere else, while a slot and its GPUs are free; else None."""
         if self.signal or len(self.active) >= self.jobs:
             return None
         free = len(self.gpus)
@@ -139,11 +141,11 @@ class LocalPoints:
     def _end(self, one: Active, code: int) -> None:
         point, took = one.point, time.monotonic() - one.began
         self.sweep.directory.note("ended", point.number, code=code)
-        how = "done" if code == 0 or finished(point.path) is not None else ""
-        how = how or ("cancelled" if self._is_cancelled(point) else "")
-        how = how or ("stopped" if code in STOPPED else "")
-        if how:
-            say(line(point, how, messages.reached(point, took)))
+        event = "done" if code == 0 or finished(point.path) is not None else ""
+        event = event or ("cancelled" if self._is_cancelled(point) else "")
+        event = event or ("stopped" if code in STOPPED else "")
+        if event:
+            say(line(point, event, messages.reached(point, took)))
             return
         words = [] if outcome.failure(point.path) else one.failure
         reason = words[-1] if words else messages.cause(point.path, code)
@@ -155,12 +157,12 @@ class LocalPoints:
         say(messages.failed_line(point, more, output))
 
     def _is_cancelled(self, point: Point) -> bool:
-        known = self.sweep.directory.points()
-        return any(one.event == CANCELLED for one in known if one.number == point.number)
+        points = self.sweep.directory.points()
+        return any(p.event == CANCELLED for p in points if p.number == point.number)
 
 
 def visible_gpus(count: int) -> list[str]:
-    """The names of this machine's GPUs, as CUDA_VISIBLE_DEVICES takes them."""
+    """The names of this machine's GPUs, in the form of CUDA_VISIBLE_DEVICES."""
     names = [name.strip() for name in os.environ.get(GPUS, "").split(",") if name.strip()]
     return names[:count] if names else [str(index) for index in range(count)]
 

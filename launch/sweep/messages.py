@@ -20,14 +20,14 @@ from forge.rundir.files import last_lines, read_json
 from forge.rundir.saved_config import is_run
 
 LAST_LINES = 8
-LONGEST = 1000  # of a line that a run printed
+LONGEST = 1000  # characters shown of a printed line
 OUTPUT = Path("logs", "output.log")
-PLAIN = ("ValueError", "RuntimeError", "CallbackError")  # kinds of errors that say no more
+PLAIN = ("ValueError", "RuntimeError", "CallbackError")  # kinds of errors of no further meaning
 NO_ANSWER = "Slurm does not answer, so its jobs are shown as their directories have them"
 
 
 def say(text: str) -> None:
-    """Print a line at once. Whoever reads it may stop early, and the sweep goes on."""
+    """Print a line at once. The sweep goes on even after its reader has stopped early."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -35,7 +35,7 @@ def say(text: str) -> None:
 
 
 def warn(resolutions: Iterable[Resolution]) -> None:
-    warnings = (warning for found in resolutions for warning in found.warnings)
+    warnings = (warning for resolution in resolutions for warning in resolution.warnings)
     for text in dict.fromkeys(f"{w.what} ({w.key}; -> {w.fix})" for w in warnings):
         print(f"warning: {text}", file=sys.stderr)
 
@@ -56,7 +56,7 @@ def failed_line(point: Point, more: str, output: Iterable[str]) -> str:
 
 
 def reached(point: Point, seconds: float | None = None) -> str:
-    """How far a run has come that has ended: its objective, steps, and how long it took."""
+    """The progress of an ended run: its objective, steps, and time taken."""
     result, words = outcome.read_result(point.path), list[str]()
     if result is not None:
         name = read_json(point.path / outcome.RESULT)["objective"].get("name")
@@ -66,7 +66,7 @@ def reached(point: Point, seconds: float | None = None) -> str:
 
 
 def last_words(path: Path, code: int | None = None) -> list[str]:
-    """The end of what a run that failed has printed, or its error."""
+    """The end of a failed run's output, or its error."""
     reason = outcome.failure(path) or {}
     error = str(reason.get("said") or reason.get("message") or "")
     lines = [text.rstrip() for text in error.splitlines() if text.strip()]
@@ -76,21 +76,21 @@ def last_words(path: Path, code: int | None = None) -> list[str]:
 
 
 def end_of(file: Path | None) -> list[str]:
-    """The end of a job's output, and the file that it is in."""
+    """The end of a job's output, and the output file."""
     lines = _printed(file)
     return [*lines[-LAST_LINES:], f"({short(file)})"] if file is not None and lines else []
 
 
 def cause(path: Path, code: int | None = None) -> str:
-    """Why a run failed, in one line."""
+    """The cause of a run's failure, in a line."""
     reason = outcome.failure(path) or {}
     kind, message = str(reason.get("type") or ""), str(reason.get("message") or "").strip()
     if message:
         first = message.splitlines()[0]
         return first if not kind or kind in PLAIN or kind.startswith("SIG") else f"{kind}: {first}"
-    # A job that ended before the run began has left nothing but its own output.
-    found = last_words(path) or _printed(slurm.log_file(path)) or last_words(path, code)
-    return kind or "".join(found[-1:])
+    # A job ended before the run began leaves nothing but the job's output.
+    output = last_words(path) or _printed(slurm.log_file(path)) or last_words(path, code)
+    return kind or "".join(output[-1:])
 
 
 def _printed(file: Path | None) -> list[str]:
@@ -99,7 +99,7 @@ def _printed(file: Path | None) -> list[str]:
 
 
 def failures(failed: Iterable[tuple[Point, str]]) -> list[str]:
-    """The list at the end: each point that failed, why, and where it is."""
+    """The closing list: each failed point, the cause, and the directory."""
     lines = []
     for point, reason in failed:
         lines += [f"  {line(point, 'failed')}"]

@@ -30,7 +30,7 @@ OTHER_PLACE = "choose another place with sweep.root"
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A point that can run. hash: of its identity, and of the free options that vary."""
+    """A runnable point. hash: of its identity, and of the varied free options."""
 
     combination: Combination
     resolution: Resolution
@@ -38,7 +38,7 @@ class Planned:
 
 
 class Preflight:
-    """Checks the points of one command; group choices are composed once for all of them."""
+    """Check the points of a command; group choices are composed once for all points."""
 
     def __init__(
         self,
@@ -61,62 +61,62 @@ class Preflight:
         first = [texts[0] for texts in self._typed.choices.values() if texts]
         self._first, self._config = self._composer(first)
         self.library, self.written_at = self._first.library, self._first.written_at
-        own = self._config  # of these sections all points have the same
-        self.launch, self.sweep, self.sweeper = own.launch, own.sweep, own.sweeper
-        self.common: dict[str, Any] = {}  # what all points have alike, once that is known
+        config = self._config  # all points have equal sections of launch, sweep and sweeper
+        self.launch, self.sweep, self.sweeper = config.launch, config.sweep, config.sweeper
+        self.common: dict[str, Any] = {}  # values common to all points, once known
 
     @cached_property
     def place(self) -> Path:
-        """The directory of the sweep. Raises ConfigError when it cannot be made."""
+        """The directory of the sweep. Raises ConfigError for a directory impossible to make."""
         name = self.sweep.name or self._named("experiment") or self._named("model") or "default"
         path = Path(self.sweep.root).expanduser() / name
         if why := unwritable(str(path)):
-            what = f"the directory {path} cannot be made or written: {why}."
-            raise refusal(f"sweep.root={self.sweep.root}", what, OTHER_PLACE)
+            message = f"the directory {path} cannot be made or written: {why}."
+            raise refusal(f"sweep.root={self.sweep.root}", message, OTHER_PLACE)
         return path.resolve()
 
     def _named(self, group: str) -> str:
-        """The option of a group, when all points have the same."""
+        """The option of a group, when common to all points; else ''."""
         typed = self._typed.choices.items()
         if any(key.lstrip("+") == group and len(texts) > 1 for key, texts in typed):
             return ""
         files = [path.partition("/") for path, _ in self._first.files]
-        return "+".join(name for own, _, name in files if own == group).replace("/", "-")
+        return "+".join(name for folder, _, name in files if folder == group).replace("/", "-")
 
     def points(self) -> list[Planned]:
-        """Every combination of what varies. Raises ConfigError with all problems of all points."""
+        """Every combination of varied values. Raises ConfigError with every problem."""
         params, ablation = self.sweeper.params, self.sweep.ablation
-        found = expand.grid(self.overrides, params, lambda: self.library, self.written_at)
+        grid = expand.grid(self.overrides, params, lambda: self.library, self.written_at)
         problems = [
-            *found.problems,
-            *expand.contradictions(found, ablation, self.written_at),
+            *grid.problems,
+            *expand.contradictions(grid, ablation, self.written_at),
             *self._of_one_run(),
         ]
-        count = len(found) * max(len(ablation.arms), 1) * max(len(ablation.seeds), 1)
+        count = len(grid) * max(len(ablation.arms), 1) * max(len(ablation.seeds), 1)
         if count > MOST:
-            what = f"these are {count:,} points, and a sweep has at most {MOST:,}."
+            message = f"these are {count:,} points, and a sweep has at most {MOST:,}."
             problems.append(
-                Problem("-m", what, "fewer values, or several sweeps", where=COMMAND_LINE)
+                Problem("-m", message, "fewer values, or several sweeps", where=COMMAND_LINE)
             )
         if problems:
             raise ConfigError(problems)
-        return self.check(expand.expand(found, ablation, self.written_at))
+        return self.check(expand.expand(grid, ablation, self.written_at))
 
     def _of_one_run(self) -> Iterable[Problem]:
-        """Options of a single run, which have no meaning for many."""
+        """Problems of options of a single run, meaningless for many runs."""
         run, where = self._config.run, self.written_at
         if run.dir:
-            what = "each point has a directory of its own in that of the sweep."
-            fix = "leave it out; sweep.name and sweep.root say where the sweep is"
-            yield Problem(f"run.dir={run.dir}", what, fix, where=where("run.dir"))
+            message = "each point has a directory of its own in that of the sweep."
+            hint = "leave it out; sweep.name and sweep.root say where the sweep is"
+            yield Problem(f"run.dir={run.dir}", message, hint, where=where("run.dir"))
         if run.inline:
-            what = "the points of a sweep run in processes of their own."
-            fix = "run.inline=false, or one point without -m"
-            yield Problem("run.inline=true", what, fix, where=where("run.inline"))
+            message = "the points of a sweep run in processes of their own."
+            hint = "run.inline=false, or one point without -m"
+            yield Problem("run.inline=true", message, hint, where=where("run.inline"))
 
     def check(self, combinations: Sequence[Combination]) -> list[Planned]:
-        """The points of these combinations. Raises ConfigError with all problems of all, and when
-        two are the same run.
+        """The points of these combinations. Raises ConfigError with all problems of all points, and
+        for two points of the same run.
         """
         planned: list[Planned] = []
         refused: dict[int, Sequence[Problem]] = {}
@@ -152,46 +152,48 @@ class Preflight:
         return Planned(combination=combination, resolution=resolution, hash=hash_of(config, free))
 
     def _differences(self, config: Config) -> Iterable[Problem]:
-        """Sections of the sweep that this point has otherwise than the first."""
+        """Problems of sweep sections different from the first point's."""
         for section in ("launch", "sweep", "sweeper"):
             if vars(getattr(config, section)) != vars(getattr(self._config, section)):
-                what = f"the first point has another {section}, and all are started together."
-                yield Problem(section, what, f"leave {section} out of what varies")
+                message = f"the first point has another {section}, and all are started together."
+                yield Problem(section, message, f"leave {section} out of what varies")
 
     def _devices(self, launch: Launch) -> Devices:
-        """The devices of a point: its share of those here, when several run at a time."""
-        here = self._here
-        if not isinstance(launch, Local) or not here.gpus:
-            return here
+        """The devices of a point: its share of the devices here, for several points at a time."""
+        available = self._here
+        if not isinstance(launch, Local) or not available.gpus:
+            return available
         if launch.jobs == 1 and launch.devices_per_job is None:
-            return here
-        gpus = launch.devices_per_job or max(here.gpus // launch.jobs, 1)
-        source = f"launch.jobs={launch.jobs} share {here.gpus} GPUs"
-        return replace(here, gpus=min(gpus, here.gpus), source=source)
+            return available
+        gpus = launch.devices_per_job or max(available.gpus // launch.jobs, 1)
+        source = f"launch.jobs={launch.jobs} share {available.gpus} GPUs"
+        return replace(available, gpus=min(gpus, available.gpus), source=source)
 
 
 def _placed(problems: Sequence[Problem], places: Mapping[str, str]) -> list[Problem]:
-    """Problems with the file or arm that their override stands in, instead of the command line."""
+    """Problems located in the file or arm of their override, instead of the command line."""
     if "seed" in places and any(problem.option == SEEDS for problem in problems):
-        problems = [one for one in problems if one.option != "seed"]  # said of the seeds
+        problems = [p for p in problems if p.option != "seed"]  # reported for the seeds already
     result = []
     for problem in problems:
         option = f"{problem.option}."
-        place = next((where for key, where in places.items() if option.startswith(f"{key}.")), "")
-        if place and problem.where.startswith(COMMAND_LINE):
-            problem = replace(problem, where=place + problem.where.removeprefix(COMMAND_LINE))
+        location = next(
+            (where for key, where in places.items() if option.startswith(f"{key}.")), ""
+        )
+        if location and problem.where.startswith(COMMAND_LINE):
+            problem = replace(problem, where=location + problem.where.removeprefix(COMMAND_LINE))
         result.append(problem)
     return result
 
 
 def _twins(planned: Sequence[Planned]) -> Iterable[Problem]:
-    same: dict[str, list[str]] = defaultdict(list)
+    labels_by_hash: dict[str, list[str]] = defaultdict(list)
     for number, point in enumerate(planned):
-        same[point.hash].append(f"#{number} ({point.combination.label})")
-    for labels in same.values():
+        labels_by_hash[point.hash].append(f"#{number} ({point.combination.label})")
+    for labels in labels_by_hash.values():
         if len(labels) > 1:
-            more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
-            *others, last = labels[:3]
-            what = f"{', '.join(others)} and {last}{more} are the same run."
-            fix = "give each value once, and values that make a difference"
-            yield Problem("-m", what, fix, where=COMMAND_LINE)
+            suffix = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+            *earlier, last = labels[:3]
+            message = f"{', '.join(earlier)} and {last}{suffix} are the same run."
+            hint = "give each value once, and values that make a difference"
+            yield Problem("-m", message, hint, where=COMMAND_LINE)

@@ -12,39 +12,43 @@ from itertools import combinations as pairs
 from forge.config.problems import ConfigError, Problem
 from forge.launch.sweep.expand import Combination
 
-FEW = 5  # values that are named one by one
-VALUE = "\0"  # stands for a value, so that problems which differ in it alone are equal
+FEW = 5  # most values listed singly
+VALUE = "\0"  # stands for a value: problems different in the value alone become equal
 
 
 class PointsRefused(ConfigError):
-    """A sweep of which some points cannot run. problems: of all points, each once."""
+    """A sweep with points unable to run. problems: of all points, each problem once."""
 
     def __init__(
         self, refused: Mapping[int, Sequence[Problem]], combinations: Sequence[Combination]
     ) -> None:
-        """refused: all that is wrong with a point, by its number."""
+        """refused: all problems of a point, by its number."""
         self.combinations = combinations
-        found = merged([problem for problems in refused.values() for problem in problems])
-        self._of_point = {n: {found[it] for it in problems} for n, problems in refused.items()}
-        self._pairs = [one.named for one in combinations]
-        super().__init__(list(dict.fromkeys(found.values())))
+        merged_by_problem = merged(
+            [problem for problems in refused.values() for problem in problems]
+        )
+        self._of_point = {
+            n: {merged_by_problem[p] for p in problems} for n, problems in refused.items()
+        }
+        self._pairs = [combination.named for combination in combinations]
+        super().__init__(list(dict.fromkeys(merged_by_problem.values())))
 
     def __str__(self) -> str:
-        of, all_of = len(self._of_point), len(self.combinations)
-        lines = [f"{of} of {all_of} points cannot run; nothing was started or written."]
+        refused, total = len(self._of_point), len(self.combinations)
+        lines = [f"{refused} of {total} points cannot run; nothing was started or written."]
         for number, problem in enumerate(self.problems, 1):
             lines += [problem.render(number), f"     {self._where(problem)}"]
-        if of == all_of and len(set(map(frozenset, self._of_point.values()))) == 1:
+        if refused == total and len(set(map(frozenset, self._of_point.values()))) == 1:
             return "\n".join(lines)  # all points have the same problems
         lines += ["", "the points that cannot run, each with the numbers of its problems:"]
         numbers = {problem: number for number, problem in enumerate(self.problems, 1)}
         for point, problems in self._of_point.items():
-            own = ", ".join(map(str, sorted(numbers[problem] for problem in problems)))
-            lines.append(f"  #{point:<4} {self.combinations[point].label}   ({own})")
+            numbers_of_point = ", ".join(map(str, sorted(numbers[problem] for problem in problems)))
+            lines.append(f"  #{point:<4} {self.combinations[point].label}   ({numbers_of_point})")
         return "\n".join(lines)
 
     def _where(self, problem: Problem) -> str:
-        """The points that have a problem: by the values that they, and no others, have, if any."""
+        """The points with a problem: by the values unique to these points, if any."""
         having = {number for number, problems in self._of_point.items() if problem in problems}
         count, first = len(having), self._pairs[min(having)]
         if count == len(self.combinations):
@@ -61,22 +65,28 @@ class PointsRefused(ConfigError):
         return f"in {count} points: {listed}" if count > 1 else f"in one point: {listed}"
 
     def _with(self, values: Mapping[str, Collection[str]]) -> set[int]:
-        """The points in which each of some keys has one of its values."""
+        """The points with an admitted value for each key of `values`."""
         numbered = enumerate(self._pairs)
-        return {n for n, own in numbered if all(own[key] in some for key, some in values.items())}
+        return {
+            n
+            for n, pairs in numbered
+            if all(pairs[key] in admitted for key, admitted in values.items())
+        }
 
 
 def merged(problems: Sequence[Problem]) -> dict[Problem, Problem]:
-    """For each problem one that stands for all that differ from it in the value alone."""
+    """By problem the combined problem, for all problems different in the value alone."""
     alike: dict[Problem, list[Problem]] = {}
     for problem in dict.fromkeys(problems):
         alike.setdefault(_without_value(problem), []).append(problem)
     result = {}
-    for one, same in alike.items():
-        values = [problem.key.partition("=")[2] for problem in same]
+    for template, group in alike.items():
+        values = [problem.key.partition("=")[2] for problem in group]
         text = ",".join(values if len(values) <= FEW else [*values[:FEW], "..."])
-        both = replace(one, key=one.key.replace(VALUE, text), fix=one.fix.replace(VALUE, text))
-        result |= dict.fromkeys(same, both)
+        combined = replace(
+            template, key=template.key.replace(VALUE, text), fix=template.fix.replace(VALUE, text)
+        )
+        result |= dict.fromkeys(group, combined)
     return result
 
 
@@ -84,5 +94,5 @@ def _without_value(problem: Problem) -> Problem:
     name, _, value = problem.key.partition("=")
     if not value:
         return problem
-    fix = re.sub(rf"={re.escape(value)}(?![\w.])", f"={VALUE}", problem.fix)
-    return replace(problem, key=f"{name}={VALUE}", fix=fix)
+    hint = re.sub(rf"={re.escape(value)}(?![\w.])", f"={VALUE}", problem.fix)
+    return replace(problem, key=f"{name}={VALUE}", fix=hint)

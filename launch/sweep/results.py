@@ -27,43 +27,46 @@ DAMAGED = (OSError, ValueError, KeyError, TypeError)
 
 
 def columns(points: Sequence[Point]) -> dict[str, list[str]]:
-    """The values of each key that a command varied, or that points of one arm differ in: a cell a
-    point, '' where the key was not typed.
+    """The values of each key varied by a command, or different between points of an arm: a cell a
+    point, '' for a key not typed.
     """
     typed = [_typed(point) for point in points]
     varied = dict.fromkeys(key for point in points for key in point.varied)
-    others = dict.fromkeys(key for own in typed for key in own if key not in varied)
+    unvaried = dict.fromkeys(key for overrides in typed for key in overrides if key not in varied)
     ignored = (*SHARED, "run")
-    keys = [key for key in others if key.partition(".")[0] not in ignored]
+    keys = [key for key in unvaried if key.partition(".")[0] not in ignored]
     keys = [*varied, *(key for key in keys if _differs(key, points, typed))]
-    return {key: [_cell(own[key]) if key in own else "" for own in typed] for key in keys}
+    return {
+        key: [_cell(overrides[key]) if key in overrides else "" for overrides in typed]
+        for key in keys
+    }
 
 
 def is_best_high(
     metric: str, named: Iterable[str] = (), sweepers: Iterable[Mapping[str, Any]] = ()
 ) -> bool:
-    """Whether more of a metric is better: as a search was told, else as runs or objectives say.
+    """Whether more of a metric is better: by the direction of a search, else by runs or objectives.
 
-    named: the metrics of which more is better in the results of the runs. sweepers: that section.
+    named: metrics with more as better in the results of the runs. sweepers: section of each run.
     """
-    direction = next((known for one in sweepers if (known := one.get("direction"))), None)
+    direction = next((d for section in sweepers if (d := section.get("direction"))), None)
     if direction:
         return direction == "maximize"
     return metric.rpartition("/")[2] in {*BEST_HIGH, *named} or is_higher_better(metric)
 
 
 def best(sweep: Path, done: Sequence[Point]) -> tuple[Point, str, float] | None:
-    """The best of the points that are done, with its objective and value, if all have the same."""
-    found = [(point, *known) for point in done if (known := _objective(point.path))]
-    finite = [one for one in found if math.isfinite(one[2])]
-    names = {name for _, name, _ in found}
+    """The best finished point with its objective and value; None without a common objective."""
+    rows = [(point, *pair) for point in done if (pair := _objective(point.path))]
+    finite = [row for row in rows if math.isfinite(row[2])]
+    names = {name for _, name, _ in rows}
     if len(names) != 1 or not finite:
         return None
     sweepers = [_sweeper(point.path) for point in done] if (sweep / JOURNAL).is_file() else []
-    results = (outcome.read_result(point.path) for point, *_ in found)
-    named = [name for one in results if one for name in one.higher_is_better]
-    choose = max if is_best_high(names.pop(), named, sweepers) else min
-    return choose(finite, key=lambda one: one[2])
+    results = (outcome.read_result(point.path) for point, *_ in rows)
+    higher = [name for result in results if result for name in result.higher_is_better]
+    choose = max if is_best_high(names.pop(), higher, sweepers) else min
+    return choose(finite, key=lambda row: row[2])
 
 
 def _objective(run_dir: Path) -> tuple[str, float] | None:
@@ -82,7 +85,10 @@ def _sweeper(run_dir: Path) -> Mapping[str, Any]:
 def _differs(key: str, points: Sequence[Point], typed: Sequence[dict[str, str]]) -> bool:
     """Whether a key has two values in any arm."""
     pairs = zip(points, typed, strict=True)
-    values = {(point.arm, _number(own[key]) if key in own else None) for point, own in pairs}
+    values = {
+        (point.arm, _number(overrides[key]) if key in overrides else None)
+        for point, overrides in pairs
+    }
     return len(values) > len({arm for arm, _ in values})
 
 
@@ -94,7 +100,7 @@ def _typed(point: Point) -> dict[str, str]:
 
 @functools.cache
 def _cell(text: str) -> str:
-    """A value as it is shown: 0.001 for 1e-3, without quotes."""
+    """A value for display: 0.001 for 1e-3, without quotes."""
     override = read(f"key={text}")
     if isinstance(override, Override) and not override.is_sweep_override():
         return shown(override.value())

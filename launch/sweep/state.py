@@ -21,16 +21,16 @@ from forge.rundir.saved_config import is_run
 
 WAITING, RUNNING, DONE = "waiting", "running", "done"
 PARTIAL, FAILED, CANCELLED = "partial", "failed", "cancelled"
-QUEUED = "queued"  # of a job that has not begun; only `survey` asks Slurm
-STOPPED = {128 + number for number in STOPPING}  # exit codes of a run that a signal has stopped
+QUEUED = "queued"  # of a job not yet begun; only `survey` asks Slurm
+STOPPED = {128 + number for number in STOPPING}  # exit codes of a run stopped by a signal
 GOES_ON = {"COMPLETED", "TIMEOUT", "PREEMPTED", "REVOKED", "DEADLINE"}
 """States of a job whose run has not failed, even if it is not done."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """By a point's number its state, its job's state in Slurm, and why the job waits. silent: why
-    Slurm could not be asked.
+    """By a point's number its state, its job's state in Slurm, and the reason of a waiting job.
+    silent: the cause of a missing answer of Slurm.
     """
 
     states: dict[int, str]
@@ -40,16 +40,16 @@ class Survey:
 
 
 def process_of(point: Point) -> tuple[int, str] | None:
-    """Process and host that work on a point: the holder of its run directory, or a rank that was
-    started here and has yet to take it.
+    """Process and host at work on a point: the holder of its run directory, or a rank started here
+    and yet to take the directory. None for a point at rest.
     """
     if in_use(point.path):
         who = held_by(point.path / LOCK)
         return (who["pid"], who["host"]) if {"pid", "host"} <= set(who) else None
-    here = platform.node()
-    if point.event not in ("started", "cancelled") or point.host != here or not point.pid:
+    host = platform.node()
+    if point.event not in ("started", "cancelled") or point.host != host or not point.pid:
         return None
-    return (point.pid, here) if _runs(point.pid, point.path) else None
+    return (point.pid, host) if _runs(point.pid, point.path) else None
 
 
 def at_work(point: Point) -> bool:
@@ -57,7 +57,7 @@ def at_work(point: Point) -> bool:
 
 
 def _runs(pid: int, path: Path) -> bool:
-    """Whether there is such a process, and, where that can be seen, with that directory."""
+    """Whether a process of this pid runs, and, where visible, with this directory."""
     try:
         if Path("/proc/self/cmdline").is_file():
             return os.fsencode(path) in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -68,48 +68,48 @@ def _runs(pid: int, path: Path) -> bool:
 
 
 def state_of(point: Point) -> str:
-    """waiting, running, done, partial (begun and stopped; it goes on), failed or cancelled."""
-    made = is_run(point.path)
+    """waiting, running, done, partial (begun, stopped, able to go on), failed or cancelled."""
+    has_directory = is_run(point.path)
     if at_work(point):
         return RUNNING
-    if made and outcome.finished(point.path) is not None:
+    if has_directory and outcome.finished(point.path) is not None:
         return DONE
     if point.event == "cancelled":
         return CANCELLED
     ended_badly = point.event == "ended" and point.code and point.code not in STOPPED
     if ended_badly or (point.path / ERROR).is_file():
         return FAILED
-    return PARTIAL if made and outcome.has_begun(point.path) else WAITING
+    return PARTIAL if has_directory and outcome.has_begun(point.path) else WAITING
 
 
 def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:
-    """The states of points, with those of their jobs, for which Slurm is asked once. reasons: ask
-    why jobs wait, too.
+    """The states of points and of their jobs, with a single question to Slurm. reasons: ask for the
+    reasons of waiting jobs too.
     """
     states = {point.number: state_of(point) for point in points}
     unfinished = [point for point in points if states[point.number] != DONE]
     asked = {job: point.number for point in unfinished if (job := job_of(point)) is not None}
     try:
-        found = queue.states(asked)
+        job_states = queue.states(asked)
     except queue.NoAnswer as error:
         return Survey(states=states, silent=error.problems[0].what)
-    jobs = {asked[job]: state for job, state in found.items()}
+    jobs = {asked[job]: state for job, state in job_states.items()}
     for number, of_job in jobs.items():
         states[number] = _with_job(states[number], of_job)
-    pending = [job for job, state in found.items() if state == "PENDING"] if reasons else []
+    pending = [job for job, state in job_states.items() if state == "PENDING"] if reasons else []
     why = {asked[job]: reason for job, reason in queue.reasons(pending).items()}
     return Survey(states=states, jobs=jobs, reasons=why)
 
 
 def job_of(point: Point) -> str | None:
-    """The last job of a point in Slurm, also where a kill kept it out of the ledger."""
+    """The last job of a point in Slurm, also a job kept out of the ledger by a kill."""
     if point.cluster not in (None, "slurm") or point.event in ("started", "ended"):
         return None  # its last start was on this machine
     return slurm.job_of(point.path) or point.job
 
 
 def _with_job(state: str, of_job: str) -> str:
-    """A state as its directory shows it, corrected by that of its job."""
+    """A state by the run directory, corrected by the state of its job."""
     if not queue.has_ended(of_job):
         return RUNNING if of_job in ("RUNNING", "COMPLETING") or state == RUNNING else QUEUED
     if state not in (WAITING, PARTIAL) or of_job in GOES_ON:

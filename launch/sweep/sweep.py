@@ -26,27 +26,29 @@ NEEDS = {"cmaes": ("cmaes",), "gp": ("torch", "scipy")}
 
 
 def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
-    """Run what is not done of a sweep; the exit code. Raises ConfigError before it writes."""
-    here = find_devices()
-    return fly(Preflight(overrides, config_dirs, here), here)
+    """Run the missing points of a sweep, and return the exit code. Raises ConfigError before any
+    write.
+    """
+    devices = find_devices()
+    return fly(Preflight(overrides, config_dirs, devices), devices)
 
 
 def fly(flight: Preflight, here: Devices) -> int:
-    """The same of a sweep whose first point has been composed."""
+    """Run the missing points of a sweep with its first point composed; return the exit code."""
     if search := _search(flight):
         return search.run(flight, lambda sweep: execute(sweep, here))
     points = flight.points()
     if len(points) == 1 and not points[0].combination.varied:
-        said = "nothing varies, so this is a sweep of one point; without -m it is a run"
-        print(f"warning: {said}", file=sys.stderr)
-    messages.warn(one.resolution for one in points)
+        message = "nothing varies, so this is a sweep of one point; without -m it is a run"
+        print(f"warning: {message}", file=sys.stderr)
+    messages.warn(point.resolution for point in points)
     world = points[0].resolution.world
     if world.planned:
         where = f"{ranks_of(world.size)} ({world.devices.source})"
         print(f"{counted(len(points), 'point')} can run on {where}; nothing was started there")
-        from forge.planning.time import expected_seconds  # which sweeps that start have no use for
+        from forge.planning.time import expected_seconds  # imported late: unused by started sweeps
 
-        times = [expected_seconds(one.resolution.config, world) for one in points]
+        times = [expected_seconds(point.resolution.config, world) for point in points]
         if None not in times:
             longest = duration(max(filter(None, times)))
             all_of_them = duration(sum(filter(None, times)))
@@ -60,8 +62,8 @@ def fly(flight: Preflight, here: Devices) -> int:
 def configs(
     overrides: Sequence[str], config_dirs: Sequence[str] = ()
 ) -> Iterator[tuple[str, Sequence[str]]]:
-    """The points of a sweep, each as its label and its overrides; of a search by Optuna, what all
-    trials have in common. Raises ConfigError.
+    """Label and overrides of each point of a sweep; for a search by Optuna, the overrides common to
+    all trials. Raises ConfigError.
     """
     flight = Preflight(overrides, config_dirs)
     if search := _search(flight):
@@ -73,7 +75,7 @@ def configs(
 
 
 def planned(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> list[Planned]:
-    """All points of a sweep, of a search by Optuna one trial, checked and not started. Raises
+    """All points of a sweep, or a trial of a search by Optuna, checked and not started. Raises
     ConfigError.
     """
     flight = Preflight(overrides, config_dirs)
@@ -82,18 +84,18 @@ def planned(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> list[P
 
 
 def _search(flight: Preflight) -> ModuleType | None:
-    """What runs a search by Optuna, if this is one. Raises ConfigError when it is not installed."""
+    """The module for a search by Optuna; None for a sweep. Raises ConfigError without Optuna."""
     section = flight.sweeper
     if not isinstance(section, Optuna):
         return None
     if find_spec("optuna") is None:
-        fix = "pip install 'forge-lm[sweep]'"
-        raise refusal("sweeper=optuna", "the package optuna is not installed.", fix)
+        hint = "pip install 'forge-lm[sweep]'"
+        raise refusal("sweeper=optuna", "the package optuna is not installed.", hint)
     for name in NEEDS.get(section.sampler, ()):
         if find_spec(name) is None:
-            what = f"it needs the package {name}, which is not installed."
-            fix = f"pip install {name}, or sweeper.sampler=tpe"
-            raise refusal(f"sweeper.sampler={section.sampler}", what, fix)
+            message = f"it needs the package {name}, which is not installed."
+            hint = f"pip install {name}, or sweeper.sampler=tpe"
+            raise refusal(f"sweeper.sampler={section.sampler}", message, hint)
     return import_module("forge.launch.optuna.search")
 
 

@@ -68,7 +68,7 @@ def test_loss_gradient_and_what_is_reported_by_hand(shift: float) -> None:
     first = wanted()
     kl = max(first["other"].mean(), 0.0)
     assert (kl > 0) == (shift == 0)
-    ready = look_ahead(model, objective, shifted(), Ranks())
+    ready = look_ahead(model, objective, shifted(), Ranks()).batches
     total = sum(objective(model, one).total for one in ready)
     assert isinstance(total, torch.Tensor)
     assert total.item() == pytest.approx(loss_of(first, kl).sum(), rel=1e-12)

@@ -208,7 +208,7 @@ def test_the_model_without_its_adapter_is_a_frozen_copy_of_its_base(words: str) 
         data = batch()
         del data["reference"]
         data["liked"] = torch.tensor([True, True, False, False, True, True])
-        (ready,) = look_ahead(model, objective, [data], Ranks())
+        (ready,) = look_ahead(model, objective, [data], Ranks()).batches
         total = objective(model, ready).total
         total.backward()
         grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}

@@ -256,7 +256,7 @@ def test_kto_equals_that_of_trl(seeds: tuple[int, int], tmp_path: Path) -> None:
     wanted.backward()
     objective: Any = build(KTO(beta=BETA, reference="copy", **weights), path="objective")
     objective.models["reference"] = reference.requires_grad_(False)
-    (ready,) = look_ahead(ours, objective, [mismatched(batch)], Ranks())
+    (ready,) = look_ahead(ours, objective, [mismatched(batch)], Ranks()).batches
     total = objective(ours, ready).total / 4
     total.backward()
     assert total.item() == pytest.approx(wanted.item(), rel=1e-5)
@@ -319,7 +319,7 @@ def test_with_adapters_they_equal_trl_with_peft(kind: str, tmp_path: Path) -> No
     objective: Any = build(config.objective, path="objective")
     objective.without_adapter = adapters_off
     if kind == "kto":
-        (ready,) = look_ahead(ours, objective, [mismatched(batch)], Ranks())
+        (ready,) = look_ahead(ours, objective, [mismatched(batch)], Ranks()).batches
     else:
         ready = collated(batch, of_prompts=False)
     total = objective(ours, ready).total / 4

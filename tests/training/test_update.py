@@ -17,6 +17,7 @@ from forge.config.precision import Precision
 from forge.data.batches.loader import Step
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
+from forge.objectives.objective import LookedAhead
 from forge.objectives.pretrain import Pretrain
 from forge.parallel.fsdp import shard
 from forge.parallel.modules import HALF
@@ -188,3 +189,34 @@ def test_offloaded_weights_are_skipped_on_the_host():
     on_gpu = {"device": torch.device("cuda"), "scaler": torch.amp.GradScaler("cuda", enabled=False)}
     update = make_update(model, optimizer_of(AdamWConfig(fused=True), model), **on_gpu)
     assert not update.skips_on_device
+
+
+class FirstHalf(Pretrain):
+    """Learns the first half of each row alone, as found out when the batches are there."""
+
+    looks_ahead = True
+
+    def looked_ahead(self, batches, read, total) -> LookedAhead:
+        halves = [first_half(batch["tokens"], batch["targets"]) for batch in batches]
+        ready = [dict(zip(("tokens", "targets"), half, strict=True)) for half in halves]
+        return LookedAhead(ready, sum(int((half[1] != -100).sum()) for half in halves))
+
+
+def first_half(tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    shorter = targets.clone()
+    shorter[:, SEQ // 2 :] = -100
+    return tokens, shorter
+
+
+def test_counts_that_come_back_from_looking_ahead_divide_the_loss():
+    ends = []
+    for objective in (FirstHalf(PretrainConfig()), Pretrain(PretrainConfig())):
+        model = decoder()
+        optimizer = optimizer_of(AdamWConfig(lr=0.01), model)
+        update = make_update(model, optimizer, clip=1.0, objective=objective)
+        for number, batch in enumerate(global_batches(masked=True)):
+            known = batch if isinstance(objective, FirstHalf) else first_half(*batch)
+            output = update(as_step(*known, 2), number)
+            assert output.n_targets == int((first_half(*batch)[1] != -100).sum())
+        ends.append([parameter.detach() for parameter in model.parameters()])
+    assert all(map(torch.equal, *ends))

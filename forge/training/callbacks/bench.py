@@ -1,4 +1,4 @@
-"""What `forge.bench` measures of a run: time of a step and of its parts, memory, kernels."""
+"""Measurements of a run for `forge.bench`: time of a step and its parts, memory, kernels."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ if TYPE_CHECKING:
     from forge.training.step_output import StepOutput
 
 FILE = "bench.json"  # in the run directory, of the main rank
-KERNELS = 10  # that are listed
+KERNELS = 10  # in the list
 HOLDS = {
     "cuda": "the most that tensors had on the GPU at once",
     "mps": "what torch has of the GPU at the end, its cache with it",
     "cpu": "the whole process, with Python, torch and its libraries",
 }
-"""What `peak` is of, by kind of device."""
+"""Meaning of `peak`, by kind of device."""
 COMMUNICATION = ("nccl", "gloo:", "c10d::")  # beginnings of names
 
 
 class Bench(Callback):
-    """Leaves out `warmup` steps, times `steps` by marks that wait for nothing, then lists the
-    kernels of `profiled` more.
+    """Skips `warmup` steps, times `steps`, then lists the kernels of `profiled` more.
 
-    Marks are CUDA events, or points in time where the device runs what it is told at once.
+    Marks wait for nothing: CUDA events, or points in time on a device without a queue.
     """
 
     def __init__(self, session: Session, warmup: int, steps: int, profiled: int) -> None:
@@ -57,12 +56,12 @@ class Bench(Callback):
 
     @property
     def end(self) -> int:
-        """The last step that is timed."""
+        """The last timed step."""
         return self.warmup + self.timed
 
     def on_start(self, loop: Loop) -> None:
         backward = loop.update.backward
-        if not isinstance(loop.model, Pipeline):  # whose stages take turns
+        if not isinstance(loop.model, Pipeline):  # a pipeline's stages take turns
             backward.objective = Marked(backward.objective, self._mark)  # type: ignore[assignment]
 
     def on_step_start(self, loop: Loop) -> None:
@@ -93,6 +92,7 @@ class Bench(Callback):
     def measured(self, loop: Loop) -> dict[str, Any]:
         """Seconds, bytes and shares; parts are medians over the timed steps."""
         first, last = self.warmup, self.end
+        # From end to end, so that waits between steps count.
         ends = self.ended[first - 1 : last]
         steps = [a.seconds(b) for a, b in pairwise(ends)]
         median = statistics.median(steps)
@@ -124,9 +124,9 @@ class Bench(Callback):
         parts = {"waiting for data": statistics.median(waited)}
         if any(self.forwards):
             forwards = [sum(a.seconds(b) for a, b in self.forwards[n]) for n in steps]
-            rest = [whole - part for whole, part in zip(gradients, forwards, strict=True)]
+            backwards = [total - part for total, part in zip(gradients, forwards, strict=True)]
             parts["forward"] = statistics.median(forwards)
-            parts["backward, reduction, clipping"] = statistics.median(rest)
+            parts["backward, reduction, clipping"] = statistics.median(backwards)
         else:
             parts["gradients"] = statistics.median(gradients)
         return parts | {"optimizer": statistics.median(updates)}
@@ -149,14 +149,14 @@ class Mark:
             self.event.record()
 
     def seconds(self, later: Mark) -> float:
-        """Until `later`; the device has reached both."""
+        """Seconds until `later`; the device has reached both marks."""
         if self.event is None or later.event is None:
             return later.time - self.time
         return self.event.elapsed_time(later.event) / 1e3
 
 
 class Marked:
-    """An objective whose calls, forward passes, are marked."""
+    """An objective with marked calls, the forward passes."""
 
     def __init__(self, objective: Any, mark: Callable[[Callable[[], Any]], Any]) -> None:
         self.objective, self.mark = objective, mark
@@ -169,30 +169,30 @@ class Marked:
 
 
 def memory(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> dict:
-    """Bytes on this rank: weights, optimizer state, and the most there ever was."""
-    state = [each for of_one in optimizer.state.values() for each in of_one.values()]
-    found = {
+    """Bytes on this rank: weights, optimizer state, and the peak."""
+    state = [value for of_one in optimizer.state.values() for value in of_one.values()]
+    sizes = {
         "weights": bytes_of(model.parameters()),
-        "optimizer state": bytes_of(each for each in state if isinstance(each, Tensor)),
+        "optimizer state": bytes_of(value for value in state if isinstance(value, Tensor)),
         "peak": peak_memory(device),
     }
     if device.type == "cuda":
         counted = torch.cuda.memory_stats(device)
-        found["peak reserved"] = torch.cuda.max_memory_reserved(device)
-        found["allocation retries"] = counted.get("num_alloc_retries", 0)
-    return found
+        sizes["peak reserved"] = torch.cuda.max_memory_reserved(device)
+        sizes["allocation retries"] = counted.get("num_alloc_retries", 0)
+    return sizes
 
 
 def bytes_of(tensors: Any) -> int:
-    """Of the parts that this rank has."""
-    local = (each.to_local() if isinstance(each, DTensor) else each for each in tensors)
-    return sum(each.numel() * each.element_size() for each in local)
+    """Bytes of this rank's shards."""
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)
 
 
 def kernels(profile: torch.profiler.profile, steps: int, device: torch.device) -> dict[str, Any]:
-    """Those that take most, and what takes the links: seconds a step."""
+    """The longest kernels, and the time of communication: seconds a step."""
     field = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    times = {each.key: getattr(each, field) / 1e6 / steps for each in profile.key_averages()}
+    times = {event.key: getattr(event, field) / 1e6 / steps for event in profile.key_averages()}
     most = sorted(times, key=times.__getitem__, reverse=True)[:KERNELS]
     links = sum(t for name, t in times.items() if name.lower().startswith(COMMUNICATION))
     return {
@@ -202,12 +202,12 @@ def kernels(profile: torch.profiler.profile, steps: int, device: torch.device) -
 
 
 def device_name(device: torch.device) -> str:
-    """As its driver or the kernel of the machine has it."""
+    """Name of the device by its driver or the machine's kernel."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return device.type
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{torch.get_num_threads()} threads of {next(named, device.type)}"
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{torch.get_num_threads()} threads of {next(names, device.type)}"

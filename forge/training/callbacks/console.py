@@ -1,4 +1,4 @@
-"""Metrics on the terminal: a live bar, or plain lines; in a notebook one line that is rewritten."""
+"""Metrics on the terminal: a live bar, or plain lines; in a notebook one rewritten line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], float]
 Formats = dict[str, Callable[[float], str]]
-# A line of a log, in this order; other keys are for the other trackers.
+# A line of a log, in this order; all other keys are for the other trackers.
 TRAINING: Formats = {
     "train/loss": lambda value: f"loss {value:.4f}",
     "lr": lambda value: f"lr {value:.2e}",
@@ -36,7 +36,7 @@ TRAINING: Formats = {
     "train/grad_norm": lambda value: f"grad {value:.3g}",
 }
 BAR = ("train/loss", "tokens_per_second", "mfu")
-"""The newest of these stand beside the bar."""
+"""Metrics beside the bar, at their newest values."""
 EVALUATION: Formats = {
     "eval/loss": lambda value: f"eval loss {value:.4f}",
     "eval/bits_per_byte": lambda value: f"bits/byte {value:.4f}",
@@ -52,10 +52,10 @@ def console_tracker(
     console: Console | None = None,
     clock: Clock = time.monotonic,
 ) -> Tracker:
-    """Lines above a live bar where `console` (default: stdout) is a terminal, lines alone
-    elsewhere; in a notebook one line that is rewritten. resumed_at: the step the run goes on from.
+    """Build a live bar below lines if `console` (default: stdout) is a terminal, else lines alone.
 
-    rich alone would take a file for a terminal where FORCE_COLOR is set, as CI and notebooks do.
+    In a notebook, one rewritten line. resumed_at: the step the run goes on from. rich alone would
+    take a file for a terminal where FORCE_COLOR is set, as in CI and notebooks.
     """
     if console is None and in_notebook():
         return PlainConsole(total_steps, Console(file=cast(IO[str], OneLine())), clock)
@@ -67,7 +67,7 @@ def console_tracker(
 
 
 class PlainConsole:
-    """One line a log; a log without anything to show prints nothing."""
+    """Prints one line a log; nothing for a log without known metrics."""
 
     def __init__(self, total_steps: int, console: Console, clock: Clock) -> None:
         self.total_steps, self.console, self.clock = total_steps, console, clock
@@ -81,25 +81,25 @@ class PlainConsole:
             print(self.line(step, training + evaluation), file=self.console.file, flush=True)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def line(self, step: int, texts: list[str]) -> str:
         width = len(str(self.total_steps))
         return " | ".join([f"step {step:>{width}}/{self.total_steps}", *texts])
 
     def eta(self, step: int) -> list[str]:
-        """How long the rest takes at the pace since the first log; nothing at the first."""
+        """Time of the remaining steps at the pace since the first log; nothing at the first log."""
         now = self.clock()
         self.first_log = self.first_log or (step, now)
         first_step, first_time = self.first_log
         if step <= first_step:
             return []
-        left = max(0, self.total_steps - step) * (now - first_time) / (step - first_step)
-        return [f"ETA {numbers.clock(left)}"]
+        remaining = max(0, self.total_steps - step) * (now - first_time) / (step - first_step)
+        return [f"ETA {numbers.clock(remaining)}"]
 
 
 class LiveConsole(PlainConsole):
-    """A bar that moves with every step; lines of logs and what is printed scroll by above it."""
+    """A bar moving with every step; lines of logs and other output scroll by above the bar."""
 
     def __init__(
         self, total_steps: int, console: Console, clock: Clock, *, resumed_at: int = 0
@@ -119,7 +119,7 @@ class LiveConsole(PlainConsole):
         self._progress.start()
 
     def step(self, step: int) -> None:
-        """Move the bar, which is drawn twice a second; nothing of the device is waited for."""
+        """Move the bar, drawn twice a second; does not wait for the device."""
         self._progress.update(self._task, completed=step, eta="".join(self.eta(step)))
 
     def log(self, step: int, values: dict[str, float]) -> None:
@@ -136,18 +136,18 @@ class LiveConsole(PlainConsole):
 
 
 class MetricsColumn(ProgressColumn):
-    """Text on one line; of all columns this one alone may wrap, so a narrow terminal cuts it."""
+    """Text on one line, the only column allowed to wrap, and therefore cut by a narrow terminal."""
 
     def render(self, task: Task) -> Text:
         return Text(task.fields["metrics"], no_wrap=True, overflow="ellipsis")
 
 
 def _evaluated(values: dict[str, float]) -> list[str]:
-    """An evaluation: what is usual, of further sets the loss alone, and any other metric."""
+    """Texts of an evaluation: usual metrics, only the loss of further sets, any other metric."""
     names = (name for name in values if name.startswith("eval/") and name not in EVALUATION)
     usual = EVALUATION.keys() - {"eval/loss"}
-    others = (name for name in names if f"eval/{name.rpartition('/')[2]}" not in usual)
-    texts = (f"{n.partition('/')[2].replace('/', ' ')} {values[n]:.4g}" for n in others)
+    shown = (name for name in names if f"eval/{name.rpartition('/')[2]}" not in usual)
+    texts = (f"{n.partition('/')[2].replace('/', ' ')} {values[n]:.4g}" for n in shown)
     return [*_texts(values, EVALUATION), *texts]
 
 

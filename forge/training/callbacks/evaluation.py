@@ -1,4 +1,4 @@
-"""Evaluation: what an objective reports of fixed sets of sequences, now and then."""
+"""Evaluation: metrics of an objective over fixed sets of sequences, from time to time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from forge.training.session import Session
     from forge.training.step_output import StepOutput
 
-BATCHES_PER_VOTE = 8  # after which all ranks ask each other whether to break off an evaluation
+BATCHES_PER_VOTE = 8  # between votes of all ranks on breaking off an evaluation
 
 
 @torch.no_grad()
@@ -42,7 +42,7 @@ def evaluate(
 ) -> dict[str, float]:
     """The metrics of an objective over all batches of all ranks.
 
-    Raises ValueError where they are not those that its section names.
+    Raises ValueError for metrics other than those declared in its section.
     """
     ranks, names = ranks or Ranks(), (*objective.sums, *objective.maxima)
     totals = torch.zeros(len(names), dtype=widest(device), device=device)
@@ -52,13 +52,14 @@ def evaluate(
         along = objective.along_sequence
         parts: Iterable[Batch] = (ranks.own_batch(batch, along, device) for batch in batches)
         if objective.looks_ahead:
-            parts = look_ahead(model, objective, list(parts), ranks)
-        for own in parts:
-            read: Any = model.read(own) if isinstance(model, Pipeline) else model
+            parts = look_ahead(model, objective, list(parts), ranks).batches
+        for local_batch in parts:
+            read: Any = model.read(local_batch) if isinstance(model, Pipeline) else model
+            # On ranks without the last stage of a pipeline.
             if read is None:
                 continue
-            found = objective.evaluate(read, own)
-            values = torch.stack([found[name].to(totals.dtype) for name in names])
+            reported = objective.evaluate(read, local_batch)
+            values = torch.stack([reported[name].to(totals.dtype) for name in names])
             sums += values[: len(sums)]
             torch.maximum(maxima, values[len(sums) :], out=maxima)
     ranks.total(sums)
@@ -66,9 +67,9 @@ def evaluate(
         ranks.total(maxima, maximum=True)
     metrics = objective.metrics(dict(zip(names, totals.tolist(), strict=True)))
     if metrics.keys() != set(objective.section.metrics):
-        found, named = ", ".join(metrics), ", ".join(objective.section.metrics)
-        what = f"metrics() gives {found}, and its section names {named}"
-        raise ValueError(f"objective._target_={objective.section._target_}: {what}")
+        reported, declared = ", ".join(metrics), ", ".join(objective.section.metrics)
+        message = f"metrics() gives {reported}, and its section names {declared}"
+        raise ValueError(f"objective._target_={objective.section._target_}: {message}")
     return metrics
 
 
@@ -83,12 +84,12 @@ def evaluate_sets(
     ranks: Ranks | None = None,
     watched: Callable[[Iterator[Batch]], Iterator[Batch]] = lambda batches: batches,
 ) -> dict[str, float]:
-    """The metrics of each text, as NAME/METRIC, or METRIC alone where the name is empty.
+    """The metrics of each text, as NAME/METRIC, or METRIC alone for an empty name.
 
-    sequences: of each text at most, 0 = all, the same ones on every layout. watched: is between the
-    batches and who evaluates them.
+    sequences: upper limit for each text, 0 = all; the same sequences on every layout. watched:
+    wraps the batches.
     """
-    ranks, found = ranks or Ranks(), {}
+    ranks, results = ranks or Ranks(), {}
     for name, store in stores.items():
         batches = eval_batches(
             store,
@@ -102,27 +103,27 @@ def evaluate_sets(
             multiple=config.data.pad_to_multiple_of,
         )
         metrics = evaluate(model, objective, watched(batches), device=device, ranks=ranks)
-        found |= {f"{name}/{one}".lstrip("/"): value for one, value in metrics.items()}
-    return found
+        results |= {f"{name}/{metric}".lstrip("/"): value for metric, value in metrics.items()}
+    return results
 
 
 def most_sequences(section: Eval, train: Train) -> int:
-    """How many sequences are evaluated at most; 0 = any number."""
+    """Upper limit of evaluated sequences; 0 = no limit."""
     of_steps = section.steps * (train.global_batch_size or 0)
     of_tokens = max(section.max_tokens // train.seq_len, 1) if section.max_tokens else 0
     return min((most for most in (of_steps, of_tokens) if most), default=0)
 
 
 class Interrupted(Exception):
-    """An evaluation was broken off."""
+    """An evaluation broken off."""
 
 
 class Evaluation(Callback):
-    """Evaluates the validation split and all sets every `interval` steps and after the last one,
-    unless the run was interrupted.
+    """Evaluates the validation split and all sets every `interval` steps and after the last step.
 
-    A run that is to stop breaks an evaluation off, and does it when it goes on. metrics: of the
-    last evaluation, which was after update number `at`; those of a set as `set/metric`.
+    A run about to stop breaks an evaluation off, and repeats it when resumed; no evaluation follows
+    an interrupted run. metrics: of the last evaluation, after update number `at`; for a set as
+    `set/metric`.
     """
 
     def __init__(self, session: Session) -> None:
@@ -159,7 +160,7 @@ class Evaluation(Callback):
         loop.call("on_evaluation", metrics)
 
     def run(self, interrupted: Callable[[], bool]) -> dict[str, float]:
-        """interrupted: asked between batches; raises Interrupted where it is true."""
+        """interrupted: asked between batches; raises Interrupted if true."""
         session = self.session
         config, every = session.config, 1 if session.ranks.size == 1 else BATCHES_PER_VOTE
         return evaluate_sets(
@@ -176,8 +177,8 @@ class Evaluation(Callback):
     def results(self) -> dict[str, float]:
         if self.at is None:
             return {}
-        found = {f"eval/{name}": value for name, value in self.metrics.items()}
-        return {**found, "eval/step": self.at}
+        prefixed = {f"eval/{name}": value for name, value in self.metrics.items()}
+        return {**prefixed, "eval/step": self.at}
 
     def state_dict(self) -> dict[str, Any]:
         return {"due": self.due, "at": self.at, "metrics": self.metrics}
@@ -189,7 +190,10 @@ class Evaluation(Callback):
 def unless(
     interrupted: Callable[[], bool], batches: Iterable[Batch], *, every: int
 ) -> Iterator[Batch]:
-    """The batches; raises Interrupted when the run is to stop, asked before every `every`-th."""
+    """Pass batches on; raise Interrupted if the run is to stop.
+
+    interrupted: asked before every `every`-th batch.
+    """
     for number, batch in enumerate(batches):
         if number % every == 0 and interrupted():
             raise Interrupted

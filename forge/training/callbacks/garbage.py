@@ -1,4 +1,4 @@
-"""When Python looks for garbage."""
+"""Python's garbage collection at fixed steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from forge.training.session import Session
     from forge.training.step_output import StepOutput
 
-YOUNG = 1  # generations 0 and 1: what came since the last look
+YOUNG = 1  # generations 0 and 1: objects since the last collection
 
 
 class Garbage(Callback):
-    """Looks for it after every `train.gc_interval` steps, and not in between: Python by itself does
-    so on each rank in another step, and all ranks wait for that one.
+    """Collects garbage after every `train.gc_interval` steps, and not in between.
 
-    What is there when a run starts is left out.
+    Automatic collection falls on different steps on each rank, and all ranks wait for each. Objects
+    present at the start of a run are left out.
     """
 
     def __init__(self, session: Session) -> None:

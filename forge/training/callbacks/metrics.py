@@ -38,10 +38,10 @@ WITHOUT_TARGETS = (
 
 @dataclass(kw_only=True)
 class Gathered:
-    """Steps since the last log as plain numbers, those whose update was skipped not in the sums.
+    """Sums over the steps since the last log as plain numbers, without skipped updates.
 
-    kept: steps whose update was not skipped, or that had no target. empty: those without one. sums:
-    sums over target tokens. of_steps: sums over steps of what is one number a step.
+    kept: steps with an update, or without a target. empty: steps without a target. sums: sums over
+    target tokens. of_steps: sums over steps of values given once a step.
     """
 
     steps: int = 0
@@ -66,33 +66,34 @@ class Gathered:
         self.grad_norm, self.lr = output.grad_norm.item(), output.lr
 
     def losses(self) -> dict[int, float]:
-        """Mean loss of each source of a mixture that had targets."""
+        """Mean loss of each source of a mixture with targets."""
         counts = {name: n for name, n in self.sums.items() if name.startswith("targets/") and n}
         numbers = {name: int(name.removeprefix("targets/")) for name in counts}
         return {n: self.sums[f"ce/{n}"] / counts[name] for name, n in numbers.items()}
 
     def means(self, counts: Mapping[str, str] = MappingProxyType({})) -> dict[str, float]:
-        """Means over the target tokens of the updates that were made, or over those updates; NaN
-        where none was, or none had a target. counts: as of `Objective`.
+        """Means over the target tokens of the updates made, or over the updates; NaN without any.
+
+        counts: as of `Objective`.
         """
         targets = self.targets if self.kept else 0
-        parts, found = ((self.sums, targets), (self.of_steps, self.kept)), {}
+        parts, means = ((self.sums, targets), (self.of_steps, self.kept)), {}
         for sums, count in parts:
             for name in sorted(sums.keys() - set(counts.values())):
                 if not name.startswith(OF_SOURCE):
                     size = sums[counts[name]] if name in counts else count
-                    found[name] = sums[name] / size if size else math.nan
-        return found
+                    means[name] = sums[name] / size if size else math.nan
+        return means
 
 
 class Logger(Callback):
     """Hands the metrics of the steps since the last log to the trackers.
 
-    train/loss and the other sums are means over all target tokens of those steps, and train/moe/...
-    means over the steps, skipped ones left out; train/grad_norm (before clipping) and lr are of the
-    last of them; the speed is of this process, without evaluation and checkpoints. Only a log waits
-    for the device, and a checkpoint, which keeps what is gathered: a run that goes on logs the same
-    as one that never stopped. last: values of the last log but those of the clock.
+    train/loss and the other sums are means over all target tokens of the steps, and train/moe/...
+    means over the steps, without skipped steps. train/grad_norm (before clipping) and lr are of the
+    last step; the speed is of this process, without evaluation and checkpoints. Only a log waits
+    for the device, and a checkpoint, which keeps the gathered values: a resumed run logs the same
+    values as an unbroken run. last: values of the last log, without clock values.
     """
 
     def __init__(self, session: Session) -> None:
@@ -107,7 +108,7 @@ class Logger(Callback):
         self.group_rates: dict[str, Schedule] = {}
 
     def on_start(self, loop: Loop) -> None:
-        self.trackers = loop.trackers.open()  # only now, since a live console takes the terminal
+        self.trackers = loop.trackers.open()  # not earlier: a live console takes the terminal
         self.since = loop.clock.seconds()
         if loop.config.optimizer.groups:
             self.group_rates = rates(loop.config, loop.session.schedule)
@@ -143,7 +144,7 @@ class Logger(Callback):
         self._read()
         loop.state.count_skipped()
         gathered, self.gathered = self.gathered, Gathered()
-        before = self.last
+        previous = self.last
         self.last = {_name(name): mean for name, mean in gathered.means(self.counts).items()}
         self.last |= {"train/grad_norm": gathered.grad_norm, "lr": gathered.lr}
         for name, rate in self.group_rates.items():
@@ -155,13 +156,16 @@ class Logger(Callback):
             self.warned = True
             log.warning(WITHOUT_TARGETS, gathered.empty, gathered.steps)
         if gathered.kept and not gathered.targets:
-            # They have no loss: that of the run is of the last steps with targets.
+            # Steps without targets have no loss; the run's last loss is of earlier steps.
             unknown = (name for name, value in self.last.items() if math.isnan(value))
-            self.last |= {name: before[name] for name in unknown if name in before}
+            self.last |= {name: previous[name] for name in unknown if name in previous}
         self.since, loop.loader.waited = loop.clock.seconds(), 0.0
 
     def results(self) -> dict[str, float]:
-        """Of the last log; tokens a second of all logs but the first, in which kernels warm up."""
+        """Values of the last log; tokens a second over all logs but the first.
+
+        The first log includes the warm-up of kernels.
+        """
         counted = self.rates[1:] or self.rates
         rate = sum(t for t, _ in counted) / sum(s for _, s in counted) if counted else 0.0
         return {**self.last, "tokens_per_second": rate}
@@ -172,10 +176,10 @@ class Logger(Callback):
         self.unread.clear()
 
     def _speed(self, loop: Loop) -> dict[str, float]:
-        """What depends on the clock and the machine; nothing where this process did no step.
+        """Values of the clock and the machine; nothing if this process made no step.
 
-        mfu: share of the peak that the model's own arithmetic takes, without recomputation (PaLM,
-        arXiv:2204.02311, appendix B), nor that of places without text.
+        mfu: share of the peak taken by the model's own arithmetic, without recomputation (PaLM,
+        arXiv:2204.02311, appendix B), and without positions beyond the text.
         """
         steps, tokens = self.timed_steps, self.timed_tokens
         self.timed_steps, self.timed_tokens = 0, 0
@@ -200,19 +204,19 @@ class Logger(Callback):
 
 
 def of_sources(loop: Loop, losses: dict[int, float]) -> dict[str, float]:
-    """Of each source of a mixture the tokens read so far, their share of all, and the loss."""
+    """For each source of a mixture: tokens read so far, share of all tokens, and loss."""
     drawn = loop.loader.realised()
     total = sum(drawn.values())
-    found: dict[str, float] = {
+    values: dict[str, float] = {
         f"data/{name}/tokens": round(n * loop.loader.tokens_of(name)) for name, n in drawn.items()
     }
-    found |= {f"data/{name}/share": n / max(total, 1) for name, n in drawn.items()}
+    values |= {f"data/{name}/share": n / max(total, 1) for name, n in drawn.items()}
     names = loop.loader.sources
-    return found | {f"data/{names[source]}/loss": loss for source, loss in losses.items()}
+    return values | {f"data/{names[source]}/loss": loss for source, loss in losses.items()}
 
 
 def peak_rate(session: Session) -> float | None:
-    """Tokens a second that the peak FLOP/s of all devices would do; None where it is not known."""
+    """Tokens a second at the peak FLOP/s of all devices; None if unknown."""
     config, device = session.config, session.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     peak = config.metrics.peak_tflops * 1e12 or peak_flops(name)
@@ -221,8 +225,9 @@ def peak_rate(session: Session) -> float | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes allocated on the GPU, or resident in the process; of an Apple GPU, which counts no
-    most, what torch has of it now, its cache with it.
+    """Most bytes allocated on the GPU, or resident in the process.
+
+    For an Apple GPU, without a peak counter, torch's present memory including the cache.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -237,7 +242,7 @@ def _name(sum_name: str) -> str:
 
 
 def nulls(value: Any) -> Any:
-    """As strict JSON has it: what is not finite as None."""
+    """Replace non-finite numbers by None, as strict JSON requires."""
     if isinstance(value, dict):
         return {name: nulls(inner) for name, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -23,11 +23,10 @@ OF = ("weights", "gradients", "updates")
 
 
 class Norms(Callback):
-    """Logs norms/{weights,gradients,updates}/{role} of the parameters that are trained, at the
-    steps that are logged.
+    """Logs norms/{weights,gradients,updates}/{role} of trained parameters, at logged steps.
 
-    Gradients are clipped, weights those before the update. In such a step the weights of before it
-    are kept until its end.
+    Gradients are clipped, weights from before the update. In a logged step the old weights are kept
+    until the end of the step.
     """
 
     def __init__(self, session: Session) -> None:
@@ -43,35 +42,42 @@ class Norms(Callback):
     def on_gradients(self, loop: Loop) -> None:
         if (loop.state.step + 1) % self.interval:
             return
-        named = loop.update.named
-        found = {name: p.grad for name, p in named if p.grad is not None}
-        self.gradients = self._squares(loop, found)
-        self.before = {name: p.detach().clone() for name, p in named}
+        parameters = loop.update.named
+        gradients = {name: p.grad for name, p in parameters if p.grad is not None}
+        self.gradients = self._squares(loop, gradients)
+        self.before = {name: p.detach().clone() for name, p in parameters}
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         if not self.before:
             return
-        named = {name: p.detach() for name, p in loop.update.named}
-        updates = {name: named[name] - before for name, before in self.before.items()}
-        each = [self._squares(loop, self.before), self.gradients, self._squares(loop, updates)]
+        parameters = {name: p.detach() for name, p in loop.update.named}
+        updates = {name: parameters[name] - old for name, old in self.before.items()}
+        squares_by_kind = [
+            self._squares(loop, self.before),
+            self.gradients,
+            self._squares(loop, updates),
+        ]
         self.before, self.gradients = {}, {}
-        here = torch.tensor([float(role in self.roles.values()) for role in ALL_ROLES])
-        of_roles = [torch.stack([one[role] for role in ALL_ROLES]) for one in each]
-        sums = torch.stack([*of_roles, here.to(of_roles[0])])
+        # With a pipeline a role may be on other ranks alone; one sum covers norms and presence.
+        present = torch.tensor([float(role in self.roles.values()) for role in ALL_ROLES])
+        of_roles = [
+            torch.stack([of_kind[role] for role in ALL_ROLES]) for of_kind in squares_by_kind
+        ]
+        sums = torch.stack([*of_roles, present.to(of_roles[0])])
         if self.ranks.size > 1:
             dist.all_reduce(sums)
-        *norms, known = sums.sqrt().tolist()
+        *norms, existing = sums.sqrt().tolist()
         loop.log(
             {
-                f"norms/{what}/{role}": norm
-                for what, row in zip(OF, norms, strict=True)
-                for role, norm, is_known in zip(ALL_ROLES, row, known, strict=True)
-                if is_known
+                f"norms/{kind}/{role}": norm
+                for kind, row in zip(OF, norms, strict=True)
+                for role, norm, exists in zip(ALL_ROLES, row, existing, strict=True)
+                if exists
             }
         )
 
     def _squares(self, loop: Loop, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Sums of squares of what this rank counts, by role."""
+        """Sums of squares of the parameters counted by this rank, by role."""
         spread, counted = self.ranks.size > 1, loop.update.counted
         return {
             role: squares(

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from forge.training.session import Session
     from forge.training.step_output import StepOutput
 
-QUIET = "6"  # above all levels of Kineto's log, whose highest is of marks for tracers, USDT
-ALLOCATIONS = 100_000  # and frees, the last so many, that a snapshot of memory holds
+QUIET = "6"  # above all levels of Kineto's log; the highest is for tracer marks, USDT
+ALLOCATIONS = 100_000  # latest allocations and frees in a memory snapshot
 
 
 class Profiler(Callback):
-    """Records steps start_step to end_step and writes the trace when they or the run end; with
-    memory_snapshot also the last allocations, then and where memory runs out.
+    """Records steps start_step to end_step, and writes the trace.
+
+    The trace is written after end_step, or at the end of the run. With memory_snapshot also the
+    last allocations, at the same time and when memory runs out.
     """
 
     def __init__(self, session: Session) -> None:
@@ -53,10 +55,10 @@ class Profiler(Callback):
             self._finish(loop)
 
     def on_failure(self, loop: Loop, error: BaseException) -> None:
-        """Where memory ran out: the tensors are still there."""
+        """Write a memory snapshot after an out-of-memory error, while the tensors still exist."""
         if self.snapshot and isinstance(error, torch.OutOfMemoryError):
             name = f"out_of_memory_at_step_{loop.state.step + 1}.pickle"
-            with suppress(OSError):  # of a full disk, which is not why the run fails
+            with suppress(OSError):  # a full disk must not hide the failure
                 self._write_memory(name)
                 say(f"memory: {self.folder / name}")
 
@@ -95,8 +97,9 @@ class Profiler(Callback):
 
 
 def profiler(device: torch.device, *, record_shapes: bool = False) -> torch.profiler.profile:
-    """One of what a device and its CPU do. Its library's own lines about its beginning and end are
-    left out, unless KINETO_LOG_LEVEL asks for them.
+    """Build a profiler of a device and its CPU.
+
+    The library's lines about begin and end are silenced, unless KINETO_LOG_LEVEL is set.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)
     kinds = torch.profiler.ProfilerActivity

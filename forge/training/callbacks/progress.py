@@ -1,4 +1,4 @@
-"""That steps are finished, for who looks at a run from outside."""
+"""Signs of finished steps, for observers outside of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StepSigns(Callback):
-    """Says in RUN/alive, of each rank, that it finishes steps; until the last one."""
+    """Marks each finished step of a rank in RUN/alive, until the last step."""
 
     reads_gradients = False
 

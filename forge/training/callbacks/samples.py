@@ -1,4 +1,4 @@
-"""Samples of what a model writes during a run."""
+"""Samples of a model's text during a run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def opening(store: TokenStore, tokenizer: Tokenizer, longest: int) -> str:
-    """The first words of a split, as a prompt of at most `longest` tokens; empty where none fit."""
+    """The first words of a split, as a prompt of at most `longest` tokens; empty if none fit."""
     ids = store.read(0, min(len(store), 256)).tolist()
-    lines = tokenizer.decode([one for one in ids if one not in tokenizer.borders]).splitlines()
+    lines = tokenizer.decode([i for i in ids if i not in tokenizer.borders]).splitlines()
     line = next((line.strip() for line in lines if line.strip()), "").partition("\ufffd")[0]
     words = re.match(r"(?:\S+\s*){1,5}", line)
     text = words[0][:40].strip() if words else ""
@@ -37,8 +37,9 @@ def opening(store: TokenStore, tokenizer: Tokenizer, longest: int) -> str:
 
 
 class Samples(Callback):
-    """Continues the prompts every sample_interval steps and at the end, unless interrupted, on the
-    terminal and in samples.jsonl. All ranks take the tokens that the main one draws.
+    """Continues the prompts every sample_interval steps and at the end, unless interrupted.
+
+    On the terminal and in samples.jsonl. All ranks take the tokens drawn by the main rank.
     """
 
     def __init__(self, session: Session) -> None:
@@ -62,8 +63,8 @@ class Samples(Callback):
         for prompt in self.prompts:
             count = len(encode_prompt(session.tokenizer, prompt))
             if count > longest:
-                what = f"a prompt has {count} tokens, more than model.max_seq_len={longest}"
-                raise ValueError(f"eval.sample_prompts: {what}; shorten it")
+                message = f"a prompt has {count} tokens, more than model.max_seq_len={longest}"
+                raise ValueError(f"eval.sample_prompts: {message}; shorten it")
 
     @classmethod
     def wanted(cls, session: Session) -> bool:
@@ -93,19 +94,19 @@ class Samples(Callback):
             except FloatingPointError as error:
                 say(f"no sample at step {step}: {error}")
                 return
-        for prompt, made in zip(self.prompts, written, strict=True):
+        for prompt, continuation in zip(self.prompts, written, strict=True):
             text = prompt
             if not isinstance(prompt, str):
                 text = prompt_text(prompt, self.writer.tokenizer).replace(BROKEN, "")
             if self.path is not None:
-                append_row(self.path, {"step": step, "prompt": text, "text": made.text})
+                append_row(self.path, {"step": step, "prompt": text, "text": continuation.text})
             if self.show:
-                say(f"--- sample at step {step} ---\n{text}{made.text}\n---")
+                say(f"--- sample at step {step} ---\n{text}{continuation.text}\n---")
 
 
 def _prompts(session: Session) -> Sequence[Prompt]:
-    """Texts; of conversations, what users say."""
+    """The prompts as texts; for conversations, as messages of a user."""
     prompts = session.config.eval.sample_prompts
     if not isinstance(session.config.data, Chats):
         return prompts
-    return [[{"role": "user", "content": said}] for said in prompts]
+    return [[{"role": "user", "content": text}] for text in prompts]

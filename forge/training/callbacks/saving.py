@@ -1,4 +1,4 @@
-"""The callback that saves: at its intervals, the best, and at the end."""
+"""The saving callback: at intervals, after the best evaluations, and at the end."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 
 class Saving(Callback):
-    """Saves every `interval` steps, every `interval_minutes`, when an evaluation is among the best,
-    and after the last step.
+    """Saves at intervals of steps or minutes, after evaluations among the best, and at the end.
 
-    Stands last among the callbacks: what it keeps of them is from the end of the same step. The
+    Stands last among the callbacks: saved callback state is from the end of the same step. The
     metrics of an evaluation at the end of the run are added to the last save.
     """
 
@@ -42,7 +41,7 @@ class Saving(Callback):
 
     def on_start(self, loop: Loop) -> None:
         self.saved_at = time.monotonic()
-        if self._is_best(loop):  # by the evaluation that a stop had broken off
+        if self._is_best(loop):  # after an evaluation broken off by a stop
             self.save(loop, "best")
 
     reads_gradients = False
@@ -64,7 +63,7 @@ class Saving(Callback):
             self.checkpointer.wait()
             missing = self.ranks.from_main(not self.checkpointer.has(loop.state.step))
             if missing and (loop.interrupted or self.section.last != "none"):
-                self.save(loop, "end")  # nothing was left to train of what another run had saved
+                self.save(loop, "end")  # nothing left to train after another run's save
                 self.checkpointer.wait()
             if metrics := self._metrics(loop):
                 self.checkpointer.evaluated(loop.state.step, metrics)
@@ -99,6 +98,7 @@ class Saving(Callback):
                     extra=prefixed("callbacks", tensors),
                     weights_only=loop.ending and not loop.interrupted and weights_only,
                 )
+                # Otherwise on_gradients waits, and the copy overlaps with the next forward pass.
                 if self._changes_soon(loop):
                     self.checkpointer.wait_to_write()
         self.saved_at, self.time_is_over = time.monotonic(), False
@@ -122,16 +122,19 @@ class Saving(Callback):
         return "best" if self._is_best(loop) else None
 
     def _changes_soon(self, loop: Loop) -> bool:
-        """Whether what is saved may change before the next update: its optimizer has modes, or
-        another callback acts there.
+        """Whether saved tensors may change before the next update.
+
+        True for an optimizer with modes, and if another callback acts before the update.
         """
         moments = [*loop.acting_at("on_step_start"), *loop.acting_at("on_gradients")]
-        return isinstance(loop.optimizer, Modes) or any(one is not self for one in moments)
+        return isinstance(loop.optimizer, Modes) or any(
+            callback is not self for callback in moments
+        )
 
     def _place(self, loop: Loop) -> dict[str, Any]:
-        """Where the run is in its data. Of a stream each rank knows what it has read itself."""
-        own = loop.loader.state_dict()
-        return joined(self.ranks.of_all(own)) if loop.loader.streams else own
+        """The run's place in the data. With a stream each rank knows only its own reads."""
+        state = loop.loader.state_dict()
+        return joined(self.ranks.of_all(state)) if loop.loader.streams else state
 
     def _is_best(self, loop: Loop) -> bool:
         step, metrics = self.evaluated
@@ -140,7 +143,7 @@ class Saving(Callback):
         return self.ranks.any(self.ranks.main and self.checkpointer.is_best(metrics[self.metric]))
 
     def _metrics(self, loop: Loop) -> dict[str, float | None]:
-        """Of the evaluation at this step; none where there was none."""
+        """Metrics of the evaluation at this step; none without an evaluation."""
         step, metrics = self.evaluated
         return nulls(metrics) if step == loop.state.step else {}
 

@@ -16,18 +16,19 @@ from forge.training.callback import Callback, LoopView
 
 
 class Signals(Callback):
-    """SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 end the run, on all ranks after the same step; a
-    second one, or a stop that takes longer than `timeout` seconds, ends the process at once.
+    """Ends the run on a signal, on all ranks after the same step.
 
-    What comes within a second counts as one: a signal to a process group reaches a rank directly
-    and again through its launcher. A rank that waits for one that is gone runs no Python; so a
-    thread watches the clock, and reads signals from a socket that Python writes each one to.
+    SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2. A second signal, or a stop longer than `timeout`
+    seconds, ends the process at once. Signals within a second count as one: a signal to a process
+    group reaches a rank directly and again through the launcher. A rank waiting for a lost rank
+    runs no Python. Therefore a thread watches the clock, and reads signals from a socket written by
+    Python.
     """
 
     SAME_SECONDS = 1.0
 
     def __init__(self, timeout: float, ranks: Ranks | None = None, *, saves: bool = True) -> None:
-        """saves: whether the run saves when it ends, for the message."""
+        """saves: whether the run saves at its end, for the message."""
         self.timeout, self.ranks, self.saves = timeout, ranks or Ranks(), saves
         self.received: int | None = None
         self.previous: dict[int, Any] = {}
@@ -44,15 +45,15 @@ class Signals(Callback):
         self.watcher = threading.Thread(target=self._watch, args=(reader,), daemon=True)
         self.watcher.start()
         self.previous = {number: signal.signal(number, self._handle) for number in stop_signals()}
-        for number, before in self.previous.items():
-            if isinstance(before, Noted) and before.number is not None:
+        for number, earlier in self.previous.items():
+            if isinstance(earlier, Noted) and earlier.number is not None:
                 signal.raise_signal(number)
 
     def requested(self, loop: LoopView) -> int:
         return 0 if loop.interrupted else self.received or 0
 
     def interrupted(self, loop: LoopView) -> bool:
-        """Whether a signal has come to any rank; all ranks ask at the same point."""
+        """Whether any rank has received a signal; all ranks ask at the same point."""
         if not loop.interrupted and (number := self.ranks.largest(self.received or 0)[0]):
             self.act(loop, number)
         return loop.interrupted
@@ -70,30 +71,29 @@ class Signals(Callback):
             signal.signal(number, handler)
         if self.writer is not None:
             signal.set_wakeup_fd(self.previous_file)
-            # Ends the thread; closing does not while a loader process has the socket too.
+            # Ends the thread; closing alone fails while a loader process has the socket too.
             self.writer.shutdown(socket.SHUT_RDWR)
             self.writer.close()
         if self.watcher is not None:
-            # It refers to the ranks: one that frees their process groups while Python ends aborts.
+            # The thread refers to the ranks; freeing process groups as Python ends would abort.
             self.watcher.join()
 
     def _handle(self, number: int, frame: Any) -> None:
         self.received = self.received or number
 
     def _watch(self, reader: socket.socket) -> None:
-        """Say that the first signal has come; end the process at a later one, and when the time for
-        a stop is over.
-        """
+        """Report the first signal; end the process at a later one, or after the time for a stop."""
         first, began = 0, 0.0
         with reader:
             while True:
-                left = max(began + self.timeout - time.monotonic(), 0.001)
-                reader.settimeout(left if first else None)
+                remaining = max(began + self.timeout - time.monotonic(), 0.001)
+                reader.settimeout(remaining if first else None)
                 try:
                     received = reader.recv(1)
                 except TimeoutError:
                     limit = f"train.shutdown_timeout_sec={self.timeout:g}"
                     _say(f"the stop took longer than {limit}; ended where it was")
+                    # Not sys.exit: the main thread may be inside a collective.
                     os._exit(128 + first)
                 if not received:
                     return
@@ -111,5 +111,5 @@ class Signals(Callback):
 
 
 def _say(text: str) -> None:
-    """To the terminal, past Python's buffers, which a signal handler may find in use."""
+    """Write to the terminal, past Python's buffers, perhaps in use as a signal comes."""
     os.write(2, f"\n{text}\n".encode())

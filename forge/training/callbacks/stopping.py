@@ -1,4 +1,4 @@
-"""Reasons to end a run before its last step, and how all ranks end it after the same one."""
+"""Reasons to end a run before its last step, and the agreement of all ranks on the same end."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Agreement(Callback):
-    """After each step: whether any rank has a request, and only then, which.
+    """Asks after each step whether any rank has a request, and only if so, for the requests.
 
-    The first question takes no message: it is summed along with the gradient's norm. On a GPU its
-    answer is read a step later, so that nothing waits for the device.
+    The first question takes no message: the answer is summed along with the gradient's norm. On a
+    GPU the answer is read a step later, so nothing waits for the device.
     """
 
     def __init__(self, session: Session) -> None:
@@ -47,16 +47,19 @@ class Agreement(Callback):
         host.copy_(requests, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        before, self._pending = self._pending, (host, arrived)
-        if before is None:
+        # Read a step later, when the copy has long arrived.
+        earlier, self._pending = self._pending, (host, arrived)
+        if earlier is None:
             return False
-        before[1].synchronize()
-        return bool(before[0].item())
+        earlier[1].synchronize()
+        return bool(earlier[0].item())
 
 
 class StopVote(Callback):
-    """One rank whose user's callback has called `loop.stop` ends the run on all, after the same
-    step. Takes a message each step. Stands behind the user's callbacks.
+    """Ends the run on all ranks after the same step, once one rank asks.
+
+    A rank asks by `loop.stop` in a user's callback. Takes a message each step. Stands behind the
+    user's callbacks.
     """
 
     def __init__(self, session: Session) -> None:
@@ -74,10 +77,10 @@ class StopVote(Callback):
 
 
 class HealthCheck(Callback):
-    """After every `interval`-th update each rank says that it is there: a rank that hangs is named,
-    where a collective only times out. Waits for the device.
+    """Has each rank report after every `interval`-th update, and names a hanging rank.
 
-    Stands behind the user's callbacks, in which a rank may hang too.
+    A collective would only time out. Waits for the device. Stands behind the user's callbacks,
+    where a rank may hang too.
     """
 
     def __init__(self, session: Session) -> None:
@@ -111,8 +114,9 @@ class TimeLimit(Callback):
 
 
 class EarlyStopping(Callback):
-    """Stops once the metric reaches its target, or has not improved by min_delta for `patience`
-    evaluations. That of the end does not count: a run that goes on from there never had it.
+    """Stops at the metric's target, or after `patience` evaluations without a gain of min_delta.
+
+    The evaluation at the end of a run does not count, since a prolonged run would not have had one.
     """
 
     def __init__(self, session: Session) -> None:
@@ -147,12 +151,12 @@ class EarlyStopping(Callback):
 
 
 class BadSteps(Callback):
-    """Warns of the first update that was skipped because its loss or gradient is not finite, and
-    stops the run once `train.max_bad_steps` of them are in a row; 0 = never. Tells each that was
-    skipped as a spike.
+    """Warns of the first non-finite step, and stops the run after too many in a row.
 
-    Stands before the callbacks that log and save. On a GPU it looks when metrics are logged and at
-    the end alone, since that waits for the device.
+    The limit is `train.max_bad_steps`; 0 = never. The update of a step with a non-finite loss or
+    gradient is skipped. Every step skipped as a spike is reported. Stands before the callbacks for
+    logging and saving. On a GPU the check is made only with logged metrics and at the end, since a
+    check waits for the device.
     """
 
     def __init__(self, session: Session) -> None:
@@ -171,7 +175,7 @@ class BadSteps(Callback):
         state.count_skipped()
         if 0 < self.limit <= state.bad_in_a_row:
             loop.end("bad_steps", fault=self._fault(loop))
-            # A run that goes on from here ends at the next bad step, unless a good one comes first.
+            # A resumed run ends at the next bad step, unless a good step comes first.
             state.bad_in_a_row = self.limit - 1
         self._warn(loop)
 
@@ -181,8 +185,8 @@ class BadSteps(Callback):
 
     def _warn(self, loop: Loop) -> None:
         spikes, loop.state.spikes = loop.state.spikes, []
-        for step, what in spikes:
-            log.warning("step %d is skipped: %s", step, what)
+        for step, report in spikes:
+            log.warning("step %d is skipped: %s", step, report)
         bad, loop.state.bad = loop.state.bad, []
         if bad and not self.warned:
             self.warned = True
@@ -193,13 +197,13 @@ class BadSteps(Callback):
         state, bad = loop.state, loop.state.bad_in_a_row
         first, last = loop.loader.range_of_last(bad)
         steps = f"steps {state.step - bad + 1} to {state.step}" if bad > 1 else f"step {state.step}"
-        kept = ""
+        saved = ""
         if self.checkpoints:
             path = self.checkpoints / f"step_{state.step}"
-            kept = f": {path} holds the weights as they were before them"
+            saved = f": {path} holds the weights as they were before them"
         return (
             f"the {state.bad[-1][1]} was not finite in {steps}, "
             f"which is train.max_bad_steps={self.limit} or more in a row. "
-            f"Their updates were skipped{kept}. Lower optimizer.lr or train.grad_clip_norm; "
+            f"Their updates were skipped{saved}. Lower optimizer.lr or train.grad_clip_norm; "
             f"debug=anomaly names the operation; the data were samples {first} to {last}"
         )

@@ -1,4 +1,4 @@
-"""Where metrics go: a file, the console, TensorBoard, Weights & Biases, trackers of the user's."""
+"""Destinations of metrics: a file, console, TensorBoard, Weights & Biases, the user's trackers."""
 
 from __future__ import annotations
 
@@ -26,23 +26,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_gib"})
 CONSOLE = "console"
-FINISH_SECONDS = 120.0  # what W&B has not sent by then stays in the run directory for `wandb sync`
+FINISH_SECONDS = 120.0  # unsent data then stays in the run directory for `wandb sync`
 
 
 class Trackers:
-    """Several trackers as one; one that raises is closed and left out from then on, with one
-    warning. An error of JsonLines ends the run.
+    """Several trackers as one; a failing tracker is closed and left out from then on.
+
+    Each failure gives one warning. An error of JsonLines ends the run.
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], Tracker]] | None = None) -> None:
-        """makers: what opens each, by what a warning calls it. resumed_at: the step that the run
-        goes on from, known before they are opened.
+        """makers: opens each tracker, by its name in warnings. resumed_at: the step the run goes on
+        from, known before trackers open.
         """
         self._makers, self._active = makers or {}, dict[str, Tracker]()
         self.resumed_at = 0
 
     def open(self) -> Trackers:
-        """Open those that can be opened; returns itself."""
+        """Open all trackers without errors; returns self."""
         for name, make in self._makers.items():
             try:
                 self._active[name] = make()
@@ -55,7 +56,7 @@ class Trackers:
             self._give(name, tracker, lambda tracker=tracker: tracker.log(step, values))
 
     def step(self, step: int) -> None:
-        """An update was made, by which a bar moves; no number of it is read."""
+        """Move the bar after an update, without reading any of its numbers."""
         tracker = self._active.get(CONSOLE)
         if isinstance(tracker, Steps):
             self._give(CONSOLE, tracker, lambda: tracker.step(step))
@@ -81,8 +82,8 @@ class Trackers:
 
 
 def _warn(name: str, error: Exception) -> None:
-    what = "%s failed and is off for the rest of this run, which goes on: %s: %s"
-    log.warning(what, name, type(error).__name__, error)
+    message = "%s failed and is off for the rest of this run, which goes on: %s: %s"
+    log.warning(message, name, type(error).__name__, error)
 
 
 def build_trackers(
@@ -93,10 +94,10 @@ def build_trackers(
     config_dict: dict[str, Any],
     more: Mapping[str, Callable[[], Tracker]] | None = None,
 ) -> Trackers:
-    """The JSON lines and whatever else is enabled, to be opened; what is not is not imported.
+    """Build the JSON lines and all enabled trackers, still closed.
 
-    total_steps: of the run, for the progress bar. config_dict: the whole config, for W&B. more:
-    what opens further trackers, by name.
+    Disabled trackers are not imported. total_steps: of the run, for the progress bar. config_dict:
+    the whole config, for W&B. more: makers of further trackers, by name.
     """
     makers: dict[str, Callable[[], Tracker]] = {"JSON lines": partial(JsonLines, run_dir)}
     if section.enable_tensorboard:
@@ -114,12 +115,12 @@ def build_trackers(
 
 
 def trackers_of(session: Session) -> Trackers:
-    """Those of a run, on its main rank. Raises ConfigError for an entry that cannot be built."""
+    """The trackers of a run, on its main rank. Raises ConfigError for an impossible entry."""
     config, run_dir = session.config, session.run_dir
-    own = {}
+    user_makers = {}
     for name, entry in config.trackers.items():
         path = f"trackers.{name}"
-        own[path] = bind(entry, path=path, trust=config.run.trust, run_dir=run_dir)
+        user_makers[path] = bind(entry, path=path, trust=config.run.trust, run_dir=run_dir)
     if not session.ranks.main:
         return Trackers()
     return build_trackers(
@@ -127,15 +128,15 @@ def trackers_of(session: Session) -> Trackers:
         run_dir,
         total_steps=config.train.max_steps,
         config_dict=to_plain(config),
-        more=own,
+        more=user_makers,
     )
 
 
 class JsonLines:
-    """metrics.jsonl: {"step": ..., **values}; performance.jsonl: {"step": ..., "time": seconds
-    since 1970, **WALL_CLOCK values}.
+    """Writes metrics.jsonl and performance.jsonl.
 
-    A log without a value for a file adds no row to it.
+    Rows are {"step": ..., **values}, and {"step": ..., "time": seconds since 1970, **WALL_CLOCK
+    values}. A log without a value for a file adds no row.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -151,14 +152,14 @@ class JsonLines:
             append_row(self.run_dir / PERFORMANCE, row)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 class TensorBoard:
-    """One scalar a metric, in fp32 as the format has it; for `tensorboard --logdir DIRECTORY`.
+    """One scalar a metric, in the format's fp32; for `tensorboard --logdir DIRECTORY`.
 
-    What earlier starts of the run logged after step `resumed_at` is hidden from readers. Each log
-    is flushed, so that a killed process leaves all rows up to its last checkpoint.
+    Logs of earlier starts of the run after step `resumed_at` are hidden from readers. Each log is
+    flushed, so a killed process leaves all rows up to its last checkpoint.
     """
 
     def __init__(self, directory: Path, *, resumed_at: int) -> None:
@@ -176,19 +177,19 @@ class TensorBoard:
 
 
 class WandB:
-    """One W&B run, its files under `run_dir`/wandb; offline needs neither network nor account.
+    """One W&B run, with files under `run_dir`/wandb; offline needs neither network nor account.
 
-    Its id is kept in `run_dir`/wandb_id, so that a run that goes on does so in the same W&B run.
-    There, a step that was logged before is not logged again: its values are the same.
+    The id is kept in `run_dir`/wandb_id, for a resumed run to log to the same W&B run. A step
+    logged before is not logged again: its values are the same.
     """
 
     def __init__(self, section: Metrics, run_dir: Path, config: dict[str, Any]) -> None:
         import wandb
 
-        kept = run_dir / "wandb_id"
+        id_file = run_dir / "wandb_id"
         run_id = section.wandb_run_id
-        if not run_id and kept.is_file():
-            run_id = read_text(kept).strip()
+        if not run_id and id_file.is_file():
+            run_id = read_text(id_file).strip()
         # W&B may keep a git diff of its own, and masks nothing.
         recorded = config.get("run", {}).get("record_diff", True)
         recorded = recorded and not waits_for_trust(Path.cwd())
@@ -210,18 +211,18 @@ class WandB:
             tags=config.get("tags") or None,
             settings=settings,
         )
-        kept.write_text(f"{self._run.id}\n", encoding="utf-8")
+        id_file.write_text(f"{self._run.id}\n", encoding="utf-8")
 
     def log(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)
 
     def close(self) -> None:
-        """Raises what W&B raises where its own process is gone, as when Slurm ends all of a job."""
+        """Raises W&B's error if its process is gone, as when Slurm ends all of a job."""
         import wandb
 
         try:
             self._run.finish()
         except Exception:
             with contextlib.suppress(Exception):
-                wandb.teardown()  # else W&B tries it again as Python ends, with a traceback
+                wandb.teardown()  # else W&B tries again as Python ends, with a traceback
             raise

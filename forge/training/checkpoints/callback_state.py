@@ -13,8 +13,9 @@ TENSOR, TUPLE = "_tensor_", "_tuple_"
 
 
 def states(callbacks: Sequence[Callback], step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The state of all callbacks that have one: plain values by name, and tensors by `name/path`.
-    Raises CallbackError, also for what a checkpoint cannot keep.
+    """Collect the state of all callbacks: plain values by name, and tensors by `name/path`.
+
+    Raises CallbackError, also for values outside the formats of a checkpoint.
     """
     plain: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
@@ -22,8 +23,10 @@ def states(callbacks: Sequence[Callback], step: int) -> tuple[dict[str, Any], di
         name = name_of(callback)
         try:
             if state := callback.state_dict():
-                plain[name], found = split(state)
-                tensors |= {f"{_escape(name)}/{path}": tensor for path, tensor in found.items()}
+                plain[name], state_tensors = split(state)
+                tensors |= {
+                    f"{_escape(name)}/{path}": tensor for path, tensor in state_tensors.items()
+                }
         except Exception as error:
             raise_named(callback, "state_dict", step, error)
     return plain, tensors
@@ -32,18 +35,21 @@ def states(callbacks: Sequence[Callback], step: int) -> tuple[dict[str, Any], di
 def load_states(
     callbacks: Sequence[Callback], plain: dict[str, Any], tensors: dict[str, Tensor], step: int
 ) -> None:
-    """Give callbacks what `states` took; one that is not in the checkpoint keeps what it has."""
+    """Give callbacks the state collected by `states`; a callback absent there keeps its state."""
     for callback in callbacks:
         name = name_of(callback)
         if name in plain:
             prefix = f"{_escape(name)}/"
-            own = {p.removeprefix(prefix): t for p, t in tensors.items() if p.startswith(prefix)}
-            call(callback, "load_state_dict", step, join(plain[name], own))
+            callback_tensors = {
+                p.removeprefix(prefix): t for p, t in tensors.items() if p.startswith(prefix)
+            }
+            call(callback, "load_state_dict", step, join(plain[name], callback_tensors))
 
 
 def split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Values that JSON keeps exactly, and tensors by their path. Raises TypeError naming the key of
-    anything else.
+    """Split a state into JSON values and tensors by path.
+
+    Raises TypeError naming the key of any other value.
     """
     if not isinstance(state, dict):
         raise TypeError(f"state_dict gives a dict, not {type(state).__name__}")
@@ -57,19 +63,20 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {TENSOR: path}
     if isinstance(value, str | int | float | bool | None):
         return value
-    place, below = f"its state at '{path}'" if path else "its state", f"{path}/" if path else ""
+    subject, below = f"its state at '{path}'" if path else "its state", f"{path}/" if path else ""
     if isinstance(value, list | tuple):
         items = [_split(item, f"{below}{index}", tensors) for index, item in enumerate(value)]
+        # JSON would turn a tuple into a list.
         return {TUPLE: items} if isinstance(value, tuple) else items
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str) or key in (TENSOR, TUPLE):
-                wanted = f"keys are texts other than {TENSOR} and {TUPLE}"
-                raise TypeError(f"{place} has the key {key!r}; {wanted}")
+                rule = f"keys are texts other than {TENSOR} and {TUPLE}"
+                raise TypeError(f"{subject} has the key {key!r}; {rule}")
         return {key: _split(item, below + _escape(key), tensors) for key, item in value.items()}
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    kept = "tensors, texts, numbers, booleans and None, in dicts, lists and tuples"
-    raise TypeError(f"{place} is a {kind}; a checkpoint keeps {kept}")
+    allowed = "tensors, texts, numbers, booleans and None, in dicts, lists and tuples"
+    raise TypeError(f"{subject} is a {kind}; a checkpoint keeps {allowed}")
 
 
 def join(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -85,5 +92,5 @@ def join(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _escape(key: str) -> str:
-    """A key as one part of a path, as RFC 6901 has it."""
+    """Escape a key as one part of a path, as in RFC 6901."""
     return key.replace("~", "~0").replace("/", "~1")

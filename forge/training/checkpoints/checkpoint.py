@@ -38,17 +38,16 @@ PARTIAL, REMOVED, UNDONE = "partial", "removed", "undone"
 
 
 class Checkpointer:
-    """Saves the checkpoints of one run, and removes those that are not to be kept.
+    """Saves the checkpoints of one run, and removes surplus checkpoints.
 
     A checkpoint is `step_N/` with the resolved config, the tokenizer, the tensors by the names of
-    parameters (never of ranks), and `meta.json`, which is written last, names every file with its
-    size and the small ones with a hash, and has a checksum of itself. It is written as
-    `.step_N.partial`.
+    parameters (never of ranks), and `meta.json`. This file is written last, names every file with
+    the size, small files with a hash, and has a checksum of the file itself. A checkpoint is
+    written as `.step_N.partial`.
 
-    base: of a run with an adapter, see `adapter_base`; only what is trained is saved then.
-    passed: what the run could not start from.
-    before_commit: called with that directory once all but meta.json is written; for tests of what a
-    kill leaves behind.
+    base: of a run with an adapter, see `adapter_base`; then only trained tensors are saved. passed:
+    checkpoints passed over at the start. before_commit: called with the partial directory once all
+    but meta.json is written; for tests of a kill's remains.
     """
 
     def __init__(
@@ -80,23 +79,24 @@ class Checkpointer:
         extra: Tensors,
         weights_only: bool = False,
     ) -> None:
-        """Write step_N; asynchronously: copy the tensors while training goes on, then write them.
+        """Write step_N; asynchronously from a copy of the tensors, while training goes on.
 
-        extra: further tensors by name, the state of callbacks. weights_only: neither these nor the
-        optimizer's state. Raises OSError, with what to do, when it cannot be written.
+        extra: further tensors by name, the state of callbacks. weights_only: without extra and the
+        optimizer's state. Raises OSError, with a hint, if writing fails.
         """
-        self.wait()
+        self.wait()  # an earlier save may still read the staging buffer
         if isinstance(optimizer, Offloaded):
             optimizer.settle()
         target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
-        # What an adapter stands beside is said in `base`.
-        own = exact_state(model) if self.base is None else trained_state(model)
-        tensors = prefixed("model", own)
+        # The frozen weights below an adapter are referenced by `base`, not saved.
+        weights = exact_state(model) if self.base is None else trained_state(model)
+        tensors = prefixed("model", weights)
         if not weights_only:
             tensors |= {**prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
         tensors = {name: _readable_by_threads(tensor) for name, tensor in tensors.items()}
         about = self._about(step, meta, weights_only=weights_only)
         fault = self._prepare(scratch, _disk_bytes(tensors)) if self.ranks.main else None
+        # A fault of the main rank is raised by all ranks, since writing is a collective.
         fault = self.ranks.from_main(fault)
         if fault is not None:
             raise self._failed(target, scratch, fault) from fault
@@ -114,8 +114,10 @@ class Checkpointer:
     def save_weights(
         self, step: int, like: Tensors, values: Mapping[str, Tensor], meta: dict[str, Any]
     ) -> None:
-        """Write step_N of weights alone that no model holds. like: them on the meta device; values:
-        gives each when it is written. For one process; raises as `save`.
+        """Write step_N of weights alone, without a model.
+
+        like: the weights on the meta device; values: gives each weight for writing. For one
+        process; raises as `save`.
         """
         target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
         tensors = prefixed("model", like)
@@ -137,26 +139,29 @@ class Checkpointer:
         }
 
     def wait_to_write(self) -> None:
-        """Call before what is saved changes: an asynchronous save may still be copying it."""
+        """Wait for an asynchronous copy; called before any saved tensor changes."""
         if self._copies is not None:
             self._copies.wait_to_write()
             self._copies = None
 
     def wait(self) -> None:
-        """Until the save under way is committed, and what it replaces gone. Raises what failed."""
+        """Wait until the present save is committed, and replaced checkpoints are gone.
+
+        Raises failures of the save.
+        """
         self._copies = None
         while self._pending:
             self._pending.pop(0).result()
 
     def committed(self) -> list[Path]:
-        """What was committed since the last call. Raises what failed."""
-        if all(one.done() for one in self._pending):
+        """The checkpoints committed since the last call. Raises failures."""
+        if all(save.done() for save in self._pending):
             self.wait()
         done, self._committed = self._committed, []
         return done
 
     def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
-        """Add metrics to a checkpoint that was saved before the evaluation at its step."""
+        """Add metrics to a checkpoint saved before the evaluation at the same step."""
         path = self.folder / f"step_{step}"
         if self.ranks.main and self.has(step):
             meta = Saved(path).meta | {"metrics": metrics}
@@ -173,21 +178,21 @@ class Checkpointer:
                 self._staging.close()
 
     def clean(self) -> None:
-        """Remove what a killed process left half written or half removed."""
+        """Remove half written and half removed checkpoints of a killed process."""
         for name in (PARTIAL, REMOVED):
             for path in self.folder.glob(f".step_*.{name}"):
                 log.info("%s is left from a process that was killed, and is removed", path)
                 shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, after: int) -> list[Path]:
-        """Rename the checkpoints of later steps, so that the run goes on from `after`."""
+        """Rename the checkpoints of later steps, for a run going on from step `after`."""
         moved = []
-        for one in checkpoints.listed(self.folder):
-            if one.step > after:
-                target = one.path.with_name(f"{one.path.name}.{UNDONE}")
+        for checkpoint in checkpoints.listed(self.folder):
+            if checkpoint.step > after:
+                target = checkpoint.path.with_name(f"{checkpoint.path.name}.{UNDONE}")
                 while target.exists():
                     target = target.with_name(f"{target.name}.{UNDONE}")
-                one.path.rename(target)
+                checkpoint.path.rename(target)
                 moved.append(target)
         return moved
 
@@ -199,13 +204,19 @@ class Checkpointer:
         count, metric = self.section.keep_best, self.config.eval.metric
         if not count or not math.isfinite(value):
             return False
-        kept = checkpoints.best(self._usable(), metric, count)
+        best = checkpoints.best(self._usable(), metric, count)
         sign = 1 if is_higher_better(metric) else -1
-        better_than = (sign * value > sign * one.meta["metrics"][metric] for one in kept)
-        return len(kept) < count or any(better_than)
+        better_than = (
+            sign * value > sign * checkpoint.meta["metrics"][metric] for checkpoint in best
+        )
+        return len(best) < count or any(better_than)
 
     def _usable(self) -> list[Saved]:
-        return [one for one in checkpoints.listed(self.folder) if one.fault(self.run_id) is None]
+        return [
+            checkpoint
+            for checkpoint in checkpoints.listed(self.folder)
+            if checkpoint.fault(self.run_id) is None
+        ]
 
     def _write(
         self,
@@ -217,22 +228,24 @@ class Checkpointer:
         values: Mapping[str, Tensor] | None = None,
     ) -> None:
         try:
-            found = values if copies is None else copies.done.result()
-            tensor_storage.save(tensors, scratch / WEIGHTS, copies=found, group=self.ranks.saver)
+            local_copies = values if copies is None else copies.done.result()
+            tensor_storage.save(
+                tensors, scratch / WEIGHTS, copies=local_copies, group=self.ranks.saver
+            )
             if self.ranks.main:
                 self._commit(scratch, target, about)
         except OSError as error:
             raise self._failed(target, scratch, error) from error
 
     def _prepare(self, scratch: Path, needed: int) -> OSError | None:
-        """Make the temporary directory with all but the tensors; returns what was in the way."""
+        """Make the temporary directory with all but the tensors; returns a fault, if any."""
         try:
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
             free = shutil.disk_usage(scratch).free
             if free < needed:
-                what = f"it needs {byte_size(needed)}, and {byte_size(free)} are free"
-                raise OSError(errno.ENOSPC, what)
+                message = f"it needs {byte_size(needed)}, and {byte_size(free)} are free"
+                raise OSError(errno.ENOSPC, message)
             saved_config.save(self.config, scratch / CONFIG)
             self.tokenizer.save(scratch / TOKENIZER)
         except OSError as error:
@@ -246,12 +259,14 @@ class Checkpointer:
             sync(path)
         sizes, hashes = checkpoints.file_sizes(scratch), checkpoints.small_hashes(scratch)
         meta = checkpoints.sealed(about | {"files": sizes, checkpoints.HASHES: hashes})
+        # meta.json comes last and after the syncs: its presence vouches for every other file.
         (scratch / META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
         sync(scratch / META)
         sync(scratch)
         if target.exists():
             self._remove(target)
         scratch.rename(target)
+        # The rename itself must reach the disk before older checkpoints are removed.
         sync(self.folder)
         self._committed.append(target)
         self._prune()
@@ -260,14 +275,14 @@ class Checkpointer:
         if not self.section.keep_last_n:
             return
         usable, metric = self._usable(), self.config.eval.metric
-        kept = usable[-self.section.keep_last_n :]
-        kept += checkpoints.best(usable, metric, self.section.keep_best)
-        for one in usable:
-            if one not in kept:
-                self._remove(one.path)
+        keep = usable[-self.section.keep_last_n :]
+        keep += checkpoints.best(usable, metric, self.section.keep_best)
+        for checkpoint in usable:
+            if checkpoint not in keep:
+                self._remove(checkpoint.path)
 
     def _remove(self, path: Path) -> None:
-        """Rename now, so that a kill leaves no torn checkpoint; delete while training goes on."""
+        """Rename now, since a kill must leave no torn checkpoint; delete while training goes on."""
         scratch = path.with_name(f".{path.name}.{REMOVED}")
         shutil.rmtree(scratch, ignore_errors=True)
         path.rename(scratch)
@@ -276,12 +291,12 @@ class Checkpointer:
     def _failed(self, target: Path, scratch: Path, error: OSError) -> OSError:
         shutil.rmtree(scratch, ignore_errors=True)
         last, _ = checkpoints.newest_usable(self.folder, self.run_id)
-        kept = "there is no earlier checkpoint"
+        fallback = "there is no earlier checkpoint"
         if last:
-            kept = f"the checkpoint of step {last.step} is complete"
+            fallback = f"the checkpoint of step {last.step} is complete"
         reason = error.strerror or next(iter(str(error).splitlines()), type(error).__name__)
-        fix = "Make room or give access, then go on with this run"
-        return OSError(f"{target} cannot be written: {reason}. {fix}; {kept}")
+        hint = "Make room or give access, then go on with this run"
+        return OSError(f"{target} cannot be written: {reason}. {hint}; {fallback}")
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
@@ -295,7 +310,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ten
 
 
 def _readable_by_threads(tensor: Tensor) -> Tensor:
-    """Itself, or of an Apple GPU, from which several threads may not copy at once, a copy."""
+    """The tensor, or a CPU copy from an Apple GPU, whose tensors several threads may not copy."""
     return tensor.detach().cpu() if tensor.device.type == "mps" else tensor
 
 
@@ -304,8 +319,9 @@ def prefixed(prefix: str, tensors: Tensors) -> Tensors:
 
 
 def _disk_bytes(tensors: Tensors) -> int:
-    """The most that a save takes: the tensors, 1 kB of index for each chunk, and 64 kB of
-    half-filled blocks for each rank.
+    """Upper bound of a save on disk.
+
+    The tensors, 1 kB of index for each chunk, and 64 kB of half-filled blocks for each rank.
     """
     total, ranks = 0, 1
     for tensor in tensors.values():

@@ -1,4 +1,4 @@
-"""Tensors that turn out damaged as they are read: which checkpoint it is, agreed by all ranks."""
+"""Damaged tensors found while reading a checkpoint, agreed by all ranks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from forge.rundir.checkpoints import Damaged
 
 
 class DamagedBytes(ValueError):
-    """Bytes that are missing, or not those that were saved, in a file that the message names."""
+    """Missing or changed bytes in a file; the message names the file."""
 
 
 @contextmanager
 def checked(path: Path, group: dist.ProcessGroup | None = None) -> Iterator[None]:
-    """Around the reading of a checkpoint: damage that one rank of the group finds is raised as
-    Damaged by all of them, so that none waits for another; a collective.
+    """Raise damage found on one rank of the group as Damaged on all ranks; a collective.
 
-    A disk that gives no bytes counts as damage. Whatever else a rank raises, it raises at once.
+    Put around the reading of a checkpoint, since ranks would else wait for each other. A disk
+    without bytes to give counts as damage. Any other error is raised by its rank at once.
     """
     fault = None
     try:
@@ -38,6 +38,6 @@ def checked(path: Path, group: dist.ProcessGroup | None = None) -> Iterator[None
     if group is not None:
         faults = [fault] * dist.get_world_size(group)
         dist.all_gather_object(faults, fault, group=group)
-        fault = next((one for one in faults if one is not None), None)
+        fault = next((fault_of_rank for fault_of_rank in faults if fault_of_rank is not None), None)
     if fault is not None:
         raise Damaged(*fault)

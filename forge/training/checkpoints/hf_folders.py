@@ -1,4 +1,4 @@
-"""Checkpoints of forge made of Hugging Face folders, and folders made of checkpoints."""
+"""Forge checkpoints from Hugging Face folders, and Hugging Face folders from checkpoints."""
 
 from __future__ import annotations
 
@@ -38,37 +38,36 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def import_folder(
-    place: Path, config: Config, tokenizer: Tokenizer, checkpoints: Path, run_id: str
+    source: Path, config: Config, tokenizer: Tokenizer, checkpoints: Path, run_id: str
 ) -> Path:
-    """Make the checkpoint step_0 of a folder's weights, in their own format; returns its path.
+    """Convert a folder's weights to the checkpoint step_0, in the stored format; returns the path.
 
-    A few tensors at a time are in memory. Raises FolderError, and OSError where it cannot be
-    written.
+    Only a few tensors at a time are in memory. Raises FolderError, and OSError if writing fails.
     """
     section = config.model
     assert isinstance(section, Decoder)
-    folder = folders.read(place)
-    if found := folders.faults(folder, section):
-        raise FolderError(f"{place} does not fit this model: {listed(found)}", FIX)
+    folder = folders.read(source)
+    if faults := folders.faults(folder, section):
+        raise FolderError(f"{source} does not fit this model: {listed(faults)}", FIX)
     rows, files = folders.places(folder, section)
     with torch.device("meta"):
-        own = make_model(section).state_dict()
+        state = make_model(section).state_dict()
     by_name = {row.ours.name: row for row in rows}
     kinds = {name: DTYPES[files[row.names[0]].dtype] for name, row in by_name.items()}
     like = {
         name: torch.empty_like(values, dtype=kinds.get(name, values.dtype))
-        for name, values in own.items()
+        for name, values in state.items()
     }
 
     def value(key: str) -> Tensor:
         name = key.removeprefix(PREFIX)
-        if name not in by_name:  # a buffer that the family has not
+        if name not in by_name:  # a buffer absent from the family
             return torch.zeros(like[name].shape, dtype=like[name].dtype)
         return read_whole(by_name[name], files)
 
     checkpointer = Checkpointer(checkpoints, config, tokenizer, run_id)
     meta = {"reason": IMPORTED, "metrics": {}, "best_by": config.eval.metric}
-    meta |= {"higher_is_better": False, "train": {}, "from": str(place)}
+    meta |= {"higher_is_better": False, "train": {}, "from": str(source)}
     meta["data"] = {"train": None, "tokenizer": tokenizer.fingerprint}
     try:
         checkpointer.save_weights(0, like, _Values(value), meta)
@@ -81,7 +80,7 @@ FIX = "leave out what changes the model's shape"
 
 
 class _Values(Mapping[str, Tensor]):
-    """Tensors that are read when they are asked for."""
+    """Tensors read on access."""
 
     def __init__(self, read: Any) -> None:
         self._read = read
@@ -97,23 +96,30 @@ class _Values(Mapping[str, Tensor]):
 
 
 def choose_family(section: Decoder, name: str | None) -> Family:
-    """The first family that can say a section, or the one of that name if it can. Raises ValueError
-    that names the options which it cannot say.
+    """The first family able to express a section, or the named family if able.
+
+    Raises ValueError naming the options without an equivalent in the family.
     """
-    known = folders.all_families()
-    if name is not None and name not in [one.model_type for one in known]:
-        names = ", ".join(one.model_type for one in known)
+    families = folders.all_families()
+    if name is not None and name not in [candidate.model_type for candidate in families]:
+        names = ", ".join(candidate.model_type for candidate in families)
         raise ValueError(f"--family {name}: there is no such family, but {names}")
-    tried = {one: one.unsaid(section) for one in known if name in (None, one.model_type)}
-    for one, unsaid in tried.items():
+    tried = {
+        candidate: candidate.unsaid(section)
+        for candidate in families
+        if name in (None, candidate.model_type)
+    }
+    for candidate, unsaid in tried.items():
         if not unsaid:
-            return one
-    nearest = min(tried, key=lambda one: (not one.is_near(section), len(tried[one])))
-    what = "no family of Hugging Face" if name is None else "this family"
+            return candidate
+    nearest = min(
+        tried, key=lambda candidate: (not candidate.is_near(section), len(tried[candidate]))
+    )
+    subject = "no family of Hugging Face" if name is None else "this family"
     unsaid = listed(tried[nearest])
     near = f"{nearest.model_type}, which cannot say {unsaid}"
     if name is None:
-        raise ValueError(f"{what} can say this model; the nearest is {near}")
+        raise ValueError(f"{subject} can say this model; the nearest is {near}")
     raise ValueError(f"--family {near}")
 
 
@@ -126,21 +132,21 @@ def export_folder(
     dtype: str | None,
     shard_bytes: int,
 ) -> str:
-    """Write the weights of a checkpoint, of whatever layout, as a folder that transformers reads;
-    returns what was written, in words.
+    """Write the weights of a checkpoint, of any layout, as a folder for transformers.
 
-    out: a new folder. Raises ValueError for a model that no family can say.
+    Returns a summary in words. out: a new folder. Raises ValueError for a model outside all
+    families.
     """
     section = config.model
     if not isinstance(section, Decoder):
-        what = f"model._target_={section._target_} is no decoder of forge"
-        raise ValueError(f"{what}, and only these have families; --format safetensors")
+        message = f"model._target_={section._target_} is no decoder of forge"
+        raise ValueError(f"{message}, and only these have families; --format safetensors")
     chosen = choose_family(section, family)
     weights = Merged(path, config)
     rows = chosen.rows(section)
-    known = {row.ours.name for row in rows}
+    names = {row.ours.name for row in rows}
     for name in weights.stored:
-        if name not in known and not is_added(name):
+        if name not in names and not is_added(name):
             _check_buffer(name, weights[name], chosen)
     number = export_dtype(config, path, dtype)
     out.mkdir(parents=True)
@@ -148,6 +154,7 @@ def export_folder(
     files = write_weights(out, rows, read, dtype=number, shard_bytes=shard_bytes)
     tokenizer = Tokenizer.load(path / TOKENIZER)
     generation = generation_of(tokenizer, begun=config.checkpoint.init_from is not None)
+    # generation_config.json has the only copy in the folder.
     tokenizer.stated.pop(GENERATION, None)
     tokenizer.save(out)
     _write(out / folders.CONFIG, config_of(chosen, section, tokenizer, number))
@@ -158,15 +165,16 @@ def export_folder(
     return f"{chosen.architecture} of step {Saved(path).step} in {word}, {count}"
 
 
-def export_dtype(config: Config, path: Path, wanted: str | None) -> torch.dtype:
-    """The format of the exported weights of a checkpoint; None = checkpoint.export_dtype, of which
-    auto is that of training: what multiplied, or what they are stored in where that is no fp32.
+def export_dtype(config: Config, path: Path, dtype_name: str | None) -> torch.dtype:
+    """Format of the exported weights of a checkpoint; None = checkpoint.export_dtype.
+
+    auto: the format of products in training, or the stored format if not fp32.
     """
-    wanted = wanted or config.checkpoint.export_dtype
-    if wanted != "auto":
-        return getattr(torch, wanted)
+    dtype_name = dtype_name or config.checkpoint.export_dtype
+    if dtype_name != "auto":
+        return getattr(torch, dtype_name)
     stored = tensor_storage.stored(path / WEIGHTS).items()
-    kinds = {what.properties.dtype for name, what in stored if name.startswith(PREFIX)}
+    kinds = {meta.properties.dtype for name, meta in stored if name.startswith(PREFIX)}
     half = [dtype for dtype in HALF.values() if dtype in kinds]
     return half[0] if half else HALF.get(config.precision.mixed_precision, torch.float32)
 
@@ -174,21 +182,23 @@ def export_dtype(config: Config, path: Path, wanted: str | None) -> torch.dtype:
 def config_of(
     family: Family, section: Decoder, tokenizer: Tokenizer, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """config.json."""
+    """Content of config.json."""
     content = {"architectures": [family.architecture], "model_type": family.model_type}
     content |= family.content(section) | {"dtype": str(dtype).removeprefix("torch.")}
     return content | token_ids(tokenizer) | {"use_cache": True}
 
 
 def token_ids(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The tokens that begin and end a text."""
+    """Ids of the tokens at the begin and end of a text."""
     return {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
 
 
 def generation_of(tokenizer: Tokenizer, *, begun: bool) -> dict[str, Any]:
-    """generation_config.json: a text ends with the tokenizer's token, with each that the folder
-    named from which the tokenizer is, and with that which ends a turn of the chat template. The
-    rest is that folder's, where the run has `begun` with weights.
+    """Content of generation_config.json.
+
+    A text ends with the tokenizer's token, with each token named by the tokenizer's folder, and
+    with the end of a turn of the chat template. All else comes from the same folder, if the run has
+    `begun` with weights.
     """
     stated = dict(tokenizer.stated.get(GENERATION) or {})
     for name in OF_THE_SOURCE:
@@ -206,7 +216,7 @@ OF_THE_SOURCE = ("_from_model_config", "transformers_version", "bos_token_id", "
 
 
 def _turn_ends(tokenizer: Tokenizer) -> list[int]:
-    """Of the template that the tokenizer has; none where it writes no question with its answer."""
+    """Ids of the end of a turn in the chat template; none for a template without answers."""
     if TEMPLATE not in tokenizer.stated:
         return []
     try:
@@ -217,10 +227,10 @@ def _turn_ends(tokenizer: Tokenizer) -> list[int]:
 
 
 def _check_buffer(name: str, values: Tensor, family: Family) -> None:
-    """A buffer that a family has not must do nothing."""
+    """Raise ValueError for a nonzero buffer absent from a family."""
     if bool(values.any()):
-        what = f"{name} is not zero, and {family.model_type} has no such tensor"
-        raise ValueError(f"{what}; a family that has it: --family deepseek_v3")
+        message = f"{name} is not zero, and {family.model_type} has no such tensor"
+        raise ValueError(f"{message}; a family that has it: --family deepseek_v3")
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

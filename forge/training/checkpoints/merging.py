@@ -1,4 +1,4 @@
-"""The weights of a checkpoint as whole tensors, adapters added to what they stand beside."""
+"""The weights of a checkpoint as whole tensors, with adapters merged."""
 
 from __future__ import annotations
 
@@ -44,65 +44,70 @@ PREFIX = "model/"
 
 
 class Merged(Mapping[str, Tensor]):
-    """By the names of the model, each read when it is asked for; of what a checkpoint with adapters
-    does not hold that of its base, whatever this is.
+    """Whole tensors by model name, read on access, adapters merged into their base weights.
+
+    Names absent from the checkpoint come from its base, of whatever kind.
     """
 
     def __init__(self, path: Path, config: Config) -> None:
-        """config: of the checkpoint. Raises CheckpointError where its base cannot be used."""
+        """config: of the checkpoint. Raises CheckpointError for an unusable base."""
         self.path, self.adapter, self.below = path, config.adapter, Saved(path).meta.get(BASE)
         with checked(path):
             stored = tensor_storage.stored(path / WEIGHTS)
         self.stored = {
-            name.removeprefix(PREFIX): what
-            for name, what in stored.items()
+            name.removeprefix(PREFIX): meta
+            for name, meta in stored.items()
             if name.startswith(PREFIX)
         }
         self.base: Mapping[str, Tensor] = {}
         self.beside = {}
         if self.below is not None:
             assert isinstance(config.model, Decoder)
-            self.beside = {one.name: one for one in config.model.tensors()}
+            self.beside = {spec.name: spec for spec in config.model.tensors()}
             self.base = Widened(whole(located(self.below, path), config), self.beside.values())
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self.stored:
             return self.own(name)
-        values, one = self.base[name], self.beside.get(name)
+        values, spec = self.base[name], self.beside.get(name)
         adapter = self.adapter
-        if one is not None and isinstance(adapter, QLoRA) and adapter.packs(one):
-            # What was trained beside; in fp32, as products have it.
+        if spec is not None and isinstance(adapter, QLoRA) and adapter.packs(spec):
+            # Adapters were trained beside the quantized values, here in fp32 as in products.
             values = unpack(pack(values, adapter.how), adapter.how, torch.float32)
         if isinstance(adapter, IA3):
             return self._scaled(name, values, adapter)
-        if one is None or not isinstance(adapter, LoRA) or not (rank := adapter.rank_of(one)):
+        if spec is None or not isinstance(adapter, LoRA) or not (rank := adapter.rank_of(spec)):
             return values
         if adapter.init == PISSA:
-            values = rest(values, self.own(name_of(one, TAKEN_A)), self.own(name_of(one, TAKEN_B)))
-        magnitude = self.own(name_of(one, MAGNITUDE)) if adapter.dora else None
-        pair = self.own(name_of(one, A)), self.own(name_of(one, B))
-        return merged(values, *pair, magnitude, role=one.role, scale=adapter.scale(rank))
+            values = rest(
+                values, self.own(name_of(spec, TAKEN_A)), self.own(name_of(spec, TAKEN_B))
+            )
+        magnitude = self.own(name_of(spec, MAGNITUDE)) if adapter.dora else None
+        pair = self.own(name_of(spec, A)), self.own(name_of(spec, B))
+        return merged(values, *pair, magnitude, role=spec.role, scale=adapter.scale(rank))
 
     def beneath(self, name: str) -> Tensor:
-        """What adapters stand beside, or what the checkpoint itself holds."""
+        """The base weights below an adapter, or the checkpoint's tensor."""
         return self.own(name) if name in self.stored else self.base[name]
 
     def _scaled(self, name: str, values: Tensor, adapter: IA3) -> Tensor:
-        """A weight or a bias with the vector of its matrix."""
-        place, _, last = name.rpartition(".")
-        one = self.beside.get(f"{place}.weight")
-        if one is None or not adapter.has(one):
+        """Scale a weight or a bias by the IA3 vector of its matrix."""
+        module, _, last = name.rpartition(".")
+        spec = self.beside.get(f"{module}.weight")
+        if spec is None or not adapter.has(spec):
             return values
-        into = adapter.scales_input(one)
-        if into and last == "bias":
+        scales_input = adapter.scales_input(spec)
+        if scales_input and last == "bias":
             return values
-        return scaled(values, self.own(name_of(one, SCALES)), scales_input=into)
+        return scaled(values, self.own(name_of(spec, SCALES)), scales_input=scales_input)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all of them, by name."""
-        found = {name: tuple(self.stored[name].size) for name in self if name in self.stored}
-        beside = {name: tuple(one.shape) for name, one in self.beside.items()}
-        return beside | found
+        """Shapes of all tensors by name."""
+        stored_shapes = {
+            name: tuple(self.stored[name].size) for name in self if name in self.stored
+        }
+        beside = {name: tuple(spec.shape) for name, spec in self.beside.items()}
+        return beside | stored_shapes
 
     def __iter__(self) -> Iterator[str]:
         yield from (name for name in self.stored if not is_added(name))
@@ -112,16 +117,16 @@ class Merged(Mapping[str, Tensor]):
         return sum(1 for _ in self)
 
     def own(self, name: str) -> Tensor:
-        """What the checkpoint itself holds under a name."""
-        what = self.stored[name]
-        values = {PREFIX + name: torch.empty(tuple(what.size), dtype=what.properties.dtype)}
+        """Read a tensor of the checkpoint without merging."""
+        meta = self.stored[name]
+        values = {PREFIX + name: torch.empty(tuple(meta.size), dtype=meta.properties.dtype)}
         with checked(self.path):  # other ranks may read other names
             tensor_storage.load(values, self.path / WEIGHTS, alone=True)
         return values[PREFIX + name]
 
 
 class _OfFolder(Mapping[str, Tensor]):
-    """The tensors of a Hugging Face folder by our names."""
+    """The tensors of a Hugging Face folder by forge names."""
 
     def __init__(self, path: Path, section: Decoder) -> None:
         rows, self.files = folders.places(folders.read(path), section)
@@ -138,7 +143,7 @@ class _OfFolder(Mapping[str, Tensor]):
 
 
 def whole(path: Path | None, config: Config, trust: Sequence[str] = ()) -> Mapping[str, Tensor]:
-    """The weights that a path has, or that the seed of a config makes where it is null."""
+    """Map names to the weights of a path, or to initial weights from the config's seed for null."""
     if path is None:
         with torch.device("cpu"):
             model = make_model(config.model, trust)

@@ -1,4 +1,4 @@
-"""Tables of tokens that begin with those of a checkpoint and have rows which that does not know."""
+"""Token tables beginning with a checkpoint's rows, followed by new rows."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ def tables_with_new_rows(
     exclude: tuple[str, ...],
     group: dist.ProcessGroup | None,
 ) -> list[TensorSpec]:
-    """The tables that get new rows, of those that a checkpoint has. exclude: prefixes of what keeps
-    its values.
+    """The checkpoint's tables in need of new rows.
+
+    exclude: prefixes of tensors keeping their values.
     """
-    tables = [one for one in specs if one.new[1] and not one.name.startswith(exclude)]
+    tables = [table for table in specs if table.new[1] and not table.name.startswith(exclude)]
     if not tables:
         return []
     with checked(path, group):
         stored = tensor_storage.stored(path / WEIGHTS)
-    names = {name: tuple(what.size) for name, what in stored.items()}
-    return [one for one in tables if one.takes(names.get(PREFIX + one.name, ()))]
+    names = {name: tuple(meta.size) for name, meta in stored.items()}
+    return [table for table in tables if table.takes(names.get(PREFIX + table.name, ()))]
 
 
 def fill_tables(
@@ -47,24 +48,24 @@ def fill_tables(
     tables: Sequence[TensorSpec],
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Fill them, or what this rank has of them, in place. config: of the checkpoint."""
-    own = exact_state(model)
+    """Fill the tables, or this rank's shards, in place. config: of the checkpoint."""
+    state = exact_state(model)
     with checked(path, group):
         values = Widened(Merged(path, config), tables)
-        for name in (one.name for one in tables if one.name in own):
-            copy_local(own[name], values[name])
+        for name in (table.name for table in tables if table.name in state):
+            copy_local(state[name], values[name])
 
 
 def of_new_rows(source: Path, section: Model) -> str:
-    """What is said of the rows of vocabulary that weights do not know."""
+    """Describe the vocabulary rows absent from the weights."""
     if not isinstance(section, Decoder):
         return ""
     first, end = section.new_rows
-    names = [one.name for one in section.tensors() if one.new[1]]
+    names = [spec.name for spec in section.tensors() if spec.new[1]]
     number, why = end - first, "those before"
     if is_folder(source):
         rows, files = places(read(source), section)
-        added = grown(rows, {name: one.shape for name, one in files.items()}, section)
+        added = grown(rows, {name: entry.shape for name, entry in files.items()}, section)
         names = [row.theirs.name for row in rows if row.ours.new[1]] or list(added)
         if not end:
             number, why = max(added.values(), default=0), "the others"

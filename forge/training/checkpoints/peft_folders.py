@@ -37,112 +37,118 @@ from forge.training.checkpoints.merging import Merged
 def export_peft(
     path: Path, config: Config, out: Path, *, family: str | None, dtype: str | None
 ) -> str:
-    """Write the adapters of a checkpoint as PEFT does; returns what was written, in words.
+    """Write the adapters of a checkpoint as a PEFT folder; returns a summary in words.
 
-    out: a new folder. Raises ValueError for a run without adapters, and for what PEFT lacks.
+    out: a new folder. Raises ValueError for a run without adapters, and for features absent from
+    PEFT.
     """
     section = config.model
     assert isinstance(section, Decoder)
     adapter = config.adapter
     if not isinstance(adapter, LoRA | IA3):
-        what = "this run has no adapters, and --format peft writes nothing else"
-        raise ValueError(f"{what}; --format hf writes its weights")
+        message = "this run has no adapters, and --format peft writes nothing else"
+        raise ValueError(f"{message}; --format hf writes its weights")
     chosen = choose_family(section, family)
     rows = chosen.rows(section)
     names = {row.ours.name for row in rows}
     weights = Merged(path, config)
-    whole = [name for name in weights.stored if name in names]
+    full_names = [name for name in weights.stored if name in names]
     number = export_dtype(config, path, dtype)
     read, base = weights.own, config.checkpoint.init_from
     if isinstance(adapter, IA3):
         if section.new_rows[1]:
-            what = "a folder of IA3 has no place for the rows of added tokens"
-            raise ValueError(f"{what}; --format hf --merge writes all weights")
-        found = dict(ia3.tensors(rows, adapter, read))
+            message = "a folder of IA3 has no place for the rows of added tokens"
+            raise ValueError(f"{message}; --format hf --merge writes all weights")
+        tensors = dict(ia3.tensors(rows, adapter, read))
         content = ia3.content(rows, adapter, base)
     else:
         if adapter.init == PISSA:
             adapter, read = _as_difference(rows, adapter, read)
-        found = dict(peft.tensors(rows, adapter, read, weights.beneath, whole))
-        content = peft.content(rows, adapter, whole, base)
+        tensors = dict(peft.tensors(rows, adapter, read, weights.beneath, full_names))
+        content = peft.content(rows, adapter, full_names, base)
     out.mkdir(parents=True)
-    ready = {name: values.to(number).contiguous() for name, values in found.items()}
+    ready = {name: values.to(number).contiguous() for name, values in tensors.items()}
     save_file(ready, out / WEIGHTS, metadata={"format": "pt"})
     (out / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     tokenizer = Tokenizer.load(path / TOKENIZER)
-    tokenizer.stated.pop(GENERATION, None)  # which the folder of the base says
+    tokenizer.stated.pop(GENERATION, None)  # the base folder has the generation options
     tokenizer.save(out)
     word = str(number).removeprefix("torch.")
-    what = f"adapters of step {Saved(path).step} in {word}"
+    message = f"adapters of step {Saved(path).step} in {word}"
     (out / "README.md").write_text(adapter_card(Saved(path), config, chosen, word), "utf-8")
     beside = f"; {beside_bits(adapter)}" if isinstance(adapter, QLoRA) else ""
-    return f"{what}, {len(found)} tensors for {chosen.architecture}{beside}"
+    return f"{message}, {len(tensors)} tensors for {chosen.architecture}{beside}"
 
 
 def _as_difference(rows: Sequence[Row], adapter: LoRA, read: peft.Read) -> tuple[LoRA, peft.Read]:
-    """An adapter of twice the rank beside the weights as they were, B A less what was taken out of
-    these; and what reads its tensors.
+    """Turn a PiSSA adapter into one of twice the rank beside the original weights.
+
+    The new product is B A minus the product taken out of the weights. Also returns a reader of the
+    new tensors.
     """
     scales = {row.ours.name: adapter.scale(max(1, adapter.rank_of(row.ours))) for row in rows}
-    own = {name_of(row.ours, which): row.ours for row in rows for which in (A, B)}
+    factors = {name_of(row.ours, which): row.ours for row in rows for which in (A, B)}
 
     def read_both(name: str) -> Tensor:
-        if name not in own:
+        if name not in factors:
             return read(name)
-        one = own[name]
-        if name == name_of(one, A):
-            return torch.cat([read(name), read(name_of(one, TAKEN_A))], dim=-2)
-        taken = read(name_of(one, TAKEN_B)) / scales[one.name]
+        spec = factors[name]
+        if name == name_of(spec, A):
+            return torch.cat([read(name), read(name_of(spec, TAKEN_A))], dim=-2)
+        # PEFT adds the scaled product to the original weight: less the unscaled part taken out.
+        taken = read(name_of(spec, TAKEN_B)) / scales[spec.name]
         return torch.cat([read(name), -taken], dim=-1)
 
     twice = {
         "init": RANDOM,
         "rank": 2 * adapter.rank,
         "ranks": {word: 2 * rank for word, rank in adapter.ranks.items()},
+        # Keeps alpha / rank, or alpha / sqrt(rank), at twice the rank.
         "alpha": adapter.alpha * (2**0.5 if adapter.rank_stabilized else 2),
     }
     return replace(adapter, **twice), read_both
 
 
-def load_adapters(place: Path, model: nn.Module, section: Model, adapter: LoRA) -> None:
-    """Fill what an adapter adds, or what this rank has of it, from a folder of PEFT, in place.
+def load_adapters(folder: Path, model: nn.Module, section: Model, adapter: LoRA) -> None:
+    """Fill an adapter's tensors, or this rank's shards, from a PEFT folder, in place.
 
-    section: that the model was built with. Raises CheckpointError for what does not fit.
+    section: the model's config. Raises CheckpointError for a misfit.
     """
     assert isinstance(section, Decoder), section
-    rows, tensors = _rows_of(place, section), exact_state(model)
+    rows, tensors = _rows_of(folder, section), exact_state(model)
     try:
-        with safe_open(place / WEIGHTS, framework="pt") as file:
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        copied = read_config(place).get("modules_to_save") or []
-        found = peft.read_whole(rows, adapter, stored, copied)
-        for one in peft.places(rows, adapter):
-            found |= peft.read_place(one, adapter, stored)
-        _refuse_others(place, rows, adapter, stored, tensors)
-        for name, values in found.items():
+        copied = read_config(folder).get("modules_to_save") or []
+        values_by_name = peft.read_whole(rows, adapter, stored, copied)
+        for place in peft.places(rows, adapter):
+            values_by_name |= peft.read_place(place, adapter, stored)
+        _refuse_others(folder, rows, adapter, stored, tensors)
+        for name, values in values_by_name.items():
             if name in tensors:
-                _check(place, name, tensors[name], values)
+                _check(folder, name, tensors[name], values)
                 copy_local(tensors[name], values)
         round_masters(model)
     except KeyError as error:
-        what = f"{place / WEIGHTS} has no tensor {error.args[0]}"
+        message = f"{folder / WEIGHTS} has no tensor {error.args[0]}"
         keys = "adapter.target_modules, adapter.bias or adapter.modules_to_save"
-        raise CheckpointError(f"{what}, which {keys} names here") from None
+        raise CheckpointError(f"{message}, which {keys} names here") from None
     except CheckpointError:
         raise
     except ValueError as error:
-        raise CheckpointError(f"{place}: {error}") from None
+        raise CheckpointError(f"{folder}: {error}") from None
 
 
 def _refuse_others(
-    place: Path,
+    folder: Path,
     rows: Sequence[Row],
     adapter: LoRA,
     stored: Mapping[str, Tensor],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Raise CheckpointError where a folder has a tensor that would be left out, but for copies of
-    weights of the base, which PEFT adds to those of an embedding.
+    """Raise CheckpointError for a stored tensor left out by the load.
+
+    Exempt are copies of base weights, added by PEFT to the adapters of an embedding.
     """
     for name, row in peft.unread(rows, adapter, stored).items():
         ours = None if row is None else tensors.get(row.ours.name)
@@ -153,44 +159,48 @@ def _refuse_others(
             transposed = row.theirs.transposed
             if ours is not None and _is_copy(ours, stored[name], transposed=transposed):
                 continue
-            fix = f"adapter.modules_to_save=[{row.ours.name}]"
+            hint = f"adapter.modules_to_save=[{row.ours.name}]"
             if row.ours.role == BIAS:
-                fix = f"adapter.bias=lora or all, or {fix}"
+                hint = f"adapter.bias=lora or all, or {hint}"
         else:
-            fix = "adapter.target_modules of the folder's target_modules"
-            fix += ", or merge the adapters into its base with PEFT"
-        what = f"{place / WEIGHTS} has {name}, which this run's adapter does not train"
-        raise CheckpointError(f"{what} and would leave out. Choose {fix}")
+            hint = "adapter.target_modules of the folder's target_modules"
+            hint += ", or merge the adapters into its base with PEFT"
+        message = f"{folder / WEIGHTS} has {name}, which this run's adapter does not train"
+        raise CheckpointError(f"{message} and would leave out. Choose {hint}")
 
 
-def _is_copy(ours: Tensor, theirs: Tensor, *, transposed: bool) -> bool:
-    """Whether a stored tensor has the values of a parameter, in the format of either."""
-    values = theirs.T if transposed and theirs.dim() > 1 else theirs
+def _is_copy(ours: Tensor, stored: Tensor, *, transposed: bool) -> bool:
+    """Whether a stored tensor has the values of a parameter, in either format."""
+    values = stored.T if transposed and stored.dim() > 1 else stored
     if ours.shape != values.shape:
         return False
     mine = local(ours).detach()
-    same = select(values, owned(ours)).to(mine.device)
-    return torch.equal(mine.to(same.dtype), same) or torch.equal(mine, same.to(mine.dtype))
+    shard = select(values, owned(ours)).to(mine.device)
+    return torch.equal(mine.to(shard.dtype), shard) or torch.equal(mine, shard.to(mine.dtype))
 
 
-def _check(place: Path, name: str, ours: Tensor, theirs: Tensor) -> None:
-    if ours.shape != theirs.shape:
-        what = f"{name} is {tuple(theirs.shape)} there and {tuple(ours.shape)} here"
-        raise CheckpointError(f"{place} does not fit this model: {what}. Choose the same adapter")
+def _check(folder: Path, name: str, ours: Tensor, stored: Tensor) -> None:
+    if ours.shape != stored.shape:
+        message = f"{name} is {tuple(stored.shape)} there and {tuple(ours.shape)} here"
+        raise CheckpointError(
+            f"{folder} does not fit this model: {message}. Choose the same adapter"
+        )
 
 
-def _rows_of(place: Path, section: Decoder) -> Sequence[Row]:
-    """The rows of the family in whose names a folder of PEFT is."""
-    with safe_open(place / WEIGHTS, framework="pt") as file:
+def _rows_of(folder: Path, section: Decoder) -> Sequence[Row]:
+    """Find the family rows matching the tensor names of a PEFT folder."""
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
         names = {name.removeprefix(peft.PREFIX) for name in file.keys()}  # noqa: SIM118
     unknown = names
     for family in folders.all_families():
         if not family.unsaid(section):
             rows = family.rows(section)
             modules = {row.theirs.name.rpartition(".")[0] for row in rows}
-            left = {n for n in names if not any(n.startswith(f"{one}.") for one in modules)}
-            if not left:
+            unmatched = {
+                n for n in names if not any(n.startswith(f"{module}.") for module in modules)
+            }
+            if not unmatched:
                 return rows
-            unknown = min(unknown, left, key=len)
-    what = f"{place} has {min(unknown)}, which is beside no matrix of this model"
-    raise CheckpointError(f"{what}. Choose the base that its adapters are of")
+            unknown = min(unknown, unmatched, key=len)
+    message = f"{folder} has {min(unknown)}, which is beside no matrix of this model"
+    raise CheckpointError(f"{message}. Choose the base that its adapters are of")

@@ -52,7 +52,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trained:
-    """A model with its weights on its device, and the checkpoint they are from."""
+    """A model with weights on its device, and the checkpoint of these weights."""
 
     config: Config
     model: nn.Module
@@ -71,19 +71,19 @@ def load_run(
 ) -> Trained:
     """Load the model of a run directory (its newest usable checkpoint) or of a step_N directory.
 
-    Its weights are in the format that they were multiplied in, or in the fp32 that is stored; on a
-    CPU and on mps in fp32. trust: prefixes of modules outside of forge that it may be built from.
-    device: None = as in the run, or the CPU where there is no GPU. Raises ValueError when there is
-    no checkpoint, it does not fit, or needs untrusted code.
+    Weights get the format of the run's products, or the stored fp32; on a CPU and on mps always
+    fp32. trust: prefixes of trusted modules outside of forge for building the model. device: None =
+    as in the run, or the CPU without a GPU. Raises ValueError for a missing checkpoint, a misfit,
+    or untrusted code.
     """
     return checkpoints.read_whole(run, partial(_trained, trust=trust, fp32=fp32, device=device))
 
 
 def _trained(
-    found: Saved, *, trust: Sequence[str], fp32: bool, device: torch.device | None
+    checkpoint: Saved, *, trust: Sequence[str], fp32: bool, device: torch.device | None
 ) -> Trained:
-    """The model of one checkpoint, see `load_run`."""
-    config = config_of(found.path, trust=trust)
+    """Build and fill the model of one checkpoint, see `load_run`."""
+    config = config_of(checkpoint.path, trust=trust)
     kind = device.type if device is not None else config.run.device
     if device is None and kind != "cpu" and not torch.get_device_module(kind).is_available():
         kind = "cpu"
@@ -91,8 +91,8 @@ def _trained(
         precision = replace(config.precision, mixed_precision="fp32", residual_dtype="fp32")
         config = replace(config, precision=precision)
     config = replace(config, run=replace(config.run, device=kind))
-    own = set_up(config)
-    device = device if device is not None and device.index is not None else own
+    run_device = set_up(config)
+    device = device if device is not None and device.index is not None else run_device
     adapter = adapter_of(config)
     with torch.device("meta"):
         model = make_model(config.model, trust)
@@ -101,7 +101,7 @@ def _trained(
     adapter.activate(model)
     allocate(model, device)
     model.reset_buffers()
-    load(found.path, model=model, trust=trust)
+    load(checkpoint.path, model=model, trust=trust)
     check_buffers(model)
     if not fp32:
         round_weights(plain_parameters(model), FORMATS[config.precision.param_dtype])
@@ -114,21 +114,21 @@ def _trained(
     return Trained(
         config=config,
         model=model.eval(),
-        tokenizer=tokenizer_of(found.path),
+        tokenizer=tokenizer_of(checkpoint.path),
         device=device,
-        path=found.path,
-        step=found.meta["step"],
+        path=checkpoint.path,
+        step=checkpoint.meta["step"],
     )
 
 
 def config_of(path: Path, *, trust: Sequence[str]) -> Config:
-    """The config inside a checkpoint. Raises CheckpointError, also for code that is not trusted."""
+    """Read the config inside a checkpoint. Raises CheckpointError, also for untrusted code."""
     with _readable(path / CONFIG, AttributeError):
         return saved_config.load(path / CONFIG, trust=trust)
 
 
 def tokenizer_of(path: Path) -> Tokenizer:
-    """The tokenizer inside a checkpoint. Raises CheckpointError."""
+    """Read the tokenizer inside a checkpoint. Raises CheckpointError."""
     with _readable(path / TOKENIZER, Exception):  # of the tokenizers library
         return Tokenizer.load(path / TOKENIZER)
 
@@ -146,47 +146,46 @@ def load(
     trust: Sequence[str] = (),
     group: dist.ProcessGroup | None = None,
 ) -> Tensors:
-    """Load weights, and the state of an optimizer where one is given, in place; returns the tensors
-    of callbacks. adapters: load these too, and their base, which may be in `init_from` by now; else
-    they keep what they have.
+    """Load weights, and the state of a given optimizer, in place; returns the callbacks' tensors.
 
-    Parameters whose names begin with a prefix of `exclude` keep what they have, without optimizer
-    state; so do, when the model was `changed` on purpose, those that do not fit, with a warning.
-    Raises CheckpointError naming the parameters that only one side has or that differ in shape, and
-    a prefix that fits no parameter, and Damaged, on all ranks of the group. trust: as of
-    `config_of`, for a base. group: of all ranks; each may have other parameters.
+    Parameters with a prefix of `exclude` keep their values, without optimizer state; so do misfits
+    of a model `changed` on purpose, with a warning. adapters: load adapters too, and their base,
+    perhaps moved to `init_from`; else adapters keep their values. Raises CheckpointError naming the
+    parameters of one side only or of different shape, and an unused prefix, and Damaged, on all
+    ranks of the group. trust: as of `config_of`, for a base. group: of all ranks; parameters may
+    differ by rank.
     """
     with _readable(path), checked(path, group):
         stored = tensor_storage.stored(path / WEIGHTS)
-    theirs = {name: tuple(what.size) for name, what in _below("model/", stored).items()}
-    own, packed = _state(model, theirs, adapters=adapters)
+    stored_shapes = {name: tuple(meta.size) for name, meta in _below("model/", stored).items()}
+    state, packed = _state(model, stored_shapes, adapters=adapters)
     base = Saved(path).meta.get(BASE) if adapters else None
     if base is not None:
         _load_base(base, path, init_from, model, trust, group)
-        own = {name: values for name, values in own.items() if name in theirs or is_added(name)}
+        state = {k: v for k, v in state.items() if k in stored_shapes or is_added(k)}
         packed = []
-    shapes = _shapes(own, packed, group)
-    kept = _kept(path, shapes, theirs, exclude, changed)
-    wanted = prefixed("model", {name: own[name] for name in sorted(kept & set(own))})
+    shapes = _shapes(state, packed, group)
+    fitting = _kept(path, shapes, stored_shapes, exclude, changed)
+    targets = prefixed("model", {name: state[name] for name in sorted(fitting & set(state))})
     if optimizer is not None:
-        for key, what in _below("callbacks/", stored).items():
-            wanted[f"callbacks/{key}"] = _like(None, what)
-        for key, what in _below("optimizer/", stored).items():
+        for key, meta in _below("callbacks/", stored).items():
+            targets[f"callbacks/{key}"] = _like(None, meta)
+        for key, meta in _below("optimizer/", stored).items():
             name, _, entry = key.rpartition("/")
-            if with_optimizer_state and name in kept and name in own:
-                wanted[f"optimizer/{key}"] = _like(own[name], what, in_parts="." in entry)
+            if with_optimizer_state and name in fitting and name in state:
+                targets[f"optimizer/{key}"] = _like(state[name], meta, in_parts="." in entry)
     with _readable(path):
         with checked(path, group):
-            tensor_storage.load(wanted, path / WEIGHTS, group=group)
-            for one in packed:
-                if one.name in kept:
-                    _pack(one, path / WEIGHTS, stored[f"model/{one.name}"])
+            tensor_storage.load(targets, path / WEIGHTS, group=group)
+            for matrix in packed:
+                if matrix.name in fitting:
+                    _pack(matrix, path / WEIGHTS, stored[f"model/{matrix.name}"])
         if base is not None:
             leave_rest(model)
         round_masters(model)
         if optimizer is not None and with_optimizer_state:
-            restore_optimizer(model, optimizer, _below("optimizer/", wanted))
-    return _below("callbacks/", wanted)
+            restore_optimizer(model, optimizer, _below("optimizer/", targets))
+    return _below("callbacks/", targets)
 
 
 def load_weights(
@@ -198,27 +197,30 @@ def load_weights(
     trust: Sequence[str] = (),
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Load the weights of a checkpoint, a .safetensors file or a Hugging Face folder, see `load`;
-    adapters that it has are merged, and those of the model keep what they have.
+    """Load weights of a checkpoint, a .safetensors file or a Hugging Face folder, see `load`.
 
-    section: that the model was built with, whose new rows of vocabulary begin as means.
+    Stored adapters are merged; the model's adapters keep their values. section: the model's config,
+    whose new rows of vocabulary begin as means.
     """
     specs = list(section.tensors()) if isinstance(section, DecoderConfig) else []
     if is_folder(path):
         assert isinstance(section, DecoderConfig), path
         try:
-            own = _state(model, (), adapters=False)[0]
-            load_folder(path, section, own, exclude, packed_in(model))
+            state = _state(model, (), adapters=False)[0]
+            load_folder(path, section, state, exclude, packed_in(model))
         except ValueError as error:
             raise CheckpointError(str(error)) from error
     elif path.is_dir() and BASE in Saved(path).meta:
         with checked(path, group):
-            found = Merged(path, config_of(path, trust=trust))
-            read, shapes = widening(found.__getitem__, specs), with_new_rows(specs, found.shapes())
+            source = Merged(path, config_of(path, trust=trust))
+            read, shapes = (
+                widening(source.__getitem__, specs),
+                with_new_rows(specs, source.shapes()),
+            )
             _fill(path, model, read, shapes, exclude, group)
     elif path.is_dir():
         tables = tables_with_new_rows(path, specs, exclude, group)
-        apart = (*exclude, *(one.name for one in tables))
+        apart = (*exclude, *(table.name for table in tables))
         load(path, model=model, exclude=apart, adapters=False, group=group)
         if tables:
             fill_tables(path, config_of(path, trust=trust), model, tables, group)
@@ -235,15 +237,15 @@ def _load_base(
     trust: Sequence[str],
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Load what the adapters of a checkpoint stand beside."""
+    """Load the base weights of a checkpoint's adapters."""
     config = config_of(path, trust=trust)
-    place = located(base, path, init_from)
+    base_path = located(base, path, init_from)
     exclude = tuple(config.checkpoint.exclude_from_loading)
-    if place is None or exclude:
+    if base_path is None or exclude:
         fill(model, config.seed)
-    if place is not None:
-        more = {"exclude": exclude, "trust": trust, "group": group}
-        load_weights(place, model=model, section=config.model, **more)
+    if base_path is not None:
+        options = {"exclude": exclude, "trust": trust, "group": group}
+        load_weights(base_path, model=model, section=config.model, **options)
 
 
 def _load_file(
@@ -268,28 +270,28 @@ def _load_file(
 def _fill(
     path: Path,
     model: nn.Module,
-    whole: Callable[[str], Tensor],
+    read: Callable[[str], Tensor],
     shapes: Shapes,
     exclude: tuple[str, ...],
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Give a model the weights that a path has, one whole tensor at a time."""
-    own, packed = _state(model, shapes, adapters=False)
-    kept = _kept(path, _shapes(own, packed, group), shapes, exclude, changed=False)
-    for name in kept & set(own):
-        copy_local(own[name], whole(name))
-    for one in packed:
-        if one.name in kept:
-            one.fill(partial(select, whole(one.name)))
+    """Give a model the weights of a path, one whole tensor at a time."""
+    state, packed = _state(model, shapes, adapters=False)
+    fitting = _kept(path, _shapes(state, packed, group), shapes, exclude, changed=False)
+    for name in fitting & set(state):
+        copy_local(state[name], read(name))
+    for matrix in packed:
+        if matrix.name in fitting:
+            matrix.fill(partial(select, read(matrix.name)))
 
 
-def _like(parameter: Tensor | None, what: Any, *, in_parts: bool = False) -> Tensor:
-    """Room for a stored tensor, laid out as its parameter is where the shapes are equal.
+def _like(parameter: Tensor | None, stored: Any, *, in_parts: bool = False) -> Tensor:
+    """Allocate room for a stored tensor, laid out as its parameter if the shapes are equal.
 
-    in_parts: it is a part of such a tensor, as 'exp_avg.codes' is of exp_avg: with rows of another
-    length, which are whole here.
+    in_parts: a part of an optimizer entry, as 'exp_avg.codes' of exp_avg, with uncut rows of
+    another length.
     """
-    dtype, shape = what.properties.dtype, tuple(what.size)
+    dtype, shape = stored.properties.dtype, tuple(stored.size)
     if not isinstance(parameter, DTensor):
         return torch.empty(shape, dtype=dtype)
     if shape == tuple(parameter.shape):
@@ -300,19 +302,17 @@ def _like(parameter: Tensor | None, what: Any, *, in_parts: bool = False) -> Ten
 
 
 def _whole_rows(parameter: DTensor, shape: tuple[int, ...], dtype: torch.dtype) -> DTensor:
-    """Room on the CPU for rows of another length, of which a rank has those that it has of a
-    parameter.
-    """
+    """Allocate on the CPU this rank's rows of a parameter, with rows of another length."""
     last = parameter.ndim - 1
-    places = [Replicate() if cut_dim(one) == last else one for one in parameter.placements]
+    placements = [Replicate() if cut_dim(p) == last else p for p in parameter.placements]
     part = torch.empty(*parameter.to_local().shape[:-1], shape[-1], dtype=dtype)
     stride, mesh = torch.empty(shape, device="meta").stride(), parameter.device_mesh
     size = torch.Size(shape)
-    return DTensor.from_local(part, mesh, places, run_check=False, shape=size, stride=stride)
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=size, stride=stride)
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
-    """Give an optimizer the state that `optimizer_tensors` took."""
+    """Give an optimizer the state taken by `optimizer_tensors`."""
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     ordered = (names[p] for group in optimizer.param_groups for p in group["params"])
     numbers = {name: number for number, name in enumerate(ordered)}
@@ -326,56 +326,56 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
 
 
 def _state(
-    model: nn.Module, theirs: Collection[str], *, adapters: bool
+    model: nn.Module, stored_names: Collection[str], *, adapters: bool
 ) -> tuple[Tensors, list[Packed]]:
-    """What is loaded as it is, with what adapters add or without, and what is made of weights that
-    are whole there.
+    """Split a model into tensors loaded as stored, and packed matrices stored whole.
+    adapters: with the tensors added by adapters.
     """
-    packed = [one for one in packed_in(model) if one.names[0] not in theirs]
-    parts = {name for one in packed for name in one.names}
+    packed = [matrix for matrix in packed_in(model) if matrix.names[0] not in stored_names]
+    parts = {name for matrix in packed for name in matrix.names}
     state = exact_state(model)
-    left = {name for name in state if is_added(name) and not adapters} | parts
-    return {name: values for name, values in state.items() if name not in left}, packed
+    excluded = {name for name in state if is_added(name) and not adapters} | parts
+    return {name: values for name, values in state.items() if name not in excluded}, packed
 
 
-def _pack(one: Packed, folder: Path, what: Any) -> None:
-    """Fill what is packed from a checkpoint, of which this rank reads its own rows."""
-    codes = one.parameters()["codes"]
-    shape, dtype = tuple(what.size), what.properties.dtype
+def _pack(matrix: Packed, folder: Path, stored: Any) -> None:
+    """Fill a packed matrix from a checkpoint; each rank reads only its own rows."""
+    codes = matrix.parameters()["codes"]
+    shape, dtype = tuple(stored.size), stored.properties.dtype
     room = _whole_rows(codes, shape, dtype) if isinstance(codes, DTensor) else None
     room = torch.empty(shape, dtype=dtype) if room is None else room
-    tensor_storage.load({f"model/{one.name}": room}, folder, alone=True)
-    one.fill(one.rows_of(local(room)))
+    tensor_storage.load({f"model/{matrix.name}": room}, folder, alone=True)
+    matrix.fill(matrix.rows_of(local(room)))
 
 
-def _shapes(own: Tensors, packed: list[Packed], group: dist.ProcessGroup | None) -> Shapes:
-    """Names and shapes of the whole model, of which each stage of a pipeline has a part."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
-    shapes |= {one.name: one.shape for one in packed}
+def _shapes(tensors: Tensors, packed: list[Packed], group: dist.ProcessGroup | None) -> Shapes:
+    """Gather names and shapes of the whole model from all stages of a pipeline."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    shapes |= {matrix.name: matrix.shape for matrix in packed}
     if group is None:
         return shapes
     of_ranks: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(of_ranks, shapes, group=group)
-    return {name: shape for each in of_ranks for name, shape in each.items()}
+    return {name: shape for rank_shapes in of_ranks for name, shape in rank_shapes.items()}
 
 
 def _kept(
-    path: Path, own: Shapes, stored: Shapes, exclude: tuple[str, ...], changed: bool
+    path: Path, model_shapes: Shapes, stored: Shapes, exclude: tuple[str, ...], changed: bool
 ) -> set[str]:
     for prefix in exclude:
-        if not any(name.startswith(prefix) for name in own):
-            what = f"no parameter of this model begins with {prefix!r}"
-            raise CheckpointError(f"checkpoint.exclude_from_loading: {what}")
-    ours = {name: shape for name, shape in own.items() if not name.startswith(exclude)}
-    theirs = {name: shape for name, shape in stored.items() if not name.startswith(exclude)}
-    faults = misfits(ours, theirs)
+        if not any(name.startswith(prefix) for name in model_shapes):
+            message = f"no parameter of this model begins with {prefix!r}"
+            raise CheckpointError(f"checkpoint.exclude_from_loading: {message}")
+    ours = {name: shape for name, shape in model_shapes.items() if not name.startswith(exclude)}
+    saved = {name: shape for name, shape in stored.items() if not name.startswith(exclude)}
+    faults = misfits(ours, saved)
     if faults:
         shown = listed(list(faults.values()))
         if not changed:
-            fix = "Choose the model it was trained with, or checkpoint.exclude_from_loading"
-            raise CheckpointError(f"{path} does not fit this model: {shown}. {fix}")
-        what = "the model was changed, so what does not fit begins with its initial value: %s"
-        log.warning(what, shown)
+            hint = "Choose the model it was trained with, or checkpoint.exclude_from_loading"
+            raise CheckpointError(f"{path} does not fit this model: {shown}. {hint}")
+        message = "the model was changed, so what does not fit begins with its initial value: %s"
+        log.warning(message, shown)
     return set(ours) - set(faults)
 
 
@@ -385,16 +385,16 @@ def _below(prefix: str, items: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _readable(path: Path, *kinds: type[Exception]) -> Iterator[None]:
-    """What is wrong with a file becomes a CheckpointError in one line."""
+    """Turn the fault of a file into a CheckpointError in one line."""
     try:
         yield
     except Damaged:
         raise
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, *kinds) as error:
         reason = next(iter(str(error).splitlines()), "no details")
-        what = f"{path} cannot be read ({type(error).__name__}: {reason})"
-        # A config that names code which is not trusted says itself what to do.
-        fix = (
+        message = f"{path} cannot be read ({type(error).__name__}: {reason})"
+        # The message about untrusted code in a config already says what to do.
+        hint = (
             "" if path.name == CONFIG and type(error) is ValueError else "; take another checkpoint"
         )
-        raise CheckpointError(f"{what}{fix}") from error
+        raise CheckpointError(f"{message}{hint}") from error

@@ -1,4 +1,4 @@
-"""Copies of what is saved while training goes on, in one buffer on the host."""
+"""Host copies of tensors under save while training goes on, in one buffer."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from torch import Tensor
 
 from forge.tensors.local import local
 
-ALIGNED = 64
+ALIGNED = 64  # bytes; a view in another dtype needs an aligned offset
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copies:
-    """done: what this rank holds of each tensor, by name, on the host. copied: when a GPU has
-    written all of it, where one does so by itself.
+    """Host copies of this rank's shards.
+
+    done: the copies by name. copied: recorded after a GPU's last write, for pinned memory.
     """
 
     done: Future[dict[str, Tensor]]
     copied: torch.cuda.Event | None = None
 
     def wait_to_write(self) -> None:
-        """Until what was copied may be changed: on a GPU by what it is given from then on. Raises
-        what failed.
+        """Wait until copied tensors may change; on a GPU only later queued work waits.
+
+        Raises failures of the copy.
         """
         if self.copied is not None:
             self.copied.wait()
@@ -35,10 +37,11 @@ class Copies:
 
 
 class Staging:
-    """Makes copies in a thread of its own. The buffer stays from save to save.
+    """Copies tensors in a separate thread, into one buffer reused from save to save.
 
-    pinned: page-locked, so that a GPU writes to it by itself. It is pinned as one tensor, since
-    torch's own allocator of pinned memory rounds each one up to a power of two.
+    pinned: page-locked memory, for writes by the GPU without the thread. The buffer is pinned as
+    one tensor, since torch's own allocator of pinned memory rounds each tensor up to a power of
+    two.
     """
 
     def __init__(self, *, pinned: bool) -> None:
@@ -48,13 +51,14 @@ class Staging:
         self._stream: torch.cuda.Stream | None = None
 
     def copy(self, tensors: Mapping[str, Tensor]) -> Copies:
-        """Begin to copy, over what an earlier call gave."""
+        """Begin to copy, over the copies of an earlier call."""
         owned = {name: local(tensor.detach()) for name, tensor in tensors.items()}
         device = next((tensor.device for tensor in owned.values() if tensor.is_cuda), None)
         room = self._room(owned)
         if device is None:
             return Copies(done=self._thread.submit(_copy, owned, room))
         stream = self._stream = self._stream or torch.cuda.Stream(device)
+        # The copies follow the update still queued on the current stream.
         stream.wait_stream(torch.cuda.current_stream(device))
         if not self.pinned:
             return Copies(done=self._thread.submit(_copy, owned, room, stream))
@@ -70,9 +74,9 @@ class Staging:
         self._release()
 
     def _room(self, owned: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        places, end = {}, 0
+        ranges, end = {}, 0
         for name, tensor in owned.items():
-            places[name] = slice(end, end + tensor.nbytes)
+            ranges[name] = slice(end, end + tensor.nbytes)
             end += -(-tensor.nbytes // ALIGNED) * ALIGNED
         if end > len(self._buffer):
             self._release()
@@ -81,13 +85,13 @@ class Staging:
                 buffer = self._buffer
                 _check(_cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
         return {
-            name: self._buffer[places[name]].view(tensor.dtype).view(tensor.shape)
+            name: self._buffer[ranges[name]].view(tensor.dtype).view(tensor.shape)
             for name, tensor in owned.items()
         }
 
     def _release(self) -> None:
         if self.pinned and len(self._buffer):
-            torch.cuda.synchronize()  # what is still copied there
+            torch.cuda.synchronize()  # copies into the buffer may be running
             _check(_cudart().cudaHostUnregister(self._buffer.data_ptr()))
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
@@ -95,7 +99,7 @@ class Staging:
 def _copy(
     owned: Mapping[str, Tensor], room: dict[str, Tensor], stream: torch.cuda.Stream | None = None
 ) -> dict[str, Tensor]:
-    with torch.cuda.stream(stream):  # nothing where there is none
+    with torch.cuda.stream(stream):  # no effect for None
         for name, tensor in owned.items():
             room[name].copy_(tensor)
     return room

@@ -1,9 +1,9 @@
-"""Tensors in a folder: torch.distributed.checkpoint with a storage of our own, raw bytes and an
+"""Tensors in a folder: torch.distributed.checkpoint (DCP) with forge's storage, raw bytes and an
 index in JSON, tensors.json.
 
-DCP's own file system storage pickles its index, and loading a foreign checkpoint may then run any
-code. Its Hugging Face storage (safetensors) has no checksums, and no index that shows that the file
-of a rank is missing; see docs/runs.md.
+DCP's file system storage pickles the index, and loading a foreign checkpoint may then run any
+code. DCP's Hugging Face storage (safetensors) has no checksums, and no index to reveal a rank's
+missing file; see docs/runs.md.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from forge.rundir.tensor_sums import BLOCK, INDEX
 from forge.training.checkpoints.damage import DamagedBytes
 
 FORMAT = 2
-THREADS = 4  # of a rank, that write or read files
-FILE_BYTES = 1 << 26  # are worth a file and a thread of their own
-# By name; a quantized tensor is more than its bytes, and cannot be saved.
+THREADS = 4  # of a rank, for writing or reading files
+FILE_BYTES = 1 << 26  # enough for a separate file and thread
+# By name; a quantized tensor has a scale besides the bytes, and cannot be saved.
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
@@ -65,7 +65,7 @@ DTYPES = {
 @dataclass(frozen=True)
 class Chunk:
     """A box of a tensor, [offsets, offsets + sizes): row-major, little-endian, from byte `start` of
-    `file`. crc32: of each BLOCK of its bytes, the last of which may be shorter.
+    `file`. crc32: of each BLOCK of the bytes; the last block may be shorter.
     """
 
     offsets: tuple[int, ...]
@@ -82,10 +82,10 @@ def save(
     copies: Mapping[str, Tensor] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Save tensors, DTensors among them, into a new folder; all ranks of the group call it.
+    """Save tensors, DTensors among them, into a new folder; called by all ranks of the group.
 
-    copies: by name what is written in place of what this rank holds of each tensor. Raises OSError,
-    and ValueError in one line.
+    copies: by name, written in place of this rank's shards. Raises OSError, and ValueError in one
+    line.
     """
     planner = _CopyPlanner(copies) if copies is not None else None
     with _cause():
@@ -101,28 +101,29 @@ def load(
     group: dist.ProcessGroup | None = None,
     alone: bool = False,
 ) -> None:
-    """Load into tensors, in place, whatever layout saved them; a rank reads no more than it holds.
+    """Load into tensors, in place, from any saved layout; a rank reads only its own boxes.
 
-    alone: other ranks do not call it.
+    alone: called without the other ranks.
 
-    Raises OSError, and ValueError in one line; DamagedBytes where a checksum does not match.
+    Raises OSError, and ValueError in one line; DamagedBytes for a wrong checksum.
     """
-    # An Apple GPU is not for several threads.
-    threads = 1 if any(one.device.type == "mps" for one in tensors.values()) else THREADS
+    # Several threads may not copy to an Apple GPU at once.
+    threads = 1 if any(tensor.device.type == "mps" for tensor in tensors.values()) else THREADS
     reader = _TensorReader(folder, threads)
     with _cause():
         state_dict_loader.load(tensors, storage_reader=reader, process_group=group, no_dist=alone)
 
 
 def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
-    """Sizes and dtypes by name, without reading tensors. Raises OSError, and DamagedBytes when the
-    index is damaged or of another format.
+    """Sizes and dtypes by name, without reading tensors.
+
+    Raises OSError, and DamagedBytes for a damaged index or another format.
     """
     return _read_index(folder).state_dict_metadata  # type: ignore[return-value]
 
 
 class _Folder:
-    """A storage of DCP in one folder that is given."""
+    """A DCP storage in one given folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -148,8 +149,8 @@ class TensorWriter(_Folder, StorageWriter):
                 raise ValueError(f"{name!r} is no tensor, and only tensors are saved")
             layout, dtype = data.properties.layout, data.properties.dtype
             if layout != torch.strided or dtype not in DTYPES.values():
-                what = f"{name!r} is a {layout} tensor of {dtype}"
-                raise ValueError(f"{what}, and only dense, unquantized ones are saved")
+                message = f"{name!r} is a {layout} tensor of {dtype}"
+                raise ValueError(f"{message}, and only dense, unquantized ones are saved")
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -174,12 +175,12 @@ class TensorWriter(_Folder, StorageWriter):
         """Write the index, a tensor a line."""
         chunks = {result.index: result.storage_data for result in chain.from_iterable(results)}
         lines = []
-        for name, what in metadata.state_dict_metadata.items():
-            assert isinstance(what, TensorStorageMetadata)
+        for name, meta in metadata.state_dict_metadata.items():
+            assert isinstance(meta, TensorStorageMetadata)
             entry = {
-                "dtype": str(what.properties.dtype).removeprefix("torch."),
-                "size": what.size,
-                "chunks": [asdict(chunks[MetadataIndex(name, c.offsets)]) for c in what.chunks],
+                "dtype": str(meta.properties.dtype).removeprefix("torch."),
+                "size": meta.size,
+                "chunks": [asdict(chunks[MetadataIndex(name, c.offsets)]) for c in meta.chunks],
             }
             lines.append(f"{json.dumps(name)}: {json.dumps(entry)}")
         text = f'{{"format": {FORMAT}, "tensors": {{\n' + ",\n".join(lines) + "\n}}\n"
@@ -188,7 +189,7 @@ class TensorWriter(_Folder, StorageWriter):
 
 
 class _CopyPlanner(DefaultSavePlanner):
-    """Plans by the tensors of a run, and has copies of them written, which no update changes."""
+    """Plans by a run's tensors, and writes the copies, safe from updates, in their place."""
 
     def __init__(self, copies: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -199,10 +200,10 @@ class _CopyPlanner(DefaultSavePlanner):
 
 
 class _TensorReader(_Folder, StorageReader):
-    """Reads what TensorWriter wrote, each block checked against its checksum.
+    """Reads files of TensorWriter, each block checked against the checksum.
 
-    An index that cannot be read is reported by set_up_storage_reader: what read_metadata raises,
-    DCP logs with a traceback and turns into an AssertionError.
+    An unreadable index is reported by set_up_storage_reader: DCP logs errors of read_metadata with
+    a traceback and turns them into an AssertionError.
     """
 
     def __init__(self, folder: Path, threads: int) -> None:
@@ -232,11 +233,11 @@ class _TensorReader(_Folder, StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         def read(item: ReadItem) -> None:
             name, chunk = item.storage_index.fqn, self._index.storage_data[item.storage_index]
-            what = self._index.state_dict_metadata[name]
-            assert isinstance(what, TensorStorageMetadata)
+            meta = self._index.state_dict_metadata[name]
+            assert isinstance(meta, TensorStorageMetadata)
             path = self.folder / chunk.file
             with _naming(path):
-                content = _read(path, name, what.properties.dtype, chunk, item)
+                content = _read(path, name, meta.properties.dtype, chunk, item)
             target = planner.resolve_tensor(item).detach()
             assert target.shape == content.shape, item
             target.copy_(content)
@@ -248,14 +249,14 @@ class _TensorReader(_Folder, StorageReader):
 
 
 def _read_index(folder: Path) -> Metadata:
-    """The index in the terms of DCP; its storage_data: each Chunk by tensor and offsets."""
+    """Read the index as DCP metadata; storage_data: each Chunk by tensor and offsets."""
     path = folder / INDEX
     try:
         content = read_json(path)
-        if (found := content["format"]) != FORMAT:
-            raise ValueError(f"it has format {found}, and this version reads format {FORMAT}")
+        if (version := content["format"]) != FORMAT:
+            raise ValueError(f"it has format {version}, and this version reads format {FORMAT}")
         tensors: dict[str, Any] = {}
-        places: dict[MetadataIndex, Chunk] = {}
+        chunks: dict[MetadataIndex, Chunk] = {}
         for name, entry in content["tensors"].items():
             size, boxes = torch.Size(entry["size"]), []
             for raw in entry["chunks"]:
@@ -264,7 +265,7 @@ def _read_index(folder: Path) -> Metadata:
                     raise ValueError(f"{name!r} has the file name {chunk.file!r}")
                 offsets = torch.Size(chunk.offsets)
                 boxes.append(ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(chunk.sizes)))
-                places[MetadataIndex(name, offsets)] = chunk
+                chunks[MetadataIndex(name, offsets)] = chunk
             if sum(prod(box.sizes) for box in boxes) != prod(size):
                 raise ValueError(f"the chunks of {name!r} do not fill it")
             properties = TensorProperties(dtype=DTYPES[entry["dtype"]])
@@ -272,11 +273,11 @@ def _read_index(folder: Path) -> Metadata:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise DamagedBytes(f"{path} cannot be used: {reason}") from error
-    return Metadata(tensors, storage_data=places)
+    return Metadata(tensors, storage_data=chunks)
 
 
 def _in_files(items: list[WriteItem]) -> list[list[WriteItem]]:
-    """The items for each file of a rank: as many files, of about equal size, as are worth it."""
+    """Divide a rank's items among files of similar size: one per FILE_BYTES, at most THREADS."""
     sizes = []
     for item in items:
         assert item.tensor_data is not None
@@ -298,10 +299,10 @@ def _write(file: BufferedWriter, item: WriteItem, planner: SavePlanner) -> Write
     assert isinstance(data, Tensor)
     data = data.detach().cpu()
     if type(data) is not Tensor:
-        what = f"{item.index.fqn!r} is a {type(data).__name__}"
-        raise ValueError(f"{what}, and only plain tensors are saved; save those it is made of")
+        message = f"{item.index.fqn!r} is a {type(data).__name__}"
+        raise ValueError(f"{message}, and only plain tensors are saved; save those it is made of")
     dense = data.resolve_conj().resolve_neg().contiguous()
-    # A single element counts as contiguous whatever its stride, and with another than 1 it has no
+    # A single element counts as contiguous with any stride, but only stride 1 allows a
     # view as bytes.
     flat = dense.as_strided((dense.numel(),), (1,))
     content, start, sums = flat.view(torch.uint8).numpy().data, file.tell(), []
@@ -315,9 +316,7 @@ def _write(file: BufferedWriter, item: WriteItem, planner: SavePlanner) -> Write
 
 
 def _read(path: Path, name: str, dtype: torch.dtype, chunk: Chunk, item: ReadItem) -> Tensor:
-    """The box of a chunk that an item asks for, [*item.lengths], on the CPU; of the chunk only the
-    blocks with its rows are read.
-    """
+    """Read an item's box of a chunk, [*item.lengths], on the CPU; only blocks with these rows."""
     nbytes = prod(chunk.sizes) * dtype.itemsize
     if not chunk.sizes:
         return _bytes(path, name, chunk, nbytes, slice(0, nbytes)).view(dtype).reshape(())
@@ -330,7 +329,7 @@ def _read(path: Path, name: str, dtype: torch.dtype, chunk: Chunk, item: ReadIte
 
 
 def _bytes(path: Path, name: str, chunk: Chunk, nbytes: int, span: slice) -> Tensor:
-    """Some of a chunk's bytes; the blocks that they lie in are read and checked."""
+    """Read a span of a chunk's bytes; reads and checks the blocks around the span."""
     blocks = [
         (block, crc32)
         for block, crc32 in zip(_blocks(nbytes), chunk.crc32, strict=True)
@@ -348,8 +347,8 @@ def _bytes(path: Path, name: str, chunk: Chunk, nbytes: int, span: slice) -> Ten
             if file.readinto(part) < len(part):
                 raise DamagedBytes(f"{path} is torn: bytes of {name!r} are missing")
             if zlib.crc32(part) != crc32:
-                what = f"the bytes of {name!r} are not those that were saved"
-                raise DamagedBytes(f"{path} is damaged: {what}")
+                message = f"the bytes of {name!r} are not those that were saved"
+                raise DamagedBytes(f"{path} is damaged: {message}")
     return content[span.start - begin : span.stop - begin]
 
 
@@ -359,12 +358,11 @@ def _blocks(nbytes: int) -> list[slice]:
 
 @contextmanager
 def _cause() -> Iterator[None]:
-    """Raise what made a save or a load fail, of the first rank that failed, in place of DCP's
-    CheckpointException, which is no Exception.
+    """Raise the first failed rank's error, not DCP's CheckpointException, which is no Exception.
 
-    What is no OSError, interrupt or lack of memory becomes a ValueError in one line.
+    Any error but OSError, interrupts and lack of memory becomes a ValueError in one line.
     """
-    # DCP works without a process group, and shall not warn in each thread that there is none.
+    # DCP works without a process group, and must not warn of a missing group in each thread.
     unavailable = "torch.distributed is disabled, unavailable or uninitialized"
     warnings.filterwarnings("ignore", message=unavailable)
     try:
@@ -383,7 +381,7 @@ def _cause() -> Iterator[None]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """An OSError of a write or a read does not say of which file."""
+    """Add the file's path to an OSError of a write or a read without a file name."""
     try:
         yield
     except OSError as error:

@@ -218,20 +218,17 @@ def differences(one: Decoder, other: Decoder) -> list[Difference]:
     return list(changed.values())
 
 
+WORKED_OUT = (
+    *("mixer", "feed_forward", "moe", "ffn_dim_multiplier"),
+    *("bias", "q_bias", "k_bias", "v_bias", "o_bias", "mlp_bias"),
+)
+"""Options compared by the values they lead to, not as typed."""
+
+
 def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
     """Return the options of the computation of a layer kind, with open values worked out."""
     layer = section.of_kind(kind.name)
-    skipped = {*OF_TRAINING, *layer.mixer.unread, "mixer", "feed_forward", "moe"}
-    skipped |= {
-        *RotaryOptions.__dataclass_fields__,
-        "ffn_dim_multiplier",
-        "bias",
-        "q_bias",
-        "k_bias",
-        "v_bias",
-        "o_bias",
-        "mlp_bias",
-    }
+    skipped = {*OF_TRAINING, *layer.mixer.unread, *WORKED_OUT, *RotaryOptions.__dataclass_fields__}
     facts = {f.name: getattr(layer, f.name) for f in fields(Decoder) if f.name not in skipped}
     facts |= _positions(layer)
     facts["n_kv_heads"] = layer.kv_heads

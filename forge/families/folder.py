@@ -103,16 +103,7 @@ def read(path: str | Path) -> Folder:
 @functools.lru_cache(maxsize=8)  # the points of a sweep read the same folder
 def _read(place: Path, changed: int) -> Folder:
     file = place / CONFIG
-    try:
-        content = read_json(file)
-        inside = isinstance(content.get(TEXT), dict) and "model_type" in content[TEXT]
-        if inside:
-            above = {key: content[key] for key in OF_BOTH if key in content}
-            content = above | content[TEXT]
-        model_type = content["model_type"]
-    except (ValueError, KeyError, TypeError) as error:
-        reason = "it has no model_type" if isinstance(error, KeyError) else str(error)
-        raise FolderError(f"{file} is no config of a model: {reason}", AGAIN) from None
+    content, model_type, inside = _read_content(file)
     family = family_of(str(model_type))
     if family is None:
         family_names = ", ".join(known_family.model_type for known_family in all_families())
@@ -150,6 +141,21 @@ def _read(place: Path, changed: int) -> Folder:
         )
         raise FolderError(f"{file}: {'; '.join(ignored)}", hint)
     return folder
+
+
+def _read_content(file: Path) -> tuple[dict[str, Any], Any, bool]:
+    """The keys and type of the language model in a config.json; whether a section has the keys."""
+    try:
+        content = read_json(file)
+        inside = isinstance(content.get(TEXT), dict) and "model_type" in content[TEXT]
+        if inside:
+            above = {key: content[key] for key in OF_BOTH if key in content}
+            content = above | content[TEXT]
+        model_type = content["model_type"]
+    except (ValueError, KeyError, TypeError) as error:
+        reason = "it has no model_type" if isinstance(error, KeyError) else str(error)
+        raise FolderError(f"{file} is no config of a model: {reason}", AGAIN) from None
+    return content, model_type, inside
 
 
 def unknown_keys(folder: Folder, ignored: Collection[str]) -> tuple[str, str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from forge.config.bounds import check_bounds, element_faults, fits, kind
@@ -101,23 +101,11 @@ def _of_options(
         message = f"{kind_key} has no option '{entry[kind_key]}' that a group could have."
         yield f"{key}.{kind_key}={entry[kind_key]}", message, _meant(str(entry[kind_key]), variants)
         return
-    schemas = (
-        [variants[entry[kind_key]]]
-        if kind_key in entry
-        else [default]
-        if default
-        else [*variants.values()]
-    )
-    fields = {
-        field.name: field
-        for schema in schemas
-        for field in dataclasses.fields(schema)
-        if field.name not in OF_RUN
-    }
-    hints = {name: hint for schema in schemas for name, hint in types_of(schema).items()}
-    label = (
-        " or ".join(schema.__name__ for schema in schemas) if len(schemas) == 1 else "a schedule"
-    )
+    if kind_key in entry:
+        default = variants[entry[kind_key]]
+    schemas = [default] if default else [*variants.values()]
+    label = schemas[0].__name__ if len(schemas) == 1 else "a schedule"
+    fields, hints = _fields_and_types(schemas)
     for option, value in entry.items():
         option_key = f"{key}.{option}"
         if option == kind_key:
@@ -135,6 +123,19 @@ def _of_options(
             yield f"{option_key}={value}", f"it must be {kind(hints[option])}.", "another value"
         else:
             yield from _of_value(option_key, value, fields[option].metadata)
+
+
+def _fields_and_types(
+    schemas: Sequence[type[Any]],
+) -> tuple[dict[str, dataclasses.Field[Any]], dict[str, Any]]:
+    """The fields of the options of several schemas, and the types, by name."""
+    fields = {
+        field.name: field
+        for schema in schemas
+        for field in dataclasses.fields(schema)
+        if field.name not in OF_RUN
+    }
+    return fields, {n: hint for schema in schemas for n, hint in types_of(schema).items()}
 
 
 def _of_value(key: str, value: Any, metadata: Mapping[str, Any]) -> Iterator[Fault]:

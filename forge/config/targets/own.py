@@ -115,31 +115,56 @@ def schema(group: str, values: Mapping[str, Any]) -> type[Own]:
     parameter becomes no option.
     """
     parsed, shared = signature.read(values[TARGET]), _options(_base(group))
-    value_names = [name for name in values if not name.startswith("_") and name not in GIVEN[group]]
-    by_place = parsed.places[: _count(values.get(ARGS))] if parsed else ()
-    parameters = dict(parsed.parameters) if parsed else {}
-    for name in by_place:
-        parameters.pop(name, None)
+    parameters = _by_keyword(parsed, _count(values.get(ARGS))) if parsed else {}
     takes_any = parsed is None or parsed.anything or SECTION in parameters
+    options = _parameter_options(group, parameters, values)
+    extra = _no_parameters(group, parameters, values) if takes_any else []
+    extra += [name for name in (ARGS, PARTIAL) if name in values]
+    options |= dict.fromkeys((name for name in extra if name not in shared), REQUIRED)
+    options |= _shared_defaults(group, options)
+    defaults = tuple((name, _text(value)) for name, value in options.items() if value is not UNREAD)
+    names = shared if takes_any else parameters
+    return _schema(
+        group, values[TARGET], defaults, tuple(name for name in shared if name not in names)
+    )
+
+
+def _parameter_options(
+    group: str, parameters: Mapping[str, Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Options for the parameters of a target: with a known default, or with a value in the file."""
     options = {
         name: default
         for name, default in parameters.items()
         if name not in GIVEN[group] and (default is not UNREAD or name in values)
     }
-    options |= {name: parameters[name] for name in STEPS if name in parameters and name in values}
-    extra = [name for name in value_names if takes_any and name not in parameters]
-    extra += [name for name in (ARGS, PARTIAL) if name in values]
-    options |= dict.fromkeys((name for name in extra if name not in shared), REQUIRED)
+    steps = (name for name in STEPS if name in parameters and name in values)
+    return options | {name: parameters[name] for name in steps}
+
+
+def _no_parameters(
+    group: str, parameters: Mapping[str, Any], values: Mapping[str, Any]
+) -> list[str]:
+    """Names of values that are neither parameters of the target nor given by forge."""
+    given = (*parameters, *GIVEN[group])
+    return [name for name in values if not name.startswith("_") and name not in given]
+
+
+def _by_keyword(parsed: signature.Signature, count: int) -> dict[str, Any]:
+    """Parameters of a target, by name, without the first `count` by place."""
+    by_place = parsed.places[:count]
+    return {name: value for name, value in parsed.parameters.items() if name not in by_place}
+
+
+def _shared_defaults(group: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Defaults of the group's options; without one, where a default has another type."""
     hints = types_of(_base(group))
-    for name, default in (ABSENT.get(group, {}) | options | AUTO.get(group, {})).items():
-        if name in shared:
-            options[name] = default if default is REQUIRED or fits(default, hints[name]) else UNREAD
-    defaults = tuple((name, _text(value)) for name, value in options.items() if value is not UNREAD)
-    is_known = parsed is not None and not (parsed.anything or SECTION in parameters)
-    names = parameters if is_known else shared
-    return _schema(
-        group, values[TARGET], defaults, tuple(name for name in shared if name not in names)
-    )
+    defaults = ABSENT.get(group, {}) | options | AUTO.get(group, {})
+    return {
+        name: default if default is REQUIRED or fits(default, hints[name]) else UNREAD
+        for name, default in defaults.items()
+        if name in _options(_base(group))
+    }
 
 
 def _count(args: Any) -> int:

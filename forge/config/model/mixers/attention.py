@@ -57,7 +57,6 @@ class Attention(Mixer):
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept:
         width, head_dim, seq = numbers.width, layer.computed_head_dim, numbers.seq_len
         heads, kv_heads = -(-layer.n_heads // numbers.tp), -(-layer.kv_heads // numbers.tp)
-        of_queries = 2 * heads if layer.attention_output_gate else heads
         seen, capped, sink = layer.seen(seq), layer.attn_logits_soft_cap > 0, layer.attention_sink
         window, by_chunk = (0 < size < seq and not numbers.masked for size in layer.span)
         by_block = window and seq % seen == 0  # `forge.models.sdpa`
@@ -73,25 +72,24 @@ class Attention(Mixer):
         keys = 2 * (heads if repeated else kv_heads) * key_copies
         output = token_share * (width * heads * inner + partition)
         copied = by_block or (by_chunk and seq % seen > 0) or sink  # for the last matrix
-        parts = (
-            width
-            * heads
-            * head_dim
-            * ((1 if copied and not capped else 0) + (2 if layer.attention_output_gate else 0))
-        )
+        copies = (copied and not capped) + 2 * bool(layer.attention_output_gate)
+        parts = width * heads * head_dim * copies
         read = token_share * width * (heads + keys) * inner
         total = read + output + parts + scores + self._norms(layer, numbers)
-        all_heads = layer.n_heads * head_dim
-        wide = {"query_proj": of_queries, "key_proj": kv_heads}
-        wide |= {} if layer.share_kv_projections else {"value_proj": kv_heads}
-        tensors = {
-            name: numbers.product(number * head_dim * numbers.tp, layer.dim)
-            for name, number in wide.items()
-        }
+        tensors = self._projections(layer, numbers)
         if not capped:
             tensors["context"] = Named(bytes=output, flops=self.flops(layer, seq) / 3)
-        tensors["out_proj"] = numbers.to_stream(layer.dim, all_heads)
+        tensors["out_proj"] = numbers.to_stream(layer.dim, layer.n_heads * head_dim)
         return Kept(all=total, named=tensors)
+
+    def _projections(self, layer: LayerShape, numbers: Numbers) -> dict[str, Named]:
+        """Return the outputs of the products for queries, keys and values, by name."""
+        heads, kv_heads = -(-layer.n_heads // numbers.tp), -(-layer.kv_heads // numbers.tp)
+        width = layer.computed_head_dim * numbers.tp
+        of_queries = 2 * heads if layer.attention_output_gate else heads
+        wide = {"query_proj": of_queries, "key_proj": kv_heads}
+        wide |= {} if layer.share_kv_projections else {"value_proj": kv_heads}
+        return {name: numbers.product(number * width, layer.dim) for name, number in wide.items()}
 
     def _written_out(self, layer: LayerShape, heads: int, keys: float, numbers: Numbers) -> float:
         """Return the bytes a token of scores written out without a kernel.

@@ -89,6 +89,11 @@ ADDED = {"learned": Positions, "sinusoidal": Sinusoids}
 BUFFERED = PositionTable | Sinusoids | Router | RoutingRecord | Drawing
 
 
+def _as_scores(seen: Seen, dtype: torch.dtype) -> Seen:
+    """A mask as a summand of scores; blocks unchanged."""
+    return as_scores(seen, dtype) if isinstance(seen, Tensor) else seen
+
+
 class OutputHead(nn.Linear):
     def receive(self, hidden: Tensor, norm: nn.Module) -> Tensor:
         """Normalise hidden states; FSDP gathers the weight for this call."""
@@ -162,20 +167,44 @@ class Decoder(Balanced, nn.Module):
         """
         assert cache is None or documents is None, "a cache holds one document"
         self.noise.bits, self.jitter_width = noise, jitter
-        if cache is not None and cache.padding is not None:
-            return self._received(self._of_padded(tokens, cache, cache.padding))
         start, seq = cache.length if cache is not None else 0, tokens.shape[1]
-        if start + seq > self.max_seq_len:
+        rows: Packed | None = None
+        positions: Tensor | None = None
+        if cache is not None and cache.padding is not None:
+            # Tokens past max_seq_len, of ended texts, take the last position.
+            positions = numbered(start, seq, cache.padding).clamp(0, self.max_seq_len - 1)
+        elif start + seq > self.max_seq_len:
             limit = f"model.max_seq_len={self.max_seq_len}"
             raise ValueError(f"{limit}: {start + seq} tokens are too many")
-        if documents is not None:
-            return self._received(self._of_documents(tokens, self.packed(documents)))
-        x = self.embed(tokens, start) if self.reads_tokens else tokens
-        rotations = {kind: table(start, seq) for kind, table in self.rotary.items()}
+        elif documents is not None:
+            rows = self.packed(documents)
+            positions = rows.positions
+        x = self.embed(tokens, start, positions) if self.reads_tokens else tokens
+        rotations = self._rotations(start, seq, positions)
+        seen: dict[Span, Seen] = {}
+        if rows is not None:
+            # Converted once for all layers of a span, not in each layer.
+            seen |= {span: _as_scores(mask, x.dtype) for span, mask in rows.seen.items()}
         for layer, block in self.blocks.items():
-            seen = () if cache is None else (cache.layers[int(layer)],)
-            x = block(x, rotations.get(self.kinds[int(layer)]), *seen)
+            kind = self.kinds[int(layer)]
+            layer_cache = cache.layers[int(layer)] if cache is not None else None
+            if positions is None:
+                x = block(x, rotations.get(kind), layer_cache)
+            elif kind not in self.spans:
+                x = block(x, rotations.get(kind), layer_cache, positions)
+            else:
+                span = self.spans[kind]
+                if layer_cache is not None and span not in seen:
+                    seen[span] = seen_in(layer_cache, seq, x.dtype)
+                x = block(x, rotations.get(kind), layer_cache, seen[span])
         return self._received(x)
+
+    def _rotations(self, start: int, seq: int, positions: Tensor | None) -> dict[str, Rotation]:
+        """Rotations by kind of layer, at positions start, start + 1, ..., or at `positions`."""
+        tables: Any = self.rotary.items()
+        if positions is None:
+            return {kind: table(start, seq) for kind, table in tables}
+        return {kind: table.at(positions) for kind, table in tables}
 
     def packed(self, documents: Tensor) -> Packed:
         """The positions and masks of rows shared by several documents, [batch, seq]."""
@@ -183,40 +212,6 @@ class Decoder(Balanced, nn.Module):
             return packed_in_blocks(documents, self.spans.values())
         indices = torch.arange(documents.shape[1], device=documents.device)
         return packed(documents, self.spans.values(), tokens=indices, queries=indices)
-
-    def _of_documents(self, tokens: Tensor, rows: Packed) -> Tensor:
-        x = self.embed(tokens, 0, rows.positions) if self.reads_tokens else tokens
-        lookups: Any = {kind: table.at for kind, table in self.rotary.items()}
-        rotations = {kind: rotation(rows.positions) for kind, rotation in lookups.items()}
-        # Converted once for all layers of a span, not in each layer.
-        seen = {
-            span: as_scores(mask, x.dtype) if isinstance(mask, Tensor) else mask
-            for span, mask in rows.seen.items()
-        }
-        for layer, block in self.blocks.items():
-            kind = self.kinds[int(layer)]
-            has_scores = kind in self.spans
-            visible = seen[self.spans[kind]] if has_scores else rows.positions
-            x = block(x, rotations.get(kind), None, visible)
-        return x
-
-    def _of_padded(self, tokens: Tensor, cache: KVCache, padding: Tensor) -> Tensor:
-        """Read padded rows; tokens past max_seq_len, of ended texts, take the last position."""
-        start, seq = cache.length, tokens.shape[1]
-        positions = numbered(start, seq, padding).clamp(0, self.max_seq_len - 1)
-        x = self.embed(tokens, start, positions) if self.reads_tokens else tokens
-        lookups: Any = {kind: table.at for kind, table in self.rotary.items()}
-        rotations = {kind: rotation(positions) for kind, rotation in lookups.items()}
-        seen: dict[Span, Tensor] = {}
-        for layer, block in self.blocks.items():
-            layer_cache, kind = cache.layers[int(layer)], self.kinds[int(layer)]
-            if kind not in self.spans:
-                x = block(x, None, layer_cache, positions)
-                continue
-            if layer_cache.span not in seen:
-                seen[layer_cache.span] = seen_in(layer_cache, seq, x.dtype)
-            x = block(x, rotations.get(kind), layer_cache, seen[layer_cache.span])
-        return x
 
     def _received(self, x: Tensor) -> Tensor:
         if self.norm is None:

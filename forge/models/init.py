@@ -53,29 +53,33 @@ def init_weights(
             local.copy_(select(values[name], indices))
         model.reset_buffers()
         return
-    of_vector = getattr(model, "init_value", lambda name: 0.0 if name.endswith("bias") else 1.0)
     with ThreadPoolExecutor(num_threads or torch.get_num_threads()) as pool:
         filling = []
         for name, parameter in model.named_parameters():
             if name in but:
                 continue
-            values = parameter.detach()
             local, indices = held(parameter)
-            if values.dim() == 1:
-                value = of_vector(name)
-                if not isinstance(value, LogUniform):
-                    local.fill_(value)
-                    continue
-                initial = Initial(name=name, shape=values.shape, between=value, seed=seed)
-            else:
-                std = model.init_std(name)
-                initial = Initial(name=name, shape=values.shape, std=std, seed=seed)
+            initial = _initial(model, name, parameter.shape, seed)
+            if not isinstance(initial, Initial):
+                local.fill_(initial)
+                continue
             for start, end in initial.portions(indices[0]):
                 rows = [indices[0][start:end], *indices[1:]]
                 filling.append(pool.submit(_fill, local[start:end], initial, rows))
         for future in filling:
             future.result()
     model.reset_buffers()
+
+
+def _initial(model: Any, name: str, shape: torch.Size, seed: int) -> Initial | float:
+    """The distribution of a parameter, or the value of all elements of a vector."""
+    if len(shape) != 1:
+        return Initial(name=name, shape=shape, std=model.init_std(name), seed=seed)
+    of_vector = getattr(model, "init_value", lambda name: 0.0 if name.endswith("bias") else 1.0)
+    value = of_vector(name)
+    if not isinstance(value, LogUniform):
+        return value
+    return Initial(name=name, shape=shape, between=value, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)

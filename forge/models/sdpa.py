@@ -92,19 +92,28 @@ def causal_attention(
         first = max(keys - seq - window + 1, 0)  # the first key that any query sees
         k, v, keys = k[:, :, first:], v[:, :, first:], keys - first
         return _softmax(q, k, v, seen=_band(q, keys, window), **options)
-    plain = not cap and sinks is None and q.device.type not in WRITTEN_OUT
+    return _over_all_keys(q, k, v, backend, options)
+
+
+def _over_all_keys(
+    q: Tensor, k: Tensor, v: Tensor, backend: str, options: dict[str, Any]
+) -> Tensor:
+    """Attend to keys 0 to past + i from query i. options: scale, cap and sinks."""
+    seq, keys = q.shape[2], k.shape[2]
+    plain = not options["cap"] and options["sinks"] is None
+    plain = plain and q.device.type not in WRITTEN_OUT
     narrower = q.shape[-1] - v.shape[-1]
     by_flash = backend in WITH_FLASH and not (v.is_cuda and v.dtype not in HALF)
     if plain and narrower > 0 and by_flash:
         wide = F.pad(v, (0, narrower))  # flash kernels take values as wide as keys
-        return causal_attention(q, k, wide, backend, scale=scale)[..., :-narrower]
+        return _over_all_keys(q, k, wide, backend, options)[..., :-narrower]
     if 1 < seq < keys:
         if plain and backend in WITH_FLASH and _flash_after_a_past(q, k, v):
             # The kernel's is_causal ends at the last key; scaled_dot_product_attention's begins at
             # the first. The compiler cannot trace its public form, causal_lower_right of
             # torch.nn.attention.bias.
             flash = torch.ops.aten._scaled_dot_product_flash_attention
-            return flash(q, k, v, is_causal=True, scale=scale)[0]
+            return flash(q, k, v, is_causal=True, scale=options["scale"])[0]
         return _softmax(q, k, v, seen=_band(q, keys), **options)
     return _softmax(q, k, v, backend, causal=seq == keys, **options)
 

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from forge.build import build
 from forge.config.adapters.adapter import LoRA
@@ -52,17 +52,19 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
         )
         _check_step(group_optimizer, group)
         if config.precision.weights_in_16_bits:
-            group_optimizer.rounding = Rounding(
-                names={p: name for name, _, p in mine},
-                stochastic=config.precision.stochastic_rounding,
-                seed=config.seed,
-            )
+            group_optimizer.rounding = _rounding(config, {p: name for name, _, p in mine})
         optimizers.append(group_optimizer)
     if not optimizers:
         message = "no parameter of the model is trained."
         raise ConfigError([Problem("optimizer", message, "freeze less", rule="optimizer.nothing")])
     optimizer = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
     return Offloaded(optimizer) if config.parallel.offload_optimizer else optimizer
+
+
+def _rounding(config: Config, names: dict[Tensor, str]) -> Rounding:
+    """The rounding of updated weights in 16 bits."""
+    stochastic = config.precision.stochastic_rounding
+    return Rounding(names=names, stochastic=stochastic, seed=config.seed)
 
 
 def rates(config: Config, schedule: Schedule) -> dict[str, Schedule]:

@@ -71,17 +71,13 @@ def torch_groups(
         common["schedule"] = schedule
     if factors := section.schedules(group.scheduler, horizon):
         common["schedules"] = factors
-    members = list(members)
+    traits = [
+        (p, (group.decays((name, role)), ratio != 1 and learns_faster(name, p)))
+        for name, role, p in members
+    ]
     for decays, faster in product((True, False), (False, True)):
-        parameters = [
-            p
-            for name, role, p in members
-            if group.decays((name, role)) == decays
-            and (ratio != 1 and learns_faster(name, p)) == faster
-        ]
-        label = group.name or "optimizer"
-        if not decays:
-            label += ", not decayed"
+        parameters = [p for p, trait in traits if trait == (decays, faster)]
+        label = (group.name or "optimizer") + ("" if decays else ", not decayed")
         if parameters:
             groups.append(
                 {

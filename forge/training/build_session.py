@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
+from forge.config.root import Config
 from forge.optim.build import build_optimizer
 from forge.optim.learning_rate import scaled
 from forge.optim.own_schedule import build_schedule
@@ -32,10 +33,7 @@ def build_session(
     rendezvous: of ranks already met. trust: prefixes of modules outside of forge; None = as in the
     directory, made by this process itself. Raises ValueError for mistakes.
     """
-    if trust is None:
-        config = saved_config.load_own(run_dir)
-    else:
-        config = saved_config.load(saved_config.newest(run_dir), trust=trust)
+    config = _config_of(run_dir, trust)
     device = set_up(config)
     torch.manual_seed(config.seed)
     check_entries(config)  # before ranks wait for each other
@@ -44,12 +42,10 @@ def build_session(
     prepared = prepare_data(config, ranks)
     check_vocabulary(config, prepared)
     config, derived = fit(config, run_dir, prepared)
-    for line in first_lines(config, prepared, device, ranks):
-        stage(config, line)
+    _show(config, first_lines(config, prepared, device, ranks))
     stage(config, "start: build the model")
     model = build_model(config, device, ranks, trained=True)
-    for line in first_lines(config, prepared, device, ranks, model):
-        stage(config, line)
+    _show(config, first_lines(config, prepared, device, ranks, model))
     check_dtypes(model, FORMATS[config.precision.param_dtype])
     objective = build_objective(config, device, ranks, tokenizer=prepared.tokenizer)
     texts = examples_read(config, prepared, objective, ranks, device)
@@ -68,3 +64,15 @@ def build_session(
         scaler=loss_scaler(config.precision, device),
         signals=Signals(config.train.shutdown_timeout_sec, ranks, saves=config.checkpoint.enabled),
     )
+
+
+def _show(config: Config, lines: Iterable[str]) -> None:
+    for line in lines:
+        stage(config, line)
+
+
+def _config_of(run_dir: Path, trust: Sequence[str] | None) -> Config:
+    """The newest config in the directory; trust: as of `build_session`."""
+    if trust is None:
+        return saved_config.load_own(run_dir)
+    return saved_config.load(saved_config.newest(run_dir), trust=trust)

@@ -72,10 +72,7 @@ def add_references(
         if plan is None or isinstance(store, Streamed):
             continue
         cached = objective.references.get(store.fingerprint)
-        identity = ranks.from_main(_identity(config, store, plan, dtype) if ranks.main else None)
-        if isinstance(identity, Exception):
-            raise identity
-        entry = cache_root(config.data.cache_dir) / "references" / hash_json(identity)[:16]
+        entry = _entry(config, store, plan, dtype, ranks)
         if cached is None:
             values = ranks.from_main(_read(entry, plan) if ranks.main else None)
         else:
@@ -88,6 +85,16 @@ def add_references(
             _compute(objective, model, store, plan, config, device, ranks, batches, values, entry)
         starts = plan.pieces[plan.begins[:-1], 0]
         objective.references[store.fingerprint] = References(np.asarray(starts), values)
+
+
+def _entry(
+    config: Config, store: TokenStore, plan: Examples, dtype: torch.dtype, ranks: Ranks
+) -> Path:
+    """The folder of the cache for these examples, of the same name on all ranks; a collective."""
+    identity = ranks.from_main(_identity(config, store, plan, dtype) if ranks.main else None)
+    if isinstance(identity, Exception):
+        raise identity
+    return cache_root(config.data.cache_dir) / "references" / hash_json(identity)[:16]
 
 
 def examples_read(

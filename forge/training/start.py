@@ -124,8 +124,7 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
     Damaged tensors: all ranks take the next choice; a damaged checkpoint asked for by name is
     refused.
     """
-    config, run_dir, ranks = loop.config, loop.run_dir, loop.session.ranks
-    model, optimizer = loop.model, loop.optimizer
+    config, ranks = loop.config, loop.session.ranks
     while True:
         try:
             source = _load(start, checkpointer, loop)
@@ -135,31 +134,41 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
                 raise  # the damaged base of adapters has no substitute
             checkpointer.passed.damaged[error.path] = error.fault
             start = choose(loop.session, checkpointer)
-    adapter = config.adapter
-    if adapter.active:
+    if config.adapter.active:
         base = _base_of(start, checkpointer, config) if ranks.main else None
         checkpointer.base = ranks.from_main(base)
     if start.checkpoint is None:
-        adapter_of(config).take_out(model)
-    if start.checkpoint is None and isinstance(adapter, LoRA) and adapter.init_from:
-        _check_base(Path(adapter.init_from), start.weights, config)
-        load_adapters(Path(adapter.init_from), model, config.model, adapter)
-        say(f"beginning with the adapters of {adapter.init_from}")
-    if isinstance(optimizer, Modes):
-        optimizer.train()
+        _begin_adapters(start, loop)
+    if isinstance(loop.optimizer, Modes):
+        loop.optimizer.train()
     if config.train.compile_model:
         stage(config, "start: the first step compiles the model")
-    if not ranks.main:
-        return
+    if ranks.main:
+        _record(start, source, checkpointer, loop)
+
+
+def _begin_adapters(start: Start, loop: Loop) -> None:
+    """Begin the adapters of a new run, with the values of adapter.init_from if given."""
+    config, adapter = loop.config, loop.config.adapter
+    adapter_of(config).take_out(loop.model)
+    if isinstance(adapter, LoRA) and adapter.init_from:
+        _check_base(Path(adapter.init_from), start.weights, config)
+        load_adapters(Path(adapter.init_from), loop.model, config.model, adapter)
+        say(f"beginning with the adapters of {adapter.init_from}")
+
+
+def _record(start: Start, source: str, checkpointer: Checkpointer, loop: Loop) -> None:
+    """Put the run directory in the state of the start: checkpoints, rows and the record."""
+    run_dir, config = loop.run_dir, loop.config.checkpoint
     if start.undo_after is not None and (moved := checkpointer.set_aside(start.undo_after)):
         say(f"set aside: {', '.join(path.name for path in moved)}")
-    if start.checkpoint is None and config.checkpoint.enabled:
+    if start.checkpoint is None and config.enabled:
         # Only now: a refused run leaves nothing to go on with.
         say(f"goes on with: {directory.resume_command(run_dir)}")
     loop.trackers.resumed_at = start.step
     cut_rows(row_files(run_dir), start.meta.get("rows", {}) if start.own else {})
-    resume_from = config.checkpoint.resume_from
-    outcome.record_start(run_dir, step=loop.state.step, source=source, resume_from=resume_from)
+    step, resume_from = loop.state.step, config.resume_from
+    outcome.record_start(run_dir, step=step, source=source, resume_from=resume_from)
 
 
 def _load(start: Start, checkpointer: Checkpointer, loop: Loop) -> str:
@@ -167,71 +176,84 @@ def _load(start: Start, checkpointer: Checkpointer, loop: Loop) -> str:
 
     Raises CheckpointError; Damaged on all ranks.
     """
-    config, run_dir, ranks = loop.config, loop.run_dir, loop.session.ranks
-    model, optimizer = loop.model, loop.optimizer
-    exclude = tuple(config.checkpoint.exclude_from_loading)
-    source = "nothing"
-    if location := start.weights or (start.checkpoint and start.checkpoint.path):
-        stage(config, f"start: read {directory.short(location)}")
+    if start.path is not None:
+        stage(loop.config, f"start: read {directory.short(start.path)}")
     if start.weights is not None:
-        source = str(start.weights)
-        _check_vocabulary(start.weights, loop.session)
-        if config.checkpoint.init_optimizer:
-            _check_state(start.weights, config)
-            options = {"exclude": exclude, "group": ranks.saver}
-            restore.load(start.weights, model=model, optimizer=optimizer, **options)
-            say(f"beginning with the weights and the optimizer of {source}")
-        else:
-            options = {"exclude": exclude, "trust": config.run.trust, "group": ranks.saver}
-            restore.load_weights(start.weights, model=model, section=config.model, **options)
-            say(f"beginning with the weights of {source}{of_new_rows(start.weights, config.model)}")
-        adapter_of(config).begin(model)
-    elif start.checkpoint is not None:
-        path = start.checkpoint.path
-        same_text = _check_data(start, path, loop.session)
-        with _or_another(start, checkpointer):
-            saved_config = restore.config_of(path, trust=config.run.trust)
-            changed = any(
-                change.key.startswith("model") for change in changes(saved_config, config)
-            )
-            if start.own and changed and checkpointer.passed.damaged:
-                fill(model, config.seed)  # a damaged checkpoint left some tensors behind
-                adapter_of(config).begin(model)
-            old, new = saved_config.optimizer, config.optimizer
-            same_optimizer = (old.variant, old._target_) == (new.variant, new._target_)
-            tensors = restore.load(
-                path,
-                model=model,
-                optimizer=optimizer,
-                exclude=() if start.own else exclude,
-                changed=start.own and changed,
-                with_optimizer_state=same_optimizer,
-                init_from=config.checkpoint.init_from,
-                trust=config.run.trust,
-                group=ranks.saver,
-            )
-        load_state(start.meta, tensors, loop)
-        # Samples are counted within a text, and a new text begins at 0.
-        if not same_text:
-            loop.state.samples = 0
-        location = {"samples": loop.state.samples}
-        if same_text:
-            location |= start.meta.get("loader", {})  # older checkpoints have none
-        loop.loader.load_state_dict(location)
-        source = str(path.relative_to(run_dir)) if path.is_relative_to(run_dir) else str(path)
-        where = "where it stopped in the data"
-        if not same_text:
-            where = "at the beginning of this corpus, which is another one"
-        remaining = loop.end_step - loop.state.step
-        to_go = (
-            f"{remaining} steps to go"
-            if remaining > 0
-            else "nothing is left to train; raise train.max_steps"
+        return _load_weights(start.weights, loop)
+    if start.checkpoint is not None:
+        return _go_on(start, start.checkpoint.path, checkpointer, loop)
+    return "nothing"
+
+
+def _load_weights(path: Path, loop: Loop) -> str:
+    """Begin a new run with weights, and with an optimizer's state if asked for."""
+    config, model, group = loop.config, loop.model, loop.session.ranks.saver
+    exclude = tuple(config.checkpoint.exclude_from_loading)
+    _check_vocabulary(path, loop.session)
+    if config.checkpoint.init_optimizer:
+        _check_state(path, config)
+        part = restore.Part(exclude=exclude)
+        restore.load(path, model=model, optimizer=loop.optimizer, part=part, group=group)
+        say(f"beginning with the weights and the optimizer of {path}")
+    else:
+        options = {"exclude": exclude, "trust": config.run.trust, "group": group}
+        restore.load_weights(path, model=model, section=config.model, **options)
+        say(f"beginning with the weights of {path}{of_new_rows(path, config.model)}")
+    adapter_of(config).begin(model)
+    return str(path)
+
+
+def _go_on(start: Start, path: Path, checkpointer: Checkpointer, loop: Loop) -> str:
+    """Go on from a checkpoint: weights, optimizer, callbacks, and the place in the data."""
+    config, run_dir = loop.config, loop.run_dir
+    same_text = _check_data(start, path, loop.session)
+    with _or_another(start, checkpointer):
+        saved_config = restore.config_of(path, trust=config.run.trust)
+        difference = changes(saved_config, config)
+        changed = start.own and any(change.key.startswith("model") for change in difference)
+        if changed and checkpointer.passed.damaged:
+            fill(loop.model, config.seed)  # a damaged checkpoint left some tensors behind
+            adapter_of(config).begin(loop.model)
+        old, new = saved_config.optimizer, config.optimizer
+        same_optimizer = (old.variant, old._target_) == (new.variant, new._target_)
+        tensors = restore.load(
+            path,
+            model=loop.model,
+            optimizer=loop.optimizer,
+            part=restore.Part(
+                exclude=() if start.own else tuple(config.checkpoint.exclude_from_loading),
+                changed=changed,
+                optimizer_state=same_optimizer,
+            ),
+            init_from=config.checkpoint.init_from,
+            trust=config.run.trust,
+            group=loop.session.ranks.saver,
         )
-        say(f"going on from {source} at step {loop.state.step}, {where}: {to_go}")
-        if not same_optimizer:
-            say(f"the optimizer begins anew: {source} has the state of another")
+    load_state(start.meta, tensors, loop)
+    _take_place(start, loop, same_text)
+    source = str(path.relative_to(run_dir)) if path.is_relative_to(run_dir) else str(path)
+    where = "where it stopped in the data"
+    if not same_text:
+        where = "at the beginning of this corpus, which is another one"
+    remaining = loop.end_step - loop.state.step
+    to_go = f"{remaining} steps to go"
+    if remaining <= 0:
+        to_go = "nothing is left to train; raise train.max_steps"
+    say(f"going on from {source} at step {loop.state.step}, {where}: {to_go}")
+    if not same_optimizer:
+        say(f"the optimizer begins anew: {source} has the state of another")
     return source
+
+
+def _take_place(start: Start, loop: Loop, same_text: bool) -> None:
+    """Set the loader to the checkpoint's place in the data, of another text to the beginning."""
+    # Samples are counted within a text, and a new text begins at 0.
+    if not same_text:
+        loop.state.samples = 0
+    location = {"samples": loop.state.samples}
+    if same_text:
+        location |= start.meta.get("loader", {})  # older checkpoints have none
+    loop.loader.load_state_dict(location)
 
 
 def _base_of(start: Start, checkpointer: Checkpointer, config: Config) -> dict[str, Any]:

@@ -107,9 +107,8 @@ class Checkpointer:
         pinned = self.section.async_mode == "async_with_pinned_mem"
         self._staging = self._staging or Staging(pinned=pinned)
         self._copies = self._staging.copy(tensors)
-        self._pending.append(
-            self._thread.submit(self._write, tensors, scratch, target, about, self._copies)
-        )
+        write = self._thread.submit(self._write, tensors, scratch, target, about, self._copies)
+        self._pending.append(write)
 
     def save_weights(
         self, step: int, like: Tensors, values: Mapping[str, Tensor], meta: dict[str, Any]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -68,16 +69,22 @@ def export_peft(
         content = peft.content(rows, adapter, full_names, base)
     out.mkdir(parents=True)
     ready = {name: values.to(number).contiguous() for name, values in tensors.items()}
-    save_file(ready, out / WEIGHTS, metadata={"format": "pt"})
-    (out / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    tokenizer = Tokenizer.load(path / TOKENIZER)
-    tokenizer.stated.pop(GENERATION, None)  # the base folder has the generation options
-    tokenizer.save(out)
+    _write(out, ready, content, Tokenizer.load(path / TOKENIZER))
     word = str(number).removeprefix("torch.")
     message = f"adapters of step {Saved(path).step} in {word}"
     (out / "README.md").write_text(adapter_card(Saved(path), config, chosen, word), "utf-8")
     beside = f"; {beside_bits(adapter)}" if isinstance(adapter, QLoRA) else ""
     return f"{message}, {len(tensors)} tensors for {chosen.architecture}{beside}"
+
+
+def _write(
+    out: Path, tensors: dict[str, Tensor], content: dict[str, Any], tokenizer: Tokenizer
+) -> None:
+    """Write a folder of adapters: tensors, the config of PEFT and the tokenizer."""
+    save_file(tensors, out / WEIGHTS, metadata={"format": "pt"})
+    (out / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    tokenizer.stated.pop(GENERATION, None)  # the base folder has the generation options
+    tokenizer.save(out)
 
 
 def _as_difference(rows: Sequence[Row], adapter: LoRA, read: peft.Read) -> tuple[LoRA, peft.Read]:

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 import yaml
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
 
 from forge.adapters.adapter import adapter_of
 from forge.adapters.packed import Packed, packed_in, plain_parameters
@@ -36,7 +35,7 @@ from forge.parallel.modules import FORMATS, HALF
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.checkpoints import TOKENIZER, WEIGHTS, CheckpointError, Damaged, Saved
 from forge.rundir.saved_config import CONFIG
-from forge.tensors.local import copy_local, cut_dim, local, select
+from forge.tensors.local import copy_local, select
 from forge.tensors.masters import exact_state, round_masters, round_weights
 from forge.training.checkpoints import tensor_storage
 from forge.training.checkpoints.adapter_base import BASE, located
@@ -44,6 +43,7 @@ from forge.training.checkpoints.checkpoint import Tensors, prefixed
 from forge.training.checkpoints.damage import checked
 from forge.training.checkpoints.merging import Merged
 from forge.training.checkpoints.new_rows import fill_tables, tables_with_new_rows
+from forge.training.checkpoints.room import pack, room
 from forge.training.process import set_up
 
 log = logging.getLogger(__name__)
@@ -133,57 +133,68 @@ def tokenizer_of(path: Path) -> Tokenizer:
         return Tokenizer.load(path / TOKENIZER)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The part of a checkpoint to load.
+
+    Parameters with a prefix of `exclude` keep their values, without optimizer state; so do misfits
+    of a model `changed` on purpose, with a warning. adapters: with adapters, and their base; else
+    adapters keep their values.
+    """
+
+    exclude: tuple[str, ...] = ()
+    changed: bool = False
+    optimizer_state: bool = True
+    adapters: bool = True
+
+
 def load(
     path: Path,
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
-    exclude: tuple[str, ...] = (),
-    changed: bool = False,
-    with_optimizer_state: bool = True,
-    adapters: bool = True,
+    part: Part | None = None,
     init_from: str | None = None,
     trust: Sequence[str] = (),
     group: dist.ProcessGroup | None = None,
 ) -> Tensors:
     """Load weights, and the state of a given optimizer, in place; returns the callbacks' tensors.
 
-    Parameters with a prefix of `exclude` keep their values, without optimizer state; so do misfits
-    of a model `changed` on purpose, with a warning. adapters: load adapters too, and their base,
-    perhaps moved to `init_from`; else adapters keep their values. Raises CheckpointError naming the
-    parameters of one side only or of different shape, and an unused prefix, and Damaged, on all
+    part: null = all. init_from: present path of the adapters' base. Raises CheckpointError naming
+    the parameters of one side only or of different shape, and an unused prefix, and Damaged, on all
     ranks of the group. trust: as of `config_of`, for a base. group: of all ranks; parameters may
     differ by rank.
     """
+    part = part or Part()
     with _readable(path), checked(path, group):
         stored = tensor_storage.stored(path / WEIGHTS)
     stored_shapes = {name: tuple(meta.size) for name, meta in _below("model/", stored).items()}
-    state, packed = _state(model, stored_shapes, adapters=adapters)
-    base = Saved(path).meta.get(BASE) if adapters else None
+    state, packed = _state(model, stored_shapes, adapters=part.adapters)
+    base = Saved(path).meta.get(BASE) if part.adapters else None
     if base is not None:
         _load_base(base, path, init_from, model, trust, group)
         state = {k: v for k, v in state.items() if k in stored_shapes or is_added(k)}
         packed = []
     shapes = _shapes(state, packed, group)
-    fitting = _kept(path, shapes, stored_shapes, exclude, changed)
+    fitting = _kept(path, shapes, stored_shapes, part.exclude, part.changed)
     targets = prefixed("model", {name: state[name] for name in sorted(fitting & set(state))})
     if optimizer is not None:
         for key, meta in _below("callbacks/", stored).items():
-            targets[f"callbacks/{key}"] = _like(None, meta)
+            targets[f"callbacks/{key}"] = room(None, meta)
         for key, meta in _below("optimizer/", stored).items():
             name, _, entry = key.rpartition("/")
-            if with_optimizer_state and name in fitting and name in state:
-                targets[f"optimizer/{key}"] = _like(state[name], meta, in_parts="." in entry)
+            if part.optimizer_state and name in fitting and name in state:
+                targets[f"optimizer/{key}"] = room(state[name], meta, in_parts="." in entry)
     with _readable(path):
         with checked(path, group):
             tensor_storage.load(targets, path / WEIGHTS, group=group)
             for matrix in packed:
                 if matrix.name in fitting:
-                    _pack(matrix, path / WEIGHTS, stored[f"model/{matrix.name}"])
+                    pack(matrix, path / WEIGHTS, stored[f"model/{matrix.name}"])
         if base is not None:
             leave_rest(model)
         round_masters(model)
-        if optimizer is not None and with_optimizer_state:
+        if optimizer is not None and part.optimizer_state:
             restore_optimizer(model, optimizer, _below("optimizer/", targets))
     return _below("callbacks/", targets)
 
@@ -221,7 +232,7 @@ def load_weights(
     elif path.is_dir():
         tables = tables_with_new_rows(path, specs, exclude, group)
         apart = (*exclude, *(table.name for table in tables))
-        load(path, model=model, exclude=apart, adapters=False, group=group)
+        load(path, model=model, part=Part(exclude=apart, adapters=False), group=group)
         if tables:
             fill_tables(path, config_of(path, trust=trust), model, tables, group)
     else:
@@ -285,32 +296,6 @@ def _fill(
             matrix.fill(partial(select, read(matrix.name)))
 
 
-def _like(parameter: Tensor | None, stored: Any, *, in_parts: bool = False) -> Tensor:
-    """Allocate room for a stored tensor, laid out as its parameter if the shapes are equal.
-
-    in_parts: a part of an optimizer entry, as 'exp_avg.codes' of exp_avg, with uncut rows of
-    another length.
-    """
-    dtype, shape = stored.properties.dtype, tuple(stored.size)
-    if not isinstance(parameter, DTensor):
-        return torch.empty(shape, dtype=dtype)
-    if shape == tuple(parameter.shape):
-        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    if not in_parts:
-        return torch.empty(shape, dtype=dtype)
-    return _whole_rows(parameter, shape, dtype)
-
-
-def _whole_rows(parameter: DTensor, shape: tuple[int, ...], dtype: torch.dtype) -> DTensor:
-    """Allocate on the CPU this rank's rows of a parameter, with rows of another length."""
-    last = parameter.ndim - 1
-    placements = [Replicate() if cut_dim(p) == last else p for p in parameter.placements]
-    part = torch.empty(*parameter.to_local().shape[:-1], shape[-1], dtype=dtype)
-    stride, mesh = torch.empty(shape, device="meta").stride(), parameter.device_mesh
-    size = torch.Size(shape)
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=size, stride=stride)
-
-
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
     """Give an optimizer the state taken by `optimizer_tensors`."""
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
@@ -336,16 +321,6 @@ def _state(
     state = exact_state(model)
     excluded = {name for name in state if is_added(name) and not adapters} | parts
     return {name: values for name, values in state.items() if name not in excluded}, packed
-
-
-def _pack(matrix: Packed, folder: Path, stored: Any) -> None:
-    """Fill a packed matrix from a checkpoint; each rank reads only its own rows."""
-    codes = matrix.parameters()["codes"]
-    shape, dtype = tuple(stored.size), stored.properties.dtype
-    room = _whole_rows(codes, shape, dtype) if isinstance(codes, DTensor) else None
-    room = torch.empty(shape, dtype=dtype) if room is None else room
-    tensor_storage.load({f"model/{matrix.name}": room}, folder, alone=True)
-    matrix.fill(matrix.rows_of(local(room)))
 
 
 def _shapes(tensors: Tensors, packed: list[Packed], group: dist.ProcessGroup | None) -> Shapes:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-
 import house
 import pytest
-from import_graph import LEVELS, circles, imports
+from import_graph import LEVELS, circles, imports, parsed
 
 FILES = house.read(None)
 SOURCE = {name: text for name, text in FILES.items() if name.startswith(("forge/", "launch/"))}
-TREES = {name: ast.parse(text) for name, text in SOURCE.items()}
+TREES = {name: parsed(text) for name, text in SOURCE.items()}
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -1,6 +1,6 @@
 """The habits of lightning-hydra-template's README, one by one, typed here.
 
-    python benchmarks/habits.py > docs/concepts.md
+    python benchmarks/habits.py
 
 Every command is run as it stands, in an empty folder, with what makes it short behind it.
 """
@@ -116,7 +116,7 @@ def shown(habit: Habit, folder: Path) -> str:
 
 def main() -> None:
     print("# The habits of lightning-hydra-template, here\n")
-    made = "Made by `python benchmarks/habits.py > docs/concepts.md`, which runs every command: where"
+    made = "Made by `python benchmarks/habits.py`, which runs every command: where"
     print(f"{made}\nit trains with `{SHORT}` behind it, and shows a part of what it printed.\n")
     print("| habit | there | here | prints |\n| --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
@@ -22,12 +23,18 @@ def imports(files: Mapping[str, str], level: str) -> dict[str, set[str]]:
     return {
         module: set(
             _imported(
-                ast.parse(text), modules, types=depth > 0, lazy=depth > 1 and module not in packages
+                parsed(text), modules, types=depth > 0, lazy=depth > 1 and module not in packages
             )
         )
         - {module}
         for module, text in modules.items()
     }
+
+
+@functools.cache
+def parsed(text: str) -> ast.Module:
+    """The tree of a source text."""
+    return ast.parse(text)
 
 
 def module_of(name: str) -> str:

@@ -15,10 +15,10 @@ from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
 from forge.optim.combined import Together
 from forge.optim.groups import Schedule, roles_of, torch_groups
-from forge.optim.learning_rate import scaled
 from forge.optim.offload import Offloaded
 from forge.optim.own_schedule import build_schedule, steps_of, width
 from forge.optim.rounding import Rounding
+from forge.optim.schedules import scaled
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:

@@ -11,8 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from forge.config.optimizers.muon import NorMuon as NorMuonSection
 from forge.optim.distributed_matrices import Matrix
 from forge.optim.elementwise import wide_dtype
-from forge.optim.muon import Muon
-from forge.optim.orthogonal import polar_express
+from forge.optim.muon import Muon, polar_express
 from forge.tensors.local import cut_dim, local, owned, select
 
 LEAST = 1e-10

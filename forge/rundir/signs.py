@@ -74,44 +74,6 @@ def stalled(run_dir: Path) -> str:
     return f"no step was finished for {time_span(waited)} ({usual}), and {ranks} signs of life"
 
 
-class Steps:
-    """Records in RUN/alive that a rank finishes steps, at most once in `every` seconds.
-
-    A record has the last step, and the longest time between two steps.
-    """
-
-    def __init__(self, run_dir: Path, rank: int, *, every: float = EVERY) -> None:
-        self.file, self.every = run_dir / ALIVE / f"{STEPS}{rank}", every
-        self.longest, self._last, self._written = 0.0, 0.0, 0.0
-        self._number = 0  # of steps finished in this start
-
-    def begin(self, step: int) -> None:
-        """Record the step from which the run goes on."""
-        self._last = self._written = time.monotonic()
-        self._number = 0
-        self._write(step)
-
-    def finished(self, step: int) -> None:
-        now = time.monotonic()
-        self._number += 1
-        if self._number > 1:  # the first step also compiles and opens files
-            self.longest = max(self.longest, now - self._last)
-        self._last = now
-        if now - self._written >= self.every or self._number == 2:
-            self._written = now
-            self._write(step)
-
-    def end(self) -> None:
-        """Remove the record: no step follows."""
-        with suppress(OSError):
-            self.file.unlink()
-
-    def _write(self, step: int) -> None:
-        with suppress(OSError):
-            content = {"step": step, "longest": round(self.longest, 3)}
-            self.file.write_text(json.dumps(content) + "\n", encoding="utf-8")
-
-
 @contextmanager
 def signs_of_life(
     run_dir: Path, rank: int, ranks: int, *, every: float = EVERY, silent: float = SILENT

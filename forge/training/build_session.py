@@ -9,8 +9,8 @@ import torch
 
 from forge.config.root import Config
 from forge.optim.build import build_optimizer
-from forge.optim.learning_rate import scaled
 from forge.optim.own_schedule import build_schedule
+from forge.optim.schedules import scaled
 from forge.parallel.modules import FORMATS
 from forge.parallel.ranks import join
 from forge.parallel.rendezvous import Rendezvous

@@ -16,7 +16,7 @@ from forge.models.contract import DRAWN
 from forge.models.reading_mode import evaluating
 from forge.objectives.objective import LookedAhead, Objective
 from forge.optim.combined import told
-from forge.optim.learning_rate import LearningRate
+from forge.optim.schedules import LearningRate
 from forge.parallel.fsdp import reduce_in_backward
 from forge.parallel.gradients import clip_factor, clip_values, norm_of, scale
 from forge.parallel.pipeline import Pipeline

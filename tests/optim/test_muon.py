@@ -14,7 +14,7 @@ from forge.config.optimizers.base import Optimizer
 from forge.config.optimizers.muon import Muon, NorMuon
 from forge.config.optimizers.schedules import Constant, Linear
 from forge.optim import muon, normuon
-from forge.optim.orthogonal import newton_schulz, polar_express
+from forge.optim.muon import newton_schulz, polar_express
 
 SHAPES = [(5, 5), (8, 3), (3, 8), (2, 4, 6), (2, 6, 4)]
 STEPS = 20

@@ -15,8 +15,8 @@ from forge.models.decoder import Decoder
 from forge.optim.build import build_optimizer, rates
 from forge.optim.combined import Together
 from forge.optim.groups import freeze
-from forge.optim.learning_rate import LearningRate
 from forge.optim.muon import Muon
+from forge.optim.schedules import LearningRate
 from forge.resolve.derivations import fit_epochs
 
 SMALL = ["model.n_layers=2", "tokenizer.vocab_size=300", "train.max_steps=100", "run.device=cpu"]

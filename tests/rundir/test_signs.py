@@ -14,7 +14,8 @@ import pytest
 
 from forge import status
 from forge.rundir.lock import Lock
-from forge.rundir.signs import FIRST, Sign, Steps, signs_of_life, silent_ranks, stalled
+from forge.rundir.signs import FIRST, Sign, signs_of_life, silent_ranks, stalled
+from forge.training.callbacks.progress import Steps
 
 RANK = """
 import sys, time, pathlib

@@ -24,7 +24,7 @@ from forge.config.devices import DEVICES
 from forge.config.model.decoder import Decoder
 from forge.config.numbers import byte_size, compact, counted, duration, percent
 from forge.config.objectives.base import CrossEntropy
-from forge.config.problems import COMMAND_LINE, closest, refusal
+from forge.config.problems import COMMAND_LINE, ConfigError, closest, refusal
 from forge.config.root import Config
 from forge.planning.links import NETWORK, NVLINK
 from forge.planning.sharding import held, in_small
@@ -103,6 +103,10 @@ def _main(options: argparse.Namespace) -> int:
     return 0 if best.fits else 1
 
 
+OF_BATCH = ("train.global_batch_size", "train.global_batch_tokens", "train.grad_accum_steps")
+"""Options with the size of a step; without one a plan chooses the size."""
+
+
 def _config(options: argparse.Namespace) -> tuple[Config, frozenset[str]]:
     """The config with a plan's defaults for options not typed, and the typed keys."""
     keys = frozenset(word.partition("=")[0].lstrip("+~") for word in options.overrides)
@@ -117,9 +121,7 @@ def _config(options: argparse.Namespace) -> tuple[Config, frozenset[str]]:
     if composition.problems:
         resolve(config, known=tuple(composition.problems), origin=composition.origin)
     if config.plan.device is None:
-        near = closest("h", DEVICES) or list(DEVICES)
-        message = "a plan is for a kind of GPU."
-        raise refusal("--device", message, f"--device {near[0]}, or one of {', '.join(DEVICES)}")
+        raise _no_device()
     if options.nodes:
         config.plan.world_size = options.nodes * config.plan.gpus_per_node
     if config.run.device == "auto":
@@ -129,19 +131,30 @@ def _config(options: argparse.Namespace) -> tuple[Config, frozenset[str]]:
         objective.loss_fn = "chunked_cross_entropy"
     if "train.seq_len" not in keys:
         config.train.seq_len = min(config.model.max_seq_len, LONGEST)
-    ranks = config.plan.world_size or config.plan.gpus_per_node
-    fixed = {"train.global_batch_size", "train.global_batch_tokens", "train.grad_accum_steps"}
-    if not keys & fixed:
-        tokens = max(LEAST_TOKENS, TOKENS_A_RANK * ranks)
-        per_step = max(tokens // config.train.seq_len // ranks, 1) * ranks
-        fewer = ranks > tokens // config.train.seq_len  # than a sequence a rank: tp, pp, cp share
-        config.train.global_batch_size = tokens // config.train.seq_len if fewer else per_step
+    if keys.isdisjoint(OF_BATCH):
+        ranks = config.plan.world_size or config.plan.gpus_per_node
+        config.train.global_batch_size = _batch_of(ranks, config.train.seq_len)
     if "parallel" not in keys:  # a layout is searched for, not chosen by memory
         config.parallel.layout = "given"
     degrees = config.parallel.degrees()
     fixed = {f"parallel.{axis}" for axis, degree in degrees.items() if degree > 1}
     is_open = {f"parallel.{axis}" for axis, degree in degrees.items() if degree < 1}
     return config, keys - is_open | fixed
+
+
+def _no_device() -> ConfigError:
+    """The refusal of a plan without a kind of GPU."""
+    near = closest("h", DEVICES) or list(DEVICES)
+    hint = f"--device {near[0]}, or one of {', '.join(DEVICES)}"
+    return refusal("--device", "a plan is for a kind of GPU.", hint)
+
+
+def _batch_of(ranks: int, seq_len: int) -> int:
+    """Sequences of a step on so many ranks, where no size is typed."""
+    sequences = max(LEAST_TOKENS, TOKENS_A_RANK * ranks) // seq_len
+    if ranks > sequences:  # fewer than a sequence a rank: tp, pp, cp share
+        return sequences
+    return max(sequences // ranks, 1) * ranks
 
 
 def _as_given(config: Config) -> Config:

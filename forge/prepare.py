@@ -107,6 +107,25 @@ def _validate(out: Path) -> int:
     return 0
 
 
+LEFT_OUT = {
+    ("empty document", ""): ("empty", ""),
+    ("document that came before", "documents that came before"): (
+        "duplicates",
+        "duplicate_bytes",
+    ),
+    ("document like an earlier one", "documents like an earlier one"): (
+        "near_duplicates",
+        "near_duplicate_bytes",
+    ),
+    ("document that repeats itself", "documents that repeat themselves"): (
+        "repetitive",
+        "repetitive_bytes",
+    ),
+    ("file without text", "files without text"): ("files_without_text", ""),
+}
+"""Singular and plural of text left out, and its counts in a manifest: number and bytes."""
+
+
 def _summary(out: Path, manifest: dict[str, Any]) -> str:
     read = manifest["read"]
     rows = [f"{out}, of {manifest['source']}"]
@@ -118,25 +137,9 @@ def _summary(out: Path, manifest: dict[str, Any]) -> str:
         rows.append(
             f"  {name:<5}  {split['tokens']:,} tokens, {documents}, {split['bytes']:,} bytes"
         )
-    left_out = {
-        ("empty document", ""): ("empty", ""),
-        ("document that came before", "documents that came before"): (
-            "duplicates",
-            "duplicate_bytes",
-        ),
-        ("document like an earlier one", "documents like an earlier one"): (
-            "near_duplicates",
-            "near_duplicate_bytes",
-        ),
-        ("document that repeats itself", "documents that repeat themselves"): (
-            "repetitive",
-            "repetitive_bytes",
-        ),
-        ("file without text", "files without text"): ("files_without_text", ""),
-    }
     omissions = ", ".join(
         counted(read[number], *noun) + (f" ({read[size]:,} bytes)" if size else "")
-        for noun, (number, size) in left_out.items()
+        for noun, (number, size) in LEFT_OUT.items()
         if read.get(number)
     )
     if bad := manifest.get("bad_rows"):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from forge.config.root import Config
+    from forge.data.batches.loader import TrainLoader
+    from forge.data.tokenizers.tokenizer import Tokenizer
 
 DESCRIPTION = "The first rows that a run reads, with what of them is learnt; nothing is trained."
 LEARNT, END = "\x1b[1;32m", "\x1b[0m"  # on a terminal; elsewhere these signs:
@@ -78,6 +80,12 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
     for source in empty:
         print(f"data: {source.said()}", file=sys.stderr)
     loader = data.train_loader(config, text, objective, Ranks(), torch.device("cpu"))
+    _print_rows(loader, tokenizer, options)
+    loader.close()
+
+
+def _print_rows(loader: TrainLoader, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
+    """Print the first rows, and how many of their tokens are learnt."""
     shown = learnt = positions = 0
     while shown < options.rows:
         for row in _rows(next(loader).batches):
@@ -93,7 +101,6 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
             else:
                 print(f"row {shown}: {_said(row)}")
                 print(_spelled(row, tokenizer, between="|" if options.tokens else ""), end="\n\n")
-    loader.close()
     if not options.json:
         print(f"of {positions:,} tokens {learnt:,} are learnt, {learnt / max(positions, 1):.0%}")
 

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from forge.config.root import Config
 from forge.data.batches.mixture import Mixture
 from forge.data.batches.streams import Streamed
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.store import TokenStore
+from forge.objectives.objective import Objective
 from forge.parallel.gather import Tensors, gather
 from forge.parallel.ranks import Ranks
 from forge.training.data import train_loader
@@ -71,18 +73,7 @@ def measure(
     objective = build_objective(config, device, ranks, tokenizer=tokenizer, dtype=dtype)
     texts = [(store, None) for store in Mixture.of(text).stores.values()]
     add_references(objective, config, texts, device, ranks, tokenizer=tokenizer, dtype=dtype)
-    update = Update(
-        model=model,
-        objective=objective,
-        optimizer=torch.optim.SGD(model.parameters(), lr=lr),
-        schedule=lambda _: 1.0,
-        device=device,
-        scaler=loss_scaler(config.precision, device),
-        clip_norm=config.train.grad_clip_norm,
-        clip_value=config.train.grad_clip_value,
-        ranks=ranks,
-        reduce_each=config.parallel.reduce_gradients == "micro_batch",
-    )
+    update = _plain_sgd(config, model, objective, ranks, device, lr)
     loader = train_loader(config, text, objective, ranks, device)
     of_ranks = ranks.of_all([name for name, p in model.named_parameters() if not p.requires_grad])
     frozen = sorted({name for names in of_ranks for name in names})
@@ -98,6 +89,35 @@ def measure(
         update.apply(output, number)
         record.losses.append(float(output.loss))
         record.grad_norms.append(float(output.grad_norm))
+    _record_end(record, model, ranks, steps)
+    return record if ranks.main else Record()
+
+
+def _plain_sgd(
+    config: Config,
+    model: nn.Module,
+    objective: Objective,
+    ranks: Ranks,
+    device: torch.device,
+    lr: float,
+) -> Update:
+    """The updates of a run, by SGD at a constant rate."""
+    return Update(
+        model=model,
+        objective=objective,
+        optimizer=torch.optim.SGD(model.parameters(), lr=lr),
+        schedule=lambda _: 1.0,
+        device=device,
+        scaler=loss_scaler(config.precision, device),
+        clip_norm=config.train.grad_clip_norm,
+        clip_value=config.train.grad_clip_value,
+        ranks=ranks,
+        reduce_each=config.parallel.reduce_gradients == "micro_batch",
+    )
+
+
+def _record_end(record: Record, model: nn.Module, ranks: Ranks, steps: int) -> None:
+    """Record weights and buffers after the last step."""
     parameters = dict(model.named_parameters())
     buffers = [(name, x) for name, x in model.state_dict().items() if name not in parameters]
     final_weights, state = gather(model.named_parameters(), ranks), gather(buffers, ranks)
@@ -105,4 +125,3 @@ def measure(
     record.replicas += [
         f"{name} after {steps} steps" for name in [*final_weights.differing, *state.differing]
     ]
-    return record if ranks.main else Record()

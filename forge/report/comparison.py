@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from forge.config.problems import COMMAND_LINE, closest, did_you_mean, refusal
+from forge.config.problems import COMMAND_LINE, ConfigError, closest, did_you_mean, refusal
 from forge.launch.sweep.results import is_best_high
 from forge.launch.sweep.state import DONE, FAILED
 from forge.report.grouping import Arm, arms_of, differing, normal
@@ -119,26 +119,15 @@ def compare(
     sweepers = (run.config.get("sweeper", {}) for run in source.runs if run.objective == metric)
     named = (name for run in source.runs for name in run.higher_is_better)
     higher = is_best_high(metric, named, sweepers)
-    base = _baseline(arms, source, baseline)
-    named = baseline is not None or source.baseline is not None
-    compared = named or source.path is None or any(len(arm.runs) > 1 for arm in arms)
+    compared = baseline is not None or _has_baseline(source, arms)
     rows = [_row(arm, metric) for arm in arms]
-    if not compared:
-        sign = -1 if higher else 1
-        base = min(
-            (i for i, row in enumerate(rows) if row.summary.n),
-            key=lambda i: sign * (rows[i].summary.mean or 0.0),
-            default=0,
-        )
+    base = _baseline(arms, source, baseline) if compared else _best(rows, higher)
     base_summary = rows[base].summary
     target = reach if reach is not None else base_summary.mean if compared else None
-    for i, row in enumerate(rows):
-        if compared and i != base and row.values and base_summary.n:
-            row = replace(row, difference=difference(row.values, rows[base].values))
-        if target is not None and row.arm.done:
-            curves = [run.log.curve(metric) for run in row.arm.done]
-            row = replace(row, to_target=time_to_target(curves, target, higher=higher))
-        rows[i] = row
+    if compared and base_summary.n:
+        rows = [_against(row, rows[base]) for row in rows]
+    if target is not None:
+        rows = [_timed(row, metric, target, higher) for row in rows]
     corrected = holm([row.difference.p for row in rows])
     rows = [replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True)]
     mean = f"the {'mean' if base_summary.n > 1 else 'value'} of {rows[base].name}"
@@ -163,18 +152,54 @@ def _row(arm: Arm, metric: str) -> Row:
     return Row(arm=arm, values=values, summary=summary)
 
 
+def _has_baseline(source: Source, arms: Sequence[Arm]) -> bool:
+    """Whether arms are compared with a baseline, not ranked; see `Report`."""
+    named = source.baseline is not None or source.path is None
+    return named or any(len(arm.runs) > 1 for arm in arms)
+
+
+def _best(rows: Sequence[Row], higher: bool) -> int:
+    """The number of the row with the best mean."""
+    sign = -1 if higher else 1
+    return min(
+        (i for i, row in enumerate(rows) if row.summary.n),
+        key=lambda i: sign * (rows[i].summary.mean or 0.0),
+        default=0,
+    )
+
+
+def _against(row: Row, baseline: Row) -> Row:
+    """A row with its difference from the baseline."""
+    if row is baseline or not row.values:
+        return row
+    return replace(row, difference=difference(row.values, baseline.values))
+
+
+def _timed(row: Row, metric: str, target: float, higher: bool) -> Row:
+    """A row with the time of its runs to the target."""
+    if not row.arm.done:
+        return row
+    curves = [run.log.curve(metric) for run in row.arm.done]
+    return replace(row, to_target=time_to_target(curves, target, higher=higher))
+
+
+def _nothing_done(source: Source) -> ConfigError:
+    """The refusal of a source without a run that is done."""
+    counts = Counter(run.state for run in source.runs)
+    listed = ", ".join(f"{n} {state}" for state, n in counts.items()) or "it has no points"
+    message = f"there is nothing to compare yet, for no run is done: {listed}."
+    failed = [run for run in source.runs if run.state == FAILED and run.why]
+    message += "".join(f"\n     {run.point.slug}: {run.why}" for run in failed)
+    hint = "wait until one is done"
+    if source.path:
+        hint = f"python -m forge.status {short(source.path)} shows how far they are"
+    return refusal(source.name, message, hint)
+
+
 def _metric(source: Source, asked: str | None) -> str:
     done = [run for run in source.runs if run.state == DONE]
     if not done:
-        counts = Counter(run.state for run in source.runs)
-        listed = ", ".join(f"{n} {state}" for state, n in counts.items()) or "it has no points"
-        message = f"there is nothing to compare yet, for no run is done: {listed}."
-        failed = [run for run in source.runs if run.state == FAILED and run.why]
-        message += "".join(f"\n     {run.point.slug}: {run.why}" for run in failed)
-        hint = "wait until one is done"
-        if source.path:
-            hint = f"python -m forge.status {short(source.path)} shows how far they are"
-        raise refusal(source.name, message, hint)
+        raise _nothing_done(source)
     objectives = Counter(run.objective for run in done if run.objective is not None)
     common = [name for name, _ in objectives.most_common()]
     if asked is None and len(common) != 1:

@@ -68,17 +68,7 @@ def curve(
     common to all runs. baseline: curves are differences to its runs of the same seeds, or to the
     mean of all its runs where no seed is common. band: with lowest and highest for several runs.
     """
-    arm_lines = _counted_curves(arm, metric)
-    lines: list[tuple[Curve, list[Curve]]] = [(line, []) for _, line in arm_lines]
-    if baseline is not None:
-        base = _counted_curves(baseline, metric)
-        pairs = [
-            (line, [other])
-            for seed, line in arm_lines
-            for base_seed, other in base
-            if seed == base_seed
-        ]
-        lines = pairs or [(line, [other for _, other in base]) for _, line in arm_lines if base]
+    lines = _lines(arm, metric, baseline)
     if not lines:
         return None
     every = [curve for line, references in lines for curve in (line, *references)]
@@ -101,6 +91,16 @@ def curve(
     result = {name: thinned(column, points, digits) for name, column in columns.items()}
     result["step"] = thinned(steps, points)
     return {"done": bool(arm.done), "n": len(lines), **result}
+
+
+def _lines(arm: Arm, metric: str, baseline: Arm | None) -> list[tuple[Curve, list[Curve]]]:
+    """Each curve of an arm, with the curves of the baseline to subtract."""
+    lines = _counted_curves(arm, metric)
+    if baseline is None:
+        return [(line, []) for _, line in lines]
+    base = _counted_curves(baseline, metric)
+    pairs = [(line, [other]) for seed, line in lines for same, other in base if seed == same]
+    return pairs or [(line, [other for _, other in base]) for _, line in lines if base]
 
 
 def track(arm: Arm) -> dict[str, list[float | None]] | None:

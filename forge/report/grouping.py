@@ -48,7 +48,22 @@ def arms_of(runs: Sequence[Run], default: str) -> list[Arm]:
     """
     keys = dict.fromkeys(key for run in runs for key in run.point.varied)
     varied = [key for key in keys if key != SEED]
-    free = [key for key in varied if is_free(key)]
+    groups = _alike(runs, [key for key in varied if is_free(key)])
+    firsts = [next((run for run in group if run.texts), group[0]) for group in groups]
+    words = short_keys(varied)
+    names = []
+    for run in firsts:
+        values = {words[key]: value for key in varied if (value := value_of(run, key)) is not None}
+        names.append(run.point.arm or _joined(values) or default)
+    pairs = zip(_distinct(names, firsts), groups, strict=True)
+    return [Arm(name=name, runs=tuple(group)) for name, group in pairs]
+
+
+def _alike(runs: Sequence[Run], free: Sequence[str]) -> list[list[Run]]:
+    """Runs by arm; an unprepared run is beside a prepared one with its overrides.
+
+    free: varied options that tell arms apart beside the identity of a config.
+    """
     with_config = [run for run in runs if run.texts]
     prepared = {run: (_identity(run), *(value_of(run, key) for key in free)) for run in with_config}
     by_overrides = {_overrides(run): identity for run, identity in prepared.items()}
@@ -56,14 +71,7 @@ def arms_of(runs: Sequence[Run], default: str) -> list[Arm]:
     for run in runs:
         identity = prepared.get(run) or by_overrides.get(_overrides(run), _overrides(run))
         groups.setdefault((run.point.arm, identity), []).append(run)
-    firsts = [next((run for run in group if run.texts), group[0]) for group in groups.values()]
-    words = short_keys(varied)
-    names = []
-    for run in firsts:
-        values = {words[key]: value for key in varied if (value := value_of(run, key)) is not None}
-        names.append(run.point.arm or _joined(values) or default)
-    pairs = zip(_distinct(names, firsts), groups.values(), strict=True)
-    return [Arm(name=name, runs=tuple(group)) for name, group in pairs]
+    return list(groups.values())
 
 
 def normal(name: str) -> str:

@@ -110,10 +110,8 @@ def grid(
     override's values; None = choices; raises ValueError.
     """
     grid, typed = Grid(), dict[str, str]()
-    entries = [
-        (f"{key}={value}", f"{written_at(f'{PARAMS}.{key}')}, {PARAMS}")
-        for key, value in params.items()
-    ]
+    keys = [(f"{key}={value}", f"{PARAMS}.{key}") for key, value in params.items()]
+    entries = [(text, f"{written_at(key)}, {PARAMS}") for text, key in keys]
     entries += [(translate(text), COMMAND_LINE) for text in overrides]
     for number, (text, where) in enumerate(entries):
         grid.given[key_of(text)] = text, where
@@ -124,17 +122,7 @@ def grid(
         if isinstance(override, Override):
             key = override.get_key_element()
             if override.is_sweep_override() and _varies(override):
-                try:
-                    drawn_from = distribution(override) if distribution else None
-                    fault = _why_not(override, searched=drawn_from is not None)
-                    if not fault and drawn_from is None:
-                        texts = [f"{key}={value}" for value in _values(override, library)]
-                        fault = None if texts else _no_value(override, library)
-                except (ValueError, ArithmeticError, HydraException) as error:
-                    cause = str(error).partition("\n")[0].rstrip(".")
-                    fault = f"it cannot be read: {cause}.", f"{key}={RANGE}"
-                    if distribution:
-                        fault = f"it cannot be searched: {cause}.", "see docs/sweeps.md"
+                drawn_from, texts, fault = _choices(override, text, library, distribution)
         varies = drawn_from is not None or key in grid.searched
         if key in typed and (varies or max(len(texts), len(grid.choices[key])) > 1):
             fault = f"{key} is there twice, so that {typed[key]} would count for nothing.", ONCE
@@ -147,6 +135,30 @@ def grid(
         if number >= len(params):
             typed[key] = text
     return grid
+
+
+def _choices(
+    override: Override,
+    text: str,
+    library: Callable[[], Library],
+    distribution: Callable[[Override], BaseDistribution | None] | None,
+) -> tuple[BaseDistribution | None, list[str], Fault | None]:
+    """The distribution of an override with several values, else an override for each value; and a
+    fault, with `text` as the only choice.
+    """
+    key, drawn_from, texts = override.get_key_element(), None, [text]
+    try:
+        drawn_from = distribution(override) if distribution else None
+        fault = _why_not(override, searched=drawn_from is not None)
+        if not fault and drawn_from is None:
+            texts = [f"{key}={value}" for value in _values(override, library)]
+            fault = None if texts else _no_value(override, library)
+    except (ValueError, ArithmeticError, HydraException) as error:
+        cause = str(error).partition("\n")[0].rstrip(".")
+        fault = f"it cannot be read: {cause}.", f"{key}={RANGE}"
+        if distribution:
+            fault = f"it cannot be searched: {cause}.", "see docs/sweeps.md"
+    return drawn_from, texts, fault
 
 
 def expand(found: Grid, ablation: Ablation, written_at: Callable[[str], str]) -> list[Combination]:

@@ -95,11 +95,7 @@ def _another(
         words = list(short_keys(sorted(here)).values()) if here else [SEED]
         return words, f"a sweep over {', '.join(sorted(varied_before)) or 'seeds'}"
     common_before = sweep.common()
-    keys = [key for key in mine if key in common_before and common_before[key] != mine[key]]
-    keys = [key for key in keys if not _is_one_of(key, varied_before)]
-    kinds = [key.removesuffix(KIND) for key in keys if key.endswith(KIND)]
-    keys = [key for key in keys if key.endswith(KIND) or not _is_one_of(key, kinds)][:NAMED]
-    if keys:
+    if keys := _differing(mine, common_before, varied_before):
         differences = ", ".join(
             f"{key.removesuffix(KIND)}={shown(common_before[key])}" for key in keys
         )
@@ -112,6 +108,14 @@ def _another(
         if earlier_hash not in (None, point.hash):
             return ["other"], "points of the same values with other options"
     return [], ""
+
+
+def _differing(mine: Common, before: Common, varied: set[str]) -> list[str]:
+    """The first keys of different values; of a section of another kind, the kind alone."""
+    keys = [key for key in mine if key in before and before[key] != mine[key]]
+    keys = [key for key in keys if not _is_one_of(key, varied)]
+    kinds = [key.removesuffix(KIND) for key in keys if key.endswith(KIND)]
+    return [key for key in keys if key.endswith(KIND) or not _is_one_of(key, kinds)][:NAMED]
 
 
 def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,6 @@ from forge import cli
 from forge.compose.composition import Composition
 from forge.config.data.batch_sizes import BatchSizes
 from forge.config.launch import Slurm
-from forge.config.model.decoder import Decoder
 from forge.config.model.tensors import TensorSpec
 from forge.config.numbers import byte_size, counted, duration, percent
 from forge.config.optimizers import param_groups
@@ -171,8 +170,8 @@ def _choices(composition: Composition) -> str:
 
 
 def _model(config: Config) -> list[Row]:
-    model, train = config.model, config.train
-    if not isinstance(model, Decoder):
+    model, train = config.decoder, config.train
+    if model is None:
         return []
     flops = flops_per_token(config) or 0
     rows = [("parameters", f"{model.num_params_estimate:,}")]
@@ -203,8 +202,8 @@ def _optimizer(config: Config) -> list[Row]:
 
 def _quantization(config: Config) -> list[Row]:
     """Which matrices are multiplied in other numbers, and how much of the model they are."""
-    section, model = config.quantization, config.model
-    if not isinstance(section, Quantized) or not isinstance(model, Decoder):
+    section, model = config.quantization, config.decoder
+    if not isinstance(section, Quantized) or model is None:
         return []
     chosen = section.chosen(model)
     parts = dict.fromkeys(one.part for one in chosen)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from forge.build import build
-from forge.config.adapters.adapter import LoRA
 from forge.config.optimizers.param_groups import KIND, OWN, ROLES, SCHEDULER, Group, groups, members
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
@@ -42,7 +41,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
             dim=width(config),
             horizon=config.train.max_steps,
             schedule=_own_schedule(config, group),
-            ratio=adapter.lora_plus_ratio if isinstance(adapter, LoRA) else 1.0,
+            ratio=adapter.lr_ratio,
         )
         offered = {"model": model} | steps_of(config)
         one = build(group.section, path="optimizer", trust=trust, offered=offered, params=params)

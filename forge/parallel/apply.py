@@ -11,7 +11,6 @@ from forge.adapters.adapter import Adapter
 from forge.build import build
 from forge.config.model.decoder import Decoder as DecoderSection
 from forge.config.model.document_attention import in_blocks
-from forge.config.quantization import FP8
 from forge.config.root import Config
 from forge.models.attention import Attention
 from forge.models.decoder import Decoder
@@ -87,8 +86,8 @@ def apply(
             clip_logits(part, config.train.qk_clip_threshold, mesh)
         for name, entry in config.techniques.items():
             build(entry, path=f"techniques.{name}", trust=config.run.trust)(part, config, mesh)
-        if config.quantization.in_products and isinstance(config.model, DecoderSection):
-            quantize(part, config.quantization, config.model, products)
+        if config.quantization.in_products and config.decoder is not None:
+            quantize(part, config.quantization, config.decoder, products)
         if adapter is not None:
             adapter.activate(part)
             if mesh is not None and config.parallel.tp > 1:
@@ -118,7 +117,7 @@ def apply(
     seed = config.seed if filled else None
     storage = torch.device("cpu") if offloaded else device
     materialize(model, storage, seed, buffers=device, masters=masters)
-    if isinstance(config.quantization, FP8) and config.quantization.fp8_all_gather and mesh:
+    if config.quantization.gathers_in_fp8 and mesh is not None:
         from forge.parallel.fp8_gather import (
             gather_in_fp8,  # with the compiler, which takes seconds
         )

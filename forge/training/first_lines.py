@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from forge.config.model.decoder import Decoder
 from forge.config.numbers import aligned, counted
 from forge.config.optimizers import param_groups
 from forge.config.quantization import Quantized
@@ -31,7 +30,7 @@ def first_lines(
     built: the model, once it is. Of a decoder the parameters are known before, and the lines are
     said then; of any other model only now.
     """
-    if isinstance(config.model, Decoder) == (built is not None):
+    if config.model.has_blocks == (built is not None):
         return []
     cells = [
         ("model", _model(config, built)),
@@ -43,10 +42,11 @@ def first_lines(
 
 
 def _model(config: Config, built: nn.Module | None) -> str:
-    model, adapter = config.model, config.adapter
-    if not isinstance(model, Decoder):
+    model, adapter = config.decoder, config.adapter
+    if model is None:
         assert built is not None
-        return f"{model._target_}: {sum(one.numel() for one in built.parameters()):,} parameters"
+        size = sum(one.numel() for one in built.parameters())
+        return f"{config.model._target_}: {size:,} parameters"
     depth = counted(model.n_layers, "layer")
     said = f"decoder of {depth}, width {model.dim}: {model.num_params_estimate:,} parameters"
     if model.is_moe:
@@ -100,7 +100,7 @@ def _steps(config: Config) -> str:
 def _optimizers(config: Config) -> str:
     """What updates the weights, each with its peak rate; groups alike are said once."""
     tensors = param_groups.tensors_in(config)
-    dim = config.model.dim if isinstance(config.model, Decoder) else None
+    dim = config.model.known_dim
     said = {
         f"{group.kind} at {group.section.peak(dim):.3g}": None
         for name, group in param_groups.groups(config).items()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from forge.adapters.adapter import adapter_of
-from forge.config.adapters.adapter import LoRA
 from forge.config.changes import changes, permitted
 from forge.config.root import Config
 from forge.data.tokenizers.tokenizer import Tokenizer
@@ -140,10 +139,11 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
         checkpointer.base = ranks.from_main(base)
     if start.checkpoint is None:
         adapter_of(config).take_out(model)
-    if start.checkpoint is None and isinstance(adapter, LoRA) and adapter.init_from:
-        _check_base(Path(adapter.init_from), start.weights, config)
-        load_adapters(Path(adapter.init_from), model, config.model, adapter)
-        say(f"beginning with the adapters of {adapter.init_from}")
+    if start.checkpoint is None and adapter.peft_folder:
+        folder = Path(adapter.peft_folder)
+        _check_base(folder, start.weights, config)
+        load_adapters(folder, model, config.model, adapter)
+        say(f"beginning with the adapters of {adapter.peft_folder}")
     if isinstance(optimizer, Modes):
         optimizer.train()
     if config.train.compile_model:

@@ -45,8 +45,8 @@ def import_folder(
     A few tensors at a time are in memory. Raises FolderError, and OSError where it cannot be
     written.
     """
-    section = config.model
-    assert isinstance(section, Decoder)
+    section = config.decoder
+    assert section is not None
     folder = folders.read(place)
     if found := folders.faults(folder, section):
         raise FolderError(f"{place} does not fit this model: {listed(found)}", FIX)
@@ -131,9 +131,9 @@ def export_folder(
 
     out: a new folder. Raises ValueError for a model that no family can say.
     """
-    section = config.model
-    if not isinstance(section, Decoder):
-        what = f"model._target_={section._target_} is no decoder of forge"
+    section = config.decoder
+    if section is None:
+        what = f"model._target_={config.model._target_} is no decoder of forge"
         raise ValueError(f"{what}, and only these have families; --format safetensors")
     chosen = choose_family(section, family)
     weights = Merged(path, config)

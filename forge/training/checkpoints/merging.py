@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import singledispatchmethod
 from pathlib import Path
 
 import torch
@@ -19,13 +20,13 @@ from forge.config.adapters.adapter import (
     TAKEN_A,
     TAKEN_B,
     A,
+    Adapter,
     B,
     LoRA,
     is_added,
     name_of,
 )
 from forge.config.adapters.ia3 import IA3
-from forge.config.adapters.qlora import QLoRA
 from forge.config.model.decoder import Decoder
 from forge.config.root import Config
 from forge.families import folder as folders
@@ -61,7 +62,6 @@ class Merged(Mapping[str, Tensor]):
         self.base: Mapping[str, Tensor] = {}
         self.beside = {}
         if self.below is not None:
-            assert isinstance(config.model, Decoder)
             self.beside = {one.name: one for one in config.model.tensors()}
             self.base = Widened(whole(located(self.below, path), config), self.beside.values())
 
@@ -70,12 +70,21 @@ class Merged(Mapping[str, Tensor]):
             return self.own(name)
         values, one = self.base[name], self.beside.get(name)
         adapter = self.adapter
-        if one is not None and isinstance(adapter, QLoRA) and adapter.packs(one):
+        if one is not None and adapter.packs(one):
             # What was trained beside; in fp32, as products have it.
-            values = unpack(pack(values, adapter.how), adapter.how, torch.float32)
-        if isinstance(adapter, IA3):
-            return self._scaled(name, values, adapter)
-        if one is None or not isinstance(adapter, LoRA) or not (rank := adapter.rank_of(one)):
+            format = adapter.packed_format
+            values = unpack(pack(values, format), format, torch.float32)
+        return self._with(adapter, name, values)
+
+    @singledispatchmethod
+    def _with(self, adapter: Adapter, name: str, values: Tensor) -> Tensor:
+        """A weight or a bias with the adapter beside it."""
+        return values
+
+    @_with.register
+    def _(self, adapter: LoRA, name: str, values: Tensor) -> Tensor:
+        one = self.beside.get(name)
+        if one is None or not (rank := adapter.rank_of(one)):
             return values
         if adapter.init == PISSA:
             values = rest(values, self.own(name_of(one, TAKEN_A)), self.own(name_of(one, TAKEN_B)))
@@ -83,12 +92,8 @@ class Merged(Mapping[str, Tensor]):
         pair = self.own(name_of(one, A)), self.own(name_of(one, B))
         return merged(values, *pair, magnitude, role=one.role, scale=adapter.scale(rank))
 
-    def beneath(self, name: str) -> Tensor:
-        """What adapters stand beside, or what the checkpoint itself holds."""
-        return self.own(name) if name in self.stored else self.base[name]
-
-    def _scaled(self, name: str, values: Tensor, adapter: IA3) -> Tensor:
-        """A weight or a bias with the vector of its matrix."""
+    @_with.register
+    def _(self, adapter: IA3, name: str, values: Tensor) -> Tensor:
         place, _, last = name.rpartition(".")
         one = self.beside.get(f"{place}.weight")
         if one is None or not adapter.has(one):
@@ -97,6 +102,10 @@ class Merged(Mapping[str, Tensor]):
         if into and last == "bias":
             return values
         return scaled(values, self.own(name_of(one, SCALES)), scales_input=into)
+
+    def beneath(self, name: str) -> Tensor:
+        """What adapters stand beside, or what the checkpoint itself holds."""
+        return self.own(name) if name in self.stored else self.base[name]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all of them, by name."""
@@ -149,6 +158,6 @@ def whole(path: Path | None, config: Config, trust: Sequence[str] = ()) -> Mappi
 
         return load_file(path)
     if folders.is_folder(path):
-        assert isinstance(config.model, Decoder)
-        return _OfFolder(path, config.model)
+        assert config.decoder is not None
+        return _OfFolder(path, config.decoder)
     return Merged(path, saved_config.load(path / CONFIG, trust=(*trust, *config.run.trust)))

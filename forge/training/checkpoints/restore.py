@@ -203,7 +203,7 @@ def load_weights(
 
     section: that the model was built with, whose new rows of vocabulary begin as means.
     """
-    specs = list(section.tensors()) if isinstance(section, DecoderConfig) else []
+    specs = list(section.tensors())
     if is_folder(path):
         assert isinstance(section, DecoderConfig), path
         try:

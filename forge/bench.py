@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from forge import cli
-from forge.config.model.decoder import Decoder
 from forge.config.numbers import byte_size
 from forge.config.problems import refusal
 from forge.launch.local import processes
@@ -116,15 +115,16 @@ def measure(resolution: Resolution) -> dict[str, Any]:
     """Train in the run's directory and return the measurement, or the failure."""
     config = resolution.config
     row = {"hash": identity.hash_of(config), "estimate_bytes": memory_by_part(config)}
-    if isinstance(config.model, Decoder):
-        row["parameters"] = config.model.num_params_estimate
+    model = config.decoder
+    if model is not None:
+        row["parameters"] = model.num_params_estimate
         row["flops_a_token"] = flops_per_token(config)
     run_dir, _ = directory.prepare(resolution, overrides=())
     if code := processes.start(run_dir, resolution.world.size, trust=config.run.trust):
         failure = outcome.failure(run_dir) or {}
         return row | {"error": failure.get("message") or f"a rank ended with exit code {code}"}
     row |= json.loads((run_dir / FILE).read_text())
-    if row["mfu"] is not None and isinstance(config.model, Decoder):
+    if row["mfu"] is not None and model is not None:
         row["hfu"] = row["mfu"] * (1 + flops_again(config) / row["flops_a_token"])
     return row
 

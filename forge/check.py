@@ -19,7 +19,6 @@ from forge import cli
 from forge.compose.composition import Composition
 from forge.config.data.batch_sizes import BatchSizes
 from forge.config.launch import Slurm
-from forge.config.model.decoder import Decoder
 from forge.config.model.tensors import TensorSpec
 from forge.config.numbers import byte_size, counted, duration, percent
 from forge.config.optimizers import param_groups
@@ -175,8 +174,8 @@ def _choices(composition: Composition) -> str:
 
 
 def _model(config: Config) -> list[Row]:
-    model, train = config.model, config.train
-    if not isinstance(model, Decoder):
+    model, train = config.decoder, config.train
+    if model is None:
         return []
     flops = flops_per_token(config) or 0
     rows = [("parameters", f"{model.num_params_estimate:,}")]
@@ -207,8 +206,8 @@ def _optimizer(config: Config) -> list[Row]:
 
 def _quantization(config: Config) -> list[Row]:
     """Rows of the matrices multiplied in other number formats, and their share of the model."""
-    section, model = config.quantization, config.model
-    if not isinstance(section, Quantized) or not isinstance(model, Decoder):
+    section, model = config.quantization, config.decoder
+    if not isinstance(section, Quantized) or model is None:
         return []
     chosen = section.chosen(model)
     parts = dict.fromkeys(matrix.part for matrix in chosen)

@@ -21,9 +21,7 @@ from typing import Any
 from forge import cli
 from forge.compose.composition import compose
 from forge.config.devices import DEVICES
-from forge.config.model.decoder import Decoder
 from forge.config.numbers import byte_size, compact, counted, duration, percent
-from forge.config.objectives.base import CrossEntropy
 from forge.config.problems import COMMAND_LINE, ConfigError, closest, refusal
 from forge.config.root import Config
 from forge.planning.links import NETWORK, NVLINK
@@ -81,8 +79,7 @@ def _main(options: argparse.Namespace) -> int:
         message = f"its step is one of running text, and objective={name} compares examples."
         raise refusal("--dry-run", message, "leave --dry-run out", COMMAND_LINE)
     config, world = worked_out(config)
-    model = config.model
-    if not isinstance(model, Decoder):
+    if config.decoder is None:
         message = "the time is known of forge's decoders alone, of which this model is none."
         raise refusal("model", message, "model=llama3_8b, or another preset")
     device = device_of(config)
@@ -126,9 +123,8 @@ def _config(options: argparse.Namespace) -> tuple[Config, frozenset[str]]:
         config.plan.world_size = options.nodes * config.plan.gpus_per_node
     if config.run.device == "auto":
         config.run.device = "cuda"
-    objective = config.objective
-    if isinstance(objective, CrossEntropy) and "objective.loss_fn" not in keys:
-        objective.loss_fn = "chunked_cross_entropy"
+    if "objective.loss_fn" not in keys:
+        config.objective.chunk()
     if "train.seq_len" not in keys:
         config.train.seq_len = min(config.model.max_seq_len, LONGEST)
     if keys.isdisjoint(OF_BATCH):
@@ -320,9 +316,10 @@ def take_a_step(config: Config, stages: list[int]) -> list[dict[str, Any]]:
 
 def _planned(config: Config, stage: int) -> dict[str, int]:
     """Bytes sent by the rank, by kind of collective."""
-    assert isinstance(config.model, Decoder)
+    model = config.decoder
+    assert model is not None
     kinds: Counter[str] = Counter()
-    for sent in Rank(config, config.model, stage).sent():
+    for sent in Rank(config, model, stage).sent():
         kinds[sent.kind] += sent.bytes
     return dict(kinds)
 

@@ -22,4 +22,4 @@ class QLoRA(LoRA):
     def pack(self, model: nn.Module, dtype: torch.dtype) -> None:
         assert isinstance(model, Decoder), model
         weights = [spec for spec in model.section.tensors() if self.section.packs(spec)]
-        pack_weights(model, weights, self.section.how, dtype)
+        pack_weights(model, weights, self.section.packed_format, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import ClassVar
@@ -24,9 +25,11 @@ class Quantization(Section):
     on_cuda: the format of precision.mixed_precision that it needs there; "" = any. capability: the
     least of a GPU. multiple: of which both sides of a matrix must be. cut: whether tp may cut its
     matrices. in_products: whether layers multiply otherwise, and not weights are other ones.
+    zeroes: whether some of the weights are 0 between updates.
     """
 
     in_products: ClassVar[bool] = False
+    zeroes: ClassVar[bool] = False
     on_cuda: ClassVar[str] = ""
     capability: ClassVar[tuple[int, int]] = (0, 0)
     multiple: ClassVar[int] = 1
@@ -41,6 +44,23 @@ class Quantization(Section):
     def chosen(self, model: Decoder) -> list[TensorSpec]:
         """The matrices multiplied in the section's numbers."""
         return [tensor for tensor in model.tensors() if self.takes(tensor, model)]
+
+    @property
+    def gathers_in_fp8(self) -> bool:
+        """Whether FSDP gathers the weights of products in fp8."""
+        return False
+
+    def gathered_bytes(
+        self, tensor: TensorSpec, shape: tuple[int, ...], *, model: Decoder, width: int
+    ) -> int:
+        """Bytes of a gathered parameter. width: bytes of a number in matrix products."""
+        return width * math.prod(shape)
+
+    def zeroed_bytes(
+        self, tensor: TensorSpec, shape: tuple[int, ...], *, model: Decoder, width: int
+    ) -> int:
+        """Bytes beside a weight with zeros. width: bytes of a number of the weight."""
+        return 0
 
 
 @section
@@ -107,6 +127,17 @@ class FP8(Emulated):
     )
     fp8_all_gather: bool = opt(False, "gather weights in fp8, half as many bytes")
 
+    @property
+    def gathers_in_fp8(self) -> bool:
+        return self.fp8_all_gather
+
+    def gathered_bytes(
+        self, tensor: TensorSpec, shape: tuple[int, ...], *, model: Decoder, width: int
+    ) -> int:
+        """One byte for each fp8 value; experts are gathered in `width`."""
+        fp8 = self.fp8_all_gather and tensor.role in (MATRIX, HEAD) and self.takes(tensor, model)
+        return math.prod(shape) * (1 if fp8 else width)
+
 
 @section
 class MXFP8(Emulated):
@@ -155,6 +186,7 @@ class Sparse(Quantized):
 
     schema_name = "sparse"
     in_products: ClassVar[bool] = False
+    zeroes: ClassVar[bool] = True
     multiple: ClassVar[int] = 1
     cut: ClassVar[bool] = True
     _target_: str = "forge.quantization.products.Products"
@@ -165,6 +197,12 @@ class Sparse(Quantized):
 
     def takes(self, tensor: TensorSpec, model: Decoder) -> bool:
         return super().takes(tensor, model) and tensor.shape[-1] % self.weight_sparsity_m == 0
+
+    def zeroed_bytes(
+        self, tensor: TensorSpec, shape: tuple[int, ...], *, model: Decoder, width: int
+    ) -> int:
+        """The values of zeroed weights, and a mask of one byte a weight."""
+        return math.prod(shape) * (width + 1) if self.takes(tensor, model) else 0
 
 
 def layers_of(section: Quantization, model: Decoder) -> Iterator[str]:

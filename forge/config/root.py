@@ -15,6 +15,7 @@ from forge.config.eval import Eval
 from forge.config.field import Section, opt, section
 from forge.config.launch import Launch
 from forge.config.metrics import Metrics
+from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
 from forge.config.objectives.base import Objective
 from forge.config.optimizers.base import Optimizer
@@ -82,6 +83,11 @@ class Config(Section):
     hparams: dict[str, Any] = opt(
         {}, "values of your own by name, for ${hparams.name} in files and overrides"
     )
+
+    @property
+    def decoder(self) -> Decoder | None:
+        """The model's section, if its blocks are known; None for models of unknown layers."""
+        return self.model if isinstance(self.model, Decoder) else None
 
     @property
     def draws(self) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forge.config.adapters.qlora import QLoRA
-from forge.config.model.decoder import Decoder
+from forge.config.adapters.adapter import Adapter
 from forge.config.numbers import compact
 from forge.config.problems import shown
 from forge.config.root import Config
@@ -25,11 +24,13 @@ tags:
 """
 
 
-BITS = {
-    "nf4": """load_in_4bit=True,
+NF4 = """load_in_4bit=True,
     bnb_4bit_quant_type="nf4",
     bnb_4bit_use_double_quant={double},
-    bnb_4bit_compute_dtype=torch.bfloat16,""",
+    bnb_4bit_compute_dtype=torch.bfloat16,"""
+BITS = {
+    "nf4": NF4.format(double=False),
+    "nf4_double": NF4.format(double=True),
     "int8": "load_in_8bit=True,",
 }
 
@@ -52,21 +53,21 @@ def adapter_card(saved: Saved, config: Config, family: Family, dtype: str) -> st
     lines += _origin(saved, config)
     code = ["from peft import PeftModel", "from transformers import AutoModelForCausalLM", ""]
     extra_options = ""
-    if isinstance(adapter, QLoRA):
+    if adapter.packed_format:
         lines += [f"They {beside_bits(adapter).removeprefix('they ')}.", ""]
-        if adapter.base_format == "nf4" and adapter.double_quantization:
+        if adapter.packed_format == "nf4_double":
             lines += [
                 "forge rounds the scales of each row by themselves, and bitsandbytes those of"
             ]
             lines += ["a whole matrix, so that logits differ a little.", ""]
         code[1:2] = ["import torch", "from transformers import AutoModelForCausalLM"]
         code[2] += ", BitsAndBytesConfig"
-        bits = BITS[adapter.base_format].format(double=adapter.double_quantization)
+        bits = BITS[adapter.packed_format]
         code += ["bits = BitsAndBytesConfig(", f"    {bits}", ")"]
         extra_options = ", quantization_config=bits"
     code += [f'base = AutoModelForCausalLM.from_pretrained("{base}"{extra_options})']
-    model, added = config.model, config.tokenizer.added
-    if isinstance(model, Decoder) and model.new_rows[1]:
+    model, added = config.decoder, config.tokenizer.added
+    if model is not None and model.new_rows[1]:
         tokens = f" {shown(added)}" if added else ""
         lines += [f"The base knows none of the new tokens{tokens}: embedding and head are in this"]
         lines += ["folder too, and are read into a base that `resize_token_embeddings` has given"]
@@ -78,10 +79,11 @@ def adapter_card(saved: Saved, config: Config, family: Family, dtype: str) -> st
     return head + "\n".join([f"# {_name(saved, config)}", "", *lines])
 
 
-def beside_bits(adapter: QLoRA) -> str:
+def beside_bits(adapter: Adapter) -> str:
     """Return a warning on adapters trained beside a quantised base."""
+    base_format = adapter.packed_format.removesuffix("_double")
     return (
-        f"they were trained beside their base in {adapter.base_format}, and beside the plain base "
+        f"they were trained beside their base in {base_format}, and beside the plain base "
         "are another model: load the base as README.md says, or write --format hf --merge"
     )
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from forge.build import build
-from forge.config.adapters.adapter import LoRA
 from forge.config.optimizers.param_groups import KIND, OWN, ROLES, SCHEDULER, Group, groups, members
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
@@ -44,7 +43,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
             dim=width(config),
             horizon=config.train.max_steps,
             schedule=_own_schedule(config, group),
-            ratio=adapter.lora_plus_ratio if isinstance(adapter, LoRA) else 1.0,
+            ratio=adapter.lr_ratio,
         )
         offered = {"model": model} | steps_of(config)
         group_optimizer = build(

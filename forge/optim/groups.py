@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from forge.config.adapters.adapter import B
-from forge.config.model.decoder import Decoder
 from forge.config.model.tensors import BIAS, EMBEDDING, MATRIX, NORM
 from forge.config.optimizers.param_groups import Group, parameters_of, trained
 from forge.config.root import Config
@@ -23,7 +22,7 @@ def roles_of(model: nn.Module, config: Config) -> dict[str, str]:
     For other models, and for parameters added to a decoder: embedding = the weight of an
     nn.Embedding, matrix = two or more dimensions, bias = a name ending in bias, norm = all else.
     """
-    table = dict(parameters_of(config)) if isinstance(config.model, Decoder) else {}
+    table = dict(parameters_of(config))
     embeddings = {
         id(table)
         for module in model.modules()

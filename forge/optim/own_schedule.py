@@ -10,7 +10,6 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from forge.build import bind, build, locate, parameters_of
-from forge.config.model.decoder import Decoder
 from forge.config.optimizers.schedules import Scheduler
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
@@ -55,7 +54,7 @@ def steps_of(config: Config) -> dict[str, int]:
 
 def width(config: Config) -> int | None:
     """Width of the model, if known."""
-    return config.model.dim if isinstance(config.model, Decoder) else None
+    return config.model.known_dim
 
 
 class OfTorch:

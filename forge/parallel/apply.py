@@ -13,7 +13,6 @@ from forge.adapters.adapter import Adapter
 from forge.build import build
 from forge.config.model.decoder import Decoder as DecoderSection
 from forge.config.model.document_attention import in_blocks
-from forge.config.quantization import FP8
 from forge.config.root import Config
 from forge.models.attention import Attention
 from forge.models.decoder import Decoder
@@ -65,8 +64,7 @@ class Layout:
 
     @property
     def gathers_in_fp8(self) -> bool:
-        quantization = self.config.quantization
-        return self.sharded and isinstance(quantization, FP8) and quantization.fp8_all_gather
+        return self.sharded and self.config.quantization.gathers_in_fp8
 
 
 def apply(

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.tensors import LogUniform
 from forge.config.root import Config
 from forge.models.balance import Balanced
@@ -36,11 +35,11 @@ def cut(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh) -> list[tuple[in
 
     Raises ValueError for any model but a decoder.
     """
-    section, parallel = cfg.model, cfg.parallel
+    section, parallel = cfg.decoder, cfg.parallel
     assert parallel.pp_stages_per_rank is not None
     num_stages = parallel.pp * parallel.pp_stages_per_rank
-    if not isinstance(section, DecoderConfig):
-        message = f"parallel.pp={parallel.pp}: {section._target_} cannot be cut into stages"
+    if section is None:
+        message = f"parallel.pp={parallel.pp}: {cfg.model._target_} cannot be cut into stages"
         raise ValueError(f"{message}, only decoders can; set parallel.pp=1")
     layers = list(parallel.pp_layers) or cut_by_cost(section, num_stages, cfg.train.seq_len)
     assert (len(layers), sum(layers)) == (num_stages, section.n_layers), layers
@@ -68,8 +67,8 @@ class Pipeline(Balanced, nn.Module):
         # Imported here, because torch's pipelines take 2 s to import.
         from forge.parallel.pipeline_schedule import make_stage
 
-        parallel, section = cfg.parallel, cfg.model
-        assert isinstance(section, DecoderConfig)
+        parallel, section = cfg.parallel, cfg.decoder
+        assert section is not None
         assert parallel.pp_stages_per_rank is not None
         assert parallel.pp_microbatches is not None
         self.parts = nn.ModuleList([part for _, part in parts])

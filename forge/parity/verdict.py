@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from forge.config.adapters.adapter import A
-from forge.config.model.decoder import Decoder
 from forge.config.numbers import aligned
 from forge.config.root import Config
 from forge.parallel.gather import Tensors
@@ -169,8 +168,8 @@ def may_vanish(config: Config) -> tuple[str, ...]:
     A bias of keys adds the same to all scores of a query, invisible to softmax, unless positions
     rotate the keys or a norm scales the keys.
     """
-    model = config.model
-    unseen = isinstance(model, Decoder) and model.position != "rope" and not model.qk_norm
+    model = config.decoder
+    unseen = model is not None and model.position != "rope" and not model.qk_norm
     return ("wk.bias",) if unseen else ()
 
 

@@ -209,8 +209,8 @@ class Activations:
 
 def flops_again(config: Config) -> float:
     """FLOPs of recomputation for one token, on all ranks; 0 for an unknown model."""
-    model = config.model
-    if not isinstance(model, Decoder) or not config.train.policy.recomputes:
+    model = config.decoder
+    if model is None or not config.train.policy.recomputes:
         return 0.0
     stage = Stage(layers=range(model.n_layers), first=True, last=True)
     blocks = Activations(config, model).places(stage)
@@ -219,8 +219,8 @@ def flops_again(config: Config) -> float:
 
 def host_bytes(config: Config) -> int:
     """Bytes of activations of the first rank in host memory."""
-    model = config.model
-    if not isinstance(model, Decoder) or OFFLOAD not in config.train.policy.places.values():
+    model = config.decoder
+    if model is None or OFFLOAD not in config.train.policy.places.values():
         return 0
     layers = range(-(-model.n_layers // config.parallel.pp))
     held = Activations(config, model).held(Stage(layers=layers, first=True, last=False))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from forge.config.adapters.adapter import Adapter, LoRA
-from forge.config.adapters.ia3 import IA3
 from forge.config.model.activations import Numbers
 from forge.config.model.decoder import Decoder
 from forge.config.model.tensors import EXPERT, HEAD, MATRIX, NORM, TensorSpec, within
@@ -38,7 +36,7 @@ class Beside:
         layer, name = model.of_kind(kind.name), f"blocks.{number}"
         tensors = within(name, model.block_tensors(kind))
         matrices = [tensor for tensor in tensors if tensor.role in (MATRIX, EXPERT)]
-        extra = sum(self._kept(tensor, adapter, numbers) for tensor in matrices)
+        extra = sum(adapter.kept_bytes(tensor, numbers, self.rows) for tensor in matrices)
         entering = numbers.width * layer.dim
         for part in ["attention"] if kind.moe else ["attention", "feed_forward"]:
             of_part = [tensor for tensor in matrices if tensor.name.startswith(f"{name}.{part}.")]
@@ -59,16 +57,13 @@ class Beside:
         head = next((tensor for tensor in outputs if tensor.role == HEAD), tables[0])
         if not self.reads(head):
             return -numbers.width * self.model.dim
-        if _rank(self.adapter, head):
+        if self.adapter.rank_of(head):
             return numbers.width * head.size / self.tp / tokens
         return 0.0
 
     def reads(self, one: TensorSpec) -> bool:
         """Whether the backward pass reads the input of a matrix."""
-        adapter = self.adapter
-        if isinstance(adapter, IA3) and adapter.has(one) and adapter.scales_input(one):
-            return True
-        return self.is_trained(one.name) or bool(_rank(adapter, one))
+        return self.adapter.reads_input(one) or self.is_trained(one.name)
 
     def _reads_input(self, matrices: Iterable[TensorSpec]) -> bool:
         """Whether the backward pass reads the input of a layer with these matrices."""
@@ -82,20 +77,3 @@ class Beside:
     def trains_before(self) -> bool:
         """Whether anything before the first block has a gradient."""
         return any(map(self.reads, self.model.outside()[0]))
-
-    def _kept(self, one: TensorSpec, adapter: Adapter, numbers: Numbers) -> float:
-        """Bytes kept for an adapter: outputs of A, inputs of DoRA magnitudes and IA3 vectors."""
-        if isinstance(adapter, IA3):
-            scales_output = adapter.has(one) and not adapter.scales_input(one)
-            return numbers.width * one.on_rank(numbers.tp)[0] if scales_output else 0.0
-        rank = _rank(adapter, one)
-        rows = self.rows if one.of_experts else 1.0
-        saved = numbers.width * rank * rows
-        if rank and isinstance(adapter, LoRA) and adapter.dora:
-            cut = one.cut(numbers.tp) == len(one.shape) - 2
-            saved += numbers.width * one.shape[-2] * rows / (numbers.tp if cut else 1)
-        return saved
-
-
-def _rank(adapter: Adapter, one: TensorSpec) -> int:
-    return adapter.rank_of(one) if isinstance(adapter, LoRA) else 0

@@ -15,7 +15,6 @@ from forge.config.devices import Device
 from forge.config.model.activations import FP32, Numbers
 from forge.config.model.decoder import Decoder, Kind
 from forge.config.model.tensors import HEAD, ROUTER, TensorSpec, within
-from forge.config.objectives.base import CrossEntropy
 from forge.config.optimizers.param_groups import trained
 from forge.config.root import Config
 from forge.planning import calibration as known
@@ -101,7 +100,7 @@ class Compute:
         )
         forward, backward = self._of_tensor(table)
         logits = self.tokens * model.vocab_size / (parallel.tp if parallel.loss_parallel else 1)
-        name = objective.loss_fn if isinstance(objective, CrossEntropy) else "cross_entropy"
+        name = "chunked_cross_entropy" if objective.chunked else "cross_entropy"
         memory = logits * known.LOSS_BYTES[name] / self.stream
         return Pass(
             forward=Seconds(products=forward, memory=0.5 * memory),

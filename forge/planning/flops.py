@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from forge.config.model.decoder import Decoder
 from forge.config.model.tensors import EXPERT, HEAD, MATRIX
 from forge.config.optimizers.param_groups import some_frozen, trained
 from forge.config.root import Config
@@ -12,9 +11,9 @@ def flops_per_token(config: Config) -> int | None:
     """FLOPs of a token, forward and backward; None = not known. `Decoder.flops_per_token`, with 4
     in place of 6 for each frozen weight, and 6 for each weight of an adapter.
     """
-    model, is_trained = config.model, trained(config)
-    flops = model.flops_per_token(config.train.seq_len)
-    if flops is None or not isinstance(model, Decoder) or not some_frozen(config):
+    model, is_trained = config.decoder, trained(config)
+    flops = config.model.flops_per_token(config.train.seq_len)
+    if flops is None or model is None or not some_frozen(config):
         return flops
     tensors = list(model.tensors())
     frozen = sum(tensor.multiplied for tensor in tensors if not is_trained(tensor.name))

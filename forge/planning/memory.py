@@ -6,22 +6,20 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from forge.config.adapters.adapter import Adapter, NoAdapter
-from forge.config.adapters.packed import made_bytes, packed_bytes
-from forge.config.adapters.qlora import QLoRA
 from forge.config.model.activations import FP32
 from forge.config.model.decoder import Decoder
-from forge.config.model.tensors import HEAD, MATRIX, TensorSpec, within
+from forge.config.model.tensors import TensorSpec, within
 from forge.config.optimizers import param_groups
 from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.precision import BYTES
-from forge.config.quantization import FP8, Sparse
 from forge.config.root import Config
 from forge.planning.activations import Activations, Stage
 from forge.rundir.saved_config import load, newest
@@ -30,6 +28,8 @@ STATE = ("weights", "gradients", "fp32 masters", "optimizer state")
 """Prefixes of the names of exact parts, held throughout a run."""
 NO_ADAPTER = NoAdapter()
 OF_EXPERTS = attrgetter("of_experts")
+Size = Callable[[TensorSpec, tuple[int, ...]], float]
+"""Bytes or values of a tensor, by its shape on a rank."""
 
 
 def memory_by_part(config: Config) -> dict[str, int]:
@@ -43,8 +43,8 @@ def memory_by_part(config: Config) -> dict[str, int]:
     block, or all weights under a pipeline; cp and sequence parallelism cut the tokens. Assumes
     equal numbers of tokens for experts, and of blocks for stages.
     """
-    model, parallel = config.model, config.parallel
-    if not isinstance(model, Decoder):
+    model, parallel = config.decoder, config.parallel
+    if model is None:
         return {}
     # the rank of largest need is at an end of the pipeline
     adapter = config.adapter
@@ -68,19 +68,23 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
     if precision.master_weights:
         parts["fp32 masters"] = FP32 * sharded
     parts |= _of_optimizer(config, model, share, sharded > 0)
-    adapter = config.adapter
-    if isinstance(adapter, QLoRA):
+    adapter, quantization = config.adapter, config.quantization
+    if adapter.packed_format:
         if sharded:
-            packed = _in_few_bits(config, adapter, model, share, weight)
+            resident = partial(adapter.resident_bytes, width=weight)
+            packed = _counted(config, model, share, resident, adapter)
             parts[f"weights ({kind})"] = packed.sharded(parallel)
-        parts["weights made again"] = _made_again(config, adapter, model, share, width)
+        unpacked = partial(adapter.unpacked_bytes, width=width)
+        parts["weights made again"] = round(_largest(config, model, share, unpacked))
     activations = Activations(config, model)
     if gathered:
         parts["gathered weights"] = _of_gathered(config, model, share, width)
         several_passes = max(config.train.grad_accum_steps, activations.microbatches) > 1
         parts |= _of_unreduced(config, model, share, several, several_passes)
-    if isinstance(config.quantization, Sparse):
-        parts["zeroed weights, masks"] = _of_zeros(config, config.quantization, model, share)
+    if quantization.zeroes:
+        beside = partial(quantization.zeroed_bytes, model=model, width=weight)
+        zeroed = _counted(config, model, share, beside)
+        parts["zeroed weights, masks"] = zeroed.sharded(parallel)
     for frozen in _frozen_models(config):
         whole = _share(frozen, parallel, first=True, last=True)
         of_model = width * whole.at_once * gathered + FP32 * whole.sharded(parallel)
@@ -101,11 +105,14 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
 
 def _of_gathered(config: Config, model: Decoder, share: _Share, width: int) -> int:
     """Bytes of the weights FSDP has gathered at a time: two blocks, or all that stay."""
-    parallel, quantization, factor = config.parallel, config.quantization, 1
-    if isinstance(quantization, FP8) and quantization.fp8_all_gather:
-        share = _in_fp8(config, quantization, model, share, width)
-    elif isinstance(config.adapter, QLoRA):
-        share = _in_few_bits(config, config.adapter, model, share, width)
+    parallel, adapter, quantization = config.parallel, config.adapter, config.quantization
+    factor = 1
+    if quantization.gathers_in_fp8:
+        fp8 = partial(quantization.gathered_bytes, model=model, width=width)
+        share = _counted(config, model, share, fp8)
+    elif adapter.packed_format:
+        resident = partial(adapter.resident_bytes, width=width)
+        share = _counted(config, model, share, resident, adapter)
     else:
         factor = width
     stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
@@ -131,59 +138,6 @@ def _of_unreduced(
     return {f"unreduced gradients ({kind})": BYTES[kind] * count}
 
 
-def _in_fp8(config: Config, section: FP8, model: Decoder, share: _Share, width: int) -> _Share:
-    """Bytes of weights gathered by FSDP: one for each fp8 value, `width` for others."""
-    # `block_tensors` has no layer number: take an end block, unquantized if any block is
-    layer = 0 if section.plain_first_layers else model.n_layers - 1
-
-    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
-        if one.role == MATRIX and not one.name.startswith("blocks."):
-            one = replace(one, name=f"blocks.{layer}.{one.name}")
-        fp8 = one.role in (MATRIX, HEAD) and section.takes(one, model)
-        return math.prod(shape) * (1 if fp8 else width)
-
-    return _share(model, config.parallel, first=share.first, last=share.last, of=size)
-
-
-def _in_few_bits(
-    config: Config, adapter: QLoRA, model: Decoder, share: _Share, width: int
-) -> _Share:
-    """Bytes of weights under QLoRA: packed in few bits, or `width` a value."""
-
-    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
-        if adapter.packs(one):
-            return packed_bytes(shape, adapter.how)
-        return width * math.prod(shape)
-
-    ends = {"first": share.first, "last": share.last}
-    return _share(model, config.parallel, adapter, of=size, **ends)
-
-
-def _made_again(config: Config, adapter: QLoRA, model: Decoder, share: _Share, width: int) -> int:
-    """Bytes of the largest weight unpacked from few bits, with the temporaries of unpacking."""
-    most = 0
-
-    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
-        nonlocal most
-        most = max(most, made_bytes(shape, width) if adapter.packs(one) else 0)
-        return 0
-
-    _share(model, config.parallel, adapter, of=size, first=share.first, last=share.last)
-    return most
-
-
-def _of_zeros(config: Config, section: Sparse, model: Decoder, share: _Share) -> int:
-    """Bytes of sparse training: the values of zeroed weights, and masks of one byte a weight."""
-    bytes_per_value = BYTES[config.precision.param_dtype] + 1
-
-    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
-        inside = one.name.startswith("blocks.") or one.role == HEAD
-        return math.prod(shape) * bytes_per_value if inside and section.takes(one, model) else 0
-
-    zeroed = _share(model, config.parallel, first=share.first, last=share.last, of=size)
-    return zeroed.sharded(config.parallel)
-
-
 def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> dict[str, int]:
     """Bytes of gradients, fp32 masters and optimizer state of trained parameters, by part.
 
@@ -198,7 +152,7 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
         state_bytes = name_to_group[name].section.state_bytes(shape) if is_trained(one.name) else 0
         return math.nan if state_bytes is None else state_bytes
 
-    parts, ends = {}, {"first": share.first, "last": share.last}
+    parts = {}
     precision, parallel = config.precision, config.parallel
     weight, shards = BYTES[precision.param_dtype], max(parallel.fsdp, 1)
     if config.train.optimizer_in_backward and here:  # gradients of a block, a table or the head
@@ -212,6 +166,7 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
         if precision.master_weights:
             parts["fp32 masters"] = FP32 * count
     by_name = optimizer.groups or some_frozen
+    ends = {"first": share.first, "last": share.last}
     state = _share(model, parallel, config.adapter, of=kept, named=bool(by_name), **ends)
     if state.known:
         parts["optimizer state"] = state.sharded(parallel) * here
@@ -225,23 +180,14 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
     return parts
 
 
-def _largest_state(
-    config: Config,
-    model: Decoder,
-    share: _Share,
-    state_bytes: Callable[[TensorSpec, tuple[int, ...]], float],
-) -> float:
+def _largest_state(config: Config, model: Decoder, share: _Share, state_bytes: Size) -> float:
     """Bytes of the largest state of one parameter, fp32 master included."""
-    of_master, largest = FP32 * bool(config.precision.master_weights), 0.0
+    of_master = FP32 * bool(config.precision.master_weights)
 
-    def size(one: TensorSpec, shape: tuple[int, ...]) -> float:
-        nonlocal largest
-        largest = max(largest, state_bytes(one, shape) + of_master * math.prod(shape))
-        return 0
+    def with_master(tensor: TensorSpec, shape: tuple[int, ...]) -> float:
+        return state_bytes(tensor, shape) + of_master * math.prod(shape)
 
-    ends = {"first": share.first, "last": share.last}
-    _share(model, config.parallel, config.adapter, of=size, **ends)
-    return largest
+    return _largest(config, model, share, with_master)
 
 
 def _of_trained(config: Config, model: Decoder, share: _Share) -> _Share:
@@ -251,18 +197,38 @@ def _of_trained(config: Config, model: Decoder, share: _Share) -> _Share:
     def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
         return math.prod(shape) if is_trained(one.name) else 0
 
+    return _counted(config, model, share, size, config.adapter)
+
+
+def _counted(
+    config: Config, model: Decoder, share: _Share, size: Size, adapter: Adapter = NO_ADAPTER
+) -> _Share:
+    """The share of a rank in the sizes of tensors."""
     ends = {"first": share.first, "last": share.last}
-    return _share(model, config.parallel, config.adapter, of=size, **ends)
+    return _share(model, config.parallel, adapter, of=size, **ends)
+
+
+def _largest(config: Config, model: Decoder, share: _Share, size: Size) -> float:
+    """The largest size of a tensor of the rank."""
+    largest = 0.0
+
+    def compared(tensor: TensorSpec, shape: tuple[int, ...]) -> float:
+        nonlocal largest
+        largest = max(largest, size(tensor, shape))
+        return 0
+
+    _counted(config, model, share, compared, config.adapter)
+    return largest
 
 
 def _frozen_models(config: Config) -> Iterator[Decoder]:
     """Yield the frozen models of the objective; the trained model stands in for unreadable ones."""
     for source in config.objective.frozen_models().values():
-        model = config.model
+        model = config.decoder
         with suppress(OSError, ValueError, TypeError, KeyError):  # its build reports the fault
             if source and Path(source).is_dir():
-                model = load(newest(Path(source)), trust=config.run.trust).model
-        yield from [model] if isinstance(model, Decoder) else []
+                model = load(newest(Path(source)), trust=config.run.trust).decoder
+        yield from [model] if model is not None else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +287,7 @@ def _share(
     *,
     first: bool,
     last: bool,
-    of: Callable[[TensorSpec, tuple[int, ...]], float] | None = None,
+    of: Size | None = None,
     named: bool = True,
 ) -> _Share:
     """Count a rank's share of a model.

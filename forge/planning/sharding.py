@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forge.config.model.decoder import Decoder
 from forge.config.parallel import ONE_STAGE_SCHEDULES
 from forge.config.root import Config
 from forge.planning.layout import data_ranks
@@ -32,8 +31,8 @@ class Held:
 
 def held(config: Config, rank: int) -> Held:
     """Count the parameters held by a rank of the pipeline, for a resolved config."""
-    model, p = config.model, config.parallel
-    assert isinstance(model, Decoder)
+    model, p = config.decoder, config.parallel
+    assert model is not None
     pipeline_rank, count, total = Rank(config, model, rank), 0, 0.0
     for stage in pipeline_rank.stages:
         parameters = [
@@ -61,8 +60,8 @@ def in_small(config: Config) -> Config:
     """A resolved config with the same layout and a few narrow layers, in fp32 on a CPU. Rules hold
     unchanged: heads, experts and degrees are the same.
     """
+    assert config.model.has_blocks
     model, p = config.model.clone(), config.parallel
-    assert isinstance(model, Decoder)
     model.thaw()
     stages = p.pp * (p.pp_stages_per_rank or 1)
     layers = stages if stages > 1 else min(2, model.n_layers)

@@ -80,8 +80,8 @@ def step_time(
     memory: Mapping[str, int] | None = None,
 ) -> StepTime | None:
     """Estimate the step of a resolved config; None for unknown models. memory: bytes by part."""
-    model, parallel = config.model, config.parallel
-    if not isinstance(model, Decoder):
+    model, parallel = config.decoder, config.parallel
+    if model is None:
         return None
     ends = sorted({0, parallel.pp // 2, parallel.pp - 1})  # one of them is the slowest
     state = _of_state(memory_by_part(config) if memory is None else memory)

@@ -19,7 +19,6 @@ from math import prod
 from forge.config.model.decoder import Decoder, Kind
 from forge.config.model.moe import is_moe_layer
 from forge.config.model.tensors import EMBEDDING, TensorSpec
-from forge.config.objectives.base import CrossEntropy
 from forge.config.root import Config
 from forge.planning.activations import rows_of_room, runs_of_sequence
 from forge.planning.layout import rows_of_rank
@@ -73,9 +72,10 @@ def bytes_per_step(config: Config) -> dict[str, int]:
 
 def busiest_rank(config: Config) -> list[Sent]:
     """Traffic of the busiest rank, by collective and group."""
-    if not isinstance(config.model, Decoder):
+    model = config.decoder
+    if model is None:
         return []
-    ranks = [Rank(config, config.model, rank).sent() for rank in range(config.parallel.pp)]
+    ranks = [Rank(config, model, rank).sent() for rank in range(config.parallel.pp)]
     return max(ranks, key=lambda sent: sum(collective.bytes for collective in sent))
 
 
@@ -196,11 +196,8 @@ class Rank:
         """Count the loss: over rows of the vocabulary the largest logit, the partition and the
         target's logit of each token; else all logits.
         """
-        p, objective = self.p, self.config.objective
-        chunked = (
-            isinstance(objective, CrossEntropy) and objective.loss_fn == "chunked_cross_entropy"
-        )
-        if p.loss_parallel or chunked:
+        p = self.p
+        if p.loss_parallel or self.config.objective.chunked:
             size = 2 * 3 * FP32 * self.tokens
             self.ring("loss: all-reduce over the vocabulary", size, TP, 3 * self.passes)
         else:
@@ -297,9 +294,7 @@ class Rank:
         the gradient norm, and requests of ranks.
         """
         objective, moe = self.config.objective, self.model.moe
-        numbers = 2
-        if isinstance(objective, CrossEntropy):
-            numbers += (objective.z_loss_weight > 0) + (objective.smoothing > 0)
+        numbers = 2 + objective.extra_sums
         self.ring("all: loss and gradient norm", 2 * FP32 * numbers, (*PP, *DATA), 1)
         self.ring("all: loss and gradient norm", 2 * FP64 * 2, (*PP, *DATA, *TP), 2)
         records = self.model.n_moe_layers * (moe.num_experts + REPORTED)

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from forge.config.model.decoder import Decoder
 from forge.config.numbers import byte_size
 from forge.config.optimizers.base import GROUPED
 from forge.config.parallel import Parallel
@@ -124,7 +123,7 @@ def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
     """
     memory, needs, model = device_memory(world), [], config.model
     timed: list[tuple[float, int, dict[str, int]]] = []
-    experts = model.moe.num_experts if isinstance(model, Decoder) and model.is_moe else 0
+    experts = model.routed_experts
     for degrees in candidates(config.parallel, world, experts):
         tried = laid_out(config, degrees, world)
         if any(problem for rule in DEGREE_RULES for problem in rule.check(tried, world)):

@@ -205,7 +205,7 @@ def why_no_reference(adapter: Adapter, parallel: Parallel) -> str:
         return "there is no adapter"
     if parallel.pp > 1:
         return f"a pipeline of {parallel.pp} reads a batch once"
-    if isinstance(adapter, LoRA) and (adapter.modules_to_save or adapter.bias != "none"):
+    if adapter.trains_base:
         return "weights of the base are trained too"
     return ""
 

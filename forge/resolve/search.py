@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from forge.config.devices import Device
-from forge.config.model.decoder import Decoder
 from forge.config.root import Config
 from forge.config.rule import put
 from forge.planning.memory import memory_by_part
@@ -149,8 +148,7 @@ class _Search:
 
     def degrees(self) -> Iterator[dict[str, int]]:
         """Yield every division of the ranks over the axes; given degrees stay."""
-        model = self.config.model
-        experts = model.moe.num_experts if isinstance(model, Decoder) and model.is_moe else 0
+        experts = self.config.model.routed_experts
         sizes = {
             "tp": [n for n in POWERS if n <= 2 * self.node],
             "pp": list(POWERS),

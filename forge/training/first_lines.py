@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from forge.config.model.decoder import Decoder
 from forge.config.numbers import aligned, counted
 from forge.config.optimizers import param_groups
 from forge.config.quantization import Quantized
@@ -31,7 +30,7 @@ def first_lines(
     config: completed from the text. built: the model, once built. A decoder's parameters are known
     before, and the lines are printed then; for any other model only now.
     """
-    if isinstance(config.model, Decoder) == (built is not None):
+    if config.model.has_blocks == (built is not None):
         return []
     cells = [
         ("model", _model(config, built)),
@@ -43,10 +42,10 @@ def first_lines(
 
 
 def _model(config: Config, built: nn.Module | None) -> str:
-    model, adapter = config.model, config.adapter
-    if not isinstance(model, Decoder):
+    model, adapter = config.decoder, config.adapter
+    if model is None:
         assert built is not None
-        return f"{model._target_}: {sum(p.numel() for p in built.parameters()):,} parameters"
+        return f"{config.model._target_}: {sum(p.numel() for p in built.parameters()):,} parameters"
     depth = counted(model.n_layers, "layer")
     line = f"decoder of {depth}, width {model.dim}: {model.num_params_estimate:,} parameters"
     if model.is_moe:
@@ -102,7 +101,7 @@ def _steps(config: Config) -> str:
 def _optimizers(config: Config) -> str:
     """The optimizers with their peak rates; equal groups are listed once."""
     tensors = param_groups.tensors_in(config)
-    dim = config.model.dim if isinstance(config.model, Decoder) else None
+    dim = config.model.known_dim
     kinds = {
         f"{group.kind} at {group.section.peak(dim):.3g}": None
         for name, group in param_groups.groups(config).items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
@@ -10,7 +11,8 @@ from typing import Any, ClassVar
 from omegaconf import MISSING
 
 from forge.config.field import Section, opt, section
-from forge.config.model.decoder import Decoder
+from forge.config.model.activations import Numbers
+from forge.config.model.layer import Model
 from forge.config.model.tensors import BIAS, EMBEDDING, EXPERT, HEAD, MATRIX, NORM, TensorSpec
 from forge.config.problems import Problem
 
@@ -79,10 +81,11 @@ def name_of(tensor: TensorSpec, which: str) -> str:
 @section
 class Adapter(Section):
     """Base of every adapter. active: whether the weights of the model are its base, which stays as
-    it is, and is in no checkpoint.
+    it is, and is in no checkpoint. from_peft: whether it can begin as a folder of PEFT.
     """
 
     active: ClassVar[bool] = False
+    from_peft: ClassVar[bool] = False
 
     _target_: str = MISSING
 
@@ -98,6 +101,52 @@ class Adapter(Section):
     def trains(self, tensor: TensorSpec) -> bool:
         """Whether a parameter of the model is trained beside the adapter's."""
         return True
+
+    @property
+    def trains_base(self) -> bool:
+        """Whether options of the adapter name parameters of the model to be trained too."""
+        return False
+
+    @property
+    def peft_folder(self) -> str | None:
+        """Folder of PEFT with the first values of the adapter; None = new values."""
+        return None
+
+    @property
+    def lr_ratio(self) -> float:
+        """Learning rate of B, and of tensors of one dimension, over the rate of A."""
+        return 1.0
+
+    def rank_of(self, tensor: TensorSpec) -> int:
+        """Rank of the matrices beside a parameter; 0 = none."""
+        return 0
+
+    def reads_input(self, tensor: TensorSpec) -> bool:
+        """Whether the adapter's backward pass reads the input of a matrix."""
+        return self.rank_of(tensor) > 0
+
+    def kept_bytes(self, tensor: TensorSpec, numbers: Numbers, rows: float) -> float:
+        """Bytes of a token kept for the adapter of a matrix. rows: at experts, of a token."""
+        return 0.0
+
+    @property
+    def packed_format(self) -> str:
+        """Format of the base's weights, by its name in `forge.config.adapters.packed`; "" = as
+        they are.
+        """
+        return ""
+
+    def packs(self, tensor: TensorSpec) -> bool:
+        """Whether a weight has the packed format."""
+        return False
+
+    def resident_bytes(self, tensor: TensorSpec, shape: tuple[int, ...], *, width: int) -> int:
+        """Bytes of a rank's part of a parameter. width: bytes of an unpacked number."""
+        return width * math.prod(shape)
+
+    def unpacked_bytes(self, tensor: TensorSpec, shape: tuple[int, ...], *, width: int) -> int:
+        """Most bytes of a packed weight unpacked for a product; 0 = the weight is not packed."""
+        return 0
 
 
 @section
@@ -116,6 +165,7 @@ class LoRA(Adapter):
 
     schema_name = "lora"
     active: ClassVar[bool] = True
+    from_peft: ClassVar[bool] = True
     _target_: str = "forge.adapters.lora.LoRA"
 
     rank: int = opt(16, "rows of A and columns of B", gt=0)
@@ -174,12 +224,33 @@ class LoRA(Adapter):
     def draws(self) -> bool:
         return self.dropout > 0
 
+    @property
+    def trains_base(self) -> bool:
+        return bool(self.modules_to_save) or self.bias != "none"
+
+    @property
+    def peft_folder(self) -> str | None:
+        return self.init_from
+
+    @property
+    def lr_ratio(self) -> float:
+        return self.lora_plus_ratio
+
     def rank_of(self, tensor: TensorSpec) -> int:
-        """The rank of the adapter beside a parameter; 0 = none."""
         if not _can_have(tensor) or not any(fits(word, tensor) for word in self.target_modules):
             return 0
         stated_ranks = (n for w, n in reversed(self.ranks.items()) if fits_in_any_words(w, tensor))
         return next(stated_ranks, self.rank)
+
+    def kept_bytes(self, tensor: TensorSpec, numbers: Numbers, rows: float) -> float:
+        """Bytes of the outputs of A, and of the inputs of DoRA's magnitudes."""
+        rank = self.rank_of(tensor)
+        rows = rows if tensor.of_experts else 1.0
+        saved = numbers.width * rank * rows
+        if rank and self.dora:
+            cut = tensor.cut(numbers.tp) == len(tensor.shape) - 2
+            saved += numbers.width * tensor.shape[-2] * rows / (numbers.tp if cut else 1)
+        return saved
 
     def scale(self, rank: int) -> float:
         """The factor of B A."""
@@ -289,7 +360,7 @@ def _beside(tensor: TensorSpec, rank: int, *, dora: bool, takes: bool) -> Iterat
         )
 
 
-def adapted(model: Decoder, adapter: Adapter) -> list[TensorSpec]:
+def adapted(model: Model, adapter: Adapter) -> list[TensorSpec]:
     """All parameters: the model's and the adapter's."""
     tensors = list(model.tensors())
     return [*tensors, *adapter.added(tensors)]

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from forge.config.adapters.adapter import SCALES, Adapter, fits, name_of
 from forge.config.field import opt, section
+from forge.config.model.activations import Numbers
 from forge.config.model.tensors import MATRIX, NORM, TensorSpec
 
 
@@ -54,3 +55,11 @@ class IA3(Adapter):
 
     def trains(self, tensor: TensorSpec) -> bool:
         return False
+
+    def reads_input(self, tensor: TensorSpec) -> bool:
+        return self.has(tensor) and self.scales_input(tensor)
+
+    def kept_bytes(self, tensor: TensorSpec, numbers: Numbers, rows: float) -> float:
+        """Bytes of the outputs scaled by a vector."""
+        scales_output = self.has(tensor) and not self.scales_input(tensor)
+        return numbers.width * tensor.on_rank(numbers.tp)[0] if scales_output else 0.0

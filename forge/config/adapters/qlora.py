@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forge.config.adapters.adapter import LoRA, is_added
-from forge.config.adapters.packed import BLOCK
+from forge.config.adapters.packed import BLOCK, made_bytes, packed_bytes
 from forge.config.field import opt, section
 from forge.config.model.tensors import EXPERT, MATRIX, TensorSpec
 
@@ -29,13 +29,19 @@ class QLoRA(LoRA):
     )
 
     @property
-    def how(self) -> str:
-        """The format's name in `forge.config.adapters.packed`."""
+    def packed_format(self) -> str:
         double = self.base_format == "nf4" and self.double_quantization
         return "nf4_double" if double else self.base_format
 
     def packs(self, tensor: TensorSpec) -> bool:
-        """Whether a weight is kept in few bits."""
         inside = tensor.role in (MATRIX, EXPERT) and tensor.name.startswith("blocks.")
         stays = not is_added(tensor.name) and not self.trains(tensor)
         return inside and stays and tensor.shape[-1] % BLOCK == 0
+
+    def resident_bytes(self, tensor: TensorSpec, shape: tuple[int, ...], *, width: int) -> int:
+        if self.packs(tensor):
+            return packed_bytes(shape, self.packed_format)
+        return super().resident_bytes(tensor, shape, width=width)
+
+    def unpacked_bytes(self, tensor: TensorSpec, shape: tuple[int, ...], *, width: int) -> int:
+        return made_bytes(shape, width) if self.packs(tensor) else 0

@@ -28,6 +28,7 @@ class Decoder(LayerShape):
 
     schema_name = "decoder"
     reads_documents = True
+    has_blocks = True
     _target_: str = "forge.models.decoder.Decoder"
     mixer: Mixer = field(
         default_factory=Attention, metadata={"help": "how tokens learn of those before them"}
@@ -49,6 +50,14 @@ class Decoder(LayerShape):
     @property
     def is_moe(self) -> bool:
         return self.n_moe_layers > 0
+
+    @property
+    def known_dim(self) -> int:
+        return self.dim
+
+    @property
+    def routed_experts(self) -> int:
+        return self.moe.num_experts if self.is_moe else 0
 
     @property
     def draws(self) -> bool:
@@ -103,7 +112,6 @@ class Decoder(LayerShape):
         return kind_faults(self, prefix)
 
     def tensors(self) -> Iterator[TensorSpec]:
-        """Yield every parameter, in the order of the built model."""
         first, last = self.outside()
         tables = {kind: self.block_tensors(kind) for kind in self.kinds_in()}
         yield from first

@@ -20,8 +20,8 @@ def in_blocks(config: Config, device: str) -> bool:
 
     device: the type of the device.
     """
-    model, train = config.model, config.train
-    if not (config.data.pack_sequences and isinstance(model, Decoder)):
+    model, train = config.decoder, config.train
+    if not config.data.pack_sequences or model is None:
         return False
     if model.document_attention != "auto":
         return model.document_attention == "flex"

@@ -10,6 +10,7 @@ from omegaconf import MISSING
 from forge.config.field import AutoInt, Condition, Section, opt, section
 from forge.config.model.attention_options import AttentionOptions
 from forge.config.model.rotary import RotaryOptions
+from forge.config.model.tensors import TensorSpec
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
 GATED = Condition(lambda config, ranks: config.model.is_gated, "with model.gated_mlp=false")
@@ -20,9 +21,11 @@ class Model(Section):
     """What every model has: a vocabulary and a longest sequence.
 
     reads_documents: whether it keeps documents apart that share a row: `hidden` takes `documents`.
+    has_blocks: whether the section knows the blocks and the parameters of the model.
     """
 
     reads_documents: ClassVar[bool] = False
+    has_blocks: ClassVar[bool] = False
     _target_: str = MISSING
     vocab_size: AutoInt = opt(
         32000,
@@ -44,6 +47,24 @@ class Model(Section):
     def draws(self) -> bool:
         """Whether training draws random numbers, by `forge.models.dropout`."""
         return False
+
+    @property
+    def known_dim(self) -> int | None:
+        """Width of the residual stream; None = unknown."""
+        return None
+
+    @property
+    def routed_experts(self) -> int:
+        """Experts of a block to choose from; 0 = no block has experts."""
+        return 0
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        """Yield every known parameter, in the order of the built model."""
+        return iter(())
+
+    def in_use(self) -> Iterator[tuple[str, LayerShape]]:
+        """Yield the shape of each kind of layer in use, with the prefix of its keys."""
+        return iter(())
 
     def flops_per_token(self, seq_len: int) -> int | None:
         """Return the training FLOPs a token, forward and backward; None = unknown."""
@@ -89,10 +110,6 @@ class LayerShape(RotaryOptions, AttentionOptions, Model):
     init_scale_residual: bool = opt(
         True, "divide init_std of layers that end in the residual by sqrt(2*n_layers)"
     )
-
-    def in_use(self) -> Iterator[tuple[str, LayerShape]]:
-        """Yield the shape of each kind of layer in use, with the prefix of its keys."""
-        raise NotImplementedError
 
     def of_kind(self, name: str) -> LayerShape:
         """Return the shape of the layers of a kind."""

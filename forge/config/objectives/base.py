@@ -46,6 +46,19 @@ class Objective(Section):
         """
         return {}
 
+    @property
+    def chunked(self) -> bool:
+        """Whether the loss never holds all logits at once."""
+        return False
+
+    def chunk(self) -> None:
+        """Choose the loss in chunks, where the objective has one."""
+
+    @property
+    def extra_sums(self) -> int:
+        """Numbers summed over all ranks beside the loss and the count of tokens."""
+        return 0
+
     def logits_bytes(
         self, *, tokens: int, vocab: int, dim: int, width: int, capped: bool = False
     ) -> int:
@@ -81,6 +94,17 @@ class CrossEntropy(NextToken):
         0, "tokens a chunk; 0 = at most 4096, by the vocabulary", ge=0, acts_when=CHUNKED
     )
 
+    @property
+    def chunked(self) -> bool:
+        return self.loss_fn == "chunked_cross_entropy"
+
+    def chunk(self) -> None:
+        self.loss_fn = "chunked_cross_entropy"
+
+    @property
+    def extra_sums(self) -> int:
+        return (self.z_loss_weight > 0) + (self.smoothing > 0)
+
     def logits_bytes(
         self, *, tokens: int, vocab: int, dim: int, width: int, capped: bool = False
     ) -> int:
@@ -88,7 +112,7 @@ class CrossEntropy(NextToken):
         smoothed labels. Chunked: the logits of one chunk, in 16 bits their gradient too, with a
         soft cap its slope, and the gradients of hidden states and output head.
         """
-        if self.loss_fn == "chunked_cross_entropy":
+        if self.chunked:
             rows = min(self.ce_chunk_size or auto_chunk_size(vocab=vocab, dim=dim), tokens)
             of_logit = FP32 + (2 if width == 2 else 0) + (FP32 if capped else 0)
             return vocab * rows * of_logit + FP32 * dim * (tokens + vocab)

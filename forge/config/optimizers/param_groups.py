@@ -11,7 +11,6 @@ from typing import Any
 from forge.config.adapters.adapter import adapted, is_taken
 from forge.config.field import variants_of
 from forge.config.horizon import open_steps
-from forge.config.model.decoder import Decoder
 from forge.config.model.tensors import (
     BIAS,
     EMBEDDING,
@@ -103,7 +102,7 @@ def trained(config: Config) -> Callable[[str], bool]:
     optimizer, adapter = config.optimizer, config.adapter
     only, never = optimizer.trainable_parameters, optimizer.freeze_parameters
     base: set[str] = set()
-    if adapter.active and isinstance(config.model, Decoder):
+    if adapter.active:
         base = {tensor.name for tensor in config.model.tensors() if not adapter.trains(tensor)}
 
     def is_trained(name: str) -> bool:
@@ -122,8 +121,7 @@ def some_frozen(config: Config) -> bool:
 
 
 def parameters_of(config: Config) -> list[Named]:
-    """All parameters of a decoder and its adapters."""
-    assert isinstance(config.model, Decoder)
+    """All known parameters of a model and its adapters."""
     return [(tensor.name, tensor.role) for tensor in adapted(config.model, config.adapter)]
 
 
@@ -165,7 +163,7 @@ def scheduler_of(section: Scheduler, entry: Mapping[str, Any], horizon: int) -> 
 
 def tensors_in(config: Config) -> dict[str | None, list[TensorSpec]]:
     """The parameters of each non-empty group, frozen ones under None; {} if unknown."""
-    if not isinstance(config.model, Decoder):
+    if not config.model.has_blocks:
         return {}
     tensors = adapted(config.model, config.adapter)
     member = members(config, ((tensor.name, tensor.role) for tensor in tensors))

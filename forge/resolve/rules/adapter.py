@@ -16,13 +16,12 @@ from forge.config.adapters.adapter import (
     in_ours,
     place_of,
 )
-from forge.config.adapters.qlora import QLoRA
 from forge.config.checkpoint import Checkpoint
 from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
 from forge.config.model.tensors import BIAS, EMBEDDING, EXPERT, HEAD, TensorSpec
 from forge.config.objectives.base import Objective
-from forge.config.quantization import FP8, Quantization, Sparse
+from forge.config.quantization import Quantization
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.train import Train
@@ -36,7 +35,7 @@ NONE, BIASED = "adapter=none", "model.bias=true"
 @rule("adapter.needs_decoder", "adapter")
 def needs_decoder(model: Model, adapter: Adapter) -> Findings:
     """An adapter stands beside matrices of forge's Decoder, which it knows by their roles."""
-    if adapter.active and not isinstance(model, Decoder):
+    if adapter.active and not model.has_blocks:
         yield "adapter", NONE
 
 
@@ -120,7 +119,7 @@ def init(model: Decoder, adapter: LoRA) -> Findings:
     key, hint = "adapter.init", "adapter.init=random"
     if adapter.init != PISSA:
         return
-    if isinstance(adapter, QLoRA):
+    if adapter.packed_format:
         message = "a base in few bits is rounded as it is read, before anything is taken out of it."
         yield key, message, f"adapter=lora, or {hint}"
     if adapter.init_from:
@@ -175,9 +174,9 @@ def quantization(adapter: Adapter, quantization: Quantization) -> Findings:
     """
     if not adapter.active:
         return
-    if isinstance(quantization, Sparse):
+    if quantization.zeroes:
         yield "quantization", f"{NONE}, or no quantization"
-    if isinstance(quantization, FP8) and quantization.fp8_all_gather:
+    if quantization.gathers_in_fp8:
         key = "quantization.fp8_all_gather"
         yield key, f"{key}=false, or {NONE}"
 

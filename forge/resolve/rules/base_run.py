@@ -10,7 +10,7 @@ from typing import Any
 from forge.config.changes import changes, permitted
 from forge.config.checkpoint import Checkpoint
 from forge.config.field import Section
-from forge.config.model.decoder import Decoder
+from forge.config.model.layer import Model
 from forge.config.model.tensors import misfits, with_new_rows
 from forge.config.problems import listed, literal
 from forge.config.root import Config
@@ -44,7 +44,7 @@ def base(config: Config, checkpoint: Checkpoint) -> Findings:
         )
         message = f"{path}: {checkpoints.OTHER_TOKENIZER}."
         yield "tokenizer", message, f"its own, {override}; run.allow_change=[tokenizer]"
-    elif isinstance(base_config.model, Decoder) and isinstance(config.model, Decoder):
+    elif base_config.model.has_blocks and config.model.has_blocks:
         excluded = tuple(checkpoint.exclude_from_loading)
         ours = _shapes(config.model, excluded)
         base_shapes = with_new_rows(config.model.tensors(), _shapes(base_config.model, excluded))
@@ -66,7 +66,7 @@ def _is_other_tokenizer(before: Config, config: Config) -> bool:
     )
 
 
-def _shapes(model: Decoder, excluded: tuple[str, ...]) -> Shapes:
+def _shapes(model: Model, excluded: tuple[str, ...]) -> Shapes:
     shapes = {tensor.name: tensor.shape for tensor in model.tensors()}
     return {name: shape for name, shape in shapes.items() if not name.startswith(excluded)}
 

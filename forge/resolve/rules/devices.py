@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import prod
 
-from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
 from forge.config.numbers import byte_size
 from forge.config.optimizers.base import GROUPED
@@ -70,7 +69,7 @@ def needs_decoder(model: Model, parallel: Parallel) -> Findings:
     """
     for key in ("parallel.tp", "parallel.pp", "parallel.cp"):
         degree = getattr(parallel, key.partition(".")[2])
-        if degree > 1 and not isinstance(model, Decoder):
+        if degree > 1 and not model.has_blocks:
             yield key, f"{key}=1; parallel.dp_shard and dp_replicate take any model"
 
 

@@ -52,7 +52,8 @@ def folder(config: Config, model: Model, checkpoint: Checkpoint) -> Findings:
     start = _folder(config, checkpoint)
     if start is None:
         return
-    if not isinstance(model, Decoder):
+    decoder = config.decoder
+    if decoder is None:
         message = f"{start} has the weights of a decoder, and the model is none."
         yield INIT_FROM, message, "checkpoint.init_from=null, or a decoder"
         return
@@ -65,7 +66,7 @@ def folder(config: Config, model: Model, checkpoint: Checkpoint) -> Findings:
         if unknown := folders.unknown_keys(read, ignored):
             yield INIT_FROM, *unknown
             return
-        faults = folders.faults(read, model, checkpoint.exclude_from_loading)
+        faults = folders.faults(read, decoder, checkpoint.exclude_from_loading)
         if faults:
             yield INIT_FROM, f"{start} does not fit this model: {listed(faults)}.", hint
     except FolderError as error:

@@ -28,8 +28,8 @@ def pack_sequences(data: Data, model: Model, objective: Objective) -> Findings:
     """
     if not data.pack_sequences or "" not in objective.compares:  # preferences have a rule
         return
-    layers = [layer for _, layer in model.in_use()] if isinstance(model, Decoder) else []
-    for section in (objective, model, *(layer.mixer for layer in layers)):
+    mixers = (layer.mixer for _, layer in model.in_use())
+    for section in (objective, model, *mixers):
         # A user's class in a section of forge may do less than the section says.
         if not section.reads_documents or section._target_ != type(section)._target_:
             message = f"{section._target_} reads a sequence as one text."

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from forge.config.adapters.adapter import Adapter, LoRA
 from forge.config.checkpoint import Checkpoint
-from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
 from forge.config.problems import shown
 from forge.config.root import Config
@@ -54,7 +53,7 @@ def adapters(config: Config, adapter: Adapter, checkpoint: Checkpoint) -> Findin
     folder = checkpoint.init_from
     if folder is None or not peft.is_peft(folder) or has_saved_since(config, "init_from"):
         return
-    if not isinstance(adapter, LoRA):
+    if not adapter.from_peft:
         yield (
             "adapter",
             f"{folder} has adapters alone.",
@@ -72,8 +71,7 @@ def adapters(config: Config, adapter: Adapter, checkpoint: Checkpoint) -> Findin
 def _same_ranks(model: Model, adapter: LoRA, ranks: dict[str, int]) -> bool:
     """Whether `ranks`, under other words, give each matrix its present rank."""
     renamed = replace(adapter, ranks=ranks)
-    tensors = model.tensors() if isinstance(model, Decoder) else ()
-    return all(adapter.rank_of(tensor) == renamed.rank_of(tensor) for tensor in tensors)
+    return all(adapter.rank_of(tensor) == renamed.rank_of(tensor) for tensor in model.tensors())
 
 
 def _typed(place: str) -> list[str]:

@@ -28,7 +28,7 @@ N, M = "quantization.weight_sparsity_n", "quantization.weight_sparsity_m"
 @rule("quantization.needs_decoder", *WHICH)
 def needs_decoder(model: Model, quantization: Quantized) -> Findings:
     """quantization takes matrices of forge's Decoder, which it knows by their roles."""
-    if not isinstance(model, Decoder):
+    if not model.has_blocks:
         yield "quantization", "quantization=none"
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from forge.config import changes
 from forge.config.checkpoint import Checkpoint
-from forge.config.model.decoder import Decoder
 from forge.config.model.tensors import TensorSpec
 from forge.config.problems import closest, did_you_mean, shown
 from forge.config.root import Config
@@ -93,8 +92,7 @@ def keeps_adapters(config: Config, run: Run) -> Findings:
 
 
 def _added(config: Config) -> list[TensorSpec]:
-    model = config.model
-    return list(config.adapter.added(model.tensors())) if isinstance(model, Decoder) else []
+    return list(config.adapter.added(config.model.tensors()))
 
 
 @rule("run.allow_change")

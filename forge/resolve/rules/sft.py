@@ -53,4 +53,4 @@ def dropout(model: Decoder) -> Findings:
 
 def takes_noise(model: Model) -> bool:
     """Whether the model is forge's own decoder: a user's class in its section may draw no noise."""
-    return isinstance(model, Decoder) and model._target_ == type(model)._target_
+    return model.has_blocks and model._target_ == type(model)._target_

@@ -42,7 +42,7 @@ class Sparsity(Callback):
 
     @classmethod
     def wanted(cls, session: Session) -> bool:
-        return isinstance(session.config.quantization, Sparse)
+        return session.config.quantization.zeroes
 
     @torch.no_grad()
     def on_gradients(self, loop: Loop) -> None:

@@ -44,8 +44,8 @@ def import_folder(
 
     Only a few tensors at a time are in memory. Raises FolderError, and OSError if writing fails.
     """
-    section = config.model
-    assert isinstance(section, Decoder)
+    section = config.decoder
+    assert section is not None
     folder = folders.read(source)
     if faults := folders.faults(folder, section):
         raise FolderError(f"{source} does not fit this model: {listed(faults)}", FIX)
@@ -137,9 +137,9 @@ def export_folder(
     Returns a summary in words. out: a new folder. Raises ValueError for a model outside all
     families.
     """
-    section = config.model
-    if not isinstance(section, Decoder):
-        message = f"model._target_={section._target_} is no decoder of forge"
+    section = config.decoder
+    if section is None:
+        message = f"model._target_={config.model._target_} is no decoder of forge"
         raise ValueError(f"{message}, and only these have families; --format safetensors")
     chosen = choose_family(section, family)
     weights = Merged(path, config)

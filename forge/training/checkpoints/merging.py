@@ -73,7 +73,9 @@ class Merged(Mapping[str, Tensor]):
         adapter = self.adapter
         if spec is not None and isinstance(adapter, QLoRA) and adapter.packs(spec):
             # Adapters were trained beside the quantized values, here in fp32 as in products.
-            values = unpack(pack(values, adapter.how), adapter.how, torch.float32)
+            values = unpack(
+                pack(values, adapter.packed_format), adapter.packed_format, torch.float32
+            )
         if isinstance(adapter, IA3):
             return self._scaled(name, values, adapter)
         if spec is None or not isinstance(adapter, LoRA) or not (rank := adapter.rank_of(spec)):

@@ -213,7 +213,7 @@ def load_weights(
     Stored adapters are merged; the model's adapters keep their values. section: the model's config,
     whose new rows of vocabulary begin as means.
     """
-    specs = list(section.tensors()) if isinstance(section, DecoderConfig) else []
+    specs = list(section.tensors())
     if is_folder(path):
         assert isinstance(section, DecoderConfig), path
         try:

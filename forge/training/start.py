@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from forge.adapters.adapter import adapter_of
-from forge.config.adapters.adapter import LoRA
 from forge.config.changes import changes, permitted
 from forge.config.root import Config
 from forge.data.tokenizers.tokenizer import Tokenizer
@@ -151,10 +150,11 @@ def _begin_adapters(start: Start, loop: Loop) -> None:
     """Begin the adapters of a new run, with the values of adapter.init_from if given."""
     config, adapter = loop.config, loop.config.adapter
     adapter_of(config).take_out(loop.model)
-    if isinstance(adapter, LoRA) and adapter.init_from:
-        _check_base(Path(adapter.init_from), start.weights, config)
-        load_adapters(Path(adapter.init_from), loop.model, config.model, adapter)
-        say(f"beginning with the adapters of {adapter.init_from}")
+    if adapter.peft_folder:
+        folder = Path(adapter.peft_folder)
+        _check_base(folder, start.weights, config)
+        load_adapters(folder, loop.model, config.model, adapter)
+        say(f"beginning with the adapters of {adapter.peft_folder}")
 
 
 def _record(start: Start, source: str, checkpointer: Checkpointer, loop: Loop) -> None:

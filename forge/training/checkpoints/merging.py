@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import singledispatchmethod
 from pathlib import Path
 
 import torch
@@ -19,13 +20,13 @@ from forge.config.adapters.adapter import (
     TAKEN_A,
     TAKEN_B,
     A,
+    Adapter,
     B,
     LoRA,
     is_added,
     name_of,
 )
 from forge.config.adapters.ia3 import IA3
-from forge.config.adapters.qlora import QLoRA
 from forge.config.model.decoder import Decoder
 from forge.config.root import Config
 from forge.families import folder as folders
@@ -62,7 +63,6 @@ class Merged(Mapping[str, Tensor]):
         self.base: Mapping[str, Tensor] = {}
         self.beside = {}
         if self.below is not None:
-            assert isinstance(config.model, Decoder)
             self.beside = {spec.name: spec for spec in config.model.tensors()}
             self.base = Widened(whole(located(self.below, path), config), self.beside.values())
 
@@ -71,14 +71,21 @@ class Merged(Mapping[str, Tensor]):
             return self.own(name)
         values, spec = self.base[name], self.beside.get(name)
         adapter = self.adapter
-        if spec is not None and isinstance(adapter, QLoRA) and adapter.packs(spec):
+        if spec is not None and adapter.packs(spec):
             # Adapters were trained beside the quantized values, here in fp32 as in products.
-            values = unpack(
-                pack(values, adapter.packed_format), adapter.packed_format, torch.float32
-            )
-        if isinstance(adapter, IA3):
-            return self._scaled(name, values, adapter)
-        if spec is None or not isinstance(adapter, LoRA) or not (rank := adapter.rank_of(spec)):
+            format = adapter.packed_format
+            values = unpack(pack(values, format), format, torch.float32)
+        return self._with(adapter, name, values)
+
+    @singledispatchmethod
+    def _with(self, adapter: Adapter, name: str, values: Tensor) -> Tensor:
+        """Merge the adapter's tensors into a weight or a bias."""
+        return values
+
+    @_with.register
+    def _(self, adapter: LoRA, name: str, values: Tensor) -> Tensor:
+        spec = self.beside.get(name)
+        if spec is None or not (rank := adapter.rank_of(spec)):
             return values
         if adapter.init == PISSA:
             values = rest(
@@ -88,12 +95,8 @@ class Merged(Mapping[str, Tensor]):
         pair = self.own(name_of(spec, A)), self.own(name_of(spec, B))
         return merged(values, *pair, magnitude, role=spec.role, scale=adapter.scale(rank))
 
-    def beneath(self, name: str) -> Tensor:
-        """The base weights below an adapter, or the checkpoint's tensor."""
-        return self.own(name) if name in self.stored else self.base[name]
-
-    def _scaled(self, name: str, values: Tensor, adapter: IA3) -> Tensor:
-        """Scale a weight or a bias by the IA3 vector of its matrix."""
+    @_with.register
+    def _(self, adapter: IA3, name: str, values: Tensor) -> Tensor:
         module, _, last = name.rpartition(".")
         spec = self.beside.get(f"{module}.weight")
         if spec is None or not adapter.has(spec):
@@ -102,6 +105,10 @@ class Merged(Mapping[str, Tensor]):
         if scales_input and last == "bias":
             return values
         return scaled(values, self.own(name_of(spec, SCALES)), scales_input=scales_input)
+
+    def beneath(self, name: str) -> Tensor:
+        """The base weights below an adapter, or the checkpoint's tensor."""
+        return self.own(name) if name in self.stored else self.base[name]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of all tensors by name."""
@@ -156,6 +163,6 @@ def whole(path: Path | None, config: Config, trust: Sequence[str] = ()) -> Mappi
 
         return load_file(path)
     if folders.is_folder(path):
-        assert isinstance(config.model, Decoder)
-        return _OfFolder(path, config.model)
+        assert config.decoder is not None
+        return _OfFolder(path, config.decoder)
     return Merged(path, saved_config.load(path / CONFIG, trust=(*trust, *config.run.trust)))

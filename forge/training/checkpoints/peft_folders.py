@@ -13,9 +13,18 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from forge.config.adapters.adapter import PISSA, RANDOM, TAKEN_A, TAKEN_B, A, B, LoRA, name_of
+from forge.config.adapters.adapter import (
+    PISSA,
+    RANDOM,
+    TAKEN_A,
+    TAKEN_B,
+    A,
+    Adapter,
+    B,
+    LoRA,
+    name_of,
+)
 from forge.config.adapters.ia3 import IA3
-from forge.config.adapters.qlora import QLoRA
 from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
 from forge.config.model.tensors import BIAS, EMBEDDING, HEAD
@@ -43,8 +52,8 @@ def export_peft(
     out: a new folder. Raises ValueError for a run without adapters, and for features absent from
     PEFT.
     """
-    section = config.model
-    assert isinstance(section, Decoder)
+    section = config.decoder
+    assert section is not None
     adapter = config.adapter
     if not isinstance(adapter, LoRA | IA3):
         message = "this run has no adapters, and --format peft writes nothing else"
@@ -73,7 +82,7 @@ def export_peft(
     word = str(number).removeprefix("torch.")
     message = f"adapters of step {Saved(path).step} in {word}"
     (out / "README.md").write_text(adapter_card(Saved(path), config, chosen, word), "utf-8")
-    beside = f"; {beside_bits(adapter)}" if isinstance(adapter, QLoRA) else ""
+    beside = f"; {beside_bits(adapter)}" if adapter.packed_format else ""
     return f"{message}, {len(tensors)} tensors for {chosen.architecture}{beside}"
 
 
@@ -116,12 +125,13 @@ def _as_difference(rows: Sequence[Row], adapter: LoRA, read: peft.Read) -> tuple
     return replace(adapter, **twice), read_both
 
 
-def load_adapters(folder: Path, model: nn.Module, section: Model, adapter: LoRA) -> None:
+def load_adapters(folder: Path, model: nn.Module, section: Model, adapter: Adapter) -> None:
     """Fill an adapter's tensors, or this rank's shards, from a PEFT folder, in place.
 
     section: the model's config. Raises CheckpointError for a misfit.
     """
     assert isinstance(section, Decoder), section
+    assert isinstance(adapter, LoRA), adapter
     rows, tensors = _rows_of(folder, section), exact_state(model)
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as file:

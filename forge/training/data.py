@@ -21,6 +21,7 @@ from forge.data.batches.loader import TrainLoader, count_samples
 from forge.data.batches.mixture import Mixture
 from forge.data.batches.packing import Plan, plan
 from forge.data.batches.plans import kept_plan
+from forge.data.batches.stream_rows import Packing
 from forge.data.batches.streams import Streamed
 from forge.data.batches.targets import Empty, check_targets
 from forge.data.preparing.cached import Prepared, prepare, with_sets
@@ -217,7 +218,7 @@ def planned(
 
     From the cache or made now; `announce` is told of a new plan.
     """
-    data, mixture = config.data, Mixture.of(text)
+    data, mixture = config.data, _streams_packed(config, Mixture.of(text))
     stores = {n: store for n, store in mixture.stores.items() if not isinstance(store, Streamed)}
     example_plans = {name: examples_of(config, store) for name, store in stores.items()}
     if examples := {name: plan for name, plan in example_plans.items() if plan is not None}:
@@ -227,6 +228,17 @@ def planned(
     options["announce"] = announce
     root = cache_root(data.cache_dir)
     return replace(mixture, plans={n: kept_plan(root, s, **options) for n, s in stores.items()})
+
+
+def _streams_packed(config: Config, mixture: Mixture) -> Mixture:
+    """Tell streams how documents share a sequence: packed while reading, without a plan."""
+    data = config.data
+    packing = Packing(data.packing, data.too_long, max(data.max_segments_per_seq, 0))
+    stores = {
+        name: replace(store, packing=packing) if isinstance(store, Streamed) else store
+        for name, store in mixture.stores.items()
+    }
+    return replace(mixture, stores=stores)
 
 
 def examples_of(config: Config, store: TokenStore) -> Examples | None:

@@ -1,4 +1,6 @@
-"""Conversations, responses and preferences are prepared before a run; streaming them is refused."""
+"""Compared examples are prepared before a run; streaming them is refused, and conversations and
+pairs are streamed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 from refusing import only
 
-from forge.config.data.text import STREAM_OPTIONS, STREAMED, HuggingFace
+from forge.config.data.text import STREAM_OPTIONS, STREAMED, Streams
 from forge.data.text.reading import BadFile
 from forge.data.text.rows import text_of
 
@@ -17,34 +19,44 @@ BEFORE = "python -m forge.prepare does so beforehand"
 @pytest.mark.parametrize(
     ("kind", "objective", "prepares"),
     [
-        ("chat", "sft", True),
-        ("sharegpt", "sft", True),
-        ("pairs", "sft", True),
+        ("chat_demo", "sft", True),
         ("preference", "dpo", False),
         ("chat_preference", "dpo", False),
         ("labelled", "kto", False),
     ],
 )
 def test_each_kind_says_why_and_what_to_do(kind: str, objective: str, prepares: bool) -> None:
-    words = [f"data={kind}", f"data.path={__file__}", f"objective={objective}"]
+    path = [f"data.path={__file__}"] if kind != "chat_demo" else []
+    words = [f"data={kind}", *path, f"objective={objective}"]
     problem = only([*words, "data.hf_streaming=true"])
     assert problem.key == "data.hf_streaming=true"
-    assert "has no option 'hf_streaming': running text alone is streamed; of con" in problem.what
+    assert (
+        "has no option 'hf_streaming': text, data=chat, sharegpt, alpaca and pairs " in problem.what
+    )
     assert "data.cache_dir" in problem.fix
     assert (BEFORE in problem.fix) == prepares  # shards hold no examples that are compared
     assert "data.cache_dir" in only([*words, "data.streaming=true"]).fix  # as others call it
 
 
 def test_a_source_of_a_mixture_too() -> None:
-    source = f"+data.sources.mine={{data: chat, path: {__file__}, hf_streaming: true}}"
+    source = f"+data.sources.mine={{data: formatted, path: {__file__}, hf_streaming: true}}"
     problem = only(["data=mix", source, "objective=sft"])
     assert problem.key == "data.sources.mine.hf_streaming=true"
-    assert "running text alone is streamed" in problem.what
+    assert "these rows are prepared" in problem.what
     assert BEFORE in problem.fix
 
 
+@pytest.mark.parametrize("kind", ["chat", "sharegpt", "alpaca", "pairs"])
+def test_conversations_are_packed_as_they_come(kind: str) -> None:
+    """What needs the whole corpus beforehand is refused: best_fit, which they set."""
+    words = [f"data={kind}", f"data.path={__file__}", "objective=sft", "tokenizer=bytes"]
+    problem = only([*words, "data.hf_streaming=true"])
+    assert problem.key == "data.packing=best_fit"
+    assert "data.packing=next_fit" in problem.fix
+
+
 def test_the_options_of_streams_are_those_that_act_with_one() -> None:
-    fields = HuggingFace.__dataclass_fields__
+    fields = Streams.__dataclass_fields__
     acting = [name for name, one in fields.items() if one.metadata.get("acts_when") is STREAMED]
     assert sorted(STREAM_OPTIONS) == sorted(["hf_streaming", *acting])
 

@@ -49,14 +49,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def begin(run_dir: Path, data: Path, *more: str) -> Path:
-    common = ["data=parquet", f"data.path={data}", f"run.dir={run_dir}", *SMALL]
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """120 conversations in six files; some are longer than a row."""
+    made, draw = tmp_path_factory.mktemp("chats"), random.Random(0)
+    for number in range(6):
+        rows = []
+        for _ in range(20):
+            asked, said = (" ".join(draw.choices(WORDS, k=draw.randint(1, n))) for n in (3, 15))
+            turns = [("user", asked), ("assistant", said)]
+            messages = [{"role": role, "content": content} for role, content in turns]
+            rows.append(json.dumps({"messages": messages}))
+        (made / f"{number}.jsonl").write_text("\n".join(rows))
+    return made
+
+
+CHATS = [
+    "objective=sft",
+    "data.hf_streaming=true",
+    "data.packing=next_fit",
+    "train.seq_len=64",
+    "model.max_seq_len=64",
+]
+
+
+def begin(run_dir: Path, data: Path, *more: str, kind: str = "parquet") -> Path:
+    common = [f"data={kind}", f"data.path={data}", f"run.dir={run_dir}", *SMALL]
     return take(*common, *more)[0]
 
 
-def train(run_dir: Path, data: Path, *more: str, ranks: int = 1) -> Path:
+def train(run_dir: Path, data: Path, *more: str, ranks: int = 1, kind: str = "parquet") -> Path:
     """On ranks of their own, to the end: what is forked here has threads of the test process."""
-    path = begin(run_dir, data, *more)
+    path = begin(run_dir, data, *more, kind=kind)
     where = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", "forge.worker", str(path)]
     own = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks))
@@ -110,11 +134,15 @@ def test_it_is_said_what_is_read_by_several_processes(folder: Path, tmp_path: Pa
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_run_that_is_killed_ends_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["parquet", "chat"])
+def test_a_run_that_is_killed_ends_with_the_same_bits(
+    folder: Path, chats: Path, tmp_path: Path, kind: str
+) -> None:
     """Of the whole group, in the middle of training; with loader processes."""
-    common = ["data=parquet", f"data.path={folder}", *SMALL]
+    corpus, more = (folder, []) if kind == "parquet" else (chats, CHATS)
+    common = [f"data={kind}", f"data.path={corpus}", *SMALL, *more]
     common += ["train.max_steps=40", "data.num_workers=2", "checkpoint.interval=5"]
-    whole = train(tmp_path / "whole", folder, *common[2:])
+    whole = train(tmp_path / "whole", corpus, *common[2:], kind=kind)
     place = tmp_path / "killed"
     command = [sys.executable, "-m", "forge.train", *common, f"run.dir={place}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
@@ -130,6 +158,25 @@ def test_a_run_that_is_killed_ends_with_the_same_bits(folder: Path, tmp_path: Pa
     assert_bit_equal(stored(step_of(place, 40)), stored(step_of(whole, 40)))
     assert logged(place, "train/loss") == logged(whole, "train/loss")
     assert meta(step_of(place, 40))["loader"] == meta(step_of(whole, 40))["loader"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("policy", ["none", "next_fit"])
+def test_the_losses_on_conversations_are_those_of_prepared_ones(
+    chats: Path, tmp_path: Path, policy: str
+) -> None:
+    """Without shuffling, on two ranks too; in a second epoch too."""
+    common = [*CHATS, f"data.packing={policy}", "data.shuffle=false", "data.val_fraction=0"]
+    common += ["data.stream_parts=1", "train.global_batch_size=8", "train.max_steps=30"]
+
+    def losses(name: str, *more: str, ranks: int = 1) -> dict[int, float]:
+        path = train(tmp_path / name, chats, *common, *more, ranks=ranks, kind="chat")
+        return logged(path, "train/loss")
+
+    prepared = losses("prepared", "data.hf_streaming=false")
+    assert losses("streamed") == prepared
+    two = losses("two", "parallel.dp_shard=2", ranks=2)
+    assert two == pytest.approx(prepared, rel=1e-5)
 
 
 @pytest.mark.nightly

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from forge.config.data.text import Data, Dataset, Rows
+from forge.config.data.text import Data, Dataset, Rows, Streams
 from forge.config.field import opt, section
 from forge.config.regular import read_text
 from forge.config.rule import Findings, rule
@@ -79,7 +79,7 @@ class ChatRows(Chats, Rows, Dataset):
 
 
 @section
-class Alpaca(ChatRows):
+class Alpaca(Streams, ChatRows):
     """Rows of an instruction, an input, which may be left out or empty, and an output."""
 
     schema_name = "alpaca"
@@ -88,7 +88,7 @@ class Alpaca(ChatRows):
 
 
 @section
-class ShareGPT(ChatRows):
+class ShareGPT(Streams, ChatRows):
     """Rows of conversations: a list of who speaks, `from`, and what, `value`."""
 
     schema_name = "sharegpt"
@@ -97,7 +97,7 @@ class ShareGPT(ChatRows):
 
 
 @section
-class Chat(ChatRows):
+class Chat(Streams, ChatRows):
     """Rows of messages: a list of who speaks, `role`, and what, `content`; and maybe of tools. Or
     rows of two such lists, a prompt and its completion, which is learnt.
     """

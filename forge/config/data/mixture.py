@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.config.data.reading import WEIGHT, read_as, schema_of
-from forge.config.data.text import Data, HuggingFace
+from forge.config.data.text import Data, Streams
 from forge.config.field import opt, section
 
 ANNEALING = "annealing"
@@ -57,7 +57,8 @@ class Mix(Data):
         """Whether a source is streamed."""
         entries = [entry for entry in self.sources.values() if isinstance(entry, Mapping)]
         return any(
-            schema_of(self, source) is HuggingFace and source.get(STREAMING) for source in entries
+            source.get(STREAMING) and issubclass(schema_of(self, source) or Data, Streams)
+            for source in entries
         )
 
     @property

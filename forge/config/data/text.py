@@ -73,8 +73,9 @@ class Data(Section):
     packing: str = opt(
         "concat_then_split",
         "cut the text at every seq_len; or put whole documents into the first sequence that has "
-        "room for them, or the one that they fill best; or each into one of its own (none)",
-        choices=("concat_then_split", "first_fit", "best_fit", "none"),
+        "room for them, or the one that they fill best, or the last begun one (next_fit); or each "
+        "into one of its own (none)",
+        choices=("concat_then_split", "first_fit", "best_fit", "next_fit", "none"),
     )
     too_long: str = opt(
         "split",
@@ -192,6 +193,58 @@ class Rows(Section):
     )
 
 
+STREAM_OPTIONS = ("hf_streaming", "stream_parts", "shuffle_buffer", "val_from_first")
+STREAMED = Condition(
+    lambda config, ranks: config.data.hf_streaming, "without data.hf_streaming=true"
+)
+
+
+@section
+class Streams(Section):
+    """What rows that can be read while training say of it, beside the options of `Data`."""
+
+    hf_streaming: bool = opt(
+        False, "read, tokenise and cut it while training, in the loader processes; prepare nothing"
+    )
+    stream_parts: int = opt(
+        64,
+        "parts that a stream is read in side by side, at most as many as its files or row groups; "
+        "each is read once where this is a multiple of micro-batch x ranks x loader processes, "
+        "else by several processes",
+        gt=0,
+        acts_when=STREAMED,
+    )
+    shuffle_buffer: int = opt(
+        1000,
+        "documents that are shuffled at a time in each part of a stream; 1 = as they come",
+        gt=0,
+        acts_when=STREAMED,
+    )
+    val_from_first: int = opt(
+        10_000,
+        "first documents of a stream, of which those are that are held out for validation",
+        gt=1,
+        acts_when=STREAMED,
+    )
+
+    @property
+    def streamed(self) -> bool:  # type: ignore[override]
+        return self.hf_streaming
+
+
+def unstreamed(kind: type[Data], option: str) -> tuple[str, str] | None:
+    """The reason why some data with responses take no option of streams, and what to do; None for
+    other options, and for running text.
+    """
+    responses = kind.examples or (kind.marks_responses is True and not kind.tokenized)
+    if option not in STREAM_OPTIONS or not responses or issubclass(kind, Streams):
+        return None
+    message = "text, data=chat, sharegpt, alpaca and pairs are streamed; these rows are prepared."
+    hint = "leave it out: rows are tokenised once, and later starts read them from data.cache_dir"
+    prepare_hint = "; python -m forge.prepare does so beforehand, for data=shards"
+    return message, hint + ("" if kind.examples else prepare_hint)
+
+
 @section
 class Text(Documents, Rows, Files):
     """Your own text: plain files, or rows of JSON, CSV or Parquet."""
@@ -202,7 +255,7 @@ class Text(Documents, Rows, Files):
 
 
 @section
-class Pairs(Documents, Rows, Files):
+class Pairs(Streams, Documents, Rows, Files):
     """Prompts and responses in JSON lines; the tokens of responses are the targets."""
 
     schema_name = "pairs"
@@ -279,28 +332,6 @@ class Synthetic(Data):
     )
 
 
-STREAM_OPTIONS = ("hf_streaming", "stream_parts", "shuffle_buffer", "val_from_first")
-
-
-def unstreamed(kind: type[Data], option: str) -> tuple[str, str] | None:
-    """The reason why data with responses take no option of streams, and what to do; None for other
-    options and for running text.
-    """
-    responses = kind.examples or (kind.marks_responses is True and not kind.tokenized)
-    if option not in STREAM_OPTIONS or not responses:
-        return None
-    planned = "what of each row is learnt, and which share a sequence, is planned before a run"
-    message = f"running text alone is streamed; of conversations and responses {planned}."
-    hint = "leave it out: rows are tokenised once, and later starts read them from data.cache_dir"
-    prepare_hint = "; python -m forge.prepare does so beforehand, for data=shards"
-    return message, hint + ("" if kind.examples else prepare_hint)
-
-
-STREAMED = Condition(
-    lambda config, ranks: config.data.hf_streaming, "without data.hf_streaming=true"
-)
-
-
 @section
 class Dataset(Data):
     """Base of what the `datasets` library loads, of the hub or of this machine."""
@@ -318,36 +349,9 @@ class Dataset(Data):
 
 
 @section
-class HuggingFace(Documents, Rows, Dataset):
+class HuggingFace(Streams, Documents, Rows, Dataset):
     """A dataset that the `datasets` library loads, of the hub or of this machine."""
 
     schema_name = "hf"
     _target_: str = "forge.data.sources.hub.dataset"
     text_field: str = opt("text", TEXT_FIELD)
-    hf_streaming: bool = opt(
-        False, "read, tokenise and cut it while training, in the loader processes; prepare nothing"
-    )
-    stream_parts: int = opt(
-        64,
-        "parts that a stream is read in side by side, at most as many as its files or row groups; "
-        "each is read once where this is a multiple of micro-batch x ranks x loader processes, "
-        "else by several processes",
-        gt=0,
-        acts_when=STREAMED,
-    )
-    shuffle_buffer: int = opt(
-        1000,
-        "documents that are shuffled at a time in each part of a stream; 1 = as they come",
-        gt=0,
-        acts_when=STREAMED,
-    )
-    val_from_first: int = opt(
-        10_000,
-        "first documents of a stream, of which those are that are held out for validation",
-        gt=1,
-        acts_when=STREAMED,
-    )
-
-    @property
-    def streamed(self) -> bool:  # type: ignore[override]
-        return self.hf_streaming

@@ -100,16 +100,16 @@ class MicroBatches:
                 first, rows_per_sample = local_samples.numbers[0], rows // len(local_samples)
                 numbers = range(first * rows_per_sample, first * rows_per_sample + rows)
                 batch["noise"] = noise_of(self.noise, numbers, seq_len)
+            n_tokens = n_places = self.num_ranks * batch["tokens"].numel()
+            if self.mixture.packed:
+                n_tokens = global_samples.n_tokens
+            if self.mixture.packed and self.multiple:  # each rank's rows end with its longest row
+                starts = range(first_sample, first_sample + len(global_samples), self.batch_size)
+                n_places = sum(self._samples(start, self.batch_size).n_places for start in starts)
             positions = {name: reader.finish() for name, reader in self.readers.items()}
         except Unreadable as error:
             return error
-        n_places = self.num_ranks * batch["tokens"].numel()
-        if not self.mixture.plans:
-            return Read(batch, n_targets, n_places, n_places, positions)
-        if self.multiple:  # the rows of each rank end with its own longest row
-            starts = range(first_sample, first_sample + len(global_samples), self.batch_size)
-            n_places = sum(self._samples(start, self.batch_size).n_places for start in starts)
-        return Read(batch, n_targets, global_samples.n_tokens, n_places, positions)
+        return Read(batch, n_targets, n_tokens, n_places, positions)
 
     def _sources(self, samples: Samples, rows: int) -> Tensor:
         """The source of each row: uint8 [rows, sources], with a single 1 in each row."""
@@ -138,7 +138,8 @@ class MicroBatches:
         name = self.names[source]
         store = self.mixture.stores[name]
         if isinstance(store, Streamed):
-            return Window(self.readers[name], number), [(0, self.seq_len + 1)]
+            window = Window(self.readers[name], number)
+            return window, [(0, len(window))]
         if name in self.mixture.plans:
             return store, self.mixture.plans[name].pieces_of(number)
         start = number * self.seq_len

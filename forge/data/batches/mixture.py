@@ -44,7 +44,16 @@ class Mixture:
 
     @cached_property
     def masked(self) -> bool:
-        return any(store.counted is not None for store in self.stores.values())
+        return any(
+            store.masked if isinstance(store, Streamed) else store.counted is not None
+            for store in self.stores.values()
+        )
+
+    @cached_property
+    def packed(self) -> bool:
+        """Whether samples of some source have fewer tokens than others."""
+        streams = (store for store in self.stores.values() if isinstance(store, Streamed))
+        return bool(self.plans) or any(store.packing.whole for store in streams)
 
 
 class MixtureOrder:

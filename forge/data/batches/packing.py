@@ -72,6 +72,8 @@ def plan(
         return Plan(pieces=_array(windows), begins=np.arange(len(windows) + 1))
     short = fitting(store, ends, seq_len, too_long)
     pieces, closed = cut(ends, len(store), seq_len, short.stops)
+    if policy == "next_fit":  # whole windows leave no room for others
+        closed = set()
     rests = [number for number in range(len(pieces)) if number not in closed]
     lengths = [pieces[number][1] - pieces[number][0] for number in rests]
     packed = FITS[policy](lengths, seq_len + 1, max_segments)
@@ -214,12 +216,30 @@ def best_fit(lengths: Sequence[int], room: int, most: int) -> Bins:
     return bins
 
 
+def next_fit(lengths: Sequence[int], room: int, most: int) -> Bins:
+    """Put each piece into the sample begun last; without room there, begin the next."""
+    bins: Bins = []
+    free = 0
+    for number, length in enumerate(lengths):
+        if not bins or length > free or len(bins[-1]) == most:
+            bins.append([])
+            free = room
+        bins[-1].append(number)
+        free -= length
+    return bins
+
+
 def alone(lengths: Sequence[int], room: int, most: int) -> Bins:
     """Put each piece into a sample of its own."""
     return [[number] for number in range(len(lengths))]
 
 
-FITS: dict[str, Fit] = {"first_fit": first_fit, "best_fit": best_fit, "none": alone}
+FITS: dict[str, Fit] = {
+    "first_fit": first_fit,
+    "best_fit": best_fit,
+    "next_fit": next_fit,
+    "none": alone,
+}
 
 
 def _array(pieces: list[tuple[int, int]]) -> np.ndarray:

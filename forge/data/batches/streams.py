@@ -2,8 +2,9 @@
 
 A stream is divided into n parts, for any number of ranks and loader processes: sample k is sample k
 // n of part k % n. In a part documents are taken in blocks, each block is permuted by a key, and
-the tokens of the documents, each with its end of text, are cut at every seq_len. After its last
-document a part begins its next epoch. So every sample is a pure function of data, seed and n.
+the tokens of the documents, each with its end of text, are cut at every seq_len, or whole documents
+are packed into rows (`stream_rows`). After its last document a part begins its next epoch. So every
+sample is a pure function of data, seed and n.
 """
 
 from __future__ import annotations
@@ -12,39 +13,28 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from forge.data.batches.order import permute
+from forge.data.batches.stream_rows import Packing, Position, Rows, Tokens, Unreadable
+from forge.data.text.conversation import Conversation
+from forge.data.text.reading import Pair
+from forge.data.text.split import content_of
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.store import TokenStore
 
 BLOCK_CHARACTERS = 1 << 25
 """Most characters of a block, for any number of documents."""
+CUT = Packing()  # at every seq_len
 DIGEST_BYTES = 8
 TOGETHER = 16  # documents tokenised in one call
-
-
-class Unreadable(ValueError):
-    """Text unreadable in the middle of training, or without a sample."""
-
-
-class Position(NamedTuple):
-    """A document of a part, in the order of the run.
-
-    epoch, block: its block, starting at row `row` of unit number `unit` of the epoch. document: its
-    index in the permuted block. token: number of tokens of the part before the document.
-    """
-
-    epoch: int = 0
-    block: int = 0
-    unit: int = 0
-    row: int = 0
-    document: int = 0
-    token: int = 0
-
-
+StreamDocument = str | Pair | Conversation
+Read = Iterator[StreamDocument | None]
+"""The document of each row; None for a row left out."""
+Encode = Callable[[Sequence[Any]], list[tuple[np.ndarray, np.ndarray]]]
+"""Documents -> the tokens of each, uint32 [tokens], and their marks, uint8 [tokens]."""
 Positions = dict[int, Position]
 """Positions in the parts of a stream, by part number."""
 
@@ -53,27 +43,56 @@ Positions = dict[int, Position]
 class Streamed:
     """A corpus read forward, as tokens.
 
-    parts: the units of each part, files or pieces of files. read(unit, row): the text of each row
-    of a unit from `row` on; raises Unreadable. held_out: digests of documents left out.
+    parts: the units of each part, files or pieces of files. read(unit, row): the rows of a unit
+    from `row` on; raises Unreadable. held_out: digests of documents left out. encode: makes tokens
+    and marks where not all tokens are targets; None = the tokenizer encodes texts. packing: of
+    documents in samples.
     """
 
     source: str
     fingerprint: str
     parts: tuple[tuple[int, ...], ...]
-    read: Callable[[int, int], Iterator[str]]
+    read: Callable[[int, int], Read]
     tokenizer: Tokenizer
     shuffle_buffer: int
     held_out: frozenset[bytes] = frozenset()
-    counted: None = None  # all tokens are targets
+    encode: Encode | None = None
+    packing: Packing = CUT
+
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens do not count as targets."""
+        return self.encode is not None
+
+    def encoded(self, documents: Sequence[Any]) -> Iterator[Tokens]:
+        """Yield the tokens of each document."""
+        if self.encode is not None:
+            yield from (Tokens(tokens, marks) for tokens, marks in self.encode(documents))
+            return
+        for ids in self.tokenizer.encode_batch(documents):
+            yield Tokens(self.tokenizer.document(ids), None)
 
     def opening(self, n_tokens: int) -> TokenStore:
         """Tokens from the beginning of the stream, for a prompt."""
         return Window(Reader(self, seq_len=n_tokens, seed=0, positions={}), 0)
 
 
-def digest_of(text: str) -> bytes:
+def digest_of(document: StreamDocument) -> bytes:
     """Digest to recognise a document."""
-    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+    content = document.encode() if isinstance(document, str) else content_of(document)
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def n_bytes_of(document: StreamDocument) -> int:
+    """Bytes of the text of a document."""
+    if isinstance(document, Pair):
+        return sum(len(text.encode()) for text in document)
+    return len((document if isinstance(document, str) else document.text).encode())
+
+
+def _size(document: StreamDocument) -> int:
+    """Characters of a text, or bytes of another document."""
+    return len(document) if isinstance(document, str) else len(content_of(document))
 
 
 class Part:
@@ -84,41 +103,51 @@ class Part:
     ) -> None:
         self.text, self.number, self.seq_len = text, number, seq_len
         self._key = f"{seed}/part{number}"
-        self._open: tuple[tuple[int, int, int], Iterator[str]] | None = None
+        self._open: tuple[tuple[int, int, int], Read] | None = None
         self._documents = self._from(start)
-        self._held: deque[tuple[Position, np.ndarray]] = deque()
+        self._held: deque[tuple[Position, Tokens]] = deque()
         self._end = start.token
+        self._rows: Rows | None = None
+        if text.packing.whole:
+            options: Any = {"seq_len": seq_len, "first": start.token, "source": text.source}
+            self._rows = Rows(self._documents, text.packing, **options)
 
-    def sample(self, number: int) -> np.ndarray:
-        """The tokens of a sample, uint32 [seq_len + 1]; invalid for released samples."""
+    def sample(self, number: int) -> Tokens:
+        """The tokens of a sample, seq_len + 1, or fewer of whole documents; invalid for released
+        samples.
+        """
+        if self._rows is not None:
+            return self._rows.row(number)
         start = number * self.seq_len
         stop = start + self.seq_len + 1
         self._read_to(stop)
         assert self._held[0][0].token <= start, (self._held[0][0], start)
         cut = [
-            tokens[max(start - position.token, 0) : stop - position.token]
-            for position, tokens in self._held
-            if position.token < stop and position.token + len(tokens) > start
+            document.cut(max(start - position.token, 0), stop - position.token)
+            for position, document in self._held
+            if position.token < stop and position.token + len(document.tokens) > start
         ]
-        return cut[0] if len(cut) == 1 else np.concatenate(cut)
+        return Tokens.joined(cut)
 
     def release(self, number: int) -> Position:
         """Forget all tokens before a sample, and return the position to read the sample from."""
+        if self._rows is not None:
+            return self._rows.release(number)
         start = number * self.seq_len
         self._read_to(start + 1)
-        while self._held[0][0].token + len(self._held[0][1]) <= start:
+        while self._held[0][0].token + len(self._held[0][1].tokens) <= start:
             self._held.popleft()
         return self._held[0][0]
 
     def _read_to(self, stop: int) -> None:
         while self._end < stop:
-            position, tokens = next(self._documents)
-            self._held.append((position, tokens))
-            self._end = position.token + len(tokens)
+            position, document = next(self._documents)
+            self._held.append((position, document))
+            self._end = position.token + len(document.tokens)
 
-    def _from(self, at: Position) -> Iterator[tuple[Position, np.ndarray]]:
+    def _from(self, at: Position) -> Iterator[tuple[Position, Tokens]]:
         """Yield each document from `at` on with its position, as tokens with an end of text."""
-        tokenizer, epoch_start = self.text.tokenizer, None
+        epoch_start = None
         while True:
             texts, following = self._block(at)
             if at.block == at.document == 0:
@@ -130,27 +159,26 @@ class Part:
             token = at.token
             for first in range(at.document, len(texts), TOGETHER):
                 together = [texts[index] for index in order[first : first + TOGETHER]]
-                for index, ids in enumerate(tokenizer.encode_batch(together), start=first):
-                    tokens = tokenizer.document(ids)
-                    yield at._replace(document=index, token=token), tokens
-                    token += len(tokens)
+                for index, document in enumerate(self.text.encoded(together), start=first):
+                    yield at._replace(document=index, token=token), document
+                    token += len(document.tokens)
             if following.epoch > at.epoch and epoch_start is not None:
                 self._check(token - epoch_start)
             at = following._replace(token=token)
 
-    def _block(self, at: Position) -> tuple[list[str], Position]:
-        """The texts of the block at a position, in the order of the corpus, and the next block's
-        position.
+    def _block(self, at: Position) -> tuple[list[StreamDocument], Position]:
+        """The documents of the block at a position, in the order of the corpus, and the position
+        of the next block.
         """
         units, unit, row = self._units(at.epoch), at.unit, at.row
-        texts: list[str] = []
+        texts: list[StreamDocument] = []
         budget = BLOCK_CHARACTERS
         while unit < len(units):
-            for text in self._rows(at.epoch, unit, row, units[unit]):
+            for text in self._unit(at.epoch, unit, row, units[unit]):
                 row += 1
                 if text and digest_of(text) not in self.text.held_out:
                     texts.append(text)
-                    budget -= len(text)
+                    budget -= _size(text)
                     if len(texts) == self.text.shuffle_buffer or budget <= 0:
                         assert self._open is not None
                         self._open = (at.epoch, unit, row), self._open[1]
@@ -158,7 +186,7 @@ class Part:
             unit, row = unit + 1, 0
         return texts, Position(at.epoch + 1)
 
-    def _rows(self, epoch: int, unit: int, row: int, number: int) -> Iterator[str]:
+    def _unit(self, epoch: int, unit: int, row: int, number: int) -> Read:
         """The rows of a unit from `row` on, continuing an open iterator if at the same row."""
         if self._open is None or self._open[0] != (epoch, unit, row):
             self._open = (epoch, unit, row), self.text.read(number, row)
@@ -173,7 +201,7 @@ class Part:
 
     def _check(self, tokens: int) -> None:
         """Raise Unreadable for an epoch without a whole sample."""
-        if tokens > self.seq_len:
+        if tokens > (0 if self.text.packing.whole else self.seq_len):
             return
         parts = len(self.text.parts)
         which = f"part {self.number + 1} of {parts} of {self.text.source}" if parts > 1 else ""
@@ -197,12 +225,13 @@ class Reader:
         self._parts: dict[int, Part] = {}
         self._behind: dict[int, int] = {}  # index past the last sample read
 
-    def read(self, sample: int) -> np.ndarray:
-        """Tokens of a sample, uint32 [seq_len + 1]; any sample behind the last `finish`."""
+    def read(self, sample: int) -> Tokens:
+        """Tokens of a sample; any sample behind the last `finish`."""
         number, index = sample % len(self.text.parts), sample // len(self.text.parts)
         if number not in self._parts:
             start = self._starts.get(number, Position())
-            if start.token > index * self.seq_len:  # saved by a run with longer sequences
+            step = 1 if self.text.packing.whole else self.seq_len
+            if start.token > index * step:  # saved by a run with longer sequences
                 start = Position()
             self._parts[number] = Part(
                 self.text, number, seq_len=self.seq_len, seed=self.seed, start=start
@@ -227,8 +256,12 @@ class Window(TokenStore):
 
     def __init__(self, reader: Reader, sample: int) -> None:
         self.reader, self.sample = reader, sample
+        if reader.text.masked:
+            self.counted = Marks(reader, sample)
 
     def __len__(self) -> int:
+        if self.reader.text.packing.whole:
+            return len(self.reader.read(self.sample).tokens)
         return self.reader.seq_len + 1
 
     @property
@@ -236,7 +269,19 @@ class Window(TokenStore):
         return f"{self.reader.text.fingerprint} {self.sample}"
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        return self.reader.read(self.sample)[start:stop]
+        return self.reader.read(self.sample).tokens[start:stop]
+
+
+class Marks(Window):
+    """The marks of the tokens of a sample."""
+
+    def __init__(self, reader: Reader, sample: int) -> None:
+        self.reader, self.sample = reader, sample
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        marks = self.reader.read(self.sample).marks
+        assert marks is not None
+        return marks[start:stop]
 
 
 def state_of(samples: int, positions: Mapping[str, Positions]) -> dict[str, Any]:

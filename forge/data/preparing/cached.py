@@ -303,6 +303,8 @@ def _streamed(
 ) -> Prepared:
     """Prepare a stream, read during training; its validation split is cached."""
     tokenizer = _without_text(section, build, NoText())
+    if source.render is not None and not isinstance(section, Tokenizer):
+        tokenizer.stated[TEMPLATE] = source.render.source(tokenizer)  # saved with the model
     bordered = tokenizer.with_borders(**borders)
     val, digests, held_manifest = Joined(()), frozenset(), {}
     if source.section.held_out:

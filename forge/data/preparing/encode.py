@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from forge.data.text.conversation import Rendered, Renders
-from forge.data.text.split import Piece, Split
+from forge.data.text.conversation import Conversation, Rendered, Renders
+from forge.data.text.reading import Pair
+from forge.data.text.split import Piece, Split, pieces
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.shards import (
     COUNTED,
@@ -68,36 +69,23 @@ class Side:
 
     def encoded(self, tokenizer: Tokenizer, encode: EncodeBatch | None = None) -> Sequence[Encoded]:
         """Take the pending items; return the tokens of their pieces."""
-        pieces = [item for item in self.pending if isinstance(item, Piece)]
+        pending = [item for item in self.pending if isinstance(item, Piece)]
         self.pending.clear()
-        if self.render is None:
-            return (encode or tokenizer.encode_batch)([piece.text for piece in pieces])
-        conversations = [piece.conversation for piece in pieces if piece.conversation is not None]
-        assert len(conversations) == len(pieces)
-        return self.render(conversations, tokenizer)
+        return _encoded(pending, tokenizer, self.render, encode or tokenizer.encode_batch)
 
     def write(self, items: Items, ids: Iterable[Encoded], tokenizer: Tokenizer) -> None:
         """Write items with their tokens. ids: of the pieces among the items."""
         if not items:
             return
         self.n_bytes += sum(item.n_bytes for item in items if isinstance(item, Piece))
-        borders = {Border.BEGIN: tokenizer.begin_id, Border.END: tokenizer.last_id}
-        if self.render is not None:  # the template writes its own
-            borders = dict.fromkeys(borders)
-        encoded = iter(ids)
-        border_ids: dict[Any, Encoded] = {
-            border: [] if token is None else [token] for border, token in borders.items()
-        }
+        encoded, border_ids = iter(ids), _border_ids(tokenizer, self.render)
         parts = [border_ids[item] if isinstance(item, Border) else next(encoded) for item in items]
         lengths = [len(part) for part in parts]
         is_end = [item is Border.END for item in items]
         self.ends.append(self.writer.n_tokens + np.cumsum(lengths)[is_end])
-        tokens = (part.tokens if isinstance(part, Rendered) else part for part in parts)
-        self.writer.append(np.concatenate([np.asarray(part, dtype=np.uint32) for part in tokens]))
+        self.writer.append(_joined_tokens(parts))
         if self.counted is not None:
-            pairs = zip(items, parts, strict=True)
-            marks = [_marks(item, part, tokenizer.eos_id) for item, part in pairs]
-            self.counted.append(np.concatenate(marks))
+            self.counted.append(_joined_marks(items, parts, tokenizer.eos_id))
 
     def close(self, *, together: int = 0) -> Index:
         """Close the writers. together: number of documents in an example; the ends of documents are
@@ -114,6 +102,54 @@ class Side:
         index = replace(index, documents=DOCUMENTS, together=together)
         write_index(self.writer.directory, index)
         return index
+
+
+def encode_documents(
+    documents: Sequence[Pair | Conversation], *, tokenizer: Tokenizer, render: Renders | None
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The tokens of each document, borders included, uint32 [tokens], and their marks, uint8
+    [tokens], as in a prepared split.
+    """
+    by_document: list[Items] = [
+        [item for _, item in with_borders((piece, False) for piece in pieces([document], 0))]
+        for document in documents
+    ]
+    all_pieces = [item for items in by_document for item in items if isinstance(item, Piece)]
+    encoded = iter(_encoded(all_pieces, tokenizer, render, tokenizer.encode_batch))
+    border_ids, made = _border_ids(tokenizer, render), []
+    for items in by_document:
+        parts = [border_ids[item] if isinstance(item, Border) else next(encoded) for item in items]
+        made.append((_joined_tokens(parts), _joined_marks(items, parts, tokenizer.eos_id)))
+    return made
+
+
+def _encoded(
+    pieces: Sequence[Piece], tokenizer: Tokenizer, render: Renders | None, encode: EncodeBatch
+) -> Sequence[Encoded]:
+    if render is None:
+        return encode([piece.text for piece in pieces])
+    conversations = [piece.conversation for piece in pieces if piece.conversation is not None]
+    assert len(conversations) == len(pieces)
+    return render(conversations, tokenizer)
+
+
+def _border_ids(tokenizer: Tokenizer, render: Renders | None) -> dict[Border, Encoded]:
+    """The tokens of each border; none with a template, as templates write their own."""
+    borders = {Border.BEGIN: tokenizer.begin_id, Border.END: tokenizer.last_id}
+    return {
+        border: [] if token is None or render is not None else [token]
+        for border, token in borders.items()
+    }
+
+
+def _joined_tokens(parts: Sequence[Encoded]) -> np.ndarray:
+    tokens = (part.tokens if isinstance(part, Rendered) else part for part in parts)
+    return np.concatenate([np.asarray(part, dtype=np.uint32) for part in tokens])
+
+
+def _joined_marks(items: Items, parts: Sequence[Encoded], end_of_text: int) -> np.ndarray:
+    pairs = zip(items, parts, strict=True)
+    return np.concatenate([_marks(item, part, end_of_text) for item, part in pairs])
 
 
 def _marks(item: Piece | Border, part: Encoded, end_of_text: int) -> np.ndarray:

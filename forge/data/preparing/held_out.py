@@ -8,15 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forge.config.data.text import HuggingFace
-from forge.data.batches.streams import DIGEST_BYTES, digest_of
+from forge.data.batches.streams import DIGEST_BYTES, digest_of, n_bytes_of
 from forge.data.sources.hub_stream import StreamSource
 from forge.data.text.fingerprint import hash_file, hash_json
 from forge.data.text.split import HASH_RANGE
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.cache import explained, kept
 from forge.data.tokens.manifest import read_manifest, write_manifest
-from forge.data.tokens.shards import FORMAT, INDEX_FILE, IndexedStore, ShardWriter
+from forge.data.tokens.shards import COUNTED, FORMAT, INDEX_FILE, IndexedStore, ShardWriter
 
 STORE, DIGESTS = "val", "held_out.bin"
 Kept = tuple[IndexedStore, frozenset[bytes], dict[str, Any]]
@@ -29,14 +28,16 @@ def hold_out(
     """The held-out documents, from the cache or made now. ValueError: no text, or too little to
     divide.
     """
-    section: HuggingFace = source.section
-    identity = {
+    section = source.section
+    identity: dict[str, Any] = {
         "format": FORMAT,
         "stream": source.fingerprint,
         "from_first": section.val_from_first,
         "held_out": asdict(section.held_out),
         "tokenizer": tokenizer.fingerprint,
     }
+    if source.render is not None:
+        identity["template"] = source.render.source(tokenizer)
     entry = root / "data" / f"stream-{hash_json(identity)[:16]}"
     with explained(root):
 
@@ -60,7 +61,7 @@ def _make(
     directory: Path, source: StreamSource, tokenizer: Tokenizer, identity: dict[str, Any]
 ) -> None:
     """Divide as `split_corpus` does, but among the first documents only, without cutting."""
-    section: HuggingFace = source.section
+    section = source.section
     texts = [*source.first(section.val_from_first)]
     if not texts:
         raise ValueError(f"data: there is no text in {source.source}. Give some to train on.")
@@ -78,13 +79,20 @@ def _make(
     threshold = min(max(boundary, values[0] + 1), values[-1])
     below = [int.from_bytes(digest, "little") < threshold for digest in digests]
     held = [text for text, is_held in zip(texts, below, strict=True) if is_held]
+    streamed = source.tokens(tokenizer, frozenset())
     writer = ShardWriter(directory / STORE, vocab_size=tokenizer.vocab_size)
-    for ids in tokenizer.encode_batch(held):
-        writer.append(tokenizer.document(ids))
-    writer.close(n_bytes=sum(len(text.encode()) for text in held), n_documents=len(held))
+    counted = ShardWriter(directory / STORE / COUNTED, dtype="u1") if streamed.masked else None
+    for tokens, marks in streamed.encoded(held):
+        writer.append(tokens)
+        if counted is not None and marks is not None:
+            counted.append(marks)
+    if counted is not None:
+        counted.close(n_bytes=0, n_documents=0)
+    writer.close(n_bytes=sum(map(n_bytes_of, held)), n_documents=len(held))
     left_out = sorted({digest for digest, is_held in zip(digests, below, strict=True) if is_held})
     (directory / DIGESTS).write_bytes(b"".join(left_out))
-    files = (f"{STORE}/{INDEX_FILE}", DIGESTS)
+    files = [f"{STORE}/{INDEX_FILE}", DIGESTS]
+    files += [f"{STORE}/{COUNTED}/{INDEX_FILE}"] if counted is not None else []
     manifest = {
         "identity": identity,
         "looked_at": len(texts),

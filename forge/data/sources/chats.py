@@ -12,6 +12,7 @@ from typing import Any
 
 from forge.config.data.chats import Alpaca, Chat, ChatRows, Formatted, ShareGPT
 from forge.data.sources import hub
+from forge.data.sources.hub_stream import RowKind, StreamSource, stream
 from forge.data.text.bad_rows import REFUSED, BadRows
 from forge.data.text.conversation import Conversation
 from forge.data.text.corpus import Corpus, matching
@@ -63,21 +64,22 @@ class Table(Corpus):
         return digest.hexdigest()
 
 
-def alpaca(section: Alpaca) -> Corpus:
+def alpaca(section: Alpaca) -> Corpus | StreamSource:
     """Conversations of a user's turn (instruction, an empty line, input) and the output."""
-    return corpus_of(section, "alpaca", of_alpaca)
+    return streamed_or_whole(section, "alpaca", of_alpaca)
 
 
-def sharegpt(section: ShareGPT) -> Corpus:
+def sharegpt(section: ShareGPT) -> Corpus | StreamSource:
     """Conversations of a list of turns, with roles by speaker."""
     convert = partial(of_sharegpt, field=section.messages_field)
-    return corpus_of(section, f"sharegpt:{section.messages_field}", convert)
+    return streamed_or_whole(section, f"sharegpt:{section.messages_field}", convert)
 
 
-def chat(section: Chat) -> Corpus:
+def chat(section: Chat) -> Corpus | StreamSource:
     """Conversations of a list of messages, or of a prompt and its completion."""
     names = (section.messages_field, section.prompt_field, section.completion_field)
-    return corpus_of(section, ":".join(("chat", *names)), partial(of_messages, names=names))
+    how = ":".join(("chat", *names))
+    return streamed_or_whole(section, how, partial(of_messages, names=names))
 
 
 def formatted(*, formatting_func: Callable[..., Any], **options: Any) -> Corpus:
@@ -87,6 +89,38 @@ def formatted(*, formatting_func: Callable[..., Any], **options: Any) -> Corpus:
     section = Formatted(**options)
     convert = partial(of_function, function=formatting_func)
     return corpus_of(section, f"formatted:{_named(formatting_func)}", convert)
+
+
+def streamed_or_whole(
+    section: Alpaca | ShareGPT | Chat, how: str, convert: Converts
+) -> Corpus | StreamSource:
+    """A stream of converted rows, or a corpus of them. ValueError, naming the key: as for
+    `corpus_of`.
+    """
+    if not hub.is_streamed(section):
+        return corpus_of(section, how, convert)
+    row_kind = RowKind(
+        name=_reader(section, how),
+        convert=partial(_stream_row, convert=convert, leave_out=tuple(section.leave_out)),
+        masked=True,
+        render=Render.of(section),
+        most_bad=BadRows.of(section).most,
+    )
+    return stream(section, hub.load(section, parts=section.stream_parts), row_kind)
+
+
+def _stream_row(
+    where: str, row: dict[str, Any], bad: BadRows, *, convert: Converts, leave_out: Sequence[str]
+) -> Conversation | None:
+    for document in _converted(iter([(where, _filled(row))]), convert, leave_out, bad):
+        assert isinstance(document, Conversation)
+        return document
+    return None
+
+
+def _reader(section: ChatRows, how: str) -> str:
+    rules = [section.train_on, section.end_responses, section.leave_out, RULES]
+    return f"{how}:{hash_json(rules)}"
 
 
 def corpus_of(
@@ -104,8 +138,7 @@ def corpus_of(
     render = Render.of(section)
     shared: dict[str, Any] = {"name": section.schema_name, "masked": True, "render": render}
     shared["together"] = together
-    rules = [section.train_on, section.end_responses, section.leave_out, RULES]
-    shared["reader"] = f"{how}:{hash_json(rules)}"
+    shared["reader"] = _reader(section, how)
     shared["bad_rows"] = bad = BadRows.of(section)
     how_read: Any = {"leave_out": tuple(section.leave_out), "bad": bad}
     if _is_table(section):

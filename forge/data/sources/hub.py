@@ -7,12 +7,20 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from forge.config.data.text import Dataset, HuggingFace
-from forge.data.sources.hub_stream import FIELD, StreamSource, no_column, reason_of, stream
+from forge.data.sources.hub_stream import (
+    FIELD,
+    RowKind,
+    StreamSource,
+    no_column,
+    reason_of,
+    stream,
+    text_row,
+)
 from forge.data.text.bad_rows import BadRows
 from forge.data.text.conversation import Conversation
 from forge.data.text.corpus import Corpus
@@ -54,11 +62,14 @@ def dataset(section: HuggingFace) -> Corpus | StreamSource:
     """A document for each row of a split, or a stream of rows; a fully held-out dataset is not
     streamed. ValueError, naming the key: the dataset cannot be loaded, or lacks the column.
     """
-    streaming = section.hf_streaming and section.held_out.share < 1
+    streaming = is_streamed(section)
     parts = section.stream_parts if streaming else 0
     table, field = load(section, parts=parts), section.text_field
     if streaming:
-        return stream(section, table)
+        convert = partial(text_row, field)
+        most_bad = BadRows.of(section).most
+        kind = RowKind(name=field, convert=convert, fields=((field, FIELD),), most_bad=most_bad)
+        return stream(section, table, kind)
     source = section.path or section.hf_dataset_name
     if field not in table.column_names:
         raise ValueError(no_column(source, field, table.column_names))
@@ -84,6 +95,11 @@ def dataset(section: HuggingFace) -> Corpus | StreamSource:
         text_field=field,
         bad_rows=bad,
     )
+
+
+def is_streamed(section: Any) -> bool:
+    """Whether rows are read while training: not those held out in full."""
+    return section.streamed and section.held_out.share < 1
 
 
 def load(section: Dataset, *, parts: int = 0) -> Any:

@@ -5,22 +5,58 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from forge.config.data.text import HuggingFace
-from forge.data.batches.streams import Streamed, Unreadable
+import numpy as np
+
+from forge.data.batches.stream_rows import Unreadable
+from forge.data.batches.streams import Encode, StreamDocument, Streamed
+from forge.data.preparing.encode import encode_documents
+from forge.data.text.bad_rows import BadRows, left_out
+from forge.data.text.conversation import Renders
 from forge.data.text.reading import BadFile
 from forge.data.text.rows import text_of
 from forge.data.tokenizers.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 ROWS_AT_ONCE = 256
 MOST_UNEVEN = 1.25
 """Greatest ratio of the largest part of a stream to the smallest."""
 FIELD = "data.text_field"
+Convert = Callable[[str, dict[str, Any], BadRows], StreamDocument | None]
+"""Converts a row to a document, with its place for messages; None for a row left out. BadFile: the
+row is malformed.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowKind:
+    """How rows become documents. name: identity of the reading. fields: columns read by name, each
+    set by the option beside; empty = all columns. masked: whether some tokens are no targets.
+    render: makes tokens of conversations. most_bad: rows left out of each unit; None = refused.
+    """
+
+    name: str
+    convert: Convert
+    fields: tuple[tuple[str, str], ...] = ()
+    masked: bool = False
+    render: Renders | None = None
+    most_bad: int | None = None
+
+
+def text_row(field: str, where: str, row: dict[str, Any], bad: BadRows) -> str | None:
+    """The text of a row."""
+    with bad.row(where):
+        return text_of(where, row, field, option=FIELD)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,16 +66,21 @@ class Units:
     """
 
     source: str
-    field: str
+    kind: RowKind
     dataset: Any
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     process: int
 
-    def read(self, unit: int, row: int) -> Iterator[str]:
-        """Yield the text of each row of a unit from `row` on. Raises Unreadable, naming the row."""
+    def read(self, unit: int, row: int) -> Iterator[StreamDocument | None]:
+        """Yield the document of each row of a unit from `row` on, None for a row left out. Raises
+        Unreadable, naming the row.
+        """
+        from datasets import Features
+
         self._enter()
-        number, name = 0, self.names[unit]
+        number, name, bad = 0, self.names[unit], BadRows(most=self.kind.most_bad)
+        bad.begin(Path(name))
         try:
             shard = self.dataset.shard(len(self.names), unit).with_format("arrow")
             for table in shard.iter(ROWS_AT_ONCE):
@@ -47,11 +88,17 @@ class Units:
                     number += len(table)
                     continue
                 self._check(table.column_names)
+                if self.kind.fields:
+                    table = table.select([field for field, _ in self.kind.fields])
                 skipped = max(row - number, 0)
                 number += skipped
-                for text in table.column(self.field)[skipped:].to_pylist():
+                features = Features.from_arrow_schema(table.schema)
+                for content in table.slice(skipped).to_pylist():
                     number += 1
-                    yield self._text(f"{name} row {number}", text)
+                    row_of_columns = features.decode_example(content)  # values of mixed types
+                    yield self._document(f"{name} row {number}", row_of_columns, bad)
+            for line in left_out(bad.manifest()):
+                log.warning(line)
         except Unreadable:
             raise
         except Exception as error:  # the library raises its own, of many kinds
@@ -68,23 +115,26 @@ class Units:
             object.__setattr__(self, "process", os.getpid())
 
     def _check(self, columns: Sequence[str]) -> None:
-        if self.field not in columns:
-            raise Unreadable(no_column(self.source, self.field, columns))
+        for field, option in self.kind.fields:
+            if field not in columns:
+                raise Unreadable(no_column(self.source, field, columns, option))
 
-    def _text(self, where: str, text: Any) -> str:
+    def _document(self, where: str, row: dict[str, Any], bad: BadRows) -> StreamDocument | None:
         try:
-            return text_of(where, {self.field: text}, self.field, option=FIELD)
+            return self.kind.convert(where, row, bad)
         except BadFile as error:
+            if isinstance(error.__cause__, UnicodeError):
+                raise Unreadable(f"data: {where} is not UTF-8 text. Leave it out.") from error
             raise Unreadable(str(error)) from error
-        except UnicodeEncodeError as error:
-            raise Unreadable(f"data: {where} is not UTF-8 text. Leave it out.") from error
+        except ValueError as error:  # one bad row too many
+            raise Unreadable(str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSource:
     """A dataset before tokenising. units: of the whole dataset; parts: units of each part."""
 
-    section: HuggingFace
+    section: Any
     units: Units
     parts: tuple[tuple[int, ...], ...]
 
@@ -96,10 +146,14 @@ class StreamSource:
     def fingerprint(self) -> str:
         """Hash of the names and sizes of units; no content is read."""
         names = [name.rpartition("/")[2] for name in self.units.names]
-        identity = [self.units.field, names, self.units.sizes]
+        identity = [self.units.kind.name, names, self.units.sizes]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
-    def first(self, number: int) -> Iterator[str]:
+    @property
+    def render(self) -> Renders | None:
+        return self.units.kind.render
+
+    def first(self, number: int) -> Iterator[StreamDocument]:
         """Yield the first `number` documents, in the order of the dataset."""
         remaining = number
         for unit in range(len(self.units.names)):
@@ -112,7 +166,9 @@ class StreamSource:
 
     def tokens(self, tokenizer: Tokenizer, held_out: frozenset[bytes]) -> Streamed:
         shuffled = self.section.shuffle_buffer if self.section.shuffle else 1
-        identity = [self.fingerprint, self.parts, shuffled]
+        identity: list[Any] = [self.fingerprint, self.parts, shuffled]
+        if self.render is not None:
+            identity.append(self.render.source(tokenizer))
         held = b"".join(sorted(held_out))
         return Streamed(
             source=self.source,
@@ -122,21 +178,40 @@ class StreamSource:
             tokenizer=tokenizer,
             shuffle_buffer=shuffled,
             held_out=held_out,
+            encode=self.encode(tokenizer),
         )
 
+    def encode(self, tokenizer: Tokenizer) -> Encode | None:
+        """Tokens and marks of documents, for rows with tokens that are no targets."""
+        if not self.units.kind.masked:
+            return None
+        return partial(_encode, tokenizer=tokenizer, render=self.render)
 
-def stream(section: HuggingFace, found: Any) -> StreamSource:
-    """Make a source of an iterable dataset of the library. ValueError: the column is missing."""
-    source, field = section.path or section.hf_dataset_name, section.text_field
+
+def _encode(
+    documents: Sequence[Any], *, tokenizer: Tokenizer, render: Renders | None
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    try:
+        return encode_documents(documents, tokenizer=tokenizer, render=render)
+    except BadFile as error:
+        raise Unreadable(str(error)) from error
+
+
+def stream(section: Any, found: Any, kind: RowKind) -> StreamSource:
+    """Make a source of an iterable dataset of the library. section: with the options of streams.
+    ValueError: a column is missing.
+    """
+    source = section.path or section.hf_dataset_name  # not all sections name datasets
     columns = found.column_names
-    if columns is not None:
-        if field not in columns:
-            raise ValueError(no_column(source, field, columns))
-        found = found.select_columns([field])
-    units = _units(found, source, field)
+    if columns is not None and kind.fields:
+        for field, option in kind.fields:
+            if field not in columns:
+                raise ValueError(no_column(source, field, columns, option))
+        found = found.select_columns([field for field, _ in kind.fields])
+    units = _units(found, source, kind)
     parts = divided(units.sizes, section.stream_parts)
     if len(parts) < section.stream_parts:  # files are too few, or too uneven
-        units = _units(found.reshard(), source, field)
+        units = _units(found.reshard(), source, kind)
         parts = divided(units.sizes, section.stream_parts)
     return StreamSource(section=section, units=units, parts=parts)
 
@@ -159,7 +234,7 @@ def divided(sizes: Sequence[int], most: int) -> tuple[tuple[int, ...], ...]:
     raise AssertionError("a dataset has a unit")
 
 
-def _units(found: Any, source: str, field: str) -> Units:
+def _units(found: Any, source: str, kind: RowKind) -> Units:
     """The library's shards by name, for messages, with their sizes where known."""
     inner = found._ex_iterable
     while not hasattr(inner, "kwargs") and hasattr(inner, "ex_iterable"):
@@ -176,7 +251,7 @@ def _units(found: Any, source: str, field: str) -> Units:
         sizes = _sizes(files) or sizes
     return Units(
         source=source,
-        field=field,
+        kind=kind,
         dataset=found,
         names=tuple(names),
         sizes=tuple(sizes),
@@ -198,9 +273,9 @@ def _sizes(files: Sequence[str]) -> list[int]:
     return [bytes_of[file] for file in files]
 
 
-def no_column(source: str, field: str, columns: Sequence[str]) -> str:
+def no_column(source: str, field: str, columns: Sequence[str], option: str = FIELD) -> str:
     fault = f"{source} has no such column (its columns: {', '.join(columns)})"
-    return f"{FIELD} = {field}: {fault}. Name one of them."
+    return f"{option} = {field}: {fault}. Name one of them."
 
 
 def reason_of(error: BaseException) -> str:

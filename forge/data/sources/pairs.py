@@ -7,20 +7,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forge.config.data.text import Pairs
+from forge.config.data.text import Dataset, Pairs
+from forge.data.sources import hub
+from forge.data.sources.hub_stream import RowKind, StreamSource, stream
 from forge.data.text.bad_rows import REFUSED, BadRows
 from forge.data.text.corpus import Corpus, matching
 from forge.data.text.reading import BadFile, Pair, kind, open_bytes, readable
 from forge.data.text.rows import row_of_line, text_of
 
+PROMPT, RESPONSE = "data.prompt_field", "data.response_field"
 LOOK = 'lines like {"prompt": ..., "response": ...}'
 
 
-def pairs(section: Pairs) -> Corpus:
-    """A document for each row of files of JSON lines: the prompt, and the response right behind.
+def pairs(section: Pairs) -> Corpus | StreamSource:
+    """A document for each row of files of JSON lines: the prompt, and the response right behind; or
+    a stream of rows.
 
     ValueError, naming data.path: the option is empty, or no file matches.
     """
+    if hub.is_streamed(section):
+        return _streamed(section)
     fields = {"prompt_field": section.prompt_field, "response_field": section.response_field}
     bad = BadRows.of(section)
     return Corpus(
@@ -34,15 +40,42 @@ def pairs(section: Pairs) -> Corpus:
     )
 
 
+def _streamed(section: Pairs) -> StreamSource:
+    fields = ((section.prompt_field, PROMPT), (section.response_field, RESPONSE))
+    names = {"prompt_field": section.prompt_field, "response_field": section.response_field}
+    row_kind = RowKind(
+        name=f"pairs:{section.prompt_field}:{section.response_field}",
+        convert=partial(_stream_row, **names),
+        fields=fields,
+        masked=True,
+        most_bad=BadRows.of(section).most,
+    )
+    files = Dataset(path=section.path, cache_dir=section.cache_dir)
+    table = hub.load(files, parts=section.stream_parts)
+    return stream(section, table, row_kind)
+
+
+def _stream_row(
+    where: str, row: dict[str, Any], bad: BadRows, *, prompt_field: str, response_field: str
+) -> Pair | None:
+    with bad.row(where):
+        return pair_of(where, row, prompt_field, response_field)
+    return None
+
+
+def pair_of(where: str, row: dict[str, Any], prompt_field: str, response_field: str) -> Pair:
+    """The prompt and the response of a row. BadFile: one is missing, or no text."""
+    prompt = text_of(where, row, prompt_field, option=PROMPT)
+    return Pair(prompt, text_of(where, row, response_field, option=RESPONSE))
+
+
 def read_pairs(
     path: Path, *, prompt_field: str, response_field: str, bad: BadRows = REFUSED
 ) -> Iterator[Pair]:
     """A pair a line, from two fields of a JSON object; empty lines are skipped."""
     for where, row in lines_of(path, response_field, LOOK, bad):
         with bad.row(where):
-            prompt = text_of(where, row, prompt_field, option="data.prompt_field")
-            response = text_of(where, row, response_field, option="data.response_field")
-            yield Pair(prompt, response)
+            yield pair_of(where, row, prompt_field, response_field)
 
 
 def lines_of(

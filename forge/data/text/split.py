@@ -169,7 +169,7 @@ def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
 def _whole(document: Pair | Conversation | Example) -> Iterator[Piece]:
     """Yield the pieces of an indivisible document, all with one hash, on one side."""
     example = document if isinstance(document, Example) else Example((document,))
-    digest = _digest(b"\0".join(_content(part) for part in example.own))
+    digest = _digest(b"\0".join(content_of(part) for part in example.own))
     for part in example.documents:
         shared: dict[str, Any] = {"digest": digest, "liked": bool(example.liked)}
         if isinstance(part, Conversation):
@@ -181,7 +181,8 @@ def _whole(document: Pair | Conversation | Example) -> Iterator[Piece]:
             yield Piece(text=text, n_bytes=size, last=last, counted=last, **shared)
 
 
-def _content(document: Pair | Conversation) -> bytes:
+def content_of(document: Pair | Conversation) -> bytes:
+    """All of a document but its place, for hashing."""
     return "\0".join(document).encode() if isinstance(document, Pair) else document.content
 
 

@@ -80,8 +80,8 @@ def packing(data: Data, objective: Objective) -> Findings:
 
 @rule("data.too_long", "data.too_long", "data.packing")
 def too_long(data: Data) -> Findings:
-    """data.too_long is obeyed where whole documents are packed (first_fit, best_fit, none) or are
-    examples.
+    """data.too_long is obeyed where whole documents are packed (first_fit, best_fit, next_fit,
+    none) or are examples.
     """
     if not data.examples and data.too_long != "split" and data.packing == "concat_then_split":
         hint = f"data.packing=best_fit {OPTION}=true, or data.too_long=split"

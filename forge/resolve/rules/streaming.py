@@ -24,12 +24,15 @@ def epochs(data: Data, train: Train) -> Findings:
     "data.max_segments_per_seq",
 )
 def packing(data: Data) -> Findings:
-    """Which documents of a stream share a sequence is not planned: it is cut at every seq_len."""
+    """Documents of a stream share a sequence in the order of their arrival: data.packing is
+    concat_then_split, next_fit or none.
+    """
     if not data.streamed:
         return
-    if data.packing != "concat_then_split":
-        yield "data.packing", "data.packing=concat_then_split"
-    elif data.max_segments_per_seq > 0:
+    if data.packing in ("first_fit", "best_fit"):
+        apart = "data.packing=next_fit, or data.packing=none"
+        yield "data.packing", apart if data.pack_sequences else "data.packing=concat_then_split"
+    elif data.packing == "concat_then_split" and data.max_segments_per_seq > 0:
         yield "data.max_segments_per_seq", "data.max_segments_per_seq=-1"
 
 
@@ -42,14 +45,10 @@ def overfit(data: Data) -> Findings:
 
 @rule("data.on_bad_row", "data.on_bad_row", "data.hf_streaming", "data._target_", "data.sources")
 def bad_rows(config: Config) -> Findings:
-    """Bad rows are left out and counted by forge's own readers, of text that is prepared."""
+    """Bad rows are left out and counted by forge's own readers."""
     for key, section in all_read(config):
         if not isinstance(section, Rows) or section.on_bad_row == "refuse":
             continue
-        message = ""
         if section._target_ != type(section)._target_:
             message = f"{section._target_} is a reader of your own, which leaves out what it will."
-        elif section.streamed and section.held_out.share < 1:
-            message = "a stream is read by several processes, which have no count in common."
-        if message:
             yield f"{key}.on_bad_row", message, f"{key}.on_bad_row=refuse"

@@ -20,7 +20,7 @@ NAMES = (
 )
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES.split())]
 # Whose spans are parts of a command.
-PARTS = {"fine_tuning.md", "sweeps.md", "slurm.md", "reports.md"}
+PARTS = {"fine_tuning.md", "sweeps.md", "slurm.md", "reports.md", "layouts.md", "experts.md"}
 REFUSED = ("optimizer.lrr=1", "model.n_heads=3,4", "scheduler.stable_steps=10")
 # Refused on purpose, a pattern, or the user's own file.
 MADE_BEFORE = ("run.dir=runs/base", "run.dir=runs/chat")

@@ -36,7 +36,7 @@ def text_at(place: str) -> str:
 
 def test_a_derived_value(say: Say) -> None:
     text = say("scheduler.decay_steps", "train.max_steps=70", "scheduler.warmup_steps=20")
-    at = re.search(r"written at (forge/config/scheduler\.py:\d+), the default", text)
+    at = re.search(r"written at (forge/config/optimizers/schedules\.py:\d+), the default", text)
     assert at
     assert text_at(at[1]).startswith("decay_steps: int | None = opt(")
     assert text.splitlines() == [

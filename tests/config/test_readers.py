@@ -24,7 +24,8 @@ HOMES: dict[str, set[str]] = defaultdict(set)
 """The groups that each module has sections of."""
 for group in schemas.sections():
     for each in variants(group).values():
-        HOMES[each.__module__].add(group)
+        for base in each.mro():
+            HOMES[base.__module__].add(group)
 
 
 def file_of(module: str) -> Path:
@@ -71,6 +72,7 @@ def reads() -> dict[tuple[str, str], set[str]]:
         modules = (module.rpartition(".")[2] for module in imports)
         groups |= known.intersection(name.removesuffix("s") for name in modules)
         groups |= {group for module in imports for group in HOMES[module]}
+        groups |= known.intersection(part.removesuffix("s") for part in file.parts)
         for node in nodes:  # an option that a group of parameters has
             if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == "group":
                 found["optimizer", getattr(node.slice, "value", "")].add(str(file))

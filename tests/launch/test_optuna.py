@@ -372,7 +372,8 @@ def test_the_state_of_cmaes_is_restored() -> None:
 def test_the_commands_and_the_experiment_of_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "optuna.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text(encoding="utf-8")
+    page = text.partition("\n## Searching with Optuna\n")[2].partition("\n## ")[0]
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     tune = page.split("```yaml\n")[1].split("```")[0]
     (tmp_path / "conf" / "experiment" / "tune.yaml").write_text(tune)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -66,17 +66,7 @@ def _make(
     if not texts:
         raise ValueError(f"data: there is no text in {source.source}. Give some to train on.")
     digests = [digest_of(text) for text in texts]
-    values = sorted({int.from_bytes(digest, "little") for digest in digests})
-    if len(values) == 1:
-        fault = f"{source.source} has one document, too little to hold some out for validation"
-        hint = "Give more text; or other text to validate on, data.validation"
-        raise ValueError(f"data: {fault}. {hint}.")
-    if (number := section.held_out.documents) >= len(values):
-        fault = f"the first {len(texts):,} have {len(values):,} different ones, and some must be "
-        hint = "Hold out fewer, or look at more with data.val_from_first"
-        raise ValueError(f"data.val_documents = {number}: {fault}left to train on. {hint}.")
-    boundary = values[number] if number else round(section.held_out.share * HASH_RANGE)
-    threshold = min(max(boundary, values[0] + 1), values[-1])
+    threshold = _threshold(source, digests)
     below = [int.from_bytes(digest, "little") < threshold for digest in digests]
     held = [text for text, is_held in zip(texts, below, strict=True) if is_held]
     streamed = source.tokens(tokenizer, frozenset())
@@ -99,3 +89,22 @@ def _make(
         "sha256": {name: hash_file(directory / name) for name in files},
     }
     write_manifest(directory, manifest)
+
+
+def _threshold(source: StreamSource, digests: Sequence[bytes]) -> int:
+    """The value of a digest below which a document is held out; some documents are on each side.
+
+    Raises ValueError for too few documents.
+    """
+    held_out = source.section.held_out
+    values = sorted({int.from_bytes(digest, "little") for digest in digests})
+    if len(values) == 1:
+        fault = f"{source.source} has one document, too little to hold some out for validation"
+        hint = "Give more text; or other text to validate on, data.validation"
+        raise ValueError(f"data: {fault}. {hint}.")
+    if (number := held_out.documents) >= len(values):
+        fault = f"the first {len(digests):,} have {len(values):,} different ones, and some must be "
+        hint = "Hold out fewer, or look at more with data.val_from_first"
+        raise ValueError(f"data.val_documents = {number}: {fault}left to train on. {hint}.")
+    boundary = values[number] if number else round(held_out.share * HASH_RANGE)
+    return min(max(boundary, values[0] + 1), values[-1])

@@ -55,7 +55,7 @@ def verbs() -> dict[str, Verb]:
 
 def find(name: str) -> Verb | None:
     """A verb by its name; None for a module without an example, such as a worker."""
-    is_folder = (HERE / name).is_dir()
+    is_folder = (HERE / name / MAIN).is_file()
     text = (HERE / name / MAIN if is_folder else HERE / f"{name}.py").read_text(encoding="utf-8")
     is_one = text.startswith('"""`python -m forge.')
     doc = ast.get_docstring(ast.parse(text)) if is_one else None

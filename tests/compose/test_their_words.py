@@ -192,7 +192,8 @@ def translations() -> list[Any]:
     """(keys and values of a file or command of another tool, forge's command)."""
     found = []
     text = (PAGE.parents[1] / "docs" / "fine_tuning.md").read_text(encoding="utf-8")
-    for section in text.split("\n### ")[1:]:
+    part = text.partition("\n### Files of other tools\n")[2].partition("\n## ")[0]
+    for section in part.split("\n#### ")[1:]:
         tool, _, rest = section.partition("\n")
         blocks = re.findall(r"(?:^    .*\n?)+", rest, re.MULTILINE)
         theirs, ours = (textwrap.dedent(block).replace("\\\n", " ") for block in blocks)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from updates import groups_of, set_gradients
 
-from forge.config import optimizer as sections
-from forge.config import optimizers
+from forge.config.optimizers import adam, schedule_free, sgd
+from forge.config.optimizers.low_bit import AdamWLowBit
 from forge.optim.adam import Adam, AdamPax
 from forge.optim.elementwise import Elementwise
 from forge.optim.schedule_free import ScheduleFreeAdamW
@@ -18,17 +18,15 @@ from forge.optim.sgd import SGD
 
 ADAM: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
 KINDS = {
-    "adam": lambda groups: Adam(groups, sections.Adam(**ADAM, eps_root=1e-6, cautious=True)),
-    "adam_bf16": lambda groups: Adam(
-        groups, sections.Adam(**ADAM, mu_dtype="bf16", nu_dtype="bf16")
-    ),
-    "adam_pax": lambda groups: AdamPax(groups, optimizers.AdamPax(**ADAM)),
-    "sgd": lambda groups: SGD(groups, optimizers.SGD(lr=0.01, weight_decay=0.0)),
+    "adam": lambda groups: Adam(groups, adam.Adam(**ADAM, eps_root=1e-6, cautious=True)),
+    "adam_bf16": lambda groups: Adam(groups, adam.Adam(**ADAM, mu_dtype="bf16", nu_dtype="bf16")),
+    "adam_pax": lambda groups: AdamPax(groups, adam.AdamPax(**ADAM)),
+    "sgd": lambda groups: SGD(groups, sgd.SGD(lr=0.01, weight_decay=0.0)),
     "sgd_momentum": lambda groups: SGD(
-        groups, optimizers.SGD(lr=0.01, weight_decay=0.0, momentum=0.9, nesterov=True)
+        groups, sgd.SGD(lr=0.01, weight_decay=0.0, momentum=0.9, nesterov=True)
     ),
     "schedule_free": lambda groups: ScheduleFreeAdamW(
-        groups, optimizers.ScheduleFreeAdamW(**ADAM, schedule_free_warmup_steps=3)
+        groups, schedule_free.ScheduleFreeAdamW(**ADAM, schedule_free_warmup_steps=3)
     ),
 }
 
@@ -37,7 +35,7 @@ def low_bit(kind: str):
     def make(groups):
         from forge.optim.low_bit import LowBitAdamW
 
-        return LowBitAdamW(groups, optimizers.AdamWLowBit(**ADAM, state_format=kind))
+        return LowBitAdamW(groups, AdamWLowBit(**ADAM, state_format=kind))
 
     return make
 

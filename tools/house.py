@@ -70,10 +70,9 @@ def main() -> None:
 
 
 def read(revision: str | None) -> dict[str, str]:
-    """The Python files in git, by path; without the links to launch and conf, and templates."""
+    """The Python files of the rooms, by path; without links and templates."""
     if revision is None:
-        listed = subprocess.check_output(["git", "ls-files", "*.py"], text=True).splitlines()
-        files = {name: Path(name).read_text("utf-8") for name in listed if Path(name).is_file()}
+        files = {str(p): p.read_text("utf-8") for room in ROOMS for p in _modules(Path(room))}
     else:
         archive = subprocess.check_output(["git", "archive", "--format=tar", revision])
         with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
@@ -81,6 +80,15 @@ def read(revision: str | None) -> dict[str, str]:
             opened = {member.name: packed.extractfile(member) for member in members}
             files = {name: file.read().decode("utf-8") for name, file in opened.items() if file}
     return {name: text for name, text in files.items() if "/template/" not in name}
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    """The Python files below a folder, links left out."""
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from _modules(path)
+        elif path.suffix == ".py" and path.is_file():
+            yield path
 
 
 def by_room(files: Mapping[str, str]) -> dict[str, dict[str, str]]:

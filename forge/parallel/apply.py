@@ -11,7 +11,6 @@ from torch import nn
 
 from forge.adapters.adapter import Adapter
 from forge.build import build
-from forge.config.model.decoder import Decoder as DecoderSection
 from forge.config.model.document_attention import in_blocks
 from forge.config.root import Config
 from forge.models.attention import Attention
@@ -142,8 +141,8 @@ def _build_techniques(part: nn.Module, layout: Layout) -> None:
 
 def _quantize(part: nn.Module, layout: Layout) -> None:
     """Have products computed in the numbers of `quantization`."""
-    section = layout.config.model
-    if isinstance(section, DecoderSection):
+    section = layout.config.decoder
+    if section is not None:
         quantize(part, layout.config.quantization, section, layout.products)
 
 
@@ -192,8 +191,8 @@ def keeps_gradients(config: Config) -> bool:
 
 def apply_to_blocks(model: nn.Module, config: Config) -> None:
     """Recompute, then compile: the compiler must see the recomputation."""
-    train, ep, model_config = config.train, config.parallel.ep, config.model
-    n_layers = model_config.n_layers if isinstance(model_config, DecoderSection) else None
+    train, ep = config.train, config.parallel.ep
+    n_layers = config.decoder.n_layers if config.decoder is not None else None
     recompute(model, train.policy, n_layers=n_layers, layers=ep > 1)
     if train.compile_model:
         # What a fully recomputed block keeps for backward is its parameters, and the compiler

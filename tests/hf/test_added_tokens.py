@@ -134,6 +134,26 @@ def test_peft_has_the_logits_of_adapters_with_added_tokens(
     torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=0, atol=1e-5)
 
 
+def test_vectors_of_ia3_leave_new_rows_to_a_merged_folder(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder, run = write_llama(tmp_path / "in", vocab_size=KNOWN), tmp_path / "run"
+    assert train.main(words(folder, run, "adapter=ia3", "optimizer.lr=0.1")) == 0
+    capfd.readouterr()
+    assert export.main([str(run), str(tmp_path / "peft"), "--format", "peft"]) == 2
+    refused = "a folder of IA3 has no place for the rows of added tokens"
+    assert f"{refused}; --format hf --merge writes all weights" in capfd.readouterr().err
+    assert not (tmp_path / "peft").exists()
+    out = exported(run, tmp_path / "out", "--format", "hf", "--merge")
+    tokens = torch.tensor([[1, 2, KNOWN, KNOWN + 3, 5]])
+    theirs = AutoModelForCausalLM.from_pretrained(out).eval()
+    torch.testing.assert_close(
+        theirs(tokens).logits, forge.load(run).model(tokens), rtol=0, atol=1e-5
+    )
+
+
 def test_a_run_begins_with_another_and_goes_on_with_its_tokens(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

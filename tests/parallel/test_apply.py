@@ -19,7 +19,7 @@ from forge.parallel.modules import compile_blocks
 
 def config(mode: str, **options) -> SimpleNamespace:
     options = {"compile_model": False, "activation_checkpointing": mode} | options
-    return SimpleNamespace(train=Train(**options), parallel=Parallel(), model=None)
+    return SimpleNamespace(train=Train(**options), parallel=Parallel(), decoder=None)
 
 
 @pytest.mark.parametrize(

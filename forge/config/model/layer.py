@@ -82,6 +82,8 @@ class LayerShape(RotaryOptions, AttentionOptions, Model):
         kinds: dict[str, Any]
         layers: list[str]
 
+        def of_kind(self, name: str) -> LayerShape: ...
+
     ffn_dim_multiplier: float = opt(1.0, "scales the computed feed-forward width", gt=0)
     ffn_hidden_dim: int | None = opt(
         None, "feed-forward width; null = 256 * ceil(int(4*dim*2/3*multiplier) / 256)", gt=0
@@ -110,10 +112,6 @@ class LayerShape(RotaryOptions, AttentionOptions, Model):
     init_scale_residual: bool = opt(
         True, "divide init_std of layers that end in the residual by sqrt(2*n_layers)"
     )
-
-    def of_kind(self, name: str) -> LayerShape:
-        """Return the shape of the layers of a kind."""
-        raise NotImplementedError
 
     @property
     def expert_hidden_dim(self) -> int:

@@ -12,6 +12,7 @@ import pytest
 from tiny import TWO_LAYERS
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of commands are started: compiled once
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,7 +17,8 @@ from forge.planning.world import World, ranks_of
 
 SIZE, TOKENS = "train.global_batch_size", "train.global_batch_tokens"
 RAMPUP, INCREMENT = "train.rampup_start", "train.rampup_increment"
-BATCH = ("train.batch_size", "train.seq_len", "train.grad_accum_steps", SIZE, TOKENS)
+ACCUMULATION = "train.grad_accum_steps"
+BATCH = ("train.batch_size", "train.seq_len", ACCUMULATION, SIZE, TOKENS)
 
 
 @rule(TOKENS, *BATCH)
@@ -40,6 +41,19 @@ def global_batch_size(config: Config, train: Train) -> Findings:
         if size < of_all and size % ranks == 0:
             hint = f"train.batch_size={size // ranks}"
         yield SIZE, f"{message} = {of_all}.", hint
+
+
+@rule("train.accumulation", *BATCH, warning=True)
+def accumulation(config: Config, train: Train) -> Findings:
+    """A typed train.grad_accum_steps is not used where train.global_batch_size decides on it."""
+    typed = [word.partition("=")[2] for word in config.overrides if word.startswith(ACCUMULATION)]
+    if typed and typed[-1].isdigit() and int(typed[-1]) != train.grad_accum_steps:
+        message = (
+            f"{ACCUMULATION}={typed[-1]} is not used: {SIZE} ({train.global_batch_size}) with "
+            f"train.batch_size ({train.batch_size}) on {data_ranks(config)} ranks makes "
+            f"{train.grad_accum_steps} micro-batches a step."
+        )
+        yield ACCUMULATION, message, f"{SIZE}={int(typed[-1]) * _of_all(config)}"
 
 
 @rule(RAMPUP, RAMPUP, INCREMENT, *BATCH)

@@ -100,6 +100,7 @@ def test_a_refusal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert text == screen.read_text(encoding="utf-8")
 
 
+@pytest.mark.nightly
 def test_what_is_advised_can_be_typed() -> None:
     """But for what is then several values, or lacks an option of its own."""
     lines = "".join(file.read_text(encoding="utf-8") for file in SCREENS.glob("*.txt"))

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from forge.compose.composition import compose
 from forge.config import schemas
 from forge.config.field import default_of, freeze_value
@@ -101,6 +103,7 @@ def test_every_option_has_a_reader():
     assert [key for key in unread if not key.startswith(READ_BY_NAME)] == []
 
 
+@pytest.mark.nightly
 def test_the_default_of_every_option_can_be_typed():
     for group in schemas.sections():
         for variant, schema in schemas.variants(group).items():

@@ -119,6 +119,7 @@ def may_be_built(path: str, place: str) -> bool:
     return False
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 def test_of_all_that_can_be_called_in_forge_and_torch_only_components_are_built():
     paths = list(callables(forge, torch.optim, torch.nn))

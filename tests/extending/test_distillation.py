@@ -107,6 +107,7 @@ def test_batches_come_from_loader_processes_which_have_no_models() -> None:
     processes.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.ci("tp=2")
 @pytest.mark.parametrize("layout", ["dp_shard=2", "tp=2", "cp=2"])
 def test_layouts_equal_one_device(layout: str, tiny_run: Path, desk: Path) -> None:

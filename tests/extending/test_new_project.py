@@ -104,6 +104,7 @@ def test_it_sweeps_as_its_readme_says_and_passes_its_own_test(demo: Path) -> Non
     assert "2 passed" in verb("pytest", "-q", "-p", "no:cacheprovider", cwd=demo)
 
 
+@pytest.mark.nightly
 def test_its_experiment_is_listed_and_checked(demo: Path) -> None:
     said = verb("forge.train", "--help", cwd=demo / "conf")
     assert "gru" in said

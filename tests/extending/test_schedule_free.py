@@ -118,6 +118,7 @@ def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> boo
     return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
 
 
+@pytest.mark.nightly
 def test_a_run_reads_the_mean_and_trains_the_others(desk: Path, monkeypatch: Any) -> None:
     """Evaluations, samples and checkpoints, compared with numpy over the gradients of the run."""
     monkeypatch.chdir(desk)

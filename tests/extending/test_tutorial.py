@@ -72,6 +72,7 @@ def test_it_is_checked_and_refused_without_importing_anything(run: Run, project:
     assert textwrap.indent(said.strip(), "    ") in PAGE
 
 
+@pytest.mark.nightly
 def test_it_trains_and_goes_on(run: Run, project: Path) -> None:
     short = ["train.max_steps=6", "checkpoint.interval=3", "eval.interval=3"]
     run(one("runs/one"), *short)

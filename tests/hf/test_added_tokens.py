@@ -50,6 +50,7 @@ def means(values: torch.Tensor) -> torch.Tensor:
     return values[:KNOWN].mean(0).expand(len(ORDINARY + SPECIAL), -1)
 
 
+@pytest.mark.ci("257")
 @pytest.mark.parametrize("rows", [KNOWN, 300])
 def test_ids_and_rows_are_those_of_transformers(
     rows: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -134,6 +135,7 @@ def test_peft_has_the_logits_of_adapters_with_added_tokens(
     torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=0, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_vectors_of_ia3_leave_new_rows_to_a_merged_folder(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

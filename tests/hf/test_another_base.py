@@ -49,6 +49,7 @@ CASES = {
 }
 
 
+@pytest.mark.ci("shallow")
 @pytest.mark.parametrize("base", CASES)
 def test_adapters_of_another_base_are_refused(base: str, place: Path, capfd) -> None:
     """Of other shapes, of more layers, or with other weights of the same shapes."""
@@ -70,6 +71,7 @@ def test_other_weights_are_taken_where_it_is_said(place: Path) -> None:
     assert train.main(words(place, "other", "run-allowed", *more, allowed)) == 0
 
 
+@pytest.mark.nightly
 def test_a_run_with_adapters_is_not_the_start_of_another_model(place: Path, capfd) -> None:
     assert train.main(words(place, "base", "lora")) == 0
     more = [f"checkpoint.init_from={place / 'lora'}"]

@@ -35,6 +35,7 @@ def words(folder: Path, *more: str) -> list[str]:
     return [*typed, "data.val_fraction=0", *more]
 
 
+@pytest.mark.nightly
 def test_new_rows_are_the_mean_of_those_of_the_folder(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from llama_folder import write_llama
 from peft_runs import SIZES, TOKENS, logits, trained
@@ -12,6 +13,7 @@ from peft_runs import SIZES, TOKENS, logits, trained
 from forge import export
 
 
+@pytest.mark.nightly
 def test_they_are_read_beside_their_base_and_merged(tmp_path: Path) -> None:
     """Biases of keys and values too, which are scaled."""
     from peft import PeftModel

@@ -164,6 +164,7 @@ def saved_by_peft(base: Path, place: Path, **options: Any) -> Any:
     return theirs.eval()
 
 
+@pytest.mark.nightly
 def test_ranks_by_name_go_in_and_out(wide: Path, tmp_path: Path, capsys) -> None:
     """PEFT's rank_pattern is adapter.ranks, in its words or ours."""
     place, run, out = tmp_path / "theirs", tmp_path / "run", tmp_path / "out"
@@ -203,6 +204,7 @@ SAVED = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", SAVED)
 def test_what_peft_saved_whole_is_read_or_refused_by_its_name(kind: str, tmp_path: Path) -> None:
     made, theirs, ours, name = SAVED[kind]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from llama_folder import write_llama
 from peft_runs import SIZES, TOKENS, logits, trained
@@ -14,6 +15,7 @@ from forge import export
 MORE = ("adapter.ranks={wk:3}", "adapter.rank_stabilized=true")
 
 
+@pytest.mark.nightly
 def test_it_is_read_beside_the_base_as_it_was_and_merged(tmp_path: Path) -> None:
     """The folder of PEFT is a plain one of twice the rank, as its own conversion makes it."""
     from peft import PeftModel

@@ -130,6 +130,7 @@ def train(*overrides: str) -> int:
     return forge.train.main([*overrides[:1], *JOBS, *overrides[1:]])
 
 
+@pytest.mark.nightly
 def test_a_sweep_as_jobs_and_what_is_in_the_queue_is_not_submitted_again(
     fake: FakeSlurm, capsys: Capture
 ) -> None:

@@ -213,7 +213,7 @@ delta nets: tp2 x fsdp2 | tp=2 dp_shard=2 | delta, clipped
 delta nets: pp2 | pp2 | delta
 delta nets: tp2, compiled | tp=2 compiled | delta
 dropout: fsdp2, selective recompute | dp_shard=2 batch=2 recompute=selective | dropout
-dropout: cp2 x tp2 | cp=2 tp=2 | dropout, gpt2 | float64
+dropout: cp2 x tp2 | cp=2 tp=2 | dropout, gpt2
 dropout: tp2 without sequence parallel | tp=2 no_sp | dropout, gpt2
 dropout: tp2, full recompute, compiled | tp=2 recompute=full compiled | dropout
 dropout: pp2, full recompute | pp2 recompute=full | dropout
@@ -265,7 +265,7 @@ lora: fsdp2, selective recompute | dp_shard=2 recompute=selective | lora
 lora: tp2, mla | tp=2 | lora, mla
 lora: tp2, delta | tp=2 | lora, delta
 lora: dropped, one device, one micro-batch | batch=8 | lora, dropped
-lora: dropped, tp2 x fsdp2 | tp=2 dp_shard=2 | lora, dropped | float64
+lora: dropped, tp2 x fsdp2 | tp=2 dp_shard=2 | lora, dropped
 lora: dropped, tp2 without sequence parallel | tp=2 no_sp | lora, mla, dropped
 lora: dropped, pp2 | pp2 | lora, dropped
 lora: dropped, cp2 | cp=2 | lora, dropped
@@ -273,7 +273,7 @@ lora: dropped, fsdp2, full recompute | dp_shard=2 recompute=full | lora, dropped
 lora: dropped, fsdp2, compiled | dp_shard=2 compiled | lora, dropped
 lora: dora, fsdp2 | dp_shard=2 | dora
 lora: dora, tp2 | tp=2 | dora
-lora: dora, tp2 x fsdp2 | tp=2 dp_shard=2 | dora | float64
+lora: dora, tp2 x fsdp2 | tp=2 dp_shard=2 | dora
 lora: dora, pp2 | pp2 | dora
 a part: tp2 x fsdp2 | tp=2 dp_shard=2 | a part
 a part: pp2, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | a part, 5 blocks
@@ -312,7 +312,7 @@ moe: ep2, compiled | ep=2 compiled | moe
 moe: ep2, compiled, selective recompute | ep=2 compiled recompute=selective | moe
 moe: ep4 | ep=4 batch=2 | moe, 8 experts
 moe: ep4, micro-batch | ep=4 batch=2 | moe, 8 experts, micro-batch
-moe: ep2 x fsdp2 | ep=2 dp_shard=2 batch=2 | moe, clipped | float64
+moe: ep2 x fsdp2 | ep=2 dp_shard=2 batch=2 | moe, clipped
 moe: ep2 x fsdp2, 2 experts a rank | ep=2 dp_shard=2 batch=2 | moe, 8 experts
 moe: ep2 x ddp2 | ep=2 dp_replicate=2 batch=2 | moe
 moe: ep2 x tp2 | ep=2 tp=2 | moe, clipped | float64
@@ -337,7 +337,7 @@ moe: gpt-oss, pp2 | pp2 | moe, gpt-oss
 moe: lora, fsdp2 | dp_shard=2 | lora, moe
 moe: lora, tp2 | tp=2 | lora, moe
 moe: lora, ep2 | ep=2 | lora, moe
-moe: lora, ep2 x tp2 | ep=2 tp=2 | lora, moe | float64
+moe: lora, ep2 x tp2 | ep=2 tp=2 | lora, moe
 moe: lora, ep2, capacity | ep=2 | lora, moe, capacity
 moe: lora, ep2, compiled | ep=2 compiled | lora, moe
 moe: lora, ep2, full recompute | ep=2 recompute=full | lora, moe

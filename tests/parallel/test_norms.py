@@ -87,6 +87,7 @@ def test_norms_of_one_device_are_those_of_numpy(model):
     assert min(expected.values()) > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.ci("moe-parallel.ep=2 parallel.dp_shard=2 train.batch_size=2")
 @pytest.mark.parametrize(("model", "layout"), LAYOUTS)
 def test_norms_of_a_layout_are_those_of_one_device(model, layout):

@@ -131,7 +131,7 @@ def train(model: str, layout: str, ranks: Ranks) -> dict[str, Tensor]:
 on_one_device = cache(lambda model: train(model, "", Ranks()))
 
 
-@pytest.mark.ci("llama-tp2 x fsdp2", "mla-pp2")
+@pytest.mark.ci("mla-pp2")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("model", ["llama", "mla"])
 def test_weights_are_those_of_one_device(model, layout):

@@ -39,7 +39,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.ci("pp2 x tp2", "ep2 x tp2, nothing is dropped")
+@pytest.mark.ci("pp2 x tp2")
 @pytest.mark.parametrize(
     ("layout", "model"), [each[1:] for each in LAYOUTS], ids=[each[0] for each in LAYOUTS]
 )

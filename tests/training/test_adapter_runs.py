@@ -29,6 +29,7 @@ def run(trained, base):
     return trained(f"{LORA} checkpoint.init_from={base} train.max_steps=4 checkpoint.interval=2")
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_holds_what_is_trained_and_is_read_with_its_base(base, run, new_run):
     """Whole weights of norms and the adapters; alone, beside their base, or merged with it."""
     saved, beneath = stored(step_of(run, 4), "model/"), stored(step_of(base, 2), "model/")
@@ -79,6 +80,7 @@ def test_it_goes_on_to_the_bit_and_only_with_its_base(base, run, new_run, capsys
     )
 
 
+@pytest.mark.nightly
 def test_what_was_taken_out_of_a_base_is_taken_out_again(trained, base, new_run):
     """A run in two parts equals one in one, and the rest of the weights is what it was."""
     options = "adapter=lora adapter.init=pissa adapter.rank=2 adapter.dropout=0 optimizer=adamw"
@@ -115,6 +117,7 @@ def test_a_base_that_was_moved_is_found_again(base, run, tmp_path):
     load_run(runs / run.name)
 
 
+@pytest.mark.nightly
 def test_what_stands_beside_initial_weights_has_these_again(trained):
     run = trained(f"{LORA} train.max_steps=2 checkpoint.interval=2")
     model = load_run(run).model

@@ -169,6 +169,7 @@ def test_forges_own_are_taken_out_or_replaced_in_their_place(assembled, trained)
 STEPS = dict(zip([*MOMENTS.split(), "state_dict"], [0, 1, 1, 1, 2, 2, 2, 2, 2], strict=True))
 
 
+@pytest.mark.ci("on_start-0", "on_step_end-1", "state_dict-2")
 @pytest.mark.parametrize(("moment", "step"), STEPS.items())
 def test_a_broken_callback_names_itself(moment, step, new_run, capsys):
     path = new_run(callback("Broken", moment), EVALUATED)
@@ -183,6 +184,7 @@ def test_a_broken_callback_names_itself(moment, step, new_run, capsys):
     assert "in _fail" in error["traceback"]
 
 
+@pytest.mark.nightly
 def test_one_that_cannot_be_made_or_take_its_state_back_names_itself(new_run, trained):
     said = r"^callbacks\.Broken \(mypkg\.Broken\) failed in __init__: ValueError: no good$"
     with pytest.raises(CallbackError, match=said):

@@ -75,6 +75,7 @@ UNFIT = [
 ]
 
 
+@pytest.mark.ci("model.n_layers=3-said1")
 @pytest.mark.parametrize(("options", "said"), UNFIT)
 def test_another_model_is_refused_with_the_names(trained, assembled, options, said):
     said = said.replace("(", r"\(").replace(")", r"\)")

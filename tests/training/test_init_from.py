@@ -104,6 +104,7 @@ def test_the_weights_of_another_vocabulary_are_refused(
     assert_fresh(built(new_run(f"{other_text} run.allow_change=[tokenizer]")))
 
 
+@pytest.mark.nightly
 def test_it_is_done_once(saved_run, new_run):
     """A run that has a checkpoint of its own goes on from that; one that was killed before begins
     with the weights again.

@@ -214,7 +214,7 @@ def broken(folder: Path, capfd: pytest.CaptureFixture[str], *more: str) -> str:
     return said.partition("\n(the traceback")[0].strip()
 
 
-@pytest.mark.ci("0")
+@pytest.mark.ci("1")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_file_that_is_not_complete_is_named_and_the_checkpoint_is_there(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], workers: int

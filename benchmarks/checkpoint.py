@@ -199,7 +199,7 @@ def stalls() -> Measure:
         measure = Measure(Path(folder))
         config = forge.compose([*COMMON.split(), *STATE.split(), f"run.dir={folder}/run"])
         run_dir, _ = directory.create(config.validate(), overrides=())
-        loop = build.build(build_session(Path(run_dir)))
+        loop = build.build_loop(build_session(Path(run_dir)))
         loop.callbacks = [measure, *loop.callbacks]
         loop.run()
     return measure
@@ -273,9 +273,9 @@ def print_parts(run_dir: Path) -> None:
     """Build a run as its worker does, in a process of its own, and say how long the parts of
     that took.
     """
-    with _counted(data, "prepare") as read, _counted(build, "begin") as load:
+    with _counted(data, "prepare_tokens") as read, _counted(build, "begin") as load:
         begin = time.perf_counter()
-        build.build(build_session(run_dir))
+        build.build_loop(build_session(run_dir))
     rest = time.perf_counter() - begin - sum(read) - sum(load)
     print(json.dumps({DATA: sum(read), MODEL: rest, LOAD: sum(load)}))
 

@@ -101,7 +101,7 @@ def measure(rank: int, world: int, folder: Path) -> dict[str, list[float]]:
         for _ in range(ROUNDS + 1 if path.exists() else 0):
             dist.barrier()
             begin = time.perf_counter()
-            restore.load(path, model=model, optimizer=optimizer, group=saver)
+            restore.load_checkpoint(path, model=model, optimizer=optimizer, group=saver)
             note(name, begin)
     dist.barrier()
     return seconds
@@ -162,7 +162,9 @@ def on_ranks_load_only(folder: Path) -> list[float]:
     seconds = []
     for _ in range(ROUNDS + 1):
         begin = time.perf_counter()
-        restore.load(folder / "disabled_4" / f"step_{ROUNDS}", model=model, optimizer=optimizer)
+        restore.load_checkpoint(
+            folder / "disabled_4" / f"step_{ROUNDS}", model=model, optimizer=optimizer
+        )
         seconds.append(time.perf_counter() - begin)
     return seconds
 

@@ -145,7 +145,7 @@ class Example:
         )
         config.freeze()
         point.path.mkdir(parents=True)
-        saved_config.save(config, point.path / "config.yaml")
+        saved_config.save_config(config, point.path / "config.yaml")
         return point
 
     def _added(self, overrides: Sequence[str], seed: int, arm: str | None) -> Point:

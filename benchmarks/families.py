@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from forge.families import folder as folders
-from forge.families.shards import stored
+from forge.families.shards import stored_tensors
 from forge.hf.read import load_folder
 from forge.hf.write import write_weights
 from forge.models.decoder import Decoder
@@ -47,7 +47,7 @@ class Pair:
 
 def imported(folder: Path) -> Decoder:
     """The model of a folder, by the names of its family."""
-    section = folders.read(folder).section
+    section = folders.read_folder(folder).section
     model = Decoder(section)
     load_folder(folder, section, model.state_dict())
     return model
@@ -110,7 +110,7 @@ def round_trip(pair: Pair) -> float:
     """Bits of weights, and logits of transformers, that differ when ours writes the folder again:
     the number of tensors.
     """
-    folder, out = folders.read(pair.folder), pair.place / "again"
+    folder, out = folders.read_folder(pair.folder), pair.place / "again"
     chosen = next(one for one in folders.all_families() if not one.unsaid(folder.section))
     out.mkdir()
     rows, own = chosen.rows(folder.section), pair.ours.state_dict()
@@ -123,7 +123,7 @@ def round_trip(pair: Pair) -> float:
     different = sum(not torch.equal(before[name], after[name]) for name in before)
     with torch.no_grad():
         logits = [one.eval()(pair.tokens).logits for one in (pair.theirs, theirs)]
-    names = [set(stored(place)) for place in (pair.folder, out)]
+    names = [set(stored_tensors(place)) for place in (pair.folder, out)]
     return float(different + (not torch.equal(*logits)) + len(names[0] ^ names[1]))
 
 

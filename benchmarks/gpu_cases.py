@@ -28,7 +28,7 @@ from forge.models.plain import make_model
 from forge.models.sdpa import CUDNN_FIRST, causal_attention
 from forge.objectives.cross_entropy import cross_entropy
 from forge.rundir import directory
-from forge.training.build import build
+from forge.training.build import build_loop
 from forge.training.build_session import build_session
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -209,8 +209,8 @@ def stepped(words: str, options: argparse.Namespace) -> tuple[list[float], dict[
     largest checkpoint.
     """
     resolution = cli.resolved(words.split())[1]
-    run_dir, _ = directory.prepare(resolution, overrides=())
-    loop = build(build_session(run_dir, trust=[]))
+    run_dir, _ = directory.prepare_directory(resolution, overrides=())
+    loop = build_loop(build_session(run_dir, trust=[]))
     taken, losses, step, gradients = [], {}, loop._step, loop.update.gradients
 
     def counted(*args: Any, **more: Any) -> Any:

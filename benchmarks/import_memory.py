@@ -107,7 +107,7 @@ def forge(folder: Path, dtype: str, rank: int | None = None, store: str = "") ->
     from forge.parallel.mesh import make_mesh
     from forge.tensors.local import local
 
-    section = folders.read(folder).section
+    section = folders.read_folder(folder).section
     with torch.device("meta"):
         model = Decoder(section).to(getattr(torch, dtype))
     if rank is not None:

@@ -21,7 +21,7 @@ import torch
 
 from forge.build import build
 from forge.data.batches.loader import eval_batches
-from forge.data.preparing.cached import prepare
+from forge.data.preparing.cached import prepare_tokens
 from forge.training.callbacks.evaluation import evaluate
 from forge.training.checkpoints.restore import load_run
 
@@ -32,7 +32,7 @@ def losses(run: Path) -> list[float]:
     """Of the whole validation split, read as one text and apart."""
     trained = load_run(run)
     config, tokenizer = trained.config, trained.tokenizer
-    text = prepare(config.data, config.tokenizer, build=partial(build, trust=()))
+    text = prepare_tokens(config.data, config.tokenizer, build=partial(build, trust=()))
     objective = build(config.objective, path="objective", tokenizer=tokenizer)
     found = []
     for end_of_text in (None, tokenizer.eos_id):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.rundir.checkpoints import META, WEIGHTS, listed
+from forge.rundir.checkpoints import META, WEIGHTS, list_checkpoints
 from forge.rundir.history import METRICS
 from forge.rundir.progress import SAMPLES
 from forge.training.checkpoints import tensor_storage
@@ -47,14 +47,14 @@ def tensors(checkpoint: Path) -> dict[str, Tensor]:
     folder = checkpoint / WEIGHTS
     wanted = {
         key: torch.empty(what.size, dtype=what.properties.dtype)
-        for key, what in tensor_storage.stored(folder).items()
+        for key, what in tensor_storage.stored_metadata(folder).items()
     }
-    tensor_storage.load(wanted, folder)
+    tensor_storage.load_tensors(wanted, folder)
     return wanted
 
 
 def _bits(ours: Path, theirs: Path) -> Iterator[tuple[bool, str]]:
-    a, b = (listed(path / "checkpoints")[-1].path for path in (ours, theirs))
+    a, b = (list_checkpoints(path / "checkpoints")[-1].path for path in (ours, theirs))
     yield a.name == b.name, f"last checkpoint: {a.name} and {b.name}"
     left, right = tensors(a), tensors(b)
     wrong = sorted(

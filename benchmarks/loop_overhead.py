@@ -114,13 +114,13 @@ class Turns(Callback):
 
 def loop_of(run_dir: Path) -> Loop:
     try:
-        from forge.training.build import build
+        from forge.training.build import build_loop
         from forge.training.build_session import build_session
     except ImportError:  # a checkout from before there were sessions
         from forge.training import assemble  # type: ignore[attr-defined]
 
         return assemble.assemble(run_dir).loop
-    return build(build_session(run_dir))
+    return build_loop(build_session(run_dir))
 
 
 def measure(overrides: str, steps: int) -> None:

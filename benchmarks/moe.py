@@ -38,7 +38,17 @@ from moe_layers import (
 )
 from torch import Tensor, nn
 
-from forge.models.dispatch import Order, Room, capacity, empty, fill, order, rearrange, room, spread
+from forge.models.dispatch import (
+    Order,
+    Room,
+    assign_rows,
+    capacity,
+    empty,
+    fill_rows,
+    rearrange,
+    sort_assignments,
+    spread_tokens,
+)
 from forge.models.moe import MoE
 from forge.models.routing_losses import balance_loss, entropy
 
@@ -197,19 +207,19 @@ def pieces(layer: MoE, x: Tensor, y_grad: Tensor) -> dict[str, Work]:
 def places(layer: MoE, chosen: Tensor, sequences: int) -> tuple[Order, Room | None]:
     """chosen: [tokens, top_k] -> the sorted order, and the rows of a capacity."""
     section = layer.section
-    found = order(chosen, section.num_experts, sequences, per_sequence=True)
+    found = sort_assignments(chosen, section.num_experts, sequences, per_sequence=True)
     if not section.capacity_factor:
         return found, None
     size = capacity(
         section.capacity_factor, len(chosen) // sequences, section.top_k, section.num_experts
     )
-    return found, room(found, size, torch.full_like(found.counts, size))
+    return found, assign_rows(found, size, torch.full_like(found.counts, size))
 
 
 def there(x: Tensor, found: Order, rows: Room | None) -> Tensor:
     """x: [tokens, dim] -> what the experts get, [n, dim]."""
-    sent = spread(x, found)
-    return sent if rows is None else fill(sent, rows)
+    sent = spread_tokens(x, found)
+    return sent if rows is None else fill_rows(sent, rows)
 
 
 def run(layer: MoE, x: Tensor, found: Order, rows: Room | None) -> Tensor:

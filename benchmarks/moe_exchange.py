@@ -16,7 +16,7 @@ from moe_layers import WARM_UP, Case, Work, experts, forward_backward, inputs, t
 
 from forge.config.model.decoder import Decoder
 from forge.config.parallel import Parallel
-from forge.models.dispatch import capacity, order
+from forge.models.dispatch import capacity, sort_assignments
 from forge.models.moe import MoE
 from forge.parallel.collectives import exchange, exchange_counts, exchange_rows
 from forge.parallel.expert import spread_experts
@@ -125,7 +125,9 @@ def exchanges(layer: MoE, x: torch.Tensor, group: dist.ProcessGroup) -> tuple[Wo
 
         return equal, 4 * there.nbytes // RANKS
 
-    counts = order(routed.experts, section.num_experts, len(x), per_sequence=False).counts[0]
+    counts = sort_assignments(
+        routed.experts, section.num_experts, len(x), per_sequence=False
+    ).counts[0]
     come = exchange_counts(counts, group)
     send, receive = (each.unflatten(0, (RANKS, -1)).sum(1).tolist() for each in (counts, come))
     there, back = x.new_ones(sum(send), x.shape[2]), x.new_ones(sum(receive), x.shape[2])

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     commands = verbs.verbs()
     if name in ("-h", "--help", "help"):
-        return cli.show(verbs.page(commands))
+        return cli.print_text(verbs.overview(commands))
     if name == "--version":
         name, words = "train", ["--version"]
     if name not in commands:

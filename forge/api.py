@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from forge.models.rope import Rotation
     from forge.objectives.losses import Losses
     from forge.objectives.next_token import NextToken
-    from forge.objectives.objective import LookedAhead, Objective
-    from forge.objectives.objective import read as hidden_of
+    from forge.objectives.objective import LookedAhead, Objective, hidden_of
     from forge.optim.distributed_matrices import WholeMatrices
     from forge.parallel.mesh import Mesh
     from forge.parallel.modules import mix_in_each
@@ -148,7 +147,7 @@ Losses              objectives.losses
 NextToken           objectives.next_token
 LookedAhead         objectives.objective
 Objective           objectives.objective
-hidden_of           objectives.objective read
+hidden_of           objectives.objective
 WholeMatrices       optim.distributed_matrices
 Mesh                parallel.mesh
 mix_in_each         parallel.modules

@@ -27,7 +27,7 @@ from forge.planning.memory import memory_by_part
 from forge.planning.world import check_startable
 from forge.resolve.resolve import Resolution
 from forge.rundir import directory, files, identity, outcome, provenance
-from forge.rundir.provenance import typed
+from forge.rundir.provenance import typed_command
 
 FILE = "bench.json"
 BEHIND = ("eval=off", "checkpoint=off", "data=synthetic")
@@ -74,15 +74,15 @@ def _main(options: argparse.Namespace) -> int:
             points.append((label, resolution))
         for label, resolution in points:
             print(f"{label} ...", flush=True)
-            rows.append({"config": label} | measure(resolution))
-            print("\n".join(text(rows[-1])), end="\n\n", flush=True)
+            rows.append({"config": label} | _measure(resolution))
+            print("\n".join(_text(rows[-1])), end="\n\n", flush=True)
     facts = provenance.facts()
     if options.json:
         files.write_json(options.json, {"facts": facts, "rows": rows})
     if options.markdown:
-        files.write_text(options.markdown, markdown(rows, facts))
+        files.write_text(options.markdown, _markdown(rows, facts))
     if len(rows) > 1:
-        print("\n".join(cli.lines_of([COLUMNS, *(cells(row) for row in rows)])))
+        print("\n".join(cli.aligned_lines([COLUMNS, *(cells(row) for row in rows)])))
     return int(any("error" in row for row in rows))
 
 
@@ -94,7 +94,7 @@ def _points(options: argparse.Namespace) -> Iterator[tuple[str, Sequence[str]]]:
         return
     from forge.launch.sweep import sweep
 
-    yield from sweep.configs(words, options.config_dir)
+    yield from sweep.point_overrides(words, options.config_dir)
 
 
 def _with_defaults(options: argparse.Namespace) -> list[str]:
@@ -111,7 +111,7 @@ def _with_defaults(options: argparse.Namespace) -> list[str]:
     return [*defaults, *options.overrides, *ALWAYS, *steps, bench]
 
 
-def measure(resolution: Resolution) -> dict[str, Any]:
+def _measure(resolution: Resolution) -> dict[str, Any]:
     """Train in the run's directory and return the measurement, or the failure."""
     config = resolution.config
     row = {"hash": identity.hash_of(config), "estimate_bytes": memory_by_part(config)}
@@ -119,7 +119,7 @@ def measure(resolution: Resolution) -> dict[str, Any]:
     if model is not None:
         row["parameters"] = model.num_params_estimate
         row["flops_a_token"] = flops_per_token(config)
-    run_dir, _ = directory.prepare(resolution, overrides=())
+    run_dir, _ = directory.prepare_directory(resolution, overrides=())
     if code := processes.start(run_dir, resolution.world.size, trust=config.run.trust):
         failure = outcome.failure(run_dir) or {}
         return row | {"error": failure.get("message") or f"a rank ended with exit code {code}"}
@@ -164,7 +164,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def text(row: dict[str, Any]) -> list[str]:
+def _text(row: dict[str, Any]) -> list[str]:
     """Lines of a measurement."""
     if "error" in row:
         return [f"  failed: {row['error']}"]
@@ -194,10 +194,15 @@ def _bytes(name: str, number: int) -> str:
     return str(number) if name == "allocation retries" else byte_size(number)
 
 
-def markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> str:
+def _markdown(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> str:
     """The table as a page, with the facts needed to repeat the measurement."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    lines = [f"    {typed(facts['argv'])}", "", f"Python {facts['python']}, {versions}.", ""]
+    lines = [
+        f"    {typed_command(facts['argv'])}",
+        "",
+        f"Python {facts['python']}, {versions}.",
+        "",
+    ]
     lines += [_line(COLUMNS), _line(["---"] + ["---:"] * (len(COLUMNS) - 1))]
     lines += [_line(cells(row)) for row in rows]
     holds = dict.fromkeys(row["peak_holds"] for row in rows if "peak_holds" in row)

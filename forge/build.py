@@ -19,9 +19,9 @@ from forge.config.targets.own import ARGS, PARTIAL, SECTION, TARGET, Own
 from forge.config.targets.target import (
     OF_TORCH,
     OF_USER,
+    group_of_path,
     inner_faults,
     of_torch,
-    place_of,
     target_fault,
     trusted,
 )
@@ -66,7 +66,7 @@ def bind(
     by_key = isinstance(section, Mapping | Own)
     name = section[TARGET] if isinstance(section, Mapping) else section._target_
     target, key = locate(name, path=path, trust=trust), f"{path}.{TARGET}={name}"
-    parameters = parameters_of(target)
+    parameters = target_parameters(target)
     fields = _keywords(section, parameters)
     for inner, value in fields.items():
         if isinstance(value, Section) and (part := getattr(value, TARGET, "")):
@@ -140,7 +140,7 @@ def _made(value: Any, given: Mapping[str, Any], **more: Any) -> Any:
     call = _imported(target)[0] if isinstance(target, str) else target
     if isinstance(target, str):
         taken = {*arguments, *_by_place(call, args)}
-        missing = {name for name in parameters_of(call) if name not in taken}
+        missing = {name for name in target_parameters(call) if name not in taken}
         arguments |= {name: item for name, item in given.items() if name in missing}
     if arguments.pop(PARTIAL, False):
         return partial(call, *args, **arguments)
@@ -149,7 +149,7 @@ def _made(value: Any, given: Mapping[str, Any], **more: Any) -> Any:
 
 def _by_place(target: Target, args: Sequence[Any]) -> list[str]:
     """Names of the parameters filled by positional arguments."""
-    parameters = parameters_of(target).values()
+    parameters = target_parameters(target).values()
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return names[: len(args)]
 
@@ -164,19 +164,21 @@ def _inner_problems(value: Any, path: str, given: Mapping[str, Any]) -> Iterator
         if isinstance(item, dict) and TARGET in item:
             inner, key = item[TARGET], f"{item_path}.{TARGET}={item[TARGET]}"
             target, fault = _imported(inner)
-            slot = place_of(path.partition(".")[0])
+            slot = group_of_path(path.partition(".")[0])
             if fault is None and of_torch(inner, slot):
                 fault = _kind_fault(target, inner, slot, ours=True)
             if fault is not None:
                 yield Problem(key, *fault, rule="target")
                 continue
             keywords = {option: argument for option, argument in item.items() if option != TARGET}
-            offered = {n: argument for n, argument in given.items() if n in parameters_of(target)}
+            offered = {
+                n: argument for n, argument in given.items() if n in target_parameters(target)
+            }
             yield from _entry_problems(target, key, item_path, keywords, offered, inner=True)
         yield from _inner_problems(item, item_path, given)
 
 
-def make(part: Section, section: Section) -> Any:
+def build_part(part: Section, section: Section) -> Any:
     """Build the component of a section inside of `section`, called by the outer component; `build`
     has checked the inner target already.
     """
@@ -201,7 +203,7 @@ def _entry_problems(
     if fault := _args_fault(target, args, {*keywords, *runtime}):
         return [Problem(f"{path}.{ARGS}", f"{label} {fault}.", "give them by name", rule="target")]
     by_place = _by_place(target, args)
-    takes = [name for name in parameters_of(target) if name not in {*runtime, *by_place}]
+    takes = [name for name in target_parameters(target) if name not in {*runtime, *by_place}]
     for name in sorted(keywords):
         option = f"{path}.{name}"
         if name in runtime and not inner:
@@ -245,7 +247,7 @@ def locate(name: str, *, path: str, trust: Sequence[str] = ()) -> Target:
 
     Raises ConfigError when the target is not admitted at `path`, missing, or of the wrong kind.
     """
-    slot, attribute = place_of(path), None
+    slot, attribute = group_of_path(path), None
     fault = target_fault(name, slot, trust)
     if fault is None:
         attribute, fault = _imported(name)
@@ -264,7 +266,7 @@ def _imported(name: str) -> tuple[Any, tuple[str, str] | None]:
     except AttributeError as error:
         return None, (f"{name} cannot be imported: {error}.", "check the path")
     except Exception as error:  # a package of the user's may raise anything
-        return None, packages.explain(module, error)
+        return None, packages.explain_import(module, error)
     if not callable(value):
         return None, (f"{name} is not a class or function.", "check the path")
     return value, None
@@ -294,7 +296,7 @@ def section_taken(target: Target) -> tuple[str, type[Section]] | None:
         hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
     except (ValueError, TypeError, NameError):
         return None
-    for name in parameters_of(target):
+    for name in target_parameters(target):
         hint = hints.get(name)
         if isinstance(hint, type) and issubclass(hint, Section):
             return name, hint
@@ -310,7 +312,7 @@ def signature_fault(target: Target, names: set[str]) -> str | None:
     return f"{_label(target)} also needs {', '.join(missing)}." if missing else None
 
 
-def parameters_of(target: Target) -> Mapping[str, inspect.Parameter]:
+def target_parameters(target: Target) -> Mapping[str, inspect.Parameter]:
     """Parameters of a target; an empty mapping without a readable signature."""
     return _signature(target) or {}
 
@@ -337,7 +339,7 @@ def _takes(target: Target, name: str) -> bool:
 def _missing(target: Target, names: set[str]) -> list[str]:
     return sorted(
         name
-        for name, p in parameters_of(target).items()
+        for name, p in target_parameters(target).items()
         if p.default is p.empty
         and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         and name not in names

@@ -28,13 +28,13 @@ from forge.launch.sweep.state import (
     QUEUED,
     RUNNING,
     Survey,
-    job_of,
+    last_job,
     process_of,
     survey,
 )
 from forge.rundir import untrusted
 from forge.rundir.lock import held_by, in_use
-from forge.status import named, parser, points_of
+from forge.status import named_points, points_of, points_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     about = "End points of a sweep, or all of it, or a run. What runs saves first, and goes on "
     about += "with the same command again."
-    arguments = parser("forge.cancel", about, "of points; none = all that are not done")
+    arguments = points_parser("forge.cancel", about, "of points; none = all that are not done")
     options = cli.parse(arguments, argv)
-    return cli.refuse(lambda: cancel(*named(options, "forge.cancel")))
+    return cli.refuse(lambda: cancel(*named_points(options, "forge.cancel")))
 
 
 def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
@@ -57,7 +57,7 @@ def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
     ended = (DONE, FAILED, CANCELLED)
     active = [point for point in points if findings.states[point.number] not in ended]
     if not active:
-        states = messages.counted([findings.states[point.number] for point in points])
+        states = messages.count_states([findings.states[point.number] for point in points])
         print(f"there is nothing left to cancel: {states}")
         return 0
     reached = True
@@ -67,7 +67,7 @@ def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
             sweep.note("cancelled", point.number)
         reached = bool(numbers) or _end_command(sweep)
     queued = [point for point in active if point.number in findings.jobs]
-    queue.cancel([job for point in queued if (job := job_of(point)) is not None])
+    queue.cancel_jobs([job for point in queued if (job := last_job(point)) is not None])
     for point in active:
         message, ends = _end(point, findings)
         reached = reached and ends
@@ -93,7 +93,7 @@ def _end_command(sweep: SweepDirectory) -> bool:
 def _end(point: Point, found: Survey) -> tuple[str, bool]:
     state, job = found.states[point.number], found.jobs.get(point.number)
     if state in (RUNNING, QUEUED) and job is not None:
-        return f"job {job_of(point)}, which was {job}", True
+        return f"job {last_job(point)}, which was {job}", True
     if state != RUNNING:
         return f"it was {state}", True
     pid, host = process_of(point) or (0, "")

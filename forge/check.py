@@ -62,11 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             cli.enter(options)
             if options.multirun:
                 return _points(options.overrides, options.config_dir)
-            composition, resolution = cli.alone(options.overrides, options.config_dir)
+            composition, resolution = cli.resolve_single_run(options.overrides, options.config_dir)
         except ConfigError as error:
             print(cli.printable(refused(error)), flush=True)
             raise
-        code, line = verdict(resolution)
+        code, line = _verdict(resolution)
         print(f"{line}\n\n{report(composition, resolution)}")
         return code
 
@@ -80,7 +80,7 @@ def refused(error: ConfigError) -> str:
     return f"cannot run here: {text}"
 
 
-def verdict(resolution: Resolution) -> tuple[int, str]:
+def _verdict(resolution: Resolution) -> tuple[int, str]:
     """The exit code, and a line of the verdict: whether the run fits, the devices, the memory."""
     config, world = resolution.config, resolution.world
     warned = {warning.rule: warning.what for warning in resolution.warnings}
@@ -108,8 +108,8 @@ def _points(overrides: Sequence[str], config_dirs: Sequence[str]) -> int:
     """Print the verdict on a sweep, and on each point."""
     from forge.launch.sweep import messages, sweep
 
-    planned = sweep.planned(overrides, config_dirs)
-    verdicts = [verdict(point.resolution) for point in planned]
+    planned = sweep.plan_points(overrides, config_dirs)
+    verdicts = [_verdict(point.resolution) for point in planned]
     code = max(code for code, _ in verdicts)
     wrong = sum(code > 0 for code, _ in verdicts)
     is_search = isinstance(planned[0].resolution.config.sweeper, Optuna)
@@ -117,7 +117,7 @@ def _points(overrides: Sequence[str], config_dirs: Sequence[str]) -> int:
     print(f"does not fit: {wrong} of {count}" if code else f"fits: {count}")
     for number, (point, (_, line)) in enumerate(zip(planned, verdicts, strict=True)):
         print(f"  #{number:03d} {point.combination.label or 'as it is'}   {line}")
-    messages.warn(point.resolution for point in planned)
+    messages.print_warnings(point.resolution for point in planned)
     return code
 
 
@@ -130,7 +130,7 @@ def report(composition: Composition, resolution: Resolution) -> str:
     if host := host_bytes(config):
         each_device.append(("in host memory", byte_size(host)))
     devices = f"from {world.source} ({world.devices.source})"
-    name = directory.readable(config.run.name or config.preset)
+    name = directory.directory_name(config.run.name or config.preset)
     where = [
         ("world", f"{ranks_of(world.size)} on {world.device}, {devices}"),
         ("directory", config.run.dir or f"{config.run.root}/<date>_{name}_<id>"),

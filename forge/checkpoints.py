@@ -21,10 +21,10 @@ from forge.rundir.checkpoints import (
     CheckpointError,
     Saved,
     best_of,
-    listed,
+    list_checkpoints,
     saved_folder,
 )
-from forge.rundir.tensor_sums import damage
+from forge.rundir.tensor_sums import tensor_damage
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,15 +38,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--verify", action="store_true", help=verify)
     options = parser.parse_args(argv)
     try:
-        rows = describe(options.run, verify=options.verify)
+        rows = describe_checkpoints(options.run, verify=options.verify)
     except CheckpointError as error:
         print(printable(str(error)), file=sys.stderr)
         return 2
-    print(json.dumps(rows, indent=1) if options.json else printable(table(options.run, rows)))
+    print(
+        json.dumps(rows, indent=1)
+        if options.json
+        else printable(checkpoint_table(options.run, rows))
+    )
     return 1 if options.verify and any(row["fault"] for row in rows) else 0
 
 
-def describe(run_dir: Path, *, verify: bool = False) -> list[dict[str, Any]]:
+def describe_checkpoints(run_dir: Path, *, verify: bool = False) -> list[dict[str, Any]]:
     """step, time, reason, bytes, metrics, best_by, best, weights_only, fault (null for a usable
     checkpoint) and verified of every checkpoint. verify: read the tensors too.
 
@@ -58,12 +62,12 @@ def describe(run_dir: Path, *, verify: bool = False) -> list[dict[str, Any]]:
         identity = directory.run_id(run_dir)
     except ValueError as error:
         raise CheckpointError(str(error)) from None
-    checkpoints = listed(saved_folder(run_dir))
+    checkpoints = list_checkpoints(saved_folder(run_dir))
     best = best_of(checkpoints)
     return [_row(saved, identity, best=saved == best, verify=verify) for saved in checkpoints]
 
 
-def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
+def checkpoint_table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
     if not rows:
         return f"{run_dir} has no checkpoints"
     heads = ("step", "saved at", "because of", "size", "evaluation", "")
@@ -74,7 +78,7 @@ def table(run_dir: Path, rows: Sequence[dict[str, Any]]) -> str:
 def _row(saved: Saved, run_id: str, *, best: bool, verify: bool) -> dict[str, Any]:
     meta, fault = saved.meta, saved.fault(run_id)
     if verify and fault is None:
-        text = damage(saved.path / WEIGHTS)
+        text = tensor_damage(saved.path / WEIGHTS)
         fault = text and text.replace(f"{saved.path}/", "")
     return {
         "step": saved.step,

@@ -35,7 +35,7 @@ SHOWN = 20  # runs of a long list, beside the last line with the sum
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Remove runs; 0 once removed, or kept on request; 1 for a run left, 2 without an answer."""
-    arguments = filters.parser("forge.clean", ABOUT)
+    arguments = filters.runs_parser("forge.clean", ABOUT)
     add = arguments.add_argument
     add("--failed", action="store_true", help="that failed")
     age = f"that wrote nothing for so long: 7d, 12h ({', '.join(SPANS)})"
@@ -54,7 +54,7 @@ def _main(options: argparse.Namespace) -> int:
     if not any((*conditions, options.tag)):
         hint = "for example --failed, or --older-than 7d; all of them: --older-than 0s"
         raise refusal("forge.clean", "which runs? Nothing says so.", hint, COMMAND_LINE)
-    runs, silent = filters.chosen(options)
+    runs, silent = filters.selected_runs(options)
     if silent:
         message = f"{silent} A run whose job waits could be among these runs."
         raise refusal("forge.clean", message, "try again where Slurm answers")
@@ -73,14 +73,14 @@ def _main(options: argparse.Namespace) -> int:
     if not runs:
         print("no run to remove")
         return 0
-    print(cli.printable(table(runs)))
+    print(cli.printable(_table(runs)))
     if not options.yes and not _agreed(len(runs)):
         print("nothing was removed")
         return 0
     return _remove_all(runs)
 
 
-def table(found: Sequence[Entry]) -> str:
+def _table(found: Sequence[Entry]) -> str:
     """A table of the largest runs, and the sum of all runs."""
     cells = [["run", "state", "step", "age", "size", "tags"]]
     for entry in found[:SHOWN]:
@@ -89,8 +89,8 @@ def table(found: Sequence[Entry]) -> str:
         size = byte_size(entry.extent.size)
         cells.append([entry.name, entry.run.state, step, age, size, tags])
     smaller = len(found) - SHOWN
-    lines = cli.lines_of(cells) + ([f"and {smaller:,} smaller ones"] if smaller > 0 else [])
-    states = messages.counted([entry.run.state for entry in found], "run")
+    lines = cli.aligned_lines(cells) + ([f"and {smaller:,} smaller ones"] if smaller > 0 else [])
+    states = messages.count_states([entry.run.state for entry in found], "run")
     return "\n".join([*lines, "", f"{states}; {byte_size(_size(found))}"])
 
 

@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
         """The examples in the docstring of the verb."""
         from forge import verbs  # imported late: needed by help texts alone
 
-        verb = verbs.find(self.verb)
+        verb = verbs.find_verb(self.verb)
         return "\n".join(["examples:", *(f"  {line}" for line in (verb.examples if verb else ()))])
 
 
@@ -106,7 +106,7 @@ def parse(arguments: argparse.ArgumentParser, argv: Sequence[str] | None) -> arg
     return options
 
 
-def place(name: str, text: str) -> Path:
+def local_path(name: str, text: str) -> Path:
     """A local file or folder named on the command line. Raises ConfigError."""
     if fault := address_fault("", text):
         message, hint = fault
@@ -139,7 +139,7 @@ def resolved(
     return composition, resolution
 
 
-def alone(
+def resolve_single_run(
     overrides: Sequence[str], config_dirs: Sequence[str] = ()
 ) -> tuple[Composition, Resolution]:
     """`resolved` for a typed single run, with a warning where the run's files have values of a
@@ -213,19 +213,21 @@ def _check_directory() -> None:
 
 def help(command: str, arguments: Parser, options: argparse.Namespace) -> int:
     """Print the help of a composing verb, or of the groups among the verb's words."""
-    from forge.compose.help import page
+    from forge.compose.help import help_page
 
     words, folders = where_trusted(options.overrides), options.config_dir
     return refuse(
-        lambda: print(page(command, arguments, words, folders, examples=arguments.examples())) or 0
+        lambda: (
+            print(help_page(command, arguments, words, folders, examples=arguments.examples())) or 0
+        )
     )
 
 
-def show(text: str) -> int:
+def print_text(text: str) -> int:
     return refuse(lambda: print(text) or 0)
 
 
-def lines_of(cells: Sequence[Sequence[str]]) -> list[str]:
+def aligned_lines(cells: Sequence[Sequence[str]]) -> list[str]:
     """Aligned lines of cells without empty columns, cut with an ellipsis at the terminal's end."""
     filled = [i for i in range(len(cells[0])) if i == 0 or any(line[i] for line in cells[1:])]
     lines = aligned([[line[i] for i in filled] for line in cells])

@@ -22,7 +22,7 @@ from forge import cli
 from forge.config.numbers import aligned, compact, percent
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean, refusal
 from forge.report.grouping import differing
-from forge.report.inventory import Entry, entries
+from forge.report.inventory import Entry, find_runs
 from forge.rundir.saved_config import is_run
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(options: argparse.Namespace) -> int:
     _check(options.runs)
-    shown = [entry for path in options.runs for entry in entries([path])[0]]
+    shown = [entry for path in options.runs for entry in find_runs([path])[0]]
     runs = [entry.run for entry in shown]
     metrics = _metrics(runs, options.metric)
     if options.json:
-        print(cli.printable(json.dumps(content(shown, metrics, options.over), indent=1)))
+        print(cli.printable(json.dumps(_json_content(shown, metrics, options.over), indent=1)))
         return 0
     names = dict(zip(LETTERS, runs, strict=False))
     lines = [f"{letter} = {e.name}" for letter, e in zip(LETTERS, shown, strict=False)]
@@ -77,7 +77,7 @@ def _main(options: argparse.Namespace) -> int:
     return 0
 
 
-def content(found: Sequence[Entry], metrics: Sequence[str], over: str) -> dict[str, Any]:
+def _json_content(found: Sequence[Entry], metrics: Sequence[str], over: str) -> dict[str, Any]:
     from forge.report.pairing import pair
 
     first, *later = (entry.run for entry in found)
@@ -145,7 +145,7 @@ def _config(names: dict[str, Run]) -> list[str]:
     if not keys:
         return ["Their configs are the same.", ""]
     rows = [[key, *(options.get(key, "none") for options in texts)] for key in keys]
-    return [*cli.lines_of([["config", *names], *rows]), ""]
+    return [*cli.aligned_lines([["config", *names], *rows]), ""]
 
 
 def _curves(names: dict[str, Run], metric: str, over: str) -> list[str]:
@@ -177,7 +177,7 @@ def _differences(
     if len(cells) == 1:
         return [f"{first} and {second} have no {over} in common.", ""]
     note = NOTE.format(first=first, second=second)
-    return [*cli.lines_of(cells), "", *textwrap.wrap(note, WIDTH), ""]
+    return [*cli.aligned_lines(cells), "", *textwrap.wrap(note, WIDTH), ""]
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("--query", metavar="LINE", help=query)
     options = arguments.parse_args(argv)
     if options.query is not None:
-        return cli.show("\n".join(query_line(options.query)))
+        return cli.print_text("\n".join(query_line(options.query)))
     return cli.refuse(lambda: print(code_for(options.shell)) or 0)
 
 
@@ -78,11 +78,11 @@ def query_line(line: str) -> list[str]:
     is_path = usage[:1] in (["RUN"], ["OUT"]) and not earlier
     if is_path or "[overrides]" not in usage:
         return []
-    from forge.compose.candidates import candidates
+    from forge.compose.candidates import completions
     from forge.compose.trust import where_trusted
 
     folders = [value for flag, value in pairwise(earlier) if flag in FOLDER_FLAGS]
-    return candidates(word, where_trusted(earlier), folders)
+    return completions(word, where_trusted(earlier), folders)
 
 
 def _flags(module: str) -> list[str]:

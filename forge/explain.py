@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from forge import cli
 from forge.compose.composition import Composition, compose
-from forge.compose.tree import declared
+from forge.compose.tree import find_declaration
 from forge.compose.trust import in_project
 from forge.compose.unknown import Keys
 from forge.config.bounds import describe_bounds
@@ -89,7 +89,7 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
 
 def _metadata(key: str, composition: Composition) -> Mapping[str, Any] | None:
     """The metadata of an option; for a section without a schema, of its target's parameter."""
-    option = declared(composition.tree, key)
+    option = find_declaration(composition.tree, key)
     if option is not None and not option.metadata and not key.endswith("_target_"):
         target = OmegaConf.select(composition.tree, f"{key.partition('.')[0]}._target_")
         return {"help": f"a parameter of {target}"}

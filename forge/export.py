@@ -76,7 +76,7 @@ def _export(options: argparse.Namespace) -> str:
     if options.merge and options.format == "peft":
         raise ValueError("--merge: PEFT keeps adapters apart; --format hf, or leave it out")
     path = checkpoint_path(options)
-    return checkpoints.read_whole(path, partial(_folder if is_folder else _file, options))
+    return checkpoints.read_checkpoint(path, partial(_folder if is_folder else _file, options))
 
 
 def _file(options: argparse.Namespace, saved: checkpoints.Saved) -> str:
@@ -141,7 +141,7 @@ def _config_of(options: argparse.Namespace, saved: checkpoints.Saved) -> Config:
     from forge.training.checkpoints import restore
 
     path = options.run / checkpoints.BEST if options.best else options.run
-    config = restore.config_of(saved.path, trust=for_run(path, options.trust))
+    config = restore.read_checkpoint_config(saved.path, trust=for_run(path, options.trust))
     has, apart = config.adapter.active, options.format == "peft"
     if has and not (options.merge or apart):
         message = f"{path} has adapters beside weights that stay as they are"

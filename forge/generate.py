@@ -94,7 +94,7 @@ def checkpoint_path(options: argparse.Namespace) -> Path:
     torch, of several seconds.
     """
     path = options.run / checkpoints.BEST if options.best else options.run
-    checkpoints.find(path)
+    checkpoints.find_checkpoint(path)
     return path
 
 
@@ -111,7 +111,7 @@ def _generate(options: argparse.Namespace) -> int:
     writer_options = {name: getattr(options, name) for name in WRITING}
     if options.parallel is not None:
         read = partial(_on_ranks, trust, options.parallel, prompts, out, writer_options)
-        return checkpoints.read_whole(path, read)
+        return checkpoints.read_checkpoint(path, read)
     from forge.training.checkpoints.restore import load_run
     from forge.training.writing import Writer
 
@@ -155,11 +155,11 @@ def _on_ranks(
         message = "--parallel starts the ranks itself, on this machine; no torchrun or srun"
         raise ValueError(f"{found.source}={found.size}: {message}")
     checkpoint_dir = saved.path.resolve()
-    config = reading_config(saved_config.load(checkpoint_dir / CONFIG, trust=trust), layout)
+    config = reading_config(saved_config.load_config(checkpoint_dir / CONFIG, trust=trust), layout)
     request = {"path": str(checkpoint_dir), "prompts": prompts, "out": out and str(out), "how": how}
     with tempfile.TemporaryDirectory(prefix="forge_generate_") as name:
         folder = Path(name)
-        saved_config.save(config, folder / CONFIG)
+        saved_config.save_config(config, folder / CONFIG)
         write_json(folder / REQUEST, request)
         ranks, module = config.run.num_processes or 1, "forge.generate_worker"
         code = processes.start(folder, ranks, module=module, trust=trust)

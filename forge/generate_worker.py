@@ -16,7 +16,7 @@ from forge.launch.local.child import die_with_parent, end_on_interrupt, leave
 from forge.rundir.checkpoints import Damaged
 from forge.rundir.files import read_json, write_json
 from forge.rundir.outcome import PATIENCE, failure, rank, report_failure
-from forge.rundir.saved_config import CONFIG, load
+from forge.rundir.saved_config import CONFIG, load_config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,16 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(folder: Path, trust: Sequence[str]) -> None:
-    from forge.parallel.ranks import join
+    from forge.parallel.ranks import join_ranks
     from forge.training.models import load_on_ranks
     from forge.training.process import set_up
     from forge.training.writing import Writer
 
     # Torch warns of tensors gathered with two collectives, harmless in this verb.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    config, request = load(folder / CONFIG, trust=trust), read_json(folder / REQUEST)
+    config, request = load_config(folder / CONFIG, trust=trust), read_json(folder / REQUEST)
     device = set_up(config)
-    ranks = join(config, device)
+    ranks = join_ranks(config, device)
     trained = load_on_ranks(Path(request["path"]), config, ranks, device)
     agree = ranks.copy_from_main
     writer = Writer(trained.model, trained.tokenizer, device, agree=agree, **request["how"])

@@ -16,7 +16,7 @@ from forge import cli
 from forge.compose.trust import in_project
 from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
 from forge.families import folder as folders
-from forge.families.download import fetched, is_id
+from forge.families.download import fetch_model, is_id
 from forge.families.shards import FolderError
 
 DESCRIPTION = "Make a run of the weights, the tokenizer and the chat template of a folder."
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             hint = "python -m forge.import my/folder runs/mine"
             raise refusal("FOLDER OUT", message, hint, COMMAND_LINE)
         try:
-            print(_import(positional[0], cli.place("RUN", positional[1]), typed, options))
+            print(_import(positional[0], cli.local_path("RUN", positional[1]), typed, options))
         except FolderError as error:
             raise refusal(positional[0], error.what, error.fix, COMMAND_LINE) from None
         except (ValueError, OSError) as error:
@@ -58,7 +58,7 @@ def _import(place: str, out: Path, typed: Sequence[str], options) -> str:
         message = f"{out} exists, and a run is made in a new directory."
         raise refusal("OUT", message, "another OUT", COMMAND_LINE)
     folder = _folder(place, options.revision)
-    longest = folders.read(folder).section.max_seq_len
+    longest = folders.read_folder(folder).section.max_seq_len
     overrides = [
         "model=hf",
         f"model.path={quoted(str(folder))}",
@@ -80,14 +80,14 @@ def _import(place: str, out: Path, typed: Sequence[str], options) -> str:
     path = import_folder(
         folder, config, tokenizer, run_dir / config.checkpoint.dir, directory.run_id(run_dir)
     )
-    return f"{path}: {folders.read(folder).family.architecture} from {folder}"
+    return f"{path}: {folders.read_folder(folder).family.architecture} from {folder}"
 
 
 def _folder(place: str, revision: str) -> Path:
     """A local folder as an absolute path, or the folder of a model id, fetched once."""
     if not is_id(place):
         return Path(place).expanduser().absolute()
-    folder, fault = fetched(place, revision)
+    folder, fault = fetch_model(place, revision)
     if fault:
         message = f"there is no folder {place}, and as the id of a model: {fault}."
         raise refusal(place, message, "check it, or give a folder on this machine", COMMAND_LINE)

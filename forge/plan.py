@@ -30,7 +30,7 @@ from forge.planning.time import StepTime, device_of
 from forge.planning.traffic import Rank
 from forge.planning.world import World, ranks_of, ranks_per_node
 from forge.resolve.resolve import resolve, worked_out
-from forge.resolve.search import Layout, layouts, why_not
+from forge.resolve.search import Layout, largest_loss, layouts
 
 DESCRIPTION = "Days to train a model on machines that are not here; layouts, memory and time."
 BEHIND = ("eval=off", "checkpoint=off", "data=synthetic", "tokenizer=bytes", "train=long")
@@ -92,7 +92,7 @@ def _main(options: argparse.Namespace) -> int:
     best = plans[0]
     if best.fits:
         resolve(_as_given(best.config))  # raises for faults found by the other rules
-    print(report(config, world, plans, options.tokens))
+    print(_report(config, world, plans, options.tokens))
     if options.dry_run and best.fits:
         text, right = report_dry_run(best.config)
         print(f"\n{text}")
@@ -161,7 +161,7 @@ def _as_given(config: Config) -> Config:
     return result
 
 
-def report(config: Config, world: World, found: Sequence[Layout], tokens: float) -> str:
+def _report(config: Config, world: World, found: Sequence[Layout], tokens: float) -> str:
     """The plan, in lines."""
     best, node = found[0], ranks_per_node(world)
     train, plan = best.config.train, config.plan
@@ -231,11 +231,11 @@ def _table(fitting: Sequence[Layout], config: Config, node: int) -> list[str]:
         [*shown, *slower[: SHOWN - len(shown)]], key=lambda layout: layout.seconds
     ):
         assert layout.time is not None
-        why = why_not(layout, fitting[0], device, node) if layout is not fitting[0] else ""
+        why = largest_loss(layout, fitting[0], device, node) if layout is not fitting[0] else ""
         speed = f"{layout.time.tokens_per_second:,.0f}"
         step, mfu = duration(layout.seconds), f"{layout.time.mfu:.1%}"
         rows.append((str(len(rows)), layout.name, step, speed, mfu, byte_size(layout.needed), why))
-    return ["the best layouts", *(f"  {line}" for line in cli.lines_of(rows))]
+    return ["the best layouts", *(f"  {line}" for line in cli.aligned_lines(rows))]
 
 
 def _by_degrees(fitting: Sequence[Layout]) -> list[Layout]:
@@ -251,7 +251,7 @@ def _losers(found: Sequence[Layout], config: Config, node: int) -> list[str]:
     device, groups = device_of(config), defaultdict(list)
     degrees = {tuple(layout.config.parallel.degrees().values()) for layout in found}
     for layout in _by_degrees(found)[SHOWN:]:
-        groups[why_not(layout, found[0], device, node).partition(":")[0]].append(layout)
+        groups[largest_loss(layout, found[0], device, node).partition(":")[0]].append(layout)
     lines = [f"the others, of {counted(len(degrees), 'choice')} of degrees"]
     for reason, ones in sorted(groups.items(), key=lambda pair: -len(pair[1])):
         near = ones[0]
@@ -331,7 +331,7 @@ def _parameter_table(parameters: list[list[Any]]) -> list[str]:
     for name, shape, local_shape, cuts in parameters:
         if "blocks." not in name or f"blocks.{first}." in name:
             rows.append((name, str(shape), str(local_shape), cuts))
-    return [f"  {line}" for line in cli.lines_of(rows)]
+    return [f"  {line}" for line in cli.aligned_lines(rows)]
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def _verb(options: argparse.Namespace) -> int:
         message = f"one directory is made, and {counted(len(outputs), 'is', 'are')} named."
         hint = "python -m forge.prepare my/tokens data=text data.path=my.txt"
         raise refusal("OUT", message, hint, COMMAND_LINE)
-    out = cli.place("OUT", outputs[0]).expanduser().absolute()
+    out = cli.local_path("OUT", outputs[0]).expanduser().absolute()
     overrides = [word for word in options.overrides if word != outputs[0]]
     if options.processes < 1:
         raise refusal("--processes", "at least one process tokenises.", "--processes 1")
@@ -91,11 +91,11 @@ def _prepare(out: Path, overrides: Sequence[str], options: argparse.Namespace) -
 
 
 def _validate(out: Path) -> int:
-    from forge.data.preparing.soundness import damage
+    from forge.data.preparing.soundness import find_damage
     from forge.data.tokens.manifest import read_manifest
 
     meter = _Meter()
-    faults = damage(out, progress=meter)
+    faults = find_damage(out, progress=meter)
     meter.end()
     if faults:
         lines = [f"{out}: {counted(len(faults), 'fault')}", *(f"  {fault}" for fault in faults)]

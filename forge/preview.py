@@ -68,7 +68,7 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
     announce = cache(lambda stage: print(f"data: {stage}", file=sys.stderr))
     prepared = data.prepared_text(config, announce)
     data.check_vocabulary(config, prepared)
-    text = data.planned(config, prepared.train, prepared.tokenizer, announce)
+    text = data.plan_documents(config, prepared.train, prepared.tokenizer, announce)
     tokenizer, trust = prepared.tokenizer, config.run.trust
     arguments: Any = {"path": "objective", "trust": trust, "tokenizer": tokenizer, "models": {}}
     objective = build(config.objective, **arguments)

@@ -32,7 +32,7 @@ from forge.rundir.untrusted import (
     TRUST,
     code_overrides,
     environment_options,
-    key_of,
+    option_of,
     other_overrides,
     overrides_behind,
     reaching_out,
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def answer(rendezvous: Rendezvous | None) -> int:
         options = cli.parse(arguments, argv)
         if options.help:
-            return cli.show(arguments.format_help())
+            return cli.print_text(arguments.format_help())
         return cli.refuse(lambda: _main(options, rendezvous))
 
     return on_ranks(answer)
@@ -114,7 +114,7 @@ def _of_project(run_dir: Path, own: Sequence[str]) -> list[str]:
     """A run's own search path and trust, where a trusted project has both: the project of the run
     directory, of the search path, or of the working directory.
     """
-    words = [text for text in own if key_of(text) in (SEARCH, TRUST)]
+    words = [text for text in own if option_of(text) in (SEARCH, TRUST)]
     folders = [Path(entry) for text in words for entry in searched(text) if "://" not in entry]
     projects = allowing(words, (run_dir, *folders, Path.cwd())) if words else None
     if projects is None:
@@ -127,7 +127,7 @@ def _own(run_dir: Path) -> list[str]:
     try:
         return directory.own_overrides(run_dir)
     except (OSError, ValueError, TypeError) as error:
-        file = versions.place(run_dir, "overrides", max(saved_config.last_started(run_dir), 1))
+        file = versions.part_file(run_dir, "overrides", max(saved_config.last_started(run_dir), 1))
         hint = f"type the overrides of the run again, with run.dir={run_dir}"
         raise refusal(
             str(run_dir), f"{file} cannot be read: {error}.", hint, COMMAND_LINE

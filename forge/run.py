@@ -79,8 +79,8 @@ def ended(
     elif background and config.run.inline:
         raise _not_behind("run.inline=true keeps the run in this process.", "run.inline=false")
     elif background or (in_notebook() and not config.run.inline):
-        check(resolution)
-        run = _behind(make(resolution, overrides, config_dirs))
+        _print_warnings(resolution)
+        run = _behind(_make_run(resolution, overrides, config_dirs))
         return run if background else run.to_the_end()
     return _result(launch(resolution, overrides, config_dirs))
 
@@ -206,14 +206,14 @@ def launch(
     rendezvous: of ranks started by another launcher, with this process as the main rank.
     """
     config = resolution.config
-    check(resolution)
+    _print_warnings(resolution)
     job = rendezvous is None and is_job(config)
     if job:
         from forge.launch import jobs
 
         if (printed := jobs.check_run(resolution)) is not None:
-            return Ended(run_dir=Path(), code=cli.show(printed))
-    prepared = make(resolution, overrides, config_dirs, job=job)
+            return Ended(run_dir=Path(), code=cli.print_text(printed))
+    prepared = _make_run(resolution, overrides, config_dirs, job=job)
     run_dir = prepared.run_dir
     if job:
         from forge.launch import jobs
@@ -230,7 +230,7 @@ def launch(
     return prepared.end(code, rendezvous)
 
 
-def check(resolution: Resolution) -> None:
+def _print_warnings(resolution: Resolution) -> None:
     """Print the warnings. Raises ConfigError for a warning fatal to the run, and for absent
     machines.
     """
@@ -242,7 +242,7 @@ def check(resolution: Resolution) -> None:
         print(f"warning: {warning.what} ({warning.key}; -> {warning.fix})", file=sys.stderr)
 
 
-def make(
+def _make_run(
     resolution: Resolution,
     overrides: Sequence[str],
     config_dirs: Sequence[str] = (),
@@ -255,7 +255,7 @@ def make(
     config = resolution.config
     previous = directory.before(config)
     portable_overrides = portable(overrides, config_dirs, config)
-    run_dir, changes = directory.prepare(resolution, overrides=portable_overrides)
+    run_dir, changes = directory.prepare_directory(resolution, overrides=portable_overrides)
     # A fresh local run prints the command to resume only once it has begun.
     goes_on = job and config.checkpoint.enabled if previous.fresh else _can_go_on(run_dir, config)
     resume_note = f"   (goes on with: {directory.resume_command(run_dir)})" if goes_on else ""

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _tag(words[1:])
     if words[:1] == ["note"]:
         return _note(words[1:])
-    arguments = filters.parser("forge.runs", ABOUT)
+    arguments = filters.runs_parser("forge.runs", ABOUT)
     add = arguments.add_argument
     add("--sort", choices=tuple(SORTS), default="age", help="smallest first; default: age")
     add("--reverse", action="store_true", help="largest first")
@@ -63,12 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     def show() -> int:
-        runs, silent = filters.chosen(options)
-        runs = in_order(runs, options.sort, reverse=options.reverse)
+        runs, silent = filters.selected_runs(options)
+        runs = _sort_runs(runs, options.sort, reverse=options.reverse)
         if options.json:
-            text = json.dumps(rows(runs), indent=1)
+            text = json.dumps(_rows(runs), indent=1)
         else:
-            text = table(runs, cli.terminal_width()) if runs else "no runs"
+            text = _table(runs, cli.terminal_width()) if runs else "no runs"
         print(cli.printable(text))
         if silent:
             print(f"{messages.NO_ANSWER}: {silent}", file=sys.stderr)
@@ -77,14 +77,14 @@ def _list(options: argparse.Namespace) -> int:
     return cli.refuse(show)
 
 
-def in_order(found: Sequence[Entry], by: str, *, reverse: bool = False) -> list[Entry]:
+def _sort_runs(found: Sequence[Entry], by: str, *, reverse: bool = False) -> list[Entry]:
     """Runs without a value come last either way."""
     value = SORTS[by]
     valued = sorted((e for e in found if value(e) is not None), key=value, reverse=reverse)
     return valued + [entry for entry in found if value(entry) is None]
 
 
-def rows(found: Sequence[Entry]) -> list[dict[str, Any]]:
+def _rows(found: Sequence[Entry]) -> list[dict[str, Any]]:
     """A dict a run with the table's columns, numbers in full: age in seconds, size in bytes."""
     differing = differences(found)
     return [
@@ -110,7 +110,7 @@ def rows(found: Sequence[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def table(found: Sequence[Entry], width: int | None = None) -> str:
+def _table(found: Sequence[Entry], width: int | None = None) -> str:
     """A line a run, then the counts by state. width: of the terminal, None without a terminal; a
     narrow terminal shows the most important columns.
     """
@@ -138,10 +138,10 @@ def table(found: Sequence[Entry], width: int | None = None) -> str:
                 " ".join(notes.note.split()),
             ]
         )
-    states = messages.counted([entry.run.state for entry in found], "run")
+    states = messages.count_states([entry.run.state for entry in found], "run")
     total = byte_size(sum(entry.extent.size for entry in found))
     if width is None:
-        return "\n".join([*cli.lines_of(cells), "", f"{states}; {total}"])
+        return "\n".join([*cli.aligned_lines(cells), "", f"{states}; {total}"])
     lines, dropped = cli.fitted(cells, width, drop=DROPPED, texts=TEXTS)
     lines += ["", f"{states}; {total}"]
     if dropped:

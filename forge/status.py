@@ -20,11 +20,11 @@ from typing import Any
 from forge import cli
 from forge.config.numbers import time_span
 from forge.config.problems import COMMAND_LINE, refusal, short_keys
-from forge.launch.local.processes import log_file
+from forge.launch.local.processes import rank_log
 from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep import messages
-from forge.launch.sweep.directory import Point, SweepDirectory, examples, find_sweep
-from forge.launch.sweep.results import best, columns
+from forge.launch.sweep.directory import Point, SweepDirectory, example_sweeps, find_sweep
+from forge.launch.sweep.results import best_finished, columns
 from forge.launch.sweep.state import (
     DONE,
     FAILED,
@@ -32,7 +32,7 @@ from forge.launch.sweep.state import (
     RUNNING,
     WAITING,
     Survey,
-    job_of,
+    last_job,
     survey,
 )
 from forge.rundir.directory import short
@@ -51,27 +51,27 @@ HEADS = ("state", "step", "loss", "eval", "left", "job", "why")
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the status once, or repeatedly with --watch; 2 for neither a sweep nor a run."""
     description = "How far the points of a sweep, or a run, have come."
-    arguments = parser("forge.status", description, "points to be shown with their logs")
+    arguments = points_parser("forge.status", description, "points to be shown with their logs")
     watch = {"type": float, "nargs": "?", "const": EVERY, "metavar": "SECONDS"}
     arguments.add_argument("--watch", help=f"again every {EVERY:g} s till all end", **watch)
     arguments.add_argument("--json", action="store_true", help="the table as JSON")
     options = cli.parse(arguments, argv)
 
     def look() -> tuple[str, bool]:
-        sweep, points = points_of(*named(options, "forge.status"))
+        sweep, points = points_of(*named_points(options, "forge.status"))
         findings = survey(points, reasons=True)
         if options.json:
-            text = json.dumps([row(point, findings) for point in points], indent=1)
+            text = json.dumps([_row(point, findings) for point in points], indent=1)
         elif sweep is not None and not options.numbers:
-            text = table(sweep, points, findings)
+            text = _table(sweep, points, findings)
         else:
-            text = "\n\n".join(details(point, findings) for point in points)
+            text = "\n\n".join(_point_details(point, findings) for point in points)
         return cli.printable(text), _is_over(findings)
 
     return cli.refuse(lambda: _show(look, options.watch))
 
 
-def parser(prog: str, description: str, numbers: str) -> cli.Parser:
+def points_parser(prog: str, description: str, numbers: str) -> cli.Parser:
     """A parser of a sweep and numbers of points. numbers: help text of the numbers."""
     usage = f"python -m {prog} [OPTION ...] SWEEP [NUMBER ...]"
     result = cli.Parser(prog, description, usage=usage)
@@ -81,9 +81,9 @@ def parser(prog: str, description: str, numbers: str) -> cli.Parser:
     return result
 
 
-def named(options: argparse.Namespace, prog: str) -> tuple[Path, list[int]]:
+def named_points(options: argparse.Namespace, prog: str) -> tuple[Path, list[int]]:
     if options.place is None:
-        hint = f"python -m {prog} {examples(most=1)}"
+        hint = f"python -m {prog} {example_sweeps(most=1)}"
         raise refusal("SWEEP", "which sweep, or run?", hint, COMMAND_LINE)
     for word in options.numbers:
         if not NUMBER.fullmatch(word):
@@ -109,7 +109,7 @@ def points_of(
     return sweep, [points[number] for number in dict.fromkeys(numbers or points)]
 
 
-def row(point: Point, found: Survey) -> dict[str, Any]:
+def _row(point: Point, found: Survey) -> dict[str, Any]:
     state, now = found.states[point.number], progress(point.path)
     silent = silent_ranks(point.path) if state == RUNNING else []
     stall = stalled(point.path) if state == RUNNING else ""
@@ -126,7 +126,7 @@ def row(point: Point, found: Survey) -> dict[str, Any]:
         "seconds_left": now.left if state == RUNNING and not silent and not stall else None,
         "silent": silent,
         "stalled": stall or None,
-        "job": job_of(point),
+        "job": last_job(point),
         "job_state": found.jobs.get(point.number),
         "job_reason": found.reasons.get(point.number),
         "why": messages.cause(point.path, point.code) if state == FAILED else "",
@@ -134,12 +134,12 @@ def row(point: Point, found: Survey) -> dict[str, Any]:
     }
 
 
-def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
+def _table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
     """A line a point, as wide as the terminal; the best point so far, and the next command."""
     varying = columns(points)
     names = list(short_keys(list(varying)).values())
     cells = [["#", "arm", *names, *HEADS]]
-    for i, status in enumerate(row(point, found) for point in points):
+    for i, status in enumerate(_row(point, found) for point in points):
         point_values = [column[i] for column in varying.values()]
         evaluation = next(iter(status["evaluation"].values()), None)
         numbers = [_number(status["loss"]), _number(evaluation), _left(status["seconds_left"])]
@@ -147,10 +147,14 @@ def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
         last = [status["state"], _steps(status, "/"), *numbers, _job(status), why]
         cells.append([f"{status['number']:03d}", status["arm"] or "", *point_values, *last])
     states = [found.states[point.number] for point in points]
-    lines = [f"{short(sweep.path)}   ({messages.counted(states)})", "", *cli.lines_of(cells)]
+    lines = [
+        f"{short(sweep.path)}   ({messages.count_states(states)})",
+        "",
+        *cli.aligned_lines(cells),
+    ]
     footer = []
     done = [point for point, state in zip(points, states, strict=True) if state == DONE]
-    if best_point := best(sweep.path, done):
+    if best_point := best_finished(sweep.path, done):
         point, objective, value = best_point
         point_values = [column[points.index(point)] for column in varying.values()]
         typed = [f"{name}={cell}" for name, cell in zip(names, point_values, strict=True) if cell]
@@ -163,9 +167,9 @@ def table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str:
     return "\n".join(lines)
 
 
-def details(point: Point, found: Survey) -> str:
+def _point_details(point: Point, found: Survey) -> str:
     """A point's directory, progress, cause of failure, last steps, and end of the log."""
-    status = row(point, found)
+    status = _row(point, found)
     lines = [f"{short(point.path)}   {status['state']}"]
     if point.hash:
         lines = [messages.line(point, status["state"])]
@@ -190,7 +194,7 @@ def details(point: Point, found: Survey) -> str:
         evaluation = _number(step.evaluation and step.evaluation[1])
         cells.append([f"{step.step:,}", _number(step.loss), evaluation, speed, time_left])
     if len(cells) > 1:
-        lines += ["", "its last steps:", *(f"  {line}" for line in cli.lines_of(cells))]
+        lines += ["", "its last steps:", *(f"  {line}" for line in cli.aligned_lines(cells))]
     if logs and (message := last_lines(logs[0], LINES)):
         lines += ["", f"the end of {short(logs[0])}:", *(f"  {text}" for text in message)]
     return "\n".join(lines)
@@ -199,12 +203,12 @@ def details(point: Point, found: Survey) -> str:
 def logs_of(point: Point) -> list[Path]:
     """Log files with content: the main rank's output, then the log of each rank."""
     printed = [point.path / messages.OUTPUT]
-    if job_of(point):
-        printed += filter(None, [slurm.log_file(point.path)])
+    if last_job(point):
+        printed += filter(None, [slurm.job_log(point.path)])
     ranks = (point.path / "logs").glob("rank_*.log")
     ranks = sorted(ranks, key=lambda file: int(file.stem.removeprefix("rank_") or 0))
     logs = [file for file in (*printed, *ranks) if file.is_file() and file.stat().st_size]
-    return logs or [file for file in [log_file(point.path, 0)] if file.is_file()]
+    return logs or [file for file in [rank_log(point.path, 0)] if file.is_file()]
 
 
 def _show(look: Callable[[], tuple[str, bool]], every: float | None) -> int:

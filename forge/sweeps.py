@@ -86,7 +86,9 @@ class Sweep:
         return str(self.path)  # a sweep is accepted wherever its directory is
 
     def __repr__(self) -> str:
-        return f"{short(self.path)} ({messages.counted([point.state for point in self.points])})"
+        return (
+            f"{short(self.path)} ({messages.count_states([point.state for point in self.points])})"
+        )
 
     @property
     def points(self) -> list[SweepPoint]:
@@ -111,7 +113,7 @@ class Sweep:
         """The finished point with the best run.objective; None without a common objective."""
         done = {point.number: point for point in self.points if point.state == DONE}
         points = [entry for entry in find_sweep(self.path).points() if entry.number in done]
-        best = results.best(self.path, points)
+        best = results.best_finished(self.path, points)
         return done[best[0].number] if best else None
 
     def frame(self) -> pandas.DataFrame:

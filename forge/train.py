@@ -71,7 +71,7 @@ def _answer(arguments: cli.Parser, argv: list[str], rendezvous: Rendezvous | Non
     if options.version:
         from importlib import metadata
 
-        return cli.show(f"forge {metadata.version('forge-lm')}")
+        return cli.print_text(f"forge {metadata.version('forge-lm')}")
     if options.help:
         return cli.help("forge.train", arguments, options)
     if options.shell_completion:
@@ -79,7 +79,7 @@ def _answer(arguments: cli.Parser, argv: list[str], rendezvous: Rendezvous | Non
     if options.hydra_help:
         from forge.compose.hydra_help import TEXT
 
-        return cli.show(TEXT)
+        return cli.print_text(TEXT)
     if options.info:
         return _hydra(argv)
     return cli.refuse(lambda: _main(options, rendezvous))
@@ -93,7 +93,7 @@ def _main(options, rendezvous: Rendezvous | None) -> int:
         return _sweep(options, rendezvous)
     from forge.run import launch  # imported late: --cfg does without the launcher's imports
 
-    composition, resolution = cli.alone(options.overrides, options.config_dir)
+    composition, resolution = cli.resolve_single_run(options.overrides, options.config_dir)
     return launch(resolution, composition.overrides, options.config_dir, rendezvous=rendezvous).code
 
 
@@ -106,7 +106,7 @@ def _sweep(options, rendezvous: Rendezvous | None) -> int:
         raise refusal("-m", message, hint, COMMAND_LINE)
     from forge.launch.sweep import sweep
 
-    return sweep.run(options.overrides, options.config_dir)
+    return sweep.run_sweep(options.overrides, options.config_dir)
 
 
 def _show(options) -> int:
@@ -118,7 +118,7 @@ def _show(options) -> int:
         return 0
     from forge.launch.sweep import sweep
 
-    for label, overrides in sweep.configs(options.overrides, options.config_dir):
+    for label, overrides in sweep.point_overrides(options.overrides, options.config_dir):
         print(f"---\n# {label}\n{_yaml(overrides, options)}", end="")
     return 0
 
@@ -165,7 +165,7 @@ def _hydra(argv: list[str]) -> int:
 
     from forge.config import schemas
 
-    schemas.register()
+    schemas.register_schemas()
     sys.argv[1:] = argv
     hydra.main(config_path=str(CONF), config_name="config", **VERSION_BASE)(lambda _: None)()
     return 0

@@ -50,10 +50,10 @@ def verbs() -> dict[str, Verb]:
     names = {f.stem for f in HERE.glob("*.py")} | {f.parent.name for f in HERE.glob(f"*/{MAIN}")}
     order = {name: rank for rank, name in enumerate(ORDER)}
     names = sorted(names, key=lambda name: (order.get(name, len(order)), name))
-    return {name: verb for name in names if (verb := find(name))}
+    return {name: verb for name in names if (verb := find_verb(name))}
 
 
-def find(name: str) -> Verb | None:
+def find_verb(name: str) -> Verb | None:
     """A verb by its name; None for a module without an example, such as a worker."""
     is_folder = (HERE / name / MAIN).is_file()
     text = (HERE / name / MAIN if is_folder else HERE / f"{name}.py").read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ def find(name: str) -> Verb | None:
     return Verb(module, first[1], " ".join(first[2].split()), tuple(examples))
 
 
-def page(known: Mapping[str, Verb]) -> str:
+def overview(known: Mapping[str, Verb]) -> str:
     """The text printed by `python -m forge`."""
     listed = [f"  {name:<12} {verb.what}" for name, verb in known.items()]
     head = ["forge VERB [words]     or     python -m forge.VERB [words]", ""]

@@ -25,7 +25,7 @@ from forge.rundir.directory import prolonging_override, resume_command
 from forge.rundir.failure import FailureReport
 from forge.rundir.files import write_json
 from forge.rundir.lock import InUse, Lock
-from forge.rundir.logs import log_file
+from forge.rundir.logs import write_log
 from forge.rundir.outcome import ERROR, FAILED, REASONS, RESULT, Result, ranks
 from forge.rundir.saved_config import CONFIG, is_run
 from forge.rundir.signs import signs_of_life
@@ -91,7 +91,7 @@ def _lead(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) ->
     except (InUse, ConfigError) as error:
         print(error, file=sys.stderr)
         return end(REFUSED)
-    with lock, log_file(run_dir):
+    with lock, write_log(run_dir):
         done = outcome.finished(run_dir)
         if done is not None:
             reason = f"{REASONS.get(done.reason, done.reason)}, after {done.step} steps"
@@ -116,7 +116,7 @@ def _follow(rendezvous: Rendezvous | None) -> int:
         print(f"{who} does not see {run_dir}; all hosts need one file system", file=sys.stderr)
         return FAILED
     sys.path[:0] = [folder for folder in command.imports if folder not in sys.path]
-    with log_file(run_dir), signs_of_life(run_dir, outcome.rank(), ranks()):
+    with write_log(run_dir), signs_of_life(run_dir, outcome.rank(), ranks()):
         return _guarded(run_dir, command.trust, rendezvous)
 
 
@@ -141,11 +141,11 @@ def _train(
     run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None, report: FailureReport
 ) -> int:
     """Join, build, loop, report."""
-    from forge.training.build import build
+    from forge.training.build import build_loop
     from forge.training.build_session import build_session
 
     session = build_session(run_dir, rendezvous, trust=trust)
-    loop = build(session)
+    loop = build_loop(session)
     if is_main():
         (run_dir / RESULT).unlink(missing_ok=True)  # of an earlier start
     report.starts(loop)

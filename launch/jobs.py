@@ -12,8 +12,8 @@ from forge.launch.slurm import queue, submitit_local
 from forge.launch.sweep import messages
 from forge.launch.sweep.command import Command
 from forge.launch.sweep.directory import Point
-from forge.launch.sweep.messages import line, say
-from forge.launch.sweep.state import PARTIAL, state_of
+from forge.launch.sweep.messages import line, print_line
+from forge.launch.sweep.state import PARTIAL, point_state
 from forge.planning.world import World
 from forge.resolve.resolve import Resolution
 from forge.rundir.directory import short
@@ -33,7 +33,7 @@ def check_run(resolution: Resolution) -> str | None:
     point, name, folder = (path, resolution.world.size), _name(resolution), path / FOLDER
     if section.dry_run:
         return "\n".join(slurm.scripts([point], section, name=name, folder=folder))
-    return slurm.check([point], section, name=name, folder=folder)
+    return slurm.check_accepted([point], section, name=name, folder=folder)
 
 
 def start_run(run_dir: Path, resolution: Resolution) -> int:
@@ -45,20 +45,22 @@ def start_run(run_dir: Path, resolution: Resolution) -> int:
     points = [(run_dir, resolution.world)]
     (job,), local_jobs = _submit(section, points, name, run_dir / FOLDER, trust)
     path = short(run_dir)
-    say(f"submitted: job {job}   (python -m forge.status {path}; python -m forge.cancel {path})")
+    print_line(
+        f"submitted: job {job}   (python -m forge.status {path}; python -m forge.cancel {path})"
+    )
     if not section.wait:
         return 0
-    submitit_local.wait(local_jobs)
-    state = queue.wait([job])[job] if isinstance(section, Slurm) else None
+    submitit_local.wait_locally(local_jobs)
+    state = queue.wait_for_jobs([job])[job] if isinstance(section, Slurm) else None
     if finished(run_dir) is not None:
         return 0
-    words = messages.last_words(run_dir) or messages.end_of(slurm.log_file(run_dir))
+    words = messages.last_words(run_dir) or messages.end_of(slurm.job_log(run_dir))
     words = words or [f"job {job} is {state or 'over'}"]
-    say("\n".join(["the run did not finish:", *(f"  | {text}" for text in words)]))
+    print_line("\n".join(["the run did not finish:", *(f"  | {text}" for text in words)]))
     return FAILED
 
 
-def run(sweep: Command) -> int:
+def submit_sweep(sweep: Command) -> int:
     """Submit the due points of a sweep, and return the exit code; with launch.wait, wait for all
     points to end. Raises ConfigError before anything is written.
     """
@@ -74,7 +76,7 @@ def run(sweep: Command) -> int:
             print(f"# {len(new)} of {len(sweep.planned)} points would be submitted")
             return 0
         if new:
-            slurm.check(sizes, section, name=name, folder=folder)
+            slurm.check_accepted(sizes, section, name=name, folder=folder)
     with sweep.open():
         sweep.announce()
         due, trust = sweep.due, dict[str, None]()
@@ -86,7 +88,7 @@ def run(sweep: Command) -> int:
         cluster = "slurm" if isinstance(section, Slurm) else "local"
         for entry, job in zip(due, ids, strict=True):
             sweep.directory.note("submitted", entry.point.number, job=job, cluster=cluster)
-            say(line(entry.point, "submitted", f"job {job}"))
+            print_line(line(entry.point, "submitted", f"job {job}"))
     if not section.wait:
         return 0
     return sweep.finish(_wait(sweep, [entry.point for entry in due], local_jobs))
@@ -102,28 +104,28 @@ def _wait(
 
     def ended(point: Point, job: str, log: Path | None) -> None:
         if finished(point.path) is not None:
-            say(line(point, "done", messages.reached(point)))
-        elif state_of(point) == PARTIAL:
-            say(line(point, "stopped", f"{messages.reached(point)}; {job}"))
+            print_line(line(point, "done", messages.reached(point)))
+        elif point_state(point) == PARTIAL:
+            print_line(line(point, "stopped", f"{messages.reached(point)}; {job}"))
         else:
             words = messages.last_words(point.path) or messages.end_of(log)
             failed.append((point, messages.cause(point.path) or job))
-            say(messages.failed_line(point, job, words))
+            print_line(messages.failed_line(point, job, words))
 
     def slurm_job_ended(job: str, state: str | None) -> None:
         point = of_job[job]
-        ended(point, f"job {job}: {state or 'gone'}", slurm.log_file(point.path))
+        ended(point, f"job {job}: {state or 'gone'}", slurm.job_log(point.path))
 
     def local_job_ended(place: int) -> None:
         job = local_jobs[place]
         ended(points[place], f"job {job.job_id}", Path(job.paths.stdout))
 
-    submitit_local.wait(local_jobs, local_job_ended)
+    submitit_local.wait_locally(local_jobs, local_job_ended)
     if isinstance(sweep.flight.launch, Slurm):
         every = [entry.point for entry in sweep.entries]
-        of_job = {job: point for point in every if (job := slurm.job_of(point.path)) is not None}
+        of_job = {job: point for point in every if (job := slurm.slurm_job(point.path)) is not None}
         unfinished = [job for job, point in of_job.items() if finished(point.path) is None]
-        queue.wait(unfinished, ended=slurm_job_ended)
+        queue.wait_for_jobs(unfinished, ended=slurm_job_ended)
     return failed
 
 
@@ -137,8 +139,8 @@ def _submit(
     """The ids of the jobs of run directories; also the jobs of submitit on this machine."""
     if isinstance(section, Slurm):
         sizes = [(path, world.size) for path, world in points]
-        return slurm.submit(sizes, section, name=name, folder=folder, trust=trust), []
-    jobs = submitit_local.submit(points, name=name, folder=folder, trust=trust)
+        return slurm.submit_jobs(sizes, section, name=name, folder=folder, trust=trust), []
+    jobs = submitit_local.submit_locally(points, name=name, folder=folder, trust=trust)
     return [str(job.job_id) for job in jobs], jobs
 
 

@@ -32,7 +32,7 @@ def write_folder(place: Path, **keys: Any) -> None:
     for folder, content in (place, LLAMA | keys), (place / "unknown", {"model_type": "t5"}):
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(content))
-    found = folders.read(place)
+    found = folders.read_folder(place)
     zeros = {
         name: np.zeros(shape, dtype=np.float16)
         for name, shape in shapes(found.family.rows(found.section)).items()

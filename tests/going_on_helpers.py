@@ -29,7 +29,7 @@ RUN = (
 def take(*overrides: str, config_dirs: tuple[str, ...] = ()) -> tuple[Path, list[Change]]:
     """What `forge.train` does with these overrides before it starts ranks."""
     composition, resolution = cli.resolved(overrides, config_dirs)
-    return directory.prepare(
+    return directory.prepare_directory(
         resolution, overrides=portable(composition.overrides, config_dirs, resolution.config)
     )
 
@@ -43,7 +43,9 @@ def alter(run: Path, **values: Any) -> list[Change]:
     """What `resume` does with other values, without composing, which takes most of its time; a key
     is written train__max_steps.
     """
-    config = copy.deepcopy(saved_config.load(newest(run), trust=values.get("run__trust", ())))
+    config = copy.deepcopy(
+        saved_config.load_config(newest(run), trust=values.get("run__trust", ()))
+    )
     config.thaw()
     for key, value in {"run__dir": str(run), **values}.items():
         put(config, key.replace("__", "."), value)

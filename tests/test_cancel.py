@@ -113,8 +113,8 @@ def test_jobs_of_slurm(
     for number in (1, 2):
         sweep.note("submitted", number, job=f"7_{number}", cluster="slurm")
     ended: list[str] = []
-    monkeypatch.setattr(queue, "states", lambda jobs: {"7_1": "PENDING", "7_2": "RUNNING"})
-    monkeypatch.setattr(queue, "cancel", ended.extend)
+    monkeypatch.setattr(queue, "job_states", lambda jobs: {"7_1": "PENDING", "7_2": "RUNNING"})
+    monkeypatch.setattr(queue, "cancel_jobs", ended.extend)
     assert cancel.main(["mine"]) == 0
     assert ended == ["7_1", "7_2"]
     assert capsys.readouterr().out.splitlines()[:2] == [
@@ -137,7 +137,7 @@ def test_what_is_refused(
         raise queue.NoAnswer("squeue fails: no route.")
 
     sweep.note("submitted", 1, job="7_1", cluster="slurm")
-    monkeypatch.setattr(queue, "states", silent)
+    monkeypatch.setattr(queue, "job_states", silent)
     for typed, said in refused.items():
         assert cancel.main(typed.split()) == 2
         assert said in capsys.readouterr().err

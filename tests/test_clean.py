@@ -191,8 +191,10 @@ def test_links_are_not_followed(points: dict[str, Path], tmp_path: Path, capsys:
 def test_nothing_while_slurm_is_silent(
     points: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
-    found = clean.filters.chosen
-    monkeypatch.setattr(clean.filters, "chosen", lambda options: (found(options)[0], "no squeue."))
+    found = clean.filters.selected_runs
+    monkeypatch.setattr(
+        clean.filters, "selected_runs", lambda options: (found(options)[0], "no squeue.")
+    )
     assert clean.main(["--failed", "--yes"]) == 2
     said = "no squeue. A run whose job waits could be among these runs."
     assert said in capsys.readouterr().err

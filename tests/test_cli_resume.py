@@ -81,7 +81,7 @@ def test_a_config_dir_given_again_counts(started: list[Path], tmp_path: Path) ->
     (tmp_path / "conf" / "metrics" / "mine.yaml").write_text("log_interval: 7\n")
     take(*RUN)
     assert resume.main(["run", "--config-dir", "conf", "metrics=mine"]) == 0
-    assert saved_config.load(Path("run/config.2.yaml"), trust=()).metrics.log_interval == 7
+    assert saved_config.load_config(Path("run/config.2.yaml"), trust=()).metrics.log_interval == 7
     assert resume.main(["run"]) == 0
     assert not Path("run/config.3.yaml").exists()
 
@@ -116,7 +116,7 @@ def test_another_model_is_refused_with_a_diff_until_it_is_allowed(
     assert capsys.readouterr().err.startswith("2 problems;")
     assert resume.main(["run", *changed, "run.allow_change=[model]"]) == 0
     assert started == [path]
-    recorded = [c["key"] for c in versions.read(path, "changes", 2) if not c["free"]]
+    recorded = [c["key"] for c in versions.read_part(path, "changes", 2) if not c["free"]]
     assert recorded == ["model.n_layers", "model.activation", "model.gated_mlp"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from folders import write_folder
 from refusing import resolved
 
-from forge.launch.optuna.search import checked
+from forge.launch.optuna.search import check_search
 from forge.launch.sweep.preflight import Preflight
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +67,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))
     (tmp_path / "my" / "ranks.tiktoken").write_text("".join(ranks))
     kept = str(tmp_path / "tokenizer.json")
-    monkeypatch.setattr("forge.config.data.hub.fetched", lambda name, revision: (kept, ""))
+    monkeypatch.setattr("forge.config.data.hub.fetch_tokenizer", lambda name, revision: (kept, ""))
     for name in (
         "tokenizer.json",
         "my/tokenizer.json",
@@ -88,7 +88,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_documented_command_is_legal(desk: Path, page: str, command: str) -> None:
     words = [word for word in shlex.split(command) if "=" in word]
     if "sweeper=optuna" in words:
-        assert len(words) == 1 or checked(Preflight(words))
+        assert len(words) == 1 or check_search(Preflight(words))
         return
     if shlex.split(command)[:1] == ["-m"]:
         assert len(Preflight(words).points()) > 1

@@ -215,7 +215,7 @@ def test_a_layout_needs_as_many_gpus(
     assert run(step, "--parallel", "tp2") == 2
     assert capsys.readouterr().err == "--parallel tp2: 2 GPUs, and there are 1\n"
     monkeypatch.setattr(reading, "find_devices", lambda: Devices(gpus=0, source="none"))
-    made = reading.reading_config(saved_config.load(config, trust=()), "tp2")
+    made = reading.reading_config(saved_config.load_config(config, trust=()), "tp2")
     assert (made.run.device, made.precision.mixed_precision) == ("cpu", "fp32")
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("RANK", "LOCAL_RANK"):

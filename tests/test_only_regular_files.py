@@ -19,7 +19,7 @@ from forge.config.data.chats import Chat
 from forge.config.problems import ConfigError
 from forge.config.regular import NotRegular
 from forge.config.tokenizers import tiktoken_ranks
-from forge.config.tokenizers.tokenizer_files import facts_of
+from forge.config.tokenizers.tokenizer_files import facts_of_file
 from forge.data.text.corpus import matching
 from forge.data.text.reading import open_bytes
 from forge.data.tokens.token_files import token_file
@@ -92,8 +92,8 @@ def test_no_reader_opens_what_is_no_regular_file(kind: str, tmp_path: Path) -> N
             (tmp_path / name).symlink_to("/dev/zero")
     place = str(tmp_path / "x")
     refused: list[tuple[Callable[..., object], object]] = [
-        (folder.read, tmp_path),
-        (peft.read, tmp_path),
+        (folder.read_folder, tmp_path),
+        (peft.read_adapter_config, tmp_path),
         (shards._header, tmp_path / shards.SINGLE),
         (tiktoken_ranks.read_ranks, tmp_path / "x"),
         (Chat(chat_template_path=place).template, None),
@@ -109,7 +109,7 @@ def test_no_reader_opens_what_is_no_regular_file(kind: str, tmp_path: Path) -> N
     assert not tokenizer.begins_documents(tmp_path)
     for reader in ("json", "sentencepiece", "tiktoken"):
         assert kind in str(
-            facts_of(reader, place, *(("gpt2", None) if reader == "tiktoken" else ()))
+            facts_of_file(reader, place, *(("gpt2", None) if reader == "tiktoken" else ()))
         )
     with pytest.raises(ValueError, match="a pipe, a socket or a device"):
         matching(place)

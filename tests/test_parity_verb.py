@@ -169,7 +169,7 @@ def test_another_launcher_is_refused_once(
 
 def both(*words: str) -> list[tuple[int | None, int, int]]:
     """Of each side: sequences a step, of a micro-batch, and micro-batches; it computes in fp32."""
-    sides = parity.resolved(parity.read([*words, "run.device=cpu"])).values()
+    sides = parity.resolve_sides(parity.parse_words([*words, "run.device=cpu"])).values()
     assert {side.config.precision.mixed_precision for side in sides} == {"fp32"}
     trains = [side.config.train for side in sides]
     return [(each.global_batch_size, each.batch_size, each.grad_accum_steps) for each in trains]

@@ -202,7 +202,7 @@ def test_arms_and_jobs_have_columns_where_there_are_any(
         sweep.note("submitted", number, job=f"7_{number}", cluster="slurm")
     waits = "DependencyNeverSatisfied"
     states = {"7_3": "PENDING", "7_4": "FAILED"}
-    monkeypatch.setattr(queue, "states", lambda jobs: {job: states[job] for job in jobs})
+    monkeypatch.setattr(queue, "job_states", lambda jobs: {job: states[job] for job in jobs})
     monkeypatch.setattr(queue, "reasons", lambda jobs: dict.fromkeys(jobs, waits))
     place, folder = sweep.points()[4].path, sweep.path / "jobs"
     place.mkdir()
@@ -224,7 +224,7 @@ def test_slurm_that_does_not_answer_is_said(
     def silent(_):
         raise queue.NoAnswer("squeue fails: no route.")
 
-    monkeypatch.setattr(queue, "states", silent)
+    monkeypatch.setattr(queue, "job_states", silent)
     sweep.note("submitted", 3, job="7_1", cluster="slurm")
     said = f"{messages.NO_ANSWER}: squeue fails: no route."
     assert table("sweeps/mine", capsys=capsys)[-1] == said

@@ -11,7 +11,7 @@ from pathlib import Path
 from models import models_page
 
 from forge.compose.engine import Library
-from forge.compose.help import options_below, show, summary, titles
+from forge.compose.help import option_summary, options_below, titles, yaml_value
 from forge.config import schemas
 from forge.config.bounds import describe_bounds
 from forge.config.field import default_of
@@ -41,7 +41,9 @@ def options_page() -> str:
     root = [_row(field.name, field) for field in schemas.root_options()]
     lines = [MADE, "", "# Options", "", "At the root:", "", *_keys_table(root), OF_OPTIONS]
     for group in library.groups():
-        options = {option: summary(library, group, option) for option in library.options(group)}
+        options = {
+            option: option_summary(library, group, option) for option in library.options(group)
+        }
         lines += [f"## {group}", "", f"| `{group}=` | |", "| --- | --- |"]
         lines += [f"| `{option}` | {_cell(meaning)} |" for option, meaning in options.items()]
         lines.append("")
@@ -90,7 +92,7 @@ def _keys_table(rows: Sequence[str]) -> list[str]:
 def _row(key: str, field: dataclasses.Field, *, all_free: bool = False) -> str:
     meaning, admitted = _cell(field.metadata["help"]), _cell(describe_bounds(field.metadata))
     free = "free" if all_free or field.metadata["free"] else ""
-    return f"| `{key}` | `{show(default_of(field))}` | {meaning} | {admitted} | {free} |"
+    return f"| `{key}` | `{yaml_value(default_of(field))}` | {meaning} | {admitted} | {free} |"
 
 
 def _keys(names: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ class Format(NamedTuple):
     unpack: Callable[[Parts], Tensor]
 
 
-def pack(weight: Tensor, how: str) -> dict[str, Tensor]:
+def pack_weight(weight: Tensor, how: str) -> dict[str, Tensor]:
     """Pack a weight [..., in] into tensors, each [..., n].
 
     how: a name of FORMATS. A limited number of rows is in fp32 at a time.
@@ -78,7 +78,7 @@ def _(parts: list[Tensor], how: str, to: torch.dtype) -> Tensor:
     return codes.new_empty((*codes.shape[:-1], codes.shape[-1] * _in_a_code(how)), dtype=to)
 
 
-def weight_of(how: str, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+def unpack_weight(how: str, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Return the weight [..., out, in] without gradients. parts: in the order of PARTS."""
     return _unpacked(list(parts), how, dtype)
 

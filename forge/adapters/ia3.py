@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from forge.adapters.adapter import Adapted, Adapter
-from forge.config.adapters.adapter import place_of
+from forge.config.adapters.adapter import adapter_prefix
 from forge.config.adapters.ia3 import IA3 as IA3Section
 from forge.config.model.tensors import TensorSpec
 from forge.models.decoder import Decoder
@@ -32,7 +32,7 @@ class IA3(Adapter):
     def activate(self, model: nn.Module) -> None:
         modules = dict(model.named_modules())
         for spec in self._targets(model):
-            if layer := modules.get(place_of(spec)):  # otherwise of another stage
+            if layer := modules.get(adapter_prefix(spec)):  # otherwise of another stage
                 on_input = self.section.scales_input(spec)
                 mix_in(layer, ScaledLinear, scales_input=on_input, adapter_is_on=True)
 
@@ -56,7 +56,7 @@ class ScaledLinear(Adapted):
         return y * self.ia3_scales.to(y.dtype)
 
 
-def scaled(values: Tensor, scales: Tensor, *, scales_input: bool) -> Tensor:
+def scaled_weight(values: Tensor, scales: Tensor, *, scales_input: bool) -> Tensor:
     """Return a matrix [out, in], or a bias [out], of an equal layer without an adapter."""
     wide = torch.promote_types(values.dtype, torch.float32)
     factor = scales.to(wide)

@@ -12,7 +12,7 @@ from forge.adapters.adapter import Adapted, Adapter
 from forge.adapters.experts import AdaptedExperts
 from forge.adapters.packed import packed_in
 from forge.adapters.pissa import take_out
-from forge.config.adapters.adapter import MAGNITUDE, PISSA, TAKEN_A, A, name_of, place_of
+from forge.config.adapters.adapter import MAGNITUDE, PISSA, TAKEN_A, A, adapter_name, adapter_prefix
 from forge.config.adapters.adapter import LoRA as LoRASection
 from forge.config.model.tensors import EMBEDDING, TensorSpec
 from forge.models.decoder import Decoder
@@ -42,17 +42,17 @@ class LoRA(Adapter):
         for spec in self._targets(model):
             if spec.of_experts:
                 continue
-            layer = model.get_submodule(place_of(spec))
+            layer = model.get_submodule(adapter_prefix(spec))
             if spec.role == EMBEDDING:  # now, to stay inside of a lookup in a part of the table
                 mix_in(layer, AdaptedTable, scaling=self._scale(spec), adapter_is_on=True)
             else:
-                drops = Dropout(self.section.dropout, name_of(spec, "lora"), model.noise)
+                drops = Dropout(self.section.dropout, adapter_name(spec, "lora"), model.noise)
                 layer.lora_dropout = drops if drops.rate else None  # type: ignore[assignment]
 
     def activate(self, model: nn.Module) -> None:
         modules, scales = dict(model.named_modules()), dict[nn.Module, dict[str, float]]()
         for spec in self._targets(model):
-            layer = modules.get(name_of(spec, A).rpartition(".")[0])
+            layer = modules.get(adapter_name(spec, A).rpartition(".")[0])
             if isinstance(layer, Experts):
                 scales.setdefault(layer, {})[spec.name.rpartition(".")[2]] = self._scale(spec)
             elif isinstance(layer, nn.Linear):  # otherwise of another stage, or a table
@@ -75,7 +75,10 @@ class LoRA(Adapter):
             else:
                 continue  # of another stage
             wide = torch.promote_types(weight.dtype, torch.float32)
-            lengths, magnitude = weight.to(wide).norm(dim=-1), parameters[name_of(spec, MAGNITUDE)]
+            lengths, magnitude = (
+                weight.to(wide).norm(dim=-1),
+                parameters[adapter_name(spec, MAGNITUDE)],
+            )
             copy_local(magnitude, lengths)
             copy_local(master(magnitude), lengths)
 
@@ -91,7 +94,7 @@ class LoRA(Adapter):
         yield from (spec for spec in parts[0].table.values() if self.section.rank_of(spec))
 
 
-def merged(
+def merged_weight(
     weight: Tensor, a: Tensor, b: Tensor, magnitude: Tensor | None, *, role: str, scale: float
 ) -> Tensor:
     """Return the weight of an equal layer without an adapter, in the format of the weight.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forge.adapters.formats import pack, weight_of
+from forge.adapters.formats import pack_weight, unpack_weight
 from forge.config.adapters.packed import AT_ONCE, PARTS
 from forge.models.init import Initial
 from forge.tensors.local import full, local, owned, select
@@ -49,12 +49,12 @@ class Packed:
 
     def weight(self, dtype: torch.dtype) -> Tensor:
         """Return the part of the weight for computation on this rank."""
-        return weight_of(self.how, self.tensors(), dtype)
+        return unpack_weight(self.how, self.tensors(), dtype)
 
     def whole(self) -> Tensor:
         """Return the weight in fp32, with the values of products; a collective."""
         parts = tuple(full(values.detach()) for values in self.parameters().values())
-        return weight_of(self.how, parts, torch.float32)
+        return unpack_weight(self.how, parts, torch.float32)
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the packed parts by name, laid out over ranks."""
@@ -72,7 +72,9 @@ class Packed:
         for expert in product(*(indices.split(1) for indices in stack)):
             for chunk in rows.split(max(1, AT_ONCE // self.shape[-1])):
                 end = start + len(chunk)
-                for part, values in pack(read([*expert, chunk]).flatten(0, -2), self.how).items():
+                for part, values in pack_weight(
+                    read([*expert, chunk]).flatten(0, -2), self.how
+                ).items():
                     flat[part][start:end] = select(values, [columns[part]], first=1)
                 start = end
 
@@ -103,7 +105,7 @@ def plain_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
     yield from (parameter for parameter in model.parameters() if id(parameter) not in parts)
 
 
-def drawn(model: Any, name: str, shape: Sequence[int], seed: int) -> Read:
+def initial_values(model: Any, name: str, shape: Sequence[int], seed: int) -> Read:
     """Return a reader of the initial values of a weight, as drawn by `forge.models.init`."""
     initial = Initial(name=name, shape=shape, std=model.init_std(name), seed=seed)
     return lambda indices: select(initial.rows(indices[0]), indices[1:], first=1)

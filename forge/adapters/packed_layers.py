@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from forge.adapters.packed import Packed, few_bits
 from forge.adapters.products import Linear, OfEqualExperts, OfExperts
-from forge.config.adapters.packed import PARTS, kept
+from forge.config.adapters.packed import PARTS, packed_tensors
 from forge.config.model.tensors import TensorSpec
 from forge.models.experts import Experts
 from forge.models.mixin import mix_in
@@ -98,7 +98,7 @@ def pack_weights(model: Any, weights: Iterable[TensorSpec], how: str, dtype: tor
         del module._parameters[attribute]
         if isinstance(module, Experts):
             setattr(module, attribute, _Stacked(matrix))
-        for part in kept(spec, how):
+        for part in packed_tensors(spec, how):
             kind = torch.float32 if part.bytes == 4 else CODES[how]
             values = torch.empty(part.spec.shape, dtype=kind, device="meta")
             name = f"{attribute}_{part.part}"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from forge.config.adapters.adapter import TAKEN_A, TAKEN_B, A, B, name_of
+from forge.config.adapters.adapter import TAKEN_A, TAKEN_B, A, B, adapter_name
 from forge.config.model.tensors import TensorSpec
 from forge.tensors.local import copy_local, full
 from forge.tensors.masters import master
@@ -27,14 +27,16 @@ def take_out(model: nn.Module, scales: Mapping[TensorSpec, float]) -> None:
     for matrix, scale in scales.items():
         if matrix.name not in parameters:
             continue  # of another stage
-        pair = [parameters[name_of(matrix, part)] for part in (TAKEN_A, TAKEN_B)]
-        a, b = largest(_wide(full(parameters[matrix.name].detach())), rank=pair[0].shape[-2])
+        pair = [parameters[adapter_name(matrix, part)] for part in (TAKEN_A, TAKEN_B)]
+        a, b = _principal_factors(
+            _wide(full(parameters[matrix.name].detach())), rank=pair[0].shape[-2]
+        )
         for parameter, values in zip(pair, (a, b), strict=True):
             copy_local(parameter, values)
         a, b = (full(values.detach()) for values in pair)  # in the stored format
         for part, values in ((A, a), (B, _wide(b) / scale)):
-            copy_local(parameters[name_of(matrix, part)], values)
-            copy_local(master(parameters[name_of(matrix, part)]), values)
+            copy_local(parameters[adapter_name(matrix, part)], values)
+            copy_local(master(parameters[adapter_name(matrix, part)]), values)
     leave_rest(model)
 
 
@@ -44,8 +46,10 @@ def leave_rest(model: nn.Module) -> None:
     parameters = dict(model.named_parameters())
     parts = getattr(model, "parts", [model])
     for matrix in getattr(parts[0], "table", {}).values():
-        if matrix.name in parameters and name_of(matrix, TAKEN_A) in parameters:
-            a, b = (full(parameters[name_of(matrix, part)].detach()) for part in (TAKEN_A, TAKEN_B))
+        if matrix.name in parameters and adapter_name(matrix, TAKEN_A) in parameters:
+            a, b = (
+                full(parameters[adapter_name(matrix, part)].detach()) for part in (TAKEN_A, TAKEN_B)
+            )
             copy_local(parameters[matrix.name], rest(full(parameters[matrix.name].detach()), a, b))
 
 
@@ -54,7 +58,7 @@ def rest(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return (_wide(weight) - _wide(b) @ _wide(a)).to(weight.dtype)
 
 
-def largest(weight: Tensor, *, rank: int) -> tuple[Tensor, Tensor]:
+def _principal_factors(weight: Tensor, *, rank: int) -> tuple[Tensor, Tensor]:
     """Return A [..., rank, in] and B [..., out, rank] with B A nearest to the weight."""
     u, s, vh = torch.linalg.svd(weight, full_matrices=False)
     roots = s[..., :rank].sqrt()

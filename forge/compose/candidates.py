@@ -8,11 +8,11 @@ from typing import Any
 from omegaconf import DictConfig
 
 from forge.compose.composition import Composition, compose
-from forge.compose.tree import declared, in_force, node_at
+from forge.compose.tree import find_declaration, node_at, value_in_force
 from forge.config.problems import shown
 
 
-def candidates(word: str, before: Sequence[str], config_dirs: Sequence[str] = ()) -> list[str]:
+def completions(word: str, before: Sequence[str], config_dirs: Sequence[str] = ()) -> list[str]:
     """Completions of `word` after the words `before`; the overrides in `before` decide on the
     options: `optimizer=adamw optimizer.be` becomes `optimizer.betas=`.
     """
@@ -32,13 +32,15 @@ def _values(key: str, composition: Composition) -> Iterator[str]:
     if composition.library.is_group(group := key.partition("@")[0]):
         yield from composition.library.options(group)
         return
-    option = declared(composition.tree, key)
+    option = find_declaration(composition.tree, key)
     if option is None:
         return
     if option.hint is bool:
         yield from ("true", "false")
     yield from map(str, option.metadata.get("choices") or ())
-    if (now := in_force(composition.tree, key)) is not None and not isinstance(now, dict | list):
+    if (now := value_in_force(composition.tree, key)) is not None and not isinstance(
+        now, dict | list
+    ):
         yield shown(now)
 
 

@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
 from forge.compose.aliases import BY_VALUE
-from forge.compose.engine import PRIMARY, Composed, Library, Misfit, parse
+from forge.compose.engine import PRIMARY, Composed, Library, Misfit, parse_override
 from forge.compose.files import (
     absent_fault,
     file_fault,
@@ -76,7 +76,7 @@ def _fault(override: Override, library: Library) -> tuple[str, str] | None:
     return None
 
 
-def merge(
+def merge_choices(
     library: Library, chosen: Sequence[Override], primary: str
 ) -> tuple[Merged, list[Problem]]:
     """Compose the choices over the config `primary`; a choice failing to compose is left out and
@@ -109,7 +109,7 @@ def _effective(chosen: Sequence[Override], library: Library) -> list[Override]:
     for override in chosen:
         group = override.key_or_group
         if override.value() is None:
-            override = parse(f"~{group}")
+            override = parse_override(f"~{group}")
         elif group in library.places:
             override = replace(override, type=OverrideType.CHANGE)
         key = (group, override.package)
@@ -146,7 +146,7 @@ def _blamed(chosen: Sequence[Override], primary: str) -> tuple[str, str]:
     """The text to blame for a problem, as typed, and the file behind the text."""
     if not chosen and primary != PRIMARY:
         return f"--config-name {primary}", primary
-    last = chosen[-1] if chosen else parse("local=default")
+    last = chosen[-1] if chosen else parse_override("local=default")
     name = last.value() if not last.is_delete() else None
     option = name[0] if isinstance(name, list) and name else name
     return last.input_line or "", f"{last.key_or_group}/{option}"

@@ -16,8 +16,8 @@ from forge.compose import choices as groups
 from forge.compose import overrides as values
 from forge.compose import resolvers
 from forge.compose.engine import CONF, PRIMARY, Composed, Library
-from forge.compose.grammar import read
-from forge.compose.origin import default_origin, display, lines_of
+from forge.compose.grammar import read_override
+from forge.compose.origin import default_origin, display, file_lines
 from forge.compose.project import Default
 from forge.compose.unknown import Keys
 from forge.config.hydra_names import translate
@@ -74,7 +74,7 @@ class Composition:
     @cached_property
     def lines(self) -> dict[str, str]:
         """File and line of every value set by a file of this composition."""
-        return lines_of(self.library, self.files)
+        return file_lines(self.library, self.files)
 
     def written_at(self, key: str) -> str:
         """'command line', or the file and line setting a key or the first key below; else ''."""
@@ -110,37 +110,37 @@ def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -
     """Compose the groups without wrong choices, then apply the values singly and in order, to find
     every wrong value.
     """
-    composition, assigned = chosen(overrides, config_dirs=config_dirs)
-    apply(composition, assigned)
+    composition, assigned = compose_choices(overrides, config_dirs=config_dirs)
+    set_values(composition, assigned)
     composition.problems += values.open_ends(composition.tree, composition.written_at)
     return composition
 
 
-def apply(composition: Composition, assigned: Sequence[Override]) -> None:
+def set_values(composition: Composition, assigned: Sequence[Override]) -> None:
     """Set values in order, and report misfits as problems. Each misfit is tried again at the end,
     for advice based on the values set by all other overrides.
     """
     tree, library = composition.tree, composition.library
     if not composition.given and OmegaConf.get_type(tree, "model") is FolderDecoder:
-        from forge.compose.hugging_face import fill  # imported late: few runs need it
+        from forge.compose.hugging_face import fill_model_section  # imported late: few runs need it
 
-        composition.given, faults = fill(tree, assigned, composition.lines)
+        composition.given, faults = fill_model_section(tree, assigned, composition.lines)
         composition.problems += faults
     wrong = []
     for override in assigned:
-        if problem := values.apply(tree, override, library):
+        if problem := values.set_value(tree, override, library):
             wrong.append((override, problem))
         else:
             composition.applied[override.key_or_group] = override.input_line or ""
     composition.problems += [
-        values.apply(tree, override, library) or problem for override, problem in wrong
+        values.set_value(tree, override, library) or problem for override, problem in wrong
     ]
     composition.problems = [
         replace(p, where=composition.said_in.get(p.key, p.where)) for p in composition.problems
     ]
 
 
-def chosen(
+def compose_choices(
     overrides: Sequence[str],
     *,
     config_dirs: Sequence[str] = (),
@@ -150,7 +150,7 @@ def chosen(
     applied. read_from: builds the library of a search path.
     """
     with_dashes = [text for text in overrides if text.startswith("-")]
-    readings = [read(translate(text)) for text in overrides if text not in with_dashes]
+    readings = [read_override(translate(text)) for text in overrides if text not in with_dashes]
     problems = [reading for reading in readings if isinstance(reading, Problem)]
     parsed = [reading for reading in readings if isinstance(reading, Override)]
     library = read_from(_search_path(config_dirs, parsed, problems))
@@ -158,8 +158,10 @@ def chosen(
     parsed = [override for override in parsed if not override.is_hydra_override()]
     choices = [override for override in parsed if library.is_group(override.key_or_group)]
     refused = {id(o): problem for o in choices if (problem := groups.illegal(o, library))}
-    merged, faults = groups.merge(library, [o for o in choices if id(o) not in refused], primary)
-    facts = resolvers.facts([str(text) for text in overrides], merged.choices, primary)
+    merged, faults = groups.merge_choices(
+        library, [o for o in choices if id(o) not in refused], primary
+    )
+    facts = resolvers.hydra_section([str(text) for text in overrides], merged.choices, primary)
     resolvers.attach(merged.tree, facts)
     composition = Composition(
         tree=merged.tree,

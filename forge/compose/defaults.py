@@ -12,22 +12,24 @@ from hydra.errors import HydraException
 
 from forge.compose.choices import OPTIONAL
 from forge.compose.engine import Library
-from forge.compose.grammar import read
-from forge.compose.origin import nodes_of, value_of
+from forge.compose.grammar import read_override
+from forge.compose.origin import node_value, nodes_of
 from forge.compose.overrides import PARAMS
-from forge.rundir.untrusted import key_of
+from forge.rundir.untrusted import option_of
 
 ARMS, SEEDS = "sweep.ablation.arms.", "sweep.ablation.seeds"
 
 
-def kept(defaults: Sequence[str], typed: Sequence[str], searchpath: Sequence[str]) -> list[str]:
+def unreplaced_defaults(
+    defaults: Sequence[str], typed: Sequence[str], searchpath: Sequence[str]
+) -> list[str]:
     """The defaults not replaced by typed overrides: defaults of no key, section or group typed, or
     set by a typed experiment or debugging setup.
     """
-    replaced = {key_of(text) for text in typed}
+    replaced = {option_of(text) for text in typed}
     if defaults and any(key in OPTIONAL for key in replaced):
         replaced |= set(_set_by(typed, Library(searchpath)))
-    return [text for text in defaults if replaced.isdisjoint(_above(key_of(text)))]
+    return [text for text in defaults if replaced.isdisjoint(_above(option_of(text)))]
 
 
 def _above(key: str) -> Iterator[str]:
@@ -40,7 +42,7 @@ def _above(key: str) -> Iterator[str]:
 def _set_by(typed: Sequence[str], library: Library) -> Iterator[str]:
     """The keys and groups set by typed files of experiments and the like, also in a sweep."""
     for text in typed:
-        key = key_of(text)
+        key = option_of(text)
         for name in _names(text) if key in OPTIONAL else ():
             try:
                 yield from _in_file(f"{key}/{name}", library)
@@ -49,7 +51,7 @@ def _set_by(typed: Sequence[str], library: Library) -> Iterator[str]:
 
 
 def _names(text: str) -> list[str]:
-    override = read(text)
+    override = read_override(text)
     if not isinstance(override, Override) or override.is_delete():
         return []
     value: Any = override.value()
@@ -67,7 +69,7 @@ def _in_file(config_path: str, library: Library) -> Iterator[str]:
     for key, _, node in nodes_of(file) if file else ():
         is_section = isinstance(node, yaml.MappingNode)
         if key.startswith(ARMS) and isinstance(node, yaml.SequenceNode):
-            yield from (key_of(str(text)) for text in value_of(node))
+            yield from (option_of(str(text)) for text in node_value(node))
         elif key.startswith(f"{PARAMS}."):
             yield key.removeprefix(f"{PARAMS}.")
         elif key == SEEDS:

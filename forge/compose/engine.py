@@ -196,8 +196,8 @@ class Library:
         if VERSION_BASE:
             version.setbase(VERSION_BASE["version_base"])
         Plugins.instance()
-        schemas.register(Composed)
-        resolvers.register()
+        schemas.register_schemas(Composed)
+        resolvers.register_resolvers()
         path = ConfigSearchPathImpl()
         path.append("main", f"file://{CONF}")
         for entry in search_path:
@@ -337,6 +337,6 @@ def _merge_by_part(
             yield from below or [(keys, error)]
 
 
-def parse(text: str) -> Override:
+def parse_override(text: str) -> Override:
     """Parse an override with Hydra's parser. Raises hydra.errors.OverrideParseException."""
     return OverridesParser.create().parse_override(text)

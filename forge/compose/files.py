@@ -16,8 +16,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from forge.compose import values
 from forge.compose.engine import PRIMARY, Library, Misfit
-from forge.compose.origin import display, line_of, nodes_of, value_of
-from forge.compose.tree import in_force
+from forge.compose.origin import display, line_of, node_value, nodes_of
+from forge.compose.tree import value_in_force
 from forge.compose.unknown import Fault, Keys
 from forge.config import hydra_names, schemas
 from forge.config.problems import Problem, closest, did_you_mean, literal
@@ -121,8 +121,8 @@ def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
     above, _, last = key.rpartition(".")
     name, node = _nodes(file, misfit) if file else (None, None)
     where = _place(file) + (f":{line_of(name)}" if name else "")
-    hint = schemas.declared(key)
-    value = value_of(node) if node else None
+    hint = schemas.declared_type(key)
+    value = node_value(node) if node else None
     if misfit.is_whole_file:
         message = f"its values have no place under '{key}'."
         fault = message, "start the file with # @package _global_"
@@ -136,7 +136,7 @@ def value_fault(misfit: Misfit, library: Library, tree: DictConfig) -> Problem:
         fault = message, _as_section(key, value, library)
     elif name and hint is not None:
         text, as_entry = shorten(literal(value), 100), partial(_entry, str(name.value))
-        now = in_force(tree, key)
+        now = value_in_force(tree, key)
         message, advice = values.mistyped(key, text, value, hint, now, as_entry)
         fault = message, advice or CORRECT
     else:
@@ -156,7 +156,7 @@ def _nodes(file: Path, misfit: Misfit) -> tuple[Any, Any]:
         ours = hydra_names.SECTIONS.get(written) or hydra_names.translate_key(written)
         full = f"{misfit.package}.{ours}" if misfit.package else ours
         is_above = full.removesuffix(f".{name.value}") == ".".join(map(str, above))
-        if full == ".".join(map(str, misfit.keys)) or (is_above and value_of(name) == last):
+        if full == ".".join(map(str, misfit.keys)) or (is_above and node_value(name) == last):
             return name, node
     return None, None
 

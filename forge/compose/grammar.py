@@ -8,9 +8,9 @@ import typing
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from forge.compose.engine import parse
+from forge.compose.engine import parse_override
 from forge.config import schemas
-from forge.config.bounds import fits, kind
+from forge.config.bounds import fits, type_in_words
 from forge.config.problems import COMMAND_LINE, Problem, literal
 
 KEY = re.compile(r"[A-Za-z_][\w-]*([./][\w-]+)*(@[\w./-]+)?", re.ASCII)
@@ -18,7 +18,7 @@ ELEMENT = re.compile(r"([A-Za-z_][\w.]*)\[\d+\]", re.ASCII)
 EXAMPLE = "group=option or key=value, such as model=small or optimizer.lr=1e-3"
 
 
-def read(text: str) -> Override | Problem:
+def read_override(text: str) -> Override | Problem:
     """Read an override by Hydra's grammar, or return the problem."""
     try:
         override = _parse(text)
@@ -33,14 +33,14 @@ def read(text: str) -> Override | Problem:
 def _parse(text: str) -> Override:
     """An override, where tokens in a list need no quotes around their signs: [<think>,</think>]."""
     try:
-        return parse(text)
+        return parse_override(text)
     except HydraException:
         key, _, value = text.partition("=")
-        is_list = typing.get_origin(schemas.declared(key)) is list
+        is_list = typing.get_origin(schemas.declared_type(key)) is list
         is_plain = value[:1] == "[" and value[-1:] == "]" and not set(value) & set("\"'\\")
         if not (is_list and is_plain and schemas.fact(key, "verbatim")):
             raise
-        return parse(f"{key}={literal([item.strip() for item in value[1:-1].split(',')])}")
+        return parse_override(f"{key}={literal([item.strip() for item in value[1:-1].split(',')])}")
 
 
 def _fault(text: str, said: str) -> tuple[str, str]:
@@ -56,7 +56,7 @@ def _fault(text: str, said: str) -> tuple[str, str]:
         message = f"'{name}' is no key: a key is made of letters a-z, digits, _ and dots."
         return message, EXAMPLE
     message = f"the value {value} cannot be read: {said}."
-    hint = schemas.declared(name)
+    hint = schemas.declared_type(name)
     if hint is None or fits("", hint):
         text = value.replace("\\", "\\\\").replace('"', '\\"')
         return message, f"to give it as a text: '{key}=\"{text}\"'"
@@ -64,4 +64,4 @@ def _fault(text: str, said: str) -> tuple[str, str]:
         return message, f"{key}=[{value}]"
     if fits([""], hint) or typing.get_origin(hint) is dict:
         return message, "quotes around each text in it that has signs, like '[\"a=b\", c]'"
-    return message, f"{name} is {kind(hint)}"
+    return message, f"{name} is {type_in_words(hint)}"

@@ -20,7 +20,7 @@ from forge.config.problems import ConfigError, Problem, closest, did_you_mean, s
 from forge.config.targets.own import Own
 
 
-def page(
+def help_page(
     command: str,
     arguments: argparse.ArgumentParser,
     words: Sequence[str],
@@ -42,7 +42,7 @@ def page(
             raise ConfigError(composition.problems)
         return "\n\n".join(group_page(composition, topic) for topic in topics)
     listed = [f"  {group:<12} {', '.join(composition.library.options(group))}" for group in groups]
-    root = [f"  {field.name:<12} {describe(field)}" for field in schemas.root_options()]
+    root = [f"  {field.name:<12} {_describe_option(field)}" for field in schemas.root_options()]
     tip = f"  python -m {command.split()[0]} --help GROUP shows what one of them offers"
     flags = [
         f"  {', '.join(action.option_strings):<24} {action.help}"
@@ -72,7 +72,7 @@ def group_page(composition: Composition, group: str) -> str:
     library, chosen = composition.library, composition.choices.get(group)
     lines = [f"{group}   (now {group}={chosen})" if chosen else group]
     for option in library.options(group):
-        lines.append(f"  {group}={option:<14} {summary(library, group, option)}")
+        lines.append(f"  {group}={option:<14} {option_summary(library, group, option)}")
     section = node_at(composition.tree, group)
     now = OmegaConf.get_type(section) if isinstance(section, DictConfig) else None
     variants = sorted(titles(group), key=lambda title: title[1] is not now)
@@ -90,7 +90,7 @@ def group_page(composition: Composition, group: str) -> str:
         else:
             own_options = [(key, f) for key, f in options_below(schema) if key not in shared]
             lines += ["", f"{head} Its own, with their defaults:"] if own_options else ["", head]
-            lines += [f"    {group}.{key:<28} {describe(f)}" for key, f in own_options]
+            lines += [f"    {group}.{key:<28} {_describe_option(f)}" for key, f in own_options]
     return "\n".join(lines)
 
 
@@ -98,12 +98,14 @@ def _in_force(composition: Composition, key: str, field: dataclasses.Field) -> s
     """An option's value, meaning, and origin of the value."""
     node = node_at(composition.tree, key)
     if node is None:
-        return f"    {key:<34} {describe(field)}"
+        return f"    {key:<34} {_describe_option(field)}"
     value = OmegaConf.to_container(node) if isinstance(node, Container) else node._value()
     meaning, admitted = field.metadata.get("help", ""), describe_bounds(field.metadata)
     bounds = f" [{admitted}]" if admitted else ""
     origin = composition.written_at(key)
-    return f"    {key:<34} {show(value)}   {meaning}{bounds}{f'   ({origin})' if origin else ''}"
+    return (
+        f"    {key:<34} {yaml_value(value)}   {meaning}{bounds}{f'   ({origin})' if origin else ''}"
+    )
 
 
 def titles(group: str) -> Iterator[tuple[str, type[Section], str]]:
@@ -122,7 +124,7 @@ def options_below(schema: type[Section]) -> Iterator[tuple[str, dataclasses.Fiel
     return ((key, f) for key, _, f in options if "._" not in f".{key}")
 
 
-def summary(library: Library, group: str, option: str) -> str:
+def option_summary(library: Library, group: str, option: str) -> str:
     """The summary of an option: the first comment of its file."""
     file = library.file_of(f"{group}/{option}")
     lines = file.read_text(encoding="utf-8").splitlines() if file else []
@@ -130,13 +132,13 @@ def summary(library: Library, group: str, option: str) -> str:
     return next(comments, "").lstrip("# ")
 
 
-def describe(field: dataclasses.Field) -> str:
+def _describe_option(field: dataclasses.Field) -> str:
     """Default, meaning and bounds of an option in a single line."""
     admitted = describe_bounds(field.metadata)
-    meaning = f"{show(default_of(field))}   {field.metadata.get('help', '')}"
+    meaning = f"{yaml_value(default_of(field))}   {field.metadata.get('help', '')}"
     return f"{meaning} [{admitted}]" if admitted else meaning
 
 
-def show(value: object) -> str:
+def yaml_value(value: object) -> str:
     """A default value in YAML."""
     return str(list(value)) if isinstance(value, tuple | list) else shown(value)

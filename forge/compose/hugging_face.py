@@ -16,7 +16,7 @@ from forge.config.problems import COMMAND_LINE, Problem
 from forge.config.tokenizers.tokenizer_files import TokenizerFile
 from forge.config.tokenizers.tokenizer_stated import CONFIG_NAME
 from forge.families import folder as folders
-from forge.families.download import fetched, is_id
+from forge.families.download import fetch_model, is_id
 from forge.families.shards import FolderError
 from forge.families.tokenizer import begins_documents
 
@@ -25,7 +25,7 @@ REVISION, IGNORED = "model.revision", "model.ignore_keys"
 ELSE = "check it, or give a folder on this machine, which `hf download ID` fetches where it can"
 
 
-def fill(
+def fill_model_section(
     tree: DictConfig, assigned: Sequence[Override], lines: Mapping[str, str]
 ) -> tuple[dict[str, str], list[Problem]]:
     """Fill the model section of a tree, of model=hf, from the folder in model.path; return the file
@@ -40,12 +40,12 @@ def fill(
     where = COMMAND_LINE if PATH in typed else lines.get(PATH, "")
     folder, fault = path, ""
     if is_id(path):
-        folder, fault = fetched(path, str(typed.get(REVISION, tree.model.revision)))
+        folder, fault = fetch_model(path, str(typed.get(REVISION, tree.model.revision)))
     if fault:
         message = f"there is no folder {path}, and as the id of a model: {fault}."
         return {}, [Problem(f"{PATH}={path}", message, ELSE, where=where)]
     try:
-        model_folder = folders.read(folder)
+        model_folder = folders.read_folder(folder)
     except FolderError as error:
         return {}, [Problem(f"{PATH}={path}", error.what, error.fix, where=where)]
     names: Any = typed.get(IGNORED, tree.model.ignore_keys)

@@ -13,9 +13,9 @@ from typing import Any
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
-from forge.compose.composition import Composition, apply, chosen, compose
+from forge.compose.composition import Composition, compose, compose_choices, set_values
 from forge.compose.engine import Library
-from forge.compose.grammar import read
+from forge.compose.grammar import read_override
 from forge.compose.hugging_face import PATH
 from forge.compose.overrides import open_ends
 from forge.compose.tree import LISTS, node_at
@@ -39,7 +39,7 @@ class Composer:
     def __init__(self, config_dirs: Sequence[str] = ()) -> None:
         self.config_dirs = tuple(config_dirs)
         self._bases: dict[tuple[str, ...], Base | None] = {}
-        self._read = cache(lambda text: read(translate(text)))
+        self._read = cache(lambda text: read_override(translate(text)))
         self._library = cache(Library)
         self._dicts = tuple(f"{key}." for key in (*schemas.dicts(), *schemas.open_dicts()))
 
@@ -69,10 +69,10 @@ class Composer:
     def _base(self, overrides: tuple[str, ...]) -> Base | None:
         """The composition of the base overrides; None where values may depend on each other."""
         if overrides not in self._bases:
-            composition, assigned = chosen(
+            composition, assigned = compose_choices(
                 overrides, config_dirs=self.config_dirs, read_from=self._library
             )
-            apply(composition, assigned)
+            set_values(composition, assigned)
             tree = composition.tree
             sets_dict = any(not o.is_delete() and isinstance(o.value(), dict) for o in assigned)
             base = None
@@ -100,7 +100,7 @@ class Composer:
         slots = [(key, *slot) for key in keys if (slot := _place(composition.tree, key))]
         values_before = [_plain(section, name) for _, section, name in slots]
         try:
-            apply(composition, assigned)
+            set_values(composition, assigned)
             for key, section, name in slots:
                 if key in composition.applied:
                     put(config, key, _plain(section, name))

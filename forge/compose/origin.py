@@ -18,7 +18,7 @@ from forge.config.targets.own import Own
 from forge.rundir.roots import file_above
 
 
-def lines_of(library: Library, files: Iterable[tuple[str, str]]) -> dict[str, str]:
+def file_lines(library: Library, files: Iterable[tuple[str, str]]) -> dict[str, str]:
     """'file:line' by key of every value set by files of (config path, package)."""
     lines: dict[str, str] = {}
     for config_path, package in files:
@@ -47,7 +47,7 @@ def line_of(node: yaml.Node) -> int:
     return node.start_mark.line + 1
 
 
-def value_of(node: yaml.Node) -> Any:
+def node_value(node: yaml.Node) -> Any:
     """The value of a YAML node."""
     return yaml.SafeLoader("").construct_document(node)
 

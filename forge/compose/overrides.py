@@ -28,7 +28,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from forge.compose import values
 from forge.compose.engine import Library
-from forge.compose.tree import LISTS, declared, in_force, node_at, values_of
+from forge.compose.tree import LISTS, find_declaration, node_at, value_in_force, values_of
 from forge.compose.unknown import Fault, Keys
 from forge.config import schemas
 from forge.config.bounds import length_fault
@@ -40,7 +40,7 @@ from forge.config.problems import (
     did_you_mean,
     literal,
     shown,
-    typed,
+    typed_override,
 )
 
 PARAMS = "sweeper.params"
@@ -48,7 +48,7 @@ LIST_ITEM = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^,])+""")
 FIELDS = "__dataclass_fields__"
 
 
-def apply(tree: DictConfig, override: Override, library: Library) -> Problem | None:
+def set_value(tree: DictConfig, override: Override, library: Library) -> Problem | None:
     """Set a value in the tree, or return the problem of a misfit."""
     if schemas.in_open_dict(override.key_or_group):
         fault = _apply_to_free_dict(tree, override)
@@ -78,8 +78,8 @@ def _misused(override: Override) -> Fault | None:
     key = override.key_or_group
     if override.is_sweep_override():
         hint = "one value, or -m for a sweep"
-        if typing.get_origin(schemas.declared(key)) in (list, tuple):
-            hint += f"; {typed(key, f'[{override.get_value_string()}]')} for a list"
+        if typing.get_origin(schemas.declared_type(key)) in (list, tuple):
+            hint += f"; {typed_override(key, f'[{override.get_value_string()}]')} for a list"
         instead = schemas.fact(key, "not_swept")
         message = f"{key} has several values, and this is not a sweep."
         return message, f"{hint}; {instead}" if instead else hint
@@ -92,7 +92,7 @@ def _misused(override: Override) -> Fault | None:
 def _set_option(tree: DictConfig, key: str, value: Any, text: str) -> Fault | None:
     """Set an option to a value, or return the fault. text: the value as typed."""
     node = node_at(tree, key)
-    option = declared(tree, key)
+    option = find_declaration(tree, key)
     hint = option.hint if option else None
     takes_int = isinstance(node, IntegerNode) or int in typing.get_args(hint)
     if takes_int and isinstance(value, float) and value.is_integer():
@@ -113,7 +113,7 @@ def _set_option(tree: DictConfig, key: str, value: Any, text: str) -> Fault | No
         return None
     except (OmegaConfBaseException, OverflowError) as error:
         if hint is not None:
-            return _mistyped(key, text, value, hint, in_force(tree, key))
+            return _mistyped(key, text, value, hint, value_in_force(tree, key))
         if (group := key.rpartition(".")[2]) in schemas.INNER:
             return f"{key} is a section, which a group chooses.", f"+{group}@{key}={text}"
         advice = f"set its options one by one, like {values.option_below(key)}=..."
@@ -140,7 +140,7 @@ def _as_typed(items: list[Any], text: str, *, verbatim: bool) -> list[Any]:
 
 def _mistyped(key: str, text: str, value: Any, hint: Any, now: Any = None) -> Fault:
     def write(meant: Any) -> str:
-        return typed(key, (literal if isinstance(meant, list) else shown)(meant))
+        return typed_override(key, (literal if isinstance(meant, list) else shown)(meant))
 
     is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
     quoted_text = text if is_quoted else f"'{text}'"
@@ -179,7 +179,7 @@ def _apply_to_entry(entries: DictConfig, name: str, override: Override) -> Fault
         return None
     except OmegaConfBaseException as error:
         if name:
-            return _mistyped(key, text, value, schemas.declared(key))
+            return _mistyped(key, text, value, schemas.declared_type(key))
         return f"it does not fit {key}: {_first_line(error)}.", schemas.dicts()[key]
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from hydra.core.override_parser.types import Override
 
-from forge.compose.grammar import read
+from forge.compose.grammar import read_override
 from forge.config import schemas
 from forge.config.problems import quoted
 from forge.config.root import Config
 from forge.config.rule import get
-from forge.rundir.untrusted import SEARCH, key_of
+from forge.rundir.untrusted import SEARCH, option_of
 
 
 def portable(overrides: Sequence[str], config_dirs: Sequence[str], config: Config) -> list[str]:
@@ -38,14 +38,14 @@ def unsaid(overrides: Sequence[str], typed: Sequence[str], config_dirs: Sequence
     """The overrides missing among the typed overrides: any typed value of the same option counts;
     of the search path, each directory counts.
     """
-    typed_keys = {key_of(text) for text in typed} - {SEARCH}
+    typed_keys = {option_of(text) for text in typed} - {SEARCH}
     folders = {absolute(entry) for text in typed for entry in searched(text)}
     folders |= set(map(absolute, config_dirs))
 
     def is_typed(text: str) -> bool:
-        if key_of(text) == SEARCH:
+        if option_of(text) == SEARCH:
             return folders.issuperset(searched(text))
-        return key_of(text) in typed_keys
+        return option_of(text) in typed_keys
 
     return [text for text in overrides if not is_typed(text)]
 
@@ -54,7 +54,7 @@ def searched(text: str) -> list[str]:
     """The entries of a search path by Hydra's reading, with `pkg\\://` for `pkg://`; none of any
     other override.
     """
-    override = read(text) if key_of(text) == SEARCH else None
+    override = read_override(text) if option_of(text) == SEARCH else None
     value = override.value() if isinstance(override, Override) else None
     return [str(entry) for entry in value] if isinstance(value, list) else []
 

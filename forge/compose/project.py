@@ -16,17 +16,17 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.types import Override
 
-from forge.compose.defaults import kept
-from forge.compose.grammar import read
-from forge.compose.origin import display, line_of, value_of
+from forge.compose.defaults import unreplaced_defaults
+from forge.compose.grammar import read_override
+from forge.compose.origin import display, line_of, node_value
 from forge.compose.portable import absolute, searched
 from forge.config import schemas
 from forge.config.hydra_names import translate
 from forge.config.places import ADDRESS
 from forge.config.problems import ConfigError, Problem, closest, did_you_mean, quoted
 from forge.families.download import is_id
-from forge.rundir.roots import FILE, file_above, table
-from forge.rundir.untrusted import SEARCH, TRUST, key_of, note_project
+from forge.rundir.roots import FILE, file_above, forge_table
+from forge.rundir.untrusted import SEARCH, TRUST, note_project, option_of
 
 KEYS = ("name", "searchpath", "trust", "defaults")
 MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\.?")
@@ -77,7 +77,7 @@ class Project:
         """
         search = [Default(f"{SEARCH}=[{quoted(entry)}]", entry.where) for entry in self.searchpath]
         trust = [self._trusting(())] if self.trust else []
-        defaults = kept(self.defaults, typed, self.sources)
+        defaults = unreplaced_defaults(self.defaults, typed, self.sources)
         return [*search, *trust, *defaults, *map(self._with_trust, typed)]
 
     def _trusting(self, more: Sequence[str]) -> Default:
@@ -85,7 +85,7 @@ class Project:
         return Default(f"{TRUST}=[{listed}]", self.trust[0].where)
 
     def _with_trust(self, text: str) -> str:
-        added = prefixes(text) if self.trust and key_of(text) == TRUST else ()
+        added = prefixes(text) if self.trust and option_of(text) == TRUST else ()
         return str(self._trusting(added)) if added else text
 
     def enter(self) -> None:
@@ -94,7 +94,7 @@ class Project:
         """
         note_project(
             self.trust,
-            [override for override in self.words(()) if key_of(override) in (SEARCH, TRUST)],
+            [override for override in self.words(()) if option_of(override) in (SEARCH, TRUST)],
         )
         if str(self.root) not in sys.path:
             sys.path.insert(0, str(self.root))
@@ -102,12 +102,12 @@ class Project:
 
 def prefixes(text: str) -> tuple[str, ...]:
     """The module prefixes in run.trust=[...]; none of any other override."""
-    override = read(text) if key_of(text) == TRUST else None
+    override = read_override(text) if option_of(text) == TRUST else None
     value = override.value() if isinstance(override, Override) else None
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
-def find(start: Path | None = None) -> Project | None:
+def find_project(start: Path | None = None) -> Project | None:
     """The project around a directory, by default the working directory. Raises ConfigError."""
     file = file_above(start or Path.cwd())
     if file is None:
@@ -129,14 +129,14 @@ def _of_yaml(file: Path) -> Project:
     content, lines = {}, {}
     for name, value in node.value if node else ():
         key = str(name.value)
-        content[key], lines[key] = value_of(value), [line_of(name)]
+        content[key], lines[key] = node_value(value), [line_of(name)]
         if isinstance(value, yaml.SequenceNode):
             lines[key] += map(line_of, value.value)
     return _project(file, content, lines)
 
 
 def _of_toml(file: Path) -> Project:
-    text, content = file.read_text(encoding="utf-8"), table(file)
+    text, content = file.read_text(encoding="utf-8"), forge_table(file)
     if not isinstance(content, dict):
         raise _refusal(file, f"tool.forge is a table with keys: {', '.join(KEYS)}.")
     below = text.partition("[tool.forge]")[0].count("\n") + 1
@@ -188,7 +188,7 @@ def _project(file: Path, content: dict[str, Any], lines: dict[str, list[int]]) -
             message = f"'{text}' is no prefix of modules."
             wrong(f"trust: {text}", message, "such as mine. or mine.models.", entry)
     for entry, text in enumerate(texts("defaults"), start=1):
-        key = key_of(text)
+        key = option_of(text)
         if "=" not in text and not text.startswith("~"):
             wrong(f"defaults: {text}", "this is not key=value.", f"write {text}=...", entry)
         elif key in NOT_HERE:
@@ -208,14 +208,14 @@ def _project(file: Path, content: dict[str, Any], lines: dict[str, list[int]]) -
 def _from_root(text: str, root: Path) -> str:
     """An override with a path in its value made absolute, from the project's root."""
     key, _, value = text.partition("=")
-    if key_of(text) not in {*schemas.keys_with("path"), *PLACES} or value in ("", "null"):
+    if option_of(text) not in {*schemas.keys_with("path"), *PLACES} or value in ("", "null"):
         return text
-    override = read(text)
+    override = read_override(text)
     path = override.value() if isinstance(override, Override) else None
     if not isinstance(path, str) or "${" in path or path.startswith("~") or ADDRESS.match(path):
         return text
     if (
-        key_of(text) == "model.path"
+        option_of(text) == "model.path"
         and is_id(path)
         and not os.path.exists(os.path.join(root, path))
     ):
@@ -228,7 +228,7 @@ def allowing(words: Collection[str], places: Sequence[Path]) -> Project | None:
     run.trust and of the search path.
     """
     for place in places:
-        project = find(place) if place.is_dir() else None
+        project = find_project(place) if place.is_dir() else None
         if project and all(
             set(project.trust).issuperset(prefixes(text))
             and set(project.searchpath).issuperset(map(absolute, searched(text)))

@@ -15,7 +15,9 @@ FACTS = "_forge_facts"
 """Where a tree keeps what `${hydra:...}` reads; no value of the config."""
 
 
-def facts(overrides: Sequence[str], choices: Mapping[str, Any], config_name: str) -> dict[str, Any]:
+def hydra_section(
+    overrides: Sequence[str], choices: Mapping[str, Any], config_name: str
+) -> dict[str, Any]:
     """forge's part of the section `hydra` of Hydra's applications, under the same keys."""
     task = [text for text in overrides if not text.startswith("hydra")]
     return {
@@ -38,7 +40,7 @@ def attach(tree: DictConfig, known: dict[str, Any]) -> None:
     vars(tree)[FACTS] = known  # apart from the values, kept elsewhere by OmegaConf
 
 
-def register() -> None:
+def register_resolvers() -> None:
     """Register the resolvers with OmegaConf; an unknown key is refused in OmegaConf's words."""
     old = omegaconf.__version__.startswith("2.3.")  # where register_resolver is another function
     add = getattr(OmegaConf, "register_new_resolver" if old else "register_resolver")

@@ -36,7 +36,7 @@ def has(node: DictConfig, name: str) -> bool:
     return name in node or OmegaConf.is_missing(node, name)
 
 
-def declared(tree: DictConfig, key: str) -> Declared | None:
+def find_declaration(tree: DictConfig, key: str) -> Declared | None:
     """The declaration of an option; None for a section, and for an entry of a free dict."""
     above, _, name = key.rpartition(".")
     schema = OmegaConf.get_type(OmegaConf.select(tree, above) if above else tree)
@@ -49,7 +49,7 @@ def declared(tree: DictConfig, key: str) -> Declared | None:
     return Declared(hint, field.metadata)
 
 
-def in_force(tree: DictConfig, key: str) -> Any:
+def value_in_force(tree: DictConfig, key: str) -> Any:
     """The value of an option; None also for a missing value, and for an interpolation."""
     node = node_at(tree, key)
     if node is None or node._is_missing() or node._is_interpolation() or node._is_none():

@@ -25,7 +25,7 @@ def entered(start: Path | None = None) -> Project | None:
     """The trusted project around a directory, by default the working directory, with its modules
     importable. Raises ConfigError.
     """
-    current = project.find(start)
+    current = project.find_project(start)
     return use(current) if current else None
 
 
@@ -42,7 +42,7 @@ def where_trusted(typed: Sequence[str]) -> list[str]:
     and the typed overrides stand alone.
     """
     try:
-        current = project.find()
+        current = project.find_project()
         if current is None or is_trusted(current):
             return use(current).words(typed) if current else list(typed)
         reason = f"the project in {current.root} is not yet trusted on this machine"
@@ -55,7 +55,7 @@ def where_trusted(typed: Sequence[str]) -> list[str]:
 def use(found: Project) -> Project:
     """Enter a project once trusted, and name the project on stderr."""
     if not is_trusted(found):
-        ask(found)
+        _ask_for_trust(found)
     _say(found.name, found.file)
     found.enter()
     return found
@@ -107,7 +107,7 @@ def remember(found: Project) -> None:
         raise refusal(str(file), message, "XDG_CONFIG_HOME=DIR") from None
 
 
-def ask(found: Project) -> None:
+def _ask_for_trust(found: Project) -> None:
     """Ask the user to trust a project, and store the answer. Raises ConfigError for any answer but
     yes, and without a terminal.
     """

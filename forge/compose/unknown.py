@@ -12,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from forge.compose.aliases import ALIASES, ALONE, BY_VALUE, DECIDED_BY, HINTS
 from forge.compose.engine import Library
-from forge.compose.grammar import read
-from forge.compose.tree import LISTS, declared, has, in_force, node_at, option_keys
+from forge.compose.grammar import read_override
+from forge.compose.tree import LISTS, find_declaration, has, node_at, option_keys, value_in_force
 from forge.config import schemas
 from forge.config.adapters.adapter import in_ours, saved_in_ours
 from forge.config.bounds import element_faults, fits
@@ -66,7 +66,7 @@ class Keys:
             options = self.library.options(key)
             near = [value] if value in options else closest(value, options)
             return [f"{key}={option}" for option in near]
-        declaration, override = declared(self.tree, key), read(f"{key}={value}")
+        declaration, override = find_declaration(self.tree, key), read_override(f"{key}={value}")
         if (
             declaration is None
             or not isinstance(override, Override)
@@ -81,7 +81,7 @@ class Keys:
         is_of_type = any(fits(candidate, declaration.hint) for candidate in (typed, as_int, value))
         if is_of_type and not any(element_faults(key, typed, declaration.metadata)):
             return [f"{key}={value}"]
-        return [f"{key}={literal(in_force(self.tree, key))}"]
+        return [f"{key}={literal(value_in_force(self.tree, key))}"]
 
     def _missing(self, node: DictConfig, above: str, part: str, key: str, value: str) -> Fault:
         """The fault of a part of a key missing in the section at `above`. node: the section."""
@@ -153,7 +153,7 @@ class Keys:
         word = full if last in ALONE else last
         translated = BY_VALUE.get(word, {}).get(value.lower(), "")
         target = translated.partition("=")[0]
-        if target and (self.library.is_group(target) or declared(self.tree, target)):
+        if target and (self.library.is_group(target) or find_declaration(self.tree, target)):
             return did_you_mean([translated])
         ours = ALIASES.get(full) or ALIASES.get(word, "")
         if not ours:
@@ -164,7 +164,9 @@ class Keys:
             words = value.strip("[]").replace("'", "").replace('"', "").split(",")
             value = f"[{','.join(translate(w.strip() for w in words if w.strip()))}]"
         option = ours.rpartition(" ")[2].removesuffix("=")
-        if ours.startswith(("adapter=", "optimizer=", "data=")) and declared(self.tree, option):
+        if ours.startswith(("adapter=", "optimizer=", "data=")) and find_declaration(
+            self.tree, option
+        ):
             return did_you_mean(self.advised(option, value))  # the group's option in force has it
         if "=" in ours and value.lower() in OFF:
             return f"leave it out; {ours} switches it on"
@@ -175,22 +177,26 @@ class Keys:
             meant = self.advised(ours, value) or (as_values(ours, value) if value else [])
             return did_you_mean(meant) or options
         decides = DECIDED_BY.get(ours, "")
-        if value and decides and in_force(self.tree, decides) is not None:
+        if value and decides and value_in_force(self.tree, decides) is not None:
             return did_you_mean([f"{text} {decides}=null" for text in self.advised(ours, value)])
         return self._called(ours, value)
 
     def _hinted(self, text: str, value: str) -> str:
         """A text of HINTS with the value; only the override where its option is in force."""
         option = text.partition("={value}")[0]
-        if text.startswith(f"{option}={{value}},") and value and declared(self.tree, option):
+        if (
+            text.startswith(f"{option}={{value}},")
+            and value
+            and find_declaration(self.tree, option)
+        ):
             return did_you_mean(self.advised(option, value))
         return text.replace("{value}", value or "...")
 
     def _of_seed(self, key: str, value: str) -> str:
         """The hint for an option of a seed of forge; empty for any other key."""
-        from forge.compose.seed_keys import rows
+        from forge.compose.seed_keys import seed_rows
 
-        ours, note = rows().get(key, ("", ""))
+        ours, note = seed_rows().get(key, ("", ""))
         if not ours:
             return ""
         group, sign, _ = ours.partition("=")

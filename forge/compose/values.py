@@ -9,7 +9,7 @@ from typing import Any
 
 from forge.config import schemas
 from forge.config.adapters.adapter import in_ours
-from forge.config.bounds import KINDS, fits, kind, length_fault
+from forge.config.bounds import KINDS, fits, length_fault, type_in_words
 from forge.config.problems import shown
 
 SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -23,7 +23,7 @@ def mistyped(
     """
     if fault := length_fault(key, value, hint):
         return fault, ""
-    correct, advice = meant(key, value, hint), ""
+    correct, advice = _guess(key, value, hint), ""
     if correct is not None:
         advice = write(correct)
     elif sweep := several(value, hint):
@@ -34,10 +34,10 @@ def mistyped(
     elif isinstance(now, int | float | list) and not isinstance(now, bool) and now != []:
         advice = f"for example {write(now)}"
     advice = advice or next((help for n, help in schemas.dicts().items() if key.startswith(n)), "")
-    return f"{key} is {kind(hint)}; {text} is not.", advice
+    return f"{key} is {type_in_words(hint)}; {text} is not.", advice
 
 
-def meant(key: str, value: Any, hint: Any) -> Any:
+def _guess(key: str, value: Any, hint: Any) -> Any:
     """The probably meant value of the declared type; None without a good guess."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if schemas.fact(key, "time"):

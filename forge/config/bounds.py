@@ -47,7 +47,7 @@ def _of_options(section: Section, prefix: str) -> Iterator[Problem]:
         key, value = f"{prefix}{field.name}", getattr(section, field.name)
         if not fits(value, hint):
             choices = ", ".join(metadata.get("choices") or ())
-            described = f"an integer or {choices}" if hint == int | str else kind(hint)
+            described = f"an integer or {choices}" if hint == int | str else type_in_words(hint)
             yield Problem(f"{key}={value}", f"{key} must be {described}.", rule="type")
         elif isinstance(value, Section):
             yield from check_bounds(value, f"{key}.")
@@ -87,13 +87,13 @@ def fits(value: Any, hint: Any) -> bool:
     return isinstance(value, int | float if hint is float else hint)
 
 
-def kind(hint: Any) -> str:
+def type_in_words(hint: Any) -> str:
     """A declared type in words: 'an integer or null', 'a list of texts'."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(kind(option) for option in inner)
+        return " or ".join(type_in_words(option) for option in inner)
     if origin in (list, tuple):
-        return f"a list of {kind(inner[0]).partition(' ')[2]}s"
+        return f"a list of {type_in_words(inner[0]).partition(' ')[2]}s"
     if origin is dict:
         return "a dict of entries by name"
     return KINDS.get(hint) or f"a {hint.__name__} section"

@@ -59,7 +59,7 @@ class ConfigError(ValueError):
         super().__init__(self.problems)
 
     def __str__(self) -> str:
-        return render(self.problems)
+        return render_problems(self.problems)
 
 
 def refusal(key: str, message: str, hint: str = "", where: str = "") -> ConfigError:
@@ -67,7 +67,7 @@ def refusal(key: str, message: str, hint: str = "", where: str = "") -> ConfigEr
     return ConfigError([Problem(key=key, what=message, fix=hint, where=where)])
 
 
-def render(problems: Sequence[Problem]) -> str:
+def render_problems(problems: Sequence[Problem]) -> str:
     """All problems, numbered."""
     count = counted(len(problems), "problem")
     numbered = [problem.render(i) for i, problem in enumerate(problems, 1)]
@@ -124,7 +124,7 @@ def quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
-def typed(key: str, value: str) -> str:
+def typed_override(key: str, value: str) -> str:
     """An override as typed in a shell: in quotes where the value has quotes or spaces."""
     text = f"{key}={value}"
     if not re.search(r"[\s\"']", value):

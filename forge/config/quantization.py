@@ -205,6 +205,6 @@ class Sparse(Quantized):
         return math.prod(shape) * (width + 1) if self.takes(tensor, model) else 0
 
 
-def layers_of(section: Quantization, model: Decoder) -> Iterator[str]:
+def quantized_modules(section: Quantization, model: Decoder) -> Iterator[str]:
     """Names of the modules with weights multiplied in the section's numbers."""
     yield from dict.fromkeys(tensor.name.rpartition(".")[0] for tensor in section.chosen(model))

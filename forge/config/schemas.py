@@ -61,7 +61,7 @@ SCHEMAS: dict[str, dict[str, type[Section]]] = {
 }
 
 
-def register(root: type[Config] = Config) -> None:
+def register_schemas(root: type[Config] = Config) -> None:
     """Store every schema under `schema/<group>`. root: the class of the whole config."""
     _register(_store(), root)
 
@@ -179,7 +179,7 @@ def walk_options() -> Iterator[tuple[str, str, type[Section], dataclasses.Field]
                 yield f"{group}.{name}", variant, owner, field
 
 
-def modules() -> list[str]:
+def schema_modules() -> list[str]:
     """The modules of all sections, also of inner ones."""
     names = {schema.__module__: None for _, _, schema, _ in walk_options()}
     return [name for name in names if name.startswith("forge.config.")]
@@ -190,7 +190,7 @@ def is_section(key: str) -> bool:
     return any(name.startswith(f"{key}.") for name, *_ in walk_options())
 
 
-def declared(key: str) -> Any:
+def declared_type(key: str) -> Any:
     """The declared type of an option, or of an entry of a dict; None for an unknown key."""
     for name, _, schema, field in walk_options():
         hint = types_of(schema)[field.name]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from forge.config.numbers import GIB
 from forge.doctor import accelerator, limits, places, software
-from forge.doctor.finding import Finding, lacking, missing, render
+from forge.doctor.finding import Finding, lacking, missing, render_findings
 
 if TYPE_CHECKING:
     from forge.config.root import Config
@@ -92,10 +92,10 @@ def examine(plan: Plan) -> list[Finding]:
         *accelerator.findings(report),
         *software.packages(),
         software.slurm(),
-        places.place("run.root", plan.runs, plan.runs_option, 10 * GIB),
-        places.place("cache", plan.cache, cache, 5 * GIB),
-        places.place("temporary", temporary, "TMPDIR=DIR", GIB),
-        places.place("home", Path(os.path.expanduser("~")), home, GIB, needed=False),
+        places.check_place("run.root", plan.runs, plan.runs_option, 10 * GIB),
+        places.check_place("cache", plan.cache, cache, 5 * GIB),
+        places.check_place("temporary", temporary, "TMPDIR=DIR", GIB),
+        places.check_place("home", Path(os.path.expanduser("~")), home, GIB, needed=False),
         places.locks(plan.runs),
         places.shared_memory(plan.loader_bytes, plan.num_workers, gpus, free),
         limits.threads(usable, os.cpu_count() or 1, torch.get("threads"), plan.num_threads),
@@ -129,7 +129,7 @@ def _cache(cache_dir: str | None) -> Path:
 def _show(findings: Sequence[Finding], *, as_json: bool) -> int:
     lack = lacking(findings)
     content = {"ok": not lack, "findings": [dataclasses.asdict(finding) for finding in findings]}
-    print(json.dumps(content, indent=1) if as_json else render(findings))
+    print(json.dumps(content, indent=1) if as_json else render_findings(findings))
     return 1 if lack else 0
 
 

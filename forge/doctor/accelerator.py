@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from forge.doctor.finding import Finding, ask, missing, ok, warn
+from forge.doctor.finding import Finding, missing, ok, run_program, warn
 from forge.doctor.software import outside, requirements
 
 RESTART = "run nvidia-smi; restart the driver"
@@ -23,7 +23,7 @@ HOST_NAME = (
 
 def probe(seconds: float = 60.0) -> dict[str, Any]:
     """The report of `forge.doctor.torch_probe`; `doing` and `end` tell of an early end."""
-    answer = ask([sys.executable, "-m", "forge.doctor.torch_probe"], seconds=seconds)
+    answer = run_program([sys.executable, "-m", "forge.doctor.torch_probe"], seconds=seconds)
     if answer is None:
         return {"end": "could not be started"}
     report: dict[str, Any] = {}

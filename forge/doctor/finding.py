@@ -48,7 +48,7 @@ def lacking(findings: Sequence[Finding]) -> list[str]:
     return [finding.check for finding in findings if finding.status == MISSING and finding.needed]
 
 
-def render(findings: Sequence[Finding]) -> str:
+def render_findings(findings: Sequence[Finding]) -> str:
     last = "a run on the CPU has all that it needs"
     if lack := lacking(findings):
         last = f"missing, and every run needs it: {', '.join(lack)}"
@@ -70,7 +70,7 @@ class Answer:
         return lines[-1].strip() if lines else ""
 
 
-def ask(command: Sequence[str], *, seconds: float) -> Answer | None:
+def run_program(command: Sequence[str], *, seconds: float) -> Answer | None:
     """Run a program with a time limit in seconds; None when the program cannot be started.
 
     A program hanging in a driver ignores SIGKILL and is left behind, since waiting would hang too.

@@ -62,7 +62,7 @@ def usable_cores(quota: float | None) -> int:
 
 
 def free_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    for line in read(meminfo).splitlines():
+    for line in read_value(meminfo).splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
@@ -72,8 +72,8 @@ def cpu_quota(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> float | No
     """Cores allowed by the strictest cgroup above this process; None without a limit."""
     quotas = []
     for folder in _folders("cpu", root, membership):
-        of_version_1 = [read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-        quota, period = read(folder / "cpu.max").split() or of_version_1
+        of_version_1 = [read_value(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        quota, period = read_value(folder / "cpu.max").split() or of_version_1
         if quota not in ("", "max", "-1"):
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
@@ -87,9 +87,9 @@ def memory_left(root: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | No
     margins = []
     for folder in _folders("memory", root, membership):
         for names in (("max", "current"), ("limit_in_bytes", "usage_in_bytes")):
-            limit, used = (read(folder / f"memory.{name}") for name in names)
+            limit, used = (read_value(folder / f"memory.{name}") for name in names)
             if limit and used and limit != "max" and int(limit) < NO_LIMIT:
-                lines = read(folder / "memory.stat").splitlines()
+                lines = read_value(folder / "memory.stat").splitlines()
                 rows = dict(line.split() for line in lines if line.count(" ") == 1)
                 cache = int(rows.get("inactive_file", rows.get("total_inactive_file", 0)))
                 margins.append(max(int(limit) - int(used) + cache, 0))
@@ -100,7 +100,7 @@ def _folders(controller: str, root: Path, membership: Path) -> Iterator[Path]:
     """The cgroup of this process and the cgroups above, of version 2 or 1, as far as visible in a
     container.
     """
-    for line in read(membership).splitlines():
+    for line in read_value(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
             top = root / controllers
@@ -110,7 +110,7 @@ def _folders(controller: str, root: Path, membership: Path) -> Iterator[Path]:
                     yield folder
 
 
-def read(path: Path) -> str:
+def read_value(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

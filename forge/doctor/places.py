@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forge.config.numbers import GIB, byte_size
 from forge.doctor.finding import Finding, missing, ok, warn
-from forge.doctor.limits import read
+from forge.doctor.limits import read_value
 
 LOCK_FIX = (
     "run.root=DIR on another file system; a Lustre is mounted with -o flock, an NFS needs its lock "
@@ -19,7 +19,7 @@ NOT_SHARED = {"nolock", "local_lock=all", "local_lock=flock", "localflock", "nob
 """Mount options of network file systems with locks invisible to other hosts."""
 
 
-def place(name: str, path: Path, option: str, enough: int, *, needed: bool = True) -> Finding:
+def check_place(name: str, path: Path, option: str, enough: int, *, needed: bool = True) -> Finding:
     """Whether a directory, or its nearest existing parent, is writable and has `enough` bytes.
 
     option: moves the directory elsewhere.
@@ -107,7 +107,7 @@ def file_system(folder: Path) -> str:
 def mount(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple[str, list[str]]:
     """Type and mount options of a folder's file system."""
     best, real = ("", "a file system of unknown type", ""), folder.resolve()
-    for _, mounted, kind, options, *_ in map(str.split, read(mounts).splitlines()):
+    for _, mounted, kind, options, *_ in map(str.split, read_value(mounts).splitlines()):
         if real.is_relative_to(mounted.replace("\\040", " ")) and len(mounted) >= len(best[0]):
             best = mounted, kind, options
     return best[1], best[2].split(",")

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from forge.config.wandb_login import login
-from forge.doctor.finding import Finding, ask, missing, ok, warn
+from forge.doctor.finding import Finding, missing, ok, run_program, warn
 
 DISTRIBUTION = "forge-lm"
 OPTIONAL = {
@@ -94,7 +94,7 @@ def slurm(seconds: float = 5.0) -> Finding:
         hint = f"install the rest of Slurm's client commands; {only}"
         return warn("Slurm", f"{', '.join(paths)} on PATH, but no {absent}", hint)
     silent, ask_for_help = f"no answer in {seconds:g} s", f"ask the administrator; {only}"
-    answer = ask([paths["sinfo"], "--noheader", "--format=%P"], seconds=seconds)
+    answer = run_program([paths["sinfo"], "--noheader", "--format=%P"], seconds=seconds)
     if answer is None or answer.code is None:
         message = f"sinfo gives {silent}: the controller is down or cannot be reached"
         return warn("Slurm", message, ask_for_help)
@@ -105,7 +105,7 @@ def slurm(seconds: float = 5.0) -> Finding:
         return warn("Slurm", "sinfo lists no partition that you may use", ask_for_help)
     summary = f"partitions: {', '.join(partitions)}"
     sacct = [paths["sacct"], "--noheader", "--allocations", "--starttime=now"]
-    records = ask(sacct, seconds=seconds)
+    records = run_program(sacct, seconds=seconds)
     if records and records.code == 0:
         return ok("Slurm", summary)
     why = records.last_line if records and records.code else silent
@@ -119,7 +119,7 @@ def git() -> Finding:
     path, root = shutil.which("git"), Path(__file__).resolve().parents[2]
     if path is None:
         return missing("git", "there is no git on PATH", f"install git; {hint}")
-    answer = ask([path, "-C", str(root), "rev-parse", "--short", "HEAD"], seconds=5)
+    answer = run_program([path, "-C", str(root), "rev-parse", "--short", "HEAD"], seconds=5)
     if answer is None or answer.code is None:
         return warn("git", f"{path} does not answer", hint)
     if "dubious ownership" in answer.err:

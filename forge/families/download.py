@@ -20,7 +20,7 @@ def is_id(place: str) -> bool:
 
 
 @functools.cache  # a derivation and the points of a sweep ask for the same model
-def fetched(name: str, revision: str) -> tuple[str, str]:
+def fetch_model(name: str, revision: str) -> tuple[str, str]:
     """Return (the folder of a model on this machine, "") or ("", the reason of its absence)."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError

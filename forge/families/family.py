@@ -131,7 +131,7 @@ class Family:
             return [*keys.faults, *keys.unknown.values()]
         if "moe" in options and not section.is_moe:
             return ["model.moe.num_experts=0"]
-        restored = section_of(options)
+        restored = decoder_section(options)
         if ignored := self.unread(restored):
             return ignored
         return [str(difference) for difference in self.differences(section, restored)]
@@ -176,10 +176,10 @@ class Family:
     def differences(self, one: Decoder, other: Decoder) -> list[Difference]:
         """Return the options by which two sections of this family compute different results."""
         free = {f"model.{name}" for name in self.either}
-        return [difference for difference in differences(one, other) if difference.key not in free]
+        return [difference for difference in _differences(one, other) if difference.key not in free]
 
 
-def section_of(options: dict[str, Any]) -> Decoder:
+def decoder_section(options: dict[str, Any]) -> Decoder:
     """Build the model section with these options."""
     values = {name: value for name, value in options.items() if value is not None}
     if "mixer" in values:
@@ -200,7 +200,7 @@ class Difference(NamedTuple):
         return f"{self.key}={shown(self.one)}"
 
 
-def differences(one: Decoder, other: Decoder) -> list[Difference]:
+def _differences(one: Decoder, other: Decoder) -> list[Difference]:
     """Return the options by which two sections compute different results."""
     if one.n_layers != other.n_layers:
         return [Difference("model.n_layers", one.n_layers, other.n_layers)]

@@ -16,9 +16,9 @@ from forge.config.model.tensors import EMBEDDING as TABLE
 from forge.config.model.tensors import HEAD, misfits
 from forge.config.regular import NotRegular, read_json
 from forge.families import each as families
-from forge.families.family import Family, section_of
+from forge.families.family import Family, decoder_section
 from forge.families.peft import is_peft
-from forge.families.shards import AGAIN, FolderError, Stored, same_bytes, stored
+from forge.families.shards import AGAIN, FolderError, Stored, same_bytes, stored_tensors
 from forge.families.table import Row, shapes
 
 CONFIG, TEXT = "config.json", "text_config"
@@ -74,7 +74,7 @@ class Folder:
     @functools.cached_property
     def section(self) -> Decoder:
         """The section of the folder's model."""
-        return section_of(self.options)
+        return decoder_section(self.options)
 
 
 def is_folder(path: str | Path) -> bool:
@@ -86,7 +86,7 @@ def is_folder(path: str | Path) -> bool:
     return (root / CONFIG).is_file() or (any(root.glob("*.safetensors")) and not is_peft(root))
 
 
-def read(path: str | Path) -> Folder:
+def read_folder(path: str | Path) -> Folder:
     """Read config.json. Raises FolderError, with every problem of the file."""
     folder = Path(path).expanduser()
     file = folder / CONFIG
@@ -174,13 +174,13 @@ def unknown_keys(folder: Folder, ignored: Collection[str]) -> tuple[str, str] | 
     return message, f"{hint}; or model.ignore_keys=[{names}] where it changes nothing"
 
 
-def places(folder: Folder, section: Decoder) -> tuple[list[Row], dict[str, Stored]]:
+def stored_rows(folder: Folder, section: Decoder) -> tuple[list[Row], dict[str, Stored]]:
     """Return the rows of a section's tensors, and the stored tensors by the names of the table.
 
     Raises FolderError.
     """
     rows = folder.family.rows(section)
-    prefix, files = folder.family.prefix, stored(folder.path)
+    prefix, files = folder.family.prefix, stored_tensors(folder.path)
     if folder.inside:
         of_text = {name: x for name, x in files.items() if name.startswith(INSIDE)}
         files = {name.removeprefix(INSIDE): x for name, x in of_text.items()}
@@ -190,12 +190,12 @@ def places(folder: Folder, section: Decoder) -> tuple[list[Row], dict[str, Store
     return rows, files
 
 
-def faults(folder: Folder, section: Decoder, exclude: Sequence[str] = ()) -> list[str]:
+def weight_faults(folder: Folder, section: Decoder, exclude: Sequence[str] = ()) -> list[str]:
     """Return the misfits between the weights of a folder and a section.
 
     exclude: prefixes of unread tensors, without faults. Raises FolderError for unreadable files.
     """
-    rows, files = places(folder, section)
+    rows, files = stored_rows(folder, section)
     if differing := _other_head(folder, section, files):
         return [differing]
     section_shapes = shapes(rows)

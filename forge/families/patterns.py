@@ -12,7 +12,7 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 LINEAR = "linear_attention"
 
 
-def options(
+def layer_options(
     types: Sequence[str], of_type: Mapping[str, Mapping[str, Any]], *, plain: str = FULL
 ) -> dict[str, Any]:
     """Return the options of a model with layers of these types.
@@ -41,7 +41,7 @@ def read_types(keys: Keys, n_layers: int | None, usual: Sequence[str]) -> list[s
     return types
 
 
-def windows(keys: Keys, n_layers: int | None, *, used: bool = True) -> dict[str, Any]:
+def read_windows(keys: Keys, n_layers: int | None, *, used: bool = True) -> dict[str, Any]:
     """Read a window of all layers, or of the layers from max_window_layers on, as in Qwen."""
     window = keys.number("sliding_window", default=None) if used else None
     first = keys.number("max_window_layers", default=0) if used else 0
@@ -51,10 +51,10 @@ def windows(keys: Keys, n_layers: int | None, *, used: bool = True) -> dict[str,
     types = read_types(keys, n_layers, usual)
     if unknown := [layer_type for layer_type in types if layer_type not in (FULL, SLIDING)]:
         keys.faults.append(f"layer_types has {unknown[0]!r}")
-    return options(types, {SLIDING: {"sliding_window_size": window or 0}})
+    return layer_options(types, {SLIDING: {"sliding_window_size": window or 0}})
 
 
-def types_of(section: Decoder) -> list[str]:
+def attention_types(section: Decoder) -> list[str]:
     """Return full or sliding attention for each layer."""
     layers = [section.of_kind(section.kind_of(n).name) for n in range(section.n_layers)]
     return [SLIDING if layer.sliding_window_size else FULL for layer in layers]

@@ -33,7 +33,7 @@ def is_peft(path: str | Path) -> bool:
     return (Path(path) / CONFIG).is_file()
 
 
-def read(path: str | Path) -> dict[str, Any]:
+def read_adapter_config(path: str | Path) -> dict[str, Any]:
     """Read adapter_config.json. Raises FolderError for an unusable folder."""
     file = Path(path) / CONFIG
     try:
@@ -55,7 +55,7 @@ def read(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def options(content: dict[str, Any]) -> dict[str, Any]:
+def adapter_options(content: dict[str, Any]) -> dict[str, Any]:
     """Return the options of `adapter` for a folder, without the names of matrices."""
     return {
         "rank": content["r"],

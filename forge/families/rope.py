@@ -22,7 +22,7 @@ TYPES = {
 """Hugging Face's names and forge's."""
 
 
-def read(
+def read_rope(
     keys: Keys,
     *,
     theta: float = 10000.0,
@@ -99,16 +99,16 @@ def _yarn(keys: Keys, scores: bool) -> dict[str, Any]:
     return options
 
 
-def write(layer: Decoder) -> dict[str, Any]:
+def write_rope(layer: Decoder) -> dict[str, Any]:
     """Return the keys read by `read`, in names known to every version of transformers."""
-    scaling = parameters(layer)
+    scaling = rope_parameters(layer)
     theta, kind = scaling.pop("rope_theta"), scaling["rope_type"]
     partial = scaling.pop("partial_rotary_factor", None)
     keys = {"rope_theta": theta, "rope_scaling": None if kind == "default" else scaling}
     return keys if partial is None else keys | {"partial_rotary_factor": partial}
 
 
-def parameters(layer: Decoder) -> dict[str, Any]:
+def rope_parameters(layer: Decoder) -> dict[str, Any]:
     """Return the dict of rotary positions of a layer."""
     kind = layer.stretches
     hf_name = {name: hf_name for hf_name, name in TYPES.items()}[kind]

@@ -46,7 +46,7 @@ class Stored:
         return prod(self.shape) * BYTES[self.dtype]
 
 
-def stored(folder: Path) -> dict[str, Stored]:
+def stored_tensors(folder: Path) -> dict[str, Stored]:
     """Return every tensor of a folder by its name. Raises FolderError."""
     return dict(_stored(folder, _stamp(folder)))
 

@@ -13,7 +13,7 @@ from forge.families.family import Family
 from forge.rundir.checkpoints import Saved
 from forge.rundir.directory import MADE_WITH
 from forge.rundir.files import read_object
-from forge.rundir.provenance import typed
+from forge.rundir.provenance import typed_command
 
 HEAD = """---
 library_name: transformers
@@ -105,7 +105,7 @@ def _origin(saved: Saved, config: Config) -> list[str]:
     rows += [(name, str(value)) for name, value in _made_with(provenance)]
     lines = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows), ""]
     if provenance:
-        lines += ["It was made by", "", "```", typed(provenance["argv"]), "```", ""]
+        lines += ["It was made by", "", "```", typed_command(provenance["argv"]), "```", ""]
     return lines
 
 

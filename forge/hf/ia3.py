@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.adapters.adapter import SCALES, name_of
+from forge.config.adapters.adapter import SCALES, adapter_name
 from forge.config.adapters.ia3 import IA3
 from forge.families.table import Row
 from forge.hf.peft import PREFIX, Read, module_of, target_names
 
 
-def modules(rows: Sequence[Row], section: IA3) -> dict[str, list[Row]]:
+def _modules(rows: Sequence[Row], section: IA3) -> dict[str, list[Row]]:
     """Return every module with a vector, with forge's matrices inside of the module.
 
     Raises ValueError for vectors without names in PEFT.
@@ -41,23 +41,23 @@ def modules(rows: Sequence[Row], section: IA3) -> dict[str, list[Row]]:
 
 def tensors(rows: Sequence[Row], section: IA3, read: Read) -> Iterator[tuple[str, Tensor]]:
     """Yield PEFT's tensors with their names: [1, in] for inputs, [out, 1] for outputs."""
-    for name, parts in modules(rows, section).items():
+    for name, parts in _modules(rows, section).items():
         key = f"{PREFIX}{name}.ia3_l"
         if section.scales_input(parts[0].ours):
-            yield key, read(name_of(parts[0].ours, SCALES)).unsqueeze(0)
+            yield key, read(adapter_name(parts[0].ours, SCALES)).unsqueeze(0)
             continue
         scales = torch.ones(sum(row.ours.shape[0] for row in parts))
         for row in parts:
             if section.has(row.ours):
                 size = row.ours.shape[0]
                 index = torch.arange(size) if row.index is None else torch.tensor(row.index)
-                scales[index] = read(name_of(row.ours, SCALES)).float()
+                scales[index] = read(adapter_name(row.ours, SCALES)).float()
         yield key, scales.unsqueeze(1)
 
 
-def content(rows: Sequence[Row], section: IA3, base: str | None) -> dict[str, Any]:
+def adapter_config(rows: Sequence[Row], section: IA3, base: str | None) -> dict[str, Any]:
     """Return the content of adapter_config.json."""
-    parts_of = modules(rows, section)
+    parts_of = _modules(rows, section)
     words: Mapping[str, str] = target_names(rows, parts_of)
     inputs = {words[n] for n, parts in parts_of.items() if section.scales_input(parts[0].ours)}
     return {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.adapters.adapter import MAGNITUDE, A, B, LoRA, name_of
+from forge.config.adapters.adapter import MAGNITUDE, A, B, LoRA, adapter_name
 from forge.config.model.tensors import BIAS, EMBEDDING, HEAD
 from forge.families.table import Row
 
@@ -49,7 +49,7 @@ class Place:
         return sum(row.ours.shape[0] for row in self.rows)
 
 
-def places(rows: Sequence[Row], section: LoRA) -> list[Place]:
+def adapted_modules(rows: Sequence[Row], section: LoRA) -> list[Place]:
     """Return every module with an adapter. Raises ValueError for adapters without names in PEFT."""
     modules: dict[str, list[Row]] = {}
     for row in rows:
@@ -80,8 +80,8 @@ def tensors(
     Token tables with added rows are written even where untrained, as PEFT does with resized
     embeddings: PEFT reads the table into the base.
     """
-    adapted = {target.name for target in places(rows, section)}
-    for target in places(rows, section):
+    adapted = {target.name for target in adapted_modules(rows, section)}
+    for target in adapted_modules(rows, section):
         yield from _write(target, section, read)
     for row in rows:
         if row.ours.new[1] and row.ours.name not in whole:
@@ -104,7 +104,7 @@ def saved_whole(
     A table shared with the head gets the name by which PEFT reads it into the base, for embedding
     and head. As one of modules_to_save PEFT would copy the table for the embedding alone.
     """
-    adapted = {target.name for target in places(rows, section)}
+    adapted = {target.name for target in adapted_modules(rows, section)}
     for row in rows:
         if row.ours.name not in whole:
             continue
@@ -117,7 +117,7 @@ def saved_whole(
         yield row, f"{PREFIX}{name}"
 
 
-def read_whole(
+def read_whole_parameters(
     rows: Sequence[Row], section: LoRA, stored: Mapping[str, Tensor], copied: Sequence[str]
 ) -> dict[str, Tensor]:
     """Read the parameters trained whole from a folder, by forge's names.
@@ -146,8 +146,8 @@ def unread(
     Each tensor comes with forge's weight of the same stored name, or with None.
     """
     trained = {row.ours.name for row in rows if section.trains(row.ours)}
-    taken = {name for target in places(rows, section) for name in _names(target)}
-    taken |= {f"{t.key}.{MAGNITUDE}_vector" for t in places(rows, section) if section.dora}
+    taken = {name for target in adapted_modules(rows, section) for name in _names(target)}
+    taken |= {f"{t.key}.{MAGNITUDE}_vector" for t in adapted_modules(rows, section) if section.dora}
     taken |= {name for _, name in saved_whole(rows, section, trained)}
     by_name = {f"{PREFIX}{row.theirs.name}": row for row in rows}
     untaken = [name for name in stored if name not in taken]
@@ -158,11 +158,11 @@ def _turned(row: Row, values: Tensor) -> Tensor:
     return values.transpose(-1, -2) if row.theirs.transposed and values.dim() > 1 else values
 
 
-def content(
+def adapter_config(
     rows: Sequence[Row], section: LoRA, whole: Sequence[str], base: str | None
 ) -> dict[str, Any]:
     """Return the content of adapter_config.json."""
-    adapted = places(rows, section)
+    adapted = adapted_modules(rows, section)
     rank = Counter(target.rank for target in adapted).most_common(1)[0][0]
     modules = {row.ours.name: module_of(row) for row in rows}
     tied = {row.ours.name for row in rows if row.ours.role == EMBEDDING and not _has_head(rows)}
@@ -192,12 +192,12 @@ def read_place(one: Place, section: LoRA, stored: Mapping[str, Tensor]) -> dict[
     tensors = {}
     for row in one.rows:
         # every matrix of forge has all of A, and a part of the rows of B
-        tensors[name_of(row.ours, A)] = a
-        tensors[name_of(row.ours, B)] = b if row.index is None else b[torch.tensor(row.index)]
+        tensors[adapter_name(row.ours, A)] = a
+        tensors[adapter_name(row.ours, B)] = b if row.index is None else b[torch.tensor(row.index)]
         if section.dora:
             lengths = stored[f"{one.key}.{MAGNITUDE}_vector"].flatten()
             part = lengths if row.index is None else lengths[torch.tensor(row.index)]
-            tensors[name_of(row.ours, MAGNITUDE)] = part
+            tensors[adapter_name(row.ours, MAGNITUDE)] = part
     return tensors
 
 
@@ -208,8 +208,8 @@ def _write(one: Place, section: LoRA, read: Read) -> Iterator[tuple[str, Tensor]
     """
     first = one.rows[0]
     if len(one.rows) == 1 and first.index is None:
-        a, b = read(name_of(first.ours, A)), read(name_of(first.ours, B))
-        lengths = read(name_of(first.ours, MAGNITUDE)) if section.dora else None
+        a, b = read(adapter_name(first.ours, A)), read(adapter_name(first.ours, B))
+        lengths = read(adapter_name(first.ours, MAGNITUDE)) if section.dora else None
     else:
         a, b, lengths = _joined(one, section, read)
     yield from zip(_names(one), (a, b), strict=True)
@@ -225,13 +225,13 @@ def _joined(one: Place, section: LoRA, read: Read) -> tuple[Tensor, Tensor, Tens
         if not rank:
             continue
         index = torch.arange(row.ours.shape[0]) if row.index is None else torch.tensor(row.index)
-        above.append(read(name_of(row.ours, A)).float())
+        above.append(read(adapter_name(row.ours, A)).float())
         # PEFT scales the whole product by the rank of the module
         share = section.scale(rank) / section.scale(one.rank)
-        b[index, start : start + rank] = read(name_of(row.ours, B)).float() * share
+        b[index, start : start + rank] = read(adapter_name(row.ours, B)).float() * share
         if section.dora:
             lengths = torch.zeros(one.height) if lengths is None else lengths
-            lengths[index] = read(name_of(row.ours, MAGNITUDE)).float()
+            lengths[index] = read(adapter_name(row.ours, MAGNITUDE)).float()
         start += rank
     return torch.cat(above), b, lengths
 

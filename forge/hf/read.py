@@ -42,12 +42,12 @@ def load_folder(
     their values. packed: weights in few bits. Raises FolderError for unreadable or misfitting
     files.
     """
-    folder = folders.read(path)
-    if faults := folders.faults(folder, section, exclude):
+    folder = folders.read_folder(path)
+    if faults := folders.weight_faults(folder, section, exclude):
         message = f"{path} does not fit this model: {listed(faults)}"
         hint = f"model=hf model.path={path}, or checkpoint.exclude_from_loading"
         raise FolderError(message, hint)
-    rows, files = folders.places(folder, section)
+    rows, files = folders.stored_rows(folder, section)
     in_few_bits = {matrix.name: matrix for matrix in packed}
     for row in rows:
         if row.ours.name.startswith(tuple(exclude)):
@@ -58,7 +58,7 @@ def load_folder(
             matrix.fill(partial(_read_rows, row, files))
 
 
-def read_whole(row: Row, files: Mapping[str, Stored]) -> Tensor:
+def read_tensor(row: Row, files: Mapping[str, Stored]) -> Tensor:
     """Return a whole tensor of forge, in the format of the files."""
     values = torch.empty(row.ours.shape, dtype=DTYPES[files[row.names[0]].dtype])
     _fill(values, row, files)

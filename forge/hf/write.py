@@ -39,7 +39,7 @@ class Piece:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def pieces(rows: Sequence[Row], dtype: torch.dtype) -> list[Piece]:
+def _pieces(rows: Sequence[Row], dtype: torch.dtype) -> list[Piece]:
     """Return every stored tensor in the order of forge's tensors. Buffers stay in fp32."""
     sizes, joined = shapes(rows), dict[str, list[tuple[Row, int | None]]]()
     for row in rows:
@@ -65,7 +65,7 @@ def write_weights(
     A larger tensor has a file alone. With several files, an index is written too. At most one
     stored tensor and its parts in forge are in memory.
     """
-    files = list(_in_files(pieces(rows, dtype), shard_bytes))
+    files = list(_in_files(_pieces(rows, dtype), shard_bytes))
     cached = _Last(read)
     width = f"{len(files):05d}"
     names = [f"model-{n:05d}-of-{width}.safetensors" for n in range(1, len(files) + 1)]

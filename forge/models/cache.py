@@ -116,13 +116,13 @@ def can_select(cache: Any) -> bool:
     return all(hasattr(part, "select") for part in parts)
 
 
-def select(cache: Any, rows: Tensor) -> None:
+def select_rows(cache: Any, rows: Tensor) -> None:
     """Keep rows of a cache with `select`, or of each stage's cache."""
     for part in cache.values() if isinstance(cache, dict) else [cache]:
         part.select(rows)
 
 
-def numbered(start: int, seq: int, padding: Tensor) -> Tensor:
+def token_positions(start: int, seq: int, padding: Tensor) -> Tensor:
     """Numbers of the tokens in the text of each row, [batch, seq]; below 0 before the text."""
     return torch.arange(start, start + seq, device=padding.device) - padding[:, None]
 

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge.build import make
+from forge.build import build_part
 from forge.config.model.attention_options import Span
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.moe import is_moe_layer
 from forge.config.model.tensors import BIAS, LogUniform
 from forge.models.balance import Balanced
-from forge.models.cache import KVCache, LayerCache, numbered, seen_in
-from forge.models.documents import Packed, Seen, as_scores, packed, packed_in_blocks
+from forge.models.cache import KVCache, LayerCache, seen_in, token_positions
+from forge.models.documents import Packed, Seen, as_scores, packed_in_blocks, positions_and_masks
 from forge.models.dropout import Drawing, Jitter, Noise, StreamDropout
 from forge.models.head import Head, weight_of
 from forge.models.moe import MoE
@@ -39,13 +39,13 @@ class Block(nn.Module):
         has_norm, has_post_norm = section.norms_before, section.norms_after
         self.multiplier = section.residual_multiplier
         self.attention_norm = make_norm(section) if has_norm else None
-        self.attention = make(section.mixer, section)
+        self.attention = build_part(section.mixer, section)
         self.attention_post_norm = make_norm(section) if has_post_norm else None
         self.feed_forward_norm = make_norm(section) if has_norm else None
         self.feed_forward = (
             MoE(section, layer)
             if is_moe_layer(section.moe, layer)
-            else make(section.feed_forward, section)
+            else build_part(section.feed_forward, section)
         )
         self.feed_forward_post_norm = make_norm(section) if has_post_norm else None
         names = [f"blocks.{layer}.{child}" for child in ("attention", "feed_forward")]
@@ -172,7 +172,7 @@ class Decoder(Balanced, nn.Module):
         positions: Tensor | None = None
         if cache is not None and cache.padding is not None:
             # Tokens past max_seq_len, of ended texts, take the last position.
-            positions = numbered(start, seq, cache.padding).clamp(0, self.max_seq_len - 1)
+            positions = token_positions(start, seq, cache.padding).clamp(0, self.max_seq_len - 1)
         elif start + seq > self.max_seq_len:
             limit = f"model.max_seq_len={self.max_seq_len}"
             raise ValueError(f"{limit}: {start + seq} tokens are too many")
@@ -211,7 +211,7 @@ class Decoder(Balanced, nn.Module):
         if self.in_blocks:
             return packed_in_blocks(documents, self.spans.values())
         indices = torch.arange(documents.shape[1], device=documents.device)
-        return packed(documents, self.spans.values(), tokens=indices, queries=indices)
+        return positions_and_masks(documents, self.spans.values(), tokens=indices, queries=indices)
 
     def _received(self, x: Tensor) -> Tensor:
         if self.norm is None:

@@ -30,7 +30,9 @@ class Order(NamedTuple):
     of_sequences: Tensor
 
 
-def order(experts: Tensor, num_experts: int, sequences: int, *, per_sequence: bool) -> Order:
+def sort_assignments(
+    experts: Tensor, num_experts: int, sequences: int, *, per_sequence: bool
+) -> Order:
     """Sort the assignments of experts: [tokens, top_k], of `sequences` equal sequences.
 
     per_sequence: each sequence is a scope; else all sequences are a single scope.
@@ -62,7 +64,7 @@ def capacity(factor: float, tokens: int, top_k: int, num_experts: int) -> int:
     return min(math.ceil(factor * tokens * top_k / num_experts), tokens)
 
 
-def spread(x: Tensor, found: Order) -> Tensor:
+def spread_tokens(x: Tensor, found: Order) -> Tensor:
     """Copy x: [tokens, dim] -> [n, dim], for each assignment, sorted by expert."""
     return _Spread.apply(x, found.by_expert, found.place)
 
@@ -85,7 +87,7 @@ class Room(NamedTuple):
     kept: Tensor
 
 
-def room(found: Order, rows: int, left: Tensor) -> Room:
+def assign_rows(found: Order, rows: int, left: Tensor) -> Room:
     """Give assignments their rows; left: [scopes, experts], number of rows an expert may fill."""
     (scopes, _), n = found.counts.shape, len(found.rank)
     row = torch.arange(rows, device=left.device)
@@ -97,7 +99,7 @@ def room(found: Order, rows: int, left: Tensor) -> Room:
     return Room(source.flatten().clamp(max=n - 1), filled.flatten(), slot, has_row)
 
 
-def fill(x: Tensor, rows: Room) -> Tensor:
+def fill_rows(x: Tensor, rows: Room) -> Tensor:
     """Move x: [n, dim], sorted by expert, into rows -> [rows, dim], 0 in empty rows."""
     return _Move.apply(x, rows.source, rows.filled, rows.slot, rows.kept)
 

@@ -33,7 +33,9 @@ class Packed(NamedTuple):
     seen: Mapping[Span, Seen]
 
 
-def packed(documents: Tensor, spans: Iterable[Span], *, tokens: Tensor, queries: Tensor) -> Packed:
+def positions_and_masks(
+    documents: Tensor, spans: Iterable[Span], *, tokens: Tensor, queries: Tensor
+) -> Packed:
     """Make positions and masks of documents: [batch, seq], the document number of each token of
     whole rows, never falling. tokens: indices of this rank's tokens, [n]; queries: indices of the
     tokens that attend on this rank, to all keys.
@@ -62,7 +64,7 @@ def as_scores(seen: Tensor, dtype: torch.dtype) -> Tensor:
 def packed_in_blocks(documents: Tensor, spans: Iterable[Span]) -> Packed:
     """Make positions and blocks of the documents of whole rows, as `packed` makes masks."""
     blocks = {
-        span: blocks_of(in_chunks(documents, span.chunk), span.window)
+        span: visible_blocks(in_chunks(documents, span.chunk), span.window)
         for span in sorted(set(spans))
     }
     return Packed(positions=positions_in(documents), seen=blocks)
@@ -83,7 +85,7 @@ def positions_in(documents: Tensor) -> Tensor:
     return indices - torch.where(begins, indices, 0).cummax(1).values
 
 
-def blocks_of(documents: Tensor, window: int) -> BlockMask:
+def visible_blocks(documents: Tensor, window: int) -> BlockMask:
     """List the blocks of keys that each block of queries sees in part, and in full.
 
     Document numbers never fall, so the nearest pair of two blocks tells whether any key is seen,

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge.tensors.counter_rng import hashed, keys_of
+from forge.tensors.counter_rng import hashed, rng_keys
 
 
 class Noise:
@@ -54,7 +54,7 @@ class Drawing(nn.Module):
 
     def reset_buffers(self) -> None:
         if not self.keys.is_meta:
-            self.keys.copy_(keys_of(self.name))
+            self.keys.copy_(rng_keys(self.name))
 
     def here(self) -> Tensor:
         """The bits of this module's tokens, [batch, seq]."""

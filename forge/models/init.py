@@ -24,7 +24,7 @@ VALUES_PER_PORTION = 1 << 21
 Held = Callable[[Tensor], tuple[Tensor, list[Tensor]]]
 
 
-def whole(values: Tensor) -> tuple[Tensor, list[Tensor]]:
+def _complete(values: Tensor) -> tuple[Tensor, list[Tensor]]:
     """A complete tensor, and all indices along each dimension."""
     return values.detach(), [torch.arange(size) for size in values.shape]
 
@@ -33,7 +33,7 @@ def init_weights(
     model: Any,
     seed: int,
     *,
-    held: Held = whole,
+    held: Held = _complete,
     but: Container[str] = (),
     num_threads: int | None = None,
 ) -> None:

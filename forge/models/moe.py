@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from forge.build import make
+from forge.build import build_part
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.moe import MoE as MoEConfig
 from forge.config.model.moe import n_moe_layers
 from forge.models.dispatch import (
     Order,
     Room,
+    assign_rows,
     capacity,
     empty,
-    fill,
-    order,
+    fill_rows,
     rearrange,
-    room,
     scale_gradient,
-    spread,
+    sort_assignments,
+    spread_tokens,
 )
 from forge.models.experts import Experts
 from forge.models.feed_forward import FeedForward
@@ -62,7 +62,7 @@ class MoE(nn.Module):
         gated = shared and section.moe.shared_expert_gate
         self.shared_gate = nn.Linear(section.dim, 1, bias=False) if gated else None
         beside = section.moe.beside_dense
-        self.dense = make(section.feed_forward, section) if beside else None
+        self.dense = build_part(section.feed_forward, section) if beside else None
         self.record = RoutingRecord(section.moe.num_experts)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,12 +71,12 @@ class MoE(nn.Module):
         routed = self.router(flat)
         # Where ranks cut sequences, each run has other earlier tokens, and is counted alone.
         sequences, per_sequence = len(x) * self.pieces, self._per_sequence or not self.in_order
-        assignments = order(
+        assignments = sort_assignments(
             routed.experts, section.num_experts, sequences, per_sequence=per_sequence
         )
         limited = self.training and section.capacity_factor > 0
         rows = self._room(assignments, len(flat)) if limited else None
-        entering = spread(flat, assignments)
+        entering = spread_tokens(flat, assignments)
         if section.score_on_input:
             weights = rearrange(
                 routed.weights.view(-1, 1), assignments.by_expert, assignments.place
@@ -132,7 +132,7 @@ class MoE(nn.Module):
         if rows is None:
             y = self.run_experts(x, found.counts.sum(0))
         else:
-            filled = fill(x, rows).unflatten(0, (found.counts.shape[1], -1))
+            filled = fill_rows(x, rows).unflatten(0, (found.counts.shape[1], -1))
             y = empty(self.run_equal(filled).flatten(0, 1), rows)
         return y if factor is None else scale_gradient(y, factor)
 
@@ -154,7 +154,7 @@ class MoE(nn.Module):
         in_scope = tokens * self.parts_of_scope(len(found.counts), per_sequence=per_sequence)
         size = capacity(section.capacity_factor, in_scope, section.top_k, section.num_experts)
         free = (size - self.earlier_counts(found.counts, per_sequence=per_sequence)).clamp(min=0)
-        return room(found, min(size, tokens), free)
+        return assign_rows(found, min(size, tokens), free)
 
     def _gradient_factor(self, found: Order, rows: Room | None) -> Tensor:
         """The even load in the scope over the expert's load, of kept assignments, [n] in sorted

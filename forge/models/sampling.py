@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.models.cache import can_select, select
+from forge.models.cache import can_select, select_rows
 from forge.models.contract import Cached, LanguageModel
 from forge.models.head import head_of
 from forge.models.reading_mode import evaluating
@@ -289,7 +289,7 @@ class _Going:
         hidden = self.model.hidden(self.unread, cache=self.cache)[:, -1]
         # After the prompts each row goes its own way, with a cache of its own.
         if self.copies is not None:
-            select(self.cache, self.copies)
+            select_rows(self.cache, self.copies)
             hidden, self.copies = hidden[self.copies], None
         return hidden
 
@@ -302,7 +302,7 @@ class _Going:
         if not can_select(self.cache):
             return False
         index = torch.tensor(places, device=self.device)
-        select(self.cache, index)
+        select_rows(self.cache, index)
         self.unread = self.unread[index]
         return True
 

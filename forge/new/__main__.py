@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (options.name is None) == (options.trust is None):
             message = "it makes a project, or trusts one."
             raise refusal("NAME", message, "python -m forge.new demo", COMMAND_LINE)
-        name, trusted = (cli.place("NAME", text or "") for text in (options.name, options.trust))
+        name, trusted = (
+            cli.local_path("NAME", text or "") for text in (options.name, options.trust)
+        )
         print(_make(name) if options.name else _trust(trusted))
         return 0
 
@@ -90,7 +92,7 @@ def _name_fault(name: str) -> str:
 
 
 def _trust(folder: Path) -> str:
-    user_project = project.find(folder) if folder.is_dir() else None
+    user_project = project.find_project(folder) if folder.is_dir() else None
     if user_project is None:
         message = f"{folder} is in no project: it has no {project.FILE}."
         raise refusal(str(folder), message, "python -m forge.new NAME makes one", COMMAND_LINE)

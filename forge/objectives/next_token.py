@@ -16,7 +16,7 @@ from forge.data.batches.loader import Batch
 from forge.data.batches.samples import Sample, Samples
 from forge.models.contract import LanguageModel
 from forge.models.head import head_of
-from forge.objectives.objective import Objective, read
+from forge.objectives.objective import Objective, hidden_of
 from forge.tensors.wide import widest
 
 LOGITS_AT_ONCE = 1 << 24
@@ -62,7 +62,7 @@ class NextToken(Objective):
         """Sum over targets, a few rows of logits at a time. nats: of cross-entropy. correct: number
         of targets equal to the likeliest token. byte_nats, bytes: of the targets with text.
         """
-        hidden, head = read(model, batch).flatten(0, 1), head_of(model)
+        hidden, head = hidden_of(model, batch).flatten(0, 1), head_of(model)
         sizes_of = self.token_bytes.to(hidden.device)
         rows = max(LOGITS_AT_ONCE // head.vocab_size, 1)
         wide = widest(hidden.device)
@@ -98,7 +98,7 @@ class NextToken(Objective):
         return torch.as_tensor(self.tokenizer.token_bytes(), dtype=torch.int64)
 
 
-def of_sources(batch: Batch, ce: Tensor) -> dict[str, Tensor]:
+def sums_by_source(batch: Batch, ce: Tensor) -> dict[str, Tensor]:
     """Sum cross-entropy and targets of each source of a mixture, as `ce/i` and `targets/i`, from
     the cross-entropy of each target, [batch * seq].
     """

@@ -106,7 +106,7 @@ class Objective:
         raise NotImplementedError
 
 
-def read(model: LanguageModel, batch: Batch) -> Tensor:
+def hidden_of(model: LanguageModel, batch: Batch) -> Tensor:
     """Hidden states of a batch's `tokens` for the output head, [batch, seq, dim]; the model is also
     given the batch's fields of `forge.models.contract.BESIDE_TOKENS`.
     """

@@ -76,7 +76,7 @@ class Preference(Responded):
     def _compared(self, model: LanguageModel, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Sums over pairs by name, without a graph; and the summed loss with a graph."""
         batch = self.with_reference(model, batch)  # first, while no graph is in memory
-        pairs = responses(model, batch)
+        pairs = pair_responses(model, batch)
         complete = pairs.chosen.tokens * pairs.rejected.tokens > 0
         compared = self.compare(pairs, batch)
         chosen, rejected = compared.rewards
@@ -96,7 +96,7 @@ class Preference(Responded):
         return {name: value.detach() for name, value in sums.items()}, sums["loss"]
 
 
-def responses(model: LanguageModel, batch: Batch) -> Both:
+def pair_responses(model: LanguageModel, batch: Batch) -> Both:
     """The responses of each pair under a model."""
     tokens = (batch["targets"] != IGNORE_INDEX).sum(1)
     return paired(each_response(model, batch), tokens)

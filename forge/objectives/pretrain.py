@@ -11,8 +11,8 @@ from forge.models.head import head_of
 from forge.objectives.chunked_cross_entropy import chunked_cross_entropy
 from forge.objectives.cross_entropy import cross_entropy
 from forge.objectives.losses import Losses
-from forge.objectives.next_token import NextToken, of_sources
-from forge.objectives.objective import read
+from forge.objectives.next_token import NextToken, sums_by_source
+from forge.objectives.objective import hidden_of
 
 
 class CrossEntropy(NextToken):
@@ -32,7 +32,7 @@ class CrossEntropy(NextToken):
         }
         options["weights"] = batch.get("weights")
         chunked = self.section.loss_fn == "chunked_cross_entropy"
-        hidden = read(model, batch)
+        hidden = hidden_of(model, batch)
         head = head_of(model)
         # With loss_parallel each rank has logits of its own rows, and no rank gathers them all.
         if chunked or getattr(model, "loss_parallel", False):
@@ -47,7 +47,7 @@ class CrossEntropy(NextToken):
         if self.section.smoothing > 0:
             sums["uniform_ce"] = losses.uniform
         if "sources" in batch:
-            sums |= of_sources(batch, losses.each)
+            sums |= sums_by_source(batch, losses.each)
         return Losses(total=losses.total, sums=sums)
 
 

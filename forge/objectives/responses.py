@@ -17,7 +17,7 @@ from forge.models.contract import LanguageModel
 from forge.models.head import head_of
 from forge.models.reading_mode import evaluating
 from forge.objectives.log_probs import log_probs
-from forge.objectives.objective import Objective, read
+from forge.objectives.objective import Objective, hidden_of
 
 
 class Responded(Objective):
@@ -88,5 +88,5 @@ class References:
 
 def each_response(model: LanguageModel, batch: Batch) -> Tensor:
     """The log-probability of each row's response, [rows]."""
-    hidden = read(model, batch)
+    hidden = hidden_of(model, batch)
     return log_probs(hidden, head_of(model), batch["targets"]).sum(1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from forge.config.optimizers.adam import Adam as AdamSection
 from forge.config.optimizers.adam import AdamPax as AdamPaxSection
 from forge.config.optimizers.adam import AdamW as AdamWSection
-from forge.optim.adam_update import Options, update
+from forge.optim.adam_update import Options, update_weight
 from forge.optim.elementwise import Elementwise, count_of, in_16_bits, wide_dtype, zeros_of
 from forge.tensors.local import local
 from forge.tensors.masters import master
@@ -49,7 +49,7 @@ class AdamUpdates(Elementwise):
                 continue  # a rank without a row of the parameter
             first, second, quantized = self.moments(parameter)
             has_master = master(parameter) is not parameter
-            update(
+            update_weight(
                 options._replace(quantized=quantized),
                 weight,
                 local(parameter) if has_master else None,

@@ -27,7 +27,9 @@ class Options(NamedTuple):
     quantized: bool = False
 
 
-def update(options: Options, weight: Tensor, *others: Any, rate: float, decay: float) -> None:
+def update_weight(
+    options: Options, weight: Tensor, *others: Any, rate: float, decay: float
+) -> None:
     """Update in place, see `_update`; on CUDA a single kernel reads and writes each value once."""
     if not weight.is_cuda:
         act: Any = _update

@@ -17,7 +17,7 @@ from forge.optim.groups import Schedule, roles_of, torch_groups
 from forge.optim.offload import Offloaded
 from forge.optim.own_schedule import build_schedule, steps_of, width
 from forge.optim.rounding import Rounding
-from forge.optim.schedules import scaled
+from forge.optim.schedules import scale_by_phase
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
@@ -82,7 +82,7 @@ def _own_schedule(config: Config, group: Group) -> Schedule | None:
     """The group's own factor of the learning rate; None = the factor of the run."""
     if SCHEDULER not in config.optimizer.groups.get(group.name, {}):
         return None
-    return scaled(build_schedule(group.scheduler, config), config.data)
+    return scale_by_phase(build_schedule(group.scheduler, config), config.data)
 
 
 def _check_step(optimizer: Any, group: Group) -> None:

@@ -144,7 +144,7 @@ class ByParts(Elementwise):
         self.update(group, part)
         for parameter, weight in zip(parameters, part.weights, strict=True):
             if in_16_bits(parameter):
-                write(self.rounding, parameter, weight, number)
+                write_rounded(self.rounding, parameter, weight, number)
 
 
 def in_16_bits(parameter: Tensor) -> bool:
@@ -161,7 +161,9 @@ def zeros_of(parameter: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.zeros_like(parameter, dtype=dtype or wide_dtype(parameter), requires_grad=False)
 
 
-def write(rounding: Rounding | None, parameter: Tensor, values: Tensor, number: int) -> None:
+def write_rounded(
+    rounding: Rounding | None, parameter: Tensor, values: Tensor, number: int
+) -> None:
     """Give a parameter in 16 bits its weights after update `number`."""
     if rounding is None:
         local(parameter).copy_(values)

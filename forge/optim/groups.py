@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from forge.config.adapters.adapter import B
 from forge.config.model.tensors import BIAS, EMBEDDING, MATRIX, NORM
-from forge.config.optimizers.param_groups import Group, parameters_of, trained
+from forge.config.optimizers.param_groups import Group, named_parameters, trained
 from forge.config.root import Config
 
 Schedule = Callable[[int], float]
@@ -22,7 +22,7 @@ def roles_of(model: nn.Module, config: Config) -> dict[str, str]:
     For other models, and for parameters added to a decoder: embedding = the weight of an
     nn.Embedding, matrix = two or more dimensions, bias = a name ending in bias, norm = all else.
     """
-    table = dict(parameters_of(config))
+    table = dict(named_parameters(config))
     embeddings = {
         id(table)
         for module in model.modules()

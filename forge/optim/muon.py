@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forge.config.optimizers.muon import Muon as MuonSection
 from forge.optim.distributed_matrices import Matrix, WholeMatrices
-from forge.optim.elementwise import KeepsFormats, in_16_bits, wide_dtype, write, zeros_of
+from forge.optim.elementwise import KeepsFormats, in_16_bits, wide_dtype, write_rounded, zeros_of
 from forge.optim.rounding import Rounding
 from forge.tensors.local import local
 from forge.tensors.masters import master
@@ -173,7 +173,7 @@ class Muon(KeepsFormats):
             weights.mul_(1 - rate * decay)
         weights.sub_(rate * update)
         if in_16_bits(parameter):
-            write(self.rounding, parameter, weights, group.get("number", 0))
+            write_rounded(self.rounding, parameter, weights, group.get("number", 0))
 
     def _scale(self, rows: int, columns: int) -> float:
         if self.section.consistent_rms is not None:

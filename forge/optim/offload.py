@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from forge.optim.combined import FLAGS
-from forge.optim.one_by_one import OneByOne, parts_of
+from forge.optim.one_by_one import OneByOne, inner_optimizers
 from forge.tensors.local import local
 from forge.tensors.masters import master
 
@@ -40,7 +40,7 @@ class Offloaded(torch.optim.Optimizer):
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        return parts_of(self.optimizer)
+        return inner_optimizers(self.optimizer)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

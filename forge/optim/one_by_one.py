@@ -10,7 +10,7 @@ from torch import Tensor
 from forge.optim.combined import Together, told
 
 
-def parts_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+def inner_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     return list(optimizer.optimizers) if isinstance(optimizer, Together) else [optimizer]
 
 
@@ -26,7 +26,7 @@ class OneByOne:
 
     def owner(self, parameter: Tensor) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
         """The optimizer of a parameter, and the present options of the parameter's group."""
-        for optimizer in parts_of(self.optimizer):
+        for optimizer in inner_optimizers(self.optimizer):
             for group in optimizer.param_groups:
                 if any(p is parameter for p in group["params"]):
                     return optimizer, group

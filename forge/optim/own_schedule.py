@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from forge.build import bind, build, locate, parameters_of
+from forge.build import bind, build, locate, target_parameters
 from forge.config.optimizers.schedules import Scheduler
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
@@ -33,7 +33,7 @@ def build_schedule(section: Scheduler, config: Config) -> Schedule:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
     offered: dict[str, Any] = {"optimizer": optimizer, "step": 0} | steps_of(config)
     make = bind(section, path=PATH, trust=trust, offered=offered)
-    if "step" in parameters_of(locate(section._target_, path=PATH, trust=trust)):
+    if "step" in target_parameters(locate(section._target_, path=PATH, trust=trust)):
         return _checked(section, lambda step: make(step=step))
     try:
         schedule = make()

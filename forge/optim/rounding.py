@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from forge.tensors.counter_rng import hashed, keys_of
+from forge.tensors.counter_rng import hashed, rng_keys
 from forge.tensors.local import local, owned
 from forge.tensors.masters import master
 
@@ -35,9 +35,9 @@ class Rounding:
         if not self.stochastic or master(parameter) is not parameter:
             return None
         if parameter not in self.places:
-            self.places[parameter] = places_of(parameter)
+            self.places[parameter] = _index_summands(parameter)
         key = f"{self.seed}/rounding/{number}/{self.names[parameter]}"
-        first, second = keys_of(key).unbind()
+        first, second = rng_keys(key).unbind()
         return first, second, self.places[parameter]
 
     def write(self, parameter: Tensor, values: Tensor, number: int) -> None:
@@ -62,7 +62,7 @@ def stochastic(values: Tensor, noise: Noise) -> Tensor:
     return torch.where(values.isfinite(), bits.view(torch.float32), values)
 
 
-def places_of(parameter: Tensor) -> list[Tensor]:
+def _index_summands(parameter: Tensor) -> list[Tensor]:
     """Summands of a weight's index in the whole parameter, modulo 2^32, along each dimension of
     this rank's part.
     """

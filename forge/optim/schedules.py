@@ -108,7 +108,7 @@ class LearningRate:
         return self.optimizer.param_groups[0]["lr"]
 
 
-def scaled(schedule: Callable[[int], float], data: Data) -> Callable[[int], float]:
+def scale_by_phase(schedule: Callable[[int], float], data: Data) -> Callable[[int], float]:
     """Multiply a schedule by the `lr_scale` of the mixture's phase at each update."""
     phases = data.schedule() if isinstance(data, Mix) else ()
     if all(phase.lr_scale == 1 for phase in phases):

@@ -28,7 +28,7 @@ ENDS = ("out_proj", "mlpwo", "moe_mlpwo")
 """Matrices at the end of layers, where nothing follows the matrix."""
 
 
-def recompute(
+def recompute_blocks(
     model: nn.Module, policy: Policy | str, *, n_layers: int | None = None, layers: bool = False
 ) -> None:
     """Make blocks keep less for backward, in place; parameter names stay.
@@ -42,7 +42,7 @@ def recompute(
         policy = Policy(name=policy, places=places_of(policy), layers={})
     if not policy.recomputes:
         return
-    blocks, host = numbered(model), Host()
+    blocks, host = _numbered_blocks(model), Host()
     noise = getattr(model, "noise", None)
     n_layers = len(blocks) if n_layers is None else n_layers
     first = next(iter(blocks), 0)
@@ -55,7 +55,7 @@ def recompute(
             )
 
 
-def numbered(model: nn.Module) -> dict[int, nn.Module]:
+def _numbered_blocks(model: nn.Module) -> dict[int, nn.Module]:
     """The blocks of a model or a stage by their numbers in the whole model."""
     names = [name for name, _ in model.blocks.named_children()] if blocks_of(model) else []  # type: ignore[union-attr,operator]
     named_blocks = zip(names, blocks_of(model), strict=True)

@@ -17,7 +17,7 @@ from forge.models.attention import Attention
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
 from forge.models.mla import MLA
-from forge.parallel.activation_checkpoint import recompute
+from forge.parallel.activation_checkpoint import recompute_blocks
 from forge.parallel.adapters import spread_adapters
 from forge.parallel.context import spread_context
 from forge.parallel.expert import spread_experts
@@ -25,7 +25,7 @@ from forge.parallel.fsdp import shard
 from forge.parallel.materialize import materialize
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import FORMATS, HALF, compile_blocks
-from forge.parallel.pipeline import Pipeline, cut
+from forge.parallel.pipeline import Pipeline, cut_stages
 from forge.parallel.qk_clip import clip_logits
 from forge.parallel.scopes import spread_scopes
 from forge.parallel.tensor import spread_width
@@ -94,7 +94,7 @@ def apply(
     products = build(
         config.quantization, path="quantization", trust=config.run.trust, device=device
     )
-    parts = cut(fresh, config, mesh) if mesh is not None and pipelined else [(0, fresh())]
+    parts = cut_stages(fresh, config, mesh) if mesh is not None and pipelined else [(0, fresh())]
     layout = Layout(
         config=config,
         ranks=mesh,
@@ -193,7 +193,7 @@ def apply_to_blocks(model: nn.Module, config: Config) -> None:
     """Recompute, then compile: the compiler must see the recomputation."""
     train, ep = config.train, config.parallel.ep
     n_layers = config.decoder.n_layers if config.decoder is not None else None
-    recompute(model, train.policy, n_layers=n_layers, layers=ep > 1)
+    recompute_blocks(model, train.policy, n_layers=n_layers, layers=ep > 1)
     if train.compile_model:
         # What a fully recomputed block keeps for backward is its parameters, and the compiler
         # cannot keep a DTensor (torch 2.13). Nor can it know how many tokens come to a rank's

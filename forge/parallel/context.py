@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forge.config.model.attention_options import Span
 from forge.models.decoder import Decoder
-from forge.models.documents import Packed, packed
+from forge.models.documents import Packed, positions_and_masks
 from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import PositionTable, Rotation
 from forge.parallel.collectives import exchange, gather
@@ -223,7 +223,7 @@ class DocumentsOfPart:
         all_tokens = torch.arange(documents.shape[1], device=documents.device)
         tokens = self.over_cp.part.of(all_tokens, 0)
         queries = all_tokens if self.over_cp.whole_queries else tokens
-        return packed(documents, self.spans.values(), tokens=tokens, queries=queries)
+        return positions_and_masks(documents, self.spans.values(), tokens=tokens, queries=queries)
 
 
 SEAMS: dict[type, type] = {

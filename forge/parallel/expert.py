@@ -24,7 +24,7 @@ from forge.models.moe import MoE
 from forge.parallel.collectives import exchange, exchange_counts, exchange_rows
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import mix_in_each
-from forge.parallel.placed_parameters import added_once, place
+from forge.parallel.placed_parameters import added_once, place_parameter
 from forge.tensors.local import local
 
 
@@ -49,7 +49,7 @@ def spread_experts(model: Any, mesh: Mesh, table: Iterable[TensorSpec] | None = 
             see = partial(added_once, mesh.tp.get_group())
         elif tp > 1 and cut is None:
             see = partial(_used_apart, cuts)
-        place(model.get_submodule(layer), name, over, cuts, see)
+        place_parameter(model.get_submodule(layer), name, over, cuts, see)
     if ep > 1:
         mix_in_each(model, {MoE: OverRanks}, over_ep=mesh.axes.get_group("ep"))
 

@@ -25,7 +25,7 @@ class Gathered:
     differing: list[str] = field(default_factory=list)
 
 
-def gather(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Gathered:
+def gather_on_main(named: Iterable[tuple[str, Tensor | None]], ranks: Ranks) -> Gathered:
     """Gather all tensors from all shards and stages on the main rank; a collective.
 
     named: this rank's tensors, by name in the whole model; None where the rank has no tensor.

@@ -54,7 +54,7 @@ def clip_factor(norm: Tensor, largest: float) -> Tensor:
     return (largest / (norm + 1e-6)).clamp(max=1.0)
 
 
-def scale(gradients: Iterable[Tensor], factor: Tensor) -> None:
+def scale_gradients(gradients: Iterable[Tensor], factor: Tensor) -> None:
     """Multiply gradients, in place."""
     local_values = [local(gradient) for gradient in gradients]
     if local_values:

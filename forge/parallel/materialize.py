@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from forge.adapters.packed import drawn, packed_in
+from forge.adapters.packed import initial_values, packed_in
 from forge.models.init import init_weights
 from forge.tensors.local import local, owned
 from forge.tensors.masters import add_masters, master, round_masters
@@ -36,20 +36,20 @@ def materialize(
     if seed is None:
         model.reset_buffers()  # type: ignore[operator]
     else:
-        fill(model, seed)
+        fill_weights(model, seed)
     check_buffers(model)
     if first != device:
         model.to(device)
 
 
-def fill(model: nn.Module, seed: int) -> None:
+def fill_weights(model: nn.Module, seed: int) -> None:
     """Give a model the initial weights of a seed; each rank fills its rows."""
     packed = packed_in(model)
     init_weights(
         model, seed, held=_held, but={name for weights in packed for name in weights.names}
     )
     for weights in packed:
-        weights.fill(drawn(model, weights.name, weights.shape, seed))
+        weights.fill(initial_values(model, weights.name, weights.shape, seed))
     round_masters(model)
 
 

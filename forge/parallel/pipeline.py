@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 TABLE = "embedding.weight"
 
 
-def cut(make: Callable[[], nn.Module], cfg: Config, mesh: Mesh) -> list[tuple[int, nn.Module]]:
+def cut_stages(
+    make: Callable[[], nn.Module], cfg: Config, mesh: Mesh
+) -> list[tuple[int, nn.Module]]:
     """This rank's stages by number: each a model from `make` with only the stage's blocks.
 
     Raises ValueError for any model but a decoder.

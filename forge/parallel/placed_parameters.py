@@ -23,7 +23,7 @@ def added_once(group: dist.ProcessGroup, parameter: DTensor) -> Tensor:
     return once(parameter.to_local(), group)
 
 
-def place(
+def place_parameter(
     module: nn.Module,
     name: str,
     mesh: DeviceMesh,

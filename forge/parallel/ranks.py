@@ -143,7 +143,7 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def join(config: Config, device: torch.device, rendezvous: Rendezvous | None = None) -> Ranks:
+def join_ranks(config: Config, device: torch.device, rendezvous: Rendezvous | None = None) -> Ranks:
     """Join the ranks named by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; no others if unset.
 
     A single rank in 16 bits has a mesh too: FSDP holds its weights as on many ranks, and makes the

@@ -36,7 +36,7 @@ from forge.parallel.collectives import (
 )
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import Sequences, cut_sequences, layers_of, mix_in, mix_in_each
-from forge.parallel.placed_parameters import See, added_once, place
+from forge.parallel.placed_parameters import See, added_once, place_parameter
 from forge.tensors.local import local
 
 
@@ -93,7 +93,7 @@ def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
             module, _, name = path.rpartition(".")
             # An adapter around layers is used by each rank for its rows of a table.
             placement, see = _plan(spec, width, inside=path in inside or is_added(path))
-            place(model.get_submodule(module), name, width.mesh, [placement], see)
+            place_parameter(model.get_submodule(module), name, width.mesh, [placement], see)
     mix_in_each(model, SEAMS, over_tp=width)
     # A later stage sees cut hidden states and no tokens: rotation needs the full length.
     if not model.reads_tokens:

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = cli.parse(arguments, argv)
     if options.help:
-        return cli.show(arguments.format_help())
+        return cli.print_text(arguments.format_help())
     return cli.refuse(lambda: _main(options))
 
 
@@ -78,8 +78,8 @@ def _main(options: argparse.Namespace) -> int:
         message, hint = "forge.parity starts the ranks of both sides itself.", "no torchrun or srun"
         raise refusal(f"{launcher.source}={launcher.size}", message, hint, ENVIRONMENT)
     cli.enter(options)
-    words = read(options.overrides)
-    sides = resolved(words, options.config_dir)
+    words = parse_words(options.overrides)
+    sides = resolve_sides(words, options.config_dir)
     for name, side in sides.items():
         check_startable(side.world)
         world, text = side.world, shlex.join(words.sides[name]) or "as it is"
@@ -93,7 +93,7 @@ def _main(options: argparse.Namespace) -> int:
         for name, side in sides.items():
             side_folder = Path(folder) / name
             side_folder.mkdir()
-            saved_config.save(side.config, side_folder / CONFIG)
+            saved_config.save_config(side.config, side_folder / CONFIG)
             settings = {"steps": words.steps, "dtype": words.dtype, "lr": words.lr}
             files.write_json(side_folder / "parity.json", settings)
             code = processes.start(side_folder, side.world.size, module="forge.parity.worker")
@@ -107,16 +107,16 @@ def _compare(folder: Path, side: Resolution, dtype: str) -> int:
     import torch
 
     from forge.parity.side import Record
-    from forge.parity.verdict import BOUNDS, compare, may_vanish, table
+    from forge.parity.verdict import BOUNDS, compare_records, may_vanish, verdict_table
 
     bounds = BOUNDS[getattr(torch, dtype)]
     a, b = (Record.load(folder / name) for name in SIDES)
-    verdict = compare(a, b, bounds, may_vanish=may_vanish(side.config))
-    print(f"\n{table(verdict, bounds)}")
+    verdict = compare_records(a, b, bounds, may_vanish=may_vanish(side.config))
+    print(f"\n{verdict_table(verdict, bounds)}")
     return EQUAL if verdict.equal else DIFFERENT
 
 
-def read(words: Sequence[str]) -> Words:
+def parse_words(words: Sequence[str]) -> Words:
     """Parse the command line. Raises ConfigError: a side is missing or given twice, or a value is
     invalid.
     """
@@ -173,7 +173,7 @@ def _overrides_by_side(
     return sides
 
 
-def resolved(words: Words, config_dirs: Sequence[str] = ()) -> dict[str, Resolution]:
+def resolve_sides(words: Words, config_dirs: Sequence[str] = ()) -> dict[str, Resolution]:
     """Both sides, with the same global batch. Raises ConfigError with the problems of both."""
     sides = _sides(words, config_dirs)
     sizes = {side.config.train.global_batch_size or 1 for side in sides.values()}

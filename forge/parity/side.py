@@ -14,7 +14,7 @@ from forge.data.batches.streams import Streamed
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.store import TokenStore
 from forge.objectives.objective import Objective
-from forge.parallel.gather import Tensors, gather
+from forge.parallel.gather import Tensors, gather_on_main
 from forge.parallel.ranks import Ranks
 from forge.training.data import train_loader
 from forge.training.models import build_model, build_objective
@@ -77,12 +77,12 @@ def measure(
     loader = train_loader(config, text, objective, ranks, device)
     of_ranks = ranks.of_all([name for name, p in model.named_parameters() if not p.requires_grad])
     frozen = sorted({name for names in of_ranks for name in names})
-    record = Record(before=gather(model.named_parameters(), ranks).tensors, frozen=frozen)
+    record = Record(before=gather_on_main(model.named_parameters(), ranks).tensors, frozen=frozen)
     for number, step in zip(range(steps), loader, strict=False):
         output = update.gradients(step, number)
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         gradients = ((name, parameter.grad) for name, parameter in trained)
-        gathered = gather(gradients, ranks)
+        gathered = gather_on_main(gradients, ranks)
         record.gradients.append(gathered.tensors)
         step_text = f"in step {number + 1}"
         record.replicas += [f"the gradient of {name} {step_text}" for name in gathered.differing]
@@ -120,7 +120,10 @@ def _record_end(record: Record, model: nn.Module, ranks: Ranks, steps: int) -> N
     """Record weights and buffers after the last step."""
     parameters = dict(model.named_parameters())
     buffers = [(name, x) for name, x in model.state_dict().items() if name not in parameters]
-    final_weights, state = gather(model.named_parameters(), ranks), gather(buffers, ranks)
+    final_weights, state = (
+        gather_on_main(model.named_parameters(), ranks),
+        gather_on_main(buffers, ranks),
+    )
     record.after, record.state = final_weights.tensors, state.tensors
     record.replicas += [
         f"{name} after {steps} steps" for name in [*final_weights.differing, *state.differing]

@@ -96,7 +96,9 @@ class Verdict:
         return max(losses, default=math.nan), max(gradients, default=math.nan), self.weights
 
 
-def compare(a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] = ()) -> Verdict:
+def compare_records(
+    a: Record, b: Record, bounds: Bounds, *, may_vanish: Sequence[str] = ()
+) -> Verdict:
     """Compare b with a. A missing, zero or not finite gradient on either side is a fault.
 
     may_vanish: ends of names of parameters with a mathematically zero gradient; on both sides the
@@ -260,7 +262,7 @@ def _epsilon(gradients: Tensors) -> float:
     return torch.finfo(dtypes[0]).eps if dtypes else 0.0
 
 
-def table(verdict: Verdict, bounds: Bounds, *, faults: int = 10) -> str:
+def verdict_table(verdict: Verdict, bounds: Bounds, *, faults: int = 10) -> str:
     """The comparison as text: a line for each step, and the faults."""
     differ = any(fault.endswith("step 0") for fault in verdict.faults)
     sizes = f"{verdict.parameters} parameters, {verdict.numbers:,} numbers"

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(folder: Path) -> None:
     import torch
 
-    from forge.parallel.ranks import join
+    from forge.parallel.ranks import join_ranks
     from forge.parity.side import measure
     from forge.training.data import check_vocabulary, prepare_data
     from forge.training.process import set_up
@@ -40,7 +40,7 @@ def _measure(folder: Path) -> None:
     device = set_up(config)
     torch.set_float32_matmul_precision("highest")  # else fp32 on a GPU would be TF32
     torch.manual_seed(config.seed)
-    ranks = join(config, device)
+    ranks = join_ranks(config, device)
     prepared = prepare_data(config, ranks)
     check_vocabulary(config, prepared)
     settings["dtype"] = getattr(torch, settings["dtype"])

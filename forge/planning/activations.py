@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from forge.config.model.activations import FP32, INT64, Kept, Named, Numbers, merged
+from forge.config.model.activations import FP32, INT64, Kept, Named, Numbers, merge_tables
 from forge.config.model.decoder import Decoder, Kind
 from forge.config.model.document_attention import in_blocks
 from forge.config.parallel import V_SCHEDULE, Parallel
@@ -189,7 +189,7 @@ class Activations:
             input=stream,
             alone=around + mixer.all + last.all + mask,
             around=around + of_layers,
-            named=merged(mixer.named, last.named),
+            named=merge_tables(mixer.named, last.named),
             unread=unread,
             apart=apart,
             flops=self.model.kind_flops_per_token(kind, self.config.train.seq_len) / 3,

@@ -38,7 +38,7 @@ def allocation(section: Slurm, world: int) -> Allocation | Problem:
     return Allocation(nodes=nodes, tasks_per_node=per_node, gpus_per_node=on_gpus)
 
 
-def faults(section: Slurm) -> Iterator[Problem]:
+def allocation_faults(section: Slurm) -> Iterator[Problem]:
     """Find faults of the section at any number of ranks."""
     minutes, signal_seconds = section.time, section.signal_before
     if signal_seconds >= 60 * minutes:

@@ -22,7 +22,7 @@ from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.precision import BYTES
 from forge.config.root import Config
 from forge.planning.activations import Activations, Stage
-from forge.rundir.saved_config import load, newest
+from forge.rundir.saved_config import load_config, newest
 
 STATE = ("weights", "gradients", "fp32 masters", "optimizer state")
 """Prefixes of the names of exact parts, held throughout a run."""
@@ -148,7 +148,7 @@ def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> 
     some_frozen = param_groups.some_frozen(config)
 
     def kept(one: TensorSpec, shape: tuple[int, ...]) -> float:
-        name = param_groups.group_of(optimizer, one.name, one.role)
+        name = param_groups.group_name(optimizer, one.name, one.role)
         state_bytes = name_to_group[name].section.state_bytes(shape) if is_trained(one.name) else 0
         return math.nan if state_bytes is None else state_bytes
 
@@ -227,7 +227,7 @@ def _frozen_models(config: Config) -> Iterator[Decoder]:
         model = config.decoder
         with suppress(OSError, ValueError, TypeError, KeyError):  # its build reports the fault
             if source and Path(source).is_dir():
-                model = load(newest(Path(source)), trust=config.run.trust).decoder
+                model = load_config(newest(Path(source)), trust=config.run.trust).decoder
         yield from [model] if model is not None else []
 
 

@@ -32,7 +32,7 @@ class Choice:
     order: dict[str, float]
 
 
-def choose(config: Config, model: Decoder, budget: float) -> Choice:
+def choose_recompute(config: Config, model: Decoder, budget: float) -> Choice:
     """Choose the cheapest recomputation within `budget` bytes of a device by the estimate; else the
     least memory: full, with inputs of blocks in host memory.
 
@@ -41,7 +41,7 @@ def choose(config: Config, model: Decoder, budget: float) -> Choice:
     from the optimum, but for room left to smaller tensors. Where all names fit, leave as many
     blocks as fit without recomputation.
     """
-    worth = order(config, model)
+    worth = _flops_per_byte(config, model)
     configured = config.train.recompute
 
     def tried(policy: str, table: Recompute = configured, blocks: int | None = None) -> Config:
@@ -85,7 +85,7 @@ def choose(config: Config, model: Decoder, budget: float) -> Choice:
     return chosen(policy, table, n_layers - without if without else None)
 
 
-def order(config: Config, model: Decoder) -> dict[str, float]:
+def _flops_per_byte(config: Config, model: Decoder) -> dict[str, float]:
     """FLOPs spared by a kept byte, by name, the most first. FLOPs stand for time: products are
     bound by arithmetic at any width in use.
     """

@@ -22,7 +22,7 @@ def stages_of(rank: int, pp: int, per_rank: int, schedule: str) -> tuple[int, ..
     return tuple(stage for stage in range(pp * per_rank) if owner(stage, pp, schedule) == rank)
 
 
-def cut(config: Config, model: Decoder) -> list[int]:
+def blocks_by_stage(config: Config, model: Decoder) -> list[int]:
     """Numbers of blocks of each stage of a resolved config."""
     parallel = config.parallel
     stages = parallel.pp * (parallel.pp_stages_per_rank or 1)

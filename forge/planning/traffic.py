@@ -23,7 +23,7 @@ from forge.config.root import Config
 from forge.planning.activations import rows_of_room, runs_of_sequence
 from forge.planning.layout import rows_of_rank
 from forge.planning.shapes import added_up, elements, outside_blocks
-from forge.planning.stages import cut, owner, stages_of
+from forge.planning.stages import blocks_by_stage, owner, stages_of
 
 FP32, FP64, INT64 = 4, 8, 8
 REPORTED = 8
@@ -90,7 +90,7 @@ class Rank:
         per_rank = p.pp_stages_per_rank or 1
         self.last_stage = p.pp * per_rank - 1
         self.stages = stages_of(rank, p.pp, per_rank, p.pp_schedule)
-        starts = [0, *accumulate(cut(config, model))]
+        starts = [0, *accumulate(blocks_by_stage(config, model))]
         self.layers = {stage: range(starts[stage], starts[stage + 1]) for stage in self.stages}
         self.blocks = sum(map(len, self.layers.values()))
         self.tables = {kind: model.block_tensors(kind) for kind in model.kinds_in()}

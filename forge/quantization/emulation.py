@@ -14,7 +14,7 @@ import torch._dynamo
 from torch import Tensor
 
 from forge.models.grouped import group_of_rows, looped_mm, looped_mm_of_rows
-from forge.quantization.rounding import Runs, wide
+from forge.quantization.rounding import Runs, in_sum_format
 
 Round = Callable[..., Tensor]
 """A function of `forge.quantization.rounding`."""
@@ -91,5 +91,5 @@ def _rounded(
     how: tuple[Round, Round] | None, left: Tensor, right: Tensor, runs: Runs | None = None
 ) -> tuple[Tensor, Tensor]:
     if how is None:
-        return wide(left), wide(right)
+        return in_sum_format(left), in_sum_format(right)
     return how[0](left, runs), how[1](right, runs)

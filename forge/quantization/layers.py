@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from forge.config.model.decoder import Decoder
-from forge.config.quantization import Quantization, Quantized, layers_of
+from forge.config.quantization import Quantization, Quantized, quantized_modules
 from forge.models.experts import Experts
 from forge.models.mixin import mix_in
 from forge.quantization.products import Blocks, Products
@@ -19,7 +19,7 @@ def quantize(
 ) -> None:
     """Let the chosen layers of a model, or of a stage, multiply by `products`, in place."""
     modules = dict(model.named_modules())
-    for name in layers_of(section, architecture):
+    for name in quantized_modules(section, architecture):
         module = modules.get(name)
         if module is None:
             continue  # of another stage

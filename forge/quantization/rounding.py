@@ -27,7 +27,7 @@ class Runs(NamedTuple):
     counts: Tensor
 
 
-def wide(values: Tensor) -> Tensor:
+def in_sum_format(values: Tensor) -> Tensor:
     """Convert values to the numbers of emulated sums."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
@@ -49,7 +49,7 @@ def int8_of_rows(values: Tensor, runs: Runs | None = None) -> Tensor:
     """Round to integers from -127 to 127 with a scale for each row, in the type of the values."""
     scale = _largest(values, runs) / 127
     codes = (values.float() * (1.0 / scale.float().clip(LEAST))).round().clip(-128, 127)
-    return wide(codes.to(values.dtype)) * wide(scale)
+    return in_sum_format(codes.to(values.dtype)) * in_sum_format(scale)
 
 
 def mxfp8(values: Tensor, runs: Runs | None = None) -> Tensor:
@@ -64,7 +64,9 @@ def mxfp8(values: Tensor, runs: Runs | None = None) -> Tensor:
     largest = blocks.abs().amax(-1, keepdim=True)
     exponent = torch.ceil(torch.log2(largest / torch.finfo(E4M3).max)).clamp(-127, 127)
     codes = _saturated(blocks * torch.exp2(-exponent), E4M3)
-    rounded = wide(codes.to(values.dtype)) * wide(torch.exp2(exponent).to(values.dtype))
+    rounded = in_sum_format(codes.to(values.dtype)) * in_sum_format(
+        torch.exp2(exponent).to(values.dtype)
+    )
     return rounded.flatten(-2)[..., :length]
 
 

@@ -63,12 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(options: argparse.Namespace) -> int:
     if len(options.places) == 1 and is_run(options.places[0]):
         return _of_run(options)
-    from forge.report.comparison import compare
-    from forge.report.rendering import show
-    from forge.report.runs import read
+    from forge.report.comparison import compare_arms
+    from forge.report.rendering import print_report
+    from forge.report.runs import read_source
 
-    source = read(options.places)
-    report = compare(source, metric=options.metric, baseline=options.baseline, reach=options.reach)
+    source = read_source(options.places)
+    report = compare_arms(
+        source, metric=options.metric, baseline=options.baseline, reach=options.reach
+    )
     most = {} if options.top is None else {"most": options.top}
     files = {kind: path for kind in FILES if (path := getattr(options, kind)) is not None}
     if not files and (sweep := report.source.path):
@@ -76,7 +78,7 @@ def _main(options: argparse.Namespace) -> int:
         files = {kind: sweep / "report" / name for kind, (name, _) in FILES.items()}
     prints = STDOUT in files.values()
     if not prints:
-        show(report, **most)
+        print_report(report, **most)
     for kind, path in files.items():
         _write(_text(kind, path, report, most), kind, path)
     if written := [short(path) for path in files.values() if path != STDOUT]:
@@ -86,7 +88,7 @@ def _main(options: argparse.Namespace) -> int:
 
 def _of_run(options: argparse.Namespace) -> int:
     from forge.report import run_page
-    from forge.report.inventory import entries
+    from forge.report.inventory import find_runs
 
     run = options.places[0]
     for name in ("metric", "baseline", "reach", "top", *FILES):
@@ -94,13 +96,13 @@ def _of_run(options: argparse.Namespace) -> int:
             message = "it is of a sweep, or of several runs: the page of one run has all of it."
             hint = f"python -m forge.report {short(run)}, or --html FILE"
             raise refusal(_flag(name), message, hint, COMMAND_LINE)
-    (entry,), _ = entries([run])
+    (entry,), _ = find_runs([run])
     path = options.html or run / "report" / "index.html"
     if options.html is None:
         untrusted.check_links(run)
-    text = run_page.page(entry)
+    text = run_page.page_of_run(entry)
     if path != STDOUT:
-        for line in [entry.name, *run_page.summary(entry)]:
+        for line in [entry.name, *run_page.run_summary(entry)]:
             print(cli.printable(line))
     _write(text, "html", path)
     if path != STDOUT:
@@ -112,7 +114,7 @@ def _text(kind: str, path: Path, report: Report, most: dict[str, int]) -> str:
     from forge.report import frames, page, rendering
 
     if kind == "html":
-        return page.page(report, path.parent, **most)
+        return page.report_page(report, path.parent, **most)
     if kind == "markdown":
         return rendering.markdown(report, **most)
     rows = frames.arm_rows(report) if kind == "csv" else frames.run_rows(report)

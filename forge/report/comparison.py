@@ -102,7 +102,7 @@ class Report:
         return {run: row.name for row in self.rows for run in row.arm.runs}
 
 
-def compare(
+def compare_arms(
     source: Source,
     *,
     metric: str | None = None,

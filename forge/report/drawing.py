@@ -21,7 +21,7 @@ POINTS, FEWEST, OTHERS = 300, 40, (12, 120)
 TRACK = 24  # points of tokens and time over the steps of an arm
 
 
-def drawn(report: Report, arms: Sequence[Arm]) -> dict[str, Any]:
+def metric_curves(report: Report, arms: Sequence[Arm]) -> dict[str, Any]:
     """The curves of every metric logged at least twice.
 
     The report's main metrics have bands and differences, all other metrics means only. grids:

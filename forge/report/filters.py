@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forge import cli
 from forge.launch.sweep import state
-from forge.report.inventory import FOLDERS, Entry, entries, where
+from forge.report.inventory import FOLDERS, Entry, find_runs, where
 
 STATES = (
     state.WAITING,
@@ -20,7 +20,7 @@ STATES = (
 )
 
 
-def parser(prog: str, description: str) -> cli.Parser:
+def runs_parser(prog: str, description: str) -> cli.Parser:
     """A parser of folders and of --state, --where and --tag."""
     result = cli.Parser(prog, description)
     add = result.add_argument
@@ -34,9 +34,9 @@ def parser(prog: str, description: str) -> cli.Parser:
     return result
 
 
-def chosen(options: argparse.Namespace) -> tuple[list[Entry], str]:
+def selected_runs(options: argparse.Namespace) -> tuple[list[Entry], str]:
     """The runs selected by the options, and why Slurm could not be asked. Raises ConfigError."""
-    candidates, silent = entries(options.folders)
+    candidates, silent = find_runs(options.folders)
     selected = [
         entry
         for entry in where(candidates, options.where)

@@ -13,8 +13,8 @@ from forge.launch.sweep.directory import POINTS
 from forge.report import run_page
 from forge.report.comparison import Report
 from forge.report.frames import Places, arm_row, arm_rows, curves_of, read_report, run_rows
-from forge.report.inventory import entries
-from forge.report.page import page
+from forge.report.inventory import find_runs
+from forge.report.page import report_page
 from forge.report.rendering import markdown
 from forge.report.tables import headline
 from forge.rundir import untrusted
@@ -88,7 +88,9 @@ def _write_page(report: Report) -> Path | None:
     folder = sweep or runs[0]
     untrusted.check_links(folder, apart=(POINTS,) if sweep else ())
     file = folder / "report" / "index.html"
-    text = page(report, file.parent) if sweep else run_page.page(entries(runs)[0][0])
+    text = (
+        report_page(report, file.parent) if sweep else run_page.page_of_run(find_runs(runs)[0][0])
+    )
     try:
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from forge.config.problems import shown
-from forge.report.comparison import Report, Row, compare
-from forge.report.runs import Run, read
+from forge.report.comparison import Report, Row, compare_arms
+from forge.report.runs import Run, read_source
 from forge.rundir.directory import Place, path_of
 
 if TYPE_CHECKING:
@@ -121,4 +121,4 @@ def _cell(value: Any) -> Any:
 def read_report(sweep: Places, **choices: Any) -> Report:
     """choices: of `compare`. Raises ConfigError."""
     sources = sweep if isinstance(sweep, Sequence) and not isinstance(sweep, str) else [sweep]
-    return compare(read([path_of(source) for source in sources]), **choices)
+    return compare_arms(read_source([path_of(source) for source in sources]), **choices)

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from forge.config.problems import short_keys
 from forge.launch.sweep.state import DONE
-from forge.report.runs import SEED, Run, text_of
+from forge.report.runs import SEED, Run, shortest_text
 from forge.rundir.identity import is_free
 
 APART = ("run", "launch", "sweep", "sweeper", "metrics", "profiling")
@@ -53,7 +53,9 @@ def arms_of(runs: Sequence[Run], default: str) -> list[Arm]:
     words = short_keys(varied)
     names = []
     for run in firsts:
-        values = {words[key]: value for key in varied if (value := value_of(run, key)) is not None}
+        values = {
+            words[key]: value for key in varied if (value := option_value(run, key)) is not None
+        }
         names.append(run.point.arm or _joined(values) or default)
     pairs = zip(_distinct(names, firsts), groups, strict=True)
     return [Arm(name=name, runs=tuple(group)) for name, group in pairs]
@@ -65,7 +67,9 @@ def _alike(runs: Sequence[Run], free: Sequence[str]) -> list[list[Run]]:
     free: varied options that tell arms apart beside the identity of a config.
     """
     with_config = [run for run in runs if run.texts]
-    prepared = {run: (_identity(run), *(value_of(run, key) for key in free)) for run in with_config}
+    prepared = {
+        run: (_identity(run), *(option_value(run, key) for key in free)) for run in with_config
+    }
     by_overrides = {_overrides(run): identity for run, identity in prepared.items()}
     groups: dict[object, list[Run]] = {}
     for run in runs:
@@ -76,7 +80,7 @@ def _alike(runs: Sequence[Run], free: Sequence[str]) -> list[list[Run]]:
 
 def normal(name: str) -> str:
     """The name of an arm with numbers in the form of arm names: lr=0.001 for lr=1e-3."""
-    return re.sub(r"(?<==)\S+", lambda value: text_of(value[0]), name)
+    return re.sub(r"(?<==)\S+", lambda value: shortest_text(value[0]), name)
 
 
 def differing(configs: Sequence[Texts], *, seeds: bool = False) -> list[str]:
@@ -108,12 +112,12 @@ def _overrides(run: Run) -> tuple[str, ...]:
 
 def _typed(run: Run) -> dict[str, str]:
     words = (text.lstrip("+").partition("=") for text in run.point.overrides)
-    return {key: text_of(value) for key, _, value in words}
+    return {key: shortest_text(value) for key, _, value in words}
 
 
-def value_of(run: Run, key: str) -> str | None:
+def option_value(run: Run, key: str) -> str | None:
     if key in run.point.varied:
-        return text_of(run.point.varied[key])
+        return shortest_text(run.point.varied[key])
     return _typed(run).get(key, run.texts.get(key))
 
 

@@ -65,7 +65,7 @@ def document(
     )
 
 
-def section(body: str, *, name: str = "", title: str = "", note: str = "") -> str:
+def html_section(body: str, *, name: str = "", title: str = "", note: str = "") -> str:
     """An HTML section. title, note: HTML."""
     attribute = f' id="{name}"' if name else ""
     heading = f"<h2>{title}</h2>" if title else ""
@@ -73,7 +73,9 @@ def section(body: str, *, name: str = "", title: str = "", note: str = "") -> st
     return f"<section{attribute}>{heading}{body}{below}</section>"
 
 
-def table(given: Table, links: Mapping[str, str] = EMPTY, arms: Mapping[str, int] = EMPTY) -> str:
+def html_table(
+    given: Table, links: Mapping[str, str] = EMPTY, arms: Mapping[str, int] = EMPTY
+) -> str:
     """The HTML of a table.
 
     links: by text of the first column. arms: arm indices by the same text.

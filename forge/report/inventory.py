@@ -17,7 +17,7 @@ from forge.launch.sweep.directory import POINTS, SWEEP, Point, SweepDirectory
 from forge.launch.sweep.results import is_best_high
 from forge.launch.sweep.state import survey
 from forge.report.grouping import differing
-from forge.report.runs import Run, runs_of, text_of
+from forge.report.runs import Run, runs_of, shortest_text
 from forge.rundir import versions
 from forge.rundir.annotations import Annotations, read_annotations
 from forge.rundir.directory import short
@@ -72,13 +72,15 @@ class Entry:
     def derived(self) -> frozenset[str]:
         """The derived options of the run."""
         try:
-            content = versions.read(self.run.path, "derived", versions.in_force(self.run.path))
+            content = versions.read_part(
+                self.run.path, "derived", versions.number_in_force(self.run.path)
+            )
             return frozenset(str(option["key"]) for option in content)
         except (OSError, ValueError, KeyError, TypeError):
             return frozenset()
 
 
-def entries(folders: Sequence[Path]) -> tuple[list[Entry], str]:
+def find_runs(folders: Sequence[Path]) -> tuple[list[Entry], str]:
     """The runs below folders, by name, and why Slurm could not be asked for their jobs.
 
     Without folders, the runs below FOLDERS. Raises ConfigError.
@@ -110,7 +112,7 @@ def where(found: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]:
             meant = did_you_mean(closest(key, options))
             hint = meant or "for example --where model.dim=256"
             raise refusal(f"--where {text}", message, hint, COMMAND_LINE)
-        value_text = text_of(value).casefold()
+        value_text = shortest_text(value).casefold()
         found = [
             entry
             for entry in found

@@ -13,7 +13,16 @@ from forge.config.numbers import counted
 from forge.report import drawing
 from forge.report.comparison import Report, Row
 from forge.report.frames import arm_row
-from forge.report.html import NO_SCRIPT, details, document, escape, rounded, section, table, unit
+from forge.report.html import (
+    NO_SCRIPT,
+    details,
+    document,
+    escape,
+    html_section,
+    html_table,
+    rounded,
+    unit,
+)
 from forge.report.swept import Swept, swept, value_of_arm
 from forge.report.tables import arm_name, headline, runs_table, tables, verdict
 
@@ -45,7 +54,7 @@ PARALLEL = " Below: a line an arm, through what it has of each option, to what i
 FIGURE = "<figure {}></figure>"
 
 
-def page(report: Report, folder: Path, most: int = MOST) -> str:
+def report_page(report: Report, folder: Path, most: int = MOST) -> str:
     """The HTML page of a report. folder: of the page, for links to runs.
 
     most: arms in figures and tables.
@@ -59,15 +68,15 @@ def page(report: Report, folder: Path, most: int = MOST) -> str:
     sections = [_arm_plot(report, most), *_responses(data), *_curves(data)]
     for result in tables(report, most):
         linked = result.of_runs or not report.source.path
-        sections.append(section(table(result, links if linked else {}, indices)))
-    every = details(counted(len(report.runs), "run"), table(runs, links))
+        sections.append(html_section(html_table(result, links if linked else {}, indices)))
+    every = details(counted(len(report.runs), "run"), html_table(runs, links))
     typed = [f"python -m forge.train {escape(command)}" for command in report.source.commands]
     listed = "<pre>{}</pre>".format("\n".join(typed))
     lines = "".join(f"<p>{escape(line)}</p>" for line in headline(report))
     return document(
         report.source.name,
         header=lines + (details(counted(len(typed), "command"), listed) if typed else ""),
-        sections=[*sections, section(every)],
+        sections=[*sections, html_section(every)],
         data=data,
         script="sweep.js",
     )
@@ -86,7 +95,7 @@ def page_data(report: Report, most: int | None = None) -> dict[str, Any]:
         "baseline": rows.index(report.baseline) if report.compared and report.others else None,
         "swept": [asdict(option) for option in options],
         "arms": [_arm(row, report, options) for row in rows],
-        **drawing.drawn(report, [row.arm for row in rows]),
+        **drawing.metric_curves(report, [row.arm for row in rows]),
     }
 
 
@@ -114,7 +123,7 @@ def _arm_plot(report: Report, most: int) -> str:
     if len(shown) > 1 and not report.compared:
         note += " The best is the first."
     figure = NO_SCRIPT + FIGURE.format('id="arm-plot"')
-    return section(figure, title=escape(f"{report.metric} of {which}"), note=note + COLOUR)
+    return html_section(figure, title=escape(f"{report.metric} of {which}"), note=note + COLOUR)
 
 
 def _responses(data: dict[str, Any]) -> list[str]:
@@ -134,7 +143,7 @@ def _responses(data: dict[str, Any]) -> list[str]:
         body, note = body + FIGURE.format('id="parallel"'), note + PARALLEL
     over = options[numbers[0]]["key"] if len(options) == 1 else "what was swept"
     title = escape(f"{data['metric']} over {over}")
-    return [section(body, name="responses", title=title, note=note)]
+    return [html_section(body, name="responses", title=title, note=note)]
 
 
 def _curves(data: dict[str, Any]) -> list[str]:
@@ -153,4 +162,4 @@ def _curves(data: dict[str, Any]) -> list[str]:
     body = f'<div class="controls"></div><div class="plots">{figures}</div>'
     body += '<div class="legend"></div>'
     note = " ".join([*notes, "Time is of training."])
-    return [section(body, name="curves", title="learning curves", note=note)]
+    return [html_section(body, name="curves", title="learning curves", note=note)]

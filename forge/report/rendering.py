@@ -22,7 +22,7 @@ from forge.report.tables import Table, headline, tables
 ON_TERMINAL, IN_MARKDOWN, PIPED_WIDTH = 30, 50, 120
 
 
-def show(report: Report, console: Console | None = None, most: int = ON_TERMINAL) -> None:
+def print_report(report: Report, console: Console | None = None, most: int = ON_TERMINAL) -> None:
     """Print the headline and every table with at most `most` lines, without trailing blanks.
 
     The width is the terminal's, else COLUMNS, else 120.

@@ -11,7 +11,7 @@ from typing import Any
 from forge.config.numbers import byte_size, counted, time_span
 from forge.config.problems import shown
 from forge.report.drawing import POINTS, thinned, track_of
-from forge.report.html import NO_SCRIPT, details, document, escape, section, table, unit
+from forge.report.html import NO_SCRIPT, details, document, escape, html_section, html_table, unit
 from forge.report.inventory import Entry
 from forge.report.runs import Run
 from forge.report.tables import Table
@@ -33,11 +33,11 @@ LATEST, LONGEST = 8, 4000  # samples, and letters of one
 NOTE = "Time is of training. Long curves are thinned out: neighbours are averaged."
 
 
-def page(entry: Entry) -> str:
+def page_of_run(entry: Entry) -> str:
     run = entry.run
-    data = page_data(run)
+    data = _page_data(run)
     sections = [_figures(data), _samples(run.path), _metrics(run), _config(run), _origin(run.path)]
-    lines = "".join(f"<p>{escape(line)}</p>" for line in summary(entry))
+    lines = "".join(f"<p>{escape(line)}</p>" for line in run_summary(entry))
     return document(
         run.path.name,
         header=lines,
@@ -47,7 +47,7 @@ def page(entry: Entry) -> str:
     )
 
 
-def summary(entry: Entry) -> list[str]:
+def run_summary(entry: Entry) -> list[str]:
     """Sentences: progress, best value, reason of a failure, tags and note."""
     run, now, notes = entry.run, entry.progress, entry.annotations
     end = "" if now.of is None else f" of {now.of:,}"
@@ -66,7 +66,7 @@ def summary(entry: Entry) -> list[str]:
     return [*lines, notes.note] if notes.note else lines
 
 
-def page_data(run: Run) -> dict[str, Any]:
+def _page_data(run: Run) -> dict[str, Any]:
     """The data of the figures: every metric, with each shared array of steps stored once."""
     grids: dict[tuple[float | None, ...], int] = {}
     curves = []
@@ -92,7 +92,7 @@ def page_data(run: Run) -> dict[str, Any]:
 
 def _figures(data: Mapping[str, Any]) -> str:
     if not data["curves"]:
-        return section("<p>Nothing has been logged yet.</p>")
+        return html_section("<p>Nothing has been logged yet.</p>")
     figures = "".join(
         f'<div><h3>{figure["title"]}</h3><figure data-figure="{i}"></figure></div>'
         for i, figure in enumerate(data["figures"])
@@ -100,7 +100,7 @@ def _figures(data: Mapping[str, Any]) -> str:
     figures += '<div><h3>any metric</h3><div class="controls" id="any"></div>'
     figures += '<figure data-figure="any"></figure></div>'
     body = f'{NO_SCRIPT}<div class="controls" id="all"></div><div class="plots">{figures}</div>'
-    return section(body, name="curves", note=NOTE)
+    return html_section(body, name="curves", note=NOTE)
 
 
 def _samples(run_dir: Path) -> str:
@@ -116,7 +116,7 @@ def _samples(run_dir: Path) -> str:
     folded = (
         details(counted(len(earlier), "sample") + " before it", "".join(earlier)) if earlier else ""
     )
-    return section(first + folded, title="samples", note="In bold: the prompt.")
+    return html_section(first + folded, title="samples", note="In bold: the prompt.")
 
 
 def _metrics(run: Run) -> str:
@@ -129,7 +129,7 @@ def _metrics(run: Run) -> str:
             lines.append((name, *(f"{value:,.6g}" for value in ends), f"{curve.steps[-1]:,.0f}"))
     heads = ("metric", "last", "lowest", "highest", "last step")
     result = Table(name="metrics", title="metrics", heads=heads, lines=lines, align="<>>>>")
-    return section(table(result)) if lines else ""
+    return html_section(html_table(result)) if lines else ""
 
 
 def _config(run: Run) -> str:
@@ -140,18 +140,20 @@ def _config(run: Run) -> str:
     with suppress(OSError, ValueError, TypeError, KeyError):
         derived = [
             (str(option["key"]), shown(option["value"]), str(option["why"]))
-            for option in versions.read(run.path, "derived", versions.in_force(run.path))
+            for option in versions.read_part(
+                run.path, "derived", versions.number_in_force(run.path)
+            )
         ]
     command = escape(shlex.join(["python", "-m", "forge.train", *typed]))
     parts = [f"<pre>{command}</pre>"]
     if derived:
         heads = ("option", "value", "why")
         listing = Table(name="derived", title="", heads=heads, lines=derived, align="<<<")
-        parts.append(details(f"{counted(len(derived), 'value')} worked out", table(listing)))
+        parts.append(details(f"{counted(len(derived), 'value')} worked out", html_table(listing)))
     options = [(key, text) for key, text in run.texts.items()]
     listing = Table(name="config", title="", heads=("option", "value"), lines=options, align="<<")
-    parts.append(details(f"all {counted(len(options), 'option')}", table(listing)))
-    return section("".join(parts), title="config")
+    parts.append(details(f"all {counted(len(options), 'option')}", html_table(listing)))
+    return html_section("".join(parts), title="config")
 
 
 def _origin(run_dir: Path) -> str:
@@ -161,7 +163,7 @@ def _origin(run_dir: Path) -> str:
     with suppress(OSError, ValueError):
         facts = read_object(run_dir / MADE_WITH)
     with suppress(OSError, ValueError, TypeError):
-        content = versions.read(run_dir, "warnings", versions.in_force(run_dir))
+        content = versions.read_part(run_dir, "warnings", versions.number_in_force(run_dir))
         warnings = [warning for warning in content if isinstance(warning, Mapping)]
     lines = []
     for key, value in {"directory": short(run_dir), **facts}.items():
@@ -174,13 +176,13 @@ def _origin(run_dir: Path) -> str:
     heads = ("what", "time", "step", "")
     tried = Table(name="attempts", title="", heads=heads, lines=starts, align="<<><")
     parts = [
-        table(provenance),
-        details(counted(len(starts), "start or end", "starts and ends"), table(tried)),
+        html_table(provenance),
+        details(counted(len(starts), "start or end", "starts and ends"), html_table(tried)),
     ]
     if warnings:
         texts = "".join(f"<p>{escape(str(warning.get('what')))}</p>" for warning in warnings)
         parts.append(details(counted(len(warnings), "warning"), texts))
-    return section("".join(parts))
+    return html_section("".join(parts))
 
 
 def _attempt(row: Mapping[str, Any]) -> tuple[str, ...]:

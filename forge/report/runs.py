@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, shown
 from forge.launch.sweep import messages
-from forge.launch.sweep.directory import SWEEP, Point, SweepDirectory, examples, find_sweep
+from forge.launch.sweep.directory import SWEEP, Point, SweepDirectory, example_sweeps, find_sweep
 from forge.launch.sweep.state import DONE, FAILED, Survey, survey
 from forge.rundir import outcome
 from forge.rundir.saved_config import is_run, read_plain
@@ -66,7 +66,7 @@ class Run:
     @cached_property
     def texts(self) -> dict[str, str]:
         """The options as texts, equal for equal values."""
-        return {key: text_of(value) for key, value in self.options.items()}
+        return {key: shortest_text(value) for key, value in self.options.items()}
 
     @cached_property
     def log(self) -> Log:
@@ -91,7 +91,7 @@ class Source:
     no_answer: str = ""
 
 
-def read(paths: Sequence[Path]) -> Source:
+def read_source(paths: Sequence[Path]) -> Source:
     """Read a sweep, or one or more runs. Raises ConfigError for all other paths."""
     sweeps = [path for path in paths if (path / SWEEP).is_file()]
     problems = [_no_source(path) for path in paths if path not in sweeps and not is_run(path)]
@@ -126,7 +126,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def text_of(value: object) -> str:
+def shortest_text(value: object) -> str:
     """The text of a value; a number, typed or not, in its shortest form: 0.001, 1e-5, 4."""
     if isinstance(value, str) and not value[:1].isalpha():
         try:
@@ -203,6 +203,6 @@ def _no_source(path: Path) -> Problem:
     return Problem(
         key=str(path),
         what=f"{path} is neither a sweep nor a run: {lacks}.",
-        fix=f"give the directory of a sweep, like {examples(path)}, or those of runs",
+        fix=f"give the directory of a sweep, like {example_sweeps(path)}, or those of runs",
         where=COMMAND_LINE,
     )

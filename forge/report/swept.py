@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from forge.config.problems import short_keys
 from forge.report.comparison import Report
-from forge.report.grouping import Arm, value_of
+from forge.report.grouping import Arm, option_value
 from forge.report.runs import SEED
 
 
@@ -53,7 +53,7 @@ def swept(report: Report) -> list[Swept]:
 
 
 def value_of_arm(arm: Arm, key: str) -> str | None:
-    return next((value for run in arm.runs if (value := value_of(run, key)) is not None), None)
+    return next((value for run in arm.runs if (value := option_value(run, key)) is not None), None)
 
 
 def is_by_factors(values: Sequence[float]) -> bool:

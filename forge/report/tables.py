@@ -67,7 +67,7 @@ class Table:
 
 def tables(report: Report, most: int | None = None) -> list[Table]:
     """All non-empty tables. most: number of arms, or runs, in each table."""
-    by_arm = [make(report, most) for make in (results, differences, times_to_target, configs)]
+    by_arm = [make(report, most) for make in (results, _differences, times_to_target, _configs)]
     left_out = _arms_left_out(report, most)
     of_arms = [replace(table, notes=[*left_out, *table.notes]) for table in by_arm]
     return [table for table in (*of_arms, unfinished(report, most)) if table.lines]
@@ -116,7 +116,7 @@ def results(report: Report, most: int | None = None) -> Table:
     )
 
 
-def differences(report: Report, most: int | None = None) -> Table:
+def _differences(report: Report, most: int | None = None) -> Table:
     write, lines, notes = decimals(report), [], []
     compared = [row for row in report.shown(most) if row.difference.method]
     tests = [_test(row.difference) for row in compared]
@@ -169,7 +169,7 @@ def times_to_target(report: Report, most: int | None = None) -> Table:
     )
 
 
-def configs(report: Report, most: int | None = None) -> Table:
+def _configs(report: Report, most: int | None = None) -> Table:
     base, lines = report.baseline.arm.config, []
     for row in report.shown(most) if base and report.differing else []:
         if row is not report.baseline:

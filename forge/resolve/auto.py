@@ -54,12 +54,12 @@ def auto(config: Config, parallel: Parallel, world: World) -> Iterator[Derived]:
     """
     if parallel.layout != "auto" or parallel.dp_shard != -1 or world.size < 1:
         return
-    chosen, why = choose(config, world)
+    chosen, why = choose_degrees(config, world)
     if chosen:
-        yield Derived("parallel.layout", "given", f"{name_of(chosen)}: {why}")
+        yield Derived("parallel.layout", "given", f"{layout_name(chosen)}: {why}")
         for axis, degree in chosen.items():
             if degree != getattr(parallel, axis):
-                yield Derived(f"parallel.{axis}", degree, name_of(chosen))
+                yield Derived(f"parallel.{axis}", degree, layout_name(chosen))
 
 
 RESHARD, REDUCE = "parallel.reshard_after_forward", "parallel.reduce_gradients"
@@ -115,7 +115,7 @@ def _fits(config: Config, world: World, **option: str) -> tuple[bool, str]:
     return needed <= USABLE * memory, why
 
 
-def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
+def choose_degrees(config: Config, world: World) -> tuple[dict[str, int], str]:
     """Choose the degrees of the first candidate legal for the model and within a device's memory.
 
     Returns degrees and a reason. Without a fit: the candidate of least memory; where memory is not
@@ -124,7 +124,7 @@ def choose(config: Config, world: World) -> tuple[dict[str, int], str]:
     memory, needs, model = device_memory(world), [], config.model
     timed: list[tuple[float, int, dict[str, int]]] = []
     experts = model.routed_experts
-    for degrees in candidates(config.parallel, world, experts):
+    for degrees in candidate_degrees(config.parallel, world, experts):
         tried = laid_out(config, degrees, world)
         if any(problem for rule in DEGREE_RULES for problem in rule.check(tried, world)):
             continue
@@ -175,11 +175,11 @@ def _fastest(
     seconds, needed, degrees = next(entry for entry in timed if entry[0] <= EQUAL * least)
     why = f"{1 / seconds:,.0f} tokens/s a GPU, {byte_size(needed)} of the {byte_size(memory)} of a"
     why += f" device on {ranks_of(world.size)}"
-    slower = [name_of(layout) for other, _, layout in timed if other > EQUAL * least]
+    slower = [layout_name(layout) for other, _, layout in timed if other > EQUAL * least]
     return degrees, why + (f"; slower: {', '.join(dict.fromkeys(slower))}" if slower else "")
 
 
-def candidates(given: Parallel, world: World, experts: int = 0) -> Iterator[dict[str, int]]:
+def candidate_degrees(given: Parallel, world: World, experts: int = 0) -> Iterator[dict[str, int]]:
     """Yield degrees that use all ranks, least communication first; given degrees above 1 stay.
 
     experts: number in a layer. tp and ep stay inside a node; ep is the largest beside tp.
@@ -238,7 +238,7 @@ def device_memory(world: World) -> int | None:
     return machine // max(1, ranks_per_node(world))
 
 
-def name_of(degrees: dict[str, int]) -> str:
+def layout_name(degrees: dict[str, int]) -> str:
     """The name of a layout in the style of the presets: single, ddp, hsdp, ep8_fsdp."""
     parts = [f"{axis}{degrees[axis]}" for axis in ("ep", "tp", "pp") if degrees[axis] > 1]
     replicate, shard = degrees["dp_replicate"] > 1, degrees["dp_shard"] > 1

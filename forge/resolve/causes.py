@@ -20,7 +20,7 @@ LARGEST = 64  # degree to try
 Check = Callable[[Mapping[str, int]], Sequence[Problem]]
 
 
-def merge(problems: Sequence[Problem], parallel: Parallel, check: Check) -> list[Problem]:
+def merge_causes(problems: Sequence[Problem], parallel: Parallel, check: Check) -> list[Problem]:
     """Merge the problems solved by one smaller degree into one problem; keep the others.
 
     parallel: as given. check: the errors left with other degrees, by key.

@@ -10,7 +10,7 @@ from forge.config import schemas
 from forge.config.adapters.adapter import Adapter, LoRA
 from forge.config.checkpoint import Checkpoint
 from forge.config.data.mixture import Mix
-from forge.config.data.reading import NAME, options_of, schema_of
+from forge.config.data.reading import NAME, entry_options, schema_of
 from forge.config.data.text import Data
 from forge.config.eval import Eval
 from forge.config.horizon import SCHEDULE, open_steps
@@ -32,7 +32,7 @@ from forge.config.tokenizers.tokenizer import BPE, Tokenizer
 from forge.config.tokenizers.tokenizer_files import FILE_NAME, Existing, TokenizerFile
 from forge.config.train import Train
 from forge.families import peft
-from forge.families.download import fetched, is_id
+from forge.families.download import fetch_model, is_id
 from forge.families.shards import FolderError
 from forge.planning.world import World
 from forge.resolve.auto import auto, memory_for_time
@@ -90,7 +90,7 @@ def model_shape(model: Decoder) -> Iterator[Derived]:
 def of_hub(model: FolderDecoder) -> Iterator[Derived]:
     """The id of a model on the hub becomes its folder in the cache."""
     if is_id(model.path):
-        folder, fault = fetched(model.path, model.revision)
+        folder, fault = fetch_model(model.path, model.revision)
         if not fault:  # else composition fails and reports it
             yield Derived("model.path", folder, f"{model.path} in the cache of Hugging Face")
 
@@ -141,7 +141,7 @@ def of_adapters(model: Model, adapter: LoRA, checkpoint: Checkpoint) -> Iterator
     if folder is None or not peft.is_peft(folder) or adapter.init_from is not None:
         return
     try:
-        base = peft.read(folder).get("base_model_name_or_path")
+        base = peft.read_adapter_config(folder).get("base_model_name_or_path")
     except FolderError:
         base = None  # a rule reports the fault
     model_folder = model.path if isinstance(model, FolderDecoder) and model.pretrained else None
@@ -252,7 +252,7 @@ def paths_of_entries(config: Config, data: Data, eval: Eval) -> Iterator[Derived
     for key, entry in entries.items():
         is_readable = isinstance(entry, dict) and NAME.fullmatch(key.split(".", 2)[2])
         schema = is_readable and schema_of(data, entry)
-        for option, field in options_of(schema).items() if schema else ():
+        for option, field in entry_options(schema).items() if schema else ():
             path = entry.get(option)
             is_path = isinstance(path, str) and not ADDRESS.match(path)
             if path and is_path and field.metadata.get("path"):

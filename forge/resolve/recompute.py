@@ -13,7 +13,7 @@ from forge.config.root import Config
 from forge.config.rule import Derived, derivation
 from forge.config.train import Train
 from forge.planning.activations import Activations, Stage
-from forge.planning.recompute import choose
+from forge.planning.recompute import choose_recompute
 from forge.planning.world import World
 from forge.resolve.auto import USABLE, device_memory
 
@@ -54,7 +54,7 @@ def recompute(
         yield Problem(f"{POLICY}={AUTO}", message, hint, rule=POLICY)
         yield Derived(POLICY, "full", "auto is not known")
         return
-    choice = choose(config, model, memory)
+    choice = choose_recompute(config, model, memory)
     flops = model.flops_per_token(train.seq_len)
     why = f"{byte_size(choice.needed)} of {byte_size(round(memory))} that are to be used"
     if choice.needed > memory:

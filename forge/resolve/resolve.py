@@ -52,7 +52,7 @@ def resolve(
         return [problem for problem in check(degrees).problems if not problem.warning]
 
     checked = check({})
-    problems = causes.merge(checked.problems, config.parallel, errors_with)
+    problems = causes.merge_causes(checked.problems, config.parallel, errors_with)
     reasons = {step.key: f"worked out: {step.why}" for step in checked.derived}
     problems = [_with_source(problem, origin, reasons) for problem in problems]
     errors = [*known, *(problem for problem in problems if not problem.warning)]

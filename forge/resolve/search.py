@@ -14,7 +14,7 @@ from forge.config.rule import put
 from forge.planning.memory import memory_by_part
 from forge.planning.time import StepTime, step_time
 from forge.planning.world import World, ranks_per_node
-from forge.resolve.auto import DEGREE_RULES, USABLE, laid_out, name_of
+from forge.resolve.auto import DEGREE_RULES, USABLE, laid_out, layout_name
 
 POWERS = (1, 2, 4, 8, 16, 32)
 SHARDS = (1, 8, 64)
@@ -56,7 +56,7 @@ class Layout:
     def name(self) -> str:
         """Degrees, schedule, recomputation and micro-batch."""
         parallel, train = self.config.parallel, self.config.train
-        text = name_of({**parallel.degrees()})
+        text = layout_name({**parallel.degrees()})
         if parallel.dp_replicate > 1 and parallel.dp_shard > 1:
             text += f" {parallel.dp_replicate}x{parallel.dp_shard}"
         stages = parallel.pp_stages_per_rank or 1
@@ -250,7 +250,7 @@ class _Search:
         return replace(one, time=time)
 
 
-def why_not(one: Layout, best: Layout, device: Device, node: int) -> str:
+def largest_loss(one: Layout, best: Layout, device: Device, node: int) -> str:
     """The largest loss of a layout against the best one, in words."""
     if not one.fits:
         part = max(one.memory, key=lambda name: one.memory[name])

@@ -165,7 +165,7 @@ def saved_folder(run_dir: Path) -> Path:
         raise CheckpointError(str(error)) from None
 
 
-def listed(folder: Path) -> list[Saved]:
+def list_checkpoints(folder: Path) -> list[Saved]:
     """Every `step_N` directory of a folder, complete or not, oldest first."""
     folders = [Saved(path) for path in folder.glob("step_*") if path.is_dir()]
     return sorted((saved for saved in folders if saved.step >= 0), key=lambda saved: saved.step)
@@ -183,7 +183,7 @@ def newest_usable(
     damaged: faults known from reading tensors.
     """
     skipped = []
-    for saved in reversed(listed(folder)):
+    for saved in reversed(list_checkpoints(folder)):
         fault = damaged.get(saved.path) or saved.fault(run_id, to_go_on=to_go_on)
         if fault is None:
             return saved, skipped
@@ -191,7 +191,7 @@ def newest_usable(
     return None, skipped
 
 
-def find(
+def find_checkpoint(
     path: Path,
     *,
     name: str = "",
@@ -205,7 +205,7 @@ def find(
     damaged: as in `newest_usable`.
     """
     if path.name == BEST and not path.exists():
-        best = best_of(listed(_folder(path.parent)))
+        best = best_of(list_checkpoints(_folder(path.parent)))
         if best is None:
             raise CheckpointError(
                 f"{name}{path}: {path.parent} has no checkpoint that was evaluated; "
@@ -230,7 +230,7 @@ def find(
     return checkpoint, skipped
 
 
-def read_whole(path: Path, read: Callable[[Saved], T]) -> T:
+def read_checkpoint(path: Path, read: Callable[[Saved], T]) -> T:
     """Read, by `read`, the checkpoint meant by a path, see `find`.
 
     A checkpoint found damaged while being read is passed over with a warning, like other unusable
@@ -238,7 +238,7 @@ def read_whole(path: Path, read: Callable[[Saved], T]) -> T:
     """
     passed = PassedOver()
     while True:
-        saved, skipped = find(path, damaged=passed.damaged)
+        saved, skipped = find_checkpoint(path, damaged=passed.damaged)
         passed.warn(skipped)
         try:
             return read(saved)
@@ -252,10 +252,10 @@ def best_of(saved: list[Saved]) -> Saved | None:
     """The best usable checkpoint, by the eval.metric of the newest, if evaluated."""
     usable = [checkpoint for checkpoint in saved if checkpoint.fault() is None]
     metric = usable[-1].meta.get("best_by") if usable else None
-    return next(iter(best(usable, metric, 1)), None) if metric else None
+    return next(iter(best_checkpoints(usable, metric, 1)), None) if metric else None
 
 
-def best(saved: list[Saved], metric: str, count: int) -> list[Saved]:
+def best_checkpoints(saved: list[Saved], metric: str, count: int) -> list[Saved]:
     """The `count` best checkpoints by a metric of their evaluation, best first."""
     values = {checkpoint: checkpoint.meta.get("metrics", {}).get(metric) for checkpoint in saved}
     scored = [checkpoint for checkpoint in saved if values[checkpoint] is not None]

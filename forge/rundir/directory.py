@@ -26,7 +26,7 @@ from forge.rundir.saved_config import (
     CONFIG,
     is_run,
     last_started,
-    numbered,
+    numbered_file,
     read_plain,
 )
 from forge.rundir.untrusted import (
@@ -86,7 +86,7 @@ def before(config: Config) -> Before:
     return Before(fresh=run_dir is None or not is_run(path), names=names, absent=_absent(path))
 
 
-def prepare(
+def prepare_directory(
     resolution: Resolution, *, overrides: Sequence[str], made: Provenance | None = None
 ) -> tuple[Path, list[Change]]:
     """Make the directory of a run, or take up the run in run.dir; with the changes. Raises
@@ -140,8 +140,8 @@ def go_on(path: Path, resolution: Resolution, *, overrides: Sequence[str]) -> li
         config = _placed(resolution.config, path)
         started = last_started(path)
         n = max(started, 1)
-        file = path / numbered(CONFIG, n)
-        old = saved_config.load(file, trust=config.run.trust)
+        file = path / numbered_file(CONFIG, n)
+        old = saved_config.load_config(file, trust=config.run.trust)
         old = replace(old, run=replace(old.run, trust=saved_config.stored_trust(file)))
         config_changes = changes(old, config)
         for version in path.glob("config.*.yaml"):
@@ -162,12 +162,12 @@ def go_on(path: Path, resolution: Resolution, *, overrides: Sequence[str]) -> li
 
 def changed(run_dir: Path, since: str = "") -> list[Change]:
     """The changes in the config in force, against the file `since` or the version before."""
-    last = versions.in_force(run_dir)
+    last = versions.number_in_force(run_dir)
     first = saved_config.version(since) + 1 if since else last
     return [
         Change(**change)
         for n in range(max(first, 2), last + 1)
-        for change in versions.read(run_dir, "changes", n)
+        for change in versions.read_part(run_dir, "changes", n)
     ]
 
 
@@ -214,16 +214,16 @@ def prolonging_override(run_dir: Path, reason: str, step: int) -> str:
 
 def own_overrides(run_dir: Path) -> list[str]:
     """The overrides of a run's last start. Raises OSError, ValueError and TypeError."""
-    stored = versions.read(run_dir, "overrides", max(last_started(run_dir), 1))
+    stored = versions.read_part(run_dir, "overrides", max(last_started(run_dir), 1))
     return [str(text) for text in stored]
 
 
 def fresh_name(label: str) -> str:
     """A dated name unique among runs, also within the same second."""
-    return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{readable(label)}_{secrets.token_hex(4)}"
+    return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{directory_name(label)}_{secrets.token_hex(4)}"
 
 
-def readable(label: str) -> str:
+def directory_name(label: str) -> str:
     """A label in the form of a directory name, 255 bytes at most."""
     clean = "".join(c if c.isalnum() or c in "-_." else "-" for c in label)
     return clean.encode()[:100].decode(errors="ignore")
@@ -250,8 +250,8 @@ def _write_version(
 ) -> None:
     parts = {"overrides": list(overrides), "derived": [asdict(d) for d in resolution.derived]}
     parts["warnings"] = [asdict(w) for w in resolution.warnings]
-    versions.write(path, n, **parts, **more)
-    saved_config.save(config, path / numbered(CONFIG, n))
+    versions.write_parts(path, n, **parts, **more)
+    saved_config.save_config(config, path / numbered_file(CONFIG, n))
 
 
 def _placed(config: Config, path: Path) -> Config:

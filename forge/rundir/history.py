@@ -37,7 +37,7 @@ def history(run_dir: Path, *metrics: str) -> Rows:
     return [row for row in selected if len(row) > 1]
 
 
-def frame(run_dir: Path, *metrics: str) -> pandas.DataFrame:
+def history_frame(run_dir: Path, *metrics: str) -> pandas.DataFrame:
     """The history as a data frame: `step` and a column a metric."""
     import pandas
 

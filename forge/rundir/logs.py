@@ -12,7 +12,7 @@ from forge.rundir import outcome
 
 
 @contextmanager
-def log_file(run_dir: Path) -> Iterator[None]:
+def write_log(run_dir: Path) -> Iterator[None]:
     """Write the log to logs/rank_N.log; warnings go to the terminal too."""
     path = run_dir / "logs" / f"rank_{outcome.rank()}.log"
     root, forge = logging.getLogger(), logging.getLogger("forge")

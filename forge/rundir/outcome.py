@@ -81,7 +81,7 @@ class Result:
 
     def frame(self, *metrics: str) -> pandas.DataFrame:
         """The logged metrics as a data frame."""
-        return history.frame(self.run_dir, *metrics)
+        return history.history_frame(self.run_dir, *metrics)
 
 
 def read_result(run_dir: Path) -> Result | None:

@@ -56,7 +56,7 @@ def facts() -> dict[str, Any]:
     }
 
 
-def typed(argv: Sequence[str]) -> str:
+def typed_command(argv: Sequence[str]) -> str:
     """The command of these arguments; a verb run as a module by its name."""
     file = Path(argv[0])
     *_, folder, name = ["", *file.with_suffix("").parts]
@@ -75,7 +75,7 @@ def versions() -> dict[str, str | None]:
 
 
 def revision(folder: Path) -> str | None:
-    return git(folder, "rev-parse", "HEAD").strip() or None
+    return _git(folder, "rev-parse", "HEAD").strip() or None
 
 
 def diff() -> str:
@@ -84,11 +84,11 @@ def diff() -> str:
     Secrets are masked.
     """
     folders = (OURS, *_typed_in())
-    tops = [git(folder, "rev-parse", "--show-toplevel").strip() for folder in folders]
+    tops = [_git(folder, "rev-parse", "--show-toplevel").strip() for folder in folders]
     plain = ("--no-ext-diff", "--no-textconv", "--no-color")
     return masked(
         "".join(
-            git(Path(top), *_no_filters(top), "diff", *plain, "HEAD")
+            _git(Path(top), *_no_filters(top), "diff", *plain, "HEAD")
             for top in dict.fromkeys(tops)
             if top
         )
@@ -103,7 +103,7 @@ def _typed_in() -> list[Path]:
 
 def _no_filters(folder: str) -> list[str]:
     """Options of git that switch off the filters named by the folder's own settings."""
-    settings = git(
+    settings = _git(
         Path(folder), "config", "--local", "--includes", "--name-only", "--get-regexp", r"^filter\."
     )
     names = dict.fromkeys(line.rpartition(".")[0] for line in settings.splitlines())
@@ -111,7 +111,7 @@ def _no_filters(folder: str) -> list[str]:
     return [word for name in names for setting in off for word in ("-c", f"{name}.{setting}")]
 
 
-def git(folder: Path, *arguments: str) -> str:
+def _git(folder: Path, *arguments: str) -> str:
     """The output of git; empty where git fails. The folder's own settings start no program."""
     command = ["git", *NO_PROGRAMS, "-C", str(folder), *arguments]
     try:

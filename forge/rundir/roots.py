@@ -24,12 +24,12 @@ def file_above(start: Path) -> Path | None:
             return None
         if (folder / FILE).is_file():
             return folder / FILE
-        if (folder / PYPROJECT).is_file() and table(folder / PYPROJECT) is not None:
+        if (folder / PYPROJECT).is_file() and forge_table(folder / PYPROJECT) is not None:
             return folder / PYPROJECT
     return None
 
 
-def table(file: Path) -> Any:
+def forge_table(file: Path) -> Any:
     """The table [tool.forge] of a pyproject.toml; None without the table."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("forge")

@@ -49,7 +49,7 @@ def version(name: str) -> int:
     return int(match[1] or 1) if match else 0
 
 
-def numbered(name: str, n: int) -> str:
+def numbered_file(name: str, n: int) -> str:
     stem, dot, suffix = name.partition(".")
     return name if n == 1 else f"{stem}.{n}{dot}{suffix}"
 
@@ -57,7 +57,7 @@ def numbered(name: str, n: int) -> str:
 def newest(run_dir: Path) -> Path:
     """The config in force."""
     versions = [version(path.name) for path in run_dir.glob("config*.yaml")]
-    return run_dir / numbered(CONFIG, max(versions, default=1))
+    return run_dir / numbered_file(CONFIG, max(versions, default=1))
 
 
 def read_plain(run_dir: Path, known: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _last_saved(run_dir: Path, last: int, recorded: int) -> int:
         return 0 if recorded else last
     for n in range(last, recorded, -1):
         with suppress(OSError, ValueError):
-            if _without_run(_read(run_dir / numbered(CONFIG, n))) == saved:
+            if _without_run(_read(run_dir / numbered_file(CONFIG, n))) == saved:
                 return n
     return 0 if recorded else last
 
@@ -176,11 +176,11 @@ def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...]
     return schema(**values)
 
 
-def save(config: Config, path: Path) -> None:
+def save_config(config: Config, path: Path) -> None:
     write_text(path, yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True))
 
 
-def load(path: Path, *, trust: Sequence[str]) -> Config:
+def load_config(path: Path, *, trust: Sequence[str]) -> Config:
     """Read a config written by `save`, frozen; run.trust is `trust`, whatever the file says.
 
     Raises ValueError for a class that is not allowed, and TypeError for a file without a config.
@@ -197,7 +197,7 @@ def load(path: Path, *, trust: Sequence[str]) -> Config:
 def load_own(run_dir: Path) -> Config:
     """The config in force of a run made by the user, with the trust in the config."""
     file = newest(run_dir)
-    return load(file, trust=stored_trust(file))
+    return load_config(file, trust=stored_trust(file))
 
 
 def stored_trust(file: Path) -> tuple[str, ...]:
@@ -226,7 +226,7 @@ def _kind(plain: dict[str, Any], base: type[Section], trust: tuple[str, ...]) ->
         return base
     if name != own.TYPE:
         return _schema(str(name), base, trust)
-    group = own.group_of(base)
+    group = own.config_group(base)
     if not group or not isinstance(plain.get(own.TARGET), str):
         raise ValueError(f"no {base.__qualname__} is named by {own.TARGET} alone")
     return own.schema(group, {key: value for key, value in plain.items() if key != TYPE})
@@ -246,7 +246,7 @@ def _schema(name: str, base: type[Section], trust: tuple[str, ...]) -> type[Sect
         try:
             schema = getattr(importlib.import_module(module), attribute, None)
         except Exception as error:
-            message, hint = packages.explain(module, error)
+            message, hint = packages.explain_import(module, error)
             raise ValueError(f"its schema {name} cannot be used: {message} -> {hint}") from error
     elif name.startswith(("forge.", "torch.")):
         schema = None

@@ -15,7 +15,7 @@ INDEX = "tensors.json"
 BLOCK = 1 << 24  # bytes with a common checksum: a part of a chunk is checked without the rest
 
 
-def damage(folder: Path) -> str | None:
+def tensor_damage(folder: Path) -> str | None:
     """The fault of the tensors in a folder, in a sentence, or None.
 
     All files of tensors are read, a block at a time.

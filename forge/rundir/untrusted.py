@@ -108,14 +108,14 @@ def overrides_behind(options: Sequence[str], overrides: Sequence[str]) -> list[s
     keys = tuple(f"{key}." for key in (SEARCH, *options)) if options else ()
     responsible = []
     for text in overrides:
-        key = f"{key_of(text)}."
+        key = f"{option_of(text)}."
         above = reads_environment(text) and any(option.startswith(key) for option in keys)
         if key.startswith(keys) or above:
             responsible.append(text)
     return responsible
 
 
-def key_of(text: str) -> str:
+def option_of(text: str) -> str:
     """The option set by an override, by forge's name, without the text after an @."""
     return translate(text).lstrip("+~").partition("=")[0].partition("@")[0]
 
@@ -153,7 +153,7 @@ def _links_out(folder: Path, apart: Collection[str]) -> Iterator[Path]:
 
 def _lets_code_run(text: str) -> bool:
     """A package on the search path is imported; Hydra takes `pkg\\://` for `pkg://`."""
-    key = key_of(text)
+    key = option_of(text)
     return key == TRUST or (key == SEARCH and "://" in text.replace("\\", ""))
 
 

@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from forge.rundir.files import read_json, read_rows, write_json, write_text
-from forge.rundir.saved_config import CHANGES, newest, numbered, version
+from forge.rundir.saved_config import CHANGES, newest, numbered_file, version
 
 
-def in_force(run_dir: Path) -> int:
+def number_in_force(run_dir: Path) -> int:
     """The number of the config in force."""
     return version(newest(run_dir).name)
 
 
-def place(run_dir: Path, name: str, n: int) -> Path:
+def part_file(run_dir: Path, name: str, n: int) -> Path:
     """The file with a part of a config."""
-    earlier = run_dir / numbered(f"{name}.json", n)
+    earlier = run_dir / numbered_file(f"{name}.json", n)
     return earlier if n == 1 or earlier.exists() else run_dir / CHANGES
 
 
-def read(run_dir: Path, name: str, n: int) -> Any:
+def read_part(run_dir: Path, name: str, n: int) -> Any:
     """A part of the config with this number. Raises OSError and ValueError."""
-    file = place(run_dir, name, n)
+    file = part_file(run_dir, name, n)
     if file.name != CHANGES:
         return read_json(file)
     for row in reversed(read_rows(file)):
@@ -38,7 +38,7 @@ def read(run_dir: Path, name: str, n: int) -> Any:
     raise ValueError(f"it has no {name} of config {n}")
 
 
-def write(run_dir: Path, n: int, **parts: Any) -> None:
+def write_parts(run_dir: Path, n: int, **parts: Any) -> None:
     """Store the parts of a config, in place of stored parts of this and later configs."""
     if n == 1:
         for name, content in parts.items():
@@ -48,9 +48,9 @@ def write(run_dir: Path, n: int, **parts: Any) -> None:
     _write_rows(run_dir, [*rows, {"version": n, **parts}])
 
 
-def update(run_dir: Path, n: int, name: str, content: Any) -> None:
+def replace_part(run_dir: Path, n: int, name: str, content: Any) -> None:
     """Replace the content of a part."""
-    file = place(run_dir, name, n)
+    file = part_file(run_dir, name, n)
     if file.name != CHANGES:
         write_json(file, content)
         return

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def keys_of(name: str) -> Tensor:
+def rng_keys(name: str) -> Tensor:
     """Two keys from a hash of a name, int32 [2], on the CPU."""
     drawn = bytearray(blake2b(name.encode(), digest_size=8).digest())
     return torch.frombuffer(drawn, dtype=torch.int32)

@@ -21,11 +21,11 @@ from forge.training.entries import build_entries
 from forge.training.loop import Loop
 from forge.training.process import say
 from forge.training.session import Session
-from forge.training.start import begin, choose
+from forge.training.start import begin, choose_start
 from forge.training.step import Update
 
 
-def build(session: Session) -> Loop:
+def build_loop(session: Session) -> Loop:
     """Build the loop of a run, restored to the end of the last start.
 
     Raises ValueError for mistakes.
@@ -57,7 +57,7 @@ def build(session: Session) -> Loop:
         directory.run_id(run_dir),
         ranks,
     )
-    start = choose(session, checkpointer)
+    start = choose_start(session, checkpointer)
     trackers = trackers_of(session)
     entries = build_entries(session)
     votes = ranks.size > 1 and any(map(is_users, entries))
@@ -68,7 +68,7 @@ def build(session: Session) -> Loop:
         trackers=trackers,
         callbacks=[
             *([spikes] if spikes else []),
-            *in_order(session, entries, checkpointer, votes=votes),
+            *_order_callbacks(session, entries, checkpointer, votes=votes),
         ],
         votes=votes,
     )
@@ -78,7 +78,7 @@ def build(session: Session) -> Loop:
     return loop
 
 
-def in_order(
+def _order_callbacks(
     session: Session, entries: list[Callback], checkpointer: Checkpointer, *, votes: bool
 ) -> list[Callback]:
     """Order the entries of `callbacks` among the callbacks for stopping, logging and saving.
@@ -103,6 +103,6 @@ def keep(session: Session) -> None:
     """Write the manifest, derived values and tokenizer; last, so a refused run leaves nothing."""
     run_dir = session.run_dir
     write_json(run_dir / "data.json", session.prepared.manifest)
-    versions.update(run_dir, versions.in_force(run_dir), "derived", session.derived)
+    versions.replace_part(run_dir, versions.number_in_force(run_dir), "derived", session.derived)
     if not (run_dir / TOKENIZER).exists():  # the first start's, for any later text
         session.tokenizer.save(run_dir / TOKENIZER)

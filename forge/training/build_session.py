@@ -10,9 +10,9 @@ import torch
 from forge.config.root import Config
 from forge.optim.build import build_optimizer
 from forge.optim.own_schedule import build_schedule
-from forge.optim.schedules import scaled
+from forge.optim.schedules import scale_by_phase
 from forge.parallel.modules import FORMATS
-from forge.parallel.ranks import join
+from forge.parallel.ranks import join_ranks
 from forge.parallel.rendezvous import Rendezvous
 from forge.rundir import saved_config
 from forge.training.callbacks.signals import Signals
@@ -38,7 +38,7 @@ def build_session(
     torch.manual_seed(config.seed)
     check_entries(config)  # before ranks wait for each other
     record_collectives(run_dir / "collectives", device)
-    ranks = join(config, device, rendezvous)
+    ranks = join_ranks(config, device, rendezvous)
     prepared = prepare_data(config, ranks)
     check_vocabulary(config, prepared)
     config, derived = fit(config, run_dir, prepared)
@@ -60,7 +60,7 @@ def build_session(
         model=model,
         objective=objective,
         optimizer=build_optimizer(config, model),
-        schedule=scaled(build_schedule(config.scheduler, config), config.data),
+        schedule=scale_by_phase(build_schedule(config.scheduler, config), config.data),
         scaler=loss_scaler(config.precision, device),
         signals=Signals(config.train.shutdown_timeout_sec, ranks, saves=config.checkpoint.enabled),
     )
@@ -75,4 +75,4 @@ def _config_of(run_dir: Path, trust: Sequence[str] | None) -> Config:
     """The newest config in the directory; trust: as of `build_session`."""
     if trust is None:
         return saved_config.load_own(run_dir)
-    return saved_config.load(saved_config.newest(run_dir), trust=trust)
+    return saved_config.load_config(saved_config.newest(run_dir), trust=trust)

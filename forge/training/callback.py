@@ -146,7 +146,7 @@ class Callback:
         """Restore a state from `state_dict`; tensors come on the CPU."""
 
 
-def name_of(callback: Callback) -> str:
+def callback_name(callback: Callback) -> str:
     return callback.config_path or type(callback).__name__
 
 
@@ -167,10 +167,10 @@ def raise_named(callback: Callback, method: str, step: int, error: BaseException
     if not is_users(callback) or isinstance(error, CallbackError):
         raise error
     target = f"{type(callback).__module__}.{type(callback).__qualname__}"
-    raise failure(callback.config_path, target, method, error, step) from error
+    raise callback_error(callback.config_path, target, method, error, step) from error
 
 
-def failure(
+def callback_error(
     path: str, target: str, method: str, error: BaseException, step: int | None = None
 ) -> CallbackError:
     when = "" if step is None else f" at step {step}"

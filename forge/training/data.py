@@ -19,12 +19,12 @@ from forge.config.rule import Derived
 from forge.data.batches.examples import Examples, plan_examples
 from forge.data.batches.loader import TrainLoader, count_samples
 from forge.data.batches.mixture import Mixture
-from forge.data.batches.packing import Plan, plan
+from forge.data.batches.packing import Plan, plan_samples
 from forge.data.batches.plans import kept_plan
 from forge.data.batches.stream_rows import Packing
 from forge.data.batches.streams import Streamed
 from forge.data.batches.targets import Empty, check_targets
-from forge.data.preparing.cached import Prepared, prepare, with_sets
+from forge.data.preparing.cached import Prepared, prepare_tokens, with_sets
 from forge.data.text.bad_rows import left_out
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.cache import cache_root
@@ -47,7 +47,7 @@ def prepare_data(config: Config, ranks: Ranks) -> Prepared:
     with ranks.main_first():
         prepared = prepared_text(config, announce)
         return replace(
-            prepared, train=planned(config, prepared.train, prepared.tokenizer, announce)
+            prepared, train=plan_documents(config, prepared.train, prepared.tokenizer, announce)
         )
 
 
@@ -58,7 +58,7 @@ def prepared_text(config: Config, announce: Callable[[str], object]) -> Prepared
     """
     making: Any = {"build": partial(build, trust=config.run.trust)}
     making["progress"] = lambda stage, share: announce(stage)
-    prepared = prepare(config.data, config.tokenizer, **making)
+    prepared = prepare_tokens(config.data, config.tokenizer, **making)
     names = config.eval.sets if config.eval.enabled else ()
     return with_sets(prepared, {name: data_of(config, name) for name in names}, **making)
 
@@ -77,7 +77,7 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
 
     Also returns all values ever worked out.
     """
-    worked_out = versions.read(run_dir, "derived", versions.in_force(run_dir))
+    worked_out = versions.read_part(run_dir, "derived", versions.number_in_force(run_dir))
     derived = {d["key"]: d for d in worked_out}
     fitted = copy.deepcopy(config)
     fitted.thaw()
@@ -208,7 +208,7 @@ def how_streamed(config: Config, text: TokenStore | Streamed | Mixture, ranks: i
     return lines
 
 
-def planned(
+def plan_documents(
     config: Config,
     text: TokenStore | Streamed | Mixture,
     tokenizer: Tokenizer,
@@ -266,7 +266,7 @@ def evaluated_plan(config: Config, store: TokenStore, objective: Objective) -> P
         return examples_of(config, store)
     assert objective.tokenizer is not None
     options = packed_how(config, objective.tokenizer)
-    return None if options is None else plan(store, **options)
+    return None if options is None else plan_samples(store, **options)
 
 
 def end_of_text(config: Config, objective: Objective) -> int | None:

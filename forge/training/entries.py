@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forge.build import bind, locate
 from forge.config.root import Config
 from forge.config.targets.own import GIVEN, NEEDED, Own
-from forge.training.callback import Callback, failure
+from forge.training.callback import Callback, callback_error
 
 if TYPE_CHECKING:
     from forge.training.session import Session
@@ -40,7 +40,7 @@ def build_entries(session: Session) -> list[Callback]:
         except Exception as error:
             if kind.__module__.startswith("forge."):
                 raise
-            raise failure(path, target, "__init__", error) from error
+            raise callback_error(path, target, "__init__", error) from error
         callback.config_path = path
         built.append(callback)
     return built

@@ -15,7 +15,7 @@ from forge.data.preparing.cached import Prepared
 from forge.parallel.ranks import Ranks
 from forge.planning.flops import sequences_of, tokens_in_all
 from forge.planning.world import ranks_of
-from forge.resolve.auto import name_of
+from forge.resolve.auto import layout_name
 
 
 def first_lines(
@@ -83,7 +83,7 @@ def _name(config: Config) -> str:
 def _layout(config: Config, device: torch.device, ranks: Ranks) -> str:
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     degrees = config.parallel.degrees()
-    name = name_of(degrees) + (f"_cp{degrees['cp']}" if degrees["cp"] > 1 else "")
+    name = layout_name(degrees) + (f"_cp{degrees['cp']}" if degrees["cp"] > 1 else "")
     line = f"{name}: {ranks_of(ranks.size)} on {device_name}, {config.precision.mixed_precision}"
     section = config.quantization
     return f"{line} and {section.schema_name}" if isinstance(section, Quantized) else line

@@ -15,15 +15,22 @@ from torch import Tensor
 
 from forge.build import build
 from forge.compose.trust import for_run
-from forge.config.data.reading import read_whole
+from forge.config.data.reading import held_out_section
 from forge.config.objectives.preference import EXAMPLES
-from forge.data.preparing.cached import prepare
+from forge.data.preparing.cached import prepare_tokens
 from forge.data.tokens.store import MappedStore, TokenStore
 from forge.models.reading_mode import evaluating
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
 from forge.resolve.rules.entries import entry_faults
-from forge.rundir.checkpoints import BEST, META, CheckpointError, Saved, listed, saved_folder
+from forge.rundir.checkpoints import (
+    BEST,
+    META,
+    CheckpointError,
+    Saved,
+    list_checkpoints,
+    saved_folder,
+)
 from forge.rundir.directory import Place, path_of, short
 from forge.training.callbacks.evaluation import evaluate_sets, most_sequences
 from forge.training.checkpoints.restore import Trained, load_run
@@ -190,10 +197,10 @@ class Loaded(Trained):
         entry = dict(data) if isinstance(data, Mapping) else {"path": os.fspath(data)}
         for _, fault, *_ in entry_faults(self.config.data, "evaluate", "data", entry):
             raise ValueError(f"evaluate({data!r}): {fault}")
-        section = read_whole(self.config.data, entry, "evaluate.data")
+        section = held_out_section(self.config.data, entry, "evaluate.data")
         self._refuse_other(section.examples)
         making = partial(build, trust=self.config.run.trust)
-        store = prepare(section, self.tokenizer, build=making).val
+        store = prepare_tokens(section, self.tokenizer, build=making).val
         if not len(store):
             raise ValueError(f"evaluate({data!r}): there is no text in it")
         return store
@@ -240,7 +247,7 @@ def _checkpoint(path: Path, step: Step) -> Path:
         raise CheckpointError(f"{path} is one checkpoint; leave step={step!r} out")
     if step == BEST:
         return path / BEST
-    steps_saved = [saved.step for saved in listed(saved_folder(path))]
+    steps_saved = [saved.step for saved in list_checkpoints(saved_folder(path))]
     if not isinstance(step, int) or step not in steps_saved:
         steps = ", ".join(map(str, steps_saved)) or "none"
         message = f"step={step!r}: {path} has no such checkpoint, but those of steps {steps}"

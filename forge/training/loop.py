@@ -14,7 +14,7 @@ import torch
 
 from forge.data.batches.loader import Step, TrainLoader
 from forge.optim.train_eval_modes import reading
-from forge.training.callback import Callback, call, name_of
+from forge.training.callback import Callback, call, callback_name
 from forge.training.callbacks.trackers import Trackers
 from forge.training.session import Session
 from forge.training.step import Update
@@ -170,7 +170,7 @@ class Moments:
         except BaseException as error:
             if first is None:
                 return error
-            name, kind = name_of(callback), type(error).__name__
+            name, kind = callback_name(callback), type(error).__name__
             log.warning("%s failed in %s too: %s: %s", name, method, kind, error)
         return first
 

@@ -69,7 +69,7 @@ def load_on_ranks(path: Path, config: Config, ranks: Ranks, device: torch.device
     """
     dtype = HALF.get(config.precision.mixed_precision, torch.float32)
     model = build_model(config, device, ranks, dtype, filled=False)
-    restore.load(path, model=model, trust=config.run.trust, group=ranks.saver)
+    restore.load_checkpoint(path, model=model, trust=config.run.trust, group=ranks.saver)
     round_weights(plain_parameters(model), FORMATS[config.precision.param_dtype])
     return Trained(
         config=config,
@@ -143,13 +143,15 @@ def _config_of(path: Path, config: Config, tokenizer: Tokenizer | None) -> Confi
     if tokenizer and Saved(path).meta["data"]["tokenizer"] != tokenizer.fingerprint:
         message = checkpoints.OTHER_TOKENIZER
         raise CheckpointError(f"{path}: {message}; train with its own: tokenizer=file")
-    return restore.config_of(path, trust=config.run.trust)
+    return restore.read_checkpoint_config(path, trust=config.run.trust)
 
 
 def found_place(source: str) -> Path | CheckpointError:
     """The file or checkpoint meant by a path, or the error."""
     try:
         path = Path(source)
-        return path if path.is_file() or is_folder(path) else checkpoints.find(path)[0].path
+        return (
+            path if path.is_file() or is_folder(path) else checkpoints.find_checkpoint(path)[0].path
+        )
     except CheckpointError as error:
         return error

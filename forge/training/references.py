@@ -19,7 +19,7 @@ from torch import nn
 from forge.config.objectives.preference import Referenced
 from forge.config.root import Config
 from forge.data.batches.examples import Examples
-from forge.data.batches.loader import spread
+from forge.data.batches.loader import spread_evenly
 from forge.data.batches.mixture import Mixture
 from forge.data.batches.samples import Samples
 from forge.data.batches.streams import Streamed
@@ -116,7 +116,7 @@ def examples_evaluated(config: Config, stores: Mapping[str, TokenStore], *, most
     """The examples of these stores in an evaluation of `most` of each; 0 = all."""
     for store in stores.values():
         plan = examples_of(config, store)
-        yield store, None if plan is None else spread(len(plan), most)
+        yield store, None if plan is None else spread_evenly(len(plan), most)
 
 
 def _missing(

@@ -15,14 +15,14 @@ from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.families import peft
 from forge.families.folder import is_folder
 from forge.optim.train_eval_modes import Modes
-from forge.parallel.materialize import fill
+from forge.parallel.materialize import fill_weights
 from forge.rundir import checkpoints, directory, outcome
 from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Damaged, NoneLeft, Saved
 from forge.rundir.files import cut_rows
 from forge.rundir.progress import row_files
 from forge.training.callbacks.saving import restore as load_state
 from forge.training.checkpoints import restore
-from forge.training.checkpoints.adapter_base import BASE, fingerprint, identity, located
+from forge.training.checkpoints.adapter_base import BASE, describe_base, hash_weights, located
 from forge.training.checkpoints.checkpoint import Checkpointer
 from forge.training.checkpoints.new_rows import of_new_rows
 from forge.training.checkpoints.peft_folders import load_adapters
@@ -58,7 +58,7 @@ class Start:
         return self.checkpoint.meta if self.checkpoint else {}
 
 
-def choose(session: Session, checkpointer: Checkpointer) -> Start:
+def choose_start(session: Session, checkpointer: Checkpointer) -> Start:
     """Choose the start on the main rank, for all ranks.
 
     In this order: checkpoint.resume_from, unless the last start took the same; the newest usable
@@ -112,7 +112,7 @@ def _choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     if Path(init_from).is_file() or is_folder(init_from):
         return Start(weights=Path(init_from))
     name = "checkpoint.init_from="
-    checkpoint, skipped = checkpoints.find(Path(init_from), name=name, damaged=damaged)
+    checkpoint, skipped = checkpoints.find_checkpoint(Path(init_from), name=name, damaged=damaged)
     checkpointer.passed.warn(skipped)
     return Start(weights=checkpoint.path)
 
@@ -132,7 +132,7 @@ def begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
             if error.path != start.path:
                 raise  # the damaged base of adapters has no substitute
             checkpointer.passed.damaged[error.path] = error.fault
-            start = choose(loop.session, checkpointer)
+            start = choose_start(loop.session, checkpointer)
     if config.adapter.active:
         base = _base_of(start, checkpointer, config) if ranks.main else None
         checkpointer.base = ranks.from_main(base)
@@ -193,7 +193,7 @@ def _load_weights(path: Path, loop: Loop) -> str:
     if config.checkpoint.init_optimizer:
         _check_state(path, config)
         part = restore.Part(exclude=exclude)
-        restore.load(path, model=model, optimizer=loop.optimizer, part=part, group=group)
+        restore.load_checkpoint(path, model=model, optimizer=loop.optimizer, part=part, group=group)
         say(f"beginning with the weights and the optimizer of {path}")
     else:
         options = {"exclude": exclude, "trust": config.run.trust, "group": group}
@@ -208,15 +208,15 @@ def _go_on(start: Start, path: Path, checkpointer: Checkpointer, loop: Loop) -> 
     config, run_dir = loop.config, loop.run_dir
     same_text = _check_data(start, path, loop.session)
     with _or_another(start, checkpointer):
-        saved_config = restore.config_of(path, trust=config.run.trust)
+        saved_config = restore.read_checkpoint_config(path, trust=config.run.trust)
         difference = changes(saved_config, config)
         changed = start.own and any(change.key.startswith("model") for change in difference)
         if changed and checkpointer.passed.damaged:
-            fill(loop.model, config.seed)  # a damaged checkpoint left some tensors behind
+            fill_weights(loop.model, config.seed)  # a damaged checkpoint left some tensors behind
             adapter_of(config).begin(loop.model)
         old, new = saved_config.optimizer, config.optimizer
         same_optimizer = (old.variant, old._target_) == (new.variant, new._target_)
-        tensors = restore.load(
+        tensors = restore.load_checkpoint(
             path,
             model=loop.model,
             optimizer=loop.optimizer,
@@ -261,7 +261,7 @@ def _base_of(start: Start, checkpointer: Checkpointer, config: Config) -> dict[s
     path = start.weights
     if start.checkpoint is not None and BASE in start.meta:
         path = located(start.meta[BASE], start.checkpoint.path, config.checkpoint.init_from)
-    return identity(path, checkpointer.folder)
+    return describe_base(path, checkpointer.folder)
 
 
 def _wanted(folder: Path, resume_from: str, checkpointer: Checkpointer) -> Start:
@@ -276,7 +276,7 @@ def _wanted(folder: Path, resume_from: str, checkpointer: Checkpointer) -> Start
         is_own = True
     else:
         name = "checkpoint.resume_from="
-        checkpoint, skipped = checkpoints.find(
+        checkpoint, skipped = checkpoints.find_checkpoint(
             Path(resume_from), name=name, to_go_on=True, damaged=passed.damaged
         )
         passed.warn(skipped)
@@ -297,7 +297,7 @@ def _or_another(start: Start, checkpointer: Checkpointer) -> Iterator[None]:
     except CheckpointError as error:
         steps = [
             str(saved.step)
-            for saved in checkpoints.listed(checkpointer.folder)
+            for saved in checkpoints.list_checkpoints(checkpointer.folder)
             if saved.fault(checkpointer.run_id, to_go_on=True) is None and saved != start.checkpoint
         ]
         if not start.own or not steps:
@@ -337,13 +337,13 @@ def _check_base(adapters: Path, weights: Path | None, config: Config) -> None:
 
     run.allow_change may permit the change.
     """
-    base = peft.read(adapters).get("base_model_name_or_path")
+    base = peft.read_adapter_config(adapters).get("base_model_name_or_path")
     if not isinstance(base, str) or not is_folder(base):
         return
     if weights is None or not is_folder(weights):
         return
     key = "adapter.init_from"
-    if permitted(key, config.run.allow_change) or fingerprint(Path(base)) == fingerprint(weights):
+    if permitted(key, config.run.allow_change) or hash_weights(Path(base)) == hash_weights(weights):
         return
     message = f"it has adapters of {base}, and this run begins with other weights, of {weights}"
     hint = f"take model.path={base}; run.allow_change=[{key}] takes them all the same"
@@ -358,7 +358,10 @@ def _check_state(path: Path, config: Config) -> None:
     elif not saved.meta or saved.meta.get("weights_only"):
         fault = "it holds the weights alone"
     else:
-        old, new = restore.config_of(path, trust=config.run.trust).optimizer, config.optimizer
+        old, new = (
+            restore.read_checkpoint_config(path, trust=config.run.trust).optimizer,
+            config.optimizer,
+        )
         if (old.variant, old._target_) != (new.variant, new._target_):
             fault = f"it has the state of optimizer={old.schema_name}"
     if fault:

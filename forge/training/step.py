@@ -18,7 +18,7 @@ from forge.objectives.objective import LookedAhead, Objective
 from forge.optim.combined import told
 from forge.optim.schedules import LearningRate
 from forge.parallel.fsdp import reduce_in_backward
-from forge.parallel.gradients import clip_factor, clip_values, norm_of, scale
+from forge.parallel.gradients import clip_factor, clip_values, norm_of, scale_gradients
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.training.callbacks.spikes import Spikes
@@ -254,7 +254,7 @@ class Update:
         if factor is not None and folds:
             return factor
         if factor is not None:
-            scale(gradients, factor)
+            scale_gradients(gradients, factor)
         if self.clip_value:
             clip_values(gradients, self.clip_value)
         return None

@@ -96,7 +96,7 @@ class Ranks:
         try:
             for rank, variables in enumerate(_environments(ranks, environ or {}, at_a_time)):
                 command = [sys.executable, "-m", module, str(run_dir), *trust]
-                log = log_file(run_dir, rank) if rank else output
+                log = rank_log(run_dir, rank) if rank else output
                 self._workers.append(_started(command, variables, log, apart))
         except BaseException:
             self.kill()
@@ -200,7 +200,7 @@ def _started(
         return start(stdin=nothing, stdout=nothing, stderr=nothing)
 
 
-def log_file(run_dir: Path, rank: int) -> Path:
+def rank_log(run_dir: Path, rank: int) -> Path:
     return run_dir / "logs" / f"rank_{rank}.log"
 
 

@@ -21,14 +21,14 @@ from forge.config.objectives.base import is_higher_better
 from forge.config.problems import ConfigError, Problem
 from forge.config.sweeper import Optuna
 from forge.launch.jobs import FOLDER
-from forge.launch.optuna.space import Space, count, read_space, shown
+from forge.launch.optuna.space import Space, count, read_space, space_in_words
 from forge.launch.optuna.trials import OVERRIDES, POINT, REASON, Trials
 from forge.launch.slurm import jobs as slurm
 from forge.launch.sweep import messages
 from forge.launch.sweep.command import RETRY, Command
 from forge.launch.sweep.directory import Point
-from forge.launch.sweep.expand import key_of
-from forge.launch.sweep.messages import say
+from forge.launch.sweep.expand import key_as_typed
+from forge.launch.sweep.messages import print_line
 from forge.launch.sweep.place import own_place
 from forge.launch.sweep.preflight import MOST, Planned, Preflight
 from forge.launch.sweep.state import (
@@ -53,7 +53,7 @@ SHOWN = 10  # problems of a space
 NOT_OF_A_RUN = ("sweep.", "sweeper.", "launch.jobs.")
 
 
-def run(flight: Preflight, execute: Callable[[Command], int]) -> int:
+def run_search(flight: Preflight, execute: Callable[[Command], int]) -> int:
     """Run trials up to sweeper.n_trials, trials of earlier commands included; return the exit code.
 
     execute: runs a command until its points have ended. Raises ConfigError before anything is
@@ -61,10 +61,10 @@ def run(flight: Preflight, execute: Callable[[Command], int]) -> int:
     """
     section, launch = flight.sweeper, flight.launch
     assert isinstance(section, Optuna)
-    space, first = checked(flight)
+    space, first = check_search(flight)
     flight.place = own_place(flight, [first], space.params, space.fixed)
     config, world = first.resolution.config, first.resolution.world
-    messages.warn([first.resolution])
+    messages.print_warnings([first.resolution])
     jobs = launch.jobs if isinstance(launch, Local) else section.n_jobs
     if isinstance(launch, Slurm) and launch.dry_run:
         return execute(Batch(flight, [first] * jobs))
@@ -80,7 +80,7 @@ def run(flight: Preflight, execute: Callable[[Command], int]) -> int:
     )
     if isinstance(launch, Slurm):
         sizes, folder = [(flight.place, world.size)] * jobs, flight.place
-        slurm.check(sizes, launch, name=folder.name, folder=folder / FOLDER)
+        slurm.check_accepted(sizes, launch, name=folder.name, folder=folder / FOLDER)
     total = section.n_trials
     if section.sampler == "grid":
         total = min(total, space.size or 0)
@@ -89,7 +89,7 @@ def run(flight: Preflight, execute: Callable[[Command], int]) -> int:
         return Search(flight, trials, execute, total=total, jobs=jobs).run()
 
 
-def checked(flight: Preflight) -> tuple[Space, Planned]:
+def check_search(flight: Preflight) -> tuple[Space, Planned]:
     """The space of a search, and a runnable trial of the space. Raises ConfigError."""
     space = read_space(
         flight.overrides, flight.sweeper.params, lambda: flight.library, flight.written_at
@@ -139,7 +139,7 @@ def _problems(flight: Preflight, space: Space) -> Iterator[Problem]:
         return
     key, other = "sweeper.sampler=grid", "or sweeper.sampler=tpe"
     endless = [
-        f"{key}={shown(distribution)}"
+        f"{key}={space_in_words(distribution)}"
         for key, distribution in space.params.items()
         if count(distribution) is None
     ]
@@ -158,7 +158,7 @@ def _of_interval(problem: Problem, space: Space) -> Problem:
         return problem
     integers = IntDistribution(round(param.low), round(param.high), log=param.log)
     message = f"{name} is an integer, and an interval has all numbers between its ends."
-    key, hint = f"{name}={shown(param)}", f"{name}={shown(integers)}"
+    key, hint = f"{name}={space_in_words(param)}", f"{name}={space_in_words(integers)}"
     return replace(problem, key=key, what=message, fix=hint)
 
 
@@ -247,13 +247,13 @@ class Search:
             reasons = [f"{problem.key}: {problem.what}" for problem in error.problems]
             self.trials.fail(trial, "; ".join(reasons))
             lines = [f"     | {text}" for text in str(error).splitlines()[1:]]
-            say("\n".join([_refused(combination.label), *lines]))
+            print_line("\n".join([_refused(combination.label), *lines]))
             return None
         point, state = self._point(asked)
         is_retried = self.flight.sweep.retry and state in (FAILED, CANCELLED)
         if point is None or is_retried or (result := self._end(asked, point, state)) is None:
             return asked
-        say(messages.line(point, "known", result))
+        print_line(messages.line(point, "known", result))
         return None
 
     def _settle(self, asked: Asked, reasons: Mapping[int, str]) -> bool:
@@ -262,7 +262,7 @@ class Search:
         asked.rounds += state in (WAITING, PARTIAL)
         ended = self._end(asked, point, state, reasons.get(point.number, ""))
         if ended is not None and state == DONE and asked.trial.user_attrs.get(REASON):
-            say(messages.line(point, "FAILED", ended))
+            print_line(messages.line(point, "FAILED", ended))
         return ended is not None
 
     def _end(self, asked: Asked, point: Point, state: str, reason: str = "") -> str | None:
@@ -287,37 +287,41 @@ class Search:
     def _announce(self) -> None:
         path = short(self.sweep.path)
         together = f"; {self.jobs} at a time" if self.jobs > 1 else ""
-        say(f"sweep: {path}   ({self._counted()}{together})\n  searched is {self.trials.space}")
-        say(f"  watch it with: python -m forge.status {path} --watch")
+        print_line(
+            f"sweep: {path}   ({self._counted()}{together})\n  searched is {self.trials.space}"
+        )
+        print_line(f"  watch it with: python -m forge.status {path} --watch")
 
     def _counted(self) -> str:
         """'12 trials: 4 done, 1 failed, 7 to run'."""
         done, failed = len(self.trials.known("COMPLETE")), len(self.trials.known("FAIL"))
         remaining = max(self.total - done - failed, 0)
         words = ["done"] * done + ["failed"] * failed + ["to run"] * remaining
-        return messages.counted(words, "trial")
+        return messages.count_states(words, "trial")
 
     def _finish(self) -> None:
-        say(f"\nsweep: {short(self.sweep.path)}   ({self._counted()})")
+        print_line(f"\nsweep: {short(self.sweep.path)}   ({self._counted()})")
         points = {point.number: point for point in self.sweep.points()}
         failed = self.trials.known("FAIL")
         for trial in failed:
             point, reason = points.get(trial.user_attrs.get(POINT, -1)), trial.user_attrs[REASON]
             label = " ".join(trial.user_attrs[OVERRIDES])
             lines = [f"  {_refused(label)}", f"       {reason}"]
-            say("\n".join(messages.failures([(point, reason)]) if point else lines))
+            print_line("\n".join(messages.failures([(point, reason)]) if point else lines))
         if failed and not self.flight.sweep.retry:
-            say(RETRY)
+            print_line(RETRY)
         if (best := self.trials.best) is not None:
             point, value = points[best.user_attrs[POINT]], f"{best.value:.6g}"
             where = f"{messages.label(point)}; {short(point.path)}"
-            say(f"best: {self.trials.objective} {value}   ({where})\n  {self._command(best)}")
+            print_line(
+                f"best: {self.trials.objective} {value}   ({where})\n  {self._command(best)}"
+            )
 
     def _command(self, trial: FrozenTrial) -> str:
         fixed = [
             text
             for text in self.trials.space.fixed
-            if not f"{key_of(translate(text)).replace('/', '.')}.".startswith(NOT_OF_A_RUN)
+            if not f"{key_as_typed(translate(text)).replace('/', '.')}.".startswith(NOT_OF_A_RUN)
         ]
         folders = [word for folder in self.flight.config_dirs for word in ("--config-dir", folder)]
         added = trial.user_attrs[OVERRIDES]

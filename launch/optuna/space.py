@@ -40,7 +40,9 @@ class Space:
     places: Mapping[str, str]
 
     def __str__(self) -> str:
-        return " ".join(f"{key}={shown(distribution)}" for key, distribution in self.params.items())
+        return " ".join(
+            f"{key}={space_in_words(distribution)}" for key, distribution in self.params.items()
+        )
 
     @property
     def size(self) -> int | None:
@@ -65,7 +67,10 @@ class Space:
             yield study.ask(dict(self.params)).params
 
     def point(self, values: Mapping[str, Any]) -> Combination:
-        texts = {key: text(distribution, values[key]) for key, distribution in self.params.items()}
+        texts = {
+            key: value_as_typed(distribution, values[key])
+            for key, distribution in self.params.items()
+        }
         added = (f"{self.typed[key]}={value}" for key, value in texts.items())
         overrides = (*self.fixed, *added)
         return Combination(overrides=overrides, varied=texts, places=self.places)
@@ -132,7 +137,7 @@ def count(one: BaseDistribution) -> int | None:
     return None if one.step is None else 1 + round((one.high - one.low) / one.step)
 
 
-def text(one: BaseDistribution, value: Any) -> str:
+def value_as_typed(one: BaseDistribution, value: Any) -> str:
     if not isinstance(one, FloatDistribution):
         return str(value)
     if one.step is not None:
@@ -141,7 +146,7 @@ def text(one: BaseDistribution, value: Any) -> str:
     return short if one.low <= float(short) <= one.high else repr(value)
 
 
-def shown(one: BaseDistribution) -> str:
+def space_in_words(one: BaseDistribution) -> str:
     if isinstance(one, CategoricalDistribution):
         return f"choice({', '.join(map(str, one.choices))})"
     assert isinstance(one, FloatDistribution | IntDistribution)

@@ -19,7 +19,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from forge.config.problems import ConfigError, Problem, refusal
-from forge.launch.optuna.space import Space, shown
+from forge.launch.optuna.space import Space, space_in_words
 from forge.launch.sweep.directory import OTHER_NAME
 from forge.launch.sweep.results import JOURNAL
 
@@ -152,9 +152,11 @@ class Trials:
             try:
                 check_distribution_compatibility(distributions.get(key, param), param)
             except ValueError:
-                message = f"the trials of {name} were chosen from {shown(distributions[key])}"
+                message = (
+                    f"the trials of {name} were chosen from {space_in_words(distributions[key])}"
+                )
                 message += ", and only the ends of a range may change."
-                yield Problem(f"{key}={shown(param)}", message, OTHER_NAME)
+                yield Problem(f"{key}={space_in_words(param)}", message, OTHER_NAME)
         earlier = study.user_attrs.get("setting") or self.setting
         direction = {"sweeper.direction": study.direction.name.lower()}
         was = {"run.objective": earlier["objective"], **direction, **earlier["options"]}

@@ -15,7 +15,7 @@ from forge.config.launch import Slurm
 from forge.config.problems import ConfigError, Problem, refusal
 from forge.config.sbatch import SOURCES, given
 from forge.launch.slurm import queue
-from forge.launch.slurm.script import Group, grouped, parameters, text
+from forge.launch.slurm.script import Group, grouped, script_text, submitit_parameters
 from forge.launch.slurm.task import Rank
 from forge.rundir.directory import short
 from forge.rundir.files import read_object, write_json
@@ -53,7 +53,7 @@ def scripts(
     """
     texts, problems = [], []
     for group in _groups(points, section):
-        script = text(section, group, name=name, folder=folder)
+        script = script_text(section, group, name=name, folder=folder)
         elements = enumerate(group.members) if labels else ()
         texts += [script, *(f"# element {n}: {labels[index]}" for n, index in elements)]
         if not shutil.which("sbatch"):
@@ -73,7 +73,7 @@ def scripts(
     return texts
 
 
-def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
+def check_accepted(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
     """Ask Slurm to accept the jobs, before anything is written. Raises ConfigError for a refused
     job, also for a run already in the queue.
     """
@@ -90,13 +90,13 @@ def check(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
         "launch.dry_run=true prints what it is given; forge.check plan.device=h100 plans it",
     )
     for group in _groups(points, section):
-        code, words = _tried(text(section, group, name=name, folder=folder), section)
+        code, words = _tried(script_text(section, group, name=name, folder=folder), section)
         problems += [_refused(group, words, hint)] if code else []
     if problems:
         raise ConfigError(problems)
 
 
-def submit(
+def submit_jobs(
     points: Points, section: Slurm, *, name: str, folder: Path, trust: Sequence[str] = ()
 ) -> list[str]:
     """Give the runs to Slurm and return the job of each: 123, or 123_4 for an element of an array.
@@ -117,11 +117,11 @@ def submit(
     return [jobs[index] for index in range(len(points))]
 
 
-def job_of(run_dir: Path) -> str | None:
+def slurm_job(run_dir: Path) -> str | None:
     return _last(run_dir).get("job")
 
 
-def log_file(run_dir: Path, rank: int = 0) -> Path | None:
+def job_log(run_dir: Path, rank: int = 0) -> Path | None:
     """The output file of a rank of a run's last job, also before the file exists."""
     last = _last(run_dir)
     return Path(last["folder"]) / f"{last['job']}_{rank}_log.out" if "folder" in last else None
@@ -140,14 +140,14 @@ def _groups(points: Points, section: Slurm) -> list[Group]:
 
 
 def _refuse_queued(points: Points) -> None:
-    jobs = {job: path for path, _ in points if (job := job_of(path)) is not None}
+    jobs = {job: path for path, _ in points if (job := slurm_job(path)) is not None}
     problems = [
         Problem(
             f"run.dir={short(jobs[job])}",
             f"the run is in Slurm's queue already: job {job} is {state}.",
             f"wait for it, or end it: scancel {job}",
         )
-        for job, state in queue.states(jobs).items()
+        for job, state in queue.job_states(jobs).items()
         if not queue.has_ended(state)
     ]
     if problems:
@@ -161,7 +161,7 @@ def _submitted(
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     executor = submitit.AutoExecutor(folder=folder.resolve(), cluster="slurm")
-    options = parameters(section, group.needs, name=name)
+    options = submitit_parameters(section, group.needs, name=name)
     executor.update_parameters(**{f"slurm_{key}": value for key, value in options.items()})
     # Without explicit None values submitit takes its own defaults.
     executor.parameters.update({key: None for key, value in options.items() if value is None})
@@ -176,7 +176,7 @@ def _submitted(
 
 def _tried(script: str, section: Slurm) -> tuple[int, str]:
     with _clean_environment(section):
-        code, _, words = queue.ask(["sbatch", "--test-only"], script)
+        code, _, words = queue.run_command(["sbatch", "--test-only"], script)
     return code, words
 
 

@@ -29,7 +29,7 @@ class NoAnswer(ConfigError):
         return self.problems[0].render()
 
 
-def states(jobs: Iterable[str]) -> dict[str, str]:
+def job_states(jobs: Iterable[str]) -> dict[str, str]:
     """The state of each job or element of an array, in Slurm's words: PENDING, RUNNING, ...
     Without accounting Slurm soon forgets ended jobs, left out here. Raises NoAnswer.
     """
@@ -42,7 +42,7 @@ def states(jobs: Iterable[str]) -> dict[str, str]:
     known_states = _pairs(out, requested)
     if len(known_states) < len(requested):
         options = ["--noheader", "--parsable2", "--allocations", "--format=JobID,State"]
-        code, out, _ = ask(["sacct", *options, _ids(requested)])
+        code, out, _ = run_command(["sacct", *options, _ids(requested)])
         known_states = {**(_pairs(out, requested) if code == 0 else {}), **known_states}
     return {job: state.split()[0] for job, state in known_states.items()}  # 'CANCELLED by 1000'
 
@@ -60,7 +60,7 @@ def reasons(jobs: Iterable[str]) -> dict[str, str]:
 def largest_array() -> int | None:
     """The most elements of an array on this cluster (MaxArraySize); None where unknown."""
     try:
-        _, out, _ = ask(["scontrol", "show", "config"])
+        _, out, _ = run_command(["scontrol", "show", "config"])
     except NoAnswer:
         return None
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)$", out, re.MULTILINE)
@@ -72,7 +72,7 @@ def has_ended(state: str | None) -> bool:
     return state is None or state in ENDED
 
 
-def wait(
+def wait_for_jobs(
     jobs: Sequence[str],
     *,
     ended: Callable[[str, str | None], None] = lambda job, state: None,
@@ -84,7 +84,7 @@ def wait(
     last: dict[str, str | None] = {}
     while pending := [job for job in jobs if job not in last]:
         try:
-            now = states(pending)
+            now = job_states(pending)
         except NoAnswer:
             now = dict.fromkeys(pending, "")
         for job in pending:
@@ -96,14 +96,14 @@ def wait(
     return {job: last[job] for job in jobs}
 
 
-def cancel(jobs: Sequence[str]) -> None:
+def cancel_jobs(jobs: Sequence[str]) -> None:
     """End jobs, running or queued. Raises NoAnswer."""
-    code, _, error = ask(["scancel", *jobs]) if jobs else (0, "", "")
+    code, _, error = run_command(["scancel", *jobs]) if jobs else (0, "", "")
     if code and UNKNOWN_JOB not in error:
         raise NoAnswer(f"scancel fails: {error}.")
 
 
-def ask(command: list[str], script: str | None = None) -> tuple[int, str, str]:
+def run_command(command: list[str], script: str | None = None) -> tuple[int, str, str]:
     """Exit code, output, and errors in a line, of a command. script: its stdin. Raises NoAnswer."""
     try:
         done = subprocess.run(
@@ -123,7 +123,7 @@ def one_line(errors: str) -> str:
 
 
 def _squeue(jobs: set[str], which: str, fields: str) -> tuple[int, str, str]:
-    return ask(["squeue", "--noheader", "--array", which, _ids(jobs), f"--format={fields}"])
+    return run_command(["squeue", "--noheader", "--array", which, _ids(jobs), f"--format={fields}"])
 
 
 def _ids(jobs: set[str]) -> str:

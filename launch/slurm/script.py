@@ -15,7 +15,7 @@ from forge.config.launch import Slurm
 from forge.config.problems import ConfigError, Problem
 from forge.config.sbatch import given
 from forge.launch.local.processes import search_path
-from forge.planning.allocation import Allocation, allocation, faults
+from forge.planning.allocation import Allocation, allocation, allocation_faults
 
 ALL = 10**6  # points of a sweep at a time, where the cluster alone is to say
 ENDS = (
@@ -34,7 +34,7 @@ class Group:
 
 def grouped(worlds: Sequence[int], section: Slurm, most: int | None = None) -> list[Group]:
     """Groups of at most `most` points, in the order of the first of each. Raises ConfigError."""
-    problems: list[Problem] = [*faults(section), *incomplete(section.setup)]
+    problems: list[Problem] = [*allocation_faults(section), *incomplete(section.setup)]
     groups: dict[Allocation, list[int]] = {}
     for index, world in enumerate(worlds):
         needs_or_problem = allocation(section, world)
@@ -51,7 +51,7 @@ def grouped(worlds: Sequence[int], section: Slurm, most: int | None = None) -> l
     ]
 
 
-def parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any]:
+def submitit_parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any]:
     """Parameters of submitit for a script. None: not in the script.
 
     srun is told to end all ranks when a rank dies, and to hand on the script's variables, withheld
@@ -106,12 +106,12 @@ def incomplete(entries: Sequence[str]) -> Iterator[Problem]:
             yield Problem(f"launch.setup={entry}", message, hint)
 
 
-def text(section: Slurm, group: Group, *, name: str, folder: Path) -> str:
+def script_text(section: Slurm, group: Group, *, name: str, folder: Path) -> str:
     from submitit.slurm.slurm import _make_sbatch_string
 
     count, path = len(group.members), folder.resolve()
     command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(path)])
-    options = parameters(section, group.needs, name=name)
+    options = submitit_parameters(section, group.needs, name=name)
     return _make_sbatch_string(
         command=command, folder=path, map_count=count if count > 1 else None, **options
     )

@@ -39,7 +39,7 @@ class Rank:
             worker.leave(code)
 
 
-def submit(
+def submit_locally(
     points: Sequence[tuple[Path, World]], *, name: str, folder: Path, trust: Sequence[str] = ()
 ) -> list[Any]:
     """Start the jobs of run directories, all at once; the jobs outlive this process."""
@@ -64,7 +64,7 @@ def submit(
         os.environ["PYTHONPATH"] = saved
 
 
-def wait(jobs: Sequence[Any], ended: Callable[[int], None] = lambda index: None) -> None:
+def wait_locally(jobs: Sequence[Any], ended: Callable[[int], None] = lambda index: None) -> None:
     """Wait for the end of all jobs. ended: called with the index of each ended job."""
     running = set(range(len(jobs)))
     while running:

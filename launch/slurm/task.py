@@ -37,7 +37,7 @@ class Rank:
         worker = import_module("forge.worker")  # by name: launch may not import training
         code = worker.main([self.run_dir, *self.trust])
         if code:
-            launch = saved_config.load(newest(Path(self.run_dir)), trust=self.trust).launch
+            launch = saved_config.load_config(newest(Path(self.run_dir)), trust=self.trust).launch
             requeue(code, launch.max_requeues if isinstance(launch, Slurm) else 0)
             worker.leave(code)
         # Python drops its handlers on the way out: the signal would kill a finished run.
@@ -93,7 +93,7 @@ def _queue_again(number: int, most: int) -> str:
     if times >= most:
         return f"launch.max_requeues={most} is used up"
     try:
-        code, out, error = queue.ask(["scontrol", "show", "job", "--oneliner", job])
+        code, out, error = queue.run_command(["scontrol", "show", "job", "--oneliner", job])
         fields = dict(re.findall(r"(\w+)=(\S+)", out))
         state, preempted = fields.get("JobState"), fields.get("PreemptTime", "None") != "None"
         if code:
@@ -104,7 +104,7 @@ def _queue_again(number: int, most: int) -> str:
             return f"{signal.Signals(number).name} was sent to the job by someone"
         announcement = f"queueing the job again, for the {times + 1}. time of {most}"
         print(announcement, file=sys.stderr, flush=True)  # there is no time afterwards
-        code, _, error = queue.ask(["scontrol", "requeue", job])
+        code, _, error = queue.run_command(["scontrol", "requeue", job])
         return f"scontrol requeue {job}: {error}" if code else ""
     except queue.NoAnswer as error:
         return error.problems[0].what

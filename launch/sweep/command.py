@@ -13,7 +13,7 @@ from forge.compose.portable import portable
 from forge.config.problems import refusal
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import LOCK, POINTS, Point, SweepDirectory
-from forge.launch.sweep.messages import say
+from forge.launch.sweep.messages import print_line
 from forge.launch.sweep.preflight import OTHER_PLACE, Planned, Preflight
 from forge.launch.sweep.state import (
     CANCELLED,
@@ -103,13 +103,15 @@ class Command:
         words = WORDS | (dict.fromkeys((FAILED, CANCELLED), "to run again") if retry else {})
         earlier = len(self.directory.points()) - len(states)
         suffix = f"; {earlier} other{'s' * (earlier != 1)} of earlier commands" if earlier else ""
-        say(f"sweep: {path}   ({messages.counted([words.get(s, s) for s in states])}{suffix})")
+        print_line(
+            f"sweep: {path}   ({messages.count_states([words.get(s, s) for s in states])}{suffix})"
+        )
         if any(state != DONE for state in states):
-            say(f"  watch it with: python -m forge.status {path} --watch")
+            print_line(f"  watch it with: python -m forge.status {path} --watch")
         failed = states.count(FAILED) + states.count(CANCELLED)
         if failed and not retry:
             message = "that failed or were cancelled; sweep.retry=true runs them again"
-            say(f"  left as they are: {failed} {message}")
+            print_line(f"  left as they are: {failed} {message}")
 
     def prepare(self, entry: Entry) -> None:
         """Make the run directory of a point, or take up an existing one. Raises ConfigError."""
@@ -121,7 +123,7 @@ class Command:
         )
         self._made = self._made or collect()
         overrides = portable(entry.planned.combination.overrides, self.flight.config_dirs, config)
-        directory.prepare(resolution, overrides=overrides, made=self._made)
+        directory.prepare_directory(resolution, overrides=overrides, made=self._made)
 
     def enter(self, planned: Sequence[Planned]) -> list[Entry]:
         """Planned points with their states and rows of the ledger; new points get a new row."""
@@ -159,13 +161,13 @@ class Command:
         points = {point.number: point for point in self.directory.points()}
         states = survey(list(points.values())).states
         mine = [entry.point.number for entry in self.entries]
-        counts = messages.counted([states[number] for number in mine])
-        say(f"\nsweep: {short(self.directory.path)}   ({counts})")
+        counts = messages.count_states([states[number] for number in mine])
+        print_line(f"\nsweep: {short(self.directory.path)}   ({counts})")
         reasons = {point.number: reason for point, reason in failed}
         for point in (points[number] for number in mine if states[number] == FAILED):
             reasons.setdefault(point.number, messages.cause(point.path, point.code))
         for text in messages.failures((points[n], why) for n, why in sorted(reasons.items())):
-            say(text)
+            print_line(text)
         if reasons and not self.flight.sweep.retry:
-            say(RETRY)
+            print_line(RETRY)
         return 128 + stopped if stopped else int(bool(reasons))

@@ -190,12 +190,12 @@ def find_sweep(path: Path) -> SweepDirectory:
     sweep = SweepDirectory(path)
     if not sweep.exists:
         why = f"it has no {SWEEP}." if path.exists() else "there is no such directory."
-        hint = f"give the directory of a sweep, like {examples(path)}"
+        hint = f"give the directory of a sweep, like {example_sweeps(path)}"
         raise refusal(str(path), f"{path} is no sweep: {why}", hint, COMMAND_LINE)
     return sweep
 
 
-def examples(path: Path | None = None, most: int = 3) -> str:
+def example_sweeps(path: Path | None = None, most: int = 3) -> str:
     """Probably meant sweeps, newest first: in `path`, else in the default root."""
     root = Path(Sweep().root)
     for folder in (path, root) if path is not None else (root,):

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Glob, Override, RangeSweep
 from hydra.errors import HydraException
 
 from forge.compose.engine import Library
-from forge.compose.grammar import read
+from forge.compose.grammar import read_override
 from forge.compose.overrides import PARAMS
 from forge.config import schemas
 from forge.config.hydra_names import translate
@@ -49,7 +49,7 @@ class Combination:
     @property
     def changes(self) -> dict[str, str]:
         """All differences from other points, by key."""
-        return {**self.varied, **{key_of(text): _value(text) for text in self.of_arm}}
+        return {**self.varied, **{key_as_typed(text): _value(text) for text in self.of_arm}}
 
     @property
     def named(self) -> dict[str, str]:
@@ -82,7 +82,7 @@ class Grid:
         return {key: where for key, (_, where) in self.given.items() if where != COMMAND_LINE}
 
 
-def key_of(text: str) -> str:
+def key_as_typed(text: str) -> str:
     return text.lstrip("+~").partition("=")[0]
 
 
@@ -90,7 +90,7 @@ def without_intervals(overrides: Sequence[str]) -> list[str]:
     """The overrides with a first value: all but intervals."""
 
     def is_interval(text: str) -> bool:
-        override = read(translate(text))
+        override = read_override(translate(text))
         return isinstance(override, Override) and override.is_interval_sweep() and _varies(override)
 
     return [text for text in overrides if not is_interval(text)]
@@ -114,8 +114,8 @@ def grid(
     entries = [(text, f"{written_at(key)}, {PARAMS}") for text, key in keys]
     entries += [(translate(text), COMMAND_LINE) for text in overrides]
     for number, (text, where) in enumerate(entries):
-        grid.given[key_of(text)] = text, where
-        override = read(text)
+        grid.given[key_as_typed(text)] = text, where
+        override = read_override(text)
         key, texts = text, [text]  # the composition reports unreadable overrides
         fault: Fault | None = None
         drawn_from = None
@@ -172,7 +172,7 @@ def expand(found: Grid, ablation: Ablation, written_at: Callable[[str], str]) ->
     seeds = [{"seed": str(seed)} for seed in ablation.seeds] or [{}]
     result = []
     for arm, arm_overrides in arms or [("", [])]:
-        of_arm = {key_of(text) or "''": _of_arm(arm, written_at) for text in arm_overrides}
+        of_arm = {key_as_typed(text) or "''": _of_arm(arm, written_at) for text in arm_overrides}
         for texts, seed in itertools.product(itertools.product(*found.choices.values()), seeds):
             varied = {
                 key.lstrip("+"): _value(text)
@@ -199,7 +199,7 @@ def contradictions(
     problems = list[Problem]()
     for arm, arm_overrides in ablation.arms.items():
         for index, text in enumerate(arm_overrides):
-            key = key_of(text)
+            key = key_as_typed(text)
             if fault := _not_in_arm(text, arm_overrides[index + 1 :]):
                 problems.append(Problem(text, *fault, where=_of_arm(arm, written_at)))
             elif key in found.given:
@@ -222,12 +222,12 @@ def _of_arm(arm: str, written_at: Callable[[str], str]) -> str:
 
 def _not_in_arm(text: str, after: Sequence[str]) -> Fault | None:
     """The fault of an override in an arm; None without one. after: later overrides of the arm."""
-    key, override, value = key_of(text), read(translate(text)), _value(text)
+    key, override, value = key_as_typed(text), read_override(translate(text)), _value(text)
     if key == "seed":
         return "seeds are what the runs of an arm differ in.", f"{SEEDS}=[{value}], for all arms"
     if key in OF_ONE_RUN or _section(key) in SHARED:
         return SAME_FOR_ALL, "leave it out of the arm"
-    if key in map(key_of, after):
+    if key in map(key_as_typed, after):
         return f"{key} is there twice in the arm, so that this would count for nothing.", ONCE
     if isinstance(override, Override) and override.is_sweep_override():
         hint = f"an arm for each, or {PARAMS}.{key}={value} for all arms; {key}=[...] for a list"
@@ -239,7 +239,7 @@ def _why_not(override: Override, *, searched: bool) -> Fault | None:
     """The fault of a key's values; None without one. searched: whether Optuna draws the values."""
     key, value = override.key_or_group, override.value()
     section = _section(key)
-    if section in SHARED and (section in (key, "hydra") or schemas.declared(key) is not None):
+    if section in SHARED and (section in (key, "hydra") or schemas.declared_type(key) is not None):
         return SAME_FOR_ALL, "one value; a list is written [...]"
     if key in OF_ONE_RUN:
         return "each point has a directory of its own in that of the sweep.", "leave it out"

@@ -17,7 +17,7 @@ from forge.launch.local.processes import Ranks, signals_taken
 from forge.launch.sweep import messages
 from forge.launch.sweep.command import Command, Entry
 from forge.launch.sweep.directory import Point
-from forge.launch.sweep.messages import line, say
+from forge.launch.sweep.messages import line, print_line
 from forge.launch.sweep.state import CANCELLED, RUNNING, STOPPED, at_work
 from forge.planning.world import Devices
 from forge.rundir import outcome
@@ -40,7 +40,7 @@ class Active:
     began: float = field(default_factory=time.monotonic)
 
 
-def run(sweep: Command, devices: Devices) -> int:
+def run_locally(sweep: Command, devices: Devices) -> int:
     launch = sweep.flight.launch
     assert isinstance(launch, Local)
     with sweep.open():
@@ -84,7 +84,7 @@ class LocalPoints:
                     elif time.monotonic() - last_active > PATIENCE:
                         for entry in waiting:
                             who = holder(entry.point.path / LOCK)
-                            say(line(entry.point, "left", f"at work elsewhere: {who}"))
+                            print_line(line(entry.point, "left", f"at work elsewhere: {who}"))
                         waiting = []
                     for active in list(self.active):
                         if (code := active.ranks.poll()) is not None:
@@ -99,7 +99,7 @@ class LocalPoints:
     def _stop(self, number: int, _: FrameType | None) -> None:
         if not self.signal:
             name = signal.Signals(number).name
-            say(f"\n{name}: points that run are saved; once more ends them at once")
+            print_line(f"\n{name}: points that run are saved; once more ends them at once")
         self.signal = number
         for active in self.active:
             active.ranks.pass_on(number)
@@ -115,7 +115,7 @@ class LocalPoints:
     def _begin(self, entry: Entry) -> None:
         point, config = entry.point, entry.planned.resolution.config
         if self._is_cancelled(point):
-            say(line(point, "cancelled"))
+            print_line(line(point, "cancelled"))
             return
         try:
             self.sweep.prepare(entry)
@@ -135,7 +135,7 @@ class LocalPoints:
             say=words.append,
         )
         self.sweep.directory.note("started", point.number, pid=ranks.pid, host=platform.node())
-        say(line(point, "starts", f"on GPU {','.join(gpus)}" if gpus else ""))
+        print_line(line(point, "starts", f"on GPU {','.join(gpus)}" if gpus else ""))
         self.active.append(Active(point=point, ranks=ranks, gpus=gpus, failure=words))
 
     def _end(self, one: Active, code: int) -> None:
@@ -145,7 +145,7 @@ class LocalPoints:
         event = event or ("cancelled" if self._is_cancelled(point) else "")
         event = event or ("stopped" if code in STOPPED else "")
         if event:
-            say(line(point, event, messages.reached(point, took)))
+            print_line(line(point, event, messages.reached(point, took)))
             return
         words = [] if outcome.failure(point.path) else one.failure
         reason = words[-1] if words else messages.cause(point.path, code)
@@ -154,7 +154,7 @@ class LocalPoints:
 
     def _fail(self, point: Point, reason: str, output: Sequence[str], more: str = "") -> None:
         self.failed.append((point, reason))
-        say(messages.failed_line(point, more, output))
+        print_line(messages.failed_line(point, more, output))
 
     def _is_cancelled(self, point: Point) -> bool:
         points = self.sweep.directory.points()

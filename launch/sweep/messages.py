@@ -26,7 +26,7 @@ PLAIN = ("ValueError", "RuntimeError", "CallbackError")  # kinds of errors of no
 NO_ANSWER = "Slurm does not answer, so its jobs are shown as their directories have them"
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line at once. The sweep goes on even after its reader has stopped early."""
     try:
         print(text, flush=True)
@@ -34,7 +34,7 @@ def say(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def warn(resolutions: Iterable[Resolution]) -> None:
+def print_warnings(resolutions: Iterable[Resolution]) -> None:
     warnings = (warning for resolution in resolutions for warning in resolution.warnings)
     for text in dict.fromkeys(f"{w.what} ({w.key}; -> {w.fix})" for w in warnings):
         print(f"warning: {text}", file=sys.stderr)
@@ -89,7 +89,7 @@ def cause(path: Path, code: int | None = None) -> str:
         first = message.splitlines()[0]
         return first if not kind or kind in PLAIN or kind.startswith("SIG") else f"{kind}: {first}"
     # A job ended before the run began leaves nothing but the job's output.
-    output = last_words(path) or _printed(slurm.log_file(path)) or last_words(path, code)
+    output = last_words(path) or _printed(slurm.job_log(path)) or last_words(path, code)
     return kind or "".join(output[-1:])
 
 
@@ -108,7 +108,7 @@ def failures(failed: Iterable[tuple[Point, str]]) -> list[str]:
     return lines
 
 
-def counted(states: Sequence[str], noun: str = "point") -> str:
+def count_states(states: Sequence[str], noun: str = "point") -> str:
     """'6 points: 4 done, 2 failed'."""
     words = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     return count(len(states), noun) + (f": {', '.join(words)}" if words else "")

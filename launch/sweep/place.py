@@ -11,11 +11,11 @@ from typing import Any
 
 from forge.config.problems import short_keys, shown
 from forge.launch.sweep.directory import SweepDirectory, slug_of
-from forge.launch.sweep.messages import say
+from forge.launch.sweep.messages import print_line
 from forge.launch.sweep.preflight import Planned, Preflight
 from forge.rundir.directory import short
 from forge.rundir.identity import identity
-from forge.rundir.untrusted import key_of
+from forge.rundir.untrusted import option_of
 
 SEED, GLOBAL_BATCH, KIND = "seed", "train.global_batch_size", "._type_"
 COMPARED = 200  # points of a command compared for their common values
@@ -42,11 +42,13 @@ def own_place(
     first = SweepDirectory(flight.place)
     if flight.sweep.name is not None or not first.exists:
         return first.path
-    set_keys = varied_keys | {key_of(text) for text in overrides}
+    set_keys = varied_keys | {option_of(text) for text in overrides}
     words, why = _another(first, flight.common, planned, varied_keys, set_keys)
     if not why:
         return first.path
-    say(f"{short(first.path)} has {why}; this one gets a directory of its own, or a sweep.name")
+    print_line(
+        f"{short(first.path)} has {why}; this one gets a directory of its own, or a sweep.name"
+    )
     path = first.path.with_name("_".join([first.path.name, *words]))
     taken = SweepDirectory(path)
     if not taken.exists or not _another(taken, flight.common, planned, varied_keys, set_keys)[1]:
@@ -56,7 +58,7 @@ def own_place(
     return path.with_name(f"{path.name}_{unique}")
 
 
-def keys_of(varied: Mapping[str, str], arm: str | None) -> set[str]:
+def varied_without_seed(varied: Mapping[str, str], arm: str | None) -> set[str]:
     """The varied keys of a point, without the seed."""
     return {*varied, *({"arm"} if arm else ())} - {SEED}
 
@@ -90,7 +92,9 @@ def _another(
     command of this sweep.
     """
     points = sweep.points()
-    varied_before = {key for point in points for key in keys_of(point.varied, point.arm)}
+    varied_before = {
+        key for point in points for key in varied_without_seed(point.varied, point.arm)
+    }
     if not here <= varied_before <= given:
         words = list(short_keys(sorted(here)).values()) if here else [SEED]
         return words, f"a sweep over {', '.join(sorted(varied_before)) or 'seeds'}"

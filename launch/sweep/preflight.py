@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.cli import as_typed
-from forge.compose.composition import chosen
+from forge.compose.composition import compose_choices
 from forge.compose.many import Composer
 from forge.config.launch import Launch, Local
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, refusal
@@ -54,7 +54,7 @@ class Preflight:
         self._composer = Composer(config_dirs)
         self._here = devices or find_devices()
         self._typed = expand.grid(
-            plain, {}, lambda: chosen(plain, config_dirs=config_dirs)[0].library
+            plain, {}, lambda: compose_choices(plain, config_dirs=config_dirs)[0].library
         )
         if self._typed.problems:
             raise ConfigError(self._typed.problems)

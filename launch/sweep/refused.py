@@ -24,7 +24,7 @@ class PointsRefused(ConfigError):
     ) -> None:
         """refused: all problems of a point, by its number."""
         self.combinations = combinations
-        merged_by_problem = merged(
+        merged_by_problem = combine_problems(
             [problem for problems in refused.values() for problem in problems]
         )
         self._of_point = {
@@ -74,7 +74,7 @@ class PointsRefused(ConfigError):
         }
 
 
-def merged(problems: Sequence[Problem]) -> dict[Problem, Problem]:
+def combine_problems(problems: Sequence[Problem]) -> dict[Problem, Problem]:
     """By problem the combined problem, for all problems different in the value alone."""
     alike: dict[Problem, list[Problem]] = {}
     for problem in dict.fromkeys(problems):

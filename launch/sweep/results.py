@@ -11,7 +11,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 
-from forge.compose.grammar import read
+from forge.compose.grammar import read_override
 from forge.config.hydra_names import translate
 from forge.config.objectives.base import is_higher_better
 from forge.config.problems import shown
@@ -55,7 +55,7 @@ def is_best_high(
     return metric.rpartition("/")[2] in {*BEST_HIGH, *named} or is_higher_better(metric)
 
 
-def best(sweep: Path, done: Sequence[Point]) -> tuple[Point, str, float] | None:
+def best_finished(sweep: Path, done: Sequence[Point]) -> tuple[Point, str, float] | None:
     """The best finished point with its objective and value; None without a common objective."""
     rows = [(point, *pair) for point in done if (pair := _objective(point.path))]
     finite = [row for row in rows if math.isfinite(row[2])]
@@ -101,7 +101,7 @@ def _typed(point: Point) -> dict[str, str]:
 @functools.cache
 def _cell(text: str) -> str:
     """A value for display: 0.001 for 1e-3, without quotes."""
-    override = read(f"key={text}")
+    override = read_override(f"key={text}")
     if isinstance(override, Override) and not override.is_sweep_override():
         return shown(override.value())
     return text

@@ -67,7 +67,7 @@ def _runs(pid: int, path: Path) -> bool:
     return True
 
 
-def state_of(point: Point) -> str:
+def point_state(point: Point) -> str:
     """waiting, running, done, partial (begun, stopped, able to go on), failed or cancelled."""
     has_directory = is_run(point.path)
     if at_work(point):
@@ -86,11 +86,11 @@ def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:
     """The states of points and of their jobs, with a single question to Slurm. reasons: ask for the
     reasons of waiting jobs too.
     """
-    states = {point.number: state_of(point) for point in points}
+    states = {point.number: point_state(point) for point in points}
     unfinished = [point for point in points if states[point.number] != DONE]
-    asked = {job: point.number for point in unfinished if (job := job_of(point)) is not None}
+    asked = {job: point.number for point in unfinished if (job := last_job(point)) is not None}
     try:
-        job_states = queue.states(asked)
+        job_states = queue.job_states(asked)
     except queue.NoAnswer as error:
         return Survey(states=states, silent=error.problems[0].what)
     jobs = {asked[job]: state for job, state in job_states.items()}
@@ -101,11 +101,11 @@ def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:
     return Survey(states=states, jobs=jobs, reasons=why)
 
 
-def job_of(point: Point) -> str | None:
+def last_job(point: Point) -> str | None:
     """The last job of a point in Slurm, also a job kept out of the ledger by a kill."""
     if point.cluster not in (None, "slurm") or point.event in ("started", "ended"):
         return None  # its last start was on this machine
-    return slurm.job_of(point.path) or point.job
+    return slurm.slurm_job(point.path) or point.job
 
 
 def _with_job(state: str, of_job: str) -> str:

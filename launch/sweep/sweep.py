@@ -17,7 +17,7 @@ from forge.config.sweeper import Optuna
 from forge.launch import jobs
 from forge.launch.sweep import local, messages
 from forge.launch.sweep.command import Command
-from forge.launch.sweep.place import keys_of, own_place
+from forge.launch.sweep.place import own_place, varied_without_seed
 from forge.launch.sweep.preflight import Planned, Preflight
 from forge.planning.world import Devices, find_devices, ranks_of
 
@@ -25,7 +25,7 @@ NEEDS = {"cmaes": ("cmaes",), "gp": ("torch", "scipy")}
 """Packages that Optuna needs for a sampler."""
 
 
-def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
+def run_sweep(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
     """Run the missing points of a sweep, and return the exit code. Raises ConfigError before any
     write.
     """
@@ -36,12 +36,12 @@ def run(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> int:
 def fly(flight: Preflight, here: Devices) -> int:
     """Run the missing points of a sweep with its first point composed; return the exit code."""
     if search := _search(flight):
-        return search.run(flight, lambda sweep: execute(sweep, here))
+        return search.run_search(flight, lambda sweep: execute(sweep, here))
     points = flight.points()
     if len(points) == 1 and not points[0].combination.varied:
         message = "nothing varies, so this is a sweep of one point; without -m it is a run"
         print(f"warning: {message}", file=sys.stderr)
-    messages.warn(point.resolution for point in points)
+    messages.print_warnings(point.resolution for point in points)
     world = points[0].resolution.world
     if world.planned:
         where = f"{ranks_of(world.size)} ({world.devices.source})"
@@ -54,12 +54,14 @@ def fly(flight: Preflight, here: Devices) -> int:
             all_of_them = duration(sum(filter(None, times)))
             print(f"the longest is expected to take {longest}, all of them {all_of_them}")
         return 0
-    varied = {key for p in points for key in keys_of(p.combination.varied, p.combination.arm)}
+    varied = {
+        key for p in points for key in varied_without_seed(p.combination.varied, p.combination.arm)
+    }
     flight.place = own_place(flight, points, varied, points[0].combination.overrides)
     return execute(Command(flight, points), here)
 
 
-def configs(
+def point_overrides(
     overrides: Sequence[str], config_dirs: Sequence[str] = ()
 ) -> Iterator[tuple[str, Sequence[str]]]:
     """Label and overrides of each point of a sweep; for a search by Optuna, the overrides common to
@@ -67,20 +69,20 @@ def configs(
     """
     flight = Preflight(overrides, config_dirs)
     if search := _search(flight):
-        space, _ = search.checked(flight)
+        space, _ = search.check_search(flight)
         yield f"every trial of the search, but for {space}", space.fixed
         return
     for number, point in enumerate(flight.points()):
         yield f"#{number:03d} {point.combination.label}", point.combination.overrides
 
 
-def planned(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> list[Planned]:
+def plan_points(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> list[Planned]:
     """All points of a sweep, or a trial of a search by Optuna, checked and not started. Raises
     ConfigError.
     """
     flight = Preflight(overrides, config_dirs)
     search = _search(flight)
-    return [search.checked(flight)[1]] if search else flight.points()
+    return [search.check_search(flight)[1]] if search else flight.points()
 
 
 def _search(flight: Preflight) -> ModuleType | None:
@@ -101,5 +103,5 @@ def _search(flight: Preflight) -> ModuleType | None:
 
 def execute(sweep: Command, here: Devices) -> int:
     if isinstance(sweep.flight.launch, Submitit):
-        return jobs.run(sweep)
-    return local.run(sweep, here)
+        return jobs.submit_sweep(sweep)
+    return local.run_locally(sweep, here)

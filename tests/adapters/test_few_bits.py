@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import forge
-from forge.adapters.formats import NF4, pack, unpack
+from forge.adapters.formats import NF4, pack_weight, unpack
 from forge.adapters.packed import packed_in
 from forge.adapters.packed_layers import pack_weights
 from forge.config.adapters.qlora import QLoRA
@@ -40,7 +40,7 @@ def test_nf4_is_the_nearest_of_sixteen_values_times_the_largest_of_a_block():
     scales = np.abs(blocks).max(-1, keepdims=True)
     table = np.array(NF4)
     nearest = np.abs((blocks / np.maximum(scales, 1e-38))[..., None] - table).argmin(-1)
-    parts = pack(rows, "nf4")
+    parts = pack_weight(rows, "nf4")
     codes = parts["codes"].numpy()
     assert np.array_equal(np.stack([codes >> 4, codes & 15], -1).reshape(6, -1, 64), nearest)
     made = unpack(parts, "nf4", torch.float64).numpy().reshape(6, -1, 64)
@@ -49,14 +49,14 @@ def test_nf4_is_the_nearest_of_sixteen_values_times_the_largest_of_a_block():
 
 def test_scales_in_8_bits_are_near_and_integers_are_rounded_rows():
     rows = weights()
-    plain, double = pack(rows, "nf4"), pack(rows, "nf4_double")
+    plain, double = pack_weight(rows, "nf4"), pack_weight(rows, "nf4_double")
     assert torch.equal(plain["codes"], double["codes"])
     assert double["scale_codes"].shape == plain["scales"].shape
     near, exact = (
         unpack(each, how, torch.float32) for how, each in (("nf4_double", double), ("nf4", plain))
     )
     assert (near - exact).norm() < 0.02 * exact.norm()
-    whole = unpack(pack(rows, "int8"), "int8", torch.float32)
+    whole = unpack(pack_weight(rows, "int8"), "int8", torch.float32)
     step = rows.abs().amax(-1, keepdim=True) / 127
     assert torch.allclose(whole, (rows / step.clamp(min=1e-38)).round() * step, atol=1e-6)
 
@@ -65,8 +65,8 @@ def test_scales_in_8_bits_are_near_and_integers_are_rounded_rows():
 def test_rows_are_rounded_for_themselves(how: str):
     """So that a rank that has some has the values of all."""
     stack = torch.randn(3, 8, 128)
-    whole = pack(stack, how)
-    for part, values in pack(stack[1, 2:5], how).items():
+    whole = pack_weight(stack, how)
+    for part, values in pack_weight(stack[1, 2:5], how).items():
         assert torch.equal(values, whole[part][1, 2:5])
 
 
@@ -111,7 +111,7 @@ def test_first_values_are_those_of_plain_weights_rounded():
     materialize(model, torch.device("cpu"), 7)
     own = dict(plain.named_parameters())
     for one in packed_in(model):
-        rounded = unpack(pack(own[one.name].detach(), "nf4"), "nf4", DTYPE)
+        rounded = unpack(pack_weight(own[one.name].detach(), "nf4"), "nf4", DTYPE)
         assert torch.equal(one.weight(DTYPE), rounded)
 
 
@@ -122,7 +122,7 @@ def test_values_are_those_of_bitsandbytes(how: str):
     from bitsandbytes import functional as theirs
 
     rows = weights()[2:]
-    ours = pack(rows, how)
+    ours = pack_weight(rows, how)
     if how == "int8":
         codes, scales, _ = theirs.int8_vectorwise_quant(rows.clone())
         assert torch.equal(codes, ours["codes"])

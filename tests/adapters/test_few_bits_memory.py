@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import forge
-from forge.adapters.formats import pack, unpack
+from forge.adapters.formats import pack_weight, unpack
 from forge.config.adapters.packed import made_bytes
 from forge.parallel.ranks import Ranks
 from forge.planning.memory import memory_by_part
@@ -55,7 +55,7 @@ def test_weights_take_what_is_estimated(options: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_weight_that_is_made_again_takes_what_is_estimated(dtype: torch.dtype) -> None:
-    parts = pack(torch.randn(256, 1024), "nf4_double")
+    parts = pack_weight(torch.randn(256, 1024), "nf4_double")
     with Most() as most:
         unpack(parts, "nf4_double", dtype)
     assert most.peak == pytest.approx(made_bytes((256, 1024), dtype.itemsize), rel=0.02)

@@ -10,7 +10,7 @@ from refusing import SMALL, resolved
 from torch import Tensor, nn
 
 from forge.adapters.adapter import adapters_off
-from forge.config.adapters.adapter import is_added, place_of
+from forge.config.adapters.adapter import adapter_prefix, is_added
 from forge.models.plain import make_model
 from forge.optim.build import build_optimizer
 from forge.parallel.ranks import Ranks
@@ -44,7 +44,7 @@ def test_ten_losses_and_logits_are_those_of_peft(more: str) -> None:
     plain.load_state_dict({n: v for n, v in model.state_dict().items() if not is_added(n)})
     with torch.no_grad():
         expected = plain(TOKENS)
-    names = [place_of(one) for one in config.model.tensors() if config.adapter.has(one)]
+    names = [adapter_prefix(one) for one in config.model.tensors() if config.adapter.has(one)]
     inputs = [name for name in names if name.endswith("w_down")]
     options = IA3Config(target_modules=names, feedforward_modules=inputs)
     theirs: Any = get_peft_model(plain, options, autocast_adapter_dtype=False)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from forge.adapters.adapter import adapters_off
-from forge.adapters.lora import merged
-from forge.config.adapters.adapter import MAGNITUDE, A, B, is_added, name_of, place_of
+from forge.adapters.lora import merged_weight
+from forge.config.adapters.adapter import MAGNITUDE, A, B, adapter_name, adapter_prefix, is_added
 from forge.models.plain import make_model
 from forge.parallel.ranks import Ranks
 from forge.planning.flops import flops_per_token
@@ -71,7 +71,7 @@ def test_a_layer_is_its_formula(options: str) -> None:
         magnitude = torch.from_numpy(own["lora_magnitude"]) if config.adapter.dora else None
         pair = torch.from_numpy(a), torch.from_numpy(b)
         weight = torch.from_numpy(own["weight"])
-        found = merged(weight, *pair, magnitude, role="matrix", scale=scale)
+        found = merged_weight(weight, *pair, magnitude, role="matrix", scale=scale)
         assert np.allclose(found, whole, atol=1e-12)
 
 
@@ -125,9 +125,11 @@ def test_a_model_is_its_base_without_its_adapters_and_with_them_one_of_merged_we
     whole = dict(own)
     for one in config.model.tensors():
         if rank := config.adapter.rank_of(one):
-            added = (model.state_dict().get(name_of(one, which)) for which in (A, B, MAGNITUDE))
+            added = (
+                model.state_dict().get(adapter_name(one, which)) for which in (A, B, MAGNITUDE)
+            )
             how = {"role": one.role, "scale": config.adapter.scale(rank)}
-            whole[one.name] = merged(own[one.name], *added, **how)
+            whole[one.name] = merged_weight(own[one.name], *added, **how)
     plain.load_state_dict(whole)
     assert torch.allclose(model(TOKENS), plain(TOKENS), atol=1e-10)
     assert all(p.requires_grad == is_added(name) for name, p in model.named_parameters())
@@ -162,7 +164,7 @@ def test_logits_gradients_and_merged_weights_are_those_of_peft(options: str) -> 
     plain: Any = make_model(config.model).double()
     plain.load_state_dict({n: v for n, v in model.state_dict().items() if not is_added(n)})
     ranks = {
-        place_of(one): rank
+        adapter_prefix(one): rank
         for one in config.model.tensors()
         if (rank := config.adapter.rank_of(one))
     }

@@ -9,7 +9,7 @@ import torch
 from refusing import SMALL, resolved
 from torch import Tensor, nn
 
-from forge.config.adapters.adapter import is_added, place_of
+from forge.config.adapters.adapter import adapter_prefix, is_added
 from forge.models.plain import make_model
 from forge.optim.build import build_optimizer
 from forge.parallel.ranks import Ranks
@@ -48,7 +48,7 @@ def test_ten_losses_are_those_of_the_optimizer_of_peft(dora: bool, decay: float)
     model: Any = build_model(config, torch.device("cpu"), Ranks(), torch.float64)
     plain: Any = make_model(config.model).double()
     plain.load_state_dict({n: v for n, v in model.state_dict().items() if not is_added(n)})
-    names = [place_of(one) for one in config.model.tensors() if config.adapter.rank_of(one)]
+    names = [adapter_prefix(one) for one in config.model.tensors() if config.adapter.rank_of(one)]
     options = LoraConfig(r=4, lora_alpha=6, target_modules=names, use_dora=dora)
     theirs: Any = get_peft_model(plain, options, autocast_adapter_dtype=False)
     with torch.no_grad():

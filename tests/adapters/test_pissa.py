@@ -10,7 +10,7 @@ import torch
 from refusing import SMALL, resolved
 
 from forge.adapters.adapter import adapter_of, adapters_off
-from forge.config.adapters.adapter import is_added, place_of
+from forge.config.adapters.adapter import adapter_prefix, is_added
 from forge.models.plain import make_model
 from forge.parallel.ranks import Ranks
 from forge.training.models import build_model
@@ -37,7 +37,7 @@ def test_pairs_and_what_weights_keep_are_those_of_peft(options: str) -> None:
 
     config, model, plain = begun(f"{options} adapter.ranks={{wk:3}}")
     expected = plain(TOKENS)
-    ranks = {place_of(one): config.adapter.rank_of(one) for one in config.model.tensors()}
+    ranks = {adapter_prefix(one): config.adapter.rank_of(one) for one in config.model.tensors()}
     ranks = {name: rank for name, rank in ranks.items() if rank}
     theirs: Any = get_peft_model(
         plain,
@@ -68,7 +68,7 @@ def test_a_model_begins_as_its_base_and_is_that_without_its_adapters() -> None:
     options = "adapter.target_modules=[all] model.moe.num_experts=4"
     config, model, plain = begun(options, torch.float64)
     one = next(one for one in config.model.tensors() if one.of_experts)
-    experts = model.get_submodule(place_of(one).rpartition(".")[0])
+    experts = model.get_submodule(adapter_prefix(one).rpartition(".")[0])
     left = getattr(experts, one.name.rpartition(".")[2])
     assert not torch.allclose(left, plain.state_dict()[one.name], atol=1e-3)
     assert torch.allclose(model(TOKENS), plain(TOKENS), atol=1e-10)

@@ -58,7 +58,7 @@ def test_a_directory_that_fails_halfway_is_taken_back(
         raise OSError(28, "No space left on device")
 
     Path("there").mkdir()
-    monkeypatch.setattr(directory.saved_config, "save", full)
+    monkeypatch.setattr(directory.saved_config, "save_config", full)
     for typed in ("run.root=there/new/er", "run.dir=there/new/er", "run.dir=a/b"):
         assert forge.train.main([typed]) == 2
         assert "cannot be written: No space left on device." in capsys.readouterr().err

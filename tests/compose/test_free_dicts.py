@@ -130,8 +130,8 @@ def test_it_survives_the_run_directory(tmp_path: Path):
     config = resolved(
         [*EMA, "+callbacks.ema.deep={a:[{b:1}],t:'yes'}", "+trackers.t._target_=mypkg.EMA"]
     ).config
-    saved_config.save(config, tmp_path / "config.yaml")
-    again = saved_config.load(tmp_path / "config.yaml", trust=["mypkg."])
+    saved_config.save_config(config, tmp_path / "config.yaml")
+    again = saved_config.load_config(tmp_path / "config.yaml", trust=["mypkg."])
     assert (again.callbacks, again.trackers) == (config.callbacks, config.trackers)
     assert again.callbacks["ema"]["deep"]["a"] == ({"b": 1},)
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -118,7 +118,7 @@ def say(verb: str, words: Sequence[str]) -> tuple[object, str, str, list[Problem
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        patch.setattr(errors, "render", render)
+        patch.setattr(errors, "render_problems", render)
         try:
             code = main(argv)
         except SystemExit as left:  # argparse's way

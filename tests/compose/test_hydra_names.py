@@ -71,9 +71,9 @@ def test_an_option_of_a_former_name_keeps_its_value(
     typed += [f"+eval.sets.other={{path: {file}, hf_dataset_text_field: title}}"]
     config = resolved([*typed, "run.device=cpu"], config_dirs=[folder]).config
     assert (config.data.text_field, config.eval.sets["other"]["text_field"]) == ("body", "title")
-    saved_config.save(config, tmp_path / "config.yaml")
+    saved_config.save_config(config, tmp_path / "config.yaml")
     ours = (tmp_path / "config.yaml").read_text()
     assert ours.count("text_field: ") == 2
     (tmp_path / "config.yaml").write_text(ours.replace("text_field: ", "hf_dataset_text_field: "))
-    before = saved_config.load(tmp_path / "config.yaml", trust=())
+    before = saved_config.load_config(tmp_path / "config.yaml", trust=())
     assert (before.data.text_field, before.eval.sets["other"]["text_field"]) == ("body", "title")

@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("forge.families.download.reachable", lambda: False)
     monkeypatch.chdir(tmp_path)
-    download.fetched.cache_clear()
+    download.fetch_model.cache_clear()
     return model
 
 

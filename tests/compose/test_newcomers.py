@@ -11,7 +11,7 @@ from refusing import only, problems
 from forge.compose.aliases import ALIASES, BY_VALUE, HINTS
 from forge.compose.composition import compose
 from forge.compose.engine import CONF
-from forge.compose.seed_keys import rows
+from forge.compose.seed_keys import seed_rows
 from forge.compose.unknown import Keys
 from forge.config import schemas
 from forge.config.problems import Problem
@@ -97,7 +97,7 @@ def test_every_key_of_the_seeds_is_answered_with_what_exists() -> None:
     composition = compose([])
     keys = Keys(composition.tree, composition.library)
     groups = set(schemas.sections())
-    for key, (ours, _) in rows().items():
+    for key, (ours, _) in seed_rows().items():
         group, _, choice = ours.partition("=")
         assert ours in KEYS | groups or (CONF / group / f"{choice}.yaml").is_file(), key
         unknown = keys.unknown(key, "2")

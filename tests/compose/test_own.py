@@ -95,8 +95,8 @@ def test_what_may_be_built_is_the_same_for_all(own):
 def test_it_is_saved_compared_and_pickled_like_any_other(own, tmp_path: Path):
     mine = own("optimizer", SGD)
     config = resolved(mine).config
-    saved_config.save(config, tmp_path / "config.yaml")
-    again = saved_config.load(tmp_path / "config.yaml", trust=["curves18."])
+    saved_config.save_config(config, tmp_path / "config.yaml")
+    again = saved_config.load_config(tmp_path / "config.yaml", trust=["curves18."])
     assert again.optimizer == config.optimizer
     assert pickle.loads(pickle.dumps(config.optimizer)) == config.optimizer
     assert not list(changes(again, config))
@@ -107,7 +107,7 @@ def test_it_is_saved_compared_and_pickled_like_any_other(own, tmp_path: Path):
     text = (tmp_path / "config.yaml").read_text().replace("train:", "train:\n  _type_: own")
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match="no Train is named by _target_ alone"):
-        saved_config.load(tmp_path / "config.yaml", trust=[])
+        saved_config.load_config(tmp_path / "config.yaml", trust=[])
     nadam = resolved(own("optimizer", "_target_: torch.optim.NAdam\n")).config
     (change,) = changes(config, nadam)
     assert (change.before, change.after) == ("torch.optim.SGD", "torch.optim.NAdam")
@@ -153,7 +153,7 @@ def test_signatures_are_those_that_python_has(base: str):
         for name, found in vars(module).items()
         if inspect.isclass(found) and issubclass(found, getattr(module, above))
     }
-    read = {path: found for path in classes if (found := signature.read(path))}
+    read = {path: found for path in classes if (found := signature.read_signature(path))}
     assert len(read) > 0.9 * len(classes)
     for path, found in read.items():
         real = inspect.signature(classes[path]).parameters

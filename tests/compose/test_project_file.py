@@ -68,7 +68,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def trusted(root: Path) -> Path:
-    found = project.find()
+    found = project.find_project()
     assert found
     trust.remember(found)
     return root
@@ -77,7 +77,7 @@ def trusted(root: Path) -> Path:
 def refused(file: Path, text: str) -> list[Problem]:
     file.write_text(text)
     with pytest.raises(ConfigError) as error:
-        project.find()
+        project.find_project()
     return list(error.value.problems)
 
 
@@ -120,11 +120,11 @@ def test_it_is_found_from_below_and_before_a_pyproject(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "pyproject.toml").write_text('[tool.forge]\nname = "other"\n')
-    found = project.find(root / "below")
+    found = project.find_project(root / "below")
     assert found is not None
     assert (found.name, found.root, found.searchpath) == ("mine", root, (str(root / "conf"),))
     (root / "forge.yaml").unlink()
-    found = project.find(root / "below")
+    found = project.find_project(root / "below")
     assert found is not None
     assert found.name == "other"
     (found,) = refused(root / "pyproject.toml", "[tool.black]\n[tool.forge]\n\nnames = 1\n")
@@ -132,13 +132,13 @@ def test_it_is_found_from_below_and_before_a_pyproject(
     (found,) = refused(root / "pyproject.toml", "[tool]\nforge = 3\n")
     assert found.what.startswith("tool.forge is a table with keys")
     (root / "pyproject.toml").write_text("[tool.black]\n")
-    assert project.find() is None
+    assert project.find_project() is None
     (root / "forge.yaml").write_text("")
     monkeypatch.setenv("HOME", str(root))
-    assert project.find(root / "below") is None
+    assert project.find_project(root / "below") is None
     monkeypatch.undo()
     root.chmod(0o777)
-    assert project.find(root / "below") is None
+    assert project.find_project(root / "below") is None
 
 
 def test_what_is_typed_and_an_experiment_are_over_its_defaults(trusted: Path) -> None:
@@ -234,7 +234,7 @@ def test_on_a_terminal_it_is_asked_once_and_again_where_more_is_let(
 
 def test_trust_that_cannot_be_kept_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(root / "forge.yaml"))
-    found = project.find()
+    found = project.find_project()
     assert found
     with pytest.raises(ConfigError, match="which keeps what you trust, cannot be written"):
         trust.remember(found)

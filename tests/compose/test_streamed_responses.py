@@ -11,7 +11,7 @@ from refusing import only
 
 from forge.config.data.text import STREAM_OPTIONS, STREAMED, Streams
 from forge.data.text.reading import BadFile
-from forge.data.text.rows import text_of
+from forge.data.text.rows import row_text
 
 BEFORE = "python -m forge.prepare does so beforehand"
 
@@ -64,7 +64,7 @@ def test_the_options_of_streams_are_those_that_act_with_one() -> None:
 def test_running_text_is_told_of_data_that_reads_messages(tmp_path: Path) -> None:
     for turn, kind in (({"role": "user"}, "chat"), ({"from": "human", "value": "Hi"}, "sharegpt")):
         with pytest.raises(BadFile) as error:
-            text_of("a.jsonl line 1", {"turns": [turn]}, "turns")
+            row_text("a.jsonl line 1", {"turns": [turn]}, "turns")
         assert f"or data={kind}, which reads messages" in str(error.value)
     with pytest.raises(BadFile, match="text_field"):
-        text_of("a.jsonl line 1", {"turns": ["Hi"]}, "turns")
+        row_text("a.jsonl line 1", {"turns": ["Hi"]}, "turns")

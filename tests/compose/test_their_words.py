@@ -20,7 +20,7 @@ from folders import write_folder
 from refusing import problems, resolved
 
 from forge.compose.composition import compose
-from forge.compose.grammar import read
+from forge.compose.grammar import read_override
 from forge.compose.unknown import Keys
 from forge.config import schemas
 from forge.config.problems import ConfigError
@@ -164,7 +164,7 @@ def check(words: list[str]) -> None:
         value: Any = config
         for part in key.split("."):
             value = value[part] if isinstance(value, dict) else getattr(value, part)
-        wanted: Any = read(word).value()  # type: ignore[union-attr]
+        wanted: Any = read_override(word).value()  # type: ignore[union-attr]
         value = list(value) if isinstance(value, tuple) else value
         assert value == wanted or value == str(Path(str(wanted)).absolute()), word
 

@@ -89,15 +89,15 @@ def test_its_mistakes_are_found_like_ours(wide: None, tmp_path: Path) -> None:
 
 def test_it_survives_the_run_directory_of_who_trusts_it(wide: None, tmp_path: Path) -> None:
     config = resolved([*SEARCH, "model=wide"]).config
-    saved_config.save(config, tmp_path / "config.yaml")
-    again = saved_config.load(tmp_path / "config.yaml", trust=["mine."])
+    saved_config.save_config(config, tmp_path / "config.yaml")
+    again = saved_config.load_config(tmp_path / "config.yaml", trust=["mine."])
     assert (type(again.model), again.model) == (type(config.model), config.model)
     with pytest.raises(ValueError, match=r"its schema mine\.conf\.Wide is not under a trusted"):
-        saved_config.load(tmp_path / "config.yaml", trust=[])
+        saved_config.load_config(tmp_path / "config.yaml", trust=[])
     text = (tmp_path / "config.yaml").read_text().replace("mine.conf.Wide", "mine.gone.Wide")
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"Wide cannot be used: the package mine has no 'gone'\."):
-        saved_config.load(tmp_path / "config.yaml", trust=["mine."])
+        saved_config.load_config(tmp_path / "config.yaml", trust=["mine."])
 
 
 INIT = "mine/conf/__init__.py"

@@ -141,7 +141,7 @@ def test_every_file_composes_and_resolves_to_its_values_and_says_what_it_is_for(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     kept = str(tmp_path / "tokenizer.json")
-    monkeypatch.setattr("forge.config.data.hub.fetched", lambda name, revision: (kept, ""))
+    monkeypatch.setattr("forge.config.data.hub.fetch_tokenizer", lambda name, revision: (kept, ""))
     group, _, option = file.partition("/")
     choice = f"+{group}@model.{group}" if group in schemas.INNER else group
     choice = f"+{group}" if group == "tracker" else choice
@@ -164,7 +164,7 @@ def test_every_file_composes_and_resolves_to_its_values_and_says_what_it_is_for(
 def flatten(content: dict, prefix: str):
     for name, value in content.items():
         key = f"{prefix}{name}"
-        if isinstance(value, dict) and schemas.declared(key) is None:
+        if isinstance(value, dict) and schemas.declared_type(key) is None:
             yield from flatten(value, f"{key}.")
         else:
             yield key, value

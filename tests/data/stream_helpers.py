@@ -13,7 +13,7 @@ from forge.config.data.text import HuggingFace
 from forge.config.tokenizers.tokenizer import Bytes
 from forge.data.batches.loader import TrainLoader
 from forge.data.batches.streams import joined
-from forge.data.preparing.cached import Prepared, prepare
+from forge.data.preparing.cached import Prepared, prepare_tokens
 from forge.objectives.next_token import NextToken
 
 SEQ, EOS = 16, 256
@@ -41,7 +41,7 @@ def streamed(path: Path, **options: Any) -> Prepared:
     common: dict[str, Any] = {"path": str(path), "cache_dir": f"{path.parent}/cache"}
     common |= {"hf_streaming": True, "shuffle_buffer": 7}
     section = HuggingFace(**(common | options))
-    return prepare(section, Bytes(), build=build_section)
+    return prepare_tokens(section, Bytes(), build=build_section)
 
 
 def loaders(text: Any, ranks: int, *, batch: int = 12, workers: int = 0) -> list[TrainLoader]:

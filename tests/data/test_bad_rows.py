@@ -17,7 +17,7 @@ from forge.config.data.chats import Chat
 from forge.config.data.text import Data, HuggingFace, Pairs, Text
 from forge.config.objectives.preference import ChatLabelled, Labelled, PreferencePairs
 from forge.config.tokenizers.tokenizer import Bytes
-from forge.data.preparing.cached import Prepared, prepare
+from forge.data.preparing.cached import Prepared, prepare_tokens
 from forge.data.text.bad_rows import left_out
 
 
@@ -97,7 +97,7 @@ KINDS: dict[str, tuple[type[Data], Callable[[Path, Any], Path], str, Any, tuple[
 
 
 def prepared(section: Data) -> Prepared:
-    return prepare(section, Bytes(), build=build_section)
+    return prepare_tokens(section, Bytes(), build=build_section)
 
 
 @pytest.mark.parametrize("kind", KINDS)

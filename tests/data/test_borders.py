@@ -15,9 +15,9 @@ from forge import prepare as verb
 from forge.config.data.text import Pairs, Shards, Text
 from forge.config.tokenizers.tokenizer import BPE, Bytes
 from forge.config.tokenizers.tokenizer_files import TokenizerFile
-from forge.data.preparing.cached import prepare
+from forge.data.preparing.cached import prepare_tokens
 from forge.data.preparing.shard_folder import prepare_shards
-from forge.data.preparing.soundness import damage
+from forge.data.preparing.soundness import find_damage
 from forge.data.tokenizers.tokenizer import byte_ids
 from forge.training.callbacks.samples import encode_prompt, opening
 
@@ -44,12 +44,12 @@ def test_documents_begin_and_end_in_each_split(
 ) -> None:
     section, first, last = WAYS[name]
     monkeypatch.setattr("forge.data.preparing.shard_folder.LEAST_PART", 1 << 10)
-    cached = prepare(data, section, build=build_section)
+    cached = prepare_tokens(data, section, build=build_section)
     prepare_shards(tmp_path / "out", data, section, build=build_section, processes=1)
-    assert damage(tmp_path / "out") == []
+    assert find_damage(tmp_path / "out") == []
     own = TokenizerFile(path=str(tmp_path / "out/tokenizer/tokenizer.json"))
     own.add_bos, own.add_eos, own.bos_token = section.add_bos, section.add_eos, section.bos_token
-    shards = prepare(Shards(path=str(tmp_path / "out")), own, build=build_section)
+    shards = prepare_tokens(Shards(path=str(tmp_path / "out")), own, build=build_section)
     seen = []
     for split in ("train", "val"):
         store = getattr(cached, split)
@@ -80,7 +80,9 @@ def test_shards_are_refused_where_documents_begin_otherwise(
     own: Any = {"path": str(out / "tokenizer" / "tokenizer.json")}
     for options in ({}, {"add_bos": True}):
         with pytest.raises(ValueError) as caught:
-            prepare(Shards(path=str(out)), TokenizerFile(**own, **options), build=build_section)
+            prepare_tokens(
+                Shards(path=str(out)), TokenizerFile(**own, **options), build=build_section
+            )
         what = f"these shards were made with another tokenizer. Choose theirs: {typed}."
         assert str(caught.value) == f"data.path = {out}/train: {what}"
     assert verb.main(words) == 2
@@ -92,7 +94,7 @@ def test_a_response_does_not_learn_the_beginning(tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}+{n}=", "response": str(2 * n)} for n in range(60)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = Pairs(path=f"{tmp_path}/p.jsonl", cache_dir=f"{tmp_path}/cache")
-    store = prepare(data, Bytes(add_bos=True), build=build_section).train
+    store = prepare_tokens(data, Bytes(add_bos=True), build=build_section).train
     assert store.counted is not None
     ids, counted = store.read(0, len(store)), store.counted.read(0, len(store))
     assert not counted[ids == BEGIN].any()
@@ -105,21 +107,23 @@ def test_prompts_begin_as_documents_do(data: Text) -> None:
     assert (encode_prompt(both, "a"), encode_prompt(both, "")) == ([BEGIN, 97], [BEGIN])
     one = byte_ids(WAYS["one token"][0], text=None)
     assert (encode_prompt(one, "a"), one.end_id, one.vocab_size) == ([END, 97], END, 257)
-    store = prepare(data, Bytes(add_bos=True), build=build_section).val
+    store = prepare_tokens(data, Bytes(add_bos=True), build=build_section).val
     assert len(opening(store, both, 12).encode()) == 11
     assert both.token_bytes()[[BEGIN, END]].tolist() == [0, 0]
 
 
 def test_a_beginning_is_one_of_the_entries_of_a_vocabulary(data: Text) -> None:
     """Which prepared data of other options is not taken for."""
-    begun = prepare(data, BPE(vocab_size=300, add_bos=True), build=build_section)
-    plain = prepare(data, BPE(vocab_size=300), build=build_section)
+    begun = prepare_tokens(data, BPE(vocab_size=300, add_bos=True), build=build_section)
+    plain = prepare_tokens(data, BPE(vocab_size=300), build=build_section)
     assert begun.tokenizer.vocab_size == plain.tokenizer.vocab_size == 300
     assert begun.tokenizer.bos_token == "<|bos|>"
     assert begun.tokenizer.begin_id == 1
     assert begun.manifest["tokenizer"]["add_bos"] is True
     assert begun.manifest["cache"] != plain.manifest["cache"]
-    named = prepare(data, BPE(vocab_size=300, add_bos=True, bos_token="<s>"), build=build_section)
+    named = prepare_tokens(
+        data, BPE(vocab_size=300, add_bos=True, bos_token="<s>"), build=build_section
+    )
     assert named.tokenizer.bos_token == "<s>"
     assert named.train.fingerprint == begun.train.fingerprint
     assert named.manifest["cache"] != begun.manifest["cache"]

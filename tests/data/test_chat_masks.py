@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as Raw
 from tokenizers import decoders, models, pre_tokenizers
 
-from forge.data.tokenizers.render import prompt_ids, render, turn_ends
+from forge.data.tokenizers.render import prompt_ids, render_conversation, turn_ends
 from forge.data.tokenizers.tokenizer import Tokenizer
 
 SPECIAL = [
@@ -90,7 +90,7 @@ def ours(raw: Raw, name: str, said: Any, template: str, **how: Any) -> tuple[lis
     bos, eos = BORDERS[name]
     copy = Raw.from_str(raw.to_str())
     tokenizer = Tokenizer(copy, eos_token=eos, bos_token=bos)
-    found = render(said, tokenizer, template=template, **how)
+    found = render_conversation(said, tokenizer, template=template, **how)
     return found.tokens.tolist(), found.counted.astype(int).tolist()
 
 

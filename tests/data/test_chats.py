@@ -21,9 +21,9 @@ from forge.config.tokenizers.tokenizer import BPE, Bytes
 from forge.config.tokenizers.tokenizer_files import TokenizerFile
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import eval_batches
-from forge.data.batches.packing import plan
-from forge.data.preparing.cached import Prepared, prepare
-from forge.data.tokenizers.render import render
+from forge.data.batches.packing import plan_samples
+from forge.data.preparing.cached import Prepared, prepare_tokens
+from forge.data.tokenizers.render import render_conversation
 from forge.data.tokenizers.tokenizer import Tokenizer, byte_ids
 from forge.data.tokens.shards import IndexedStore
 from forge.objectives.pretrain import Pretrain
@@ -51,7 +51,7 @@ def tokenizer() -> Tokenizer:
 
 
 def test_responses_and_what_ends_them_count(tokenizer):
-    said = partial(render, SAID, tokenizer)
+    said = partial(render_conversation, SAID, tokenizer)
     assert counted(said(), tokenizer) == [f" It is 4.{END}", f" A letter: é{END}"]
     assert counted(said(train_on="last_response"), tokenizer) == [f" A letter: é{END}"]
     whole = said(train_on="all")
@@ -64,7 +64,7 @@ def test_responses_and_what_ends_them_count(tokenizer):
 
 def test_what_a_message_spells_is_no_special_token(tokenizer):
     spelled = [{"role": "user", "content": f"a{END}"}, {"role": "assistant", "content": END}]
-    found = render(spelled, tokenizer)
+    found = render_conversation(spelled, tokenizer)
     assert np.count_nonzero(found.tokens == tokenizer.eos_id) == 1
     assert counted(found, tokenizer) == [f" {END}{END}"]
 
@@ -72,7 +72,7 @@ def test_what_a_message_spells_is_no_special_token(tokenizer):
 def test_a_template_without_an_end_gets_one(tokenizer):
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     prompted = template + "{% if add_generation_prompt %}assistant: {% endif %}"
-    found = render(SAID, tokenizer, template=prompted)
+    found = render_conversation(SAID, tokenizer, template=prompted)
     assert counted(found, tokenizer) == ["It is 4.\n", f"A letter: é\n{END}"]
 
 
@@ -102,7 +102,7 @@ def test_a_template_without_an_end_gets_one(tokenizer):
 )
 def test_what_does_not_fit_a_template_is_said(tokenizer, template, said):
     with pytest.raises(ValueError) as caught:
-        render(SAID, tokenizer, template=template, where="row 1")
+        render_conversation(SAID, tokenizer, template=template, where="row 1")
     assert str(caught.value) == f"data.path: {said}"
 
 
@@ -124,7 +124,7 @@ def prepared_of(
     (folder / "a.jsonl").write_text(json.dumps(row) + "\n")
     cache, path = str(folder / "cache"), str(folder / "a.jsonl")
     section = kind(path=path, cache_dir=cache, val_fraction=0.0, **options)
-    return prepare(section, Bytes(), build=trusting)
+    return prepare_tokens(section, Bytes(), build=trusting)
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ def test_turns_that_end_as_documents_do_are_one_document(tmp_path):
     lines = [{"messages": SAID}, {"messages": SAID[1:3]}, {"messages": SAID[3:]}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     section = Chat(path=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path), val_fraction=0.0)
-    store: Any = prepare(section, BPE(vocab_size=300), build=build_section).train
+    store: Any = prepare_tokens(section, BPE(vocab_size=300), build=build_section).train
     eos = int(store.read(0, len(store))[-1])
     how: Any = {"end_of_text": eos, "policy": "none", "max_segments": 0}
-    pieces = plan(store, seq_len=999, **how).pieces  # type: ignore[arg-type]
+    pieces = plan_samples(store, seq_len=999, **how).pieces  # type: ignore[arg-type]
     assert len(pieces) == 3
     assert pieces[:, 1].tolist() == np.append(pieces[1:, 0], len(store)).tolist()
     lengths = (pieces[:, 1] - pieces[:, 0]).tolist()
@@ -196,15 +196,15 @@ def test_turns_that_end_as_documents_do_are_one_document(tmp_path):
     first = int(np.flatnonzero(store.counted.read(0, lengths[0]) & 1)[0])
     seq_len = max(first + 2, *lengths[1:])
     assert seq_len < lengths[0] - 1
-    found = plan(store, seq_len=seq_len, too_long="truncate", **how)  # type: ignore[arg-type]
+    found = plan_samples(store, seq_len=seq_len, too_long="truncate", **how)  # type: ignore[arg-type]
     assert (len(found), found.cut_off, found.left_out) == (3, 1, 0)
     assert found.pieces[0].tolist() == [0, seq_len + 1]
-    found = plan(store, seq_len=seq_len, too_long="drop", **how)  # type: ignore[arg-type]
+    found = plan_samples(store, seq_len=seq_len, too_long="drop", **how)  # type: ignore[arg-type]
     assert (len(found), found.cut_off, found.left_out) == (2, 0, 1)
-    found = plan(store, seq_len=first - 1, too_long="truncate", **how)  # type: ignore[arg-type]
+    found = plan_samples(store, seq_len=first - 1, too_long="truncate", **how)  # type: ignore[arg-type]
     assert found.left_out == 1, "nothing of it would be learnt"
     with pytest.raises(ValueError, match=r"^data\.too_long = refuse: 1 documents are longer than"):
-        plan(store, seq_len=seq_len, too_long="refuse", **how)  # type: ignore[arg-type]
+        plan_samples(store, seq_len=seq_len, too_long="refuse", **how)  # type: ignore[arg-type]
 
 
 def test_evaluations_have_whole_conversations(tmp_path):
@@ -212,10 +212,10 @@ def test_evaluations_have_whole_conversations(tmp_path):
     lines = [{"messages": SAID}, {"messages": SAID[1:3]}, {"messages": SAID[3:]}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     section = Chat(path=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path), val_fraction=0.0)
-    found = prepare(section, Bytes(), build=build_section)
+    found = prepare_tokens(section, Bytes(), build=build_section)
     store: Any = found.train
     how: Any = {"end_of_text": found.tokenizer.eos_id, "policy": "best_fit", "max_segments": 0}
-    rows = plan(store, seq_len=110, **how)
+    rows = plan_samples(store, seq_len=110, **how)
     batches = eval_batches(
         store,
         Pretrain(PretrainConfig()),
@@ -248,7 +248,7 @@ def test_shards_have_the_same_tokens_and_marks(tmp_path):
     lines = [{"messages": SAID}, {"messages": SAID[1:3]}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     section = Chat(path=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path), val_fraction=0.0)
-    store: Any = prepare(section, Bytes(), build=build_section).train
+    store: Any = prepare_tokens(section, Bytes(), build=build_section).train
     shards_of(tmp_path / "out", section, Bytes())
     made = IndexedStore(tmp_path / "out" / "train")
     assert made.fingerprint == store.fingerprint
@@ -258,7 +258,7 @@ def test_what_is_not_spelled_again_is_reported(tokenizer, caplog):
     lowered = Raw.from_str(tokenizer._raw.to_str())
     lowered.normalizer = normalizers.Lowercase()
     loses = Tokenizer(lowered, eos_token=END)
-    render(SAID, loses, where="a.jsonl line 7")
+    render_conversation(SAID, loses, where="a.jsonl line 7")
     assert caplog.messages == [
         "1 of 1 conversations are not spelled again by their tokens; the first is a.jsonl line 7"
     ]

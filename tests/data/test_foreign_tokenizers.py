@@ -284,10 +284,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the hub as its library lays it out, and no network."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    hub.fetched.cache_clear()
+    hub.fetch_tokenizer.cache_clear()
     hub.reachable.cache_clear()
     yield tmp_path / "hub"  # type: ignore[misc]
-    hub.fetched.cache_clear()
+    hub.fetch_tokenizer.cache_clear()
     hub.reachable.cache_clear()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forge import checkpoints
-from forge.data.text.reading import BadFile, readable
+from forge.data.text.reading import BadFile, refuse_unreadable
 from forge.data.tokens.token_files import token_file
 from forge.families import folder
 from forge.families.shards import FolderError
@@ -27,7 +27,7 @@ def test_a_numpy_header_that_is_no_python_is_refused(header: str, tmp_path: Path
 def test_a_deep_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / folder.CONFIG).write_text('{"a":' + "[" * 200_000)
     with pytest.raises(FolderError, match="nested too deep"):
-        folder.read(tmp_path)
+        folder.read_folder(tmp_path)
 
 
 ODD = {
@@ -51,9 +51,12 @@ def test_a_checkpoint_of_odd_types_is_passed_over(key: str, tmp_path: Path) -> N
         assert newest_usable(tmp_path)[1][0][1] == "its meta.json cannot be read"
         assert best_of([Saved(step)]) is None
         row = checkpoints._row(Saved(step), "mine", best=False, verify=False)
-        assert "cannot be read" in checkpoints.table(tmp_path, [row])
+        assert "cannot be read" in checkpoints.checkpoint_table(tmp_path, [row])
 
 
 def test_what_does_not_fit_in_the_memory_is_named() -> None:
-    with pytest.raises(BadFile, match=r"bomb\.gz does not fit in the memory"), readable("bomb.gz"):
+    with (
+        pytest.raises(BadFile, match=r"bomb\.gz does not fit in the memory"),
+        refuse_unreadable("bomb.gz"),
+    ):
         raise MemoryError

@@ -12,9 +12,9 @@ from data_helpers import build_section, make_prose
 
 from forge.config.data.text import HuggingFace, Text
 from forge.config.tokenizers.tokenizer import BPE, Bytes
-from forge.data.preparing.cached import prepare
+from forge.data.preparing.cached import prepare_tokens
 from forge.data.preparing.shard_folder import prepare_shards
-from forge.data.preparing.soundness import damage
+from forge.data.preparing.soundness import find_damage
 from forge.data.sources.hub import dataset
 
 TEXTS = [make_prose(4, seed) for seed in range(40)]
@@ -70,15 +70,15 @@ def test_tokens_are_those_of_the_same_text_in_a_file(folder: Path) -> None:
     """And forge.prepare takes it as any other."""
     hub = section(folder, path=f"{folder}/saved")
     text = Text(path=f"{folder}/rows.jsonl", cache_dir=f"{folder}/cache", val_fraction=0.2)
-    made = [prepare(each, BPE(vocab_size=300), build=build_section) for each in (hub, text)]
+    made = [prepare_tokens(each, BPE(vocab_size=300), build=build_section) for each in (hub, text)]
     one, other = (store.train.read(0, len(store.train)).tolist() for store in made)
     assert one == other
-    again = prepare(hub, BPE(vocab_size=300), build=build_section)
+    again = prepare_tokens(hub, BPE(vocab_size=300), build=build_section)
     assert again.manifest == made[0].manifest
     out = folder / "out"
     manifest = prepare_shards(out, hub, Bytes(), build=build_section, processes=1)
     assert manifest["read"]["documents"] == 40
-    assert damage(out) == []
+    assert find_damage(out) == []
 
 
 def test_the_fingerprint_follows_the_texts(folder: Path) -> None:

@@ -13,7 +13,7 @@ from forge.config.objectives.preference import KTO, ChatLabelled, Labelled
 from forge.config.tokenizers.tokenizer import Bytes
 from forge.data.batches.examples import plan_examples
 from forge.data.batches.loader import eval_batches
-from forge.data.preparing.cached import prepare
+from forge.data.preparing.cached import prepare_tokens
 
 # Several responses to a prompt follow each other, and the first prompt comes again.
 ROWS = [("a?", "one"), ("a?", "two"), ("b?", "three"), ("c?", "four"), ("c?", ""), ("a?", "six")]
@@ -38,7 +38,7 @@ def test_labels_and_mismatched_responses(chat: bool, tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows(chat=chat)))
     kind = ChatLabelled if chat else Labelled
     section = kind(path=str(path), cache_dir=str(tmp_path), val_fraction=0.0)
-    prepared = prepare(section, Bytes(), build=build_section)
+    prepared = prepare_tokens(section, Bytes(), build=build_section)
     store, tokenizer = prepared.train, prepared.tokenizer
     objective = build_section(KTO(), path="objective")
     plan = plan_examples(store, seq_len=200, too_long="refuse")
@@ -85,4 +85,4 @@ def test_rows_that_say_nothing_are_said(row: dict[str, Any], said: str, tmp_path
     path.write_text(line * 2)
     section = Labelled(path=str(path), cache_dir=str(tmp_path))
     with pytest.raises(ValueError, match=said):
-        prepare(section, Bytes(), build=build_section)
+        prepare_tokens(section, Bytes(), build=build_section)

@@ -17,7 +17,7 @@ from forge.config.tokenizers.tokenizer import BPE, Bytes
 from forge.data.preparing import shard_folder as preparation
 from forge.data.preparing.minhash import FUNCTIONS, bands_of, near_duplicates, signatures
 from forge.data.preparing.repetition import repetitive
-from forge.data.preparing.soundness import damage
+from forge.data.preparing.soundness import find_damage
 
 
 def jaccard(one: str, other: str) -> float:
@@ -154,7 +154,7 @@ def test_what_is_left_is_what_a_text_without_it_gives(tmp_path: Path) -> None:
         "repetitive_bytes": sum(map(len, LOOPS)),
         "files_without_text": 0,
     }
-    assert damage(tmp_path / "out") == []
+    assert find_damage(tmp_path / "out") == []
     seen = []
     for split in ("train", "val"):
         ids = np.array(tokens(tmp_path / "out", split))

@@ -13,7 +13,7 @@ from data_helpers import build_section
 
 from forge.config.data.text import Shards, Text
 from forge.config.tokenizers.tokenizer import Bytes
-from forge.data.preparing.cached import prepare
+from forge.data.preparing.cached import prepare_tokens
 from forge.data.text.corpus import matching
 from forge.resolve.rules.run import path_fault
 
@@ -67,11 +67,11 @@ def test_a_shard_that_leads_nowhere_is_named(tmp_path):
     np.arange(200, dtype=np.uint16).tofile(tmp_path / "a.bin")
     (tmp_path / "b.bin").symlink_to(tmp_path / "a.bin")
     section: Any = Shards(path=str(tmp_path), dtype="uint16", val_fraction=0)
-    text: Any = prepare(section, Bytes(), build=build_section).train
+    text: Any = prepare_tokens(section, Bytes(), build=build_section).train
     assert len(text) == 400
     (tmp_path / "c.bin").symlink_to("nowhere.txt")
     with pytest.raises(ValueError, match=re.escape(f"c.bin {GONE}")):
-        prepare(section, Bytes(), build=build_section)
+        prepare_tokens(section, Bytes(), build=build_section)
 
 
 def test_a_folder_that_may_not_be_read_is_named(linked, monkeypatch):

@@ -22,9 +22,9 @@ from forge.config.tokenizers.tokenizer import BPE, Bytes
 from forge.config.tokenizers.tokenizer import Tokenizer as Section
 from forge.config.tokenizers.tokenizer_files import TokenizerFile
 from forge.data.batches.streams import Streamed
-from forge.data.preparing.cached import Prepared, prepare
+from forge.data.preparing.cached import Prepared, prepare_tokens
 from forge.data.preparing.shard_folder import prepare_shards
-from forge.data.preparing.soundness import damage
+from forge.data.preparing.soundness import find_damage
 from forge.data.tokenizers.tokenizer import byte_ids
 from forge.training.callbacks.samples import encode_prompt, opening
 
@@ -56,7 +56,7 @@ def mixed(folder: Path, section: Section, **own: Any) -> Prepared:
         "chat": {"data": "text", "path": f"{folder}/chat.jsonl", **own},
     }
     data = Mix(sources=sources, cache_dir=f"{folder}/cache", val_fraction=0.2)
-    return prepare(data, section, build=build_section)
+    return prepare_tokens(data, section, build=build_section)
 
 
 def by_hand(found: Prepared, folder: Path, *, begins: bool, ends: bool) -> dict[str, list[int]]:
@@ -117,15 +117,17 @@ def test_a_corpus_alone_and_what_validates_it(folder: Path) -> None:
     common: dict[str, Any] = {"path": f"{folder}/code.jsonl", "cache_dir": f"{folder}/cache"}
     other = {"path": f"{folder}/chat.jsonl", "add_bos": True}
     data = Text(**common, add_bos=False, validation=other)
-    found = prepare(data, Bytes(add_bos=True), build=build_section)
+    found = prepare_tokens(data, Bytes(add_bos=True), build=build_section)
     plain = by_hand(found, folder, begins=False, ends=True)
     begun = by_hand(found, folder, begins=True, ends=True)
     assert is_made_of(read(found.train), (plain[one] for one in CODE))
     assert is_made_of(read(found.val), (begun[one] for one in CHAT))
     assert found.tokenizer.add_bos
-    again = prepare(Text(**common, val_fraction=0.0), Bytes(add_bos=True), build=build_section)
+    again = prepare_tokens(
+        Text(**common, val_fraction=0.0), Bytes(add_bos=True), build=build_section
+    )
     assert read(again.train) != read(found.train)
-    said = prepare(
+    said = prepare_tokens(
         Text(**common, val_fraction=0.0, add_bos=True), Bytes(add_bos=True), build=build_section
     )
     assert said.manifest["cache"] == again.manifest["cache"]
@@ -140,7 +142,9 @@ def test_responses_and_sets_have_theirs_too(folder: Path) -> None:
     config = composition.config(["tokenizer=bytes", f"data.cache_dir={folder}/cache", entry])
     section = data_of(config, "sums")
     assert isinstance(section, Pairs)
-    store = prepare(section, byte_ids(Bytes(add_bos=True), text=None), build=build_section).val
+    store = prepare_tokens(
+        section, byte_ids(Bytes(add_bos=True), text=None), build=build_section
+    ).val
     tokens, counted = read(store), read(store.counted)
     lines = [f"{n}+{n}={2 * n}" for n in range(60)]
     assert is_made_of(tokens, ([257, *line.encode()] for line in lines))
@@ -151,7 +155,7 @@ def test_a_stream_obeys_them(folder: Path) -> None:
     common: dict[str, Any] = {"cache_dir": f"{folder}/cache", "path": f"{folder}/chat.jsonl"}
     data = HuggingFace(**common, hf_streaming=True, shuffle_buffer=1, add_bos=True, add_eos=False)
     run = byte_ids(Bytes(add_bos=True), text=None).with_borders(add_bos=False)
-    found = prepare(data, run, build=build_section)
+    found = prepare_tokens(data, run, build=build_section)
     assert isinstance(found.train, Streamed)
     begun = by_hand(found, folder, begins=True, ends=False)
     held = [text for text in CHAT if json.dumps(begun[text])[1:-1] in json.dumps(read(found.val))]
@@ -169,7 +173,7 @@ def test_a_mixture_goes_on_where_it_was(folder: Path) -> None:
         "chat": {"path": f"{folder}/chat.jsonl", **stream},
     }
     data = Mix(sources=sources, cache_dir=f"{folder}/cache", val_fraction=0.2)
-    text = prepare(data, Bytes(add_bos=True), build=build_section).train
+    text = prepare_tokens(data, Bytes(add_bos=True), build=build_section).train
     whole = loaders(text, 1)
     samples = rows(whole, 10)
     closed(whole)
@@ -190,14 +194,14 @@ def test_shards_are_kept_with_the_tokenizer_of_their_documents(folder: Path) -> 
     out = folder / "out"
     data = Text(path=f"{folder}/code.jsonl", add_bos=False, cache_dir=f"{folder}/cache")
     prepare_shards(out, data, Bytes(add_bos=True), build=build_section, processes=1)
-    assert damage(out) == []
+    assert find_damage(out) == []
     file = f"{out}/tokenizer/tokenizer.json"
-    found = prepare(Shards(path=str(out)), TokenizerFile(path=file), build=build_section)
+    found = prepare_tokens(Shards(path=str(out)), TokenizerFile(path=file), build=build_section)
     tokens = np.array(read(found.train, found.val))
     assert (np.count_nonzero(tokens == 256), np.count_nonzero(tokens == 257)) == (len(CODE), 0)
     begun = TokenizerFile(path=file, add_bos=True, bos_token=END, add_eos=False)
     with pytest.raises(ValueError, match="these shards were made with another tokenizer"):
-        prepare(Shards(path=str(out)), begun, build=build_section)
+        prepare_tokens(Shards(path=str(out)), begun, build=build_section)
 
 
 def test_a_tokenizer_without_such_a_token_is_refused(folder: Path) -> None:

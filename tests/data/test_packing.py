@@ -14,7 +14,7 @@ from forge.config.objectives.base import Pretrain as PretrainConfig
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import TrainLoader, count_samples
 from forge.data.batches.mixture import Mixture
-from forge.data.batches.packing import best_fit, find_ends, first_fit, plan
+from forge.data.batches.packing import best_fit, find_ends, first_fit, plan_samples
 from forge.objectives.pretrain import Pretrain
 
 END, SEQ = 0, 16
@@ -72,7 +72,7 @@ def test_every_target_is_there_once(store, policy, most, ended) -> None:
         tokens = text(seed, ended=ended)
         whole = store(tokens)
         how = {"end_of_text": END, "seq_len": SEQ, "policy": policy, "max_segments": most}
-        made = plan(whole, **how)
+        made = plan_samples(whole, **how)
         found: list[tuple[int, int]] = []
         for sample in range(len(made)):
             pieces = [whole.read(*piece) for piece in made.pieces_of(sample)]
@@ -88,7 +88,7 @@ def test_every_target_is_there_once(store, policy, most, ended) -> None:
 def test_fitting_fills_sequences_better_than_a_document_each(store) -> None:
     whole, shares = store(text(0, documents=400)), {}
     for policy, most in (("first_fit", 0), ("best_fit", 0), ("best_fit", 1)):
-        made = plan(whole, end_of_text=END, seq_len=SEQ, policy=policy, max_segments=most)
+        made = plan_samples(whole, end_of_text=END, seq_len=SEQ, policy=policy, max_segments=most)
         shares[policy, most] = made.filled(SEQ)
     assert shares["first_fit", 0] > 0.9
     assert shares["best_fit", 0] > 0.9
@@ -98,11 +98,11 @@ def test_fitting_fills_sequences_better_than_a_document_each(store) -> None:
 def test_a_text_without_ends_and_an_empty_plan(store) -> None:
     how = {"end_of_text": END, "seq_len": SEQ, "max_segments": 0}
     for policy in POLICIES:
-        made = plan(store(np.arange(1, 40)), policy=policy, **how)
+        made = plan_samples(store(np.arange(1, 40)), policy=policy, **how)
         assert [made.pieces_of(n) for n in range(len(made))] == [[(0, 17)], [(16, 33)], [(32, 39)]]
     ends = store([END] * 40)
     for policy in ("first_fit", "best_fit"):
-        empty = Mixture(stores={"": ends}, plans={"": plan(ends, policy=policy, **how)})
+        empty = Mixture(stores={"": ends}, plans={"": plan_samples(ends, policy=policy, **how)})
         with pytest.raises(ValueError, match="no document of the training split has two tokens"):
             count_samples(empty, SEQ)
     assert find_ends(store(np.arange(1, 40)), END).tolist() == []
@@ -113,7 +113,7 @@ def test_a_loader_obeys(store, num_workers) -> None:
     """An epoch has every target once; padding has none; each rank counts those of all."""
     tokens = text(3)
     whole = store(tokens)
-    made = plan(whole, end_of_text=END, seq_len=SEQ, policy="best_fit", max_segments=0)
+    made = plan_samples(whole, end_of_text=END, seq_len=SEQ, policy="best_fit", max_segments=0)
     samples = len(made) - len(made) % 2
     options = {"seq_len": SEQ, "seed": 5, "batch_size": 1, "end_of_text": END}
     planned = Mixture(stores={"": whole}, plans={"": made})

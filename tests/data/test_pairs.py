@@ -14,7 +14,7 @@ from forge.config.objectives.base import Pretrain as PretrainConfig
 from forge.config.tokenizers.tokenizer import BPE
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import TrainLoader, eval_batches
-from forge.data.preparing.cached import Prepared, prepare
+from forge.data.preparing.cached import Prepared, prepare_tokens
 from forge.objectives.pretrain import Pretrain
 
 ROWS = 40
@@ -34,7 +34,7 @@ def section(tmp_path: Path) -> Pairs:
 
 
 def prepared_of(section: Pairs) -> Prepared:
-    return prepare(section, BPE(vocab_size=300), build=build_section)
+    return prepare_tokens(section, BPE(vocab_size=300), build=build_section)
 
 
 def test_the_tokens_of_responses_and_the_ends_behind_them_count(section):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from forge.data.batches import plans
-from forge.data.batches.packing import plan
+from forge.data.batches.packing import plan_samples
 from forge.data.batches.plans import KeptPlan, kept_plan
 from forge.data.tokens.cache import cache_root
 from forge.data.tokens.store import Slice
@@ -28,9 +28,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def counting(store: Any, **how: Any) -> Any:
         calls.append(how)
-        return plan(store, **how)
+        return plan_samples(store, **how)
 
-    monkeypatch.setattr(plans, "plan", counting)
+    monkeypatch.setattr(plans, "plan_samples", counting)
     return calls
 
 
@@ -41,7 +41,7 @@ def text(seed: int = 0, n: int = 500) -> np.ndarray:
 
 
 def same(found: KeptPlan, store: Any, **how: Any) -> None:
-    expected = plan(store, **(HOW | how))
+    expected = plan_samples(store, **(HOW | how))
     np.testing.assert_array_equal(found.pieces, expected.pieces)
     np.testing.assert_array_equal(found.begins, expected.begins)
 

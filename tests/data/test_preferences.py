@@ -16,7 +16,7 @@ from forge.config.tokenizers.tokenizer import BPE, Bytes
 from forge.data.batches.examples import plan_examples
 from forge.data.batches.loader import TrainLoader, eval_batches
 from forge.data.batches.mixture import Mixture
-from forge.data.preparing.cached import Prepared, prepare
+from forge.data.preparing.cached import Prepared, prepare_tokens
 from forge.objectives.responses import References
 
 ROWS = 40
@@ -34,7 +34,7 @@ def section(tmp_path: Path) -> PreferencePairs:
 
 
 def prepared_of(section: PreferencePairs) -> Prepared:
-    return prepare(section, BPE(vocab_size=300), build=build_section)
+    return prepare_tokens(section, BPE(vocab_size=300), build=build_section)
 
 
 def test_a_batch_has_a_row_for_each_response_and_every_rank_counts_pairs(section) -> None:
@@ -168,7 +168,7 @@ def test_conversations_are_compared_by_their_last_turn(row, tmp_path) -> None:
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps(row | {"n": n}) + "\n" for n in range(3)))
     section = ChatPreference(path=str(path), cache_dir=str(tmp_path), val_fraction=0.0)
-    prepared = prepare(section, Bytes(), build=build_section)
+    prepared = prepare_tokens(section, Bytes(), build=build_section)
     store, tokenizer = prepared.train, prepared.tokenizer
     assert (store.together, len(store.offsets)) == (2, 7)
     for side, answer in ((0, "Yes it is"), (1, "no")):
@@ -192,4 +192,4 @@ def test_rows_that_compare_nothing_are_said(row, said, tmp_path) -> None:
     path.write_text(json.dumps(row) + "\n")
     section = ChatPreference(path=str(path), cache_dir=str(tmp_path))
     with pytest.raises(ValueError, match=said):
-        prepare(section, Bytes(), build=build_section)
+        prepare_tokens(section, Bytes(), build=build_section)

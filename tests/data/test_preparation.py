@@ -27,9 +27,9 @@ from forge.config.data.text import Pairs, Shards, Synthetic, Text
 from forge.config.tokenizers.tokenizer import BPE, Bytes
 from forge.config.tokenizers.tokenizer_files import TokenizerFile
 from forge.data.preparing import shard_folder as preparation
-from forge.data.preparing.cached import prepare
-from forge.data.preparing.parts import parts_of
-from forge.data.preparing.soundness import damage
+from forge.data.preparing.cached import prepare_tokens
+from forge.data.preparing.parts import corpus_parts
+from forge.data.preparing.soundness import find_damage
 
 DOCUMENTS = [make_prose(4, seed) for seed in range(80)]
 
@@ -88,14 +88,14 @@ def test_they_are_trained_on_as_those_of_the_cache(tmp_path: Path, data: Text) -
     for each in (data, Text(path=f"{tmp_path}/long.txt", cache_dir=data.cache_dir)):
         out = tmp_path / f"out{len(each.path)}"
         made(out, each)
-        cached = prepare(each, BPE(vocab_size=300), build=build_section)
+        cached = prepare_tokens(each, BPE(vocab_size=300), build=build_section)
         own = TokenizerFile(path=str(out / "tokenizer" / "tokenizer.json"))
-        read = prepare(Shards(path=str(out)), own, build=build_section)
+        read = prepare_tokens(Shards(path=str(out)), own, build=build_section)
         assert read.manifest["files"] == len(list(out.glob("*/0*.bin")))
         for split in ("train", "val"):
             one, other = getattr(cached, split), getattr(read, split)
             assert one.read(0, len(one)).tolist() == other.read(0, len(other)).tolist()
-        assert damage(out) == []
+        assert find_damage(out) == []
 
 
 def test_the_targets_of_pairs_are_kept(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_targets_of_pairs_are_kept(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = Pairs(path=f"{tmp_path}/x.jsonl", cache_dir=f"{tmp_path}/cache", val_fraction=0.2)
     made(tmp_path / "out", data, Bytes())
-    store = prepare(Shards(path=f"{tmp_path}/out"), Bytes(), build=build_section).train
+    store = prepare_tokens(Shards(path=f"{tmp_path}/out"), Bytes(), build=build_section).train
     ids, counted = store.read(0, len(store)), store.counted
     assert counted is not None
     learnt = bytes(id % 256 for id in ids[counted.read(0, len(store)) == 1]).decode()
@@ -112,7 +112,7 @@ def test_the_targets_of_pairs_are_kept(tmp_path: Path) -> None:
     assert [int(text) + 1 for text in held.split(" + 1 =")[:-1]] == [
         int(text) for text in learnt.split("\0")[:-1]
     ]
-    assert damage(tmp_path / "out") == []
+    assert find_damage(tmp_path / "out") == []
 
 
 def test_the_number_of_processes_makes_no_difference(tmp_path: Path, data: Text) -> None:
@@ -219,13 +219,13 @@ def test_few_parts_are_in_memory(
     read, most = [0], [0]
 
     def counted(*given: Any, **options: Any) -> Any:
-        for part in parts_of(*given, **options):
+        for part in corpus_parts(*given, **options):
             read[0] += 1
             done = len(list((tmp_path / "out" / ".parts").glob("0*")))
             most[0] = max(most[0], read[0] - done)
             yield part
 
-    monkeypatch.setattr(preparation, "parts_of", counted)
+    monkeypatch.setattr(preparation, "corpus_parts", counted)
     made(tmp_path / "out", data, processes=2)
     assert read[0] > 8
     assert most[0] <= 2 * 2 + 2
@@ -279,9 +279,9 @@ def test_a_split_without_its_tokenizer_still_knows_it(tmp_path: Path, data: Text
     (tmp_path / "out" / "train").rename(tmp_path / "alone")
     own = TokenizerFile(path=str(tmp_path / "out" / "tokenizer" / "tokenizer.json"))
     alone = Shards(path=str(tmp_path / "alone"))
-    assert len(prepare(alone, own, build=build_section).train) > 1000
+    assert len(prepare_tokens(alone, own, build=build_section).train) > 1000
     with pytest.raises(ValueError) as caught:
-        prepare(alone, Bytes(), build=build_section)
+        prepare_tokens(alone, Bytes(), build=build_section)
     what = "these shards were made with another tokenizer. Choose theirs."
     assert str(caught.value) == f"data.path = {tmp_path}/alone: {what}"
 

@@ -21,7 +21,7 @@ from forge.config.data.text import Text
 from forge.config.tokenizers.tokenizer import BPE
 from forge.config.tokenizers.tokenizer_files import TokenizerFile
 from forge.data.preparing import cached as preparing
-from forge.data.preparing.cached import Prepared, prepare
+from forge.data.preparing.cached import Prepared, prepare_tokens
 from forge.data.text import reading
 
 DOCUMENTS = 60
@@ -44,7 +44,7 @@ def entry(data: Text) -> Path:
 
 
 def prepared_of(data: Text, section: Any = SECTION, **options: Any) -> Prepared:
-    return prepare(data, section, **({"build": build_section} | options))
+    return prepare_tokens(data, section, **({"build": build_section} | options))
 
 
 def decoded(prepared: Prepared, split: str) -> str:

@@ -18,7 +18,7 @@ from forge.data.text.split import (
     MIN_UNIT,
     Split,
     TrainingText,
-    cut,
+    cut_text,
     split_corpus,
     unit_of,
 )
@@ -47,15 +47,15 @@ def write_documents(path: Path, documents: list[str]) -> Path:
     block=st.integers(1, 50),
 )
 def test_cutting_loses_nothing_and_ignores_blocks(text, unit, block) -> None:
-    parts = list(cut(iter([text[i : i + block] for i in range(0, len(text), block)]), unit))
+    parts = list(cut_text(iter([text[i : i + block] for i in range(0, len(text), block)]), unit))
     assert "".join(part for part, _ in parts) == text
-    assert parts == list(cut(iter([text]), unit))
+    assert parts == list(cut_text(iter([text]), unit))
     assert all(0 < len(part) <= unit for part, _ in parts)
     assert [last for _, last in parts] == [False] * (len(parts) - 1) + [True] * bool(parts)
 
 
 def test_cuts_fall_behind_lines_then_spaces() -> None:
-    assert [part for part, _ in cut(iter(["one\ntwo\nthree four fivesixseven"]), 9)] == [
+    assert [part for part, _ in cut_text(iter(["one\ntwo\nthree four fivesixseven"]), 9)] == [
         "one\ntwo\n",
         "three ",
         "four ",

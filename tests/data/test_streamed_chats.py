@@ -20,10 +20,10 @@ from forge.config.data.text import Pairs
 from forge.config.tokenizers.tokenizer import Bytes
 from forge.data.batches.loader import TrainLoader
 from forge.data.batches.mixture import Mixture
-from forge.data.batches.packing import plan
+from forge.data.batches.packing import plan_samples
 from forge.data.batches.stream_rows import Packing
 from forge.data.batches.streams import Streamed
-from forge.data.preparing.cached import Prepared, prepare
+from forge.data.preparing.cached import Prepared, prepare_tokens
 from forge.data.tokens.store import COUNTS, TokenStore
 
 SEQ = 96
@@ -60,7 +60,7 @@ def written(path: Path, kind: str, *files: Sequence[int]) -> Path:
 def prepared(path: Path, kind: str, **options: Any) -> Prepared:
     common: dict[str, Any] = {"path": str(path), "cache_dir": f"{path.parent}/cache"}
     common |= {"val_fraction": 0.0}
-    return prepare(KINDS[kind](**(common | options)), Bytes(), build=build_section)
+    return prepare_tokens(KINDS[kind](**(common | options)), Bytes(), build=build_section)
 
 
 def streamed(path: Path, kind: str, packing: Packing = NEXT_FIT, **options: Any) -> Streamed:
@@ -113,7 +113,7 @@ def test_rows_are_those_of_prepared_data_in_the_same_order(
         text, steps = Mixture.of(whole), (len(whole) - 1) // SEQ // 12
     else:
         how: Any = {"seq_len": SEQ, "max_segments": 0, "too_long": too_long, "policy": policy}
-        planned = plan(whole, end_of_text=EOS, **how)
+        planned = plan_samples(whole, end_of_text=EOS, **how)
         assert planned.left_out if too_long == "drop" else len(planned) > 20
         text, steps = Mixture(stores={"": whole}, plans={"": planned}), 2 * len(planned) // 12
     assert steps > 1
@@ -130,7 +130,7 @@ def test_at_most_so_many_documents_share_a_row(tmp_path: Path) -> None:
     whole = prepared(path, "pairs").train
     assert isinstance(whole, TokenStore)
     how: Any = {"seq_len": SEQ, "max_segments": 2, "too_long": "drop", "policy": "next_fit"}
-    text = Mixture(stores={"": whole}, plans={"": plan(whole, end_of_text=EOS, **how)})
+    text = Mixture(stores={"": whole}, plans={"": plan_samples(whole, end_of_text=EOS, **how)})
     packing = Packing("next_fit", "drop", 2)
     stream = streamed(path, "pairs", packing, stream_parts=1, shuffle_buffer=1)
     assert read(loaders(stream), 3) == read(loaders(text), 3)
@@ -197,7 +197,7 @@ def test_what_is_held_out_has_marks_and_is_not_trained_on(tmp_path: Path) -> Non
     how: Any = {"seq_len": 400, "max_segments": 0, "policy": "none"}
     held = {
         tuple(found.val.read(*found_piece).tolist())
-        for found_piece in plan(found.val, end_of_text=EOS, **how).pieces.tolist()
+        for found_piece in plan_samples(found.val, end_of_text=EOS, **how).pieces.tolist()
     }
     assert len(held) == 4
     assert isinstance(found.train, Streamed)
@@ -231,7 +231,7 @@ def test_messages_of_different_fields_are_those_of_the_file(tmp_path: Path) -> N
     whole = prepared(path, "chat", **options).train
     assert isinstance(whole, TokenStore)
     how: Any = {"seq_len": SEQ, "max_segments": 0, "too_long": "split", "policy": "none"}
-    text = Mixture(stores={"": whole}, plans={"": plan(whole, end_of_text=EOS, **how)})
+    text = Mixture(stores={"": whole}, plans={"": plan_samples(whole, end_of_text=EOS, **how)})
     options |= {"stream_parts": 1, "shuffle_buffer": 1}
     stream = streamed(path, "chat", Packing("none"), **options)
     assert read(loaders(stream), 1) == read(loaders(text), 1)

@@ -33,7 +33,7 @@ from forge.config.tokenizers.tokenizer import Bytes
 from forge.data.batches.loader import TrainLoader
 from forge.data.batches.mixture import Mixture, MixtureOrder
 from forge.data.batches.streams import Streamed
-from forge.data.preparing.cached import prepare
+from forge.data.preparing.cached import prepare_tokens
 from forge.data.sources.hub_stream import divided
 from forge.data.tokens.shards import IndexedStore, ShardWriter
 
@@ -252,7 +252,7 @@ def test_documents_of_a_stream_begin_as_others_do(folder: Path, ends: bool) -> N
     begin = 257
     section = Bytes(add_bos=True, add_eos=ends)
     where: dict[str, Any] = {"path": str(folder), "cache_dir": f"{folder.parent}/cache"}
-    found = prepare(
+    found = prepare_tokens(
         HuggingFace(**where, hf_streaming=True, stream_parts=1), section, build=build_section
     )
     known = {tuple(text.encode()) + (EOS,) * ends for texts in TEXTS for text in texts}

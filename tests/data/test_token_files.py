@@ -16,7 +16,7 @@ from forge.config.data.text import Shards, Synthetic, Text
 from forge.config.tokenizers.tokenizer import BPE, Bytes
 from forge.config.tokenizers.tokenizer_files import TokenizerFile
 from forge.data.batches.loader import count_samples
-from forge.data.preparing.cached import Prepared, prepare, with_sets
+from forge.data.preparing.cached import Prepared, prepare_tokens, with_sets
 from forge.data.tokens.shards import ShardWriter
 from forge.data.tokens.store import TokenStore
 
@@ -73,7 +73,7 @@ KINDS: dict[str, tuple[Any, dict[str, str]]] = {
 
 
 def opened(path: Path | str, section: Any = None, **options: Any) -> Prepared:
-    return prepare(
+    return prepare_tokens(
         Shards(**({"path": str(path), "val_fraction": 0.2} | options)),
         section or Bytes(),
         build=build_section,
@@ -309,14 +309,14 @@ def test_a_cache_entry_is_read_with_its_own_tokenizer_alone(tmp_path: Path) -> N
     for number in range(60):
         (tmp_path / "text" / f"{number}.txt").write_text(f"document {number} " * 20)
     data = Text(path=str(tmp_path / "text"), cache_dir=str(tmp_path / "cache"), val_fraction=0.2)
-    made = prepare(data, BPE(vocab_size=300), build=build_section)
+    made = prepare_tokens(data, BPE(vocab_size=300), build=build_section)
     entry = Path(made.manifest["cache"])
     own = TokenizerFile(path=str(entry / "tokenizer" / "tokenizer.json"))
     read = opened(entry, own)
     assert ids(read.train) == ids(made.train)
     assert ids(read.val) == ids(made.val)
     assert read.manifest["splits"]["train"]["sha256"] == made.train.fingerprint
-    whole = prepare(Shards(path=f"{entry}/val", val_fraction=1), own, build=build_section)
+    whole = prepare_tokens(Shards(path=f"{entry}/val", val_fraction=1), own, build=build_section)
     assert ids(whole.val) == ids(made.val)
     assert refusal(entry) == (
         "data.path = DIR/train: these shards were made with another tokenizer. Choose theirs: "
@@ -332,7 +332,7 @@ def test_a_cache_entry_is_read_with_its_own_tokenizer_alone(tmp_path: Path) -> N
 def test_random_tokens_are_a_function_of_seed_and_place() -> None:
     def made(**options: Any) -> TokenStore:
         section = Synthetic(**({"tokens": 1 << 40, "val_fraction": 0.5} | options))
-        return prepare(section, Bytes(), build=build_section).train
+        return prepare_tokens(section, Bytes(), build=build_section).train
 
     store = made()
     assert len(store) == 1 << 39

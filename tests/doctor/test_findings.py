@@ -88,14 +88,14 @@ def written_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
 
     def root(path: Path, free: int) -> Finding:
         monkeypatch.setattr(places, "free_bytes", lambda _: free)
-        return places.place("run.root", path, "run.root=DIR", 10 * GIB)
+        return places.check_place("run.root", path, "run.root=DIR", 10 * GIB)
 
     found = [
         root(folder / "file" / "runs", 0),
         root(folder, 10 * GIB),
         root(folder / "a" / "b", 9 * GIB),
         root(folder, 0),
-        places.place("home", folder, "HOME=DIR", GIB, needed=False),
+        places.check_place("home", folder, "HOME=DIR", GIB, needed=False),
         places.locks(folder / "a"),
         places.shared_memory(4 * MIB, 4, 0, 64 * MIB),
         places.shared_memory(100 * MIB, 4, 0, 64 * MIB),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from forge.doctor import accelerator, limits, places, software
-from forge.doctor.finding import MISSING, OK, WARN, Answer, ask
+from forge.doctor.finding import MISSING, OK, WARN, Answer, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 STOPPED = "the process that imports torch came to a stop while"
@@ -48,7 +48,7 @@ def test_a_broken_torch(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def python(code: str, seconds: float = 20) -> Answer | None:
-    return ask([sys.executable, "-c", code], seconds=seconds)
+    return run_program([sys.executable, "-c", code], seconds=seconds)
 
 
 def test_what_a_program_says():
@@ -56,7 +56,7 @@ def test_what_a_program_says():
     answer = python("import os, sys; sys.stderr.write('e\\n' * 99_999); os.kill(os.getpid(), 11)")
     assert answer == Answer(code=-11, out="", err="e\n" * 99_999)
     assert answer.last_line == "e"
-    assert ask(["/no/such/program"], seconds=1) is None
+    assert run_program(["/no/such/program"], seconds=1) is None
 
 
 @pytest.mark.parametrize(

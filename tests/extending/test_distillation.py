@@ -26,7 +26,7 @@ from forge.models.init import init_weights
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.parity.side import measure
-from forge.parity.verdict import BOUNDS, compare, table
+from forge.parity.verdict import BOUNDS, compare_records, verdict_table
 from forge.rundir import saved_config
 from forge.training.callbacks.evaluation import evaluate
 from forge.training.checkpoints import restore
@@ -137,8 +137,8 @@ def test_layouts_equal_one_device(layout: str, tiny_run: Path, desk: Path) -> No
         found = measure(many, ranks, tokens, dtype=FP64, steps=3)
         assert metrics(many, ranks) == pytest.approx(wanted[1], rel=1e-10)
         if rank == 0:
-            verdict = compare(wanted[0], found, BOUNDS[FP64])
-            assert not verdict.faults, table(verdict, BOUNDS[FP64])
+            verdict = compare_records(wanted[0], found, BOUNDS[FP64])
+            assert not verdict.faults, verdict_table(verdict, BOUNDS[FP64])
 
     on_ranks(2, work)
 

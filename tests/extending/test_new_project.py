@@ -82,7 +82,7 @@ def test_a_printed_command_leaves_to_the_project_what_it_trusts(
     monkeypatch.setenv(PROJECT, "")
     (run := demo / "runs" / "printed").mkdir(parents=True)
     (run / "config.yaml").write_text("run: {}\n")
-    found = project.find()
+    found = project.find_project()
     assert found is not None
     for by_hand in ([], ["run.trust=[other.]"]):
         (run / "overrides.json").write_text(json.dumps(found.words(by_hand)))

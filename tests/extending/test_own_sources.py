@@ -14,7 +14,7 @@ from example_helpers import Verb
 
 from forge.build import build
 from forge.compose import composition
-from forge.data.preparing.cached import Prepared, prepare, with_sets
+from forge.data.preparing.cached import Prepared, prepare_tokens, with_sets
 from forge.training.data import data_of
 
 TARGET = "_target_:forge_example.paragraphs.paragraphs"
@@ -40,7 +40,7 @@ def prepared(folder: Path, *typed: str) -> Prepared:
     more = [TRUST, f"data.cache_dir={folder}/cache", "tokenizer.vocab_size=300", *typed]
     config = composition.config(more)
     making: Any = {"build": partial(build, trust=config.run.trust)}
-    found = prepare(config.data, config.tokenizer, **making)
+    found = prepare_tokens(config.data, config.tokenizer, **making)
     sets = {name: data_of(config, name) for name in config.eval.sets}
     return with_sets(found, sets, progress=lambda *_: None, **making)
 

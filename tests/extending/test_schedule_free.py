@@ -23,7 +23,7 @@ from forge.parallel.apply import apply
 from forge.parallel.mesh import make_mesh
 from forge.rundir import directory
 from forge.rundir.checkpoints import WEIGHTS
-from forge.training.build import build
+from forge.training.build import build_loop
 from forge.training.build_session import build_session
 from forge.training.callback import Callback
 from forge.training.checkpoints import tensor_storage
@@ -101,16 +101,16 @@ def arrays(tensor: Any) -> np.ndarray:
 def loop_of(folder: Path, *overrides: str) -> Loop:
     words = [*USE, *SMALL, *SIZES, *OPTIMIZER, "train.max_steps=10", *overrides]
     config = forge.compose([*words, f"run.dir={folder}"])
-    return build(build_session(directory.create(config.validate(), overrides=words)[0]))
+    return build_loop(build_session(directory.create(config.validate(), overrides=words)[0]))
 
 
 def stored(run: Path, step: int, below: str = "model/") -> dict[str, torch.Tensor]:
     folder = run / "checkpoints" / f"step_{step}" / WEIGHTS
     tensors = {
         name: torch.empty(what.size, dtype=what.properties.dtype)
-        for name, what in tensor_storage.stored(folder).items()
+        for name, what in tensor_storage.stored_metadata(folder).items()
     }
-    tensor_storage.load(tensors, folder)
+    tensor_storage.load_tensors(tensors, folder)
     return {k.removeprefix(below): tensors[k] for k in tensors if k.startswith(below)}
 
 

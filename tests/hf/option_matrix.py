@@ -175,7 +175,7 @@ def imported(content: dict[str, Any], place: Path) -> tuple[str, float]:
     place.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content))
     try:
-        folder = folders.read(place)
+        folder = folders.read_folder(place)
         section = folder.section
         if broken(section) or folders.unknown_keys(folder, ()):
             return "refused", 0.0
@@ -192,8 +192,8 @@ def imported(content: dict[str, Any], place: Path) -> tuple[str, float]:
     except Exception as error:  # of its own many kinds: then there is nothing to compare with
         return f"no model of transformers ({type(error).__name__})", 0.0
     file.write_text(json.dumps(content))
-    folder = folders.read(place)
-    if folders.faults(folder, folder.section):
+    folder = folders.read_folder(place)
+    if folders.weight_faults(folder, folder.section):
         return "refused", 0.0
     try:
         ours = Decoder(folder.section)
@@ -269,7 +269,7 @@ def sections(case: str, place: Path) -> Iterator[tuple[str, Section]]:
     """The model of a case with one option of forge otherwise, and with every rotation."""
     place.mkdir(parents=True)
     (place / "config.json").write_text(json.dumps(base_of(case)))
-    base = folders.read(place).section
+    base = folders.read_folder(place).section
     yield "as it is", base
     for name, value, field in options_of(base):
         for other in values_of(field, value):

@@ -14,7 +14,7 @@ from ranks import on_ranks
 
 import forge
 from forge import export, generate, resume, train
-from forge.parallel.gather import gather
+from forge.parallel.gather import gather_on_main
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.training.checkpoints.restore import load_weights
@@ -199,7 +199,7 @@ def test_every_rank_has_its_part_of_the_new_rows(source: str, tmp_path: Path) ->
         ranks = Ranks(rank=dist.get_rank(), size=4, mesh=mesh, host=host)
         model = build_model(config, torch.device("cpu"), ranks)
         load_weights(place, model=model, section=config.model, group=host)
-        found = gather(model.state_dict().items(), ranks)
+        found = gather_on_main(model.state_dict().items(), ranks)
         assert found.differing == []
         if ranks.main:
             for name in ("embedding.weight", "output.weight"):

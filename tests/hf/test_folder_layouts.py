@@ -12,7 +12,7 @@ from ranks import on_ranks
 from tiny_families import peer
 
 import forge
-from forge.parallel.gather import gather
+from forge.parallel.gather import gather_on_main
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.training.checkpoints.restore import load_weights
@@ -40,7 +40,7 @@ def test_ranks_have_their_parts(case: str, layout: str, tmp_path: Path) -> None:
         ranks = Ranks(rank=dist.get_rank(), size=4, mesh=mesh, host=host)  # type: ignore[arg-type]
         model = build_model(config, torch.device("cpu"), ranks)
         load_weights(tmp_path, model=model, section=config.model)
-        found = gather(model.state_dict().items(), ranks)
+        found = gather_on_main(model.state_dict().items(), ranks)
         assert found.differing == []
         if ranks.main:
             assert found.tensors.keys() == expected.keys()

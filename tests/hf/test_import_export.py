@@ -13,7 +13,7 @@ from llama_folder import TEMPLATE, write_llama
 import forge
 from forge import export, generate, train
 from forge.data.tokenizers import tokenizer as tokenizers
-from forge.families.shards import stored
+from forge.families.shards import stored_tensors
 from forge.rundir import saved_config
 
 Capture = pytest.CaptureFixture[str]
@@ -24,7 +24,7 @@ TEXT = "The sea is calm. " * 6
 def content(folder: Path) -> dict[str, tuple[str, bytes]]:
     """The format and the bytes of each tensor."""
     found = {}
-    for name, one in stored(folder).items():
+    for name, one in stored_tensors(folder).items():
         with one.file.open("rb") as file:
             file.seek(one.start)
             found[name] = (one.dtype, file.read(one.nbytes))
@@ -109,7 +109,7 @@ def test_a_sharded_checkpoint_is_exported_tensor_by_tensor(
     )
     assert export.main([str(tmp_path / "run"), str(tmp_path / "out"), "--format", "hf"]) == 0
     assert max(held) == 260 * 32
-    assert len(held) == len(stored(llama))
+    assert len(held) == len(stored_tensors(llama))
 
 
 def test_what_no_family_can_say_is_refused_with_its_options(

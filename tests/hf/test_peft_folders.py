@@ -249,7 +249,7 @@ def test_keys_of_peft_that_forge_does_not_compute_are_refused(kind: str, tmp_pat
     (tmp_path / "adapter_config.json").write_text(json.dumps(content | changed))
     (tmp_path / "adapter_model.safetensors").touch()
     with pytest.raises(ValueError, match=re.escape(said)):
-        peft.read(tmp_path)
+        peft.read_adapter_config(tmp_path)
 
 
 def test_a_copy_of_a_table_that_is_the_head_too_is_not_read() -> None:
@@ -257,7 +257,7 @@ def test_a_copy_of_a_table_that_is_the_head_too_is_not_read() -> None:
     from forge.config.adapters.adapter import LoRA
     from forge.config.model.decoder import Decoder
     from forge.families.folder import family_of
-    from forge.hf.peft import content, read_whole, saved_whole
+    from forge.hf.peft import adapter_config, read_whole_parameters, saved_whole
 
     family = family_of("llama")
     assert family is not None
@@ -265,11 +265,11 @@ def test_a_copy_of_a_table_that_is_the_head_too_is_not_read() -> None:
     adapter = LoRA(modules_to_save=["embedding"])
     rows = family.rows(tied)
     ((_, name),) = saved_whole(rows, adapter, ["embedding.weight"])
-    assert content(rows, adapter, ["embedding.weight"], None)["modules_to_save"] is None
+    assert adapter_config(rows, adapter, ["embedding.weight"], None)["modules_to_save"] is None
     stored = {name: torch.zeros(64, 32)}
-    assert read_whole(rows, adapter, stored, [])["embedding.weight"] is stored[name]
+    assert read_whole_parameters(rows, adapter, stored, [])["embedding.weight"] is stored[name]
     with pytest.raises(ValueError, match="the head too, which PEFT leaves as it was"):
-        read_whole(rows, adapter, stored, ["embed_tokens"])
+        read_whole_parameters(rows, adapter, stored, ["embed_tokens"])
 
 
 def write_gpt2(place: Path) -> Path:

@@ -66,8 +66,8 @@ def test_a_head_beside_a_tied_embedding_is_read_only_where_it_is_the_same(tmp_pa
     tensors = load_file(file)
     for head, faults in ((tensors["model.embed_tokens.weight"], 0), (torch.randn(64, 32), 1)):
         save_file(tensors | {"lm_head.weight": head.clone()}, file, {"format": "pt"})
-        folder = folders.read(tmp_path)
-        said = folders.faults(folder, folder.section)
+        folder = folders.read_folder(tmp_path)
+        said = folders.weight_faults(folder, folder.section)
         assert len(said) == faults, said
     assert "lm_head.weight is another than the embedding" in said[0]
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)

@@ -58,8 +58,8 @@ def test_it_computes_what_the_whole_model_does_of_text(make: Any, tmp_path: Path
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     theirs.save_pretrained(tmp_path)
     ours = imported(tmp_path).eval()
-    folder = folders.read(tmp_path)
-    assert folders.faults(folder, folder.section) == []
+    folder = folders.read_folder(tmp_path)
+    assert folders.weight_faults(folder, folder.section) == []
     tokens = torch.randint(98, (2, LONGEST))
     with torch.no_grad():
         # Llama 4's whole model of transformers 5.24 asks its text part for images that it has not.
@@ -72,4 +72,4 @@ def test_it_computes_what_the_whole_model_does_of_text(make: Any, tmp_path: Path
 def test_a_model_without_a_known_text_part_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"text_config": {"model_type": "bert"}}')
     with pytest.raises(FolderError, match="model_type='bert' is no family of forge"):
-        folders.read(tmp_path)
+        folders.read_folder(tmp_path)

@@ -37,7 +37,7 @@ def _fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*overrides: str) -> int:
-    return sweep.run([*SMALL, *overrides])
+    return sweep.run_sweep([*SMALL, *overrides])
 
 
 def points() -> list[Path]:
@@ -107,7 +107,7 @@ def test_points_at_a_time_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("FAKE_SECONDS", "0.5")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     batch = ["train.global_batch_size=4", "train.batch_size=1"]
-    assert sweep.run([*SHORT, *batch, "seed=1,2,3", "launch.jobs=2"]) == 0
+    assert sweep.run_sweep([*SHORT, *batch, "seed=1,2,3", "launch.jobs=2"]) == 0
     spans = [(gpus, begin, end) for (gpus, begin, _), end in zip(started(), ended(), strict=True)]
     assert {gpus for gpus, _, _ in spans} == {"4,5", "6,7"}
     for mine, start, _ in spans:
@@ -274,7 +274,7 @@ def test_another_question_does_not_come_into_the_same_directory(capfd: Capture) 
     root = Path("sweeps")
 
     def ran(*overrides: str) -> dict[str, int]:
-        assert sweep.run([*unnamed, *overrides]) == 0
+        assert sweep.run_sweep([*unnamed, *overrides]) == 0
         return {path.name: len(SweepDirectory(path).points()) for path in sorted(root.iterdir())}
 
     rates = "optimizer.lr=1e-3,2e-3"

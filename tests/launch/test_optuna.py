@@ -21,7 +21,7 @@ from optuna.storages.journal import JournalFileBackend
 from forge.compose.engine import Library
 from forge.config.problems import ConfigError
 from forge.launch.optuna import search as optuna_search
-from forge.launch.optuna.search import checked
+from forge.launch.optuna.search import check_search
 from forge.launch.optuna.space import read_space
 from forge.launch.optuna.trials import sampler
 from forge.launch.sweep import sweep
@@ -40,7 +40,7 @@ def search(*overrides: str, run: Here | None = None, name: str = "x", folder: st
     named = [] if folder else ["sweeper=optuna", f"sweep.name={name}"]
     typed, folders = [*named, *CPU, *overrides], [folder] if folder else []
     here = Devices(gpus=0, source="a test")
-    return optuna_search.run(Preflight(typed, folders, here), run or Here())
+    return optuna_search.run_search(Preflight(typed, folders, here), run or Here())
 
 
 def study(name: str = "x", root: str = "sweeps") -> optuna.Study:
@@ -119,7 +119,7 @@ def test_what_is_refused_before_anything_is_written(overrides: list[str], said: 
 def test_a_package_that_is_not_installed(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=f"the package {package}"):
-        sweep.run(["sweeper=optuna", *CPU, RATE, "sweeper.sampler=cmaes"])
+        sweep.run_sweep(["sweeper=optuna", *CPU, RATE, "sweeper.sampler=cmaes"])
 
 
 def test_trials_are_points_and_their_objectives_what_optuna_learns_from(
@@ -327,7 +327,7 @@ def test_a_script_is_printed_for_trials_that_run_together(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     slurm = ["launch=slurm", "launch.wait=true", "launch.dry_run=true", "launch.gpus_per_node=0"]
-    assert sweep.run(["sweeper=optuna", *CPU, *slurm, "sweeper.n_jobs=3", RATE]) == 0
+    assert sweep.run_sweep(["sweeper=optuna", *CPU, *slurm, "sweeper.n_jobs=3", RATE]) == 0
     assert "#SBATCH --array=0-2" in capsys.readouterr().out
     assert not Path("sweeps").exists()
 
@@ -380,7 +380,7 @@ def test_the_commands_and_the_experiment_of_the_page(
     shell = re.findall(r"python -m forge\.train -m ([^#\n]*)", page.replace("\\\n", " "))
     assert len(shell) == 4
     for words in map(shlex.split, shell):
-        assert checked(Preflight(words, ["conf"], Devices(gpus=0, source="a test")))[0].params
+        assert check_search(Preflight(words, ["conf"], Devices(gpus=0, source="a test")))[0].params
     for cell in re.findall(r"^\| (`.*?) \|", page, re.MULTILINE):
         for span in re.findall(r"`'?([\w.]+=[^`]*?)'?`", cell):
             assert read_space([span], {}, lambda: Library([])).params

@@ -7,7 +7,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from forge.compose.engine import Library
 from forge.config.problems import ConfigError
-from forge.launch.optuna.space import Space, read_space, shown, text
+from forge.launch.optuna.space import Space, read_space, space_in_words, value_as_typed
 from forge.launch.sweep.expand import without_intervals
 
 LR = "optimizer.lr"
@@ -33,8 +33,8 @@ def space(*overrides: str, params: dict[str, str] | None = None) -> Space:
 def test_what_is_searched(typed: str, distribution, value, on_line: str) -> None:
     for found in (space(f"x={typed}"), space(params={"x": typed})):
         assert found.params == {"x": distribution}
-        assert shown(distribution) == typed
-        assert text(distribution, value) == on_line
+        assert space_in_words(distribution) == typed
+        assert value_as_typed(distribution, value) == on_line
     assert space("x=range(5,0,-1)").params == {"x": IntDistribution(1, 5)}
     lists = space("x=choice([0.9,0.95],[0.9,0.99])").params
     assert lists == {"x": CategoricalDistribution(("[0.9,0.95]", "[0.9,0.99]"))}

@@ -13,7 +13,7 @@ from forge.compose.composition import compose
 from forge.config.problems import ConfigError, Problem
 from forge.launch.sweep.expand import Combination
 from forge.launch.sweep.preflight import Planned, Preflight
-from forge.launch.sweep.refused import PointsRefused, merged
+from forge.launch.sweep.refused import PointsRefused, combine_problems
 from forge.planning.world import Devices
 from forge.resolve.resolve import resolve
 from forge.rundir.identity import hash_of
@@ -354,4 +354,4 @@ def test_problems_that_differ_in_more_than_the_value_stay_two() -> None:
         Problem(key=f"a.b={value}", what=what, fix=f"a.c={value}0")
         for value, what in [("1", "x."), ("2", "y."), ("3", "x.")]
     ]
-    assert list(dict.fromkeys(merged(problems).values())) == problems
+    assert list(dict.fromkeys(combine_problems(problems).values())) == problems

@@ -175,7 +175,7 @@ def test_jobs_that_fail_are_shown_with_the_end_of_their_output(
     assert last == ["the run did not finish:", "  | job 2_0 is FAILED"]
     log = tmp_path_factory.mktemp("jobs") / "log.out"
     log.write_text("module: not found\nlaunch.setup failed with exit code 1: module load cudda\n")
-    monkeypatch.setattr(slurm, "log_file", lambda run_dir, rank=0: log)
+    monkeypatch.setattr(slurm, "job_log", lambda run_dir, rank=0: log)
     assert forge.train.main([*JOBS, "run.dir=other", "launch.wait=true"]) == 1
     lines = [*log.read_text().splitlines(), f"({log})"]
     assert capsys.readouterr().out.splitlines()[-3:] == [f"  | {line}" for line in lines]

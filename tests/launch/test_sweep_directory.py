@@ -17,8 +17,15 @@ from test_local import wait_for
 
 from forge.config.problems import ConfigError
 from forge.launch.slurm import queue
-from forge.launch.sweep.directory import SWEEP, Point, SweepDirectory, examples, find_sweep, slug_of
-from forge.launch.sweep.state import at_work, job_of, process_of, state_of, survey
+from forge.launch.sweep.directory import (
+    SWEEP,
+    Point,
+    SweepDirectory,
+    example_sweeps,
+    find_sweep,
+    slug_of,
+)
+from forge.launch.sweep.state import at_work, last_job, point_state, process_of, survey
 from forge.rundir.lock import Lock
 
 
@@ -86,7 +93,7 @@ def test_a_readable_name(varied: dict[str, str], arm: str | None, slug: str) -> 
 
 
 def test_what_is_no_sweep_is_refused_with_those_that_may_have_been_meant() -> None:
-    assert examples() == "sweeps/<name>"
+    assert example_sweeps() == "sweeps/<name>"
     for age, name in enumerate(["sweeps/new", "sweeps/old", "elsewhere/other"]):
         Path(name).mkdir(parents=True)
         (Path(name) / SWEEP).write_text("{}")
@@ -152,18 +159,18 @@ def made(point: Point) -> Point:
     ],
 )
 def test_the_state_of_a_point(make, event: str, code: int | None, state: str, point: Point) -> None:
-    assert state_of(replace(make(point), event=event, code=code)) == state
+    assert point_state(replace(make(point), event=event, code=code)) == state
     if make is begun and state == "partial":
         (point.path / "error.json").write_text("{}")
-        assert state_of(point) == "failed"
+        assert point_state(point) == "failed"
 
 
 def test_what_works_on_a_point(point: Point) -> None:
     """Who holds its directory, or a rank that was started for it and has yet to take it."""
     with Lock(done(point).path):
-        assert state_of(point) == "running"
+        assert point_state(point) == "running"
         assert process_of(point) == (os.getpid(), platform.node())
-    assert state_of(point) == "done"
+    assert point_state(point) == "done"
     rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(point.path)])
     started = replace(point, event="started", pid=rank.pid, host=platform.node())
     try:
@@ -202,15 +209,15 @@ def test_with_what_slurm_says(
         asked.extend(jobs)
         return dict.fromkeys(jobs, of_job) if of_job else {}
 
-    monkeypatch.setattr(queue, "states", states)
+    monkeypatch.setattr(queue, "job_states", states)
     one = replace(make(point), event="submitted", job="7_0", cluster="slurm")
     assert survey([one]).states == {0: state}
     assert asked == ([] if make is done else ["7_0"])
 
 
 def test_the_job_of_a_point_whose_submitter_was_killed(point: Point) -> None:
-    assert job_of(point) is None
+    assert last_job(point) is None
     (begun(point).path / "job.json").write_text('{"job": "9"}')
-    assert job_of(point) == "9"
-    assert job_of(replace(point, event="started")) is None, "since then it was started here"
-    assert job_of(replace(point, cluster="local", job="3")) is None
+    assert last_job(point) == "9"
+    assert last_job(replace(point, event="started")) is None, "since then it was started here"
+    assert last_job(replace(point, cluster="local", job="3")) is None

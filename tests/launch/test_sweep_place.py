@@ -44,7 +44,7 @@ def test_a_sweep_has_a_directory_for_each_set_of_what_does_not_vary(capsys) -> N
     """The same commands again come to the same places, and say why they are others."""
     places: dict[Path, int] = {}
     for overrides, name in [*COMMANDS.items(), *list(COMMANDS.items())[-2:-1]]:
-        assert sweep.run([*SMALL, *overrides]) == 0
+        assert sweep.run_sweep([*SMALL, *overrides]) == 0
         now = {one: len(SweepDirectory(one).commands()) for one in Path("sweeps").iterdir()}
         (used,) = [one for one, count in now.items() if count != places.get(one, 0)]
         matches = used.name.startswith(name) if name.endswith("_") else used.name == name
@@ -63,8 +63,8 @@ def test_a_file_that_has_changed_makes_other_points(capsys, tmp_path: Path) -> N
     file, command = tmp_path / "experiment" / "mine.yaml", [*SMALL, "experiment=mine", RATES]
     for width, name in ((256, "mine"), (512, "mine_ffn_hidden_dim-512")):
         file.write_text(f"# @package _global_\nmodel:\n  ffn_hidden_dim: {width}\n")
-        assert sweep.run(command, [str(tmp_path)]) == 0
+        assert sweep.run_sweep(command, [str(tmp_path)]) == 0
         assert SweepDirectory(Path("sweeps") / name).commands()
     file.write_text("# @package _global_\n")  # the width is worked out: 512 again, then
-    assert sweep.run([*command, "model.n_kv_heads=2"], [str(tmp_path)]) == 0
+    assert sweep.run_sweep([*command, "model.n_kv_heads=2"], [str(tmp_path)]) == 0
     assert len(list(Path("sweeps").iterdir())) == 3

@@ -18,8 +18,8 @@ from forge.config.model.attention_options import Span
 from forge.config.model.document_attention import in_blocks
 from forge.models import documents
 from forge.models.decoder import Decoder
-from forge.models.documents import BLOCK, blocks_of, packed
-from forge.parallel.activation_checkpoint import recompute
+from forge.models.documents import BLOCK, positions_and_masks, visible_blocks
+from forge.parallel.activation_checkpoint import recompute_blocks
 from forge.parallel.modules import compile_blocks
 
 BY_MASK = {name for name in MODELS if name.startswith("latent")}  # of another mixer
@@ -80,11 +80,13 @@ def test_blocks_are_those_that_the_mask_has_something_in(window: int) -> None:
         ends[2] = 0
         numbers = ends.cumsum(1) - ends
         here = torch.arange(seq)
-        mask = packed(numbers, [Span(window)], tokens=here, queries=here).seen[Span(window)]
+        mask = positions_and_masks(numbers, [Span(window)], tokens=here, queries=here).seen[
+            Span(window)
+        ]
         count = -(-seq // BLOCK)
         padded = F.pad(mask.float(), (0, count * BLOCK - seq) * 2)
         shares = F.avg_pool2d(padded, BLOCK)
-        found = blocks_of(numbers, window)
+        found = visible_blocks(numbers, window)
         partly, full = (
             _dense(getattr(found, f"{which}kv_num_blocks"), getattr(found, f"{which}kv_indices"))
             for which in ("", "full_")
@@ -105,9 +107,9 @@ def test_layers_of_one_window_share_blocks_and_they_are_made_once(monkeypatch) -
 
     def counting(numbers: torch.Tensor, window: int) -> Any:
         made.append(window)
-        return blocks_of(numbers, window)
+        return visible_blocks(numbers, window)
 
-    monkeypatch.setattr(documents, "blocks_of", counting)
+    monkeypatch.setattr(documents, "visible_blocks", counting)
     kinds = {"near": {"sliding_window_size": 3}}
     model = decoder({"n_layers": 6, "kinds": kinds, "layers": ["near", "near", "default"]})
     model.in_blocks = True
@@ -148,7 +150,7 @@ def test_compiled_blocks_are_traced_once(mode: str, backward_on_a_cpu: None) -> 
     rows = [DOCUMENTS, torch.zeros_like(DOCUMENTS), DOCUMENTS.roll(1, 0)]
     tokens = [torch.randint(VOCAB, (len(ROWS), SEQ), generator=generator) for _ in rows]
     expected = [both(model, *each)[0] for each in zip(tokens, rows, strict=True)]
-    recompute(model, mode)
+    recompute_blocks(model, mode)
     compile_blocks(model, "aot_eager")
     model.in_blocks = True
     torch._dynamo.reset()
@@ -194,7 +196,7 @@ def test_kernels_are_as_masks(mode: str) -> None:
     expected = [run(*each, half=False) for each in batches]
     masks = [run(*each, half=True) for each in batches]
     model.in_blocks = True
-    recompute(model, mode)
+    recompute_blocks(model, mode)
     compile_blocks(model, "inductor")
     for number, each in enumerate(batches):
         found = run(*each, half=True)

@@ -16,7 +16,7 @@ from forge.config.model.mixers.gated_delta_net import GatedDeltaNet
 from forge.config.model.mixers.mla import MLA
 from forge.config.model.moe import MoE
 from forge.models.decoder import Decoder
-from forge.models.documents import packed
+from forge.models.documents import positions_and_masks
 from forge.models.init import init_weights
 
 VOCAB, SEQ = 61, 24
@@ -136,7 +136,7 @@ def test_packed_equals_separate(name) -> None:
 def test_positions_and_what_is_seen_by_hand() -> None:
     documents = torch.tensor([[0, 0, 0, 1, 1]])
     here = torch.arange(5)
-    rows = packed(documents, [Span(), Span(2), Span()], tokens=here, queries=here)
+    rows = positions_and_masks(documents, [Span(), Span(2), Span()], tokens=here, queries=here)
     assert rows.positions.tolist() == [[0, 1, 2, 0, 1]]
     assert rows.seen[Span()].int().tolist() == [
         [[[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]]
@@ -144,7 +144,7 @@ def test_positions_and_what_is_seen_by_hand() -> None:
     assert rows.seen[Span(2)].int().tolist() == [
         [[[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]]
     ]
-    part = packed(documents, [Span()], tokens=here[:2], queries=torch.tensor([0, 4]))
+    part = positions_and_masks(documents, [Span()], tokens=here[:2], queries=torch.tensor([0, 4]))
     assert part.positions.tolist() == [[0, 1]]
     assert part.seen[Span()].int().tolist() == [[[[1, 0, 0, 0, 0], [0, 0, 0, 1, 1]]]]
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import forge
 from forge.compose.engine import CONF
 from forge.config.model.decoder import Decoder
-from forge.families.family import section_of
+from forge.families.family import decoder_section
 from forge.families.folder import family_of
 from forge.families.keys import Keys
 
@@ -49,4 +49,4 @@ def test_a_preset_computes_what_config_json_says(preset: str) -> None:
     options = family.options(keys)
     keys.finish()
     assert keys.faults == []
-    assert family.differences(section(preset), section_of(options)) == []
+    assert family.differences(section(preset), decoder_section(options)) == []

@@ -25,7 +25,7 @@ from forge.models.balance import Balance, bias_factor
 from forge.models.moe import MoE
 from forge.models.routing_losses import balance_loss
 from forge.models.routing_record import SUMS
-from forge.parallel.activation_checkpoint import recompute
+from forge.parallel.activation_checkpoint import recompute_blocks
 from forge.parallel.modules import compile_blocks
 
 OFF = {"aux_loss_weight": 0.0}
@@ -127,7 +127,7 @@ def test_counts_and_gradients_under_recompute_and_compile(mode, compiled, option
     options = {"bias_update_rate": 0.1, "z_loss_weight": 0.01, "shared_experts": 1, **options}
     texts, plain, model = [tokens(), tokens().flip(1)], decoder(**options), decoder(**options)
     chosen = [sum(each) for each in zip(*(choices(model, text) for text in texts), strict=True)]
-    recompute(model, mode)
+    recompute_blocks(model, mode)
     if compiled:
         compile_blocks(model, "aot_eager")
     expected, found = train_step(plain, texts), train_step(model, texts)

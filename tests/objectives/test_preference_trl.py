@@ -267,9 +267,9 @@ def test_kto_equals_that_of_trl(seeds: tuple[int, int], tmp_path: Path) -> None:
 
 
 def own_nll(objective: Any, model: Decoder, data: dict[str, torch.Tensor]) -> torch.Tensor:
-    from forge.objectives.preference import responses
+    from forge.objectives.preference import pair_responses
 
-    return -responses(model, data).chosen.per_token.mean()  # type: ignore[arg-type]
+    return -pair_responses(model, data).chosen.per_token.mean()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["dpo", "kto"])

@@ -9,7 +9,7 @@ import torch
 from refusing import problems
 
 import forge
-from forge.config.optimizers.param_groups import groups, members, parameters_of
+from forge.config.optimizers.param_groups import groups, members, named_parameters
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.optim.build import build_optimizer, rates
@@ -29,7 +29,7 @@ def config_of(*overrides: str) -> Config:
 
 def by_group(config: Config) -> dict[str | None, set[str]]:
     found: dict[str | None, set[str]] = {}
-    of = members(config, parameters_of(config))
+    of = members(config, named_parameters(config))
     for name, group in of.items():
         found.setdefault(group, set()).add(name.removesuffix(".weight").rpartition(".")[2])
     return found

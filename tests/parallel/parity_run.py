@@ -29,7 +29,7 @@ from forge.parallel.gather import Tensors
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.parity.side import Record, measure
-from forge.parity.verdict import BOUNDS, compare, may_vanish, table
+from forge.parity.verdict import BOUNDS, compare_records, may_vanish, verdict_table
 from forge.resolve.rules.degrees import pp_torch
 
 LR = 0.1
@@ -164,7 +164,7 @@ def _compared(
     many: tuple[Record, Tensor | None],
 ) -> Outcome:
     (reference, wanted), (record, choices) = one, many
-    verdict = compare(reference, record, BOUNDS[dtype], may_vanish=may_vanish(config))
+    verdict = compare_records(reference, record, BOUNDS[dtype], may_vanish=may_vanish(config))
     loss, gradient, weights = verdict.largest()
     state = [(value, record.state[name]) for name, value in reference.state.items()]
     seen = choices is not None and wanted is not None
@@ -174,7 +174,7 @@ def _compared(
         gradient=gradient,
         weights=weights,
         faults=verdict.faults,
-        shown=f"{dtype}\n{table(verdict, BOUNDS[dtype])}",
+        shown=f"{dtype}\n{verdict_table(verdict, BOUNDS[dtype])}",
         same_state=all(torch.equal(a, b) for a, b in state),  # type: ignore[arg-type]
         same_choices=torch.equal(choices, wanted) if seen else None,
     )

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from forge.parallel.activation_checkpoint import recompute
+from forge.parallel.activation_checkpoint import recompute_blocks
 
 
 class Kept(TorchDispatchMode):
@@ -54,7 +54,7 @@ def test_full_keeps_least_and_selective_less_than_nothing_recomputed(small_decod
     size = {}
     for mode in ("none", "selective", "full"):
         model = small_decoder(n_layers=6, vocab_size=64)
-        recompute(model, mode)
+        recompute_blocks(model, mode)
         size[mode] = kept_bytes(model, tokens)
     stream = tokens.numel() * 32 * 4
     assert size["full"] < 0.15 * size["none"]
@@ -72,7 +72,7 @@ def test_selective_repeats_no_matrix_product_and_full_repeats_all(
     flops = {}
     for mode in ("none", "selective", "full"):
         model = small_decoder(bias=bias)
-        recompute(model, mode)
+        recompute_blocks(model, mode)
         flops[mode] = step_flops(model, tokens)
     section = model.section
     weights = sum(p.numel() for p in model.blocks.parameters() if p.dim() == 2)
@@ -85,7 +85,7 @@ def test_selective_repeats_no_matrix_product_and_full_repeats_all(
 
 def test_a_copy_runs_its_own_weights(small_decoder, tokens) -> None:
     model = small_decoder()
-    recompute(model, "full")
+    recompute_blocks(model, "full")
     twin = copy.deepcopy(model)
     before = model(tokens)
     with torch.no_grad():
@@ -97,4 +97,4 @@ def test_a_copy_runs_its_own_weights(small_decoder, tokens) -> None:
 
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="Linear keeps no transformer blocks"):
-        recompute(torch.nn.Linear(2, 2), "full")
+        recompute_blocks(torch.nn.Linear(2, 2), "full")

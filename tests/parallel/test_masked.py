@@ -15,7 +15,7 @@ from forge.build import build
 from forge.data import IGNORE_INDEX
 from forge.parallel.ranks import Ranks
 from forge.parity.side import Record, measure
-from forge.parity.verdict import BOUNDS, compare, table
+from forge.parity.verdict import BOUNDS, compare_records, verdict_table
 from forge.training.data import train_loader
 from forge.training.models import build_model
 
@@ -80,7 +80,7 @@ def test_every_layout_equals_one_device(model, layout) -> None:
         ranks = this_rank(config)
         many = record(model, layout, ranks)
         if ranks.main:
-            verdict = compare(one, many, BOUNDS[FP64])
-            assert not verdict.faults, table(verdict, BOUNDS[FP64])
+            verdict = compare_records(one, many, BOUNDS[FP64])
+            assert not verdict.faults, verdict_table(verdict, BOUNDS[FP64])
 
     on_ranks(world_of(config), work)

@@ -14,7 +14,7 @@ from forge.config.recompute import OFFLOADED, SAVED, Policy, places_of
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
-from forge.parallel.activation_checkpoint import recompute
+from forge.parallel.activation_checkpoint import recompute_blocks
 from forge.parallel.host_memory import Host, InHost
 from forge.parallel.modules import compile_blocks
 from forge.planning.activations import Activations, Stage
@@ -89,7 +89,7 @@ def test_gradients_have_the_same_bits_and_flops_are_those_that_are_said(shape: s
         expected = gradients(made(config))
     for policy in policies():
         model = made(config)
-        recompute(model, policy)
+        recompute_blocks(model, policy)
         in_host(model)
         with counting() as counted:
             found = gradients(model)
@@ -149,7 +149,7 @@ def test_compiled_blocks_keep_by_name_too(
 
     monkeypatch.setattr(InHost, "take", taken)
     expected, model = gradients(made(config)), made(config)
-    recompute(model, policy)
+    recompute_blocks(model, policy)
     in_host(model)
     compile_blocks(model, backend)
     counters.clear()

@@ -11,7 +11,7 @@ import torch
 from parity_run import Tokens, config_of, main_ranks
 
 from forge.build import build
-from forge.config.optimizers.param_groups import parameters_of
+from forge.config.optimizers.param_groups import named_parameters
 from forge.optim.build import build_optimizer
 from forge.parallel.ranks import Ranks
 from forge.training.callbacks.norms import Norms
@@ -75,7 +75,7 @@ def whole(named: Any, ranks: Ranks) -> Any:
 @pytest.mark.parametrize("model", [model for model, _ in LAYOUTS])
 def test_norms_of_one_device_are_those_of_numpy(model):
     found, seen = measured(model, "", Ranks())
-    roles = dict(parameters_of(config_of(model)))
+    roles = dict(named_parameters(config_of(model)))
     after, before = seen.pop("after"), seen["weights"]
     seen["updates"] = {name: after[name] - before[name] for name in before}
     expected: dict[str, float] = {}

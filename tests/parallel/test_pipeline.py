@@ -20,7 +20,7 @@ from forge.build import build
 from forge.config.model.layer import Model
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import Batch
-from forge.parallel.pipeline import cut
+from forge.parallel.pipeline import cut_stages
 from forge.parallel.ranks import Ranks
 from forge.training.callbacks.evaluation import evaluate
 from forge.training.models import build_model
@@ -143,4 +143,4 @@ def test_a_model_that_cannot_be_cut_is_refused() -> None:
     other = dataclasses.replace(config, model=Model(_target_="mine.Net"))
     what = r"^parallel.pp=2: mine.Net cannot be cut into stages, only decoders can; "
     with pytest.raises(ValueError, match=what + r"set parallel.pp=1$"):
-        cut(lambda: nn.Linear(1, 1), other, mesh=None)  # type: ignore[arg-type]
+        cut_stages(lambda: nn.Linear(1, 1), other, mesh=None)  # type: ignore[arg-type]

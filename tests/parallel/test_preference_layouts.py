@@ -16,7 +16,7 @@ from forge.data.batches.mixture import Mixture
 from forge.data.tokens.store import COUNTS, LIKED
 from forge.parallel.ranks import Ranks
 from forge.parity.side import Record, measure
-from forge.parity.verdict import BOUNDS, compare, may_vanish, table
+from forge.parity.verdict import BOUNDS, compare_records, may_vanish, verdict_table
 
 FP64 = torch.float64
 DPO, KTO = "objective=dpo", "objective=kto"
@@ -96,8 +96,8 @@ def test_a_layout_equals_one_device(objective, model, layout, tmp_path) -> None:
     def work(rank: int) -> None:
         found = record(objective, model, layout, this_rank(many), tmp_path / "many")
         if rank == 0:
-            verdict = compare(one, found, BOUNDS[FP64], may_vanish=may_vanish(many))
-            assert not verdict.faults, table(verdict, BOUNDS[FP64])
+            verdict = compare_records(one, found, BOUNDS[FP64], may_vanish=may_vanish(many))
+            assert not verdict.faults, verdict_table(verdict, BOUNDS[FP64])
 
     on_ranks(world_of(many), work)
     cached = (tmp_path / "many" / "references").is_dir()

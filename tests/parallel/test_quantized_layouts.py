@@ -11,7 +11,7 @@ from parity_models import MODELS
 from parity_run import config_of, main_ranks, outcomes, record_of
 
 from forge.parallel.ranks import Ranks
-from forge.parity.verdict import BOUNDS, compare, may_vanish
+from forge.parity.verdict import BOUNDS, compare_records, may_vanish
 from forge.planning.memory import memory_by_part
 
 WIDE = "model.dim=64 model.n_heads=2 model.n_kv_heads=1 model.ffn_hidden_dim=96"
@@ -53,7 +53,9 @@ def test_weights_that_are_gathered_in_fp8_are_those_that_a_product_rounds() -> N
 
     def work(ranks: Ranks) -> list[float]:
         plain, gathered = (record_of(config, ranks, torch.float32)[0] for config in configs)
-        verdict = compare(plain, gathered, BOUNDS[torch.float32], may_vanish=may_vanish(configs[0]))
+        verdict = compare_records(
+            plain, gathered, BOUNDS[torch.float32], may_vanish=may_vanish(configs[0])
+        )
         return [*verdict.largest(), float(len(verdict.faults))]
 
     assert main_ranks(configs[0], work) == [0, 0, 0, 0]

@@ -21,7 +21,7 @@ from forge.config.parallel import Parallel
 from forge.config.precision import Precision
 from forge.config.root import Config
 from forge.launch.local.processes import free_port
-from forge.parallel.ranks import Ranks, _backend, join
+from forge.parallel.ranks import Ranks, _backend, join_ranks
 from forge.parallel.rendezvous import Command, Rendezvous
 
 
@@ -47,7 +47,7 @@ def test_what_ranks_agree_on() -> None:
 
     def work(rank: int) -> None:
         meet(rank, 2, port)
-        ranks = join(laid_out(dp_shard=2, nccl_timeout_sec=60), torch.device("cpu"))
+        ranks = join_ranks(laid_out(dp_shard=2, nccl_timeout_sec=60), torch.device("cpu"))
         assert (ranks.rank, ranks.size, ranks.main, ranks.batch) == (rank, 2, rank == 0, (rank, 2))
         assert ranks.any(rank == 1)
         assert not ranks.any(False)
@@ -71,7 +71,9 @@ def test_every_group_has_the_timeout_of_the_config() -> None:
 
     def work(rank: int) -> None:
         meet(rank, 4, port)
-        ranks = join(laid_out(dp_replicate=2, dp_shard=2, nccl_timeout_sec=1), torch.device("cpu"))
+        ranks = join_ranks(
+            laid_out(dp_replicate=2, dp_shard=2, nccl_timeout_sec=1), torch.device("cpu")
+        )
         assert ranks.mesh is not None
         assert ranks.rendezvous is not None
         groups = {id(group): group for group in (ranks.host, ranks.saver, *ranks.mesh.groups())}
@@ -223,7 +225,7 @@ def test_a_backend_that_there_is_not_is_named() -> None:
         meet(rank, 2, port)
         what = r"^parallel.backend=cpu:smoke cannot be used for cpu: "
         with pytest.raises(ValueError, match=what):
-            join(laid_out(dp_shard=2, backend="cpu:smoke"), torch.device("cpu"))
+            join_ranks(laid_out(dp_shard=2, backend="cpu:smoke"), torch.device("cpu"))
         os._exit(0)
 
     on_ranks(2, work)

@@ -27,7 +27,7 @@ from forge.parallel.context import spread_context
 from forge.parallel.ranks import Ranks
 from forge.parallel.tensor import spread_width
 from forge.parity.side import Record, measure
-from forge.parity.verdict import BOUNDS, compare, may_vanish, table
+from forge.parity.verdict import BOUNDS, compare_records, may_vanish, verdict_table
 
 RANK, LATENT, NARROW = 3, 6, 5
 
@@ -176,8 +176,12 @@ def test_layers_of_ones_own_equal_one_device(change, model, layout) -> None:
         many = one_side(config, change, ranks)
         if not ranks.main:
             return []
-        verdict = compare(one, many, BOUNDS[torch.float64], may_vanish=may_vanish(config))
-        return [*verdict.faults, table(verdict, BOUNDS[torch.float64])] if verdict.faults else []
+        verdict = compare_records(one, many, BOUNDS[torch.float64], may_vanish=may_vanish(config))
+        return (
+            [*verdict.faults, verdict_table(verdict, BOUNDS[torch.float64])]
+            if verdict.faults
+            else []
+        )
 
     names = {name.rpartition(".")[2] for name in one.gradients[0]}
     assert names >= ({"down", "up"} if change is low_rank else {"factor", "both"})

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from ranks import on_ranks
 from torch import nn
 
-from forge.parallel.gather import gather
+from forge.parallel.gather import gather_on_main
 from forge.parallel.ranks import Ranks
 from forge.parity.side import Record
-from forge.parity.verdict import BOUNDS, compare, table
+from forge.parity.verdict import BOUNDS, compare_records, verdict_table
 
 BOUND = BOUNDS[torch.float64]
 NAMES = ("blocks.0.attention.wq.weight", "blocks.0.attention.wk.bias")
@@ -46,7 +46,7 @@ def test_a_side_is_equal_to_itself_and_to_rounding() -> None:
     b.losses[1] *= 1 + 1e-13
     b.gradients[1][NAMES[0]] = changed(b.gradients[1][NAMES[0]], 1e-11)
     b.after[NAMES[1]] = changed(b.after[NAMES[1]], 1e-10)
-    verdict = compare(a, b, BOUND)
+    verdict = compare_records(a, b, BOUND)
     assert verdict.equal
     assert verdict.largest() == (
         pytest.approx(1e-13, rel=0.1),
@@ -55,7 +55,7 @@ def test_a_side_is_equal_to_itself_and_to_rounding() -> None:
     )
     assert (
         "equal, within the bounds: losses 1e-12, gradients 1e-10, weights at the end 1e-09"
-        in table(verdict, BOUND)
+        in verdict_table(verdict, BOUND)
     )
 
 
@@ -124,39 +124,41 @@ def test_a_fault_is_found(what, tmp_path) -> None:
     spoil, said = FAULTS[what]
     a, b = record(), record()
     spoil(b)
-    verdict = compare(a, b, BOUND)
+    verdict = compare_records(a, b, BOUND)
     assert not verdict.equal
     assert said in verdict.faults
-    assert "NOT equal" in table(verdict, BOUND, faults=1)
+    assert "NOT equal" in verdict_table(verdict, BOUND, faults=1)
     for side in (a, b):
         (tmp_path / str(id(side))).mkdir()
         side.save(tmp_path / str(id(side)))
     read = [Record.load(tmp_path / str(id(side))) for side in (a, b)]
-    assert said in compare(*read, BOUND).faults
+    assert said in compare_records(*read, BOUND).faults
 
 
 def test_state_that_differs_is_a_fault() -> None:
     a, b = record(), record()
     a.state, b.state = {"bias": torch.ones(3)}, {"bias": torch.ones(3)}
-    assert compare(a, b, BOUND).equal
+    assert compare_records(a, b, BOUND).equal
     b.state = {"bias": torch.tensor([1.0, 1.0, 1.1])}
     assert [
         fault
-        for fault in compare(a, b, BOUND).faults
+        for fault in compare_records(a, b, BOUND).faults
         if "bias differs by 5.8e-02 after the last step" in fault
     ]
     b.state = {}
-    assert "bias is missing in b" in compare(a, b, BOUND).faults
+    assert "bias is missing in b" in compare_records(a, b, BOUND).faults
 
 
 def test_a_gradient_that_vanishes_by_mathematics_may_be_rounding_and_no_more() -> None:
     a, b = record(), record()
     for side in (a, b):
         side.gradients[0][NAMES[1]] = torch.randn(3, 4, dtype=torch.float64) * 1e-17
-    assert any(NAMES[1] in fault for fault in compare(a, b, BOUND).faults)
-    assert compare(a, b, BOUND, may_vanish=("wk.bias",)).equal
+    assert any(NAMES[1] in fault for fault in compare_records(a, b, BOUND).faults)
+    assert compare_records(a, b, BOUND, may_vanish=("wk.bias",)).equal
     b.gradients[0][NAMES[1]] = torch.randn(3, 4, dtype=torch.float64) * 1e-9
-    assert any(NAMES[1] in fault for fault in compare(a, b, BOUND, may_vanish=("wk.bias",)).faults)
+    assert any(
+        NAMES[1] in fault for fault in compare_records(a, b, BOUND, may_vanish=("wk.bias",)).faults
+    )
 
 
 def test_stages_and_copies_are_put_together() -> None:
@@ -173,10 +175,10 @@ def test_stages_and_copies_are_put_together() -> None:
         with torch.no_grad():
             model["tied"][0] += 1e-7 * (rank == 3)
         ranks = Ranks(rank=rank, size=4, host=host)
-        found = gather(model.named_parameters(), ranks)
+        found = gather_on_main(model.named_parameters(), ranks)
         assert found.differing == ["tied"]
         model["tied"].grad = None if rank == 2 else torch.ones(4)
-        gradients = gather(
+        gradients = gather_on_main(
             ((name, parameter.grad) for name, parameter in model.named_parameters()), ranks
         )
         if rank == 0:

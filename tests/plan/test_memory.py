@@ -25,10 +25,10 @@ from forge.objectives.chunked_cross_entropy import auto_chunk_size
 from forge.objectives.dpo import DPO
 from forge.objectives.sft import SFT
 from forge.optim.build import build_optimizer
-from forge.parallel.activation_checkpoint import recompute
+from forge.parallel.activation_checkpoint import recompute_blocks
 from forge.parallel.host_memory import Host
 from forge.parallel.modules import FORMATS
-from forge.parallel.ranks import join
+from forge.parallel.ranks import join_ranks
 from forge.planning.activations import Activations
 from forge.planning.memory import memory_by_part
 from forge.resolve.resolve import resolve
@@ -119,7 +119,7 @@ def test_weights_gradients_and_optimizer_state_are_exact(
 
     def work(_: int) -> None:
         cpu = torch.device("cpu")
-        model = build_model(chosen, cpu, join(chosen, cpu), trained=True)
+        model = build_model(chosen, cpu, join_ranks(chosen, cpu), trained=True)
         made = build_optimizer(chosen, model)
         model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
         made.step()
@@ -201,7 +201,7 @@ def test_activations_are_what_forward_leaves_alive(
     for parameter in model.parameters():  # as FSDP gathers them
         parameter.data = parameter.to(torch.bfloat16 if format == "bf16" else torch.float32)
     model.residual_dtype = FORMATS[residual] if format == "bf16" else None
-    recompute(model, mode)
+    recompute_blocks(model, mode)
     tokens = torch.zeros(BATCH, SEQ, dtype=torch.int64)
     noise = tokens.int()
     with Live(model) as live:
@@ -227,7 +227,7 @@ def test_documents_apart_cost_the_masks_that_layers_share(
 ) -> None:
     chosen = config("data.pack_sequences=true", f"train.activation_checkpointing={mode}", **options)
     model = Decoder(chosen.model)  # type: ignore[arg-type]
-    recompute(model, mode)
+    recompute_blocks(model, mode)
     tokens = torch.zeros(BATCH, SEQ, dtype=torch.int64)
     documents = torch.arange(SEQ).expand(BATCH, SEQ) // 5
     with Live(model) as live:
@@ -351,7 +351,7 @@ def test_each_named_tensor_is_as_large_as_its_component_says(
 
     def held(places: dict[str, str], layers: dict[str, int]) -> int:
         built = Decoder(model)
-        recompute(built, Policy(name="custom", places=places, layers=layers))
+        recompute_blocks(built, Policy(name="custom", places=places, layers=layers))
         for module in built.modules():
             if isinstance(host := getattr(module, "host", None), Host):
                 host.smallest = 0

@@ -10,7 +10,7 @@ from test_memory import BATCH, MLA, MOE, SEQ, SIZES, Live
 import forge
 from forge.config.root import Config
 from forge.optim.build import build_optimizer
-from forge.parallel.ranks import Ranks, join
+from forge.parallel.ranks import Ranks, join_ranks
 from forge.planning.memory import memory_by_part
 from forge.resolve.resolve import resolve
 from forge.tensors.masters import master
@@ -61,7 +61,7 @@ def test_only_what_is_trained_has_gradients_and_state(formats: str) -> None:
     config = chosen("dora", "adapter.dropout=0", *formats.split())
 
     def work(_: int) -> None:
-        model = build_model(config, CPU, join(config, CPU), trained=True)
+        model = build_model(config, CPU, join_ranks(config, CPU), trained=True)
         optimizer = build_optimizer(config, model)
         tokens = torch.zeros(1, 4, dtype=torch.int64)
         model(tokens).sum().backward()

@@ -15,7 +15,7 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.models.router import Router
-from forge.parallel.activation_checkpoint import recompute
+from forge.parallel.activation_checkpoint import recompute_blocks
 from forge.parallel.expert import spread_experts
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
@@ -122,7 +122,7 @@ def test_activations_are_what_forward_leaves_alive(
         model, mesh = Decoder(cfg.model), make_mesh(cfg.parallel, "cpu")
         spread_experts(model, mesh)
         spread_scopes(model, mesh)
-        recompute(model, mode, layers=True)
+        recompute_blocks(model, mode, layers=True)
         tokens = torch.zeros(4, 64, dtype=torch.int64)
         with Live(model) as live:
             kept = model(tokens)

@@ -12,8 +12,8 @@ import pytest
 from example_sweep import Example, finish
 
 from forge.config.problems import ConfigError
-from forge.report.comparison import Report, compare
-from forge.report.runs import read
+from forge.report.comparison import Report, compare_arms
+from forge.report.runs import read_source
 
 T2 = 4.302652729911275  # Student's t with two degrees of freedom at 97.5 %
 
@@ -24,7 +24,7 @@ def example(tmp_path: Path) -> Example:
 
 
 def report(*paths: Path, **choices) -> Report:
-    return compare(read(paths), **choices)
+    return compare_arms(read_source(paths), **choices)
 
 
 def losses(sweep: Path, rate: str) -> np.ndarray:

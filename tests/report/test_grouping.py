@@ -9,11 +9,13 @@ from example_sweep import Example
 
 from forge.config.problems import short_keys
 from forge.report.grouping import arms_of, differing
-from forge.report.runs import flat, read, text_of
+from forge.report.runs import flat, read_source, shortest_text
 
 
 def named(path: Path) -> dict[str, list[int | None]]:
-    return {arm.name: [run.seed for run in arm.runs] for arm in arms_of(read([path]).runs, "all")}
+    return {
+        arm.name: [run.seed for run in arm.runs] for arm in arms_of(read_source([path]).runs, "all")
+    }
 
 
 @pytest.fixture
@@ -76,9 +78,9 @@ def test_names_of_an_ablation(example: Example) -> None:
 def test_a_value_as_a_text() -> None:
     values = [0.001, 1e-05, 1e20, 0.0, 4, "1e-3", "-.5", "+4", "2."]
     texts = ["0.001", "1e-5", "1e20", "0", "4", "0.001", "-0.5", "4", "2"]
-    assert list(map(text_of, values)) == texts
+    assert list(map(shortest_text, values)) == texts
     others = [True, None, "adamw", "nan", "1,2", [1], "", "stage01"]
-    assert list(map(text_of, others)) == ["true", "null", *others[2:5], "[1]", "", "stage01"]
+    assert list(map(shortest_text, others)) == ["true", "null", *others[2:5], "[1]", "", "stage01"]
 
 
 def test_keys() -> None:

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from example_sweep import Example, finish
 
-from forge.report.comparison import Report, compare
+from forge.report.comparison import Report, compare_arms
 from forge.report.drawing import POINTS, curve, track
 from forge.report.grouping import Arm
-from forge.report.page import page, page_data
-from forge.report.runs import read
+from forge.report.page import page_data, report_page
+from forge.report.runs import read_source
 from forge.report.swept import is_by_factors
 from forge.report.tables import headline, runs_table, tables
 
@@ -88,12 +88,12 @@ def near(value: float | None):
 
 @pytest.fixture(scope="module")
 def report(sweep: Path) -> Report:
-    return compare(read([sweep]))
+    return compare_arms(read_source([sweep]))
 
 
 @pytest.fixture(scope="module")
 def text(report: Report, sweep: Path) -> str:
-    return page(report, sweep / "report")
+    return report_page(report, sweep / "report")
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_its_tables_are_those_of_the_terminal(text: str, report: Report, sweep: 
     assert all(line in found.texts["p"] for line in headline(report))
     assert "none is common, to the mean of the baseline." in " ".join(found.texts["p"].split())
     best = "<h2>eval/loss of the baseline and the best 1 of 2 arms</h2>"
-    assert best in page(report, sweep, 1)
+    assert best in report_page(report, sweep, 1)
 
 
 def test_its_figures_are_drawn_from_the_same_numbers(text: str, report: Report) -> None:
@@ -149,7 +149,7 @@ def test_text_of_others_is_no_markup(tmp_path: Path) -> None:
     example = Example(tmp_path / "a <b> & 'c'", steps=20)
     example.done([], seed=1, arm="</script><script>alert(1)</script>")
     example.failed([], seed=2, at=10, why="<img src=x onerror=alert(1)>", arm="other")
-    text = page(compare(read([example.sweep.path])), tmp_path)
+    text = report_page(compare_arms(read_source([example.sweep.path])), tmp_path)
     assert seen(text).loaded == ["data:,"]
     assert text.count("<script") == 2
     assert data_of(text)["arms"][0]["name"] == "</script><script>alert(1)</script>"
@@ -159,7 +159,7 @@ def test_each_command_is_listed_once_with_its_config_dirs(example: Example) -> N
     point = example.done([], seed=1)
     for folders in (["/my/conf"], ["/my/conf"], []):
         example.sweep.begin(["seed=1,2", "run.tags=[a,b]"], config_dirs=folders)
-    text = page(compare(read([example.sweep.path])), point.path)
+    text = report_page(compare_arms(read_source([example.sweep.path])), point.path)
     listed = text.partition("<pre>")[2].partition("</pre>")[0].splitlines()
     assert listed[1:] == [
         "python -m forge.train --config-dir /my/conf -m seed=1,2 &#x27;run.tags=[a,b]&#x27;",
@@ -223,7 +223,7 @@ def test_what_was_swept(example: Example) -> None:
         for lr in ("1e-2", "1e-3", "1e-4"):
             overrides = [f"optimizer={optimizer}", f"optimizer.lr={lr}", "train.grad_clip_norm=0.5"]
             example.done(overrides, seed=1, gain=0.1)
-    data = page_data(compare(read([example.sweep.path])))
+    data = page_data(compare_arms(read_source([example.sweep.path])))
     assert [(one["key"], one["values"], one["number"], one["log"]) for one in data["swept"]] == [
         ("optimizer", ("adamw", "lion"), False, False),
         ("optimizer.lr", ("0.0001", "0.001", "0.01"), True, True),
@@ -231,11 +231,11 @@ def test_what_was_swept(example: Example) -> None:
     rates = ("0.0001", "0.001", "0.01")
     expected = [[name, rate] for name in ("adamw", "lion") for rate in rates]
     assert sorted(arm["at"] for arm in data["arms"]) == expected
-    text = page(compare(read([example.sweep.path])), example.sweep.path)
+    text = report_page(compare_arms(read_source([example.sweep.path])), example.sweep.path)
     assert re.findall(r'data-option="(\d)"', text) == ["1"]
     assert 'id="heat"' in text
     example.done(["optimizer=lion", "optimizer.lr=1e-3", "train.grad_clip_norm=2"], seed=1)
-    text = page(compare(read([example.sweep.path])), example.sweep.path)
+    text = report_page(compare_arms(read_source([example.sweep.path])), example.sweep.path)
     assert 'id="parallel"' in text
     assert 'id="heat"' not in text
 
@@ -245,7 +245,7 @@ def test_a_curve_is_of_the_runs_that_count(example: Example) -> None:
     example.partial([], seed=1, at=150)
     example.partial([], seed=2, at=80)
     example.waiting([], seed=3)
-    arm = Arm(name="all", runs=tuple(read([example.sweep.path]).runs))
+    arm = Arm(name="all", runs=tuple(read_source([example.sweep.path]).runs))
     found = curve(arm, "train/loss")
     assert found
     assert (found["step"][-1], found["n"], found["done"]) == (80, 2, False)
@@ -254,7 +254,7 @@ def test_a_curve_is_of_the_runs_that_count(example: Example) -> None:
     example.done([], seed=4)
     lost = example.partial([], seed=5, at=50)
     finish(lost.path, {"train/loss": None, "eval/loss": None}, step=200)
-    found = curve(compare(read([example.sweep.path])).rows[0].arm, "train/loss")
+    found = curve(compare_arms(read_source([example.sweep.path])).rows[0].arm, "train/loss")
     assert found
     assert (found["n"], found["step"][-1]) == (1, 200)
 
@@ -263,7 +263,7 @@ def test_a_curve_is_of_the_runs_that_count(example: Example) -> None:
 def test_long_curves_are_thinned_out(example: Example, points: int) -> None:
     example.steps = 700 if points < POINTS else 30 * POINTS
     example.done([], seed=1)
-    made = compare(read([example.sweep.path]))
+    made = compare_arms(read_source([example.sweep.path]))
     found = curve(made.rows[0].arm, "train/loss", points=points)
     assert found
     values = made.runs[0].log.curve("train/loss").values
@@ -276,11 +276,11 @@ def test_a_ranked_page(example: Example) -> None:
     """The best arms, without a word of a baseline."""
     for i in range(4):
         example.done([], seed=1, gain=i / 10, arm=f"arm {i}")
-    made = compare(read([example.sweep.path]))
+    made = compare_arms(read_source([example.sweep.path]))
     data = page_data(made, 2)
     assert [arm["name"] for arm in data["arms"]] == ["arm 3", "arm 2"]
     assert (data["baseline"], data["arms"][0]["difference"]) == (None, None)
-    text = page(made, example.sweep.path, 2)
+    text = report_page(made, example.sweep.path, 2)
     assert "<h2>eval/loss of the best 2 of 4 arms</h2>" in text
     said = seen(text).texts["p"]
     assert "The best 2 of 4 arms; all of them: --top 4, or arms.csv (--csv FILE)." in said
@@ -294,8 +294,8 @@ def test_a_sweep_without_curves_or_comparison(example: Example) -> None:
     log = example.done([], seed=1).path / "metrics.jsonl"
     log.write_text('{"step": 20, "eval/loss": 4.2}\n')
     log.with_name("performance.jsonl").unlink()
-    made = compare(read([example.sweep.path]))
+    made = compare_arms(read_source([example.sweep.path]))
     assert page_data(made)["curves"] == []
-    text = page(made, example.sweep.path)
+    text = report_page(made, example.sweep.path)
     assert 'id="curves"' not in text
     assert "table-differences" not in text

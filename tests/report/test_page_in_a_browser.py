@@ -16,10 +16,10 @@ import pytest
 from example_sweep import Example, grid
 
 from forge.report import run_page
-from forge.report.comparison import compare
-from forge.report.inventory import entries
-from forge.report.page import page
-from forge.report.runs import read
+from forge.report.comparison import compare_arms
+from forge.report.inventory import find_runs
+from forge.report.page import report_page
+from forge.report.runs import read_source
 from forge.rundir import files
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -99,7 +99,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.skipif(CHROMIUM is None, reason="
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = grid(tmp_path_factory.mktemp("sweeps") / "twenty", arms=20, seeds=3, steps=400).path
-    return page(compare(read([path])), path / "report")
+    return report_page(compare_arms(read_source([path])), path / "report")
 
 
 def measure(text: str, folder: Path, *flags: str) -> list[dict]:
@@ -203,7 +203,7 @@ def test_other_sweeps_are_legible_too(
 ) -> None:
     example = Example(tmp_path / "sweep", steps=400)
     fill(example)
-    text = page(compare(read([example.sweep.path])), tmp_path)
+    text = report_page(compare_arms(read_source([example.sweep.path])), tmp_path)
     for width, found in zip(WIDTHS, measure(text, tmp_path), strict=True):
         assert found["figures"] == figures
         assert found["chips"] == names
@@ -220,8 +220,8 @@ def test_a_run_is_legible_too(tmp_path: Path) -> None:
         point = example.partial([], seed=until, at=until)
         sample = {"step": 10, "prompt": "def ", "text": "long_" * 200}
         files.append_row(point.path / "samples.jsonl", sample)
-        (entry,), _ = entries([point.path])
-        for found in measure(run_page.page(entry), tmp_path):
+        (entry,), _ = find_runs([point.path])
+        for found in measure(run_page.page_of_run(entry), tmp_path):
             assert (found["figures"], found["smallest"]) == (4, SMALLEST)
 
 

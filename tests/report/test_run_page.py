@@ -12,7 +12,7 @@ from example_sweep import Example
 
 from forge.report import __main__ as report
 from forge.report import run_page
-from forge.report.inventory import entries
+from forge.report.inventory import find_runs
 from forge.report.logs import Log
 from forge.rundir import files
 from forge.rundir.annotations import annotate
@@ -58,8 +58,8 @@ def test_the_page_is_written_beside_the_run(run: Path, capsys: Printed) -> None:
 
 def test_what_it_holds(run: Path) -> None:
     """Every metric, thinned out; samples with the newest first; every option; nothing as markup."""
-    (entry,), _ = entries([run])
-    text = run_page.page(entry)
+    (entry,), _ = find_runs([run])
+    text = run_page.page_of_run(entry)
     (found,) = re.findall(r'id="data">(.*?)</script>', text, re.DOTALL)
     data = json.loads(found)
     log = Log(run)
@@ -86,8 +86,8 @@ def test_what_it_holds(run: Path) -> None:
 
 def test_a_run_that_has_yet_to_log(tmp_path: Path) -> None:
     path = Example(tmp_path / "sweep", steps=20).partial([], seed=1, at=0).path
-    (entry,), _ = entries([path])
-    text = run_page.page(entry)
+    (entry,), _ = find_runs([path])
+    text = run_page.page_of_run(entry)
     assert "Nothing has been logged yet." in text
     assert "<figure" not in text
 

@@ -11,10 +11,10 @@ import pytest
 from example_sweep import Example, finish, grid
 from rich.console import Console
 
-from forge.report.comparison import Report, compare
+from forge.report.comparison import Report, compare_arms
 from forge.report.frames import arm_rows, run_rows
-from forge.report.rendering import csv_text, markdown, show
-from forge.report.runs import read
+from forge.report.rendering import csv_text, markdown, print_report
+from forge.report.runs import read_source
 from forge.report.tables import Table, headline, runs_table, tables
 
 TERMINAL = """\
@@ -84,12 +84,12 @@ MARKDOWN = r"""
 
 
 def report(*paths: Path, **choices) -> Report:
-    return compare(read(paths), **choices)
+    return compare_arms(read_source(paths), **choices)
 
 
 def printed(made: Report) -> str:
     console = Console(file=io.StringIO(), width=80, force_terminal=False)
-    show(made, console)
+    print_report(made, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

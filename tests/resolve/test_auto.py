@@ -13,7 +13,7 @@ from refusing import resolved
 
 from forge.planning.memory import memory_by_part
 from forge.planning.world import Devices, World
-from forge.resolve.auto import USABLE, candidates, choose, name_of
+from forge.resolve.auto import USABLE, candidate_degrees, choose_degrees, layout_name
 from forge.resolve.resolve import Resolution
 
 GIB = 1 << 30
@@ -110,8 +110,8 @@ def test_experts_are_spread_before_tp_and_as_far_as_a_node_and_their_number_allo
         size=32, source="the test", device="cuda", devices=Devices(gpus=8, source="the test")
     )
     parallel = resolved(["parallel=single"]).config.parallel
-    found = list(candidates(parallel, world, experts=12))
-    assert [name_of(c) for c in found[:8]] == [
+    found = list(candidate_degrees(parallel, world, experts=12))
+    assert [layout_name(c) for c in found[:8]] == [
         "ddp",
         "hsdp",
         "fsdp",
@@ -123,7 +123,7 @@ def test_experts_are_spread_before_tp_and_as_far_as_a_node_and_their_number_allo
     ]
     assert {math.prod(c.values()) for c in found} == {32}
     assert all(12 % c["ep"] == 0 and 8 % (c["ep"] * c["tp"]) == 0 for c in found)
-    assert {c["ep"] for c in candidates(parallel, world)} == {1}
+    assert {c["ep"] for c in candidate_degrees(parallel, world)} == {1}
 
 
 MIXTRAL = [
@@ -171,6 +171,6 @@ def test_memory_on_a_cpu_is_shared():
         World(size=n, source="the test", device="cpu", devices=Devices(gpus=0, source="the test"))
         for n in sizes
     ]
-    reasons = [choose(config, world)[1] for world in worlds]
+    reasons = [choose_degrees(config, world)[1] for world in worlds]
     there = [float(why.split(" of the ")[1].split()[0]) for why in reasons]
     assert there[0] == pytest.approx(2 * there[1], abs=0.15), "to one decimal"

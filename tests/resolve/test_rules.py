@@ -161,12 +161,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (path / name / "adapter_config.json").write_text(json.dumps(said))
     for step in (2, 10):
         (path / "run" / "checkpoints" / f"step_{step}").mkdir(parents=True)
-    saved_config.save(resolved(SMALL, as_point=True).config, path / "run" / "config.yaml")
+    saved_config.save_config(resolved(SMALL, as_point=True).config, path / "run" / "config.yaml")
     trained = path / "base" / "checkpoints" / "step_5"
     trained.mkdir(parents=True)
     (trained / "meta.json").write_text(json.dumps({"format": checkpoints.FORMAT}))
     for folder in (trained, path / "base"):
-        saved_config.save(resolved(SMALL, as_point=True).config, folder / "config.yaml")
+        saved_config.save_config(resolved(SMALL, as_point=True).config, folder / "config.yaml")
         (folder / "tokenizer").mkdir()
         vocab = {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 299, "content": "</s>"}]}
         (folder / "tokenizer" / "tokenizer.json").write_text(json.dumps(vocab))

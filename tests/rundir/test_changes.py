@@ -122,8 +122,8 @@ def test_a_change_with_its_values(before: Config, key: str, value: Any, free: bo
 
 def test_nothing_differs_from_itself_written_and_read(before: Config, tmp_path: Path) -> None:
     """Lists in the file are tuples here, in free dicts too."""
-    saved_config.save(before, tmp_path / "config.yaml")
-    again = saved_config.load(tmp_path / "config.yaml", trust=["mypkg."])
+    saved_config.save_config(before, tmp_path / "config.yaml")
+    again = saved_config.load_config(tmp_path / "config.yaml", trust=["mypkg."])
     assert changes(before, again) == changes(again, before) == []
     again.thaw()
     assert isinstance(again.callbacks["a"]["of"], list)

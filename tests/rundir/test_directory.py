@@ -32,7 +32,7 @@ def test_what_is_in_it(tmp_path: Path) -> None:
     path, config = directory.create(checked, overrides=tuple(OVERRIDES))
     assert path.parent == tmp_path / "runs"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_..-a-b--ü_[0-9a-f]{8}", path.name)
-    stored = saved_config.load(path / "config.yaml", trust=())
+    stored = saved_config.load_config(path / "config.yaml", trust=())
     assert saved_config.to_plain(stored) == saved_config.to_plain(config)
     assert (config.frozen, config.run.dir) == (True, str(path))
     assert read(path / "overrides.json") == OVERRIDES

@@ -44,7 +44,7 @@ def test_each_schema_of_an_earlier_version_is_still_there() -> None:
 
 
 def test_a_config_of_an_earlier_version_is_read_with_the_targets_of_today() -> None:
-    config = saved_config.load(EARLIER / "config.yaml", trust=())
+    config = saved_config.load_config(EARLIER / "config.yaml", trust=())
     for section in vars(config).values():
         target = getattr(section, "_target_", None)
         assert target is None or section.has_own_target

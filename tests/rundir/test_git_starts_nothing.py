@@ -61,7 +61,7 @@ def test_git_is_not_run_in_a_project_before_it_is_trusted(tmp_path, monkeypatch)
 
     trusted = False
     assert not asked()
-    found = project.find()
+    found = project.find_project()
     assert found is not None
     trust.remember(found)
     trusted = True

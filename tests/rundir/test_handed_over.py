@@ -14,7 +14,7 @@ from going_on_helpers import RUN, content, take
 from hydra.core.override_parser.types import Override
 
 from forge import resume, worker
-from forge.compose.grammar import read
+from forge.compose.grammar import read_override
 from forge.config.problems import quoted
 
 BREAK = "x\\'\"\ntouch {out}/made\n#"
@@ -68,7 +68,7 @@ def handed_over(typed: list[str]) -> Path:
     for text in typed[len(groups) :]:
         key, _, value = text.partition("=")
         own.append(f"{key}={quoted(value)}" if "\n" in value else text)
-        override = read(own[-1])
+        override = read_override(own[-1])
         assert isinstance(override, Override)
         if not key.startswith("hydra."):
             put(plain, key.lstrip("+"), override.value())
@@ -96,7 +96,7 @@ def test_an_attack_is_refused(
     """By who lets the run go on, and by a rank that is started in the directory all the same."""
     out, submitted = tmp_path / "out", list[Any]()
     out.mkdir()
-    monkeypatch.setattr("forge.launch.slurm.jobs.submit", lambda *a, **_: submitted.append(a))
+    monkeypatch.setattr("forge.launch.slurm.jobs.submit_jobs", lambda *a, **_: submitted.append(a))
     run = handed_over([text.format(out=out) for text in typed])
     before = content(run)
     assert resume.main(["run"]) == 2

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import forge
 from forge.compose import composition
-from forge.compose.grammar import read as parse
+from forge.compose.grammar import read_override as parse
 from forge.compose.portable import portable
 from forge.config.problems import quoted
 from forge.rundir import directory

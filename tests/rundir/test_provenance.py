@@ -18,4 +18,4 @@ from forge.rundir import provenance
     ],
 )
 def test_the_command_of_arguments(argv: list[str], command: str) -> None:
-    assert provenance.typed(argv) == command
+    assert provenance.typed_command(argv) == command

@@ -37,15 +37,15 @@ def test_a_config_is_read_back_equal(
     monkeypatch.chdir(tmp_path)
     Path("t.json").write_text('{"model": {"vocab": {"a": 0, "</s>": 1}}}')
     config = resolved(choice).config
-    saved_config.save(config, tmp_path / "config.yaml")
-    again = saved_config.load(tmp_path / "config.yaml", trust=())
+    saved_config.save_config(config, tmp_path / "config.yaml")
+    again = saved_config.load_config(tmp_path / "config.yaml", trust=())
     assert options(again) == options(config)
     assert again.frozen
     assert isinstance(again.eval.sample_prompts, tuple)
 
 
 def test_the_file_is_plain_yaml_that_names_its_schemas(tmp_path: Path) -> None:
-    saved_config.save(resolved(["scheduler=wsd"]).config, tmp_path / "config.yaml")
+    saved_config.save_config(resolved(["scheduler=wsd"]).config, tmp_path / "config.yaml")
     plain = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert plain["scheduler"]["_type_"] == "wsd"
     assert plain["model"]["_type_"] == "decoder"
@@ -56,11 +56,11 @@ def test_the_file_is_plain_yaml_that_names_its_schemas(tmp_path: Path) -> None:
 
 def test_an_option_that_is_newer_than_the_file_has_its_default(tmp_path: Path) -> None:
     config, file = resolved(["eval.patience=3", "optimizer=adamw"]).config, tmp_path / "config.yaml"
-    saved_config.save(config, file)
+    saved_config.save_config(config, file)
     plain = yaml.safe_load(file.read_text())
     del plain["eval"]["patience"], plain["optimizer"]["fused"]
     file.write_text(yaml.safe_dump(plain))
-    again = saved_config.load(file, trust=())
+    again = saved_config.load_config(file, trust=())
     assert (again.eval.patience, again.optimizer.fused) == (0, True)  # type: ignore[attr-defined]
     assert options(again.train) == options(config.train)  # type: ignore[arg-type]
 

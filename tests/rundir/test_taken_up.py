@@ -53,7 +53,7 @@ def test_a_change_is_kept_in_files_of_its_own() -> None:
     rows = files.read_rows(path / CHANGES)
     assert [set(row) for row in rows] == [{"version", "config", *KEPT}] * 2
     names = ("config.yaml", "config.2.yaml", "config.3.yaml")
-    configs = [saved_config.load(path / name, trust=()) for name in names]
+    configs = [saved_config.load_config(path / name, trust=()) for name in names]
     assert [c.metrics.log_interval for c in configs] == [10, 3, 3]
     assert [c.train.max_steps for c in configs] == [40, 40, 50]
     assert saved_config.newest(path).name == "config.3.yaml"
@@ -86,9 +86,9 @@ def test_the_tenth_change_comes_after_the_ninth() -> None:
         *configs,
         CHANGES,
     }
-    fifth = saved_config.load(path / "config.5.yaml", trust=())
+    fifth = saved_config.load_config(path / "config.5.yaml", trust=())
     assert fifth.metrics.log_interval == 104
-    assert fifth.model == saved_config.load(path / "config.yaml", trust=()).model
+    assert fifth.model == saved_config.load_config(path / "config.yaml", trust=()).model
 
 
 def test_the_numbered_files_of_an_earlier_forge_are_read() -> None:
@@ -179,7 +179,9 @@ def test_a_directory_that_a_kill_left_half_made_is_taken(
     with monkeypatch.context() as patch:
         patch.setattr(directory, "write_json", write)
         patch.setattr(versions, "write_json", write)
-        patch.setattr(saved_config, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            saved_config, "save_config", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             take(*RUN)
     assert not saved_config.is_run(Path("run"))
@@ -193,16 +195,18 @@ def test_a_change_that_a_kill_left_half_kept_is_not_in_force(
 ) -> None:
     path, _ = take(*RUN)
     with monkeypatch.context() as patch:
-        patch.setattr(saved_config, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            saved_config, "save_config", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             resume(path, "metrics.log_interval=3")
-    assert versions.read(path, "changes", 2)
+    assert versions.read_part(path, "changes", 2)
     assert saved_config.newest(path).name == "config.yaml"
     assert directory.own_overrides(path) == [*RUN[1:]]
     assert directory.changed(path) == []
     assert resume(path) == (path, [])
     assert [c.after for c in resume(path, "metrics.log_interval=5")[1]] == [5]
-    assert [c["after"] for c in versions.read(path, "changes", 2)] == [5]
+    assert [c["after"] for c in versions.read_part(path, "changes", 2)] == [5]
     assert len(files.read_rows(path / CHANGES)) == 1
 
 
@@ -216,7 +220,7 @@ def test_every_run_has_an_id_of_its_own_that_goes_with_it() -> None:
     assert directory.run_id(Path("elsewhere")) == identity
     assert resume("elsewhere") == (Path("elsewhere").resolve(), [])
     resume("elsewhere", "metrics.log_interval=4")
-    moved = saved_config.load(Path("elsewhere/config.3.yaml"), trust=())
+    moved = saved_config.load_config(Path("elsewhere/config.3.yaml"), trust=())
     assert moved.run.dir == str(Path("elsewhere").resolve())
 
 

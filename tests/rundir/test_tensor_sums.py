@@ -32,22 +32,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_each_block_is_read(folder: Path) -> None:
-    assert tensor_sums.damage(folder) is None
+    assert tensor_sums.tensor_damage(folder) is None
     for place, name in ((0, "first"), (5, "first"), (6, "last"), (9, "last")):
         content = bytearray(b"abcdefghij")
         content[place] ^= 1
         (folder / "rank_0.bin").write_bytes(content)
         said = f"rank_0.bin is damaged: the bytes of '{name}' are not those that were saved"
-        assert tensor_sums.damage(folder) == f"{folder}/{said}"
+        assert tensor_sums.tensor_damage(folder) == f"{folder}/{said}"
 
 
 def test_what_is_missing_is_said(folder: Path) -> None:
     (folder / "rank_0.bin").write_bytes(b"abcde")
     torn = f"{folder}/rank_0.bin is torn: bytes of "
-    assert (tensor_sums.damage(folder) or "").startswith(torn)
+    assert (tensor_sums.tensor_damage(folder) or "").startswith(torn)
     (folder / "rank_0.bin").unlink()
     said = f"{folder}/rank_0.bin cannot be read: No such file or directory"
-    assert tensor_sums.damage(folder) == said
+    assert tensor_sums.tensor_damage(folder) == said
     (folder / "tensors.json").write_text('{"tensors": [1]}')
     said = f"{folder}/tensors.json cannot be used: AttributeError: "
-    assert (tensor_sums.damage(folder) or "").startswith(said)
+    assert (tensor_sums.tensor_damage(folder) or "").startswith(said)

@@ -72,7 +72,7 @@ def make(tmp_path_factory: pytest.TempPathFactory, text_file: Path, one_box_slur
 
     def run(name: str, *overrides: str) -> Run:
         composition, resolution = cli.resolved([*common, *overrides, f"run.dir={folder / name}"])
-        path, _ = directory.prepare(resolution, overrides=composition.overrides)
+        path, _ = directory.prepare_directory(resolution, overrides=composition.overrides)
         section = resolution.config.launch
         assert isinstance(section, Slurm)
         return Run(path=path, world=resolution.world.size, section=section)
@@ -83,7 +83,7 @@ def make(tmp_path_factory: pytest.TempPathFactory, text_file: Path, one_box_slur
 def submit(*runs: Run, folder: Path, section: Slurm | None = None) -> list[str]:
     """Their jobs, which are called like the first."""
     points, own = [run.point for run in runs], section or runs[0].section
-    return slurm.submit(points, own, name=runs[0].path.name, folder=folder, trust=TRUSTED)
+    return slurm.submit_jobs(points, own, name=runs[0].path.name, folder=folder, trust=TRUSTED)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def begun_first(told_of_the_limit: object) -> None:
 
 def shown(job: str) -> dict[str, str]:
     """What scontrol says of a job."""
-    _, said, _ = queue.ask(["scontrol", "show", "job", "--oneliner", job])
+    _, said, _ = queue.run_command(["scontrol", "show", "job", "--oneliner", job])
     return dict(re.findall(r"(\w+)=(\S+)", said))
 
 
@@ -130,7 +130,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 300.0) -> float:
 
 
 def printed(run: Run, rank: int = 0) -> str:
-    file = slurm.log_file(run.path, rank)
+    file = slurm.job_log(run.path, rank)
     return file.read_text() if file and file.exists() else "nothing"
 
 
@@ -138,11 +138,13 @@ def test_an_array_of_three_of_which_one_fails(make: Make, tmp_path: Path) -> Non
     failing = [*TROUBLE, "+callbacks.trouble.what=raise", "+callbacks.trouble.rank=0"]
     runs = [make(name, *more) for name, more in (("first", []), ("failing", failing), ("last", []))]
     points, section = [run.point for run in runs], runs[0].section
-    slurm.check(points, section, name="three", folder=tmp_path / "slurm")
+    slurm.check_accepted(points, section, name="three", folder=tmp_path / "slurm")
     assert not (tmp_path / "slurm").exists()
-    jobs = slurm.submit(points, section, name="three", folder=tmp_path / "slurm", trust=TRUSTED)
+    jobs = slurm.submit_jobs(
+        points, section, name="three", folder=tmp_path / "slurm", trust=TRUSTED
+    )
     ended: list[str] = []
-    ends = queue.wait(jobs, ended=lambda job, state: ended.append(job), poll=0.5)
+    ends = queue.wait_for_jobs(jobs, ended=lambda job, state: ended.append(job), poll=0.5)
     assert list(ends.values()) == ["COMPLETED", "FAILED", "COMPLETED"], printed(runs[0])
     assert [shown(job)["ExitCode"] for job in jobs] == ["0:0", "1:0", "0:0"]
     assert sorted(ended) == jobs
@@ -158,7 +160,7 @@ def test_two_nodes_with_two_ranks_each_train_as_four_ranks_here(make: Make, tmp_
     there, here = make("nodes", *four, "launch.gpus_per_node=2"), make("here", *four)
     (job,) = submit(there, folder=tmp_path)
     assert processes.start(here.path, 4) == 0
-    assert queue.wait([job], poll=0.5) == {job: "COMPLETED"}, printed(there)
+    assert queue.wait_for_jobs([job], poll=0.5) == {job: "COMPLETED"}, printed(there)
     needed = {"NumNodes": "2", "NumTasks": "4", "TresPerNode": "gres:gpu:2"}
     assert needed.items() <= shown(job).items()
     assert there.losses == here.losses
@@ -182,7 +184,7 @@ def test_a_line_of_setup_that_fails_ends_the_job_before_the_run_begins(
     run = make("unset")
     section = replace(run.section, setup=["export A=1", "source missing/venv/bin/activate"])
     (job,) = submit(run, folder=tmp_path, section=section)
-    assert queue.wait([job], poll=0.2) == {job: "FAILED"}
+    assert queue.wait_for_jobs([job], poll=0.2) == {job: "FAILED"}
     assert shown(job)["ExitCode"] == "1:0"
     said = "launch.setup failed with exit code 1: source missing/venv/bin/activate"
     assert printed(run).splitlines()[-1] == said
@@ -198,7 +200,7 @@ def test_ranks_have_what_the_script_has_where_jobs_have_an_environment_of_their_
     address = ["export MASTER_ADDR=localhost"]
     section = replace(run.section, sbatch={"export": "NONE"}, setup=address)
     (job,) = submit(run, folder=tmp_path, section=section)
-    assert queue.wait([job], poll=0.2) == {job: "COMPLETED"}, printed(run)
+    assert queue.wait_for_jobs([job], poll=0.2) == {job: "COMPLETED"}, printed(run)
     assert len(run.losses) == 6
 
 
@@ -210,9 +212,9 @@ def test_why_jobs_wait(make: Make, tmp_path: Path) -> None:
     needing = submit(*runs[1:], folder=tmp_path, section=after)
     waiting = {held: "JobHeldUser", **dict.fromkeys(needing, "Dependency")}
     wait_for(lambda: queue.reasons([held, *needing]) == waiting)
-    queue.cancel([held])
+    queue.cancel_jobs([held])
     wait_for(lambda: queue.reasons(needing) == dict.fromkeys(needing, "DependencyNeverSatisfied"))
-    queue.cancel(needing)
+    queue.cancel_jobs(needing)
     wait_for(lambda: not queue.reasons(needing))
 
 
@@ -221,14 +223,14 @@ def test_a_cancelled_element_is_noticed_and_has_saved(make: Make, tmp_path: Path
     jobs = submit(*runs, folder=tmp_path)
     wait_for(lambda: all((run.path / "metrics.jsonl").exists() for run in runs))
     subprocess.run(["scancel", jobs[0]], check=True)
-    assert wait_for(lambda: queue.states(jobs)[jobs[0]] == "CANCELLED") < 30
-    assert queue.states(jobs)[jobs[1]] == "RUNNING"
+    assert wait_for(lambda: queue.job_states(jobs)[jobs[0]] == "CANCELLED") < 30
+    assert queue.job_states(jobs)[jobs[1]] == "RUNNING"
     wait_for(lambda: "not queued again" in printed(runs[0]))
     result = runs[0].read("result.json")
     assert (result["status"], result["reason"]) == ("stopped", "SIGTERM")
     assert (runs[0].path / "checkpoints" / f"step_{result['step']}").is_dir()
-    queue.cancel(jobs)
-    assert queue.wait(jobs, poll=0.2) == dict.fromkeys(jobs, "CANCELLED")
+    queue.cancel_jobs(jobs)
+    assert queue.wait_for_jobs(jobs, poll=0.2) == dict.fromkeys(jobs, "CANCELLED")
     assert shown(jobs[0])["Restarts"] == "0"
 
 
@@ -238,19 +240,19 @@ def test_what_slurm_itself_refuses_is_told_before_anything_is_written(
     run, folder = [(tmp_path / "run", 2)], tmp_path / "slurm"
     section = Slurm(partition="gpuu", gpus_per_node=0)
     with pytest.raises(ValueError) as refused:
-        slurm.check(run, section, name="run", folder=folder)
+        slurm.check_accepted(run, section, name="run", folder=folder)
     assert str(refused.value).splitlines()[2] == (
         "     sbatch refuses a job with nodes=1 ntasks-per-node=2 gpus-per-node=0: "
         "invalid partition specified: gpuu / allocation failure: Invalid partition name specified"
     )
     with pytest.raises(slurm.NotSubmitted, match=r"sbatch does not take run: .*Invalid partition"):
-        slurm.submit(run, section, name="run", folder=folder, trust=TRUSTED)
+        slurm.submit_jobs(run, section, name="run", folder=folder, trust=TRUSTED)
     assert not (tmp_path / "run").exists()
     points = [(tmp_path / str(place), 1) for place in range(1002)]
     section = Slurm(partition="debug", gpus_per_node=0)
     scripts = slurm.scripts(points, section, name="many", folder=folder)
     assert ["--array=0-1000%" in script for script in scripts] == [True, False]
-    slurm.check(points, section, name="many", folder=folder)
+    slurm.check_accepted(points, section, name="many", folder=folder)
 
 
 @pytest.mark.parametrize(("partition", "by"), [("debug", "Slurm"), ("scavenge", "us")])
@@ -266,7 +268,7 @@ def test_a_run_makes_room_for_an_urgent_one_and_comes_back(
     urgent = ["sbatch", "--partition=urgent", "--exclusive", "--nodes=2"]
     urgent += ["--output=/dev/null", "--wrap=sleep 1"]
     subprocess.run(urgent, check=True, capture_output=True)
-    assert queue.wait([job], poll=0.5) == {job: "COMPLETED"}, printed(run)
+    assert queue.wait_for_jobs([job], poll=0.5) == {job: "COMPLETED"}, printed(run)
     assert shown(job)["Restarts"] == "1"
     assert ("queueing the job again, for the 1. time of 5" in printed(run)) == (by == "us")
     assert len(run.losses) == 6
@@ -279,7 +281,7 @@ def test_a_run_at_its_time_limit_saves_is_queued_again_and_ends_with_the_same_bi
     (single, alone), (undisturbed, reference), (element, one_of) = told_of_the_limit
     jobs = [single, undisturbed, element]
     said = printed(alone) + printed(one_of)
-    assert queue.wait(jobs, poll=0.5) == dict.fromkeys(jobs, "COMPLETED"), said
+    assert queue.wait_for_jobs(jobs, poll=0.5) == dict.fromkeys(jobs, "COMPLETED"), said
     assert [shown(job)["Restarts"] for job in jobs] == ["1", "0", "1"]
     assert len(reference.losses) == 100
     assert alone.losses == reference.losses

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from forge.launch.slurm import queue, task
-from forge.launch.slurm.queue import NoAnswer, cancel, reasons, states, wait
+from forge.launch.slurm.queue import NoAnswer, cancel_jobs, job_states, reasons, wait_for_jobs
 from forge.training.callbacks.signals import Signals
 
 Command = Callable[[str, str], None]
@@ -44,14 +44,14 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 def test_states_of_elements_and_single_jobs(command: Command) -> None:
     command("squeue", r"printf '12_0|RUNNING\n12_1|PENDING\n12_2|FAILED\n15|COMPLETED\n'")
     wanted = {"12_0": "RUNNING", "12_2": "FAILED", "15": "COMPLETED"}
-    assert states(wanted) == wanted
-    assert states([]) == {}
+    assert job_states(wanted) == wanted
+    assert job_states([]) == {}
     command("squeue", "echo '12_0|RUNNING'")
     command("sacct", r"printf '12_0|PENDING\n12_1|CANCELLED by 1000\n12_2|OUT_OF_MEMORY\n'")
-    assert states(["12_0", "12_1"]) == {"12_0": "RUNNING", "12_1": "CANCELLED"}
+    assert job_states(["12_0", "12_1"]) == {"12_0": "RUNNING", "12_1": "CANCELLED"}
     command("sacct", "exit 1")
     command("squeue", GONE)
-    assert states(["12"]) == {}
+    assert job_states(["12"]) == {}
 
 
 def test_why_jobs_wait_in_the_words_of_slurm(command: Command, tmp_path: Path) -> None:
@@ -70,17 +70,17 @@ def test_no_answer_is_not_the_end_of_a_job(
 ) -> None:
     command("squeue", AWAY)
     with pytest.raises(NoAnswer, match="Unable to contact slurm") as error:
-        states(["12"])
+        job_states(["12"])
     assert str(error.value).splitlines()[2] == (
         "  -> try again once sinfo shows the nodes of the cluster"
     )
     command("squeue", "sleep 5")
     monkeypatch.setattr(queue, "SECONDS", 0.2)
     with pytest.raises(NoAnswer, match=r"squeue gives no answer in 0\.2 s"):
-        states(["12"])
+        job_states(["12"])
     monkeypatch.setenv("PATH", "")
     with pytest.raises(NoAnswer, match="there is no squeue on PATH"):
-        states(["12"])
+        job_states(["12"])
     assert reasons(["12"]) == {}
 
 
@@ -92,7 +92,7 @@ def test_waiting_tells_each_end_once_and_asks_on_while_slurm_does_not_answer(
     count = f"n=$(cat {tmp_path}/n 2>/dev/null || echo 0); echo $((n+1)) > {tmp_path}/n"
     command("squeue", f"{count}\ncase $n in\n{cases}\nesac")
     ended: list[tuple[str, str | None]] = []
-    last = wait(["1", "2"], ended=lambda job, state: ended.append((job, state)), poll=0.01)
+    last = wait_for_jobs(["1", "2"], ended=lambda job, state: ended.append((job, state)), poll=0.01)
     assert last == {"1": None, "2": "FAILED"}
     assert ended == [("2", "FAILED"), ("1", None)]
     assert (tmp_path / "n").read_text() == "4\n"
@@ -100,15 +100,15 @@ def test_waiting_tells_each_end_once_and_asks_on_while_slurm_does_not_answer(
 
 def test_cancel(command: Command, tmp_path: Path) -> None:
     command("scancel", f"echo $* >> {tmp_path}/cancelled")
-    cancel(["12_0", "15"])
-    cancel([])
+    cancel_jobs(["12_0", "15"])
+    cancel_jobs([])
     assert (tmp_path / "cancelled").read_text() == "12_0 15\n"
     error = "echo 'scancel: error: Kill job error on job id 12: {}' >&2; exit 1"
     command("scancel", error.format("Invalid job id specified"))
-    cancel(["12"])
+    cancel_jobs(["12"])
     command("scancel", error.format("Access/permission denied"))
     with pytest.raises(NoAnswer, match=r"scancel fails: .*: Access/permission denied"):
-        cancel(["12"])
+        cancel_jobs(["12"])
 
 
 PREEMPTED = RUNNING.replace("None", "2026-01-01T00:00:00")

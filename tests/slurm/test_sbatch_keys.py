@@ -10,7 +10,7 @@ import pytest
 from forge.config.launch import Slurm
 from forge.config.sbatch import SOURCES, given
 from forge.launch.slurm import jobs as slurm
-from forge.planning.allocation import faults
+from forge.planning.allocation import allocation_faults
 
 ITSELF = "forge sets this key of sbatch itself."
 SPOILS = "forge cannot work with this key of sbatch."
@@ -29,7 +29,7 @@ SPOILS = "forge cannot work with this key of sbatch."
 def test_a_key_that_forge_sets_or_cannot_work_with_is_refused(
     key: str, value: str, what: str, fix: str
 ) -> None:
-    (fault,) = faults(Slurm(sbatch={key: value}))
+    (fault,) = allocation_faults(Slurm(sbatch={key: value}))
     assert (fault.key, fault.what) == (f"launch.sbatch.{key}={value}", what)
     assert fault.fix.startswith(fix)
 
@@ -38,7 +38,7 @@ def test_all_other_keys_reach_the_script_and_a_flag_has_no_value() -> None:
     kept = {"mail_type": "FAIL", "gres": "nvme:1", "exclusive": "user", "container_image": "a.sqsh"}
     typed = {key.replace("_", "-"): value for key, value in kept.items()}
     section = Slurm(sbatch={**typed, "hold": "True", "--spread-job": ""})
-    assert list(faults(section)) == []
+    assert list(allocation_faults(section)) == []
     assert given(section) == {**kept, "hold": True, "spread_job": True}
 
 

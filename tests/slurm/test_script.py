@@ -23,7 +23,7 @@ from forge.launch.local.processes import search_path
 from forge.launch.slurm import jobs as slurm
 from forge.launch.slurm import queue
 from forge.launch.slurm.script import ENDS, grouped, incomplete, setup
-from forge.planning.allocation import Allocation, allocation, faults
+from forge.planning.allocation import Allocation, allocation, allocation_faults
 
 Command = Callable[[str, str], None]
 Capture = pytest.CaptureFixture[str]
@@ -96,14 +96,14 @@ def test_all_that_does_not_fit_is_refused_together_and_nothing_is_written(tmp_pa
     section = Slurm(gpus_per_node=4, time=1, sbatch={"array": "1"})
     points = [(tmp_path / str(place), world) for place, world in enumerate((1, 5, 6, 5))]
     with pytest.raises(ConfigError) as refused:
-        slurm.submit(points, section, name="bad", folder=tmp_path / "slurm")
+        slurm.submit_jobs(points, section, name="bad", folder=tmp_path / "slurm")
     assert sorted(problem.key for problem in refused.value.problems) == [
         *["launch.gpus_per_node=4"] * 2,
         "launch.sbatch.array=1",
         "launch.signal_before=120",
     ]
     assert not (tmp_path / "slurm").exists()
-    assert not list(faults(Slurm(time=2, signal_before=119)))
+    assert not list(allocation_faults(Slurm(time=2, signal_before=119)))
 
 
 def test_the_script_of_an_array(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_what_slurm_refuses_is_said_before_anything_is_written(
             action(run, Slurm(gpus_per_node=4), name="night", folder=folder)
         return [line.strip() for line in str(refused.value).splitlines()]
 
-    assert said(slurm.check)[2:] == [
+    assert said(slurm.check_accepted)[2:] == [
         "this machine has no Slurm: there is no sbatch on PATH.",
         "-> a machine of the cluster with sbatch and srun, or launch.dry_run=true for the scripts; "
         "forge.check plan.device=h100 plans it from here",
@@ -187,14 +187,14 @@ def test_what_slurm_refuses_is_said_before_anything_is_written(
     )
     machines = "nodes=2 ntasks-per-node=4 gpus-per-node=4"
     why = f"sbatch refuses a job with {machines}: invalid partition: gpuu / allocation failure"
-    assert said(slurm.check)[2:] == [
+    assert said(slurm.check_accepted)[2:] == [
         why,
         "-> launch.dry_run=true prints what it is given; forge.check plan.device=h100 plans it",
     ]
     assert said(slurm.scripts)[2:] == [why, "-> the script above is what it is given"]
     assert capfd.readouterr().out.count("#!/bin/bash\n") == 1
     assert not folder.exists()
-    assert said(slurm.submit) == [
+    assert said(slurm.submit_jobs) == [
         "launch=slurm",
         "sbatch does not take night: invalid partition: gpuu / allocation failure",
         "-> the same command, once that is mended, submits what is missing",
@@ -282,7 +282,7 @@ def test_variables_of_jobs_and_of_sbatch_overrule_no_option(
     def seen(section: Slurm) -> set[str]:
         (tmp_path / "run" / slurm.JOB).unlink(missing_ok=True)
         run = [(tmp_path / "run", 1)]
-        assert slurm.submit(run, section, name="run", folder=tmp_path / "slurm") == ["12"]
+        assert slurm.submit_jobs(run, section, name="run", folder=tmp_path / "slurm") == ["12"]
         lines = (tmp_path / "seen").read_text().splitlines()
         return {line.split("=")[0] for line in lines} & {*never, *named, *kept}
 
@@ -290,8 +290,8 @@ def test_variables_of_jobs_and_of_sbatch_overrule_no_option(
     own = Slurm(partition="gpu", mem="8G", exclusive=True, sbatch={"reservation": "mine"})
     assert seen(own) == kept
     assert os.environ["SBATCH_PARTITION"] == "7"
-    assert slurm.job_of(tmp_path / "run") == "12"
-    assert slurm.log_file(tmp_path / "run", 1) == tmp_path / "slurm" / "12_1_log.out"
+    assert slurm.slurm_job(tmp_path / "run") == "12"
+    assert slurm.job_log(tmp_path / "run", 1) == tmp_path / "slurm" / "12_1_log.out"
 
 
 def test_a_run_that_is_in_the_queue_is_not_submitted_twice(
@@ -302,11 +302,11 @@ def test_a_run_that_is_in_the_queue_is_not_submitted_twice(
     command("squeue", "echo '12|PENDING'")
     run = tmp_path / "run"
     run.mkdir()
-    slurm.submit([(run, 1)], Slurm(), name="run", folder=tmp_path / "slurm")
+    slurm.submit_jobs([(run, 1)], Slurm(), name="run", folder=tmp_path / "slurm")
     with pytest.raises(ConfigError, match=r"in Slurm's queue already: job 12 is PENDING\.\n.*l 12"):
-        slurm.submit([(run, 1)], Slurm(), name="run", folder=tmp_path / "slurm")
+        slurm.submit_jobs([(run, 1)], Slurm(), name="run", folder=tmp_path / "slurm")
     command("squeue", "echo '12|TIMEOUT'")
-    assert slurm.submit([(run, 1)], Slurm(), name="run", folder=tmp_path / "slurm") == ["12"]
+    assert slurm.submit_jobs([(run, 1)], Slurm(), name="run", folder=tmp_path / "slurm") == ["12"]
 
 
 def test_the_page_shows_the_script_as_it_is() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forge.rundir.checkpoints import WEIGHTS
 from forge.rundir.files import read_rows
-from forge.training.build import build
+from forge.training.build import build_loop
 from forge.training.build_session import build_session
 from forge.training.callback import Callback
 from forge.training.checkpoints import tensor_storage
@@ -21,7 +21,7 @@ from forge.training.loop import Loop
 
 def built(run_dir: Path) -> Loop:
     """The loop of a run directory, where its last start has left it."""
-    return build(build_session(run_dir))
+    return build_loop(build_session(run_dir))
 
 
 def logged(run_dir: Path, key: str, *, file: str = "metrics.jsonl") -> dict[int, float]:
@@ -48,9 +48,9 @@ def load(folder: Path, **targets: Tensor) -> dict[str, Tensor]:
     """All tensors of a folder, or those asked for into the given ones."""
     tensors = targets or {
         name: torch.empty(what.size, dtype=what.properties.dtype)
-        for name, what in tensor_storage.stored(folder).items()
+        for name, what in tensor_storage.stored_metadata(folder).items()
     }
-    tensor_storage.load(tensors, folder)
+    tensor_storage.load_tensors(tensors, folder)
     return tensors
 
 

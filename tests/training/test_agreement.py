@@ -68,7 +68,7 @@ def test_a_stop_of_any_rank_ends_all_at_its_step(new_run, rank):
     path = new_run(LAYOUT)
     ended = run_on_two(path, lambda: [Acting(rank, 3, lambda loop: loop.stop("mine"))])
     assert [(one["reason"], one["step"]) for one in ended] == [("mine", 3)] * 2
-    assert [one.step for one in checkpoints.listed(path / "checkpoints")] == [3]
+    assert [one.step for one in checkpoints.list_checkpoints(path / "checkpoints")] == [3]
 
 
 def test_a_signal_to_one_rank_ends_all_after_the_same_step(new_run):
@@ -90,5 +90,5 @@ def test_minutes_that_are_over_on_one_rank_save_on_all(new_run):
             saving.requested = lambda loop: int(loop.state.step in (6, 7))
 
     run_on_two(path, change=change)
-    saved = checkpoints.listed(path / "checkpoints")
+    saved = checkpoints.list_checkpoints(path / "checkpoints")
     assert {one.step: one.meta["reason"] for one in saved} == {7: "interval_minutes", 12: "end"}

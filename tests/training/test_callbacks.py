@@ -19,7 +19,7 @@ from forge.config.problems import ConfigError
 from forge.rundir.files import read_rows
 from forge.training.callback import Callback as Base
 from forge.training.callback import CallbackError
-from forge.training.checkpoints.callback_state import load_states, split, states
+from forge.training.checkpoints.callback_state import callback_states, load_states, split_tensors
 
 MOMENTS = "on_start on_step_start on_gradients on_step_end on_evaluation on_checkpoint on_end close"
 EVALUATED = "train.max_steps=2 eval.enabled=true eval.interval=2 eval.steps=1 checkpoint.interval=2"
@@ -243,7 +243,7 @@ REFUSED = [
 @pytest.mark.parametrize(("state", "said"), REFUSED)
 def test_what_cannot_be_kept_is_named(state, said):
     with pytest.raises(TypeError) as raised:
-        split(state)
+        split_tensors(state)
     assert said in str(raised.value)
 
 
@@ -262,7 +262,7 @@ def test_each_callback_gets_its_own_back_through_json_as_it_was():
     places = ["", "callbacks.a", "callbacks.a/b", "callbacks.c"]
     values = [{"n": 1}, STATE, {"w": torch.ones(2)}, {}]
     held = [Holding(*pair) for pair in zip(values, places, strict=True)]
-    plain, tensors = states(held, 7)
+    plain, tensors = callback_states(held, 7)
     assert set(plain) == {"Holding", "callbacks.a", "callbacks.a/b"}
     assert {"callbacks.a/mean/blocks.0~1w~0x", "callbacks.a/mean~1blocks.0"} < set(tensors)
     fresh = [Holding("kept", place) for place in places]

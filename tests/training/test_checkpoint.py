@@ -9,7 +9,7 @@ import torch
 from run_helpers import assert_bit_equal, folders, meta, step_of, stored, weights
 
 from forge.rundir.checkpoints import CheckpointError
-from forge.training.checkpoints.restore import load, load_run
+from forge.training.checkpoints.restore import load_checkpoint, load_run
 from forge.training.loop import TrainState
 
 
@@ -30,7 +30,7 @@ def test_weights_and_optimizer_state_are_there_by_parameter_and_come_back(assemb
     assert {key.rpartition("/")[2] for key in state} == {"step", "exp_avg", "exp_avg_sq"}
     by_name = {f"model/{name}": value for name, value in weights(loop.model).items()}
     assert_bit_equal(stored(path), by_name | {f"optimizer/{k}": v for k, v in state.items()})
-    assert load(path, model=other.model, optimizer=other.optimizer) == {}
+    assert load_checkpoint(path, model=other.model, optimizer=other.optimizer) == {}
     assert_bit_equal(weights(other.model), weights(loop.model))
     assert_bit_equal(optimizer_state(other), state)
 

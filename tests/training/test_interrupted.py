@@ -78,7 +78,7 @@ def test_an_evaluation_is_broken_off_and_done_when_the_run_goes_on(
     path = new_run(OPTIONS)
     stop(path, evaluation_number=which, batch=2)
     assert step not in logged(path, "eval/loss")
-    (one,) = checkpoints.listed(path / "checkpoints")
+    (one,) = checkpoints.list_checkpoints(path / "checkpoints")
     due = one.meta["callbacks"]["callbacks.evaluation"]["due"]
     assert (one.step, one.meta["reason"], due) == (step, "SIGTERM", True)
     assert_ends_as(path, undisturbed)

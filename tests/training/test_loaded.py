@@ -144,7 +144,7 @@ def test_code_of_others_is_trusted_by_name(tiny_run: Path) -> None:
 
 
 def test_one_checkpoint_is_taken_as_it_is(tiny_run: Path, tmp_path: Path) -> None:
-    (one,) = (c for c in checkpoints.listed(tiny_run / "checkpoints") if c.step == 4)
+    (one,) = (c for c in checkpoints.list_checkpoints(tiny_run / "checkpoints") if c.step == 4)
     assert forge.load(one.path, device="cpu").step == 4
     with pytest.raises(CheckpointError, match=r"is one checkpoint; leave step='best' out"):
         forge.load(one.path, "best")

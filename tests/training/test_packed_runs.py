@@ -10,7 +10,7 @@ from run_helpers import logged, read
 
 from forge import worker
 from forge.data.batches.order import SampleOrder
-from forge.data.batches.packing import plan
+from forge.data.batches.packing import plan_samples
 
 SEQ, SIZE, STEPS = 16, 4, 6  # of the small model's runs
 
@@ -29,7 +29,7 @@ def expected(loop) -> list[int]:
     """Tokens after each step, counted from the plan and the order."""
     prepared = loop.session.prepared
     store, end = prepared.train.stores[""], prepared.tokenizer.eos_id
-    made = plan(store, end_of_text=end, seq_len=SEQ, policy="first_fit", max_segments=1)
+    made = plan_samples(store, end_of_text=end, seq_len=SEQ, policy="first_fit", max_segments=1)
     order, found = SampleOrder(len(made), seed=loop.config.seed), [0]
     for sample in range(STEPS * SIZE):
         pieces = made.pieces_of(order.window(sample))

@@ -37,7 +37,7 @@ EVALUATED = "eval.enabled=true eval.interval=1 eval.sample_tokens=0 checkpoint.k
 
 
 def reasons(run: Path) -> dict[int, str]:
-    return {one.step: one.meta["reason"] for one in saved.listed(run / "checkpoints")}
+    return {one.step: one.meta["reason"] for one in saved.list_checkpoints(run / "checkpoints")}
 
 
 def test_minutes_count_from_the_last_save(assembled, monkeypatch):
@@ -81,7 +81,7 @@ def test_the_best_are_kept_beside_the_newest(trained, monkeypatch, metric, value
     evaluating(monkeypatch, metric, values)
     options = "checkpoint.interval=1 checkpoint.keep_best=2"
     path = trained(EVALUATED, options, f"eval.metric={metric} run.objective=eval/{metric}")
-    found = saved.listed(path / "checkpoints")
+    found = saved.list_checkpoints(path / "checkpoints")
     assert [one.step for one in found] == kept
     newest = values[-1] if math.isfinite(values[-1]) else None
     assert found[-1].meta["metrics"][metric] == newest
@@ -209,11 +209,13 @@ def test_the_final_evaluation_belongs_to_the_last_checkpoint(trained, mode):
         "checkpoint.interval=4 eval.enabled=true eval.interval=4 eval.sample_prompts=[]",
         f"checkpoint.async_mode={mode} checkpoint.keep_last_n=2 checkpoint.keep_best=1",
     )
-    evaluated = {one.step: one.meta["metrics"]["loss"] for one in saved.listed(run / "checkpoints")}
+    evaluated = {
+        one.step: one.meta["metrics"]["loss"] for one in saved.list_checkpoints(run / "checkpoints")
+    }
     assert evaluated == logged(run, "eval/loss")
     assert set(evaluated) == {4, 6}
     assert evaluated[6] < evaluated[4]
-    assert saved.find(run / "best")[0].step == 6
-    assert [row["best"] for row in checkpoints.describe(run)] == [False, True]
+    assert saved.find_checkpoint(run / "best")[0].step == 6
+    assert [row["best"] for row in checkpoints.describe_checkpoints(run)] == [False, True]
     (step_of(run, 6) / "meta.json").unlink()
-    assert saved.find(run / "checkpoints" / "best")[0].step == 4
+    assert saved.find_checkpoint(run / "checkpoints" / "best")[0].step == 4

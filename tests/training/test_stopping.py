@@ -33,7 +33,7 @@ def test_max_epochs_becomes_steps_and_the_schedule_follows(new_run, options):
     else:
         assert schedule.decay_steps == (77 if options else steps - 2)
     assert loop.config.train.max_steps == steps
-    asked = saved_config.load(path / "config.yaml", trust=())
+    asked = saved_config.load_config(path / "config.yaml", trust=())
     assert asked.train.max_steps == 10000
     derived = {one["key"]: one["value"] for one in read(path / "derived.json")}
     assert derived["train.max_steps"] == steps

@@ -25,7 +25,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from forge.tensors.local import local
 from forge.training.checkpoints import tensor_storage
 from forge.training.checkpoints.staging import Staging
-from forge.training.checkpoints.tensor_storage import DTYPES, save, stored
+from forge.training.checkpoints.tensor_storage import DTYPES, save_tensors, stored_metadata
 
 NAMES = "float32 float64 bfloat16 float16 float8_e4m3fn float8_e5m2 float8_e8m0fnu complex64"
 NAMES += " complex128 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool"
@@ -51,7 +51,7 @@ def test_every_dtype_comes_back_bit_for_bit_without_a_pickle(tmp_path, monkeypat
         for size in sizes
     }
     without_pickle(monkeypatch)
-    save(tensors, tmp_path / "w")
+    save_tensors(tensors, tmp_path / "w")
     saved, back = (
         {key: (value.dtype, value.shape, bits(value)) for key, value in found.items()}
         for found in (tensors, load(tmp_path / "w"))
@@ -70,7 +70,7 @@ def test_views_and_names_of_any_kind(tmp_path):
         "neg": torch.tensor([1 + 2j]).conj().imag,
         "expanded": torch.ones(1).expand(3),
     }
-    save(odd, tmp_path / "w")
+    save_tensors(odd, tmp_path / "w")
     back = load(tmp_path / "w")
     assert back.keys() == odd.keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in odd.items())
@@ -78,7 +78,7 @@ def test_views_and_names_of_any_kind(tmp_path):
 
 def test_the_files_are_what_the_index_says_read_without_torch(tmp_path):
     tensors = {"a": torch.randn(3, 4), "b": torch.arange(5), "c": torch.tensor(2.5)}
-    save(tensors, tmp_path / "w")
+    save_tensors(tensors, tmp_path / "w")
     index = json.loads((tmp_path / "w" / "tensors.json").read_text())
     assert index["format"] == 2
     for name, tensor in tensors.items():
@@ -93,7 +93,7 @@ def test_the_files_are_what_the_index_says_read_without_torch(tmp_path):
 def test_large_saves_go_to_several_files_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(tensor_storage, "FILE_BYTES", 4000)
     tensors = {f"t{i}": torch.rand(100 * i) for i in range(1, 10)}
-    save(tensors, tmp_path / "w")
+    save_tensors(tensors, tmp_path / "w")
     sizes = [path.stat().st_size for path in sorted((tmp_path / "w").glob("*.bin"))]
     assert sizes == [4400, 4400, 4400, 4800]
     assert all(torch.equal(value, tensors[name]) for name, value in load(tmp_path / "w").items())
@@ -113,9 +113,9 @@ class Own(Tensor):
 )
 def test_what_is_no_plain_tensor_is_refused_by_name(tmp_path, value, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        save({"fine": torch.ones(1), "it": value}, tmp_path / "w")
+        save_tensors({"fine": torch.ones(1), "it": value}, tmp_path / "w")
     with pytest.raises(FileNotFoundError, match=r"tensors\.json"):
-        stored(tmp_path / "w")
+        stored_metadata(tmp_path / "w")
 
 
 # What is refused at a load
@@ -124,7 +124,7 @@ def test_what_is_no_plain_tensor_is_refused_by_name(tmp_path, value, message):
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A matrix of 4 x 3 and a scalar, 56 bytes in one file."""
-    save({"a": torch.arange(12.0).reshape(4, 3), "b": torch.tensor(7)}, tmp_path / "w")
+    save_tensors({"a": torch.arange(12.0).reshape(4, 3), "b": torch.tensor(7)}, tmp_path / "w")
     return tmp_path / "w"
 
 
@@ -222,7 +222,7 @@ def laid_out(tensors: dict[str, Tensor], world: int) -> dict[str, Tensor]:
 def assert_loads(folder: Path, world: int):
     wanted = laid_out(whole(), world)
     got = laid_out({name: torch.zeros_like(tensor) for name, tensor in whole().items()}, world)
-    tensor_storage.load(got, folder)
+    tensor_storage.load_tensors(got, folder)
     for name in wanted:
         assert torch.equal(local(got[name]), local(wanted[name])), name
 
@@ -231,7 +231,7 @@ def assert_loads(folder: Path, world: int):
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saved by four ranks."""
     folder = tmp_path_factory.mktemp("saved") / "weights"
-    on_ranks(4, lambda rank: save(laid_out(whole(), 4), folder))
+    on_ranks(4, lambda rank: save_tensors(laid_out(whole(), 4), folder))
     return folder
 
 
@@ -257,12 +257,12 @@ def test_copies_are_saved_in_place_of_the_tensors(tmp_path):
             copies.wait_to_write()
             for tensor in tensors.values():
                 local(tensor).zero_()
-            save(tensors, tmp_path / str(n), copies=copies.done.result())
+            save_tensors(tensors, tmp_path / str(n), copies=copies.done.result())
             tensors = laid_out(whole(), 2) | {"more": torch.rand(100_000)}
         staging.close()
 
     on_ranks(2, work)
-    save(whole(), tmp_path / "2")
+    save_tensors(whole(), tmp_path / "2")
     for n in range(3):
         on_ranks(2, lambda rank, n=n: assert_loads(tmp_path / str(n), 2))
 
@@ -273,7 +273,7 @@ def test_of_a_slice_only_its_blocks_are_read_and_checked(tmp_path, monkeypatch):
     """
     monkeypatch.setattr(tensor_storage, "BLOCK", 4096)
     matrix = torch.rand(1000, 10)
-    save({"a": matrix}, tmp_path / "weights")
+    save_tensors({"a": matrix}, tmp_path / "weights")
     checked: list[int] = []
     crc32 = zlib.crc32
     monkeypatch.setattr(zlib, "crc32", lambda block: checked.append(len(block)) or crc32(block))
@@ -281,7 +281,7 @@ def test_of_a_slice_only_its_blocks_are_read_and_checked(tmp_path, monkeypatch):
     def work(rank: int):
         mesh = init_device_mesh("cpu", (4,))
         rows = distribute_tensor(torch.zeros(1000, 10), mesh, [Shard(0)], src_data_rank=None)
-        tensor_storage.load({"a": rows}, tmp_path / "weights")
+        tensor_storage.load_tensors({"a": rows}, tmp_path / "weights")
         assert torch.equal(local(rows), matrix[250 * rank : 250 * (rank + 1)])
         assert sum(checked) == [3 * 4096, 3 * 4096, 4 * 4096, 40_000 - 7 * 4096][rank]
 
@@ -299,10 +299,10 @@ def test_a_fault_of_one_rank_is_the_same_error_on_all(saved, tmp_path):
 
     def work(rank: int):
         with pytest.raises(OSError) as caught:
-            save(laid_out(whole(), 2), full)
+            save_tensors(laid_out(whole(), 2), full)
         found = (caught.value.errno, caught.value.filename)
         assert found == (errno.ENOSPC, str(full / "rank_1.bin"))
         with pytest.raises(ValueError, match=r"rank_3.bin is damaged: the bytes of '\w+' are not"):
-            tensor_storage.load(laid_out(whole(), 2), damaged)
+            tensor_storage.load_tensors(laid_out(whole(), 2), damaged)
 
     on_ranks(2, work)

@@ -68,14 +68,14 @@ def is_taken(name: str) -> bool:
     return TAKEN.search(name) is not None
 
 
-def place_of(tensor: TensorSpec) -> str:
+def adapter_prefix(tensor: TensorSpec) -> str:
     """The start of an adapter's name: the module of a matrix, or of experts the matrix."""
     return tensor.name.removesuffix(".weight")
 
 
-def name_of(tensor: TensorSpec, which: str) -> str:
+def adapter_name(tensor: TensorSpec, which: str) -> str:
     """The name of A, B or the magnitudes beside a matrix."""
-    return f"{place_of(tensor)}{'_' if tensor.of_experts else '.'}{which}"
+    return f"{adapter_prefix(tensor)}{'_' if tensor.of_experts else '.'}{which}"
 
 
 @section
@@ -237,7 +237,9 @@ class LoRA(Adapter):
         return self.lora_plus_ratio
 
     def rank_of(self, tensor: TensorSpec) -> int:
-        if not _can_have(tensor) or not any(fits(word, tensor) for word in self.target_modules):
+        if not _can_have(tensor) or not any(
+            is_target(word, tensor) for word in self.target_modules
+        ):
             return 0
         stated_ranks = (n for w, n in reversed(self.ranks.items()) if fits_in_any_words(w, tensor))
         return next(stated_ranks, self.rank)
@@ -269,7 +271,7 @@ class LoRA(Adapter):
         return self.bias == "all" or bool(self.rank_of(_matrix_of(tensor)))
 
 
-def fits(word: str, tensor: TensorSpec) -> bool:
+def is_target(word: str, tensor: TensorSpec) -> bool:
     """Whether an entry of adapter.target_modules means a parameter."""
     if word == AUTO:
         return tensor.role == MATRIX
@@ -279,7 +281,7 @@ def fits(word: str, tensor: TensorSpec) -> bool:
         return tensor.role == word
     if word in PARTS:
         return tensor.part.replace(" ", "_").replace("-", "_") == word
-    name = place_of(tensor)
+    name = adapter_prefix(tensor)
     return fnmatchcase(name, word) or name.rpartition(".")[2] == word
 
 
@@ -287,14 +289,14 @@ def fits_in_any_words(word: str, tensor: TensorSpec) -> bool:
     """Whether an entry of adapter.ranks means a parameter: as `fits`, or by its name in PEFT, such
     as q_proj or layers.0.self_attn.q_proj.
     """
-    if fits(word, tensor):
+    if is_target(word, tensor):
         return True
     name = word.rpartition(".")[2]
     layer = OF_LAYER.search(word)
     if name not in THEIRS or ("." in word and layer is None):
         return False
     in_layer = layer is None or tensor.name.startswith(f"blocks.{layer[1]}.")
-    return in_layer and any(fits(ours, tensor) for ours in THEIRS[name])
+    return in_layer and any(is_target(ours, tensor) for ours in THEIRS[name])
 
 
 def in_ours(words: Iterable[str]) -> list[str]:
@@ -344,19 +346,21 @@ def _beside(tensor: TensorSpec, rank: int, *, dora: bool, takes: bool) -> Iterat
     )
     std = (3 * max(columns, 1)) ** -0.5  # the deviation of torch's linear layers, as in PEFT
     shape = (*stack, rank, columns)
-    yield TensorSpec(name=name_of(tensor, A), shape=shape, std=std, **matrix, **cut_columns)
+    yield TensorSpec(name=adapter_name(tensor, A), shape=shape, std=std, **matrix, **cut_columns)
     if takes:
         yield TensorSpec(
-            name=name_of(tensor, TAKEN_A), shape=shape, std=0.0, **matrix, **cut_columns
+            name=adapter_name(tensor, TAKEN_A), shape=shape, std=0.0, **matrix, **cut_columns
         )
     shape = (*stack, rows, rank)
-    yield TensorSpec(name=name_of(tensor, B), shape=shape, std=0.0, **matrix, **cut_rows)
+    yield TensorSpec(name=adapter_name(tensor, B), shape=shape, std=0.0, **matrix, **cut_rows)
     if takes:
-        yield TensorSpec(name=name_of(tensor, TAKEN_B), shape=shape, std=0.0, **matrix, **cut_rows)
+        yield TensorSpec(
+            name=adapter_name(tensor, TAKEN_B), shape=shape, std=0.0, **matrix, **cut_rows
+        )
     if dora:
         shape, options = (*stack, rows), common | cut_rows
         yield TensorSpec(
-            name=name_of(tensor, MAGNITUDE), shape=shape, role=NORM, std=0.0, **options
+            name=adapter_name(tensor, MAGNITUDE), shape=shape, role=NORM, std=0.0, **options
         )
 
 

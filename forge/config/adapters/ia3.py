@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from forge.config.adapters.adapter import SCALES, Adapter, fits, name_of
+from forge.config.adapters.adapter import SCALES, Adapter, adapter_name, is_target
 from forge.config.field import opt, section
 from forge.config.model.activations import Numbers
 from forge.config.model.tensors import MATRIX, NORM, TensorSpec
@@ -32,11 +32,11 @@ class IA3(Adapter):
     def has(self, tensor: TensorSpec) -> bool:
         """Whether a vector stands beside a parameter."""
         plain = tensor.role == MATRIX and tensor.name.endswith(".weight")
-        return plain and any(fits(word, tensor) for word in self.target_modules)
+        return plain and any(is_target(word, tensor) for word in self.target_modules)
 
     def scales_input(self, tensor: TensorSpec) -> bool:
         """Whether the vector of a parameter scales the input."""
-        return any(fits(word, tensor) for word in self.feedforward_modules)
+        return any(is_target(word, tensor) for word in self.feedforward_modules)
 
     def added(self, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
         for tensor in tensors:
@@ -44,7 +44,7 @@ class IA3(Adapter):
                 dim = 1 if self.scales_input(tensor) else 0
                 cut = tensor.tp == dim
                 yield TensorSpec(
-                    name=name_of(tensor, SCALES),
+                    name=adapter_name(tensor, SCALES),
                     shape=(tensor.shape[dim],),
                     role=NORM,
                     part=tensor.part,

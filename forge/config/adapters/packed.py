@@ -46,7 +46,7 @@ class Kept(NamedTuple):
     bytes: int
 
 
-def kept(tensor: TensorSpec, format: str) -> Iterator[Kept]:
+def packed_tensors(tensor: TensorSpec, format: str) -> Iterator[Kept]:
     """Yield the tensors kept of a weight [..., in]; their names begin with the weight's."""
     last = len(tensor.shape) - 1
     for name, part in PARTS[format].items():

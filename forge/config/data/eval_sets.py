@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forge.config.data.mixture import sources_of
-from forge.config.data.reading import read_whole
+from forge.config.data.reading import held_out_section
 from forge.config.data.text import Data
 from forge.config.root import Config
 
 
 def data_of(config: Config, name: str) -> Data:
     """The section of a set, held out in full."""
-    return read_whole(config.data, config.eval.sets[name], f"eval.sets.{name}")
+    return held_out_section(config.data, config.eval.sets[name], f"eval.sets.{name}")
 
 
 def metric_names(config: Config) -> Iterator[str]:

@@ -9,7 +9,7 @@ ABSENT = "it is not in the cache of Hugging Face, and the hub cannot be reached 
 
 
 @functools.cache  # rules and the points of a sweep ask for the same file
-def fetched(name: str, revision: str) -> tuple[str, str]:
+def fetch_tokenizer(name: str, revision: str) -> tuple[str, str]:
     """Fetch a model's tokenizer.json: (its path on this machine, "") or ("", the reason)."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError

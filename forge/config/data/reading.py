@@ -33,7 +33,7 @@ class Own(Data):
         return self.entry
 
 
-def kinds() -> dict[str, type[Data]]:
+def corpus_kinds() -> dict[str, type[Data]]:
     """forge's own kinds of single corpora: a worker knows no others by name."""
     schemas = (schema for schema in variants_of(Data) if schema.__module__.startswith("forge."))
     return {schema.schema_name: schema for schema in schemas if not schema.mixes}
@@ -46,13 +46,13 @@ def schema_of(data: Data, entry: Mapping[str, Any]) -> type[Data] | None:
     if TARGET in entry:
         return Own
     if KIND in entry:
-        return kinds().get(entry[KIND])
+        return corpus_kinds().get(entry[KIND])
     run_schema = type(data)
-    says_what = options_of(run_schema).keys() - set(BORDERS)
+    says_what = entry_options(run_schema).keys() - set(BORDERS)
     return run_schema if says_what and not run_schema.mixes else Text
 
 
-def options_of(schema: type[Data]) -> dict[str, dataclasses.Field]:
+def entry_options(schema: type[Data]) -> dict[str, dataclasses.Field]:
     """The options an entry may give: source and format."""
     fields = {field.name: field for field in dataclasses.fields(schema)}
     return {name: fields[name] for name in fields if name not in Data.__dataclass_fields__}
@@ -74,6 +74,6 @@ def read_as(data: Data, entry: Mapping[str, Any], key: str, **extra_options: Any
     return dataclasses.replace(base, **(options | extra_options))
 
 
-def read_whole(data: Data, entry: Mapping[str, Any], key: str) -> Data:
+def held_out_section(data: Data, entry: Mapping[str, Any], key: str) -> Data:
     """Make the section of an entry, held out of training in full."""
     return read_as(data, entry, key, val_fraction=1.0, val_documents=0, validation={})

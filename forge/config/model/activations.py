@@ -33,7 +33,7 @@ class Kept:
     named: Mapping[str, Named]
 
 
-def merged(*tables: Mapping[str, Named]) -> dict[str, Named]:
+def merge_tables(*tables: Mapping[str, Named]) -> dict[str, Named]:
     """Merge the tables; tensors of one name are added up."""
     totals: dict[str, Named] = {}
     for name, tensor in (item for table in tables for item in table.items()):

@@ -26,10 +26,10 @@ def in_blocks(config: Config, device: str) -> bool:
     if model.document_attention != "auto":
         return model.document_attention == "flex"
     usual = model.sdpa_backend == "auto" and config.precision.mixed_precision != "fp32"
-    return usual and not why_not(model, config.parallel, train, device)
+    return usual and not why_not_flex(model, config.parallel, train, device)
 
 
-def why_not(model: Decoder, parallel: Parallel, train: Train, device: str) -> str:
+def why_not_flex(model: Decoder, parallel: Parallel, train: Train, device: str) -> str:
     """Return the reason against flex_attention, empty without a reason."""
     if device != "cuda":
         return f"it has no backward pass with run.device={device}"

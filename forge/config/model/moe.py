@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from forge.config.field import Condition, Section, opt, section
-from forge.config.model.activations import FP32, INT64, Kept, Named, Numbers, merged
+from forge.config.model.activations import FP32, INT64, Kept, Named, Numbers, merge_tables
 from forge.config.model.feed_forwards.dense import copies, dense_kept, dense_tensors, into
 from forge.config.model.layer import LayerShape
 from forge.config.model.tensors import BIAS, EXPERT, ROUTER, TensorSpec, within
@@ -165,7 +165,7 @@ class MoE(Section):
         tensors = dict.fromkeys(into(model, "moe_"), computed)
         output = Named(bytes=width * rows * model.dim, flops=computed.flops)
         tensors |= {"moe_mlpwo": output, "router": self._routers(model, numbers)}
-        return Kept(all=total, named=merged(tensors, beside.named))
+        return Kept(all=total, named=merge_tables(tensors, beside.named))
 
     def kept_around(
         self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool
@@ -198,7 +198,7 @@ class MoE(Section):
             if dense is None:
                 return None
             layers.append(dense)
-        tensors = merged(*(layer.named for layer in layers))
+        tensors = merge_tables(*(layer.named for layer in layers))
         return Kept(all=sum(layer.all for layer in layers), named=tensors)
 
     def _gate(self, model: LayerShape, numbers: Numbers) -> int:
@@ -276,7 +276,7 @@ def layers(model: LayerShape) -> Findings:
 
 
 @rule("moe.groups", EXPERTS, GROUPS)
-def groups(model: LayerShape) -> Findings:
+def equal_groups(model: LayerShape) -> Findings:
     """Groups of experts are of equal size: model.moe.num_experts must be divisible by
     model.moe.n_routing_groups.
     """

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from forge.config.bounds import check_bounds, element_faults, fits, kind
+from forge.config.bounds import check_bounds, element_faults, fits, type_in_words
 from forge.config.field import types_of
 from forge.config.optimizers.base import PATTERNS, Optimizer
 from forge.config.optimizers.param_groups import (
@@ -120,7 +120,11 @@ def _of_options(
                 near or f"it has {', '.join(fields)}",
             )
         elif not fits(value, hints[option]):
-            yield f"{option_key}={value}", f"it must be {kind(hints[option])}.", "another value"
+            yield (
+                f"{option_key}={value}",
+                f"it must be {type_in_words(hints[option])}.",
+                "another value",
+            )
         else:
             yield from _of_value(option_key, value, fields[option].metadata)
 

@@ -76,7 +76,7 @@ def groups(config: Config) -> dict[str, Group]:
         horizon = config.train.max_steps
         by_name[name] = Group(
             name=name,
-            section=section_of(optimizer, entry),
+            section=_entry_section(optimizer, entry),
             scheduler=scheduler if schedule is None else scheduler_of(scheduler, schedule, horizon),
             explicit="weight_decay" in entry,
         )
@@ -90,7 +90,7 @@ def members(config: Config, parameters: Iterable[Named]) -> dict[str, str | None
     """
     optimizer, is_trained = config.optimizer, trained(config)
     return {
-        name: group_of(optimizer, name, role) if is_trained(name) else None
+        name: group_name(optimizer, name, role) if is_trained(name) else None
         for name, role in parameters
     }
 
@@ -120,7 +120,7 @@ def some_frozen(config: Config) -> bool:
     return bool(patterns) or config.adapter.active
 
 
-def parameters_of(config: Config) -> list[Named]:
+def named_parameters(config: Config) -> list[Named]:
     """All known parameters of a model and its adapters."""
     return [(tensor.name, tensor.role) for tensor in adapted(config.model, config.adapter)]
 
@@ -136,7 +136,7 @@ def kinds(base: type[Any]) -> dict[str, type[Any]]:
     return {schema.schema_name: schema for schema in schemas}
 
 
-def section_of(section: Optimizer, entry: Mapping[str, Any]) -> Optimizer:
+def _entry_section(section: Optimizer, entry: Mapping[str, Any]) -> Optimizer:
     """Make the section of an entry with its options: from the run's section where the kind is the
     same, else a section of the entry's kind with the run's values of shared options.
     """
@@ -173,7 +173,7 @@ def tensors_in(config: Config) -> dict[str | None, list[TensorSpec]]:
     return by_group
 
 
-def group_of(optimizer: Optimizer, name: str, role: str) -> str:
+def group_name(optimizer: Optimizer, name: str, role: str) -> str:
     """The name of a trained parameter's group."""
     entries = sorted(optimizer.groups.items(), key=lambda entry: entry[0] == REST)
     by_name = (key for key, e in entries if found(e.get(PARAMETERS, ()), name))

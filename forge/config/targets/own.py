@@ -114,7 +114,7 @@ def schema(group: str, values: Mapping[str, Any]) -> type[Own]:
     Options of the class are the group's options and the target's parameters. A value known to be no
     parameter becomes no option.
     """
-    parsed, shared = signature.read(values[TARGET]), _options(_base(group))
+    parsed, shared = signature.read_signature(values[TARGET]), _options(_base(group))
     parameters = _by_keyword(parsed, _count(values.get(ARGS))) if parsed else {}
     takes_any = parsed is None or parsed.anything or SECTION in parameters
     options = _parameter_options(group, parameters, values)
@@ -203,6 +203,6 @@ def _schema(
     )
 
 
-def group_of(base: type[Section]) -> str:
+def config_group(base: type[Section]) -> str:
     """The group of a base class; '' where the group's files need a schema."""
     return next((name for name in GIVEN if schemas.sections()[name] is base), "")

@@ -16,13 +16,13 @@ def import_fault(module: str) -> tuple[str, str] | None:
     try:
         package = importlib.import_module(module)
     except Exception as error:
-        return explain(module, error)
+        return explain_import(module, error)
     if not hasattr(package, "__path__") or package.__file__ is None:
         return f"{module} is no package.", "a folder with an __init__.py, in which the groups are"
     return None
 
 
-def explain(module: str, error: Exception) -> tuple[str, str]:
+def explain_import(module: str, error: Exception) -> tuple[str, str]:
     """(reason of a failed import, what to do)."""
     absent = error.name if isinstance(error, ModuleNotFoundError) else None
     if absent is None or not f"{module}.".startswith(f"{absent}."):

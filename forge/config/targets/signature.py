@@ -38,7 +38,7 @@ class Signature:
     places: tuple[str, ...] = ()
 
 
-def read(target: str) -> Signature | None:
+def read_signature(target: str) -> Signature | None:
     """Read the signature of a dotted path; None where the files do not tell."""
     module, _, name = target.rpartition(".")
     definition = _definition(module, name)

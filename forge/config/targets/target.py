@@ -27,7 +27,7 @@ OF_USER = {
 """Base classes of groups that take the user's own subclasses, under a trusted prefix."""
 
 
-def place_of(path: str) -> str:
+def group_of_path(path: str) -> str:
     """The group of a config path: `callbacks` of callbacks.ema, `mixer` of model.mixer."""
     last = path.rpartition(".")[2]
     return last if last in INNER else path.partition(".")[0]

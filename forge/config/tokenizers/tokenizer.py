@@ -95,7 +95,7 @@ def already_there(token: str, number: int) -> str:
 
 
 @rule("tokenizer.add_eos", "tokenizer.add_bos", "tokenizer.add_eos")
-def borders(tokenizer: Tokenizer) -> Findings:
+def document_borders(tokenizer: Tokenizer) -> Findings:
     """A document has a token that ends it, or at least one that begins it."""
     if not (tokenizer.add_bos or tokenizer.add_eos):
         message = "with tokenizer.add_bos=false nothing says where a document ends."

@@ -131,10 +131,10 @@ class TokenizerFile(Existing):
     path: str = opt("", "a tokenizer.json, or its directory", path=True)
 
     def read(self) -> Facts | str:
-        return facts_of("json", self.path)
+        return facts_of_file("json", self.path)
 
 
-def typed(path: str | Path, add_bos: bool, add_eos: bool) -> str:
+def tokenizer_overrides(path: str | Path, add_bos: bool, add_eos: bool) -> str:
     """The overrides that select the tokenizer of a file."""
     words = [f"tokenizer=file tokenizer.path={path}"]
     words += ["tokenizer.add_bos=true"] if add_bos else []
@@ -152,8 +152,8 @@ class HubTokenizer(Existing):
     revision: str = opt("main", "its branch, tag or commit")
 
     def read(self) -> Facts | str:
-        file, fault = hub.fetched(self.name, self.revision) if self.name else ("", "")
-        return fault or facts_of("json", file)
+        file, fault = hub.fetch_tokenizer(self.name, self.revision) if self.name else ("", "")
+        return fault or facts_of_file("json", file)
 
 
 @section
@@ -165,7 +165,7 @@ class SentencePiece(Existing):
     path: str = opt("", "a .model file", path=True)
 
     def read(self) -> Facts | str:
-        return facts_of("sentencepiece", self.path)
+        return facts_of_file("sentencepiece", self.path)
 
 
 @section
@@ -187,10 +187,10 @@ class Tiktoken(Existing):
 
     def read(self) -> Facts | str:
         special = None if self.special_tokens is None else tuple(self.special_tokens)
-        return facts_of("tiktoken", self.path, self.pattern, special)
+        return facts_of_file("tiktoken", self.path, self.pattern, special)
 
 
-def facts_of(kind: str, name: str, *options: Any) -> Facts | str:
+def facts_of_file(kind: str, name: str, *options: Any) -> Facts | str:
     """Facts of a file of a kind, or the reason it cannot be used."""
     if not name:
         return "it is empty"

@@ -27,9 +27,9 @@ from forge.data.batches.streams import (
     Positions,
     Streamed,
     Unreadable,
+    data_position,
     further,
     positions_of,
-    state_of,
 )
 from forge.data.tokens.store import TokenStore
 from forge.rundir.process_folders import share_folder
@@ -247,7 +247,7 @@ class TrainLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's positions; `streams.joined` merges the states of all ranks."""
-        return state_of(self.samples, self._positions)
+        return data_position(self.samples, self._positions)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue behind the samples of `state`, on any number of ranks."""
@@ -305,7 +305,7 @@ def _leave_signals_to_the_rank(worker: int) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def spread(number: int, most: int) -> list[int]:
+def spread_evenly(number: int, most: int) -> list[int]:
     """At most `most` of the first `number` integers, spread evenly; most: 0 = all."""
     count = min(most or number, number)
     return [row * number // count for row in range(count)]
@@ -334,7 +334,7 @@ def eval_batches(
     last, (index, shares) = len(store) - 1, part
     rows = plan.rows if isinstance(plan, Examples) else 1
     windows = -(-last // seq_len) if plan is None else len(plan)
-    numbers = spread(windows, sequences)
+    numbers = spread_evenly(windows, sequences)
     count = len(numbers)
     for first in range(0, count, batch_size * shares):
         held = -(-min(batch_size * shares, count - first) // shares)

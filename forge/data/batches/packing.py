@@ -53,7 +53,7 @@ class Plan:
         return self.n_tokens / (len(self) * seq_len)
 
 
-def plan(
+def plan_samples(
     store: TokenStore,
     *,
     end_of_text: int,
@@ -68,10 +68,10 @@ def plan(
     """
     ends = find_ends(store, end_of_text)
     if policy == "concat_then_split":
-        windows = list(split(ends, len(store), seq_len, max_segments))
+        windows = list(_windows(ends, len(store), seq_len, max_segments))
         return Plan(pieces=_array(windows), begins=np.arange(len(windows) + 1))
     short = fitting(store, ends, seq_len, too_long)
-    pieces, closed = cut(ends, len(store), seq_len, short.stops)
+    pieces, closed = _cut_documents(ends, len(store), seq_len, short.stops)
     if policy == "next_fit":  # whole windows leave no room for others
         closed = set()
     rests = [number for number in range(len(pieces)) if number not in closed]
@@ -137,7 +137,7 @@ def find_ends(store: TokenStore, end_of_text: int) -> np.ndarray:
     return np.concatenate(ends or [np.zeros(0, np.int64)]).astype(np.int64)
 
 
-def split(
+def _windows(
     ends: np.ndarray, size: int, seq_len: int, max_segments: int
 ) -> Iterator[tuple[int, int]]:
     """Windows of seq_len + 1 tokens, seq_len apart, or shorter ones of max_segments documents."""
@@ -151,7 +151,7 @@ def split(
         start = stop
 
 
-def cut(
+def _cut_documents(
     ends: np.ndarray, size: int, seq_len: int, stops: np.ndarray
 ) -> tuple[list[tuple[int, int]], set[int]]:
     """The pieces of all documents up to their stops; and the numbers of pieces filling a sample
@@ -229,7 +229,7 @@ def next_fit(lengths: Sequence[int], room: int, most: int) -> Bins:
     return bins
 
 
-def alone(lengths: Sequence[int], room: int, most: int) -> Bins:
+def _bin_per_piece(lengths: Sequence[int], room: int, most: int) -> Bins:
     """Put each piece into a sample of its own."""
     return [[number] for number in range(len(lengths))]
 
@@ -238,7 +238,7 @@ FITS: dict[str, Fit] = {
     "first_fit": first_fit,
     "best_fit": best_fit,
     "next_fit": next_fit,
-    "none": alone,
+    "none": _bin_per_piece,
 }
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from forge.data.batches.packing import Plan, plan
+from forge.data.batches.packing import Plan, plan_samples
 from forge.data.text.fingerprint import hash_file, hash_json
-from forge.data.tokens.cache import explained, kept
+from forge.data.tokens.cache import explained, read_or_make
 from forge.data.tokens.manifest import read_manifest, write_manifest
 from forge.data.tokens.shards import INDEX_FILE, IndexedStore, ShardWriter
 from forge.data.tokens.store import TokenStore
@@ -53,7 +53,7 @@ def kept_plan(
 
     def make(directory: Path) -> None:
         announce("plan which documents share a sequence")
-        built = plan(store, **how)
+        built = plan_samples(store, **how)
         for name in ARRAYS:
             writer = ShardWriter(directory / name, dtype="<i8", shard_tokens=sys.maxsize)
             writer.append(getattr(built, name).reshape(-1))
@@ -66,7 +66,7 @@ def kept_plan(
         write_manifest(directory, content)
 
     with explained(root):
-        return kept(entry, partial(KeptPlan, entry), make)
+        return read_or_make(entry, partial(KeptPlan, entry), make)
 
 
 def _mapped(directory: Path) -> np.ndarray:

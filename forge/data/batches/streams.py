@@ -284,7 +284,7 @@ class Marks(Window):
         return marks[start:stop]
 
 
-def state_of(samples: int, positions: Mapping[str, Positions]) -> dict[str, Any]:
+def data_position(samples: int, positions: Mapping[str, Positions]) -> dict[str, Any]:
     """The data position saved in a checkpoint: plain values."""
     streams = {
         name: {
@@ -311,7 +311,7 @@ def joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     positions: dict[str, Positions] = {}
     for state in states:
         positions = further(positions, positions_of(state))
-    return state_of(states[0]["samples"], positions)
+    return data_position(states[0]["samples"], positions)
 
 
 def further(found: Mapping[str, Positions], more: Mapping[str, Positions]) -> dict[str, Positions]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.data.chats import Chats
-from forge.config.data.reading import read_whole
+from forge.config.data.reading import held_out_section
 from forge.config.data.text import Data, HeldOut, Synthetic
 from forge.config.problems import ConfigError
 from forge.config.tokenizers.tokenizer import ADDED
@@ -32,7 +32,7 @@ from forge.data.text.reading import BadFile
 from forge.data.text.split import RandomText, TrainingText, split_corpus
 from forge.data.tokenizers.render import Render
 from forge.data.tokenizers.tokenizer import CONFIG_FILE, TOKENIZER_FILE, Tokenizer
-from forge.data.tokens.cache import cache_root, explained, kept
+from forge.data.tokens.cache import cache_root, explained, read_or_make
 from forge.data.tokens.joined import Joined
 from forge.data.tokens.manifest import read_manifest, write_manifest
 from forge.data.tokens.shards import COUNTED, DOCUMENTS, FORMAT, INDEX_FILE, IndexedStore
@@ -71,7 +71,7 @@ class Prepared:
         return {name: store for name, store in {"": self.val, **self.sets}.items() if len(store)}
 
 
-def prepare(
+def prepare_tokens(
     data: Data,
     tokenizer: TokenizerSection | Tokenizer,
     *,
@@ -107,7 +107,7 @@ def prepare(
             identity["template"] = corpus.render.source(tokenizer)
         entry = root / "data" / f"{corpus.name}-{hash_json(identity)[:16]}"
         make = partial(_make, corpus, identity, data, tokenizer, build, progress)
-        prepared = kept(entry, partial(_open, entry, corpus), make)
+        prepared = read_or_make(entry, partial(_open, entry, corpus), make)
         check_kept(data, prepared.manifest)
         return prepared
 
@@ -128,10 +128,10 @@ def _validated_elsewhere(
 ) -> Prepared:
     """Prepare all of the text for training, and another text for validation."""
     training = replace(data, validation={}, val_fraction=0.0, val_documents=0)
-    prepared = prepare(training, tokenizer, build=build, progress=progress)
-    section = read_whole(data, data.validation, "data.validation")
+    prepared = prepare_tokens(training, tokenizer, build=build, progress=progress)
+    section = held_out_section(data, data.validation, "data.validation")
     with _named("data.validation"):
-        other = prepare(section, prepared.tokenizer, build=build, progress=progress)
+        other = prepare_tokens(section, prepared.tokenizer, build=build, progress=progress)
     extra = {"validation": other.manifest}
     return replace(prepared, val=other.val, manifest=prepared.manifest | extra)
 
@@ -143,7 +143,9 @@ def with_sets(
     loaded = {}
     for name, section in sections.items():
         with _named(f"eval.sets.{name}"):
-            loaded[name] = prepare(section, prepared.tokenizer, build=build, progress=progress)
+            loaded[name] = prepare_tokens(
+                section, prepared.tokenizer, build=build, progress=progress
+            )
     sets = {name: part.val for name, part in loaded.items()}
     extra = {"eval_sets": {name: part.manifest for name, part in loaded.items()}} if loaded else {}
     return replace(prepared, sets=prepared.sets | sets, manifest=prepared.manifest | extra)
@@ -180,7 +182,7 @@ def _prepare_mixed(
     parts = {}
     for name, section in mixed.sections.items():
         with _named(f"data.sources.{name}"):
-            parts[name] = prepare(section, tokenizer, build=build, progress=progress)
+            parts[name] = prepare_tokens(section, tokenizer, build=build, progress=progress)
     stores: Any = {name: part.train for name, part in parts.items()}
     manifests = {name: part.manifest for name, part in parts.items()}
     trained = [manifest["splits"]["train"]["sha256"] for manifest in manifests.values()]
@@ -230,7 +232,7 @@ def _shared_tokenizer(
         read_manifest(entry)
         return Tokenizer.load(entry / "tokenizer")
 
-    return kept(entry, read, make)
+    return read_or_make(entry, read, make)
 
 
 def fingerprint_of(corpus: Corpus, memo: Path) -> str:
@@ -273,7 +275,7 @@ def _in_place(
     train, val = source.splits(tokenizer, data.held_out.share)
     stores = {"train": train, "val": val}
     manifest = {
-        "tokenizer": facts_of(tokenizer),
+        "tokenizer": tokenizer_entry(tokenizer),
         "splits": {
             name: {"tokens": len(store), "sha256": store.fingerprint}
             for name, store in stores.items()
@@ -311,7 +313,7 @@ def _streamed(
         val, digests, held_manifest = hold_out(source, bordered, root, progress)
     train = source.tokens(bordered, digests)
     manifest = {
-        "tokenizer": facts_of(tokenizer),
+        "tokenizer": tokenizer_entry(tokenizer),
         "splits": {
             "train": {"parts": len(source.parts), "sha256": train.fingerprint},
             "val": {"tokens": len(val), "sha256": val.fingerprint},
@@ -323,7 +325,7 @@ def _streamed(
     return Prepared(tokenizer=tokenizer, train=train, val=val, manifest=manifest)
 
 
-def facts_of(tokenizer: Tokenizer) -> dict[str, Any]:
+def tokenizer_entry(tokenizer: Tokenizer) -> dict[str, Any]:
     """The entry of a tokenizer in a manifest."""
     names = ("fingerprint", "vocab_size", "eos_token", "bos_token", "add_bos", "add_eos")
     return {name: getattr(tokenizer, name) for name in names}
@@ -378,7 +380,7 @@ def _make(
         "identity": identity,
         "bytes": split.n_bytes,
         "split_unit": split.unit,
-        "tokenizer": facts_of(tokenizer),
+        "tokenizer": tokenizer_entry(tokenizer),
         "splits": split_facts(directory, indices),
         "tokenizers_version": versions()["tokenizers"],
         "sha256": {name: hash_file(directory / name) for name in _files_to_check(corpus)},

@@ -13,7 +13,7 @@ from forge.data.sources.hub_stream import StreamSource
 from forge.data.text.fingerprint import hash_file, hash_json
 from forge.data.text.split import HASH_RANGE
 from forge.data.tokenizers.tokenizer import Tokenizer
-from forge.data.tokens.cache import explained, kept
+from forge.data.tokens.cache import explained, read_or_make
 from forge.data.tokens.manifest import read_manifest, write_manifest
 from forge.data.tokens.shards import COUNTED, FORMAT, INDEX_FILE, IndexedStore, ShardWriter
 
@@ -45,7 +45,7 @@ def hold_out(
             progress("hold out the validation split", 0.0)
             _make(directory, source, tokenizer, identity)
 
-        return kept(entry, partial(_open, entry), make)
+        return read_or_make(entry, partial(_open, entry), make)
 
 
 def _open(entry: Path) -> Kept:

@@ -58,7 +58,7 @@ class Part:
     n_bytes: int = 0
 
 
-def parts_of(
+def corpus_parts(
     split: Split,
     *,
     part_bytes: int,

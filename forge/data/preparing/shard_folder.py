@@ -21,15 +21,15 @@ import numpy as np
 from forge.config.data.text import Data, HeldOut
 from forge.config.tokenizers.tokenizer import Tokenizer as TokenizerSection
 from forge.config.tokenizers.tokenizer_stated import TEMPLATE
-from forge.data.preparing.cached import Build, facts_of, fingerprint_of, identity_of
+from forge.data.preparing.cached import Build, fingerprint_of, identity_of, tokenizer_entry
 from forge.data.preparing.encode import OFFSET, SPLITS, split_facts
 from forge.data.preparing.minhash import near_duplicates
 from forge.data.preparing.parts import (
     LEFT_OUT,
     TOKENIZER,
     Tally,
+    corpus_parts,
     encode_part,
-    parts_of,
     sign,
     texts_of,
 )
@@ -270,7 +270,7 @@ def _make_parts(
 ) -> None:
     """Make every missing part. A few parts are in memory at a time, for any size of corpus."""
     size = min(max(split.n_bytes // PARTS_AT_LEAST, LEAST_PART), LARGEST_PART)
-    parts = parts_of(
+    parts = corpus_parts(
         split,
         part_bytes=size,
         deduplicate=order.deduplicate,
@@ -334,7 +334,7 @@ def _finish(order: Order, split: Split, tally: Tally) -> dict[str, Any]:
         "identity": order.identity,
         "bytes": split.n_bytes,
         "split_unit": split.unit,
-        "tokenizer": facts_of(tokenizer),
+        "tokenizer": tokenizer_entry(tokenizer),
         "read": asdict(tally),
         "splits": {
             name: facts | {"offsets_sha256": hash_file(out / name / DOCUMENTS)}

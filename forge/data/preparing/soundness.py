@@ -17,7 +17,9 @@ from forge.data.tokens.manifest import read_manifest
 from forge.data.tokens.shards import COUNTED, BrokenStore, IndexedStore
 
 
-def damage(out: Path, *, progress: Progress = lambda stage, done, total, tokens: None) -> list[str]:
+def find_damage(
+    out: Path, *, progress: Progress = lambda stage, done, total, tokens: None
+) -> list[str]:
     """List all faults of a directory made by forge.prepare, reading every byte."""
     try:
         manifest = read_manifest(out)

@@ -32,13 +32,13 @@ def chat_demo(section: ChatDemo) -> Corpus:
         source=root,
         files=python_source(PythonSource()).files,
         reader=reader,
-        read=read_demo,
+        read=_read_demo,
         masked=True,
         render=Render.of(section),
     )
 
 
-def read_demo(path: Path) -> Iterator[Document]:
+def _read_demo(path: Path) -> Iterator[Document]:
     """The conversations of a Python file; none where the file does not parse."""
     yield from of_file(path)
 

@@ -18,8 +18,8 @@ from forge.data.text.conversation import Conversation
 from forge.data.text.corpus import Corpus, matching
 from forge.data.text.fingerprint import hash_json
 from forge.data.text.messages import SPEAKERS, BadRow, decoded, messages_of, without_nulls
-from forge.data.text.reading import BadFile, Document, Example, kind
-from forge.data.text.rows import read_rows
+from forge.data.text.reading import BadFile, Document, Example, format_by_suffix
+from forge.data.text.rows import rows_of_file
 from forge.data.tokenizers.render import Render
 
 RULES = 4
@@ -106,7 +106,7 @@ def streamed_or_whole(
         render=Render.of(section),
         most_bad=BadRows.of(section).most,
     )
-    return stream(section, hub.load(section, parts=section.stream_parts), row_kind)
+    return stream(section, hub.load_split(section, parts=section.stream_parts), row_kind)
 
 
 def _stream_row(
@@ -142,7 +142,7 @@ def corpus_of(
     shared["bad_rows"] = bad = BadRows.of(section)
     how_read: Any = {"leave_out": tuple(section.leave_out), "bad": bad}
     if _is_table(section):
-        table = hub.load(section)
+        table = hub.load_split(section)
         source = section.path or section.hf_dataset_name
 
         def rows(name: Path, bad: BadRows) -> Iterator[tuple[str, Row]]:
@@ -151,7 +151,7 @@ def corpus_of(
 
         read = partial(_read, rows=rows, convert=convert, regroup=regroup, **how_read)
         return Table(source=source, files=(Path(source),), read=read, table=table, **shared)
-    read = partial(_read, rows=read_rows, convert=convert, regroup=regroup, **how_read)
+    read = partial(_read, rows=rows_of_file, convert=convert, regroup=regroup, **how_read)
     return Corpus(source=section.path, files=matching(section.path), read=read, **shared)
 
 
@@ -174,7 +174,7 @@ def _read(
 ) -> Iterator[Document]:
     """Yield the conversation of each row, unless left out. BadFile: a row is malformed."""
     read = rows(path, bad)
-    if rows is not read_rows or kind(path) == "parquet":  # of columns
+    if rows is not rows_of_file or format_by_suffix(path) == "parquet":  # of columns
         read = ((where, _filled(row)) for where, row in read)
     documents = _converted(read, convert, leave_out, bad)
     yield from regroup(documents) if regroup else documents

@@ -25,7 +25,7 @@ from forge.data.text.bad_rows import BadRows
 from forge.data.text.conversation import Conversation
 from forge.data.text.corpus import Corpus
 from forge.data.text.reading import UNPACKED, Document, Example
-from forge.data.text.rows import text_of
+from forge.data.text.rows import row_text
 from forge.data.tokens.cache import cache_root
 
 ROWS_AT_ONCE = 1000
@@ -64,7 +64,7 @@ def dataset(section: HuggingFace) -> Corpus | StreamSource:
     """
     streaming = is_streamed(section)
     parts = section.stream_parts if streaming else 0
-    table, field = load(section, parts=parts), section.text_field
+    table, field = load_split(section, parts=parts), section.text_field
     if streaming:
         convert = partial(text_row, field)
         most_bad = BadRows.of(section).most
@@ -83,7 +83,7 @@ def dataset(section: HuggingFace) -> Corpus | StreamSource:
             for text in batch[field]:
                 number += 1
                 with bad.row(where := f"{name} row {number}"):
-                    yield iter((text_of(where, {field: text}, field, option=FIELD),))
+                    yield iter((row_text(where, {field: text}, field, option=FIELD),))
 
     return Rows(
         name="hf",
@@ -102,7 +102,7 @@ def is_streamed(section: Any) -> bool:
     return section.streamed and section.held_out.share < 1
 
 
-def load(section: Dataset, *, parts: int = 0) -> Any:
+def load_split(section: Dataset, *, parts: int = 0) -> Any:
     """Load the split of a dataset. parts: of a stream; 0 = a table. ValueError: cannot be
     loaded.
     """

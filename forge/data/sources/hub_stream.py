@@ -22,7 +22,7 @@ from forge.data.preparing.encode import encode_documents
 from forge.data.text.bad_rows import BadRows, left_out
 from forge.data.text.conversation import Renders
 from forge.data.text.reading import BadFile
-from forge.data.text.rows import text_of
+from forge.data.text.rows import row_text
 from forge.data.tokenizers.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class RowKind:
 def text_row(field: str, where: str, row: dict[str, Any], bad: BadRows) -> str | None:
     """The text of a row."""
     with bad.row(where):
-        return text_of(where, row, field, option=FIELD)
+        return row_text(where, row, field, option=FIELD)
     return None
 
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from forge.config.objectives.preference import ChatLabelled, Labelled
 from forge.data.sources.chats import BadRow, Row, corpus_of
-from forge.data.sources.pairs import lines_of
+from forge.data.sources.pairs import json_lines
 from forge.data.sources.preferences import answered
 from forge.data.text.bad_rows import REFUSED, BadRows
 from forge.data.text.conversation import Conversation
 from forge.data.text.corpus import Corpus, matching
 from forge.data.text.reading import BadFile, Document, Example, Pair
-from forge.data.text.rows import text_of
+from forge.data.text.rows import row_text
 
 LOOK = 'lines like {"prompt": ..., "completion": ..., "label": true}'
 
@@ -62,9 +62,9 @@ def read_labelled(
 def _rated(
     path: Path, prompt_field: str, completion_field: str, field: str, bad: BadRows
 ) -> Iterator[Rated]:
-    for where, row in lines_of(path, field, LOOK, bad):
+    for where, row in json_lines(path, field, LOOK, bad):
         with bad.row(where):
-            read = partial(text_of, where, row, chats="chat_labelled")
+            read = partial(row_text, where, row, chats="chat_labelled")
             prompt = read(prompt_field, option="data.prompt_field")
             completion = read(completion_field, option="data.completion_field")
             try:

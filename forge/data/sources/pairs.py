@@ -12,8 +12,8 @@ from forge.data.sources import hub
 from forge.data.sources.hub_stream import RowKind, StreamSource, stream
 from forge.data.text.bad_rows import REFUSED, BadRows
 from forge.data.text.corpus import Corpus, matching
-from forge.data.text.reading import BadFile, Pair, kind, open_bytes, readable
-from forge.data.text.rows import row_of_line, text_of
+from forge.data.text.reading import BadFile, Pair, format_by_suffix, open_bytes, refuse_unreadable
+from forge.data.text.rows import row_of_line, row_text
 
 PROMPT, RESPONSE = "data.prompt_field", "data.response_field"
 LOOK = 'lines like {"prompt": ..., "response": ...}'
@@ -51,7 +51,7 @@ def _streamed(section: Pairs) -> StreamSource:
         most_bad=BadRows.of(section).most,
     )
     files = Dataset(path=section.path, cache_dir=section.cache_dir)
-    table = hub.load(files, parts=section.stream_parts)
+    table = hub.load_split(files, parts=section.stream_parts)
     return stream(section, table, row_kind)
 
 
@@ -65,29 +65,29 @@ def _stream_row(
 
 def pair_of(where: str, row: dict[str, Any], prompt_field: str, response_field: str) -> Pair:
     """The prompt and the response of a row. BadFile: one is missing, or no text."""
-    prompt = text_of(where, row, prompt_field, option=PROMPT)
-    return Pair(prompt, text_of(where, row, response_field, option=RESPONSE))
+    prompt = row_text(where, row, prompt_field, option=PROMPT)
+    return Pair(prompt, row_text(where, row, response_field, option=RESPONSE))
 
 
 def read_pairs(
     path: Path, *, prompt_field: str, response_field: str, bad: BadRows = REFUSED
 ) -> Iterator[Pair]:
     """A pair a line, from two fields of a JSON object; empty lines are skipped."""
-    for where, row in lines_of(path, response_field, LOOK, bad):
+    for where, row in json_lines(path, response_field, LOOK, bad):
         with bad.row(where):
             yield pair_of(where, row, prompt_field, response_field)
 
 
-def lines_of(
+def json_lines(
     path: Path, field: str, look: str, bad: BadRows = REFUSED
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (location, JSON object) for each line but empty ones. look: example of the lines
     expected, with a field named `field`.
     """
     bad.begin(path)
-    if kind(path) not in ("jsonl", "json"):
+    if format_by_suffix(path) not in ("jsonl", "json"):
         raise BadFile(f"{path} is not named as JSON lines", f"Give files named .jsonl of {look}")
-    with readable(path), open_bytes(path) as file:
+    with refuse_unreadable(path), open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 row = None

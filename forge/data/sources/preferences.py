@@ -14,12 +14,12 @@ from forge.config.data.text import PythonSource
 from forge.config.objectives.preference import ChatPreference, PreferenceDemo, PreferencePairs
 from forge.data.sources.chat_demo import of_file
 from forge.data.sources.chats import BadRow, Row, corpus_of, messages_of, turn_of
-from forge.data.sources.pairs import lines_of
+from forge.data.sources.pairs import json_lines
 from forge.data.text.bad_rows import REFUSED, BadRows
 from forge.data.text.conversation import Conversation
 from forge.data.text.corpus import Corpus, matching, python_source
 from forge.data.text.reading import Example, Pair
-from forge.data.text.rows import text_of
+from forge.data.text.rows import row_text
 from forge.data.tokenizers.render import Render
 
 LOOK = 'lines like {"prompt": ..., "chosen": ..., "rejected": ...}'
@@ -58,9 +58,9 @@ def read_preferences(
     bad: BadRows = REFUSED,
 ) -> Iterator[Example]:
     """An example a line, from three fields of a JSON object; empty lines are skipped."""
-    for where, row in lines_of(path, rejected_field, LOOK, bad):
+    for where, row in json_lines(path, rejected_field, LOOK, bad):
         with bad.row(where):
-            read = partial(text_of, where, row, chats="chat_preference")
+            read = partial(row_text, where, row, chats="chat_preference")
             prompt = read(prompt_field, option="data.prompt_field")
             chosen = read(chosen_field, option="data.chosen_field")
             rejected = read(rejected_field, option="data.rejected_field")
@@ -135,14 +135,14 @@ def preference_demo(section: PreferenceDemo) -> Corpus:
         source=source.source,
         files=source.files,
         reader=f"preference_demo:{section.train_on}:{section.end_responses}",
-        read=read_demo,
+        read=_read_demo,
         masked=True,
         render=Render.of(section),
         together=2,
     )
 
 
-def read_demo(path: Path) -> Iterator[Example]:
+def _read_demo(path: Path) -> Iterator[Example]:
     """Yield the demo examples of a Python file."""
     for conversation in of_file(path):
         question, answer = conversation.messages[:2]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.data.text import Rows
-from forge.data.text.reading import SHOWN, BadFile, readable
+from forge.data.text.reading import SHOWN, BadFile, refuse_unreadable
 
 OF_FILE = (OSError, EOFError, MemoryError, zlib.error)
 """Errors of a file as a whole, never of one row."""
@@ -47,7 +47,7 @@ class BadRows:
         ValueError, naming data.max_bad_rows: one row too many.
         """
         try:
-            with readable(where):
+            with refuse_unreadable(where):
                 yield
         except BadFile as error:
             if self.most is None or isinstance(error.__cause__, OF_FILE):

@@ -15,8 +15,15 @@ from forge.data.text.bad_rows import REFUSED, BadRows
 from forge.data.text.conversation import Renders
 from forge.data.text.fingerprint import fingerprint
 from forge.data.text.python_docs import read_docs
-from forge.data.text.reading import BadFile, Document, all_of, kind, read_python, read_text
-from forge.data.text.rows import read_csv, read_json, read_jsonl, read_parquet
+from forge.data.text.reading import (
+    BadFile,
+    Document,
+    all_of,
+    format_by_suffix,
+    read_python,
+    text_document,
+)
+from forge.data.text.rows import json_documents, read_csv, read_jsonl, read_parquet
 
 COMPILED = "__pycache__"
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
@@ -92,17 +99,17 @@ def text_files(section: Text) -> Corpus:
 
 def _read_by_kind(path: Path, *, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
     bad.begin(path)
-    match kind(path):
+    match format_by_suffix(path):
         case "jsonl":
             return read_jsonl(path, text_field, bad)
         case "json":
-            return read_json(path, text_field, bad)
+            return json_documents(path, text_field, bad)
         case "csv" | "tsv" as separated:
             return read_csv(path, text_field, "," if separated == "csv" else "\t", bad)
         case "parquet":
             return read_parquet(path, text_field, bad)
         case _:
-            return read_text(path)
+            return text_document(path)
 
 
 def matching(pattern: str) -> tuple[Path, ...]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from forge.config.regular import open_regular
-from forge.data.text.reading import UNPACKED, kind, readable
+from forge.data.text.reading import UNPACKED, format_by_suffix, refuse_unreadable
 
 MEMO_FROM_BYTES = 64 << 20
 SETTLED_SECONDS = 2.0
@@ -55,12 +55,12 @@ def fingerprint(files: Sequence[Path], *, reader: str, memo: Path | None = None)
 
 
 def _hash_contents(files: Sequence[Path], reader: str) -> str:
-    contents = [(kind(path), _packing(path), _hash_readable(path)) for path in files]
+    contents = [(format_by_suffix(path), _packing(path), _hash_readable(path)) for path in files]
     return hash_json([reader, contents])
 
 
 def _hash_readable(path: Path) -> str:
-    with readable(path):
+    with refuse_unreadable(path):
         return hash_file(path)
 
 

@@ -71,7 +71,7 @@ def all_of(bad: Sequence[BadFile], files: int) -> ValueError:
     return ValueError("\n  ".join(lines))
 
 
-def kind(path: Path) -> str:
+def format_by_suffix(path: Path) -> str:
     """jsonl, json (an array or one object), csv, tsv, parquet or text, by the suffix."""
     suffix = next(
         (suffix.lower() for suffix in reversed(path.suffixes) if suffix not in UNPACKED), ""
@@ -105,7 +105,7 @@ def open_bytes(path: Path) -> gzip.GzipFile | io.BufferedReader:
     return io.BufferedReader(pyarrow.CompressedInputStream(packed, "zstd"), BLOCK_BYTES)
 
 
-def read_text(path: Path) -> Iterator[Document]:
+def text_document(path: Path) -> Iterator[Document]:
     """A whole file as one document."""
     yield _text_blocks(path)
 
@@ -116,7 +116,7 @@ def _text_blocks(path: Path) -> Iterator[str]:
     if path.name.lower().endswith(PACKED):
         message = f"{path} is packed in a way that is not read here"
         raise BadFile(message, "Unpack it, or pack it with gzip or zstd")
-    with readable(path), open_bytes(path) as file:
+    with refuse_unreadable(path), open_bytes(path) as file:
         first = block = file.read(BLOCK_BYTES)
         utf_16 = first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         if b"\0" in first[:LOOKED_AT] and not utf_16:
@@ -129,7 +129,7 @@ def _text_blocks(path: Path) -> Iterator[str]:
 
 def read_python(path: Path) -> Iterator[Document]:
     """A Python file in its declared encoding (PEP 263); left out if undecodable."""
-    with readable(path):
+    with refuse_unreadable(path):
         content = read_bytes(path)
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
@@ -140,7 +140,7 @@ def read_python(path: Path) -> Iterator[Document]:
 
 
 @contextmanager
-def readable(what: object) -> Iterator[None]:
+def refuse_unreadable(what: object) -> Iterator[None]:
     """Turn errors of an unreadable file, or of text not in UTF-8, into BadFile."""
     try:
         yield

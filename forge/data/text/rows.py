@@ -15,7 +15,14 @@ from typing import IO, Any
 
 from forge.data.text import reading
 from forge.data.text.bad_rows import REFUSED, BadRows
-from forge.data.text.reading import UNPACKED, BadFile, Document, kind, open_bytes, readable
+from forge.data.text.reading import (
+    UNPACKED,
+    BadFile,
+    Document,
+    format_by_suffix,
+    open_bytes,
+    refuse_unreadable,
+)
 
 ROWS_AT_ONCE = 1024
 SPACE = re.compile(r"\s*")
@@ -34,19 +41,19 @@ def _open_text(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
 
 def read_jsonl(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
     """One document a line, from a field of a JSON object; empty lines are skipped."""
-    with readable(path), open_bytes(path) as file:
+    with refuse_unreadable(path), open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 with bad.row(where := f"{path} line {number}"):
-                    yield iter((text_of(where, row_of_line(where, line, text_field), text_field),))
+                    yield iter((row_text(where, row_of_line(where, line, text_field), text_field),))
 
 
-def read_rows(path: Path, bad: BadRows = REFUSED) -> Iterator[tuple[str, dict[str, Any]]]:
+def rows_of_file(path: Path, bad: BadRows = REFUSED) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (location, row) for each row of JSON lines, a JSON array or Parquet."""
     bad.begin(path)
-    file_format = kind(path)
+    file_format = format_by_suffix(path)
     if file_format == "jsonl":
-        with readable(path), open_bytes(path) as file:
+        with refuse_unreadable(path), open_bytes(path) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     row = None
@@ -55,7 +62,7 @@ def read_rows(path: Path, bad: BadRows = REFUSED) -> Iterator[tuple[str, dict[st
                     if row is not None:
                         yield where, row
     elif file_format == "json":
-        with readable(path), _open_text(path) as text:
+        with refuse_unreadable(path), _open_text(path) as text:
             for number, element in enumerate(_elements(path, text), start=1):
                 with bad.row(where := f"{path} element {number}"):
                     if not isinstance(element, dict):
@@ -86,14 +93,14 @@ def row_of_line(where: str, line: bytes, text_field: str) -> dict[str, Any]:
     return row
 
 
-def read_json(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
+def json_documents(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterator[Document]:
     """One document per element of a JSON array, a text or an object; a single object is one
     document.
     """
-    with readable(path), _open_text(path) as text:
+    with refuse_unreadable(path), _open_text(path) as text:
         for number, element in enumerate(_elements(path, text), start=1):
             with bad.row(where := f"{path} element {number}"):
-                yield iter((text_of(where, element, text_field),))
+                yield iter((row_text(where, element, text_field),))
 
 
 def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
@@ -164,7 +171,7 @@ def read_csv(
 ) -> Iterator[Document]:
     """One document a row, from a column named in the first row."""
     csv.field_size_limit(sys.maxsize)  # the library's limit, 128 KiB, is too small for documents
-    with readable(path), _open_text(path, newline="") as text:
+    with refuse_unreadable(path), _open_text(path, newline="") as text:
         try:
             head = text.readline()
             for mark in (delimiter, ";", "\t", "|"):
@@ -180,7 +187,7 @@ def read_csv(
                     if None in row:  # key of the library for surplus fields
                         message = f"{where} has more than the {len(rows.fieldnames or ())} fields"
                         raise BadFile(f"{message} that its first line names", f"{MEND}; {QUOTES}")
-                    yield iter((text_of(where, row, text_field),))
+                    yield iter((row_text(where, row, text_field),))
         except csv.Error as error:
             message = f"{path} line {rows.reader.line_num} is no row of a table ({error})"
             raise BadFile(message, f"{MEND}; {QUOTES}") from error
@@ -190,7 +197,7 @@ def read_parquet(path: Path, text_field: str, bad: BadRows = REFUSED) -> Iterato
     """One document a row, from a column."""
     for number, row in enumerate(_parquet_rows(path, text_field), start=1):
         with bad.row(where := f"{path} row {number}"):
-            yield iter((text_of(where, row, text_field),))
+            yield iter((row_text(where, row, text_field),))
 
 
 def _parquet_rows(path: Path, field: str | None) -> Iterator[dict[str, Any]]:
@@ -202,7 +209,7 @@ def _parquet_rows(path: Path, field: str | None) -> Iterator[dict[str, Any]]:
     import pyarrow
     from pyarrow import parquet
 
-    with readable(path):
+    with refuse_unreadable(path):
         try:
             file = parquet.ParquetFile(path)
             if field is not None:
@@ -214,7 +221,7 @@ def _parquet_rows(path: Path, field: str | None) -> Iterator[dict[str, Any]]:
             raise BadFile(f"cannot read {path} ({error})", "Check that it is complete") from error
 
 
-def text_of(
+def row_text(
     where: str, row: Any, field: str, *, option: str = "data.text_field", chats: str = "chat"
 ) -> str:
     """The text of a row, or of its field, set by `option`. chats: the choice of data for rows of

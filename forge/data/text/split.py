@@ -161,7 +161,7 @@ def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
         if isinstance(document, Pair | Conversation | Example):
             yield from _whole(document)
             continue
-        for text, last in cut(document, unit):
+        for text, last in cut_text(document, unit):
             encoded = text.encode()
             yield Piece(text=text, n_bytes=len(encoded), digest=_digest(encoded), last=last)
 
@@ -190,7 +190,7 @@ def _digest(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def cut(blocks: Iterator[str], unit: int) -> Iterator[tuple[str, bool]]:
+def cut_text(blocks: Iterator[str], unit: int) -> Iterator[tuple[str, bool]]:
     """Text in pieces of at most `unit` characters, cut after a line, else a space, else anywhere.
 
     Block boundaries make no difference. Yields (piece, whether it is the last).

@@ -68,7 +68,7 @@ class Render:
         """Render conversations. BadFile: the template refuses one or drops a part, or no turn is
         learnt.
         """
-        template = chat_template(self.source(tokenizer), tokenizer)
+        template = _chat_template(self.source(tokenizer), tokenizer)
         guard = _Guard(tokenizer.special_tokens)
         written = [self._written(conversation, template, guard) for conversation in conversations]
         encoded = encode([text.text for text in written], tokenizer)
@@ -196,7 +196,7 @@ def _taken(template: ChatTemplate, messages: list[Any], tools: Any) -> list[Any]
     return best
 
 
-def render(
+def render_conversation(
     messages: Sequence[Mapping[str, Any]],
     tokenizer: Tokenizer,
     *,
@@ -217,7 +217,7 @@ def prompt_text(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> 
     """
     guard, source = _Guard(tokenizer.special_tokens), Render(template=None, train_on="all")
     try:
-        template = chat_template(source.source(tokenizer), tokenizer)
+        template = _chat_template(source.source(tokenizer), tokenizer)
         return template.prompt([guard(message) for message in messages])
     except BadTemplate as error:
         raise ValueError(f"the chat template does not take these messages: {error}") from error
@@ -232,7 +232,7 @@ def prompt_ids(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> l
 
 def turn_ends(tokenizer: Tokenizer) -> tuple[str, ...]:
     """Spellings of the special token the template ends an answer with; empty without one."""
-    template = chat_template(Render(template=None, train_on="all").source(tokenizer), tokenizer)
+    template = _chat_template(Render(template=None, train_on="all").source(tokenizer), tokenizer)
     asked, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "zqanswerzq"}
     behind = template.write([asked, answer]).text.partition(answer["content"])[2]
     special = [token for token in tokenizer.special_tokens if token in behind]
@@ -253,7 +253,7 @@ def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(token for ids, _ in encoded for token in ids)
 
 
-def chat_template(source: str, tokenizer: Tokenizer) -> ChatTemplate:
+def _chat_template(source: str, tokenizer: Tokenizer) -> ChatTemplate:
     """Build a template with the special tokens of a tokenizer."""
     tokens = {"eos_token": tokenizer.eos_token, "bos_token": tokenizer.bos_token}
     for name in NAMES:

@@ -25,7 +25,7 @@ from forge.config.tokenizers.sentencepiece_model import (
 from forge.config.tokenizers.tokenizer_files import SentencePiece
 from forge.data.text.split import TrainingText
 from forge.data.tokenizers.merges import merges_of
-from forge.data.tokenizers.tokenizer import Tokenizer, finished, usable
+from forge.data.tokenizers.tokenizer import Tokenizer, complete_tokenizer, usable
 
 SPACE = "▁"
 
@@ -33,10 +33,10 @@ SPACE = "▁"
 def sentencepiece(section: SentencePiece, *, text: TrainingText) -> Tokenizer:
     """The tokenizer of a .model; `text`, passed to every tokenizer, is not read."""
     facts = usable(section, "a SentencePiece .model")
-    return finished(converted(read_model(Path(section.path).expanduser())), section, facts)
+    return complete_tokenizer(_convert(read_model(Path(section.path).expanduser())), section, facts)
 
 
-def converted(model: SentencePieceModel) -> tokenizers.Tokenizer:
+def _convert(model: SentencePieceModel) -> tokenizers.Tokenizer:
     """Convert a model; ids equal SentencePiece's but for three cases: equally likely divisions,
     overlapping user symbols of a unigram model, and a text of exactly one user symbol of a BPE
     model (no space is put before).

@@ -13,7 +13,7 @@ from forge.config.tokenizers.tokenizer_files import Tiktoken
 from forge.data.text.split import TrainingText
 from forge.data.tokenizers.byte_text import visible_bytes
 from forge.data.tokenizers.merges import merges_of
-from forge.data.tokenizers.tokenizer import Tokenizer, finished, usable
+from forge.data.tokenizers.tokenizer import Tokenizer, complete_tokenizer, usable
 
 
 def tiktoken(section: Tiktoken, *, text: TrainingText) -> Tokenizer:
@@ -26,16 +26,16 @@ def tiktoken(section: Tiktoken, *, text: TrainingText) -> Tokenizer:
     except Exception as error:  # the library raises a bare Exception
         fault = f"it is no regular expression ({error})"
         raise ValueError(f"tokenizer.pattern = {section.pattern}: {fault}.") from error
-    raw = converted(ranks, words, special)
+    raw = _convert(ranks, words, special)
     for token, number in special.items():
         if number in raw.encode(token).ids:
             fault = f"text that spells {token} would be this token. Name it otherwise."
             raise ValueError(f"tokenizer.special_tokens: {fault}")
     raw.add_special_tokens(list(special))
-    return finished(raw, section, facts)
+    return complete_tokenizer(raw, section, facts)
 
 
-def converted(
+def _convert(
     ranks: Mapping[bytes, int], words: Regex, special: Mapping[str, int]
 ) -> tokenizers.Tokenizer:
     """Build a BPE of the same words: a known word is one token, else merged in the order of ranks.

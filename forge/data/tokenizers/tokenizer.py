@@ -19,7 +19,7 @@ import numpy as np
 
 from forge.config.tokenizers.tokenizer import BPE, END_OF_TEXT, Bytes
 from forge.config.tokenizers.tokenizer import Tokenizer as Section
-from forge.config.tokenizers.tokenizer_files import FILE_NAME, Existing, Facts, typed
+from forge.config.tokenizers.tokenizer_files import FILE_NAME, Existing, Facts, tokenizer_overrides
 from forge.config.tokenizers.tokenizer_stated import CONFIG_NAME, STATED
 from forge.data.text.split import RandomText, TrainingText
 from forge.data.tokenizers.added_tokens import add_tokens, stated_with
@@ -212,7 +212,7 @@ class Tokenizer:
 
     def typed(self, path: Path) -> str:
         """The options for a command line to get this tokenizer from its file."""
-        return typed(path, self.add_bos, self.add_eos)
+        return tokenizer_overrides(path, self.add_bos, self.add_eos)
 
     def save(self, directory: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, as transformers reads them."""
@@ -344,7 +344,7 @@ def load_file(section: Existing, *, text: TrainingText) -> Tokenizer:
         fault = f"not a tokenizer.json of the tokenizers library ({error})"
         hint = "Save one with tokenizer.save(), or take the tokenizer.json of a transformers model."
         raise ValueError(f"{_key(section)} = {section.place}: {fault}. {hint}") from error
-    return finished(raw, section, facts)
+    return complete_tokenizer(raw, section, facts)
 
 
 def usable(section: Existing, kind: str) -> Facts:
@@ -366,7 +366,7 @@ def _key(section: Existing) -> str:
     return f"tokenizer.{section.where}"
 
 
-def finished(raw: tokenizers.Tokenizer, section: Existing, facts: Facts) -> Tokenizer:
+def complete_tokenizer(raw: tokenizers.Tokenizer, section: Existing, facts: Facts) -> Tokenizer:
     """Complete a read tokenizer with the begin and end tokens of documents and the added tokens.
     ValueError: a border token is missing, or would be spelled by text; an added token exists.
     """

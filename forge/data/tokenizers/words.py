@@ -51,7 +51,7 @@ class Words:
     @staticmethod
     def of(raw: tokenizers.Tokenizer | ByteText) -> Words | None:
         """The words of a tokenizer; None where the pattern of words is unknown."""
-        pattern = IN_ASCII.get(pattern_of(json.loads(raw.to_str())) or "")
+        pattern = IN_ASCII.get(_word_pattern(json.loads(raw.to_str())) or "")
         return Words(raw, re.compile(pattern).findall) if pattern else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -80,11 +80,11 @@ class Words:
     def _words(self, text: str) -> Iterator[str]:
         if text.isascii():
             return iter(self._find(text))
-        runs = (self._find(run) if run.isascii() else (run,) for run in runs_of(text))
+        runs = (self._find(run) if run.isascii() else (run,) for run in _runs(text))
         return chain.from_iterable(runs)
 
 
-def runs_of(text: str) -> Iterator[str]:
+def _runs(text: str) -> Iterator[str]:
     """Divide text into runs without a common word: runs of ASCII, or the shortest with other
     letters.
     """
@@ -118,7 +118,7 @@ def _ends(before: str, after: str) -> bool:
     return not last.isspace()
 
 
-def pattern_of(described: dict[str, Any]) -> str | None:
+def _word_pattern(described: dict[str, Any]) -> str | None:
     """The pattern of words of a tokenizer encoding each word by itself; None for any other."""
     model, cuts = described["model"], described["pre_tokenizer"]
     plain = model["type"] == "BPE" and not model["dropout"] and described["normalizer"] is None

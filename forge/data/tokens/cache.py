@@ -52,7 +52,7 @@ def one_builder(entry: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(entry: Path) -> Iterator[Path]:
+def _replacing(entry: Path) -> Iterator[Path]:
     """A fresh directory to replace `entry` when the block succeeds, removed when the block fails.
 
     Call under one_builder(entry): leftovers of a killed builder are removed.
@@ -71,7 +71,7 @@ def replacing(entry: Path) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def kept(entry: Path, read: Callable[[], T], make: Callable[[Path], None]) -> T:
+def read_or_make(entry: Path, read: Callable[[], T], make: Callable[[Path], None]) -> T:
     """The content of an entry, built by `make` into a directory where missing or damaged.
 
     Any number of processes may call this at once: one builds the entry. read: raises BrokenStore.
@@ -82,7 +82,7 @@ def kept(entry: Path, read: Callable[[], T], make: Callable[[Path], None]) -> T:
         # The last holder of the lock may have built the entry.
         if (content := _intact(entry, read, log.warning)) is not None:
             return content
-        with replacing(entry) as directory:
+        with _replacing(entry) as directory:
             make(directory)
     return read()
 

@@ -70,7 +70,7 @@ class DeepSeekV3(Family):
 
     def options(self, keys: Keys) -> dict[str, Any]:
         options = sizes(keys) | activation(keys, default="silu")
-        options |= rope.read(keys, scores=True)
+        options |= rope.read_rope(keys, scores=True)
         del options["head_dim"], options["n_kv_heads"]
         keys.inert("head_dim", "qk_head_dim", "num_key_value_heads")
         keys.inert("num_nextn_predict_layers", "num_mtp_layers")
@@ -96,7 +96,7 @@ class DeepSeekV3(Family):
     def content(self, section: Decoder) -> dict[str, Any]:
         if not isinstance(section.mixer, MLA):
             raise ValueError(f"model.mixer={section.mixer.schema_name}")
-        config = write_sizes(section) | rope.write(section)
+        config = write_sizes(section) | rope.write_rope(section)
         config |= {name: getattr(section.mixer, name) for name in WIDTHS}
         config["q_lora_rank"] = section.mixer.q_lora_rank or None
         config["num_key_value_heads"] = section.n_heads

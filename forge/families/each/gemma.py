@@ -29,7 +29,7 @@ class Gemma(Family):
 
     def options(self, keys: Keys) -> dict[str, Any]:
         keys.inert("hidden_activation")  # transformers reads hidden_act alone
-        options = self.common(keys) | rope.read(keys)
+        options = self.common(keys) | rope.read_rope(keys)
         # Old files name gelu and mean its approximation; transformers reads them likewise.
         return options | {
             "activation": "gelu_tanh" if options["activation"] == "gelu" else options["activation"]
@@ -41,16 +41,19 @@ class Gemma(Family):
         options["head_dim"] = options["head_dim"] or 256
         biases = bool(keys.take("attention_bias", default=False))
         options |= {f"{letter}_bias": biases for letter in "qkvo"}
-        return options | {"norm_unit_offset": True, "embedding_multiplier": scale(options["dim"])}
+        return options | {
+            "norm_unit_offset": True,
+            "embedding_multiplier": _embedding_scale(options["dim"]),
+        }
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        return self.write_common(section) | rope.write(section)
+        return self.write_common(section) | rope.write_rope(section)
 
     def write_common(self, section: Decoder) -> dict[str, Any]:
         """Return the keys read by `common`."""
         return write_sizes(section) | {"attention_bias": all(section.attention_biases.values())}
 
 
-def scale(dim: int | None) -> float:
+def _embedding_scale(dim: int | None) -> float:
     """Return the factor of embeddings of a width."""
     return math.sqrt(dim or 1)

@@ -35,7 +35,7 @@ class Gemma2(Gemma):
         types = patterns.read_types(keys, options["n_layers"], usual)
         window = keys.number("sliding_window", default=4096)
         by_kind = {SLIDING: {"sliding_window_size": window}}
-        return options | rope.read(keys) | patterns.options(types, by_kind)
+        return options | rope.read_rope(keys) | patterns.layer_options(types, by_kind)
 
     def common_of_2(self, keys: Keys) -> dict[str, Any]:
         """Return the options of Gemma 2 and 3."""
@@ -54,8 +54,8 @@ class Gemma2(Gemma):
         return options | {"attn_logits_soft_cap": attention, "final_logits_soft_cap": logits}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        config = self.write_common(section) | rope.write(section)
-        return config | {"layer_types": patterns.types_of(section)}
+        config = self.write_common(section) | rope.write_rope(section)
+        return config | {"layer_types": patterns.attention_types(section)}
 
     def write_common(self, section: Decoder) -> dict[str, Any]:
         config = super().write_common(section)

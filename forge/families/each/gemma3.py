@@ -34,7 +34,7 @@ class Gemma3(Gemma2):
         types = patterns.read_types(keys, gemma_options["n_layers"], usual)
         by_kind = {kind: self.rotation(keys, kind, gemma_options["max_seq_len"]) for kind in THETAS}
         by_kind[SLIDING]["sliding_window_size"] = keys.number("sliding_window", default=4096)
-        return gemma_options | patterns.options(types, by_kind)
+        return gemma_options | patterns.layer_options(types, by_kind)
 
     def rotation(self, keys: Keys, kind: str, longest: int | None) -> dict[str, Any]:
         """Return the rotation of a kind of layers.
@@ -53,11 +53,11 @@ class Gemma3(Gemma2):
         return rope.of_parameters(keys, by_kind, theta=theta, longest=longest)
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        config, types = self.write_common(section), patterns.types_of(section)
+        config, types = self.write_common(section), patterns.attention_types(section)
         layers = [section.of_kind(section.kind_of(n).name) for n in range(section.n_layers)]
         of_kind = {kind: layers[types.index(kind)] for kind in THETAS if kind in types}
         sliding, full = of_kind.get(SLIDING), of_kind.get(FULL)
         if sliding is not None:
             config["rope_local_base_freq"] = sliding.rope_theta
-        config |= rope.write(full) if full is not None else {"rope_theta": THETAS[FULL]}
+        config |= rope.write_rope(full) if full is not None else {"rope_theta": THETAS[FULL]}
         return config | {"layer_types": types}

@@ -38,7 +38,7 @@ class GptOss(Family):
     block = ATTENTION | NORMS | EXPERTS | {"attention.sinks": "self_attn.sinks"}
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        options = sizes(keys, eps=1e-5) | rope.read(keys, theta=150000.0, usual=YARN)
+        options = sizes(keys, eps=1e-5) | rope.read_rope(keys, theta=150000.0, usual=YARN)
         keys.inert("hidden_act", "experts_per_token", "initial_context_length")
         keys.only("swiglu_alpha", 1.702, why="forge's quick_gelu has 1.702")
         limit = keys.number("swiglu_limit", default=7.0)
@@ -55,7 +55,7 @@ class GptOss(Family):
         usual = [FULL if layer % 2 else SLIDING for layer in range(count)]
         types = patterns.read_types(keys, options["n_layers"], usual)
         by_kind = {SLIDING: {"sliding_window_size": keys.number("sliding_window", default=128)}}
-        return options | patterns.options(types, by_kind)
+        return options | patterns.layer_options(types, by_kind)
 
     def content(self, section: Decoder) -> dict[str, Any]:
         if section.activation != "quick_gelu":
@@ -63,11 +63,11 @@ class GptOss(Family):
         silu = section.clone()
         silu.thaw()
         silu.activation = "silu"
-        config = write_sizes(silu) | rope.write(section)
+        config = write_sizes(silu) | rope.write_rope(section)
         config["intermediate_size"] = section.expert_hidden_dim
         config["swiglu_limit"] = section.mlp_activations_limit
         config["attention_bias"] = all(section.attention_biases.values())
         config["num_local_experts"] = section.moe.num_experts
         config["num_experts_per_tok"] = section.moe.top_k
         config["sliding_window"] = patterns.window_of(section) or 128
-        return config | {"layer_types": patterns.types_of(section)}
+        return config | {"layer_types": patterns.attention_types(section)}

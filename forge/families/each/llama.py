@@ -29,11 +29,11 @@ class Llama(Family):
         biases = bool(keys.take("attention_bias", default=False))
         keys.inert("is_llama_config")
         keys.only("rope_interleaved", False, why="forge rotates halves of a head")
-        options = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
+        options = sizes(keys) | activation(keys, default="silu") | rope.read_rope(keys)
         options |= {f"{letter}_bias": biases for letter in "qkvo"}
         return options | {"mlp_bias": bool(keys.take("mlp_bias", default=False))}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        config = write_sizes(section) | rope.write(section)
+        config = write_sizes(section) | rope.write_rope(section)
         config["attention_bias"] = all(section.attention_biases.values())
         return config | {"mlp_bias": section.has_mlp_bias}

@@ -46,7 +46,7 @@ class Llama4(Family):
 
     def options(self, keys: Keys) -> dict[str, Any]:
         options = sizes(keys, eps=1e-5) | activation(keys, default="silu")
-        options |= rope.read(keys, theta=500_000.0)
+        options |= rope.read_rope(keys, theta=500_000.0)
         biases = bool(keys.take("attention_bias", default=False))
         options |= {f"{letter}_bias": biases for letter in "qkvo"}
         expert = options["ffn_hidden_dim"]
@@ -91,13 +91,13 @@ class Llama4(Family):
         if patterns.read_types(keys, found["n_layers"], types) != types:
             keys.faults.append("layer_types: the layers that rotate are those with chunks")
         chunk = {"chunk_attn_window_size": keys.number("attention_chunk_size", default=8192)}
-        return patterns.options(types, {CHUNKED: chunk, FULL: NO_ROTATION}, plain=CHUNKED)
+        return patterns.layer_options(types, {CHUNKED: chunk, FULL: NO_ROTATION}, plain=CHUNKED)
 
     def content(self, section: Decoder) -> dict[str, Any]:
         layers = [section.of_kind(section.kind_of(n).name) for n in range(section.n_layers)]
         turning = [layer for layer in layers if layer.position == "rope"]
         first, moe = (turning or layers)[0], section.moe
-        config = write_sizes(section) | rope.write(first)
+        config = write_sizes(section) | rope.write_rope(first)
         config["intermediate_size"] = section.expert_hidden_dim
         config["intermediate_size_mlp"] = section.computed_ffn_hidden_dim
         config["attention_bias"] = all(section.attention_biases.values())

@@ -28,9 +28,11 @@ class Mistral(Family):
     block = ATTENTION | MLP | NORMS
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        options = sizes(keys) | activation(keys, default="silu") | rope.read(keys, theta=self.theta)
+        options = (
+            sizes(keys) | activation(keys, default="silu") | rope.read_rope(keys, theta=self.theta)
+        )
         return options | {"sliding_window_size": keys.number("sliding_window", default=0)}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        config = write_sizes(section) | rope.write(section)
+        config = write_sizes(section) | rope.write_rope(section)
         return config | {"sliding_window": patterns.window_of(section)}

@@ -32,7 +32,7 @@ class Olmo2(Family):
     block = ATTENTION | QK_NORM | MLP | NORMS
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        return self.common(keys) | rope.read(keys)
+        return self.common(keys) | rope.read_rope(keys)
 
     def common(self, keys: Keys) -> dict[str, Any]:
         """Return the options of OLMo 2 and 3."""
@@ -42,7 +42,7 @@ class Olmo2(Family):
         return options | {"norm_placement": "post", "qk_norm": True, "qk_norm_width": "all"}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        return self.write_common(section) | rope.write(section)
+        return self.write_common(section) | rope.write_rope(section)
 
     def write_common(self, section: Decoder) -> dict[str, Any]:
         """Return the keys read by `common`."""

@@ -27,7 +27,7 @@ class Olmo3(Olmo2):
             kind: self.rotation(keys, kind, common["max_seq_len"]) for kind in (FULL, SLIDING)
         }
         by_kind[SLIDING]["sliding_window_size"] = keys.number("sliding_window", default=4096)
-        return common | patterns.options(types, by_kind)
+        return common | patterns.layer_options(types, by_kind)
 
     def rotation(self, keys: Keys, kind: str, longest: int | None) -> dict[str, Any]:
         """Return the rotation of a kind of layers.
@@ -53,11 +53,11 @@ class Olmo3(Olmo2):
         return rope.of_parameters(keys, of_kind, theta=theta, longest=longest)
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        config, types = self.write_common(section), patterns.types_of(section)
+        config, types = self.write_common(section), patterns.attention_types(section)
         layers = [section.of_kind(section.kind_of(n).name) for n in range(section.n_layers)]
         of_kind = {kind: layers[types.index(kind)] for kind in (FULL, SLIDING) if kind in types}
         config["rope_parameters"] = {
-            kind: rope.parameters(layer) for kind, layer in of_kind.items()
+            kind: rope.rope_parameters(layer) for kind, layer in of_kind.items()
         }
         window = patterns.window_of(section) or 4096
         return config | {"layer_types": types, "sliding_window": window}

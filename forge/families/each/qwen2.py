@@ -27,25 +27,27 @@ class Qwen2(Family):
     block = ATTENTION | MLP | NORMS
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        options = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
+        options = sizes(keys) | activation(keys, default="silu") | rope.read_rope(keys)
         keys.only("use_mrope", False, why="forge has rotary positions in one dimension")
-        return options | windows(keys, options) | {f"{letter}_bias": True for letter in "qkv"}
+        return (
+            options | sliding_windows(keys, options) | {f"{letter}_bias": True for letter in "qkv"}
+        )
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        config = write_sizes(section) | rope.write(section)
+        config = write_sizes(section) | rope.write_rope(section)
         del config["head_dim"]
         return config | write_windows(section)
 
 
-def windows(keys: Keys, found: dict[str, Any]) -> dict[str, Any]:
+def sliding_windows(keys: Keys, found: dict[str, Any]) -> dict[str, Any]:
     """Read the windows of the layers from max_window_layers on, where windows are in use."""
     used = bool(keys.take("use_sliding_window", default=False))
-    return patterns.windows(keys, found["n_layers"], used=used)
+    return patterns.read_windows(keys, found["n_layers"], used=used)
 
 
 def write_windows(section: Decoder) -> dict[str, Any]:
     """Return the keys read by `windows`."""
     window = patterns.window_of(section)
     config = {"use_sliding_window": window is not None, "sliding_window": window}
-    config["layer_types"] = patterns.types_of(section)
+    config["layer_types"] = patterns.attention_types(section)
     return config | {"max_window_layers": section.n_layers if window is None else 0}

@@ -16,7 +16,7 @@ from forge.families.common import (
     sizes,
     write_sizes,
 )
-from forge.families.each.qwen2 import windows, write_windows
+from forge.families.each.qwen2 import sliding_windows, write_windows
 from forge.families.family import Family
 from forge.families.keys import Keys
 
@@ -29,13 +29,13 @@ class Qwen3(Family):
     block = ATTENTION | QK_NORM | MLP | NORMS
 
     def options(self, keys: Keys) -> dict[str, Any]:
-        options = sizes(keys) | activation(keys, default="silu") | rope.read(keys)
+        options = sizes(keys) | activation(keys, default="silu") | rope.read_rope(keys)
         options["head_dim"] = options["head_dim"] or 128
         biases = bool(keys.take("attention_bias", default=False))
         options |= {f"{letter}_bias": biases for letter in "qkvo"}
-        return options | windows(keys, options) | {"qk_norm": True}
+        return options | sliding_windows(keys, options) | {"qk_norm": True}
 
     def content(self, section: Decoder) -> dict[str, Any]:
-        config = write_sizes(section) | rope.write(section)
+        config = write_sizes(section) | rope.write_rope(section)
         config["attention_bias"] = all(section.attention_biases.values())
         return config | write_windows(section)

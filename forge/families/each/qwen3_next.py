@@ -99,7 +99,7 @@ class Qwen3Next(Family):
             setting = f"hidden_act={keys.take('hidden_act', default='silu')!r}"
             keys.faults.append(f"{setting}: transformers has it in delta nets too, forge silu")
         options["head_dim"] = options["head_dim"] or 256
-        options |= rope.read(keys) | {"norm_unit_offset": True, "qk_norm": True}
+        options |= rope.read_rope(keys) | {"norm_unit_offset": True, "qk_norm": True}
         options["attention_output_gate"] = True
         biases = bool(keys.take("attention_bias", default=False))
         options |= {f"{letter}_bias": biases for letter in "qkvo"}
@@ -111,14 +111,14 @@ class Qwen3Next(Family):
         types = patterns.read_types(keys, options["n_layers"], usual)
         mixer = {option: keys.number(key) for option, key in WIDTHS.items()}
         by_kind = {LINEAR: {"mixer": {"schema": "gated_delta_net", **mixer}}}
-        return options | {"moe": moe} | patterns.options(types, by_kind)
+        return options | {"moe": moe} | patterns.layer_options(types, by_kind)
 
     def content(self, section: Decoder) -> dict[str, Any]:
         layers = [section.of_kind(section.kind_of(n).name) for n in range(section.n_layers)]
         mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, GatedDeltaNet)]
         if not mixers:
             raise ValueError("model.layers without a gated delta net")
-        config = write_sizes(section) | rope.write(section) | write_routing(section)
+        config = write_sizes(section) | rope.write_rope(section) | write_routing(section)
         config |= {key: getattr(mixers[0], option) for option, key in WIDTHS.items()}
         config["attention_bias"] = all(section.attention_biases.values())
         config["shared_expert_intermediate_size"] = section.moe.shared_width(section)

@@ -11,10 +11,10 @@ from forge.config.adapters.adapter import (
     ROLES,
     Adapter,
     LoRA,
-    fits,
+    adapter_prefix,
     fits_in_any_words,
     in_ours,
-    place_of,
+    is_target,
 )
 from forge.config.checkpoint import Checkpoint
 from forge.config.model.decoder import Decoder
@@ -33,7 +33,7 @@ NONE, BIASED = "adapter=none", "model.bias=true"
 
 
 @rule("adapter.needs_decoder", "adapter")
-def needs_decoder(model: Model, adapter: Adapter) -> Findings:
+def adapter_needs_decoder(model: Model, adapter: Adapter) -> Findings:
     """An adapter stands beside matrices of forge's Decoder, which it knows by their roles."""
     if adapter.active and not model.has_blocks:
         yield "adapter", NONE
@@ -49,7 +49,9 @@ def target_modules(model: Decoder, adapter: LoRA) -> Findings:
         message = "with model.tie_embeddings=true the head is the embedding."
         yield TARGETS, message, f"model.tie_embeddings=false, or {TARGETS}=[auto]"
         return
-    unknown = [w for w in adapter.target_modules if not any(fits(w, tensor) for tensor in tensors)]
+    unknown = [
+        w for w in adapter.target_modules if not any(is_target(w, tensor) for tensor in tensors)
+    ]
     if unknown:
         verb = "is" if len(unknown) == 1 else "are"
         names = ", ".join(map(repr, unknown))
@@ -58,12 +60,14 @@ def target_modules(model: Decoder, adapter: LoRA) -> Findings:
 
 
 @rule(RANKS, RANKS, TARGETS, "model")
-def ranks(model: Decoder, adapter: LoRA) -> Findings:
+def ranks_of_matrices(model: Decoder, adapter: LoRA) -> Findings:
     """Each entry of adapter.ranks is of a matrix that adapter.target_modules names, and is no less
     than 0.
     """
     chosen = [
-        tensor for tensor in model.tensors() if any(fits(w, tensor) for w in adapter.target_modules)
+        tensor
+        for tensor in model.tensors()
+        if any(is_target(w, tensor) for w in adapter.target_modules)
     ]
     for word, rank in adapter.ranks.items():
         if rank < 0:
@@ -147,7 +151,7 @@ def init_dropout(adapter: LoRA) -> Findings:
 
 
 @rule("adapter.dropout", "adapter.dropout", TARGETS, "model")
-def dropout(model: Decoder, adapter: LoRA) -> Findings:
+def adapter_dropout(model: Decoder, adapter: LoRA) -> Findings:
     """adapter.dropout is of linear layers: rows that go to experts have no place in a text, and the
     head is multiplied with as one matrix.
     """
@@ -159,7 +163,7 @@ def dropout(model: Decoder, adapter: LoRA) -> Findings:
 
 
 @rule("adapter.qk_clip", "train.use_qk_clip", "adapter")
-def qk_clip(adapter: Adapter, train: Train) -> Findings:
+def qk_clip_of_adapter(adapter: Adapter, train: Train) -> Findings:
     """train.use_qk_clip scales the weights of queries and keys, which an adapter leaves as they
     are.
     """
@@ -185,14 +189,14 @@ def _known(tensors: list[TensorSpec]) -> str:
     """List the entries a target may name: roles, parts and names of these tensors."""
     roles = dict.fromkeys(tensor.role for tensor in tensors)
     parts = dict.fromkeys(tensor.part.replace(" ", "_").replace("-", "_") for tensor in tensors)
-    names = dict.fromkeys(place_of(tensor).rpartition(".")[2] for tensor in tensors)
+    names = dict.fromkeys(adapter_prefix(tensor).rpartition(".")[2] for tensor in tensors)
     words = [*roles, *(part for part in parts if part in PARTS), *names]
     return ", ".join(dict.fromkeys(words))
 
 
 def _meant(words: list[str], tensors: list[TensorSpec]) -> list[str]:
     """Translate the entries for a matrix of the model into forge's names; auto where none fits."""
-    ours = [word for word in in_ours(words) if any(fits(word, tensor) for tensor in tensors)]
+    ours = [word for word in in_ours(words) if any(is_target(word, tensor) for tensor in tensors)]
     return ours or [AUTO]
 
 

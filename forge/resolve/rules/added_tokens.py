@@ -6,7 +6,7 @@ from forge.config.adapters.adapter import LoRA
 from forge.config.checkpoint import Checkpoint
 from forge.config.model.decoder import Decoder
 from forge.config.model.tensors import EMBEDDING, HEAD
-from forge.config.problems import literal, shown, typed
+from forge.config.problems import literal, shown, typed_override
 from forge.config.rule import Findings, rule
 from forge.config.tokenizers.tokenizer import (
     ADDED,
@@ -36,7 +36,7 @@ def added_tokens(tokenizer: Tokenizer) -> Findings:
         usable = [
             token for token in dict.fromkeys(tokens) if token not in {"", *existing_ids, *seen}
         ]
-        hint = typed(key, literal(usable))
+        hint = typed_override(key, literal(usable))
         for token in tokens:
             if not token:
                 yield key, "it names a token that is empty.", hint
@@ -84,7 +84,7 @@ def added_to_base(tokenizer: Tokenizer, checkpoint: Checkpoint) -> Findings:
 
 
 @rule("model.new_rows", "model.new_rows", "model.vocab_size", "checkpoint.init_from")
-def new_rows(model: Decoder, checkpoint: Checkpoint) -> Findings:
+def new_rows_exist(model: Decoder, checkpoint: Checkpoint) -> Findings:
     """model.new_rows are some of the rows of weights that the run begins with, but for the first
     ones.
     """

@@ -34,7 +34,7 @@ from forge.resolve.rules import (
     training,
 )
 
-OF_COMPONENTS = [sys.modules[name] for name in schemas.modules()]
+OF_COMPONENTS = [sys.modules[name] for name in schemas.schema_modules()]
 OF_ALL = (
     model,
     added_tokens,

@@ -16,7 +16,7 @@ from forge.config.problems import listed, literal
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.tokenizers.tokenizer import BPE, Bytes
-from forge.config.tokenizers.tokenizer_files import FILE_NAME, typed
+from forge.config.tokenizers.tokenizer_files import FILE_NAME, tokenizer_overrides
 from forge.resolve.rules.hugging_face import INIT_FROM, READS
 from forge.resolve.rules.run_directory import has_saved_since
 from forge.rundir import checkpoints, saved_config
@@ -33,13 +33,13 @@ def base(config: Config, checkpoint: Checkpoint) -> Findings:
     if start is None or has_saved_since(config, "init_from"):
         return
     try:
-        path = checkpoints.find(Path(start))[0].path
-        base_config = saved_config.load(path / saved_config.CONFIG, trust=config.run.trust)
+        path = checkpoints.find_checkpoint(Path(start))[0].path
+        base_config = saved_config.load_config(path / saved_config.CONFIG, trust=config.run.trust)
     except Exception:  # the base may not exist yet: the run reports a fault when it begins
         return
     if _is_other_tokenizer(base_config, config):  # the size of the vocabulary follows from it
         tokenizer = base_config.tokenizer
-        override = typed(
+        override = tokenizer_overrides(
             path / checkpoints.TOKENIZER / FILE_NAME, tokenizer.add_bos, tokenizer.add_eos
         )
         message = f"{path}: {checkpoints.OTHER_TOKENIZER}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forge.config.data.mixture import Mix
-from forge.config.data.reading import WEIGHT, read_whole
+from forge.config.data.reading import WEIGHT, held_out_section
 from forge.config.data.text import BORDERS, Data
 from forge.config.problems import quoted
 from forge.config.root import Config
@@ -96,7 +96,7 @@ def all_read(config: Config) -> Iterator[tuple[str, Data]]:
     for above, entries in {"data": validation, "eval.sets": config.eval.sets}.items():
         for name, entry in entries.items():
             if not any(entry_faults(data, above, name, entry)):
-                yield f"{above}.{name}", read_whole(data, entry, f"{above}.{name}")
+                yield f"{above}.{name}", held_out_section(data, entry, f"{above}.{name}")
 
 
 @rule(

@@ -98,7 +98,7 @@ def ep_experts(model: Decoder, parallel: Parallel) -> Findings:
     "parallel.sequence_parallel",
     "train.seq_len",
 )
-def seq_len(parallel: Parallel, train: Train) -> Findings:
+def seq_len_by_ranks(parallel: Parallel, train: Train) -> Findings:
     """train.seq_len must be divisible by cp, twice that when balanced, times tp with
     sequence_parallel.
     """

@@ -63,7 +63,7 @@ def mps_ranks(run: Run, world: World) -> Findings:
 
 
 @rule("parallel.needs_decoder", "parallel.tp", "parallel.pp", "parallel.cp")
-def needs_decoder(model: Model, parallel: Parallel) -> Findings:
+def cuts_need_decoder(model: Model, parallel: Parallel) -> Findings:
     """tp, pp and cp cut forge's Decoder, whose layers they know; any other model is sharded and
     replicated only.
     """
@@ -109,7 +109,7 @@ def offload_backend(parallel: Parallel, world: World) -> Findings:
     "adapter",
     warning=True,
 )
-def memory(config: Config, world: World) -> Findings:
+def fits_memory(config: Config, world: World) -> Findings:
     """The estimated memory of a device should be at most what its GPU has."""
     capacity = world.devices.memory if world.device == "cuda" else None
     needed = memory_needed(config)

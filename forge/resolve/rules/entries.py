@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from forge.config.bounds import fits, kind
-from forge.config.data.reading import KIND, NAME, TARGET, kinds, options_of, schema_of
+from forge.config.bounds import fits, type_in_words
+from forge.config.data.reading import KIND, NAME, TARGET, corpus_kinds, entry_options, schema_of
 from forge.config.data.text import Data, Files, unstreamed
 from forge.config.field import types_of
 from forge.config.places import address_fault
@@ -35,11 +35,11 @@ def entry_faults(
             yield key, f"{other}, which no file can keep.", hint
     elif (schema := schema_of(data, entry)) is None:
         message = f"data has no kind {entry[KIND]} that this could be read as."
-        yield f"{key}.{KIND}", message, meant(str(entry[KIND]), kinds(), f"{key}.{KIND}=")
+        yield f"{key}.{KIND}", message, suggest(str(entry[KIND]), corpus_kinds(), f"{key}.{KIND}=")
     else:
         options = {option: value for option, value in entry.items() if option not in (KIND, *more)}
         yield from _option_faults(key, options, schema, more)
-        option_names = options_of(schema).keys()
+        option_names = entry_options(schema).keys()
         if issubclass(schema, Files) and options.keys() <= option_names and not options.get("path"):
             yield key, "it has no path of what is read.", f"+{key}.path=my.jsonl"
 
@@ -47,7 +47,7 @@ def entry_faults(
 def _option_faults(
     key: str, said: dict[str, Any], schema: type[Data], more: Collection[str]
 ) -> Findings:
-    hints, fields = types_of(schema), options_of(schema)
+    hints, fields = types_of(schema), entry_options(schema)
     for option, value in said.items():
         option_key = f"{key}.{option}"
         if option not in fields:
@@ -58,7 +58,7 @@ def _option_faults(
             near = did_you_mean([f"+{key}.{name}" for name in closest(option, [*fields, *more])])
             yield option_key, message, near or f"it has {', '.join([*fields, *more]) or 'none'}"
         elif not fits(value, hints[option]):
-            yield option_key, f"it must be {kind(hints[option])}.", "another value"
+            yield option_key, f"it must be {type_in_words(hints[option])}.", "another value"
         elif (
             value
             and fields[option].metadata.get("path")
@@ -67,7 +67,7 @@ def _option_faults(
             yield option_key, *fault
 
 
-def meant(value: str, known: Collection[str], assign: str) -> str:
+def suggest(value: str, known: Collection[str], assign: str) -> str:
     """Advise an override in place of a wrong value: the closest known values, else every one."""
     near = did_you_mean([assign + choice for choice in closest(value, known)])
     return near or f"one of {', '.join(assign + choice for choice in known)}"

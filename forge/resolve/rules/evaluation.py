@@ -10,7 +10,7 @@ from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
 from forge.config.train import Train
-from forge.resolve.rules.entries import entry_faults, meant
+from forge.resolve.rules.entries import entry_faults, suggest
 
 
 @rule("eval.needed", "eval.enabled", "eval.target", "eval.patience", "checkpoint.keep_best")
@@ -41,7 +41,7 @@ def metric(config: Config, eval: Eval) -> Findings:
         yield "eval.enabled", message, "eval.enabled=false; data.val_fraction=0.05"
     elif eval.metric not in names and eval.enabled:
         message = f"there is no metric {eval.metric}."
-        yield "eval.metric", message, meant(eval.metric, names, "eval.metric=")
+        yield "eval.metric", message, suggest(eval.metric, names, "eval.metric=")
 
 
 @rule("data.validation")
@@ -68,7 +68,7 @@ def sets(config: Config, eval: Eval) -> Findings:
 
 
 @rule("run.objective", "run.objective", "eval.enabled")
-def objective(config: Config, run: Run, eval: Eval) -> Findings:
+def objective_is_measured(config: Config, run: Run, eval: Eval) -> Findings:
     """run.objective names a metric that the run has: an eval/ one needs eval.enabled=true."""
     name, names = run.objective or "", list(metric_names(config))
     group, _, metric = name.partition("/")
@@ -76,4 +76,4 @@ def objective(config: Config, run: Run, eval: Eval) -> Findings:
         yield "run.objective", "eval.enabled=true"
     elif group == "eval" and metric not in (*names, eval.metric):  # eval.metric has its own rule
         message = f"there is no metric {name}."
-        yield "run.objective", message, meant(metric, names, "run.objective=eval/")
+        yield "run.objective", message, suggest(metric, names, "run.objective=eval/")

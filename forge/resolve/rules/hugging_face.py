@@ -33,7 +33,9 @@ def path(model: FolderDecoder) -> Findings:
 def unread_keys(model: FolderDecoder) -> Findings:
     """Keys of config.json that say where a model is from, or are switched off, are not read."""
     try:
-        names = [name for name in folders.read(model.path).unread if name not in model.ignore_keys]
+        names = [
+            name for name in folders.read_folder(model.path).unread if name not in model.ignore_keys
+        ]
     except FolderError:
         return  # another rule reports it
     if names:
@@ -61,12 +63,12 @@ def folder(config: Config, model: Model, checkpoint: Checkpoint) -> Findings:
     hint = "the options of its config.json" if same_folder else f"model=hf model.path={start}"
     hint += ", or checkpoint.exclude_from_loading"
     try:
-        read = folders.read(start)
+        read = folders.read_folder(start)
         ignored = model.ignore_keys if isinstance(model, FolderDecoder) else ()
         if unknown := folders.unknown_keys(read, ignored):
             yield INIT_FROM, *unknown
             return
-        faults = folders.faults(read, decoder, checkpoint.exclude_from_loading)
+        faults = folders.weight_faults(read, decoder, checkpoint.exclude_from_loading)
         if faults:
             yield INIT_FROM, f"{start} does not fit this model: {listed(faults)}.", hint
     except FolderError as error:
@@ -82,7 +84,7 @@ def other_model(config: Config, model: Decoder, checkpoint: Checkpoint) -> Findi
     if start is None:
         return
     try:
-        folder_model = folders.read(start)
+        folder_model = folders.read_folder(start)
         differences = folder_model.family.differences(model, folder_model.section)
     except FolderError:
         return  # the rule above reports it

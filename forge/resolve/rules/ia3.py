@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge.config.adapters.adapter import fits, in_ours, place_of
+from forge.config.adapters.adapter import adapter_prefix, in_ours, is_target
 from forge.config.adapters.ia3 import IA3
 from forge.config.model.decoder import Decoder
 from forge.config.model.tensors import MATRIX, TensorSpec
@@ -25,9 +25,11 @@ def ia3(model: Decoder, adapter: IA3) -> Findings:
         (INPUTS, adapter.feedforward_modules, chosen),
     ):
         for word in words if tensors else ():
-            if not any(fits(word, tensor) for tensor in tensors):
+            if not any(is_target(word, tensor) for tensor in tensors):
                 names = _names(tensors)
-                fitting = [w for w in in_ours(words) if any(fits(w, tensor) for tensor in tensors)]
+                fitting = [
+                    w for w in in_ours(words) if any(is_target(w, tensor) for tensor in tensors)
+                ]
                 message = (
                     f"'{word}' is of no matrix that can have a vector, but {', '.join(names)}."
                 )
@@ -40,4 +42,4 @@ def ia3(model: Decoder, adapter: IA3) -> Findings:
 
 
 def _names(tensors: list[TensorSpec]) -> list[str]:
-    return list(dict.fromkeys(place_of(tensor).rpartition(".")[2] for tensor in tensors))
+    return list(dict.fromkeys(adapter_prefix(tensor).rpartition(".")[2] for tensor in tensors))

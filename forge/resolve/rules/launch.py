@@ -12,7 +12,7 @@ from forge.config.rule import Findings, rule
 from forge.config.run import Run
 from forge.config.sweep import Sweep
 from forge.config.sweeper import Optuna
-from forge.planning.allocation import allocation, faults
+from forge.planning.allocation import allocation, allocation_faults
 from forge.planning.world import CPU_BUILD, World
 
 SHAPE = ("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node")
@@ -27,7 +27,7 @@ BASELINE, SEEDS = "sweep.ablation.baseline", "sweep.ablation.seeds"
 
 
 @rule("launch.allocation", "run.num_processes", *SHAPE)
-def ranks(launch: Slurm, world: World) -> Findings:
+def ranks_fill_nodes(launch: Slurm, world: World) -> Findings:
     """The ranks fill the nodes that Slurm gives a job, one rank a GPU where there are GPUs."""
     if world.remote and world.size > 0:
         outcome = allocation(launch, world.size)
@@ -56,9 +56,9 @@ def unused_gpus(launch: Slurm, world: World) -> Findings:
 
 
 @rule("launch.slurm", "launch.signal_before", "launch.time", "launch.sbatch")
-def slurm(launch: Slurm) -> Findings:
+def slurm_options(launch: Slurm) -> Findings:
     """launch.signal_before is less than launch.time; launch.sbatch has no key that forge sets."""
-    for fault in faults(launch):
+    for fault in allocation_faults(launch):
         yield fault.key, fault.what, fault.fix
 
 
@@ -83,14 +83,14 @@ def script_text(launch: Slurm) -> Findings:
 
 
 @rule("launch.inline", "run.inline")
-def inline(launch: Submitit, run: Run) -> Findings:
+def inline_is_local(launch: Submitit, run: Run) -> Findings:
     """run.inline keeps the rank in this process, so it needs launch=local."""
     if run.inline:
         yield "run.inline", "run.inline=false, or launch=local"
 
 
 @rule("sweeper.wait", "launch.wait")
-def wait(sweeper: Optuna, launch: Submitit) -> Findings:
+def trials_wait(sweeper: Optuna, launch: Submitit) -> Findings:
     """sweeper=optuna chooses a trial by what those before it have reached, so it waits for them."""
     if not launch.wait:
         yield "launch.wait", "launch.wait=true"

@@ -15,7 +15,7 @@ from forge.config.optimizers.param_groups import (
     ROLES,
     found,
     members,
-    parameters_of,
+    named_parameters,
 )
 from forge.config.optimizers.schedule_free import ScheduleFreeAdamW
 from forge.config.optimizers.schedules import Constant, NoSchedule, Scheduler
@@ -40,7 +40,7 @@ def patterns(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
     for key, expressions in expressions_by_key.items():
         if not expressions:
             continue
-        names = [name for name, _ in parameters_of(config)]
+        names = [name for name, _ in named_parameters(config)]
         for pattern in expressions:
             if not any(found([pattern], name) for name in names):
                 message = f"'{pattern}' is in the name of no parameter, such as {_last(names)}."
@@ -55,7 +55,7 @@ def low_bit_mps(optimizer: AdamWLowBit, run: Run) -> Findings:
 
 
 @rule("optimizer.in_16_bits", "optimizer", "precision.param_dtype", GROUPS)
-def in_16_bits(config: Config, optimizer: Optimizer) -> Findings:
+def updates_in_16_bits(config: Config, optimizer: Optimizer) -> Findings:
     """An optimizer of weights in 16 bits computes their updates in fp32, as forge's own do."""
     if not config.precision.weights_in_16_bits:
         return
@@ -134,7 +134,7 @@ def roles(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
         optimizer, ROLES, lambda role, selected: role in selected, param_groups.ALL_ROLES
     )
     if sum(PARAMETERS in entry for _, entry in _entries(optimizer)) > 1:
-        names = [name for name, _ in parameters_of(config)]
+        names = [name for name, _ in named_parameters(config)]
         yield from _twice(
             optimizer, PARAMETERS, lambda name, selected: found(selected, name), names
         )
@@ -146,7 +146,7 @@ def takes(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
     groups = param_groups.groups(config)
     if not any(group.section.takes for group in groups.values()):
         return
-    parameters = parameters_of(config)
+    parameters = named_parameters(config)
     of_group = members(config, parameters)
     for name, group in groups.items():
         group_roles = [role for parameter, role in parameters if of_group[parameter] == name]
@@ -168,7 +168,7 @@ def takes(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
 def nothing(config: Config, model: Decoder, optimizer: Optimizer) -> Findings:
     """Something is trained: patterns leave a parameter that is not frozen."""
     only = optimizer.trainable_parameters or optimizer.freeze_parameters
-    if only and all(group is None for group in members(config, parameters_of(config)).values()):
+    if only and all(group is None for group in members(config, named_parameters(config)).values()):
         key = "freeze_parameters" if optimizer.freeze_parameters else "trainable_parameters"
         yield f"optimizer.{key}", f"optimizer.{key}=[]"
 

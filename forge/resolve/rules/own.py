@@ -13,7 +13,7 @@ SCHEMA = "a schema of its own says it, see docs/extending.md"
 
 
 @rule("own.target", *(f"{group}._target_" for group in GIVEN))
-def target(config: Config) -> Findings:
+def own_target(config: Config) -> Findings:
     """A section has the options of the _target_ that its file names, and keeps that one."""
     for group in GIVEN:
         section = getattr(config, group)

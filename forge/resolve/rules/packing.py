@@ -6,7 +6,7 @@ from math import prod
 
 from forge.config.data.text import Data
 from forge.config.model.decoder import Decoder
-from forge.config.model.document_attention import why_not
+from forge.config.model.document_attention import why_not_flex
 from forge.config.model.layer import Model
 from forge.config.objectives.base import Objective
 from forge.config.parallel import Parallel
@@ -60,7 +60,7 @@ def document_attention(
 ) -> Findings:
     """flex_attention, which model.document_attention=flex asks for, must run there."""
     asked = data.pack_sequences and model.document_attention == "flex"
-    if asked and (reason := why_not(model, parallel, train, world.device)):
+    if asked and (reason := why_not_flex(model, parallel, train, world.device)):
         hint = "model.document_attention=auto"
         yield "model.document_attention", f"flex_attention does not run: {reason}.", hint
 

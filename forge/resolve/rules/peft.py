@@ -18,7 +18,7 @@ INIT_FROM = "adapter.init_from"
 
 
 @rule(INIT_FROM, INIT_FROM, "adapter", "checkpoint.init_from", "run.dir", "checkpoint.dir")
-def init_from(config: Config, adapter: LoRA) -> Findings:
+def init_from_peft(config: Config, adapter: LoRA) -> Findings:
     """adapter.init_from is a folder of PEFT, whose adapters have the options of these."""
     folder = adapter.init_from
     if folder is None or has_saved_since(config, "init_from"):
@@ -32,7 +32,7 @@ def init_from(config: Config, adapter: LoRA) -> Findings:
         )
         return
     try:
-        options = peft.options(peft.read(folder))
+        options = peft.adapter_options(peft.read_adapter_config(folder))
     except FolderError as error:
         yield INIT_FROM, error.what, error.fix
         return
@@ -77,7 +77,7 @@ def _same_ranks(model: Model, adapter: LoRA, ranks: dict[str, int]) -> bool:
 def _typed(place: str) -> list[str]:
     """Overrides that give an adapter the options of a folder."""
     try:
-        options = peft.options(peft.read(place))
+        options = peft.adapter_options(peft.read_adapter_config(place))
     except FolderError:
         return []  # the rule above reports the fault
     return [_override(name, value) for name, value in options.items() if value]

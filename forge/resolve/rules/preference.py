@@ -42,7 +42,7 @@ def examples(config: Config, objective: Objective) -> Findings:
 @rule(
     "objective.pack_sequences", "data.pack_sequences", "data.packing", "data.max_segments_per_seq"
 )
-def pack_sequences(data: Data, objective: Objective) -> Findings:
+def pairs_stay_apart(data: Data, objective: Objective) -> Findings:
     """Responses are compared row by row, so that none is packed with another."""
     if "" in objective.compares or not data.examples:  # another rule reports text
         return
@@ -71,7 +71,7 @@ def cp(objective: Objective, parallel: Parallel) -> Findings:
     "adapter.modules_to_save",
     "parallel.pp",
 )
-def reference(objective: Referenced, adapter: Adapter, parallel: Parallel) -> Findings:
+def reference_of_adapter(objective: Referenced, adapter: Adapter, parallel: Parallel) -> Findings:
     """objective.reference=adapter needs an adapter, a base that stays as it is, and no pipeline."""
     if objective.reference_free or objective.reference != "adapter":
         return

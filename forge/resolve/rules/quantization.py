@@ -26,7 +26,7 @@ N, M = "quantization.weight_sparsity_n", "quantization.weight_sparsity_m"
 
 
 @rule("quantization.needs_decoder", *WHICH)
-def needs_decoder(model: Model, quantization: Quantized) -> Findings:
+def quantization_needs_decoder(model: Model, quantization: Quantized) -> Findings:
     """quantization takes matrices of forge's Decoder, which it knows by their roles."""
     if not model.has_blocks:
         yield "quantization", "quantization=none"
@@ -49,7 +49,7 @@ def takes_none(model: Decoder, quantization: Quantized) -> Findings:
 
 
 @rule("quantization.device", EMULATE, "run.device")
-def device(quantization: Emulated, run: Run) -> Findings:
+def device_of_kernels(quantization: Emulated, run: Run) -> Findings:
     """Kernels of 8 bits and fewer are for NVIDIA GPUs; quantization.emulate=true has the same
     numbers anywhere.
     """

@@ -17,18 +17,18 @@ from forge.config.launch import Launch, Slurm
 from forge.config.metrics import Metrics
 from forge.config.model.decoder import Decoder
 from forge.config.places import address_fault
-from forge.config.problems import literal, shown, typed
+from forge.config.problems import literal, shown, typed_override
 from forge.config.root import Config
 from forge.config.rule import Findings, rule, walk
 from forge.config.run import Run
 from forge.config.targets.own import Own
-from forge.config.targets.target import inner_faults, place_of, target_fault
+from forge.config.targets.target import group_of_path, inner_faults, target_fault
 from forge.config.tokenizers.tokenizer import BPE
 from forge.planning.world import World
 
 
 @rule("run.device")
-def device(run: Run, world: World) -> Findings:
+def device_present(run: Run, world: World) -> Findings:
     """run.device=cuda needs a GPU and a CUDA build of torch, and run.device=mps Apple silicon."""
     if run.device == "cuda" and world.devices.gpus == 0:
         hint = "run.device=cpu; plan.device=h100 with forge.check plans for GPUs elsewhere"
@@ -81,7 +81,7 @@ def file_pattern(data: Shards) -> Findings:
 
 
 @rule("tokenizer.trained")
-def trained(data: Data, tokenizer: BPE) -> Findings:
+def tokenizer_is_trained(data: Data, tokenizer: BPE) -> Findings:
     """tokenizer=bpe is trained on text before a run: tokens, but of data=synthetic, have none, and
     a stream comes later.
     """
@@ -133,7 +133,7 @@ def no_effect(config: Config, world: World) -> Findings:
         value, default = getattr(section, field.name), default_of(field)
         value = list(value) if isinstance(value, tuple) else value
         if value not in (default, field.metadata.get("idle")):
-            hint = typed(key, literal(default) if "," in str(default) else shown(default))
+            hint = typed_override(key, literal(default) if "," in str(default) else shown(default))
             yield key, f"{key} has no effect {why}.", hint
 
 
@@ -151,7 +151,7 @@ def target(config: Config) -> Findings:
     for name, values in (section_values | entries).items():
         path = values.get("_target_")
         if "_target_" in values and (
-            fault := target_fault(path, place_of(name), trust, key=f"{name}._target_")
+            fault := target_fault(path, group_of_path(name), trust, key=f"{name}._target_")
         ):
             yield f"{name}._target_={path}", *fault
     for name, entry in _read(config):

@@ -40,7 +40,7 @@ def run_dir(run: Run) -> Findings:
 
 
 @rule("run.identity", "run.dir", "run.allow_change")
-def identity(config: Config, run: Run) -> Findings:
+def same_identity(config: Config, run: Run) -> Findings:
     """A run goes on with the model, data, seed, batch, optimizer and schedule it has, unless
     run.allow_change names what changes.
     """
@@ -169,9 +169,9 @@ def _stored(config: Config) -> Config | str | None:
     base = saved_config.last_started(Path(config.run.dir))
     if not base:
         return None  # nothing was trained yet: any config may go on
-    file = Path(config.run.dir) / saved_config.numbered(saved_config.CONFIG, base)
+    file = Path(config.run.dir) / saved_config.numbered_file(saved_config.CONFIG, base)
     try:
-        return saved_config.load(file, trust=config.run.trust)
+        return saved_config.load_config(file, trust=config.run.trust)
     except Exception as error:  # a damaged file can raise anything
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         return f"{file} cannot be read: {first_line}."

@@ -23,7 +23,7 @@ def epochs(data: Data, train: Train) -> Findings:
     "data.packing",
     "data.max_segments_per_seq",
 )
-def packing(data: Data) -> Findings:
+def packing_of_streams(data: Data) -> Findings:
     """Documents of a stream share a sequence in the order of their arrival: data.packing is
     concat_then_split, next_fit or none.
     """

@@ -109,7 +109,7 @@ class Bench(Callback):
             "mfu": rate / peak if peak else None,
             "loss": {"first": losses[0], "last": losses[-1]},
             "parts_seconds": self._parts(first, last),
-            "memory_bytes": memory(loop.model, loop.optimizer, self.device),
+            "memory_bytes": _memory(loop.model, loop.optimizer, self.device),
             "peak_holds": HOLDS.get(self.device.type, HOLDS["cpu"]),
             "graph_breaks": sum(counters["graph_break"].values()),
             "graphs": counters["stats"]["unique_graphs"],
@@ -168,7 +168,7 @@ class Marked:
         return self.mark(lambda: self.objective(model, batch))
 
 
-def memory(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> dict:
+def _memory(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> dict:
     """Bytes on this rank: weights, optimizer state, and the peak."""
     state = [value for of_one in optimizer.state.values() for value in of_one.values()]
     sizes = {

@@ -150,7 +150,7 @@ class Logger(Callback):
         for name, rate in self.group_rates.items():
             self.last[f"lr/{name}" if name != OWN else "lr"] = rate(loop.state.step - 1)
         self.last |= {"tokens": loop.state.tokens, "skipped_steps": loop.state.skipped}
-        self.last |= of_sources(loop, gathered.losses())
+        self.last |= _source_metrics(loop, gathered.losses())
         loop.trackers.log(loop.state.step, self.last | self._speed(loop))
         if gathered.empty and not self.warned:
             self.warned = True
@@ -203,7 +203,7 @@ class Logger(Callback):
         return values
 
 
-def of_sources(loop: Loop, losses: dict[int, float]) -> dict[str, float]:
+def _source_metrics(loop: Loop, losses: dict[int, float]) -> dict[str, float]:
     """For each source of a mixture: tokens read so far, share of all tokens, and loss."""
     drawn = loop.loader.realised()
     total = sum(drawn.values())

@@ -12,7 +12,7 @@ from forge.rundir.files import row_sizes
 from forge.rundir.progress import row_files
 from forge.training.callback import Callback
 from forge.training.callbacks.metrics import nulls
-from forge.training.checkpoints.callback_state import load_states, states
+from forge.training.checkpoints.callback_state import callback_states, load_states
 from forge.training.checkpoints.checkpoint import Checkpointer, Tensors, prefixed
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Saving(Callback):
 
     def save(self, loop: Loop, reason: str) -> None:
         with loop.paused():
-            plain, tensors = states(loop.callbacks, loop.state.step)
+            plain, tensors = callback_states(loop.callbacks, loop.state.step)
             meta = {
                 "reason": reason,
                 "metrics": self._metrics(loop),

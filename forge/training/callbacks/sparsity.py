@@ -60,7 +60,7 @@ class Sparsity(Callback):
             weight = local(parameter)
             if since % section.weight_sparsity_update_step == 0 or name not in self.kept:
                 count, among = section.weight_sparsity_n, section.weight_sparsity_m
-                self.kept[name] = largest(weight, count, among)
+                self.kept[name] = _largest_mask(weight, count, among)
             # The values about to be zeroed, restored before the next update.
             self.zeroed[name] = weight.masked_fill(self.kept[name], 0)
             weight.masked_fill_(~self.kept[name], 0)
@@ -86,7 +86,7 @@ class Sparsity(Callback):
         return DTensor.from_local(values, like.device_mesh, like.placements, **options)
 
 
-def largest(weight: Tensor, count: int, among: int) -> Tensor:
+def _largest_mask(weight: Tensor, count: int, among: int) -> Tensor:
     """Mask of the `count` largest of each `among` adjacent values in the last dimension.
 
     bool, shaped as weight. Of equal values the first counts.

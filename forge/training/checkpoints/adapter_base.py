@@ -18,15 +18,15 @@ WHOLE_UP_TO = 64 << 20
 SAMPLES, SAMPLE = 64, 1 << 20
 
 
-def place_of(init_from: str) -> Path:
+def _base_path(init_from: str) -> Path:
     """Resolve checkpoint.init_from to a checkpoint, file or folder. Raises CheckpointError."""
     path = Path(init_from)
     if path.is_file() or is_folder(path):
         return path
-    return checkpoints.find(path, name="checkpoint.init_from=")[0].path
+    return checkpoints.find_checkpoint(path, name="checkpoint.init_from=")[0].path
 
 
-def identity(path: Path | None, folder: Path) -> dict[str, Any]:
+def describe_base(path: Path | None, folder: Path) -> dict[str, Any]:
     """Describe a base for meta.json.
 
     path: null = initial weights from the seed. folder: of the checkpoints.
@@ -36,7 +36,7 @@ def identity(path: Path | None, folder: Path) -> dict[str, Any]:
     return {
         "path": str(path.absolute()),
         "from_here": os.path.relpath(path, folder),
-        "fingerprint": fingerprint(path),
+        "fingerprint": hash_weights(path),
     }
 
 
@@ -53,7 +53,7 @@ def located(base: dict[str, Any], checkpoint: Path, init_from: str | None = None
         if (
             candidate is not None
             and candidate.exists()
-            and fingerprint(candidate) == base["fingerprint"]
+            and hash_weights(candidate) == base["fingerprint"]
         ):
             return Path(os.path.normpath(candidate))
     message = "has changed since" if was.exists() else "is not there any more"
@@ -66,12 +66,12 @@ def located(base: dict[str, Any], checkpoint: Path, init_from: str | None = None
 
 def _named(init_from: str | None) -> Path | None:
     try:
-        return place_of(init_from) if init_from else None
+        return _base_path(init_from) if init_from else None
     except CheckpointError:
         return None
 
 
-def fingerprint(path: Path) -> str:
+def hash_weights(path: Path) -> str:
     """Hash the weights of a checkpoint, file or folder.
 
     Small files are hashed in full, large files by pieces at even distances.

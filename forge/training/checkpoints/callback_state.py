@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from forge.training.callback import Callback, call, name_of, raise_named
+from forge.training.callback import Callback, call, callback_name, raise_named
 
 TENSOR, TUPLE = "_tensor_", "_tuple_"
 
 
-def states(callbacks: Sequence[Callback], step: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def callback_states(
+    callbacks: Sequence[Callback], step: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Collect the state of all callbacks: plain values by name, and tensors by `name/path`.
 
     Raises CallbackError, also for values outside the formats of a checkpoint.
@@ -20,10 +22,10 @@ def states(callbacks: Sequence[Callback], step: int) -> tuple[dict[str, Any], di
     plain: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     for callback in callbacks:
-        name = name_of(callback)
+        name = callback_name(callback)
         try:
             if state := callback.state_dict():
-                plain[name], state_tensors = split(state)
+                plain[name], state_tensors = split_tensors(state)
                 tensors |= {
                     f"{_escape(name)}/{path}": tensor for path, tensor in state_tensors.items()
                 }
@@ -37,16 +39,16 @@ def load_states(
 ) -> None:
     """Give callbacks the state collected by `states`; a callback absent there keeps its state."""
     for callback in callbacks:
-        name = name_of(callback)
+        name = callback_name(callback)
         if name in plain:
             prefix = f"{_escape(name)}/"
             callback_tensors = {
                 p.removeprefix(prefix): t for p, t in tensors.items() if p.startswith(prefix)
             }
-            call(callback, "load_state_dict", step, join(plain[name], callback_tensors))
+            call(callback, "load_state_dict", step, _join_tensors(plain[name], callback_tensors))
 
 
-def split(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def split_tensors(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Split a state into JSON values and tensors by path.
 
     Raises TypeError naming the key of any other value.
@@ -79,16 +81,16 @@ def _split(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     raise TypeError(f"{subject} is a {kind}; a checkpoint keeps {allowed}")
 
 
-def join(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _join_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return [join(item, tensors) for item in value]
+        return [_join_tensors(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if TENSOR in value:
         return tensors[value[TENSOR]]
     if TUPLE in value:
-        return tuple(join(value[TUPLE], tensors))
-    return {key: join(item, tensors) for key, item in value.items()}
+        return tuple(_join_tensors(value[TUPLE], tensors))
+    return {key: _join_tensors(item, tensors) for key, item in value.items()}
 
 
 def _escape(key: str) -> str:

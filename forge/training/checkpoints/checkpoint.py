@@ -186,7 +186,7 @@ class Checkpointer:
     def set_aside(self, after: int) -> list[Path]:
         """Rename the checkpoints of later steps, for a run going on from step `after`."""
         moved = []
-        for checkpoint in checkpoints.listed(self.folder):
+        for checkpoint in checkpoints.list_checkpoints(self.folder):
             if checkpoint.step > after:
                 target = checkpoint.path.with_name(f"{checkpoint.path.name}.{UNDONE}")
                 while target.exists():
@@ -203,7 +203,7 @@ class Checkpointer:
         count, metric = self.section.keep_best, self.config.eval.metric
         if not count or not math.isfinite(value):
             return False
-        best = checkpoints.best(self._usable(), metric, count)
+        best = checkpoints.best_checkpoints(self._usable(), metric, count)
         sign = 1 if is_higher_better(metric) else -1
         better_than = (
             sign * value > sign * checkpoint.meta["metrics"][metric] for checkpoint in best
@@ -213,7 +213,7 @@ class Checkpointer:
     def _usable(self) -> list[Saved]:
         return [
             checkpoint
-            for checkpoint in checkpoints.listed(self.folder)
+            for checkpoint in checkpoints.list_checkpoints(self.folder)
             if checkpoint.fault(self.run_id) is None
         ]
 
@@ -228,7 +228,7 @@ class Checkpointer:
     ) -> None:
         try:
             local_copies = values if copies is None else copies.done.result()
-            tensor_storage.save(
+            tensor_storage.save_tensors(
                 tensors, scratch / WEIGHTS, copies=local_copies, group=self.ranks.saver
             )
             if self.ranks.main:
@@ -245,7 +245,7 @@ class Checkpointer:
             if free < needed:
                 message = f"it needs {byte_size(needed)}, and {byte_size(free)} are free"
                 raise OSError(errno.ENOSPC, message)
-            saved_config.save(self.config, scratch / CONFIG)
+            saved_config.save_config(self.config, scratch / CONFIG)
             self.tokenizer.save(scratch / TOKENIZER)
         except OSError as error:
             return error
@@ -275,7 +275,7 @@ class Checkpointer:
             return
         usable, metric = self._usable(), self.config.eval.metric
         keep = usable[-self.section.keep_last_n :]
-        keep += checkpoints.best(usable, metric, self.section.keep_best)
+        keep += checkpoints.best_checkpoints(usable, metric, self.section.keep_best)
         for checkpoint in usable:
             if checkpoint not in keep:
                 self._remove(checkpoint.path)

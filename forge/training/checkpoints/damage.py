@@ -17,7 +17,7 @@ class DamagedBytes(ValueError):
 
 
 @contextmanager
-def checked(path: Path, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+def share_damage(path: Path, group: dist.ProcessGroup | None = None) -> Iterator[None]:
     """Raise damage found on one rank of the group as Damaged on all ranks; a collective.
 
     Put around the reading of a checkpoint, since ranks would else wait for each other. A disk

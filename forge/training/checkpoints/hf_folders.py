@@ -23,7 +23,7 @@ from forge.families import folder as folders
 from forge.families.family import Family
 from forge.families.shards import FolderError
 from forge.hf.card import card
-from forge.hf.read import DTYPES, read_whole
+from forge.hf.read import DTYPES, read_tensor
 from forge.hf.write import write_weights
 from forge.models.plain import make_model
 from forge.rundir.checkpoints import TOKENIZER, WEIGHTS, Saved
@@ -46,10 +46,10 @@ def import_folder(
     """
     section = config.decoder
     assert section is not None
-    folder = folders.read(source)
-    if faults := folders.faults(folder, section):
+    folder = folders.read_folder(source)
+    if faults := folders.weight_faults(folder, section):
         raise FolderError(f"{source} does not fit this model: {listed(faults)}", FIX)
-    rows, files = folders.places(folder, section)
+    rows, files = folders.stored_rows(folder, section)
     with torch.device("meta"):
         state = make_model(section).state_dict()
     by_name = {row.ours.name: row for row in rows}
@@ -63,7 +63,7 @@ def import_folder(
         name = key.removeprefix(PREFIX)
         if name not in by_name:  # a buffer absent from the family
             return torch.zeros(like[name].shape, dtype=like[name].dtype)
-        return read_whole(by_name[name], files)
+        return read_tensor(by_name[name], files)
 
     checkpointer = Checkpointer(checkpoints, config, tokenizer, run_id)
     meta = {"reason": IMPORTED, "metrics": {}, "best_by": config.eval.metric}
@@ -157,7 +157,7 @@ def export_folder(
     # generation_config.json has the only copy in the folder.
     tokenizer.stated.pop(GENERATION, None)
     tokenizer.save(out)
-    _write(out / folders.CONFIG, config_of(chosen, section, tokenizer, number))
+    _write(out / folders.CONFIG, _config_json(chosen, section, tokenizer, number))
     _write(out / GENERATION_NAME, generation)
     word = str(number).removeprefix("torch.")
     (out / "README.md").write_text(card(Saved(path), config, chosen, word), encoding="utf-8")
@@ -173,13 +173,13 @@ def export_dtype(config: Config, path: Path, dtype_name: str | None) -> torch.dt
     dtype_name = dtype_name or config.checkpoint.export_dtype
     if dtype_name != "auto":
         return getattr(torch, dtype_name)
-    stored = tensor_storage.stored(path / WEIGHTS).items()
+    stored = tensor_storage.stored_metadata(path / WEIGHTS).items()
     kinds = {meta.properties.dtype for name, meta in stored if name.startswith(PREFIX)}
     half = [dtype for dtype in HALF.values() if dtype in kinds]
     return half[0] if half else HALF.get(config.precision.mixed_precision, torch.float32)
 
 
-def config_of(
+def _config_json(
     family: Family, section: Decoder, tokenizer: Tokenizer, dtype: torch.dtype
 ) -> dict[str, Any]:
     """Content of config.json."""

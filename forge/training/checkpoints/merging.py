@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from forge.adapters.formats import pack, unpack
-from forge.adapters.ia3 import scaled
-from forge.adapters.lora import merged
+from forge.adapters.formats import pack_weight, unpack
+from forge.adapters.ia3 import scaled_weight
+from forge.adapters.lora import merged_weight
 from forge.adapters.pissa import rest
 from forge.config.adapters.adapter import (
     MAGNITUDE,
@@ -23,15 +23,15 @@ from forge.config.adapters.adapter import (
     Adapter,
     B,
     LoRA,
+    adapter_name,
     is_added,
-    name_of,
 )
 from forge.config.adapters.ia3 import IA3
 from forge.config.model.decoder import Decoder
 from forge.config.root import Config
 from forge.families import folder as folders
 from forge.hf.new_rows import Widened
-from forge.hf.read import read_whole
+from forge.hf.read import read_tensor
 from forge.models.init import init_weights
 from forge.models.plain import make_model
 from forge.rundir import saved_config
@@ -39,7 +39,7 @@ from forge.rundir.checkpoints import WEIGHTS, Saved
 from forge.rundir.saved_config import CONFIG
 from forge.training.checkpoints import tensor_storage
 from forge.training.checkpoints.adapter_base import BASE, located
-from forge.training.checkpoints.damage import checked
+from forge.training.checkpoints.damage import share_damage
 
 PREFIX = "model/"
 
@@ -53,8 +53,8 @@ class Merged(Mapping[str, Tensor]):
     def __init__(self, path: Path, config: Config) -> None:
         """config: of the checkpoint. Raises CheckpointError for an unusable base."""
         self.path, self.adapter, self.below = path, config.adapter, Saved(path).meta.get(BASE)
-        with checked(path):
-            stored = tensor_storage.stored(path / WEIGHTS)
+        with share_damage(path):
+            stored = tensor_storage.stored_metadata(path / WEIGHTS)
         self.stored = {
             name.removeprefix(PREFIX): meta
             for name, meta in stored.items()
@@ -64,7 +64,9 @@ class Merged(Mapping[str, Tensor]):
         self.beside = {}
         if self.below is not None:
             self.beside = {spec.name: spec for spec in config.model.tensors()}
-            self.base = Widened(whole(located(self.below, path), config), self.beside.values())
+            self.base = Widened(
+                _all_weights(located(self.below, path), config), self.beside.values()
+            )
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self.stored:
@@ -74,7 +76,7 @@ class Merged(Mapping[str, Tensor]):
         if spec is not None and adapter.packs(spec):
             # Adapters were trained beside the quantized values, here in fp32 as in products.
             format = adapter.packed_format
-            values = unpack(pack(values, format), format, torch.float32)
+            values = unpack(pack_weight(values, format), format, torch.float32)
         return self._with(adapter, name, values)
 
     @singledispatchmethod
@@ -89,11 +91,11 @@ class Merged(Mapping[str, Tensor]):
             return values
         if adapter.init == PISSA:
             values = rest(
-                values, self.own(name_of(spec, TAKEN_A)), self.own(name_of(spec, TAKEN_B))
+                values, self.own(adapter_name(spec, TAKEN_A)), self.own(adapter_name(spec, TAKEN_B))
             )
-        magnitude = self.own(name_of(spec, MAGNITUDE)) if adapter.dora else None
-        pair = self.own(name_of(spec, A)), self.own(name_of(spec, B))
-        return merged(values, *pair, magnitude, role=spec.role, scale=adapter.scale(rank))
+        magnitude = self.own(adapter_name(spec, MAGNITUDE)) if adapter.dora else None
+        pair = self.own(adapter_name(spec, A)), self.own(adapter_name(spec, B))
+        return merged_weight(values, *pair, magnitude, role=spec.role, scale=adapter.scale(rank))
 
     @_with.register
     def _(self, adapter: IA3, name: str, values: Tensor) -> Tensor:
@@ -104,7 +106,9 @@ class Merged(Mapping[str, Tensor]):
         scales_input = adapter.scales_input(spec)
         if scales_input and last == "bias":
             return values
-        return scaled(values, self.own(name_of(spec, SCALES)), scales_input=scales_input)
+        return scaled_weight(
+            values, self.own(adapter_name(spec, SCALES)), scales_input=scales_input
+        )
 
     def beneath(self, name: str) -> Tensor:
         """The base weights below an adapter, or the checkpoint's tensor."""
@@ -129,8 +133,8 @@ class Merged(Mapping[str, Tensor]):
         """Read a tensor of the checkpoint without merging."""
         meta = self.stored[name]
         values = {PREFIX + name: torch.empty(tuple(meta.size), dtype=meta.properties.dtype)}
-        with checked(self.path):  # other ranks may read other names
-            tensor_storage.load(values, self.path / WEIGHTS, alone=True)
+        with share_damage(self.path):  # other ranks may read other names
+            tensor_storage.load_tensors(values, self.path / WEIGHTS, alone=True)
         return values[PREFIX + name]
 
 
@@ -138,11 +142,11 @@ class _OfFolder(Mapping[str, Tensor]):
     """The tensors of a Hugging Face folder by forge names."""
 
     def __init__(self, path: Path, section: Decoder) -> None:
-        rows, self.files = folders.places(folders.read(path), section)
+        rows, self.files = folders.stored_rows(folders.read_folder(path), section)
         self.rows = {row.ours.name: row for row in rows}
 
     def __getitem__(self, name: str) -> Tensor:
-        return read_whole(self.rows[name], self.files)
+        return read_tensor(self.rows[name], self.files)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.rows)
@@ -151,7 +155,9 @@ class _OfFolder(Mapping[str, Tensor]):
         return len(self.rows)
 
 
-def whole(path: Path | None, config: Config, trust: Sequence[str] = ()) -> Mapping[str, Tensor]:
+def _all_weights(
+    path: Path | None, config: Config, trust: Sequence[str] = ()
+) -> Mapping[str, Tensor]:
     """Map names to the weights of a path, or to initial weights from the config's seed for null."""
     if path is None:
         with torch.device("cpu"):
@@ -165,4 +171,4 @@ def whole(path: Path | None, config: Config, trust: Sequence[str] = ()) -> Mappi
     if folders.is_folder(path):
         assert config.decoder is not None
         return _OfFolder(path, config.decoder)
-    return Merged(path, saved_config.load(path / CONFIG, trust=(*trust, *config.run.trust)))
+    return Merged(path, saved_config.load_config(path / CONFIG, trust=(*trust, *config.run.trust)))

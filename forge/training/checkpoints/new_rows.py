@@ -12,13 +12,13 @@ from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
 from forge.config.model.tensors import TensorSpec
 from forge.config.root import Config
-from forge.families.folder import grown, is_folder, places, read
+from forge.families.folder import grown, is_folder, read_folder, stored_rows
 from forge.hf.new_rows import Widened
 from forge.rundir.checkpoints import WEIGHTS
 from forge.tensors.local import copy_local
 from forge.tensors.masters import exact_state
 from forge.training.checkpoints import tensor_storage
-from forge.training.checkpoints.damage import checked
+from forge.training.checkpoints.damage import share_damage
 from forge.training.checkpoints.merging import PREFIX, Merged
 
 
@@ -35,8 +35,8 @@ def tables_with_new_rows(
     tables = [table for table in specs if table.new[1] and not table.name.startswith(exclude)]
     if not tables:
         return []
-    with checked(path, group):
-        stored = tensor_storage.stored(path / WEIGHTS)
+    with share_damage(path, group):
+        stored = tensor_storage.stored_metadata(path / WEIGHTS)
     names = {name: tuple(meta.size) for name, meta in stored.items()}
     return [table for table in tables if table.takes(names.get(PREFIX + table.name, ()))]
 
@@ -50,7 +50,7 @@ def fill_tables(
 ) -> None:
     """Fill the tables, or this rank's shards, in place. config: of the checkpoint."""
     state = exact_state(model)
-    with checked(path, group):
+    with share_damage(path, group):
         values = Widened(Merged(path, config), tables)
         for name in (table.name for table in tables if table.name in state):
             copy_local(state[name], values[name])
@@ -64,7 +64,7 @@ def of_new_rows(source: Path, section: Model) -> str:
     names = [spec.name for spec in section.tensors() if spec.new[1]]
     number, why = end - first, "those before"
     if is_folder(source):
-        rows, files = places(read(source), section)
+        rows, files = stored_rows(read_folder(source), section)
         added = grown(rows, {name: entry.shape for name, entry in files.items()}, section)
         names = [row.theirs.name for row in rows if row.ours.new[1]] or list(added)
         if not end:

@@ -22,7 +22,7 @@ from forge.config.adapters.adapter import (
     Adapter,
     B,
     LoRA,
-    name_of,
+    adapter_name,
 )
 from forge.config.adapters.ia3 import IA3
 from forge.config.model.decoder import Decoder
@@ -33,7 +33,7 @@ from forge.config.tokenizers.tokenizer_stated import GENERATION
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.families import folder as folders
 from forge.families.peft import CONFIG, WEIGHTS
-from forge.families.peft import read as read_config
+from forge.families.peft import read_adapter_config as read_config
 from forge.families.table import Row
 from forge.hf import ia3, peft
 from forge.hf.card import adapter_card, beside_bits
@@ -70,12 +70,12 @@ def export_peft(
             message = "a folder of IA3 has no place for the rows of added tokens"
             raise ValueError(f"{message}; --format hf --merge writes all weights")
         tensors = dict(ia3.tensors(rows, adapter, read))
-        content = ia3.content(rows, adapter, base)
+        content = ia3.adapter_config(rows, adapter, base)
     else:
         if adapter.init == PISSA:
             adapter, read = _as_difference(rows, adapter, read)
         tensors = dict(peft.tensors(rows, adapter, read, weights.beneath, full_names))
-        content = peft.content(rows, adapter, full_names, base)
+        content = peft.adapter_config(rows, adapter, full_names, base)
     out.mkdir(parents=True)
     ready = {name: values.to(number).contiguous() for name, values in tensors.items()}
     _write(out, ready, content, Tokenizer.load(path / TOKENIZER))
@@ -103,16 +103,16 @@ def _as_difference(rows: Sequence[Row], adapter: LoRA, read: peft.Read) -> tuple
     new tensors.
     """
     scales = {row.ours.name: adapter.scale(max(1, adapter.rank_of(row.ours))) for row in rows}
-    factors = {name_of(row.ours, which): row.ours for row in rows for which in (A, B)}
+    factors = {adapter_name(row.ours, which): row.ours for row in rows for which in (A, B)}
 
     def read_both(name: str) -> Tensor:
         if name not in factors:
             return read(name)
         spec = factors[name]
-        if name == name_of(spec, A):
-            return torch.cat([read(name), read(name_of(spec, TAKEN_A))], dim=-2)
+        if name == adapter_name(spec, A):
+            return torch.cat([read(name), read(adapter_name(spec, TAKEN_A))], dim=-2)
         # PEFT adds the scaled product to the original weight: less the unscaled part taken out.
-        taken = read(name_of(spec, TAKEN_B)) / scales[spec.name]
+        taken = read(adapter_name(spec, TAKEN_B)) / scales[spec.name]
         return torch.cat([read(name), -taken], dim=-1)
 
     twice = {
@@ -137,8 +137,8 @@ def load_adapters(folder: Path, model: nn.Module, section: Model, adapter: Adapt
         with safe_open(folder / WEIGHTS, framework="pt") as file:
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         copied = read_config(folder).get("modules_to_save") or []
-        values_by_name = peft.read_whole(rows, adapter, stored, copied)
-        for place in peft.places(rows, adapter):
+        values_by_name = peft.read_whole_parameters(rows, adapter, stored, copied)
+        for place in peft.adapted_modules(rows, adapter):
             values_by_name |= peft.read_place(place, adapter, stored)
         _refuse_others(folder, rows, adapter, stored, tensors)
         for name, values in values_by_name.items():

@@ -30,7 +30,7 @@ from forge.hf.new_rows import widening
 from forge.hf.read import load_folder
 from forge.models.decoder import Decoder
 from forge.models.plain import make_model
-from forge.parallel.materialize import allocate, check_buffers, fill
+from forge.parallel.materialize import allocate, check_buffers, fill_weights
 from forge.parallel.modules import FORMATS, HALF
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.checkpoints import TOKENIZER, WEIGHTS, CheckpointError, Damaged, Saved
@@ -40,10 +40,10 @@ from forge.tensors.masters import exact_state, round_masters, round_weights
 from forge.training.checkpoints import tensor_storage
 from forge.training.checkpoints.adapter_base import BASE, located
 from forge.training.checkpoints.checkpoint import Tensors, prefixed
-from forge.training.checkpoints.damage import checked
+from forge.training.checkpoints.damage import share_damage
 from forge.training.checkpoints.merging import Merged
 from forge.training.checkpoints.new_rows import fill_tables, tables_with_new_rows
-from forge.training.checkpoints.room import pack, room
+from forge.training.checkpoints.room import allocate_for, fill_packed
 from forge.training.process import set_up
 
 log = logging.getLogger(__name__)
@@ -76,14 +76,16 @@ def load_run(
     as in the run, or the CPU without a GPU. Raises ValueError for a missing checkpoint, a misfit,
     or untrusted code.
     """
-    return checkpoints.read_whole(run, partial(_trained, trust=trust, fp32=fp32, device=device))
+    return checkpoints.read_checkpoint(
+        run, partial(_trained, trust=trust, fp32=fp32, device=device)
+    )
 
 
 def _trained(
     checkpoint: Saved, *, trust: Sequence[str], fp32: bool, device: torch.device | None
 ) -> Trained:
     """Build and fill the model of one checkpoint, see `load_run`."""
-    config = config_of(checkpoint.path, trust=trust)
+    config = read_checkpoint_config(checkpoint.path, trust=trust)
     kind = device.type if device is not None else config.run.device
     if device is None and kind != "cpu" and not torch.get_device_module(kind).is_available():
         kind = "cpu"
@@ -101,7 +103,7 @@ def _trained(
     adapter.activate(model)
     allocate(model, device)
     model.reset_buffers()
-    load(checkpoint.path, model=model, trust=trust)
+    load_checkpoint(checkpoint.path, model=model, trust=trust)
     check_buffers(model)
     if not fp32:
         round_weights(plain_parameters(model), FORMATS[config.precision.param_dtype])
@@ -121,10 +123,10 @@ def _trained(
     )
 
 
-def config_of(path: Path, *, trust: Sequence[str]) -> Config:
+def read_checkpoint_config(path: Path, *, trust: Sequence[str]) -> Config:
     """Read the config inside a checkpoint. Raises CheckpointError, also for untrusted code."""
     with _readable(path / CONFIG, AttributeError):
-        return saved_config.load(path / CONFIG, trust=trust)
+        return saved_config.load_config(path / CONFIG, trust=trust)
 
 
 def tokenizer_of(path: Path) -> Tokenizer:
@@ -148,7 +150,7 @@ class Part:
     adapters: bool = True
 
 
-def load(
+def load_checkpoint(
     path: Path,
     *,
     model: nn.Module,
@@ -166,8 +168,8 @@ def load(
     differ by rank.
     """
     part = part or Part()
-    with _readable(path), checked(path, group):
-        stored = tensor_storage.stored(path / WEIGHTS)
+    with _readable(path), share_damage(path, group):
+        stored = tensor_storage.stored_metadata(path / WEIGHTS)
     stored_shapes = {name: tuple(meta.size) for name, meta in _below("model/", stored).items()}
     state, packed = _state(model, stored_shapes, adapters=part.adapters)
     base = Saved(path).meta.get(BASE) if part.adapters else None
@@ -180,17 +182,17 @@ def load(
     targets = prefixed("model", {name: state[name] for name in sorted(fitting & set(state))})
     if optimizer is not None:
         for key, meta in _below("callbacks/", stored).items():
-            targets[f"callbacks/{key}"] = room(None, meta)
+            targets[f"callbacks/{key}"] = allocate_for(None, meta)
         for key, meta in _below("optimizer/", stored).items():
             name, _, entry = key.rpartition("/")
             if part.optimizer_state and name in fitting and name in state:
-                targets[f"optimizer/{key}"] = room(state[name], meta, in_parts="." in entry)
+                targets[f"optimizer/{key}"] = allocate_for(state[name], meta, in_parts="." in entry)
     with _readable(path):
-        with checked(path, group):
-            tensor_storage.load(targets, path / WEIGHTS, group=group)
+        with share_damage(path, group):
+            tensor_storage.load_tensors(targets, path / WEIGHTS, group=group)
             for matrix in packed:
                 if matrix.name in fitting:
-                    pack(matrix, path / WEIGHTS, stored[f"model/{matrix.name}"])
+                    fill_packed(matrix, path / WEIGHTS, stored[f"model/{matrix.name}"])
         if base is not None:
             leave_rest(model)
         round_masters(model)
@@ -222,8 +224,8 @@ def load_weights(
         except ValueError as error:
             raise CheckpointError(str(error)) from error
     elif path.is_dir() and BASE in Saved(path).meta:
-        with checked(path, group):
-            source = Merged(path, config_of(path, trust=trust))
+        with share_damage(path, group):
+            source = Merged(path, read_checkpoint_config(path, trust=trust))
             read, shapes = (
                 widening(source.__getitem__, specs),
                 with_new_rows(specs, source.shapes()),
@@ -232,9 +234,9 @@ def load_weights(
     elif path.is_dir():
         tables = tables_with_new_rows(path, specs, exclude, group)
         apart = (*exclude, *(table.name for table in tables))
-        load(path, model=model, part=Part(exclude=apart, adapters=False), group=group)
+        load_checkpoint(path, model=model, part=Part(exclude=apart, adapters=False), group=group)
         if tables:
-            fill_tables(path, config_of(path, trust=trust), model, tables, group)
+            fill_tables(path, read_checkpoint_config(path, trust=trust), model, tables, group)
     else:
         _load_file(path, model, specs, exclude, group)
     round_masters(model)
@@ -249,11 +251,11 @@ def _load_base(
     group: dist.ProcessGroup | None,
 ) -> None:
     """Load the base weights of a checkpoint's adapters."""
-    config = config_of(path, trust=trust)
+    config = read_checkpoint_config(path, trust=trust)
     base_path = located(base, path, init_from)
     exclude = tuple(config.checkpoint.exclude_from_loading)
     if base_path is None or exclude:
-        fill(model, config.seed)
+        fill_weights(model, config.seed)
     if base_path is not None:
         options = {"exclude": exclude, "trust": trust, "group": group}
         load_weights(base_path, model=model, section=config.model, **options)

@@ -14,7 +14,7 @@ from forge.tensors.local import cut_dim, local
 from forge.training.checkpoints import tensor_storage
 
 
-def room(parameter: Tensor | None, stored: Any, *, in_parts: bool = False) -> Tensor:
+def allocate_for(parameter: Tensor | None, stored: Any, *, in_parts: bool = False) -> Tensor:
     """Allocate room for a stored tensor, laid out as its parameter if the shapes are equal.
 
     in_parts: a part of an optimizer entry, as 'exp_avg.codes' of exp_avg, with uncut rows of
@@ -40,7 +40,7 @@ def _whole_rows(parameter: DTensor, shape: tuple[int, ...], dtype: torch.dtype) 
     return DTensor.from_local(part, mesh, placements, run_check=False, shape=size, stride=stride)
 
 
-def pack(matrix: Packed, folder: Path, stored: Any) -> None:
+def fill_packed(matrix: Packed, folder: Path, stored: Any) -> None:
     """Fill a packed matrix from a checkpoint; each rank reads only its own rows."""
     codes = matrix.parameters()["codes"]
     shape, dtype = tuple(stored.size), stored.properties.dtype
@@ -48,5 +48,5 @@ def pack(matrix: Packed, folder: Path, stored: Any) -> None:
         values: Tensor = _whole_rows(codes, shape, dtype)
     else:
         values = torch.empty(shape, dtype=dtype)
-    tensor_storage.load({f"model/{matrix.name}": values}, folder, alone=True)
+    tensor_storage.load_tensors({f"model/{matrix.name}": values}, folder, alone=True)
     matrix.fill(matrix.rows_of(local(values)))

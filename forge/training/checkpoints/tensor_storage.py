@@ -75,7 +75,7 @@ class Chunk:
     crc32: tuple[int, ...]
 
 
-def save(
+def save_tensors(
     tensors: Mapping[str, Tensor],
     folder: Path,
     *,
@@ -94,7 +94,7 @@ def save(
         )
 
 
-def load(
+def load_tensors(
     tensors: dict[str, Tensor],
     folder: Path,
     *,
@@ -114,7 +114,7 @@ def load(
         state_dict_loader.load(tensors, storage_reader=reader, process_group=group, no_dist=alone)
 
 
-def stored(folder: Path) -> dict[str, TensorStorageMetadata]:
+def stored_metadata(folder: Path) -> dict[str, TensorStorageMetadata]:
     """Sizes and dtypes by name, without reading tensors.
 
     Raises OSError, and DamagedBytes for a damaged index or another format.

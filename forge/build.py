@@ -70,7 +70,7 @@ def bind(
     fields = _keywords(section, parameters)
     for inner, value in fields.items():
         if isinstance(value, Section) and (part := getattr(value, TARGET, "")):
-            locate(part, path=f"{path}.{inner}", trust=trust)  # `make` builds the part unchecked
+            locate(part, path=f"{path}.{inner}", trust=trust)  # `build_part` checks nothing
     forge_arguments = dict(offered or {}) | ({SECTION: section} if isinstance(section, Own) else {})
     stated = fields if isinstance(section, Own) else {}  # a mapping stating one is refused
     runtime |= {

@@ -116,7 +116,7 @@ def test_another_model_is_refused_with_a_diff_until_it_is_allowed(
     assert capsys.readouterr().err.startswith("2 problems;")
     assert resume.main(["run", *changed, "run.allow_change=[model]"]) == 0
     assert started == [path]
-    recorded = [c["key"] for c in versions.read_part(path, "changes", 2) if not c["free"]]
+    recorded = [c["key"] for c in versions.read_config_part(path, "changes", 2) if not c["free"]]
     assert recorded == ["model.n_layers", "model.activation", "model.gated_mlp"]
 
 
@@ -226,8 +226,8 @@ def test_a_command_that_somebody_wrote_into_a_run_is_not_run(
     """Not by resume, nor by a worker that is given the directory."""
     path, _ = take(*RUN)
     mark = tmp_path / "ran"
-    entry = f"{{_target_: forge.doctor.finding.ask, command: [touch, {mark}], seconds: 5}}"
-    said = "forge.doctor.finding.ask may not be built for callbacks."
+    entry = f"{{_target_: forge.doctor.finding.run_program, command: [touch, {mark}], seconds: 5}}"
+    said = "forge.doctor.finding.run_program may not be built for callbacks."
     (path / "overrides.json").write_text(json.dumps([*RUN[1:], f"+callbacks.e={entry}"]))
     assert resume.main(["run"]) == 2
     assert said in capsys.readouterr().err

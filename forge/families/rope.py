@@ -100,7 +100,7 @@ def _yarn(keys: Keys, scores: bool) -> dict[str, Any]:
 
 
 def write_rope(layer: Decoder) -> dict[str, Any]:
-    """Return the keys read by `read`, in names known to every version of transformers."""
+    """Return the keys read by `read_rope`, in names known to every version of transformers."""
     scaling = rope_parameters(layer)
     theta, kind = scaling.pop("rope_theta"), scaling["rope_type"]
     partial = scaling.pop("partial_rotary_factor", None)

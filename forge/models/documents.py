@@ -62,7 +62,7 @@ def as_scores(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def packed_in_blocks(documents: Tensor, spans: Iterable[Span]) -> Packed:
-    """Make positions and blocks of the documents of whole rows, as `packed` makes masks."""
+    """Make positions and blocks of documents of whole rows, like `positions_and_masks`."""
     blocks = {
         span: visible_blocks(in_chunks(documents, span.chunk), span.window)
         for span in sorted(set(spans))

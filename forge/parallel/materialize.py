@@ -30,7 +30,7 @@ def materialize(
     # Several threads draw, and an Apple GPU is not for several threads.
     first = torch.device("cpu") if device.type == "mps" else device
     allocate(model, first, buffers=buffers if first == device else None)
-    # Before `fill`: values are drawn into the fp32 masters, then rounded.
+    # Before `fill_weights`: values are drawn into the fp32 masters, then rounded.
     if masters:
         add_masters(model)
     if seed is None:

@@ -28,7 +28,7 @@ DIFFERENCE += ("p", "p_holm")
 
 
 def framed(sweep: Places, **choices: Any) -> Framed:
-    """choices: of `forge.report.comparison.compare`. Raises ConfigError."""
+    """choices: of `forge.report.comparison.compare_arms`. Raises ConfigError."""
     report = read_report(sweep, **choices)
     return Framed(report=report, page=_write_page(report))
 

@@ -119,6 +119,6 @@ def _cell(value: Any) -> Any:
 
 
 def read_report(sweep: Places, **choices: Any) -> Report:
-    """choices: of `compare`. Raises ConfigError."""
+    """choices: of `compare_arms`. Raises ConfigError."""
     sources = sweep if isinstance(sweep, Sequence) and not isinstance(sweep, str) else [sweep]
     return compare_arms(read_source([path_of(source) for source in sources]), **choices)

@@ -72,7 +72,7 @@ class Entry:
     def derived(self) -> frozenset[str]:
         """The derived options of the run."""
         try:
-            content = versions.read_part(
+            content = versions.read_config_part(
                 self.run.path, "derived", versions.number_in_force(self.run.path)
             )
             return frozenset(str(option["key"]) for option in content)

@@ -140,7 +140,7 @@ def _config(run: Run) -> str:
     with suppress(OSError, ValueError, TypeError, KeyError):
         derived = [
             (str(option["key"]), shown(option["value"]), str(option["why"]))
-            for option in versions.read_part(
+            for option in versions.read_config_part(
                 run.path, "derived", versions.number_in_force(run.path)
             )
         ]
@@ -163,7 +163,7 @@ def _origin(run_dir: Path) -> str:
     with suppress(OSError, ValueError):
         facts = read_object(run_dir / MADE_WITH)
     with suppress(OSError, ValueError, TypeError):
-        content = versions.read_part(run_dir, "warnings", versions.number_in_force(run_dir))
+        content = versions.read_config_part(run_dir, "warnings", versions.number_in_force(run_dir))
         warnings = [warning for warning in content if isinstance(warning, Mapping)]
     lines = []
     for key, value in {"directory": short(run_dir), **facts}.items():

@@ -231,7 +231,7 @@ def find_checkpoint(
 
 
 def read_checkpoint(path: Path, read: Callable[[Saved], T]) -> T:
-    """Read, by `read`, the checkpoint meant by a path, see `find`.
+    """Read, by `read`, the checkpoint meant by a path, see `find_checkpoint`.
 
     A checkpoint found damaged while being read is passed over with a warning, like other unusable
     checkpoints; CheckpointError for a damaged checkpoint named by the path.

@@ -167,7 +167,7 @@ def changed(run_dir: Path, since: str = "") -> list[Change]:
     return [
         Change(**change)
         for n in range(max(first, 2), last + 1)
-        for change in versions.read_part(run_dir, "changes", n)
+        for change in versions.read_config_part(run_dir, "changes", n)
     ]
 
 
@@ -214,7 +214,7 @@ def prolonging_override(run_dir: Path, reason: str, step: int) -> str:
 
 def own_overrides(run_dir: Path) -> list[str]:
     """The overrides of a run's last start. Raises OSError, ValueError and TypeError."""
-    stored = versions.read_part(run_dir, "overrides", max(last_started(run_dir), 1))
+    stored = versions.read_config_part(run_dir, "overrides", max(last_started(run_dir), 1))
     return [str(text) for text in stored]
 
 

@@ -101,7 +101,9 @@ def best_logged(run_dir: Path, metric: str, *, higher: bool) -> tuple[float, int
 def last_step(run_dir: Path, config: Mapping[str, Any] | None = None) -> int | None:
     """The last step of a run, unless a time limit or an evaluation ends the run before."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        for derived in versions.read_part(run_dir, "derived", versions.number_in_force(run_dir)):
+        for derived in versions.read_config_part(
+            run_dir, "derived", versions.number_in_force(run_dir)
+        ):
             if derived["key"] == "train.max_steps":
                 return int(derived["value"])
     with suppress(ValueError, KeyError, TypeError):

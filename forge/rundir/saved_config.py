@@ -181,7 +181,7 @@ def save_config(config: Config, path: Path) -> None:
 
 
 def load_config(path: Path, *, trust: Sequence[str]) -> Config:
-    """Read a config written by `save`, frozen; run.trust is `trust`, whatever the file says.
+    """Read a config written by `save_config`, frozen; run.trust is `trust`, whatever the file says.
 
     Raises ValueError for a class that is not allowed, and TypeError for a file without a config.
     """

@@ -27,7 +27,7 @@ def part_file(run_dir: Path, name: str, n: int) -> Path:
     return earlier if n == 1 or earlier.exists() else run_dir / CHANGES
 
 
-def read_part(run_dir: Path, name: str, n: int) -> Any:
+def read_config_part(run_dir: Path, name: str, n: int) -> Any:
     """A part of the config with this number. Raises OSError and ValueError."""
     file = part_file(run_dir, name, n)
     if file.name != CHANGES:

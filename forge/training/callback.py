@@ -136,7 +136,7 @@ class Callback:
         """Release resources; always called, also after an exception."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, under `name_of(callback)`.
+        """State for a checkpoint, under `callback_name(callback)`.
 
         Tensors, texts, numbers, booleans and None, nested in dicts, lists and tuples.
         """

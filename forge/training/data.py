@@ -77,7 +77,7 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
 
     Also returns all values ever worked out.
     """
-    worked_out = versions.read_part(run_dir, "derived", versions.number_in_force(run_dir))
+    worked_out = versions.read_config_part(run_dir, "derived", versions.number_in_force(run_dir))
     derived = {d["key"]: d for d in worked_out}
     fitted = copy.deepcopy(config)
     fitted.thaw()

@@ -15,7 +15,7 @@ from forge.config.launch import Slurm
 from forge.config.problems import ConfigError, Problem, refusal
 from forge.config.sbatch import SOURCES, given
 from forge.launch.slurm import queue
-from forge.launch.slurm.script import Group, grouped, script_text, submitit_parameters
+from forge.launch.slurm.script import Group, grouped, sbatch_text, submitit_parameters
 from forge.launch.slurm.task import Rank
 from forge.rundir.directory import short
 from forge.rundir.files import read_object, write_json
@@ -47,13 +47,13 @@ class NotSubmitted(ConfigError):
 def scripts(
     points: Points, section: Slurm, *, name: str, folder: Path, labels: Sequence[str] = ()
 ) -> list[str]:
-    """The scripts of `submit` for sbatch, one script an array; needs no Slurm. With sbatch on this
+    """The scripts of `submit_jobs` for sbatch, one script an array; needs no Slurm. With sbatch on this
     machine, the answer of `sbatch --test-only` goes to stderr; for a refused script all scripts are
     printed before ConfigError is raised. labels: of the points, listed below their script.
     """
     texts, problems = [], []
     for group in _groups(points, section):
-        script = script_text(section, group, name=name, folder=folder)
+        script = sbatch_text(section, group, name=name, folder=folder)
         elements = enumerate(group.members) if labels else ()
         texts += [script, *(f"# element {n}: {labels[index]}" for n, index in elements)]
         if not shutil.which("sbatch"):
@@ -90,7 +90,7 @@ def check_accepted(points: Points, section: Slurm, *, name: str, folder: Path) -
         "launch.dry_run=true prints what it is given; forge.check plan.device=h100 plans it",
     )
     for group in _groups(points, section):
-        code, words = _tried(script_text(section, group, name=name, folder=folder), section)
+        code, words = _tried(sbatch_text(section, group, name=name, folder=folder), section)
         problems += [_refused(group, words, hint)] if code else []
     if problems:
         raise ConfigError(problems)

@@ -106,7 +106,7 @@ def incomplete(entries: Sequence[str]) -> Iterator[Problem]:
             yield Problem(f"launch.setup={entry}", message, hint)
 
 
-def script_text(section: Slurm, group: Group, *, name: str, folder: Path) -> str:
+def sbatch_text(section: Slurm, group: Group, *, name: str, folder: Path) -> str:
     from submitit.slurm.slurm import _make_sbatch_string
 
     count, path = len(group.members), folder.resolve()

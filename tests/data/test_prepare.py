@@ -192,7 +192,7 @@ def test_a_killed_builder_leaves_nothing_in_the_way(data) -> None:
                 print("half", flush=True)
                 time.sleep(60)
         data = Text(path={data.path!r}, cache_dir={data.cache_dir!r}, val_fraction=0.2)
-        cached.prepare(data, BPE(vocab_size=300), build=build_section, progress=progress)
+        cached.prepare_tokens(data, BPE(vocab_size=300), build=build_section, progress=progress)
     """
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert child.stdout is not None

@@ -149,7 +149,7 @@ def background(*overrides: str) -> subprocess.Popen[str]:
     """The same in a process of its own, with this test's interpreter for the ranks."""
     code = "import sys; from forge.launch.sweep import sweep; "
     code += f"sys.executable = {str(Path('bin/python').resolve())!r}; "
-    code += f"sys.exit(sweep.run({[*SMALL, *overrides]!r}))"
+    code += f"sys.exit(sweep.run_sweep({[*SMALL, *overrides]!r}))"
     real = Path(sys.prefix, "bin", "python")
     return subprocess.Popen(
         [real, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

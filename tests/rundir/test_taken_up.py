@@ -200,13 +200,13 @@ def test_a_change_that_a_kill_left_half_kept_is_not_in_force(
         )
         with pytest.raises(KeyboardInterrupt):
             resume(path, "metrics.log_interval=3")
-    assert versions.read_part(path, "changes", 2)
+    assert versions.read_config_part(path, "changes", 2)
     assert saved_config.newest(path).name == "config.yaml"
     assert directory.own_overrides(path) == [*RUN[1:]]
     assert directory.changed(path) == []
     assert resume(path) == (path, [])
     assert [c.after for c in resume(path, "metrics.log_interval=5")[1]] == [5]
-    assert [c["after"] for c in versions.read_part(path, "changes", 2)] == [5]
+    assert [c["after"] for c in versions.read_config_part(path, "changes", 2)] == [5]
     assert len(files.read_rows(path / CHANGES)) == 1
 
 

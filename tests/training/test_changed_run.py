@@ -113,7 +113,7 @@ def test_another_model_begins_fresh_where_it_does_not_fit(saved_run, caplog):
     assert_bit_equal(kept, stored(step_of(saved_run, 6), "model/"))
     state = loop.optimizer.state
     assert [name for name, p in loop.model.named_parameters() if not state[p]] == fresh
-    assert versions.read_part(saved_run, "changes", 2)[0]["key"] == "model.n_layers"
+    assert versions.read_config_part(saved_run, "changes", 2)[0]["key"] == "model.n_layers"
     loop.run()
     (saved_run / "result.json").unlink(missing_ok=True)
     assert_bit_equal(weights(built(saved_run).model), weights(loop.model))

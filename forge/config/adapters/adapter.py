@@ -286,8 +286,8 @@ def is_target(word: str, tensor: TensorSpec) -> bool:
 
 
 def fits_in_any_words(word: str, tensor: TensorSpec) -> bool:
-    """Whether an entry of adapter.ranks means a parameter: as `fits`, or by its name in PEFT, such
-    as q_proj or layers.0.self_attn.q_proj.
+    """Whether an entry of adapter.ranks means a parameter: as `is_target`, or by its name in PEFT,
+    such as q_proj or layers.0.self_attn.q_proj.
     """
     if is_target(word, tensor):
         return True
@@ -318,7 +318,7 @@ def _can_have(tensor: TensorSpec) -> bool:
 
 
 def _matrix_of(bias: TensorSpec) -> TensorSpec:
-    """The matrix of a bias, with the fields that `fits` reads."""
+    """The matrix of a bias, with the fields that `is_target` reads."""
     experts = bias.of_experts
     name = bias.name.removesuffix("_bias" if experts else ".bias") + ("" if experts else ".weight")
     role = EXPERT if experts else MATRIX

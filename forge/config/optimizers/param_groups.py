@@ -144,7 +144,7 @@ def _entry_section(section: Optimizer, entry: Mapping[str, Any]) -> Optimizer:
 
 
 def scheduler_of(section: Scheduler, entry: Mapping[str, Any], horizon: int) -> Scheduler:
-    """Make the schedule of an entry like `section_of`. horizon: updates in the run, for open
+    """Make the schedule of an entry like `_entry_section`. horizon: updates in the run, for open
     steps.
     """
     schedule = _read_as(section, entry, SCHEDULER, Scheduler)

@@ -43,7 +43,7 @@ def kept_plan(
     announce: Callable[[str], object] = lambda stage: None,
     **how: Any,
 ) -> KeptPlan:
-    """The result of `packing.plan` for a store, from the cache below root or made now.
+    """The result of `packing.plan_samples` for a store, from the cache below root or made now.
 
     Any number of processes may call this at once: one makes the plan. ValueError, naming
     data.cache_dir: the cache cannot be written.

@@ -132,7 +132,7 @@ class Rows:
                 size += length
 
     def _pieces(self, document: Tokens) -> Iterator[Tokens]:
-        """Yield the pieces of a document, as `packing.plan` cuts them."""
+        """Yield the pieces of a document, as `packing.plan_samples` cuts them."""
         size, seq_len, too_long = len(document.tokens), self.seq_len, self.packing.too_long
         if size > seq_len + 1 and too_long != "split":
             if too_long == "refuse":

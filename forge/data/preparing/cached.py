@@ -139,7 +139,7 @@ def _validated_elsewhere(
 def with_sets(
     prepared: Prepared, sections: Mapping[str, Data], *, build: Build, progress: Progress
 ) -> Prepared:
-    """Add evaluation sets in the same tokens. ValueError, naming the set: as for `prepare`."""
+    """Add evaluation sets in the same tokens. ValueError, with the set: as `prepare_tokens`."""
     loaded = {}
     for name, section in sections.items():
         with _named(f"eval.sets.{name}"):

@@ -46,7 +46,7 @@ def sliding_windows(keys: Keys, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_windows(section: Decoder) -> dict[str, Any]:
-    """Return the keys read by `windows`."""
+    """Return the keys read by `sliding_windows`."""
     window = patterns.window_of(section)
     config = {"use_sliding_window": window is not None, "sliding_window": window}
     config["layer_types"] = patterns.attention_types(section)

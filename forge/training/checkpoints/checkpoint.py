@@ -116,7 +116,7 @@ class Checkpointer:
         """Write step_N of weights alone, without a model.
 
         like: the weights on the meta device; values: gives each weight for writing. For one
-        process; raises as `save`.
+        process; raises as `save_tensors`.
         """
         target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
         tensors = prefixed("model", like)

@@ -158,9 +158,8 @@ def compose_choices(
     parsed = [override for override in parsed if not override.is_hydra_override()]
     choices = [override for override in parsed if library.is_group(override.key_or_group)]
     refused = {id(o): problem for o in choices if (problem := groups.illegal(o, library))}
-    merged, faults = groups.merge_choices(
-        library, [o for o in choices if id(o) not in refused], primary
-    )
+    legal = [override for override in choices if id(override) not in refused]
+    merged, faults = groups.merge_choices(library, legal, primary)
     facts = resolvers.hydra_section([str(text) for text in overrides], merged.choices, primary)
     resolvers.attach(merged.tree, facts)
     composition = Composition(

@@ -111,20 +111,16 @@ def _of_options(
         if option == kind_key:
             continue
         if option not in fields:
-            near = did_you_mean(
-                [f"{key}.{candidate}" for candidate in closest(option, [*fields, *more])]
-            )
+            candidates = closest(option, [*fields, *more])
+            near = did_you_mean([f"{key}.{candidate}" for candidate in candidates])
             yield (
                 option_key,
                 f"{label} has {'an' if label[:2] == 'no' else 'no'} option '{option}'.",
                 near or f"it has {', '.join(fields)}",
             )
         elif not fits(value, hints[option]):
-            yield (
-                f"{option_key}={value}",
-                f"it must be {type_in_words(hints[option])}.",
-                "another value",
-            )
+            message = f"it must be {type_in_words(hints[option])}."
+            yield f"{option_key}={value}", message, "another value"
         else:
             yield from _of_value(option_key, value, fields[option].metadata)
 

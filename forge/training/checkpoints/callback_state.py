@@ -37,7 +37,7 @@ def callback_states(
 def load_states(
     callbacks: Sequence[Callback], plain: dict[str, Any], tensors: dict[str, Tensor], step: int
 ) -> None:
-    """Give callbacks the state collected by `callback_states`; a callback absent there keeps its state."""
+    """Give callbacks the state collected by `callback_states`; an absent one keeps its state."""
     for callback in callbacks:
         name = callback_name(callback)
         if name in plain:

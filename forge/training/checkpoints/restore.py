@@ -164,8 +164,8 @@ def load_checkpoint(
 
     part: null = all. init_from: present path of the adapters' base. Raises CheckpointError naming
     the parameters of one side only or of different shape, and an unused prefix, and Damaged, on all
-    ranks of the group. trust: as of `read_checkpoint_config`, for a base. group: of all ranks; parameters may
-    differ by rank.
+    ranks of the group. trust: as of `read_checkpoint_config`, for a base. group: of all ranks;
+    parameters may differ by rank.
     """
     part = part or Part()
     with _readable(path), share_damage(path, group):
@@ -210,7 +210,7 @@ def load_weights(
     trust: Sequence[str] = (),
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Load weights of a checkpoint, a .safetensors file or a Hugging Face folder, see `load_checkpoint`.
+    """Load weights of a checkpoint, a .safetensors file or a Hugging Face folder (`load_checkpoint`).
 
     Stored adapters are merged; the model's adapters keep their values. section: the model's config,
     whose new rows of vocabulary begin as means.

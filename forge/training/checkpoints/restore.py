@@ -210,7 +210,7 @@ def load_weights(
     trust: Sequence[str] = (),
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Load weights of a checkpoint, a .safetensors file or a Hugging Face folder (`load_checkpoint`).
+    """Load weights of a checkpoint, .safetensors file or Hugging Face folder (`load_checkpoint`).
 
     Stored adapters are merged; the model's adapters keep their values. section: the model's config,
     whose new rows of vocabulary begin as means.

@@ -47,9 +47,10 @@ class NotSubmitted(ConfigError):
 def scripts(
     points: Points, section: Slurm, *, name: str, folder: Path, labels: Sequence[str] = ()
 ) -> list[str]:
-    """The scripts of `submit_jobs` for sbatch, one script an array; needs no Slurm. With sbatch
-    on this machine, the answer of `sbatch --test-only` goes to stderr; for a refused script
-    all scripts are printed before ConfigError is raised. labels: of the points, listed below their script.
+    """The scripts of `submit_jobs` for sbatch, one script an array; needs no Slurm. With sbatch on
+    this machine, the answer of `sbatch --test-only` goes to stderr; for a refused script all
+    scripts are printed before ConfigError is raised. labels: of the points, listed below their
+    script.
     """
     texts, problems = [], []
     for group in _groups(points, section):

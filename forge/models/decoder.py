@@ -162,8 +162,9 @@ class Decoder(Balanced, nn.Module):
 
         With a cache the tokens follow the cached tokens, and are added. documents: as of
         `positions_and_masks`; each document is then read alone. noise: 32 bits of each token, for
-        random numbers in training. jitter: [batch, seq], amount of noise on embeddings, as of `Jitter`.
-        Takes hidden states where `reads_tokens` is false. Raises ValueError past max_seq_len.
+        random numbers in training. jitter: [batch, seq], amount of noise on embeddings, as of
+        `Jitter`. Takes hidden states where `reads_tokens` is false. Raises ValueError past
+        max_seq_len.
         """
         assert cache is None or documents is None, "a cache holds one document"
         self.noise.bits, self.jitter_width = noise, jitter

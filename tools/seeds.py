@@ -46,7 +46,7 @@ ROWS
 
 
 @functools.cache
-def rows() -> dict[str, tuple[str, str]]:
+def seed_rows() -> dict[str, tuple[str, str]]:
     """By their key ours and what differs."""
     lines = [line.split(" | ") for line in TABLE.strip().splitlines()]
     return {key: (row[0], "".join(row[2:])) for row in lines for key in row[1].split()}

@@ -186,9 +186,13 @@ def masters(precision: Precision) -> Iterator[Derived]:
     "objective.reference_model",
     "adapter",
     "parallel.pp",
+    "data.hf_streaming",
+    "data.sources",
     writes=("objective.reference",),
 )
-def reference(objective: Referenced, adapter: Adapter, parallel: Parallel) -> Iterator[Derived]:
+def reference(
+    objective: Referenced, adapter: Adapter, parallel: Parallel, data: Data
+) -> Iterator[Derived]:
     """How the reference of a preference objective is read."""
     if objective.reference != "auto":
         return
@@ -196,6 +200,8 @@ def reference(objective: Referenced, adapter: Adapter, parallel: Parallel) -> It
     if objective.reference_model:
         why = "it is objective.reference_model"
     chosen = "cached" if why else "adapter"
+    if why and data.streamed:
+        chosen, why = "copy", f"{why}, and a stream cannot be read before training"
     yield Derived("objective.reference", chosen, why or "it is the model without its adapter")
 
 

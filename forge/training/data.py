@@ -234,8 +234,11 @@ def _streams_packed(config: Config, mixture: Mixture) -> Mixture:
     """Tell streams how documents share a sequence: packed while reading, without a plan."""
     data = config.data
     packing = Packing(data.packing, data.too_long, max(data.max_segments_per_seq, 0))
+    examples = packing._replace(policy="none")  # each a sample
     stores = {
-        name: replace(store, packing=packing) if isinstance(store, Streamed) else store
+        name: replace(store, packing=examples if store.together else packing)
+        if isinstance(store, Streamed)
+        else store
         for name, store in mixture.stores.items()
     }
     return replace(mixture, stores=stores)

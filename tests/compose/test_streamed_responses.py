@@ -1,5 +1,5 @@
-"""Compared examples are prepared before a run; streaming them is refused, and conversations and
-pairs are streamed.
+"""Rows that forge or a function makes are prepared before a run, and streaming them is refused;
+rows of files are streamed.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from refusing import only
+from refusing import only, resolved
 
 from forge.config.data.text import STREAM_OPTIONS, STREAMED, Streams
 from forge.data.text.reading import BadFile
@@ -20,19 +20,15 @@ BEFORE = "python -m forge.prepare does so beforehand"
     ("kind", "objective", "prepares"),
     [
         ("chat_demo", "sft", True),
-        ("preference", "dpo", False),
-        ("chat_preference", "dpo", False),
-        ("labelled", "kto", False),
+        ("preference_demo", "dpo", False),
     ],
 )
 def test_each_kind_says_why_and_what_to_do(kind: str, objective: str, prepares: bool) -> None:
-    path = [f"data.path={__file__}"] if kind != "chat_demo" else []
-    words = [f"data={kind}", *path, f"objective={objective}"]
+    words = [f"data={kind}", f"objective={objective}"]
     problem = only([*words, "data.hf_streaming=true"])
     assert problem.key == "data.hf_streaming=true"
-    assert (
-        "has no option 'hf_streaming': text, data=chat, sharegpt, alpaca and pairs " in problem.what
-    )
+    said = "has no option 'hf_streaming': text, and rows of data=chat, sharegpt, alpaca, pairs, "
+    assert said in problem.what
     assert "data.cache_dir" in problem.fix
     assert (BEFORE in problem.fix) == prepares  # shards hold no examples that are compared
     assert "data.cache_dir" in only([*words, "data.streaming=true"]).fix  # as others call it
@@ -53,6 +49,27 @@ def test_conversations_are_packed_as_they_come(kind: str) -> None:
     problem = only([*words, "data.hf_streaming=true"])
     assert problem.key == "data.packing=best_fit"
     assert "data.packing=next_fit" in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("kind", "objective"),
+    [("preference", "dpo"), ("chat_preference", "dpo"), ("labelled", "kto")],
+)
+def test_the_reference_of_a_stream_is_computed_in_each_step(kind: str, objective: str) -> None:
+    """By a copy, or without the adapter; and objectives without one need none."""
+    words = [f"data={kind}", f"data.path={__file__}", f"objective={objective}", "tokenizer=bytes"]
+    words.append("data.hf_streaming=true")
+
+    def reference(*more: str) -> str:
+        return resolved([*words, *more]).config.objective.reference  # type: ignore[attr-defined]
+
+    assert reference() == "copy"
+    assert reference("adapter=lora") == "adapter"
+    assert reference("data.hf_streaming=false") == "cached"
+    assert only([*words, "objective.reference=cached"]).key == "objective.reference=cached"
+    if objective == "dpo":
+        resolved([*words, "objective.reference_free=true", "objective.reference=cached"])
+        resolved([*words[:2], "objective=simpo", *words[3:]])
 
 
 def test_the_options_of_streams_are_those_that_act_with_one() -> None:

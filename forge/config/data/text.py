@@ -239,7 +239,8 @@ def unstreamed(kind: type[Data], option: str) -> tuple[str, str] | None:
     responses = kind.examples or (kind.marks_responses is True and not kind.tokenized)
     if option not in STREAM_OPTIONS or not responses or issubclass(kind, Streams):
         return None
-    message = "text, data=chat, sharegpt, alpaca and pairs are streamed; these rows are prepared."
+    streamed = "text, and rows of data=chat, sharegpt, alpaca, pairs, preference and labelled"
+    message = f"{streamed} are streamed; these rows are prepared."
     hint = "leave it out: rows are tokenised once, and later starts read them from data.cache_dir"
     prepare_hint = "; python -m forge.prepare does so beforehand, for data=shards"
     return message, hint + ("" if kind.examples else prepare_hint)

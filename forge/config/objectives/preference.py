@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 from forge.config.data.chats import ChatRows, Chats
-from forge.config.data.text import Documents, Files, Rows
+from forge.config.data.text import Documents, Files, Rows, Streams
 from forge.config.field import Condition, opt, section
 from forge.config.objectives.base import FP32, Objective, auto_chunk_size
 
@@ -27,7 +27,7 @@ SMOOTHING = "probability that a label is wrong (conservative DPO); 0 = off"
 
 
 @section
-class PreferencePairs(Documents, Rows, Files):
+class PreferencePairs(Streams, Documents, Rows, Files):
     """Prompts with a response that is preferred and one that is not, in JSON lines."""
 
     schema_name = "preference"
@@ -40,7 +40,7 @@ class PreferencePairs(Documents, Rows, Files):
 
 
 @section
-class ChatPreference(ChatRows):
+class ChatPreference(Streams, ChatRows):
     """Rows of two conversations that end with another turn of the assistant, as lists of messages;
     or of such turns, or texts, behind a prompt.
     """
@@ -73,7 +73,7 @@ class PreferenceDemo(Chats):
 
 
 @section
-class Labelled(Documents, Rows, Files):
+class Labelled(Streams, Documents, Rows, Files):
     """Prompts with a response that is desirable or is not, in JSON lines."""
 
     schema_name = "labelled"
@@ -86,7 +86,7 @@ class Labelled(Documents, Rows, Files):
 
 
 @section
-class ChatLabelled(ChatRows):
+class ChatLabelled(Streams, ChatRows):
     """Rows of a conversation that ends with a turn of the assistant, which is desirable or not, as
     messages; or of such a turn, or a text, behind a prompt.
     """
@@ -130,7 +130,7 @@ class Referenced(Responses):
         "auto",
         "its log-probabilities are computed once, before training, and kept; or in each step by a "
         "copy, a frozen second model; or by the model without its adapter; auto = adapter where "
-        "that is the reference, else cached",
+        "that is the reference, else cached, of a stream copy",
         choices=("auto", "cached", "copy", "adapter"),
         acts_when=READS_REFERENCE,
     )

@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from forge.data.batches.examples import Examples
 from forge.data.batches.mixture import Mixture, MixtureOrder
 from forge.data.batches.noise import noise_of
 from forge.data.batches.samples import Pieces, Samples
@@ -124,7 +123,7 @@ class MicroBatches:
             find=self._find,
             masked=self.mixture.masked,
             end_of_text=self.end_of_text,
-            apart=any(isinstance(plan, Examples) for plan in self.mixture.plans.values()),
+            apart=self.mixture.apart,
             multiple=self.multiple,
         )
 
@@ -139,7 +138,7 @@ class MicroBatches:
         store = self.mixture.stores[name]
         if isinstance(store, Streamed):
             window = Window(self.readers[name], number)
-            return window, [(0, len(window))]
+            return window, window.pieces
         if name in self.mixture.plans:
             return store, self.mixture.plans[name].pieces_of(number)
         start = number * self.seq_len

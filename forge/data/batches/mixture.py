@@ -18,6 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from forge.config.data.mixture import Phase
+from forge.data.batches.examples import Examples
 from forge.data.batches.order import SampleOrder, permute
 from forge.data.batches.packing import Plan
 from forge.data.batches.streams import Streamed
@@ -54,6 +55,14 @@ class Mixture:
         """Whether samples of some source have fewer tokens than others."""
         streams = (store for store in self.stores.values() if isinstance(store, Streamed))
         return bool(self.plans) or any(store.packing.whole for store in streams)
+
+    @cached_property
+    def apart(self) -> bool:
+        """Whether each piece of a sample is a row: those of examples."""
+        plans = (isinstance(plan, Examples) for plan in self.plans.values())
+        return any(plans) or any(
+            isinstance(store, Streamed) and store.together for store in self.stores.values()
+        )
 
 
 class MixtureOrder:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -37,10 +38,19 @@ class Position(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Tokens, uint32 [tokens], and their marks, uint8 [tokens]; None = all tokens are targets."""
+    """Tokens, uint32 [tokens], and their marks, uint8 [tokens]; None = all tokens are targets.
+    lengths: of the documents of an example, all its tokens; () = running text.
+    """
 
     tokens: np.ndarray
     marks: np.ndarray | None
+    lengths: tuple[int, ...] = ()
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """The range of each document of an example; of running text the whole."""
+        ends = [*accumulate(self.lengths or [len(self.tokens)])]
+        return [*pairwise([0, *ends])]
 
     def cut(self, start: int, stop: int) -> Tokens:
         marks = None if self.marks is None else self.marks[start:stop]
@@ -85,6 +95,7 @@ class Rows:
     ) -> None:
         """documents: from the first document of row number `first` on. source: for messages."""
         self.packing, self.seq_len, self.source = packing, seq_len, source
+        self.examples = False  # whether an example has been read
         self._made = self._rows(documents, first)
         self._held: deque[tuple[Position, Tokens]] = deque()
         self._first = first
@@ -133,6 +144,9 @@ class Rows:
 
     def _pieces(self, document: Tokens) -> Iterator[Tokens]:
         """Yield the pieces of a document, as `packing.plan_samples` cuts them."""
+        if document.lengths:
+            yield from self._example(document)
+            return
         size, seq_len, too_long = len(document.tokens), self.seq_len, self.packing.too_long
         if size > seq_len + 1 and too_long != "split":
             if too_long == "refuse":
@@ -147,8 +161,31 @@ class Rows:
         for start in range(0, max(size - 1, 0), seq_len):
             yield document.cut(start, start + seq_len + 1)
 
+    def _example(self, example: Tokens) -> Iterator[Tokens]:
+        """Yield an example with its documents cut off at a row, or nothing, as `plan_examples`
+        chooses.
+        """
+        self.examples = True
+        room, too_long, longest = self.seq_len + 1, self.packing.too_long, max(example.lengths)
+        if longest > room and too_long == "refuse":
+            fault = f"an example of {self.source} has {longest:,} tokens, more than train.seq_len"
+            hint = f"Set train.seq_len={longest - 1}, or data.too_long=truncate or drop"
+            raise Unreadable(f"data.too_long=refuse: {fault} + 1. {hint}.")
+        if min(example.lengths) < 2 or (longest > room and too_long == "drop"):
+            return
+        parts = [example.cut(start, min(stop, start + room)) for start, stop in example.pieces]
+        for part, length in zip(parts, example.lengths, strict=True):
+            assert part.marks is not None
+            if length > room and not (part.marks[1:] & COUNTS).any():
+                return
+        yield Tokens.joined(parts)._replace(lengths=tuple(len(part.tokens) for part in parts))
+
     def _check(self, read: bool) -> None:
         """Raise Unreadable for a whole epoch without a piece."""
+        if not read and self.examples:
+            fault = f"every example of a part of {self.source} is left out"
+            hint = "Give others, or set train.seq_len larger"
+            raise Unreadable(f"data.too_long={self.packing.too_long}: {fault}. {hint}.")
         if not read:
             fault = f"every document of a part of {self.source} is left out"
             hint = "Set train.seq_len larger, or data.too_long=split"

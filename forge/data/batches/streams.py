@@ -20,7 +20,7 @@ import numpy as np
 from forge.data.batches.order import permute
 from forge.data.batches.stream_rows import Packing, Position, Rows, Tokens, Unreadable
 from forge.data.text.conversation import Conversation
-from forge.data.text.reading import Pair
+from forge.data.text.reading import Example, Pair
 from forge.data.text.split import content_of
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.store import TokenStore
@@ -30,11 +30,11 @@ BLOCK_CHARACTERS = 1 << 25
 CUT = Packing()  # at every seq_len
 DIGEST_BYTES = 8
 TOGETHER = 16  # documents tokenised in one call
-StreamDocument = str | Pair | Conversation
+StreamDocument = str | Pair | Conversation | Example
 Read = Iterator[StreamDocument | None]
 """The document of each row; None for a row left out."""
-Encode = Callable[[Sequence[Any]], list[tuple[np.ndarray, np.ndarray]]]
-"""Documents -> the tokens of each, uint32 [tokens], and their marks, uint8 [tokens]."""
+Encode = Callable[[Sequence[Any]], list[Tokens]]
+"""Documents -> the tokens of each, with marks."""
 Positions = dict[int, Position]
 """Positions in the parts of a stream, by part number."""
 
@@ -46,7 +46,7 @@ class Streamed:
     parts: the units of each part, files or pieces of files. read(unit, row): the rows of a unit
     from `row` on; raises Unreadable. held_out: digests of documents left out. encode: makes tokens
     and marks where not all tokens are targets; None = the tokenizer encodes texts. packing: of
-    documents in samples.
+    documents in samples. together: number of documents in an example; 0 = running text.
     """
 
     source: str
@@ -58,6 +58,7 @@ class Streamed:
     held_out: frozenset[bytes] = frozenset()
     encode: Encode | None = None
     packing: Packing = CUT
+    together: int = 0
 
     @property
     def masked(self) -> bool:
@@ -67,7 +68,7 @@ class Streamed:
     def encoded(self, documents: Sequence[Any]) -> Iterator[Tokens]:
         """Yield the tokens of each document."""
         if self.encode is not None:
-            yield from (Tokens(tokens, marks) for tokens, marks in self.encode(documents))
+            yield from self.encode(documents)
             return
         for ids in self.tokenizer.encode_batch(documents):
             yield Tokens(self.tokenizer.document(ids), None)
@@ -85,6 +86,8 @@ def digest_of(document: StreamDocument) -> bytes:
 
 def n_bytes_of(document: StreamDocument) -> int:
     """Bytes of the text of a document."""
+    if isinstance(document, Example):
+        return sum(map(n_bytes_of, document.documents))
     if isinstance(document, Pair):
         return sum(len(text.encode()) for text in document)
     return len((document if isinstance(document, str) else document.text).encode())
@@ -92,6 +95,8 @@ def n_bytes_of(document: StreamDocument) -> int:
 
 def _size(document: StreamDocument) -> int:
     """Characters of a text, or bytes of another document."""
+    if isinstance(document, Example):
+        return sum(map(_size, document.documents))
     return len(document) if isinstance(document, str) else len(content_of(document))
 
 
@@ -263,6 +268,13 @@ class Window(TokenStore):
         if self.reader.text.packing.whole:
             return len(self.reader.read(self.sample).tokens)
         return self.reader.seq_len + 1
+
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """The range of each document of an example; of running text the whole sample."""
+        if self.reader.text.together:
+            return self.reader.read(self.sample).pieces
+        return [(0, len(self))]
 
     @property
     def fingerprint(self) -> str:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from forge.data.batches.stream_rows import Tokens
 from forge.data.text.conversation import Conversation, Rendered, Renders
-from forge.data.text.reading import Pair
+from forge.data.text.reading import Example, Pair
 from forge.data.text.split import Piece, Split, pieces
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.shards import (
     COUNTED,
-    DOCUMENTS,
     Index,
     IndexedStore,
     ShardWriter,
-    write_index,
+    write_examples,
 )
 from forge.data.tokens.store import COUNTS, ENDS, GOES_ON, LIKED
 
@@ -97,18 +97,18 @@ class Side:
         index = self.writer.close(n_bytes=self.n_bytes, n_documents=n_documents)
         if not together:
             return index
-        offsets = np.concatenate([np.zeros(1, OFFSET), *self.ends])
-        offsets.astype(OFFSET).tofile(self.writer.directory / DOCUMENTS)
-        index = replace(index, documents=DOCUMENTS, together=together)
-        write_index(self.writer.directory, index)
-        return index
+        ends = np.concatenate([np.zeros(0, OFFSET), *self.ends])
+        return write_examples(self.writer.directory, index, ends, together)
 
 
 def encode_documents(
-    documents: Sequence[Pair | Conversation], *, tokenizer: Tokenizer, render: Renders | None
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The tokens of each document, borders included, uint32 [tokens], and their marks, uint8
-    [tokens], as in a prepared split.
+    documents: Sequence[Pair | Conversation | Example],
+    *,
+    tokenizer: Tokenizer,
+    render: Renders | None,
+) -> list[Tokens]:
+    """The tokens of each document or example, borders included, with marks, as in a prepared
+    split.
     """
     by_document: list[Items] = [
         [item for _, item in with_borders((piece, False) for piece in pieces([document], 0))]
@@ -117,9 +117,13 @@ def encode_documents(
     all_pieces = [item for items in by_document for item in items if isinstance(item, Piece)]
     encoded = iter(_encoded(all_pieces, tokenizer, render, tokenizer.encode_batch))
     border_ids, made = _border_ids(tokenizer, render), []
-    for items in by_document:
+    for document, items in zip(documents, by_document, strict=True):
         parts = [border_ids[item] if isinstance(item, Border) else next(encoded) for item in items]
-        made.append((_joined_tokens(parts), _joined_marks(items, parts, tokenizer.eos_id)))
+        tokens, marks = _joined_tokens(parts), _joined_marks(items, parts, tokenizer.eos_id)
+        made.append(Tokens(tokens, marks))
+        if isinstance(document, Example):
+            ends = np.cumsum([len(part) for part in parts])[[item is Border.END for item in items]]
+            made[-1] = Tokens(tokens, marks, tuple(np.diff(ends, prepend=0).tolist()))
     return made
 
 

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forge.data.batches.streams import DIGEST_BYTES, digest_of, n_bytes_of
 from forge.data.sources.hub_stream import StreamSource
 from forge.data.text.fingerprint import hash_file, hash_json
@@ -15,7 +17,15 @@ from forge.data.text.split import HASH_RANGE
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.cache import explained, read_or_make
 from forge.data.tokens.manifest import read_manifest, write_manifest
-from forge.data.tokens.shards import COUNTED, FORMAT, INDEX_FILE, IndexedStore, ShardWriter
+from forge.data.tokens.shards import (
+    COUNTED,
+    DOCUMENTS,
+    FORMAT,
+    INDEX_FILE,
+    IndexedStore,
+    ShardWriter,
+    write_examples,
+)
 
 STORE, DIGESTS = "val", "held_out.bin"
 Kept = tuple[IndexedStore, frozenset[bytes], dict[str, Any]]
@@ -72,17 +82,23 @@ def _make(
     streamed = source.tokens(tokenizer, frozenset())
     writer = ShardWriter(directory / STORE, vocab_size=tokenizer.vocab_size)
     counted = ShardWriter(directory / STORE / COUNTED, dtype="u1") if streamed.masked else None
-    for tokens, marks in streamed.encoded(held):
-        writer.append(tokens)
-        if counted is not None and marks is not None:
-            counted.append(marks)
+    lengths: list[int] = []
+    for document in streamed.encoded(held):
+        writer.append(document.tokens)
+        lengths += document.lengths
+        if counted is not None and document.marks is not None:
+            counted.append(document.marks)
     if counted is not None:
         counted.close(n_bytes=0, n_documents=0)
-    writer.close(n_bytes=sum(map(n_bytes_of, held)), n_documents=len(held))
+    n_documents = len(lengths) or len(held)
+    index = writer.close(n_bytes=sum(map(n_bytes_of, held)), n_documents=n_documents)
+    if streamed.together:
+        write_examples(directory / STORE, index, np.cumsum(lengths), streamed.together)
     left_out = sorted({digest for digest, is_held in zip(digests, below, strict=True) if is_held})
     (directory / DIGESTS).write_bytes(b"".join(left_out))
     files = [f"{STORE}/{INDEX_FILE}", DIGESTS]
     files += [f"{STORE}/{COUNTED}/{INDEX_FILE}"] if counted is not None else []
+    files += [f"{STORE}/{DOCUMENTS}"] if streamed.together else []
     manifest = {
         "identity": identity,
         "looked_at": len(texts),

@@ -31,7 +31,7 @@ Converts = Callable[[Row], "Conversation | Example | None"]
 """Converts a row to a conversation, or to an example of several, without `where`; None leaves the
 row out. BadRow: the row is malformed.
 """
-Regroups = Callable[[Iterator[Document]], Iterator[Document]]
+Regroups = Callable[[Iterator[Document]], Iterator[Example]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,28 +92,35 @@ def formatted(*, formatting_func: Callable[..., Any], **options: Any) -> Corpus:
 
 
 def streamed_or_whole(
-    section: Alpaca | ShareGPT | Chat, how: str, convert: Converts
+    section: Any,
+    how: str,
+    convert: Converts,
+    *,
+    together: int = 0,
+    regroup: Regroups | None = None,
 ) -> Corpus | StreamSource:
-    """A stream of converted rows, or a corpus of them. ValueError, naming the key: as for
-    `corpus_of`.
+    """A stream of converted rows, or a corpus of them. section: a Streams and ChatRows. together,
+    regroup, ValueError: as for `corpus_of`.
     """
     if not hub.is_streamed(section):
-        return corpus_of(section, how, convert)
+        return corpus_of(section, how, convert, together=together, regroup=regroup)
     row_kind = RowKind(
         name=_reader(section, how),
         convert=partial(_stream_row, convert=convert, leave_out=tuple(section.leave_out)),
         masked=True,
         render=Render.of(section),
         most_bad=BadRows.of(section).most,
+        together=together,
+        regroup=regroup,
     )
     return stream(section, hub.load_split(section, parts=section.stream_parts), row_kind)
 
 
 def _stream_row(
     where: str, row: dict[str, Any], bad: BadRows, *, convert: Converts, leave_out: Sequence[str]
-) -> Conversation | None:
+) -> Conversation | Example | None:
     for document in _converted(iter([(where, _filled(row))]), convert, leave_out, bad):
-        assert isinstance(document, Conversation)
+        assert isinstance(document, Conversation | Example)
         return document
     return None
 

@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from forge.data.batches.stream_rows import Unreadable
+from forge.data.batches.stream_rows import Tokens, Unreadable
 from forge.data.batches.streams import Encode, StreamDocument, Streamed
 from forge.data.preparing.encode import encode_documents
 from forge.data.text.bad_rows import BadRows, left_out
@@ -31,10 +30,12 @@ ROWS_AT_ONCE = 256
 MOST_UNEVEN = 1.25
 """Greatest ratio of the largest part of a stream to the smallest."""
 FIELD = "data.text_field"
-Convert = Callable[[str, dict[str, Any], BadRows], StreamDocument | None]
-"""Converts a row to a document, with its place for messages; None for a row left out. BadFile: the
-row is malformed.
+Convert = Callable[[str, dict[str, Any], BadRows], Any]
+"""Converts a row to a document, or to input of `Regroup`, with its place for messages; None for a
+row left out. BadFile: the row is malformed.
 """
+Regroup = Callable[[Iterator[Any]], Iterator[StreamDocument]]
+"""Makes the documents of a unit of all its converted rows. BadFile: the rows cannot be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,8 @@ class RowKind:
     """How rows become documents. name: identity of the reading. fields: columns read by name, each
     set by the option beside; empty = all columns. masked: whether some tokens are no targets.
     render: makes tokens of conversations. most_bad: rows left out of each unit; None = refused.
+    together: number of documents in an example; 0 = running text. regroup: of the rows of a unit,
+    for documents made of several rows.
     """
 
     name: str
@@ -50,6 +53,8 @@ class RowKind:
     masked: bool = False
     render: Renders | None = None
     most_bad: int | None = None
+    together: int = 0
+    regroup: Regroup | None = None
 
 
 def text_row(field: str, where: str, row: dict[str, Any], bad: BadRows) -> str | None:
@@ -73,9 +78,22 @@ class Units:
     process: int
 
     def read(self, unit: int, row: int) -> Iterator[StreamDocument | None]:
-        """Yield the document of each row of a unit from `row` on, None for a row left out. Raises
+        """The document of each row of a unit from `row` on, None for a row left out. Raises
         Unreadable, naming the row.
         """
+        if self.kind.regroup is None:
+            return self._rows(unit, row)
+        return islice(self._regrouped(unit, self.kind.regroup), row, None)
+
+    def _regrouped(self, unit: int, regroup: Regroup) -> Iterator[StreamDocument]:
+        """Yield the documents of a unit from its beginning, for those before decide the others."""
+        try:
+            yield from regroup(row for row in self._rows(unit, 0) if row is not None)
+        except BadFile as error:
+            raise Unreadable(str(error)) from error
+
+    def _rows(self, unit: int, row: int) -> Iterator[Any]:
+        """Yield each converted row of a unit from `row` on, None for a row left out."""
         from datasets import Features
 
         self._enter()
@@ -119,7 +137,7 @@ class Units:
             if field not in columns:
                 raise Unreadable(no_column(self.source, field, columns, option))
 
-    def _document(self, where: str, row: dict[str, Any], bad: BadRows) -> StreamDocument | None:
+    def _document(self, where: str, row: dict[str, Any], bad: BadRows) -> Any:
         try:
             return self.kind.convert(where, row, bad)
         except BadFile as error:
@@ -179,6 +197,7 @@ class StreamSource:
             shuffle_buffer=shuffled,
             held_out=held_out,
             encode=self.encode(tokenizer),
+            together=self.units.kind.together,
         )
 
     def encode(self, tokenizer: Tokenizer) -> Encode | None:
@@ -190,7 +209,7 @@ class StreamSource:
 
 def _encode(
     documents: Sequence[Any], *, tokenizer: Tokenizer, render: Renders | None
-) -> list[tuple[np.ndarray, np.ndarray]]:
+) -> list[Tokens]:
     try:
         return encode_documents(documents, tokenizer=tokenizer, render=render)
     except BadFile as error:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge.config.objectives.preference import ChatLabelled, Labelled
-from forge.data.sources.chats import BadRow, Row, corpus_of
-from forge.data.sources.pairs import json_lines
+from forge.data.sources import hub
+from forge.data.sources.chats import BadRow, Row, streamed_or_whole
+from forge.data.sources.hub_stream import RowKind, StreamSource
+from forge.data.sources.pairs import json_lines, stream_of_files
 from forge.data.sources.preferences import answered
 from forge.data.text.bad_rows import REFUSED, BadRows
 from forge.data.text.conversation import Conversation
@@ -30,19 +32,31 @@ class Rated(NamedTuple):
     where: str
 
 
-def labelled(section: Labelled) -> Corpus:
+def labelled(section: Labelled) -> Corpus | StreamSource:
     """Two documents for each row of files of JSON lines: the prompt with the response right behind,
-    and with a response to another prompt.
+    and with a response to another prompt; or a stream of rows.
 
     ValueError, naming data.path: the option is empty, or no file matches.
     """
     names = (section.prompt_field, section.completion_field, section.label_field)
-    bad = BadRows.of(section)
+    bad, reader = BadRows.of(section), ":".join(["labelled", *names])
+    if hub.is_streamed(section):
+        options = ("data.prompt_field", "data.completion_field", "data.label_field")
+        row_kind = RowKind(
+            name=reader,
+            convert=partial(_stream_row, names=names),
+            fields=tuple(zip(names, options, strict=True)),
+            masked=True,
+            most_bad=bad.most,
+            together=2,
+            regroup=partial(mismatched, join=Pair),
+        )
+        return stream_of_files(section, row_kind)
     return Corpus(
         name="labelled",
         source=section.path,
         files=matching(section.path),
-        reader=":".join(["labelled", *names]),
+        reader=reader,
         read=partial(read_labelled, names=names, bad=bad),
         masked=True,
         together=2,
@@ -56,32 +70,44 @@ def read_labelled(
     """An example a line, from the fields of a JSON object for prompt, response and label; empty
     lines are skipped. BadFile: a row is malformed, or all rows have one prompt.
     """
-    return mismatched(_rated(path, *names, bad), Pair)
+
+    def each() -> Iterator[Rated]:
+        for where, row in json_lines(path, names[-1], LOOK, bad):
+            with bad.row(where):
+                yield rated(where, row, names)
+
+    return mismatched(each(), Pair)
 
 
-def _rated(
-    path: Path, prompt_field: str, completion_field: str, field: str, bad: BadRows
-) -> Iterator[Rated]:
-    for where, row in json_lines(path, field, LOOK, bad):
-        with bad.row(where):
-            read = partial(row_text, where, row, chats="chat_labelled")
-            prompt = read(prompt_field, option="data.prompt_field")
-            completion = read(completion_field, option="data.completion_field")
-            try:
-                liked = label_of(row, field)
-            except BadRow as error:
-                raise BadFile(f"{where}: {error.what}", error.fix) from error
-            if not prompt + completion:
-                raise BadFile(f"{where}: prompt and response are empty", "Leave that line out")
-            yield Rated(prompt, completion, liked, where)
+def _stream_row(
+    where: str, row: dict[str, Any], bad: BadRows, *, names: tuple[str, str, str]
+) -> Rated | None:
+    with bad.row(where):
+        return rated(where, row, names)
+    return None
 
 
-def chat_labelled(section: ChatLabelled) -> Corpus:
-    """Two conversations for each row, for a chat template to write."""
+def rated(where: str, row: dict[str, Any], names: tuple[str, str, str]) -> Rated:
+    """The texts and the label of a row. BadFile: one is missing, or of another type."""
+    prompt_field, completion_field, label_field = names
+    read = partial(row_text, where, row, chats="chat_labelled")
+    prompt = read(prompt_field, option="data.prompt_field")
+    completion = read(completion_field, option="data.completion_field")
+    try:
+        liked = label_of(row, label_field)
+    except BadRow as error:
+        raise BadFile(f"{where}: {error.what}", error.fix) from error
+    if not prompt + completion:
+        raise BadFile(f"{where}: prompt and response are empty", "Leave that line out")
+    return Rated(prompt, completion, liked, where)
+
+
+def chat_labelled(section: ChatLabelled) -> Corpus | StreamSource:
+    """Two conversations for each row, for a chat template to write; or a stream of them."""
     names = (section.prompt_field, section.completion_field, section.label_field)
     reader = ":".join(("chat_labelled", *names))
     convert = partial(of_labelled, names=names)
-    return corpus_of(section, reader, convert, together=2, regroup=regrouped)
+    return streamed_or_whole(section, reader, convert, together=2, regroup=regrouped)
 
 
 def of_labelled(row: Row, *, names: tuple[str, str, str]) -> Example:

@@ -50,9 +50,15 @@ def _streamed(section: Pairs) -> StreamSource:
         masked=True,
         most_bad=BadRows.of(section).most,
     )
+    return stream_of_files(section, row_kind)
+
+
+def stream_of_files(section: Any, row_kind: RowKind) -> StreamSource:
+    """The rows of data.path, read while training. section: a Streams with `path`. ValueError,
+    naming data.path or a field: the files cannot be loaded, or lack a column.
+    """
     files = Dataset(path=section.path, cache_dir=section.cache_dir)
-    table = hub.load_split(files, parts=section.stream_parts)
-    return stream(section, table, row_kind)
+    return stream(section, hub.load_split(files, parts=section.stream_parts), row_kind)
 
 
 def _stream_row(

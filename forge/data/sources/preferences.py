@@ -12,9 +12,11 @@ from typing import Any
 
 from forge.config.data.text import PythonSource
 from forge.config.objectives.preference import ChatPreference, PreferenceDemo, PreferencePairs
+from forge.data.sources import hub
 from forge.data.sources.chat_demo import of_file
-from forge.data.sources.chats import BadRow, Row, corpus_of, messages_of, turn_of
-from forge.data.sources.pairs import json_lines
+from forge.data.sources.chats import BadRow, Row, messages_of, streamed_or_whole, turn_of
+from forge.data.sources.hub_stream import RowKind, StreamSource
+from forge.data.sources.pairs import json_lines, stream_of_files
 from forge.data.text.bad_rows import REFUSED, BadRows
 from forge.data.text.conversation import Conversation
 from forge.data.text.corpus import Corpus, matching, python_source
@@ -25,9 +27,9 @@ from forge.data.tokenizers.render import Render
 LOOK = 'lines like {"prompt": ..., "chosen": ..., "rejected": ...}'
 
 
-def preference(section: PreferencePairs) -> Corpus:
+def preference(section: PreferencePairs) -> Corpus | StreamSource:
     """Two documents for each row of files of JSON lines: the prompt with the chosen response right
-    behind, and with the rejected one.
+    behind, and with the rejected one; or a stream of rows.
 
     ValueError, naming data.path: the option is empty, or no file matches.
     """
@@ -36,12 +38,22 @@ def preference(section: PreferencePairs) -> Corpus:
         "chosen_field": section.chosen_field,
         "rejected_field": section.rejected_field,
     }
-    bad = BadRows.of(section)
+    bad, reader = BadRows.of(section), ":".join(["preference", *fields.values()])
+    if hub.is_streamed(section):
+        row_kind = RowKind(
+            name=reader,
+            convert=partial(_stream_row, **fields),
+            fields=tuple((field, f"data.{option}") for option, field in fields.items()),
+            masked=True,
+            most_bad=bad.most,
+            together=2,
+        )
+        return stream_of_files(section, row_kind)
     return Corpus(
         name="preference",
         source=section.path,
         files=matching(section.path),
-        reader=":".join(["preference", *fields.values()]),
+        reader=reader,
         read=partial(read_preferences, **fields, bad=bad),
         masked=True,
         together=2,
@@ -60,18 +72,31 @@ def read_preferences(
     """An example a line, from three fields of a JSON object; empty lines are skipped."""
     for where, row in json_lines(path, rejected_field, LOOK, bad):
         with bad.row(where):
-            read = partial(row_text, where, row, chats="chat_preference")
-            prompt = read(prompt_field, option="data.prompt_field")
-            chosen = read(chosen_field, option="data.chosen_field")
-            rejected = read(rejected_field, option="data.rejected_field")
-            yield Example((Pair(prompt, chosen), Pair(prompt, rejected)))
+            yield of_texts(where, row, prompt_field, chosen_field, rejected_field)
 
 
-def chat_preference(section: ChatPreference) -> Corpus:
-    """Two conversations for each row, for a chat template to write."""
+def _stream_row(where: str, row: dict[str, Any], bad: BadRows, **fields: str) -> Example | None:
+    with bad.row(where):
+        return of_texts(where, row, **fields)
+    return None
+
+
+def of_texts(
+    where: str, row: dict[str, Any], prompt_field: str, chosen_field: str, rejected_field: str
+) -> Example:
+    """The prompt with both responses of a row. BadFile: one is missing, or no text."""
+    read = partial(row_text, where, row, chats="chat_preference")
+    prompt = read(prompt_field, option="data.prompt_field")
+    chosen = read(chosen_field, option="data.chosen_field")
+    rejected = read(rejected_field, option="data.rejected_field")
+    return Example((Pair(prompt, chosen), Pair(prompt, rejected)))
+
+
+def chat_preference(section: ChatPreference) -> Corpus | StreamSource:
+    """Two conversations for each row, for a chat template to write; or a stream of them."""
     names = (section.prompt_field, section.chosen_field, section.rejected_field)
     reader = ":".join(("chat_preference", *names))
-    return corpus_of(section, reader, partial(of_preference, names=names), together=2)
+    return streamed_or_whole(section, reader, partial(of_preference, names=names), together=2)
 
 
 def of_preference(row: Row, *, names: tuple[str, str, str]) -> Example:

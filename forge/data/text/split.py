@@ -169,7 +169,7 @@ def pieces(documents: Iterable[Document], unit: int) -> Iterator[Piece]:
 def _whole(document: Pair | Conversation | Example) -> Iterator[Piece]:
     """Yield the pieces of an indivisible document, all with one hash, on one side."""
     example = document if isinstance(document, Example) else Example((document,))
-    digest = _digest(b"\0".join(content_of(part) for part in example.own))
+    digest = _digest(content_of(example))
     for part in example.documents:
         shared: dict[str, Any] = {"digest": digest, "liked": bool(example.liked)}
         if isinstance(part, Conversation):
@@ -181,8 +181,12 @@ def _whole(document: Pair | Conversation | Example) -> Iterator[Piece]:
             yield Piece(text=text, n_bytes=size, last=last, counted=last, **shared)
 
 
-def content_of(document: Pair | Conversation) -> bytes:
-    """All of a document but its place, for hashing."""
+def content_of(document: Pair | Conversation | Example) -> bytes:
+    """All of a document but its place, for hashing; of an example the documents deciding its
+    split.
+    """
+    if isinstance(document, Example):
+        return b"\0".join(content_of(part) for part in document.own)
     return "\0".join(document).encode() if isinstance(document, Pair) else document.content
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,16 @@ def write_index(directory: Path, index: Index) -> None:
     unsaid = {"tokenizer": "", "documents": "", "together": 0}
     content = {k: value for k, value in asdict(index).items() if value != unsaid.get(k)}
     (directory / INDEX_FILE).write_text(json.dumps({"format": FORMAT} | content, indent=2))
+
+
+def write_examples(directory: Path, index: Index, ends: np.ndarray, together: int) -> Index:
+    """Complete a store of examples. ends: past-the-end token of each document, int64 [documents].
+    together: number of documents in an example.
+    """
+    np.append(0, ends).astype("<i8").tofile(directory / DOCUMENTS)
+    index = replace(index, documents=DOCUMENTS, together=together)
+    write_index(directory, index)
+    return index
 
 
 @contextmanager

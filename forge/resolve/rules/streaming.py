@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forge.config.data.text import Data, Rows
+from forge.config.objectives.preference import Referenced
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.train import Train
@@ -41,6 +42,15 @@ def overfit(data: Data) -> Findings:
     """A stream goes forward, and data.overfit_batches goes back to its beginning."""
     if data.streamed and data.overfit_batches:
         yield "data.overfit_batches", "data.overfit_batches=0"
+
+
+@rule("objective.streamed_reference", "objective.reference", "data.hf_streaming", "data.sources")
+def reference(data: Data, objective: Referenced) -> Findings:
+    """What the reference gives the examples of a stream is computed in each step: a stream cannot
+    be read before training.
+    """
+    if data.streamed and objective.cached_model:
+        yield "objective.reference", "objective.reference=copy"
 
 
 @rule("data.on_bad_row", "data.on_bad_row", "data.hf_streaming", "data._target_", "data.sources")

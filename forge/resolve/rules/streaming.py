@@ -45,7 +45,7 @@ def overfit(data: Data) -> Findings:
 
 
 @rule("objective.streamed_reference", "objective.reference", "data.hf_streaming", "data.sources")
-def reference(data: Data, objective: Referenced) -> Findings:
+def streamed_reference(data: Data, objective: Referenced) -> Findings:
     """What the reference gives the examples of a stream is computed in each step: a stream cannot
     be read before training.
     """

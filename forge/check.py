@@ -117,6 +117,11 @@ def _points(overrides: Sequence[str], config_dirs: Sequence[str]) -> int:
     print(f"does not fit: {wrong} of {count}" if code else f"fits: {count}")
     for number, (point, (_, line)) in enumerate(zip(planned, verdicts, strict=True)):
         print(f"  #{number:03d} {point.combination.label or 'as it is'}   {line}")
+    if not is_search:
+        from forge.report import detectable
+
+        for line in detectable.lines(planned):
+            print(line)
     messages.print_warnings(point.resolution for point in planned)
     return code
 

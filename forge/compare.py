@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge import cli
-from forge.config.numbers import aligned, compact, percent
+from forge.config.numbers import NOTHING, aligned, compact, counted, p_value, percent
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean, refusal
 from forge.report.grouping import differing
 from forge.report.inventory import Entry, find_runs
@@ -29,13 +29,17 @@ if TYPE_CHECKING:
     from forge.report.runs import Run
 
 ABOUT = """Compare runs with the first of them: what differs in their configs, their curves drawn
-with letters, and for every metric that all have logged the differences at equal steps or tokens.
+with letters, for every metric that all have logged the differences at equal steps or tokens, and
+item by item the tasks that they were evaluated on.
 For means over seeds there is forge.report."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 WIDTH = 100
 NOTE = """{second} - {first}: the difference at the last place that both have; mean, lowest and \
 highest are over all such places, whose number is n, and {second} < {first} is the share of them \
 at which {second} is lower. Places of one run are no independent samples: there is no p-value."""
+ITEMS = """Over the same items, with the 95 % interval of the difference, by document or subject \
+where items name one. {first} alone and {second} alone: items that one of them has right; p is of \
+McNemar's exact test of these. The interval is over items: another seed would differ, too."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,11 +77,13 @@ def _main(options: argparse.Namespace) -> int:
     first, *later = names
     for second in later:
         lines += _differences(names, first, second, compared, options.over)
+        lines += _items(names, first, second)
     print(cli.printable("\n".join(lines).rstrip()))
     return 0
 
 
 def _json_content(found: Sequence[Entry], metrics: Sequence[str], over: str) -> dict[str, Any]:
+    from forge.report import items
     from forge.report.pairing import pair
 
     first, *later = (entry.run for entry in found)
@@ -88,6 +94,11 @@ def _json_content(found: Sequence[Entry], metrics: Sequence[str], over: str) -> 
         for difference in [pair(first, run, metric, over=over)]
     ]
     texts = [entry.run.texts for entry in found]
+    of_items = [
+        {"run": str(run.path), **asdict(items_pair)}
+        for run in later
+        for items_pair in items.pairs(first.path, run.path)
+    ]
     return {
         "runs": [
             {"path": str(e.run.path), "state": e.run.state, "step": e.progress.step} for e in found
@@ -95,6 +106,7 @@ def _json_content(found: Sequence[Entry], metrics: Sequence[str], over: str) -> 
         "config": {k: [options.get(k) for options in texts] for k in differing(texts, seeds=True)},
         "over": over,
         "differences": pairs,
+        "items": of_items,
     }
 
 
@@ -177,6 +189,32 @@ def _differences(
     if len(cells) == 1:
         return [f"{first} and {second} have no {over} in common.", ""]
     note = NOTE.format(first=first, second=second)
+    return [*cli.aligned_lines(cells), "", *textwrap.wrap(note, WIDTH), ""]
+
+
+def _items(names: dict[str, Run], first: str, second: str) -> list[str]:
+    """The tasks of two runs, paired by item."""
+    from forge.report import items
+
+    alone = [f"{name} alone" for name in (first, second)]
+    head = ["task", "metric", "items", first, second, f"{second} - {first}", "95 % interval"]
+    cells = [[*head, *alone, "p"]]
+    left_out = 0
+    for found in items.pairs(names[first].path, names[second].path):
+        difference, discordant = found.difference, found.discordant
+        span = NOTHING
+        if difference.low is not None:
+            span = f"{difference.low:+.4g} to {difference.high:+.4g}"
+        values = (f"{found.first:.5g}", f"{found.second:.5g}", f"{difference.value:+.4g}", span)
+        sides = [NOTHING] * 3
+        if discordant is not None:
+            sides = [str(discordant.first), str(discordant.second), p_value(discordant.p)]
+        cells.append([found.task, found.metric, f"{difference.n:,}", *values, *sides])
+        left_out = max(left_out, found.left_out)
+    if len(cells) == 1:
+        return []
+    note = ITEMS.format(first=first, second=second)
+    note += f" Left out: {counted(left_out, 'item')} that one of them lacks." * (left_out > 0)
     return [*cli.aligned_lines(cells), "", *textwrap.wrap(note, WIDTH), ""]
 
 

@@ -46,9 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("places", nargs="+", type=Path, metavar="SWEEP | RUN", help=sources)
     metric = "compare by this final metric, like eval/loss; default: run.objective of the runs"
     add("--metric", metavar="NAME", help=metric)
-    baseline = "compare with this arm; default: that of the ablation, else the first"
-    add("--baseline", metavar="ARM", help=baseline)
-    reach = "count steps, tokens and time to this value; default: the baseline's mean, if any"
+    baseline = "compare with this arm or value (lr=0.001); default: the ablation's, else the best"
+    add("--baseline", metavar="ARM | VALUE", help=baseline)
+    reach = "count steps, tokens and time to this value; default: the mean of a named baseline, "
+    reach += "else of the arm in the middle"
     add("--reach", type=float, metavar="VALUE", help=reach)
     top = "the best N arms, beside the baseline; default: 30 on a terminal, 50 in Markdown and page"
     add("--top", type=int, metavar="N", help=top)

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from forge.cli import printable
-from forge.report.tables import Table
+from forge.report.table import Table
 
 DIGITS = 7
 UNITS = {

@@ -23,7 +23,7 @@ from forge.report.html import (
     rounded,
     unit,
 )
-from forge.report.swept import Swept, swept, value_of_arm
+from forge.report.swept import Swept, value_of_arm
 from forge.report.tables import arm_name, headline, runs_table, tables, verdict
 
 MOST, RUNS = 50, 300  # arms in figures and tables, runs in the list of all
@@ -48,7 +48,7 @@ RESPONSE = {
     True: "Large dots: means of arms with their 95&nbsp;% intervals. Small: runs.",
     False: "A dot an arm.",
 }
-LINES = " A line joins arms that differ in this option alone."
+LINES = " A line joins arms that differ in this option alone; its colour and label are {}."
 HEAT = " Darker is better, by rank; the best is framed."
 PARALLEL = " Below: a line an arm, through what it has of each option, to what it reached."
 FIGURE = "<figure {}></figure>"
@@ -87,7 +87,7 @@ def page_data(report: Report, most: int | None = None) -> dict[str, Any]:
 
     baseline: index of the baseline among the arms, None for ranked arms.
     """
-    rows, options = report.shown(most), swept(report)
+    rows, options = report.shown(most), report.options
     return {
         "metric": report.metric,
         "unit": unit(report.metric),
@@ -135,7 +135,10 @@ def _responses(data: dict[str, Any]) -> list[str]:
         return []
     figures = "".join(FIGURE.format(f'data-option="{i}"') for i in numbers)
     note = RESPONSE[any(len(arm["values"]) > 1 for arm in reached)]
-    note += LINES if len(options) > 1 else ""
+    if len(options) > 1:
+        words = [option["word"] for option in options]
+        seconds = dict.fromkeys(words[1] if i == 0 else words[0] for i in numbers)
+        note += LINES.format(f"the value of {escape(' or '.join(seconds))}")
     if len(options) == 2:
         figures, note = figures + FIGURE.format('id="heat"'), note + HEAT
     body = f'<div class="plots">{figures}</div>'

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from forge.cli import printable
 from forge.report.comparison import Report
-from forge.report.tables import Table, headline, tables
+from forge.report.table import Table
+from forge.report.tables import headline, tables
 
 ON_TERMINAL, IN_MARKDOWN, PIPED_WIDTH = 30, 50, 120
 

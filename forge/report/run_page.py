@@ -14,7 +14,7 @@ from forge.report.drawing import POINTS, thinned, track_of
 from forge.report.html import NO_SCRIPT, details, document, escape, html_section, html_table, unit
 from forge.report.inventory import Entry
 from forge.report.runs import Run
-from forge.report.tables import Table
+from forge.report.table import Table
 from forge.rundir import outcome, versions
 from forge.rundir.directory import MADE_WITH, own_overrides, short
 from forge.rundir.files import read_object, read_rows

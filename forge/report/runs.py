@@ -80,7 +80,7 @@ class Source:
     """The source of a report: a sweep, or single runs. path: of the sweep, None for single runs.
 
     commands: the typed arguments of `python -m forge.train`. no_answer: why Slurm could not be
-    asked for its jobs.
+    asked for its jobs. plan: question, hypothesis and decision rule as first stated.
     """
 
     name: str
@@ -89,6 +89,7 @@ class Source:
     baseline: str | None = None
     commands: tuple[str, ...] = ()
     no_answer: str = ""
+    plan: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_source(paths: Sequence[Path]) -> Source:
@@ -127,7 +128,11 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def shortest_text(value: object) -> str:
-    """The text of a value; a number, typed or not, in its shortest form: 0.001, 1e-5, 4."""
+    """The text of a value, typed or not: a number in its shortest form (0.001, 1e-5, 4), a truth
+    value as true or false.
+    """
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower()
     if isinstance(value, str) and not value[:1].isalpha():
         try:
             value = int(value) if value.lstrip("+-").isdigit() else float(value)
@@ -150,6 +155,7 @@ def _of_sweep(sweep: SweepDirectory) -> Source:
         baseline=next((str(name) for name in reversed(declared) if name is not None), None),
         commands=tuple(dict.fromkeys(map(_command, sweep.commands()))),
         no_answer=surveyed.silent,
+        plan=sweep.plan(),
     )
 
 

@@ -108,9 +108,25 @@ const nearest = (spots, x, y, far) => {
   const sorted = spots.map((spot) => [Math.hypot(spot.x - x, spot.y - y), spot]).sort(([a], [b]) => a - b);
   return sorted.length && sorted[0][0] <= far ? sorted[0][1].i : null;
 };
+// Room for the longest of some labels, and the labels at the ends of lines, apart from one another.
+function widest(svg, texts, most) {
+  const lengths = texts.map((text) => { const made = make(svg, "text", {}, text), length = made.getComputedTextLength(); made.remove(); return length; });
+  return texts.length ? Math.min(Math.max(...lengths) + 6, most) : 0;
+}
+function endLabels(svg, labels, x, width, bottom) {
+  const placed = labels.filter(({ y }) => Number.isFinite(y)).sort((a, b) => a.y - b.y);
+  placed.forEach((label, n) => { if (n) label.y = Math.max(label.y, placed[n - 1].y + 14); });
+  for (let n = placed.length - 1, low = bottom; n >= 0; n--, low -= 14) placed[n].y = Math.min(placed[n].y, low);
+  for (const { text, colour, y } of placed) shortened(make(svg, "text", { x, y: y + 4, fill: colour, "font-weight": 600 }), text, width - x);
+}
 function drawResponse(figure, width) {
   const option = Number(figure.dataset.option), { key, word, values } = data.swept[option], height = 320;
-  const left = 58, right = width - 10, top = 26, bottom = height - 46, svg = canvas(figure, width, height, `${metric} over ${key}`);
+  const left = 58, top = 26, bottom = height - 46, svg = canvas(figure, width, height, `${metric} over ${key}`);
+  const second = data.swept.findIndex((_, k) => k !== option), named = second < 0 ? null : data.swept[second];
+  const coloured = named !== null && named.values.length <= COLOURS;
+  const colourBy = (i) => (coloured && known(at(i, second)) ? `var(--c${named.values.indexOf(at(i, second))})` : colourOf(i));
+  const ends = coloured ? named.values.map((value) => `${named.word}=${value}`) : [];
+  const right = width - 10 - widest(svg, ends, width * 0.3);
   const shown = measured.filter((i) => known(at(i, option))), arms = shown.map((i) => data.arms[i]);
   const [low, high] = range(arms.flatMap((arm) => [...arm.values, arm.low, arm.high]), 0.06);
   const px = axis(svg, optionScale(option, left, right, (right - left) / 90), { across: true, at: bottom, end: top, title: data.swept[option].log ? `${key} (log)` : key });
@@ -121,15 +137,19 @@ function drawResponse(figure, width) {
   const spots = [...groups.values()].flatMap((group, g) => {
     const off = (g - (groups.size - 1) / 2) * step;
     const line = group.map((i) => ({ i, x: px(at(i, option)) + off, y: py(data.arms[i].mean) })).sort((a, b) => a.x - b.x);
-    if (line.length > 1) make(svg, "path", { d: `M${line.map(({ x, y }) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}`, fill: "none", stroke: "var(--muted)", "stroke-opacity": 0.55 });
+    if (line.length > 1) make(svg, "path", { d: `M${line.map(({ x, y }) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}`, fill: "none", stroke: coloured ? colourBy(line[0].i) : "var(--muted)", "stroke-opacity": coloured ? 0.9 : 0.55, "stroke-width": coloured ? 1.75 : 1 });
     return line;
   });
   for (const { i, x, y } of spots.sort((a, b) => colours.has(a.i) - colours.has(b.i))) {
-    const arm = data.arms[i], colour = colourOf(i);
+    const arm = data.arms[i], colour = colourBy(i);
     if (known(arm.low)) make(svg, "line", { x1: x, x2: x, y1: py(arm.low), y2: py(arm.high), stroke: colour, "stroke-width": 1.5 });
     if (arm.values.length > 1) for (const value of arm.values) make(svg, "circle", { cx: x, cy: py(value), r: 2.5, fill: colour, "fill-opacity": 0.55 });
     make(svg, "circle", { cx: x, cy: y, r: 4.5, fill: colour, stroke: "var(--back)" });
   }
+  endLabels(svg, ends.map((text, k) => {
+    const last = [...groups.values()].filter((group) => at(group[0], second) === named.values[k]).map((group) => group.reduce((a, b) => (px(at(a, option)) >= px(at(b, option)) ? a : b)));
+    return { text, colour: `var(--c${k})`, y: last.reduce((sum, i) => sum + py(data.arms[i].mean), 0) / last.length };
+  }), right + 4, width, bottom);
   hover(figure, svg, (x, y) => {
     const i = nearest(spots, x, y, 40);
     return known(i) ? told(i, data.arms[i].values.length > 1 ? [["seeds", data.arms[i].values.map(exact).join(", ")]] : []) : null;

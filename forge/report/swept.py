@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from forge.config.problems import short_keys
-from forge.report.comparison import Report
+from forge.config.problems import closest, short_keys
 from forge.report.grouping import Arm, option_value
-from forge.report.runs import SEED
+from forge.report.runs import SEED, Run, shortest_text
+
+ARM = "arm"
+"""The key of an ablation's arms, which are a factor where other options vary too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +30,12 @@ class Swept:
     log: bool
 
 
-def swept(report: Report) -> list[Swept]:
-    """The swept options, in the order of typing."""
-    keys = dict.fromkeys(key for run in report.runs for key in run.point.varied if key != SEED)
-    arm_values = {key: {value_of_arm(row.arm, key) for row in report.rows} - {None} for key in keys}
+def swept(runs: Sequence[Run], arms: Sequence[Arm]) -> list[Swept]:
+    """The swept options, in the order of typing; the arms of an ablation first."""
+    keys = dict.fromkeys(key for run in runs for key in run.point.varied if key != SEED)
+    if keys and any(run.point.arm for run in runs):
+        keys = {ARM: None, **keys}
+    arm_values = {key: {value_of_arm(arm, key) for arm in arms} - {None} for key in keys}
     several = {key: [str(value) for value in values] for key, values in arm_values.items()}
     several = {key: values for key, values in several.items() if len(values) > 1}
     words = short_keys(list(several))
@@ -53,7 +57,24 @@ def swept(report: Report) -> list[Swept]:
 
 
 def value_of_arm(arm: Arm, key: str) -> str | None:
+    if key == ARM:
+        return next((run.point.arm for run in arm.runs if run.point.arm), None)
     return next((value for run in arm.runs if (value := option_value(run, key)) is not None), None)
+
+
+def level(text: str, options: Sequence[Swept]) -> tuple[Swept, str] | None:
+    """The option and the value that a text like model.qk_norm=false or lr=1e-3 names, if any."""
+    key, sign, value = text.partition("=")
+    named = [option for option in options if f".{option.key}".endswith(f".{key}")]
+    if not sign or len(named) != 1 or shortest_text(value) not in named[0].values:
+        return None
+    return named[0], shortest_text(value)
+
+
+def levels(options: Sequence[Swept], text: str = "") -> list[str]:
+    """The levels of all options as texts, or those that a mistyped text may mean."""
+    every = [f"{option.word}={value}" for option in options for value in option.values]
+    return closest(text, every) if text else every
 
 
 def is_by_factors(values: Sequence[float]) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from forge.config.numbers import NOTHING, Decimals, compact, counted, duration, p_value
+from forge.config.numbers import NOTHING, compact, counted, duration, p_value
 from forge.launch.sweep.messages import NO_ANSWER
 from forge.launch.sweep.state import DONE, FAILED, RUNNING
+from forge.report import answers, decision, items
 from forge.report.comparison import Report, Row
 from forge.report.runs import Run
 from forge.report.statistics import NONE, PAIRED, WELCH, Difference
+from forge.report.table import Table, enumerated
 
 ALPHA = 0.05
 SEE_ALL = "all of them: --top {n}, or {file} (--{flag} FILE)."
@@ -43,56 +45,38 @@ UNPAIRED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A title, a line of heads, lines of cells, and explaining sentences. name: for links.
-
-    align: < or > for each column.
-    """
-
-    name: str
-    title: str
-    heads: Sequence[str]
-    lines: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
-    align: str
-
-    @property
-    def of_runs(self) -> bool:
-        return self.heads[0] == "run"
-
-    def is_right(self, column: int) -> bool:
-        return self.align[column] == ">"
-
-
 def tables(report: Report, most: int | None = None) -> list[Table]:
     """All non-empty tables. most: number of arms, or runs, in each table."""
     by_arm = [make(report, most) for make in (results, _differences, times_to_target, _configs)]
     left_out = _arms_left_out(report, most)
     of_arms = [replace(table, notes=[*left_out, *table.notes]) for table in by_arm]
-    return [table for table in (*of_arms, unfinished(report, most)) if table.lines]
+    of_items = items.table(report, most)
+    every = [*answers.tables(report, most), *of_arms, of_items, unfinished(report, most)]
+    return [table for table in every if table.lines]
 
 
 def headline(report: Report) -> list[str]:
-    """Sentences: the number of runs, the best arm, and the arms differing from the baseline."""
+    """Sentences: the answers of a grid, the number of runs, the best arm, and the arms differing
+    from the baseline.
+    """
     states = Counter(sorted((run.state for run in report.runs), key=lambda state: state != DONE))
     counts = ", ".join(f"{n:,} {state}" for state, n in states.items())
     if without := len(report.without_value):
         counts += f"; {without:,} of those done without a value of {report.metric}"
     runs, arms = counted(len(report.runs), "run"), counted(len(report.rows), "arm")
     best, several = report.ranked[0], sum(row.summary.n > 0 for row in report.rows) > 1
-    value = f"{report.metric}: {decimals(report).number(best.summary.mean)}, {best.name}"
+    value = f"{report.metric}: {report.decimals.number(best.summary.mean)}, {best.name}"
     lines = [f"{runs} in {arms}: {counts}.", f"{'Best' if several else 'Mean'} {value}."]
     tested = [row for row in report.others if row.p_holm is not None]
-    if tested:
+    if tested and not report.factors:
         level = "at 5 % after Holm" if len(tested) > 1 else "at 5 %"
         verdicts = "; ".join(filter(None, (_verdicts(tested, report.higher), _untested(report))))
         lines.append(f"Against {report.baseline.name}, {level}: {verdicts}.")
-    return [*lines, *_lengths(report)]
+    return [*decision.sentences(report), *answers.sentences(report), *lines, *_lengths(report)]
 
 
 def results(report: Report, most: int | None = None) -> Table:
-    write, lines = decimals(report), []
+    write, lines = report.decimals, []
     seeds = any(row.summary.n > 1 for row in report.rows)
     lengths = [name for name in ("steps", "tokens") if len(_ended(report.rows, name)) > 1]
     for row in report.shown(most):
@@ -117,7 +101,7 @@ def results(report: Report, most: int | None = None) -> Table:
 
 
 def _differences(report: Report, most: int | None = None) -> Table:
-    write, lines, notes = decimals(report), [], []
+    write, lines, notes = report.decimals, [], []
     compared = [row for row in report.shown(most) if row.difference.method]
     tests = [_test(row.difference) for row in compared]
     several = len(set(tests)) > 1
@@ -151,7 +135,7 @@ def _differences(report: Report, most: int | None = None) -> Table:
 
 
 def times_to_target(report: Report, most: int | None = None) -> Table:
-    target, lines = decimals(report).number(report.target), []
+    target, lines = report.decimals.number(report.target), []
     for row in report.shown(most):
         reached = row.to_target
         if reached.n is not None:
@@ -217,7 +201,7 @@ def unfinished(report: Report, most: int | None = None) -> Table:
 
 def runs_table(report: Report, most: int | None = None) -> Table:
     """Every run with its final value or its progress. most: number of runs."""
-    write, notes = decimals(report), []
+    write, notes = report.decimals, []
     lines = [
         (
             *_of_run(run, report),
@@ -230,12 +214,6 @@ def runs_table(report: Report, most: int | None = None) -> Table:
         notes = [f"The first {len(lines):,} of {len(report.runs):,} runs; runs.csv has all."]
     heads = ("run", "arm", "seed", "state", "step", report.metric)
     return Table(name="runs", title="", heads=heads, lines=lines, notes=notes, align="<<><>>")
-
-
-def decimals(report: Report) -> Decimals:
-    summaries = [row.summary for row in report.rows]
-    means = [summary.mean for summary in summaries if summary.mean is not None]
-    return Decimals.of([summary.deviation or 0.0 for summary in summaries], means)
 
 
 def verdict(row: Row, higher: bool) -> str:
@@ -252,7 +230,7 @@ def _verdicts(tested: Sequence[Row], higher: bool) -> str:
         if len(names) == len(tested) > 1:
             return of_all
         if names:
-            who = _listed(names) if len(names) < 4 else f"{len(names)} arms"
+            who = enumerated(names) if len(names) < 4 else f"{len(names)} arms"
             words.append(f"{who} {singular if len(names) == 1 else plural}")
     return "; ".join(words)
 
@@ -265,7 +243,7 @@ def _untested(report: Report) -> str:
             why = row.difference.why or "no run with a value"
             reasons.setdefault(why, []).append(row.name)
     return "; ".join(
-        f"{_listed(names) if len(names) < 4 else f'{len(names)} arms'} "
+        f"{enumerated(names) if len(names) < 4 else f'{len(names)} arms'} "
         f"{'is' if len(names) == 1 else 'are'} not tested ({why})"
         for why, names in reasons.items()
     )
@@ -339,8 +317,3 @@ def arm_name(row: Row, report: Report) -> str:
 def _of_run(run: Run, report: Report) -> tuple[str, ...]:
     seed = NOTHING if run.seed is None else str(run.seed)
     return report.label(run), report.arm_of[run], seed, run.state
-
-
-def _listed(names: Sequence[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last

@@ -57,6 +57,7 @@ class Command:
         ConfigError.
         """
         path = self.directory.path
+        self.directory.agree(self.flight.plan)
         advice = f"Wait for it, or end it: python -m forge.cancel {short(path)}"
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -65,6 +66,7 @@ class Command:
                 self.flight.overrides,
                 config_dirs=self.flight.config_dirs,
                 common=self.flight.common,
+                plan=self.flight.plan,
             )
             self.entries = self.enter(self.planned)
         except InUse as error:

@@ -80,6 +80,22 @@ class SweepDirectory:
         common = self._content().get("common")
         return common if isinstance(common, dict) else {}
 
+    def plan(self) -> dict[str, Any]:
+        """Question, hypothesis and decision rule as first stated; {} without any."""
+        plan = self._content().get("plan")
+        return plan if isinstance(plan, dict) else {}
+
+    def agree(self, plan: Mapping[str, str]) -> None:
+        """Refuse another question, hypothesis or decision rule than stated first. Raises
+        ConfigError.
+        """
+        stated = self.plan()
+        for name, text in plan.items():
+            if stated.get(name, text) != text:
+                message = f"this sweep was begun with another: {stated[name]}"
+                hint = f"leave sweep.{name} out, or {OTHER_NAME}"
+                raise refusal(f"sweep.{name}={text}", message, hint)
+
     def begin(
         self,
         overrides: Sequence[str],
@@ -87,10 +103,14 @@ class SweepDirectory:
         *,
         config_dirs: Sequence[str] = (),
         common: Mapping[str, Any] | None = None,
+        plan: Mapping[str, str] | None = None,
     ) -> None:
         """Make a missing directory, and store the typed command. common: values common to all
-        points; only the first command's are stored.
+        points; only the first command's are stored. plan: question, hypothesis and decision rule;
+        only the first stated ones are stored.
         """
+        stated = self.plan()
+        new = {name: text for name, text in (plan or {}).items() if name not in stated}
         (self.path / POINTS).mkdir(parents=True, exist_ok=True)
         words = list(sys.argv if argv is None else argv)
         command: dict[str, Any] = {"time": now(), "argv": words, "overrides": list(overrides)}
@@ -100,6 +120,11 @@ class SweepDirectory:
         content["commands"] = [*self.commands(), command]
         if common := self.common() if self.exists else common:
             content["common"] = dict(common)
+        if new:
+            ended = {point.number for point in self.points() if point.event == "ended"}
+            stated = {"time": now(), "ended_before": len(ended), **stated, **new}
+        if stated:
+            content["plan"] = stated
         write_json(self.path / SWEEP, content)
 
     def add(

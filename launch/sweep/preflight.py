@@ -13,12 +13,20 @@ from forge.cli import as_typed
 from forge.compose.composition import compose_choices
 from forge.compose.many import Composer
 from forge.config.launch import Launch, Local
-from forge.config.problems import COMMAND_LINE, ConfigError, Problem, refusal
+from forge.config.problems import (
+    COMMAND_LINE,
+    ConfigError,
+    Problem,
+    closest,
+    did_you_mean,
+    refusal,
+)
 from forge.config.root import Config
 from forge.launch.sweep import expand
 from forge.launch.sweep.expand import SEEDS, Combination
 from forge.launch.sweep.refused import PointsRefused
 from forge.planning.world import Devices, find_devices
+from forge.resolve import decision
 from forge.resolve.resolve import Resolution, resolve
 from forge.resolve.rules.devices import HOST_MEMORY
 from forge.rundir.files import unwritable
@@ -75,6 +83,12 @@ class Preflight:
             raise refusal(f"sweep.root={self.sweep.root}", message, OTHER_PLACE)
         return path.resolve()
 
+    @property
+    def plan(self) -> dict[str, str]:
+        """Question, hypothesis and decision rule, where given."""
+        names = ("question", "hypothesis", "decision")
+        return {name: text for name in names if (text := getattr(self.sweep, name)) is not None}
+
     def _named(self, group: str) -> str:
         """The option of a group, when common to all points; else ''."""
         typed = self._typed.choices.items()
@@ -100,7 +114,23 @@ class Preflight:
             )
         if problems:
             raise ConfigError(problems)
-        return self.check(expand.expand(grid, ablation, self.written_at))
+        planned = self.check(expand.expand(grid, ablation, self.written_at))
+        if unknown := list(self._undecidable([point.combination for point in planned])):
+            raise ConfigError(unknown)
+        return planned
+
+    def _undecidable(self, combinations: Sequence[Combination]) -> Iterable[Problem]:
+        """Problems of a decision rule about arms or values that this sweep does not have."""
+        rule = decision.parse(self.sweep.decision or "")
+        names = dict.fromkeys(
+            name for combination in combinations for name in decision.names(combination.named)
+        )
+        for side in (rule.first, rule.second) if rule else ():
+            if decision.normal(side) not in names:
+                where = self.written_at("sweep.decision")
+                message = f"this sweep has no arm or value '{side}'."
+                hint = did_you_mean(closest(side, names)) or f"one of {', '.join(names)}"
+                yield Problem("sweep.decision", message, hint, where=where)
 
     def _of_one_run(self) -> Iterable[Problem]:
         """Problems of options of a single run, meaningless for many runs."""

@@ -37,7 +37,7 @@ def losses(sweep: Path, rate: str) -> np.ndarray:
 
 def test_numbers_of_arms(sweep: Path) -> None:
     """Differences are paired by seed; points that are not done count nowhere."""
-    made = report(sweep)
+    made = report(sweep, baseline="lr=0.001")
     base, better, worse = made.rows
     values = losses(sweep, "0.001")
     pairs = losses(sweep, "0.002") - values
@@ -71,8 +71,11 @@ def test_a_target_that_was_asked_for(sweep: Path) -> None:
 
 
 def test_the_baseline(sweep: Path, example: Example) -> None:
-    """The one asked for, however its numbers are spelled, else the sweep's, else the first."""
-    assert report(sweep).baseline.name == "lr=0.001"
+    """The one asked for, however its numbers are spelled, else the sweep's, else the best of those
+    with the most seeds.
+    """
+    assert report(sweep).baseline.name == "lr=0.002"
+    assert report(sweep, baseline="optimizer.lr=1e-3").baseline.name == "lr=0.001"
     assert report(sweep, baseline="lr=2e-3").baseline.name == "lr=0.002"
     arms = ["sweep.ablation.arms.fast=['optimizer.lr=0.002']", "sweep.ablation.arms.plain=[]"]
     example.common += ["sweep.ablation.baseline=plain", *arms]
@@ -83,7 +86,7 @@ def test_the_baseline(sweep: Path, example: Example) -> None:
 
 
 def test_which_direction_is_better(sweep: Path, example: Example) -> None:
-    made = report(sweep, metric="eval/token_accuracy")
+    made = report(sweep, metric="eval/token_accuracy", baseline="lr=0.001")
     assert (made.metric, made.higher) == ("eval/token_accuracy", True)
     assert (made.rows[1].difference.mean or 0) > 0
     assert not report(sweep).higher

@@ -88,7 +88,7 @@ def near(value: float | None):
 
 @pytest.fixture(scope="module")
 def report(sweep: Path) -> Report:
-    return compare_arms(read_source([sweep]))
+    return compare_arms(read_source([sweep]), baseline="lr=0.001")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ from forge.report.comparison import Report, compare_arms
 from forge.report.frames import arm_rows, run_rows
 from forge.report.rendering import csv_text, markdown, print_report
 from forge.report.runs import read_source
-from forge.report.tables import Table, headline, runs_table, tables
+from forge.report.table import Table
+from forge.report.tables import headline, runs_table, tables
 
 TERMINAL = """\
 rates
@@ -112,18 +113,19 @@ def example(tmp_path: Path) -> Example:
 
 
 def test_on_a_terminal(sweep: Path) -> None:
-    assert printed(report(sweep)) == TERMINAL
+    assert printed(report(sweep, baseline="lr=0.001")) == TERMINAL
 
 
 def test_the_documented_example(tmp_path: Path) -> None:
-    made = report(grid(tmp_path / "rates", arms=4, seeds=4).path)
+    sweep = grid(tmp_path / "rates", arms=4, seeds=4).path
+    made = report(sweep, baseline="lr=0.001 weight_decay=0.05")
     page = Path(__file__).parents[2] / "docs" / "reports.md"
     documented = page.read_text(encoding="utf-8").replace("\n    ", "\n")
     assert f"\n{printed(made)}written: sweeps/rates/report/index.html, " in documented
 
 
 def test_as_markdown_and_csv(sweep: Path) -> None:
-    made = report(sweep)
+    made = report(sweep, baseline="lr=0.001")
     text = markdown(made)
     assert text.startswith("# rates\n\n10 runs in 3 arms: ")
     assert MARKDOWN in text
@@ -184,7 +186,7 @@ def test_of_many_arms_the_best_are_shown(example: Example) -> None:
     assert runs_table(made, 2).notes == ["The first 2 of 7 runs; runs.csv has all."]
     for rate, gain in ((1, 0.0), (2, -0.3), (3, 0.3), (4, 0.1)):
         example.done([f"optimizer.lr=0.00{rate}"], seed=2, gain=gain)
-    found = by_name(report(example.sweep.path), 2)
+    found = by_name(report(example.sweep.path, baseline="lr=0.001"), 2)
     assert firsts(found["arms"]) == ["lr=0.001 (baseline)", "lr=0.003", "lr=0.004"]
     assert firsts(found["differences"]) == firsts(found["configs"]) == ["lr=0.003", "lr=0.004"]
     said = "The baseline and the best 2 of 6 other arms; all of them: --top 6, or arms.csv"

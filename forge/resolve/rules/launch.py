@@ -14,6 +14,7 @@ from forge.config.sweep import Sweep
 from forge.config.sweeper import Optuna
 from forge.planning.allocation import allocation, allocation_faults
 from forge.planning.world import CPU_BUILD, World
+from forge.resolve import decision
 
 SHAPE = ("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node")
 LARGEST_NODE = 8
@@ -102,6 +103,15 @@ def sweep_name(sweep: Sweep) -> Findings:
     text = sweep.name
     if text is not None and (not NAME.fullmatch(text) or len(text.encode()) > LONGEST):
         yield "sweep.name", "sweep.name=my_sweep; the directory above it is sweep.root"
+
+
+@rule("sweep.decision")
+def sweep_decision(sweep: Sweep) -> Findings:
+    """A decision rule compares two arms, or two values of an option: A beats B by X, or A is no
+    worse than B by X.
+    """
+    if sweep.decision is not None and decision.parse(sweep.decision) is None:
+        yield "sweep.decision", f"sweep.decision={decision.EXAMPLE}"
 
 
 @rule("sweep.ablation", BASELINE, "sweep.ablation.arms", SEEDS)

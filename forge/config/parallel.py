@@ -15,12 +15,15 @@ ZERO_BUBBLE_SCHEDULES = ("interleaved_zero_bubble", V_SCHEDULE)
 
 SEVERAL_RANKS = Condition(lambda config, ranks: ranks > 1, "on one rank")
 SHARDED = Condition(
-    lambda config, ranks: ranks > 1 or config.precision.gathers,
-    "on one rank in fp32",
+    lambda config, ranks: ranks > 1 or config.one_rank_has_fsdp,
+    "on one rank without FSDP: weights are in the format of products",
+)
+OFFLOADED = Condition(
+    lambda config, ranks: ranks > 1 or config.precision.any_16_bits, "on one rank in fp32"
 )
 ADDED_UP = Condition(
     lambda config, ranks: (
-        SHARDED.holds(config, ranks)
+        (ranks > 1 or config.precision.any_16_bits)
         and (config.train.grad_accum_steps > 1 or config.parallel.pp > 1)
     ),
     "with one micro-batch a step, or on one rank in fp32",
@@ -69,7 +72,7 @@ class Parallel(Section):
         idle="step",
     )
     cpu_offload: bool = opt(
-        False, "keep weights, gradients and optimizer state on the CPU", acts_when=SHARDED
+        False, "keep weights, gradients and optimizer state on the CPU", acts_when=OFFLOADED
     )
     offload_optimizer: bool = opt(
         False,

@@ -52,8 +52,11 @@ class Precision(Section):
         return self.param_dtype != "fp32"
 
     @property
-    def gathers(self) -> bool:
-        """Whether FSDP holds the weights on one rank too: operands of products are made of the
-        weights.
-        """
+    def any_16_bits(self) -> bool:
+        """Whether products or the model's own weights are in 16 bits."""
         return self.mixed_precision != "fp32" or self.weights_in_16_bits
+
+    @property
+    def casts(self) -> bool:
+        """Whether products take the weights in another format than the stored format."""
+        return self.param_dtype != self.mixed_precision

@@ -90,6 +90,15 @@ class Config(Section):
         return self.model if isinstance(self.model, Decoder) else None
 
     @property
+    def one_rank_has_fsdp(self) -> bool:
+        """Whether FSDP holds the weights of one rank too: for casts of weights, for weights kept on
+        the CPU, or for copies in fp8.
+        """
+        beyond_casts = self.parallel.cpu_offload or self.quantization.gathers_in_fp8
+        precision = self.precision
+        return precision.casts or (precision.any_16_bits and beyond_casts)
+
+    @property
     def draws(self) -> bool:
         """Whether each step draws random numbers; the batches bring the noise."""
         return any(section.draws for section in (self.model, self.objective, self.adapter))

@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP holds the weights, on many ranks or on a single one in 16 bits."""
+        """Whether FSDP holds the weights: on many ranks, or see `Config.one_rank_has_fsdp`."""
         return self.ranks is not None
 
     def cut(self, axis: str) -> bool:
@@ -82,7 +82,7 @@ def apply(
     initial weights; False where other weights are loaded. masters: keep fp32 masters of the
     weights, see `forge.tensors.masters`. A pipeline is cut into stages first.
 
-    Without a mesh the weights are multiplied in fp32, unchanged. Parameter names are always those
+    Without a mesh the weights are multiplied in their stored format. Parameter names are always those
     of the plain model.
     """
 
@@ -161,7 +161,7 @@ def _choose_mask(part: nn.Module, layout: Layout) -> None:
 
 
 def _shard(part: nn.Module, layout: Layout) -> None:
-    """Shard over the data ranks; FSDP casts to 16 bits, and the residual stream follows."""
+    """Shard over the data ranks; FSDP casts to the format of products."""
     config = layout.config
     shard(
         part,
@@ -171,8 +171,14 @@ def _shard(part: nn.Module, layout: Layout) -> None:
         reshard_after_forward=config.parallel.reshard_after_forward == "always",
         cpu_offload=config.parallel.cpu_offload,
     )
-    if config.precision.mixed_precision in HALF and isinstance(part, Decoder):
-        part.residual_dtype = FORMATS[config.precision.residual_dtype]
+
+
+def _set_residual(part: nn.Module, layout: Layout) -> None:
+    """Give hidden states between layers their format where products are in 16 bits."""
+    precision = layout.config.precision
+    halved = layout.sharded or next(part.parameters()).dtype in HALF.values()
+    if precision.mixed_precision in HALF and isinstance(part, Decoder) and halved:
+        part.residual_dtype = FORMATS[precision.residual_dtype]
 
 
 def choose_kernels(model: nn.Module, capability: tuple[int, int]) -> None:
@@ -222,6 +228,7 @@ TECHNIQUES: tuple[
     (lambda on: bool(on.config.techniques), _build_techniques),
     (lambda on: on.config.quantization.in_products, _quantize),
     (lambda on: on.adapter is not None, _adapt),
+    (lambda on: True, _set_residual),
     # Before compilation: the choice of attention mask and kernels is part of the traced graph.
     (lambda on: True, _choose_mask),
     (

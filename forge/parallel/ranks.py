@@ -146,12 +146,12 @@ class Ranks:
 def join_ranks(config: Config, device: torch.device, rendezvous: Rendezvous | None = None) -> Ranks:
     """Join the ranks named by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; no others if unset.
 
-    A single rank in 16 bits has a mesh too: FSDP holds its weights as on many ranks, and makes the
-    16-bit weights of products. Raises ValueError when other ranks do not come, or parallel.backend
+    A single rank has a mesh too where FSDP casts its weights to the format of products, or keeps
+    them on the CPU. Raises ValueError when other ranks do not come, or parallel.backend
     cannot be used.
     """
     size, parallel = int(os.environ.get("WORLD_SIZE", 1)), config.parallel
-    if size == 1 and not config.precision.gathers:
+    if size == 1 and not config.one_rank_has_fsdp:
         return Ranks()
     backend = _backend(parallel.backend, device.type)
     if size == 1:

@@ -61,7 +61,7 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
     parallel, precision = config.parallel, config.precision
     width, weight = BYTES[precision.mixed_precision], BYTES[precision.param_dtype]
     several = parallel.fsdp * parallel.dp_replicate * parallel.tp * parallel.pp > 1
-    gathered = several or precision.gathers
+    gathered = several or config.one_rank_has_fsdp
     sharded = 0 if parallel.cpu_offload and gathered else share.sharded(parallel)
     kind = precision.param_dtype
     parts = {f"weights ({kind})": weight * sharded, f"gradients ({kind})": weight * sharded}
@@ -77,9 +77,11 @@ def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
         unpacked = partial(adapter.unpacked_bytes, width=width)
         parts["weights made again"] = round(_largest(config, model, share, unpacked))
     activations = Activations(config, model)
+    several_passes = max(config.train.grad_accum_steps, activations.microbatches) > 1
     if gathered:
         parts["gathered weights"] = _of_gathered(config, model, share, width)
-        several_passes = max(config.train.grad_accum_steps, activations.microbatches) > 1
+    in_fp32 = precision.weights_in_16_bits and parallel.reduce_gradients == "step"
+    if gathered or (several_passes and in_fp32):  # else gradients are added up where they are
         parts |= _of_unreduced(config, model, share, several, several_passes)
     if quantization.zeroes:
         beside = partial(quantization.zeroed_bytes, model=model, width=weight)

@@ -80,12 +80,15 @@ def memory_for_time(config: Config, parallel: Parallel, world: World) -> Iterato
     """What saves time and takes memory, where there is enough: weights that stay gathered,
     gradients that are reduced once a step.
     """
-    alone = world.size == 1 and not config.precision.gathers
+    alone = world.size == 1 and not config.one_rank_has_fsdp
+    adds_in_place = alone and not config.precision.any_16_bits
     pipelined = f"parallel.pp={parallel.pp}" if parallel.pp > 1 else ""
     if parallel.reshard_after_forward == "auto":
         fits, why = True, pipelined
         if alone:
-            why = "one device in fp32 gathers nothing"
+            why = "one device gathers nothing"
+            if not config.precision.any_16_bits:
+                why = "one device in fp32 gathers nothing"
         elif not pipelined and parallel.fsdp > 1:
             fits, why = False, f"{parallel.fsdp} shards"
         elif not pipelined:
@@ -98,7 +101,7 @@ def memory_for_time(config: Config, parallel: Parallel, world: World) -> Iterato
         fits, why = True, pipelined or "one micro-batch a step"
         if not pipelined and config.train.grad_accum_steps > 1:
             why = "one device in fp32 reduces nothing"
-            if not alone:
+            if not adds_in_place:
                 tried = replace(config, parallel=parallel)
                 fits, why = _fits(tried, world, reduce_gradients="step")
         yield Derived(REDUCE, "step" if fits else "micro_batch", why)

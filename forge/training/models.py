@@ -36,12 +36,14 @@ def build_model(
     *,
     filled: bool = True,
     trained: bool = False,
+    stored: torch.dtype | None = None,
 ) -> nn.Module:
     """Build the model, laid out over the ranks.
 
-    filled: with its initial weights. trained: in the formats of `precision`.
+    filled: with its initial weights. trained: in the formats of `precision`. stored: the format of
+    parameters otherwise; None = dtype.
     """
-    stored_dtype = FORMATS[config.precision.param_dtype] if trained else dtype
+    stored_dtype = FORMATS[config.precision.param_dtype] if trained else stored or dtype
     adapter = adapter_of(config)
 
     def make() -> nn.Module:
@@ -131,7 +133,8 @@ def frozen_model(
     if source and path.is_dir():
         config = replace(config, model=_config_of(path, config, tokenizer).model)
     config = replace(config, adapter=NoAdapter())
-    model = build_model(config, device, ranks, dtype)
+    of_products = HALF.get(config.precision.mixed_precision) if ranks.mesh is None else None
+    model = build_model(config, device, ranks, dtype, stored=of_products)  # FSDP would cast
     if path is not None:
         options = {"exclude": exclude, "trust": config.run.trust, "group": ranks.saver}
         restore.load_weights(path, model=model, section=config.model, **options)

@@ -18,6 +18,7 @@ from forge.objectives.objective import LookedAhead, Objective
 from forge.optim.combined import told
 from forge.optim.schedules import LearningRate
 from forge.parallel.fsdp import reduce_in_backward
+from forge.parallel.gradient_sums import GradientSums
 from forge.parallel.gradients import clip_factor, clip_values, norm_of, scale_gradients
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
@@ -56,12 +57,14 @@ class Backward:
         ranks: Ranks,
         reduce_each: bool,
         before: Callable[[Tensor, int], None] | None = None,
+        gradient_sums: GradientSums | None = None,
     ) -> None:
         """reduce_each: whether each micro-batch's gradient is reduced separately. before: called
         with the loss of each micro-batch, before the gradient, and the number of targets of the
-        step.
+        step. gradient_sums: of micro-batches in fp32, where FSDP does not add them up.
         """
         self.model, self.objective, self.scaler = model, objective, scaler
+        self.gradient_sums = gradient_sums
         self.device, self.ranks, self.reduce_each = device, ranks, reduce_each
         self.before = before
 
@@ -93,10 +96,14 @@ class Backward:
             loss = losses.total * (1.0 / max(n_targets, 1))
             if self.before is not None:
                 self.before(loss, n_targets)
+            if self.gradient_sums is not None:
+                self.gradient_sums.is_last = batch is batches[-1]
             (scaler.scale(loss) if scaler.is_enabled() else loss).backward()
             total = total + loss.detach()
             for name, value in losses.sums.items():
                 sums[name] = sums[name] + value if name in sums else value
+        if self.gradient_sums is not None:
+            self.gradient_sums.finish()
         return total, sums
 
 
@@ -185,8 +192,16 @@ class Update:
                 clip_value=clip_value,
             )
         begin_in_backward = self.in_backward.begin if self.in_backward is not None else None
+        added = [p for _, p in self.named] if self.ranks.mesh is None and not reduce_each else []
         self.backward = Backward(
-            model, objective, self.scaler, device, self.ranks, reduce_each, begin_in_backward
+            model,
+            objective,
+            self.scaler,
+            device,
+            self.ranks,
+            reduce_each,
+            begin_in_backward,
+            GradientSums.of(added),
         )
 
     def __call__(self, step: Step, number: int) -> StepOutput:

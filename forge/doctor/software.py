@@ -7,11 +7,11 @@ import platform
 import re
 import shutil
 import sys
-import sysconfig
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from forge.config.compiler import c_compiler, compiler_fault
 from forge.config.wandb_login import login
 from forge.doctor.finding import Finding, missing, ok, run_program, warn
 
@@ -130,7 +130,9 @@ def git() -> Finding:
 
 
 def compiler(environ: Mapping[str, str] = os.environ, include: str | None = None) -> Finding:
-    """Check the needs of torch.compile: a C++ compiler, and the header files of Python."""
+    """Check the needs of torch.compile: compilers of C++ (for CPUs) and of C (for launching kernels
+    on GPUs), and the header files of Python.
+    """
     only = "only needed for train.compile_model=true"
     names = [environ["CXX"]] if environ.get("CXX") else COMPILERS
     paths = (shutil.which(name, path=environ.get("PATH")) for name in names)
@@ -138,10 +140,10 @@ def compiler(environ: Mapping[str, str] = os.environ, include: str | None = None
     if path is None:
         hint = f"install g++ or clang++, or set CXX; {only}"
         return missing("compiler", f"no C++ compiler: {', '.join(names)} not found", hint)
-    headers = Path(include or sysconfig.get_path("include"), "Python.h")
-    if not headers.is_file():
-        hint = f"install the header files of Python (python3-dev, python3-devel); {only}"
-        return warn("compiler", f"{path}, but no {headers}", hint)
+    if fault := compiler_fault(environ, include):
+        packages = "gcc, or set CC" if c_compiler(environ) is None else "python3-dev, python3-devel"
+        hint = f"install it ({packages}); {only}, and for fast updates of AdamW on GPUs"
+        return warn("compiler", f"{path}, but {fault}", hint)
     return ok("compiler", path)
 
 

@@ -11,8 +11,15 @@ from torch import Tensor
 from forge.config.optimizers.adam import Adam as AdamSection
 from forge.config.optimizers.adam import AdamPax as AdamPaxSection
 from forge.config.optimizers.adam import AdamW as AdamWSection
-from forge.optim.adam_update import Options, update_weight
-from forge.optim.elementwise import Elementwise, count_of, in_16_bits, wide_dtype, zeros_of
+from forge.optim.adam_update import Options, Quantize, update_weight
+from forge.optim.elementwise import (
+    Elementwise,
+    count_of,
+    foreach,
+    in_16_bits,
+    wide_dtype,
+    zeros_of,
+)
 from forge.tensors.local import local
 from forge.tensors.masters import master
 
@@ -31,32 +38,38 @@ class AdamUpdates(Elementwise):
 
     options = ("betas", "eps")
 
-    def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, bool]:
-        """Both moments, for reading and writing, and whether the moments are quantized."""
+    def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, Quantize | None]:
+        """Both moments, for reading and writing, and the quantization of the moments, if any."""
         state = self.state[parameter]
-        return local(state["exp_avg"]), local(state["exp_avg_sq"]), False
+        return local(state["exp_avg"]), local(state["exp_avg_sq"]), None
 
     def numbers(self, group: dict[str, Any]) -> Options:
         return Options(group["betas"], group["eps"], cautious=group["cautious"])
+
+    def begin(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """Count the update of all parameters, in one kernel on a GPU."""
+        found_inf = getattr(self, "found_inf", None)
+        steps = [local(self.state[parameter]["step"]) for parameter in parameters]
+        if steps:
+            foreach._foreach_add_(steps, 1.0 if found_inf is None else 1 - found_inf)
 
     def take(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         options, number = self.numbers(group), group.get("number", 0)
         found_inf, factor = getattr(self, "found_inf", None), getattr(self, "factor", None)
         for parameter in parameters:
             count, weight = local(self.state[parameter]["step"]), local(master(parameter))
-            count.add_(1.0 if found_inf is None else 1 - found_inf)
             if not weight.numel():
                 continue  # a rank without a row of the parameter
-            first, second, quantized = self.moments(parameter)
+            first, second, quantize = self.moments(parameter)
             has_master = master(parameter) is not parameter
             update_weight(
-                options._replace(quantized=quantized),
+                options._replace(quantize=quantize),
                 weight,
                 local(parameter) if has_master else None,
                 local(parameter.grad),  # type: ignore[arg-type]
                 first,
                 second,
-                count.clamp(min=1),  # 0 in the first update of all, if it is skipped
+                count,
                 factor,
                 found_inf,
                 self.rounding and self.rounding.noise(parameter, number),

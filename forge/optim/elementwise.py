@@ -99,6 +99,9 @@ class Elementwise(KeepsFormats):
     def initial(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
         """The state of a parameter before its first update."""
 
+    def begin(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """Prepare the update of the parameters, all of a group, each with a state."""
+
     @abstractmethod
     def take(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         """Update parameters with a gradient and a state, in place."""
@@ -115,6 +118,7 @@ class Elementwise(KeepsFormats):
             for parameter in parameters:
                 if not self.state[parameter]:
                     self.state[parameter].update(self.initial(group, parameter))
+            self.begin(group, parameters)
             # All at once on a GPU, for fewer kernel launches. One by one on a CPU, for the cache,
             # and for weights in 16 bits, so that only one copy in fp32 exists at a time.
             at_once = parameters and parameters[0].is_cuda and not in_16_bits(parameters[0])

@@ -17,14 +17,15 @@ from torch.distributed.tensor import DTensor
 
 from forge.config.optimizers.low_bit import CODES_IN_BYTE, AdamWLowBit, low_bit_block
 from forge.optim.adam import AdamUpdates
+from forge.optim.adam_update import Quantize
 from forge.optim.elementwise import count_of, zeros_of
 from forge.tensors.local import cut_dim, local, owned
 
 said = logging.root.manager.disable
 logging.disable(logging.WARNING)  # torchao warns of kernels for absent devices
 try:
-    from torchao.optim import subclass_4bit, subclass_8bit
-    from torchao.optim.subclass_fp8 import OptimStateFp8
+    from torchao.optim import quant_utils, subclass_4bit, subclass_8bit
+    from torchao.optim.subclass_fp8 import OptimStateFp8, quantize_fp8
 finally:
     logging.disable(said)
 
@@ -56,23 +57,10 @@ class LowBitAdamW(AdamUpdates):
                 state[name] = zeros_of(parameter)
         return state
 
-    def take(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        """Update parameters; a skipped update puts the codes back, equal to the bit."""
-        found_inf = getattr(self, "found_inf", None)
-        for parameter in parameters:
-            changed = [local(self.state[parameter][key]) for key in self._codes(parameter)]
-            old_values = [] if found_inf is None else [value.clone() for value in changed]
-            super().take(group, [parameter])
-            for value, old in zip(changed, old_values, strict=False):
-                value.copy_(torch.where(found_inf.bool(), old, value))  # type: ignore[union-attr]
-
-    def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, bool]:
+    def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, Quantize | None]:
         state, shape = self.state[parameter], local(parameter).shape
         first, second = (self._moment(state, name, shape) for name in MOMENTS)
-        return first, second, bool(self.block(parameter))
-
-    def _codes(self, parameter: Tensor) -> list[str]:
-        return [key for key in self.state[parameter] if "." in key]
+        return first, second, QUANTIZE[self.format] if self.block(parameter) else None
 
     def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Take the saved codes where blocks of rows are equal, else quantize the saved values
@@ -139,6 +127,29 @@ class LowBitAdamW(AdamUpdates):
             of_4 = subclass_4bit.OptimState4bit
             return of_4(codes.view(-1), scale, qmap, signed, shape, torch.float32)
         return subclass_8bit.OptimState8bit(codes, scale, qmap, signed, torch.float32)
+
+
+def _quantize_8bit(moment: Any, values: Tensor) -> tuple[Tensor, Tensor]:
+    scaled, scale = quant_utils.scale_tensor(values, moment.block_size)
+    return quant_utils.quantize_8bit_with_qmap(scaled, moment.qmap), scale
+
+
+def _quantize_4bit(moment: Any, values: Tensor) -> tuple[Tensor, Tensor]:
+    scaled, scale = quant_utils.scale_tensor(values.view(-1), moment.block_size)
+    codes = quant_utils.quantize_4bit_with_qmap(scaled, moment.qmap)
+    return (codes[::2] << 4) | codes[1::2], scale
+
+
+def _quantize_fp8(moment: Any, values: Tensor) -> tuple[Tensor, Tensor]:
+    return quantize_fp8(values, moment.block_size)
+
+
+QUANTIZE: dict[str, Quantize] = {
+    "8bit": _quantize_8bit,
+    "4bit": _quantize_4bit,
+    "fp8": _quantize_fp8,
+}
+"""Codes and scales of new values of a moment, as torchao computes both in `copy_`."""
 
 
 @cache

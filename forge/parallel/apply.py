@@ -82,8 +82,8 @@ def apply(
     initial weights; False where other weights are loaded. masters: keep fp32 masters of the
     weights, see `forge.tensors.masters`. A pipeline is cut into stages first.
 
-    Without a mesh the weights are multiplied in their stored format. Parameter names are always those
-    of the plain model.
+    Without a mesh the weights are multiplied in their stored format. Parameter names are always
+    those of the plain model.
     """
 
     def fresh() -> nn.Module:

@@ -139,6 +139,8 @@ def programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     found.append(software.slurm())
     program("clang++")
     found.append(software.compiler(here, include=str(folder)))
+    program("gcc")
+    found.append(software.compiler(here, include=str(folder)))
     (folder / "Python.h").touch()
     partitions = "echo 'gpu*'; echo cpu; echo 'gpu*'"
     return [

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchao.optim import AdamW4bit, AdamW8bit, AdamWFp8
 from updates import RATES, set_gradients
 
 from forge.config.optimizers.low_bit import AdamWLowBit
+from forge.optim.adam_update import Options, _update
 from forge.optim.low_bit import LowBitAdamW
 
 THEIRS = {"8bit": AdamW8bit, "4bit": AdamW4bit, "fp8": AdamWFp8}
@@ -60,3 +64,70 @@ def test_updates_and_codes_are_those_of_torchao(kind):
                 torch.testing.assert_close(scale, their_state[name].scale, rtol=1e-4, atol=0)
             elif index == 2:
                 torch.testing.assert_close(state[name], their_state[name])
+
+
+class Counted(TorchDispatchMode):
+    """Counts operators by name, and the bytes of copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_a_skipped_update_selects_codes_and_clones_none(kind):
+    section = AdamWLowBit(**OPTIONS, weight_decay=0.1, state_format=kind)
+    parameters = parameters_of(SHAPES[:2])
+    optimizer = LowBitAdamW(parameters, section)
+    set_gradients(parameters, 0)
+    optimizer.step()  # makes the state
+    states = [optimizer.state[parameter] for parameter in parameters]
+    tensors = [*parameters, *(value for state in states for value in state.values())]
+    before = [tensor.detach().clone() for tensor in tensors]
+    set_gradients(parameters, 1)
+    parameters[0].grad[0, 0] = torch.nan
+    optimizer.found_inf = torch.tensor(1.0)
+    with Counted() as counted:
+        optimizer.step()
+    assert all(map(torch.equal, tensors, before))
+    assert not counted.calls["clone"]
+    # A weight, two moments' codes and scales are selected and written, each once.
+    extra = {"fp8": 0, "8bit": 20, "4bit": 10}[kind] * len(parameters)  # the search for codes
+    assert counted.calls["copy_"] == 5 * len(parameters)
+    assert counted.calls["where"] <= 5 * len(parameters) + extra
+    assert counted.calls["_foreach_add_"] == 1
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_the_compiled_update_is_one_graph_with_the_same_values(kind):
+    """By the tracer of CUDA's kernel; codes are selected inside of the graph."""
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(_update, fullgraph=True, dynamic=False, backend=backend)
+    section = AdamWLowBit(**OPTIONS, weight_decay=0.1, state_format=kind)
+    results = []
+    for act in (_update, compiled):
+        (parameter,) = parameters_of(SHAPES[:1])
+        optimizer = LowBitAdamW([parameter], section)
+        set_gradients([parameter], 0)
+        optimizer.step()
+        for step, bad in ((1, 0.0), (2, 1.0)):
+            set_gradients([parameter], step)
+            first, second, quantize = optimizer.moments(parameter)
+            options = Options((0.8, 0.95), 1e-3, quantize=quantize)
+            count, flag = torch.tensor(2.0), torch.tensor(bad)
+            numbers = torch.tensor(0.1), torch.tensor(0.0)
+            with torch.no_grad():
+                act(options, parameter, None, parameter.grad, first, second, count, None, flag,
+                    None, *numbers)  # fmt: skip
+        results.append([parameter.detach(), *optimizer.state[parameter].values()])
+    assert len(graphs) == 1
+    assert all(map(torch.equal, *results))

@@ -12,7 +12,9 @@ from run_helpers import assert_bit_equal, logged, step_of, stored
 from forge import compose
 from forge.config.root import Config
 
-BF16 = "precision.mixed_precision=bf16 precision.param_dtype=bf16 optimizer=adamw"
+BF16_PRODUCTS = "precision.mixed_precision=bf16"
+FP8_GATHER = "quantization=fp8 quantization.fp8_all_gather=true"
+BF16 = f"{BF16_PRODUCTS} precision.param_dtype=bf16 optimizer=adamw"
 WIDE = "precision.residual_dtype=fp32"
 CASES = {
     "one micro-batch": f"{BF16} train.global_batch_size=2",
@@ -49,13 +51,14 @@ def test_two_ranks_in_16_bits_agree_with_one(tmp_path, text_file: Path):
 @pytest.mark.parametrize(
     ("words", "sharded"),
     [
-        ("precision.param_dtype=bf16", False),
-        ("precision.param_dtype=fp32", True),
-        ("precision.param_dtype=bf16 parallel.cpu_offload=true", True),
-        ("precision.param_dtype=bf16 quantization=fp8 quantization.fp8_all_gather=true", True),
-        ("precision=fp32", False),
+        (f"{BF16_PRODUCTS} precision.param_dtype=bf16", False),
+        (f"{BF16_PRODUCTS} precision.param_dtype=fp32", True),
+        ("precision.param_dtype=bf16 precision.mixed_precision=fp32", True),
+        (f"{BF16_PRODUCTS} precision.param_dtype=bf16 parallel.cpu_offload=true", True),
+        (f"{BF16_PRODUCTS} precision.param_dtype=bf16 {FP8_GATHER}", True),
+        ("precision=fp32 precision.mixed_precision=fp32", False),
     ],
 )
 def test_one_rank_has_fsdp_where_weights_are_cast_or_kept_elsewhere(words: str, sharded: bool):
-    config = compose(["precision.mixed_precision=bf16", *words.split()])
+    config = compose(words.split())
     assert config.one_rank_has_fsdp is sharded

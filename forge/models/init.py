@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from forge.config.model.tensors import LogUniform
 from forge.tensors.local import select
+from forge.tensors.threads import pool
 
 VALUES_PER_BLOCK = 65536
 VALUES_PER_PORTION = 1 << 21
@@ -53,7 +53,7 @@ def init_weights(
             local.copy_(select(values[name], indices))
         model.reset_buffers()
         return
-    with ThreadPoolExecutor(num_threads or torch.get_num_threads()) as pool:
+    with pool(num_threads or torch.get_num_threads()) as threads:
         filling = []
         for name, parameter in model.named_parameters():
             if name in but:
@@ -65,7 +65,7 @@ def init_weights(
                 continue
             for start, end in initial.portions(indices[0]):
                 rows = [indices[0][start:end], *indices[1:]]
-                filling.append(pool.submit(_fill, local[start:end], initial, rows))
+                filling.append(threads.submit(_fill, local[start:end], initial, rows))
         for future in filling:
             future.result()
     model.reset_buffers()

@@ -32,7 +32,7 @@ class Saving(Callback):
         self.session, self.checkpointer, self.ranks = session, checkpointer, session.ranks
         self.section, self.metric = session.config.checkpoint, session.config.eval.metric
         self.saved_at = 0.0
-        self.time_is_over = False
+        self.time_is_over = self.reserved = False
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
 
     @classmethod
@@ -54,6 +54,12 @@ class Saving(Callback):
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
         self._announce(loop)
+        pins = self.section.async_mode == "async_with_pinned_mem"
+        if pins and not self.reserved:  # after the first update, which makes the optimizer's state
+            self.reserved = True
+            _, tensors = states(loop.callbacks, loop.state.step)
+            extra = prefixed("callbacks", tensors)
+            self.checkpointer.reserve(loop.model, loop.optimizer, extra)
         if reason := self._reason(loop):
             self.save(loop, reason)
             self._announce(loop)

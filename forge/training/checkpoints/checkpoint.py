@@ -8,7 +8,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from forge.rundir.files import sync, write_json
 from forge.rundir.provenance import now, versions
 from forge.rundir.saved_config import CONFIG
 from forge.tensors.masters import exact_state, trained_state
+from forge.tensors.threads import pool
 from forge.training.checkpoints import tensor_storage
 from forge.training.checkpoints.adapter_base import BASE
 from forge.training.checkpoints.staging import Copies, Staging
@@ -63,11 +64,17 @@ class Checkpointer:
         self.base: dict[str, Any] | None = None
         self.passed = checkpoints.PassedOver()
         self.before_commit: list[Callable[[Path], None]] = []
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._thread = pool(1, name="checkpoint")
         self._staging: Staging | None = None
         self._copies: Copies | None = None
         self._pending: list[Future[None]] = []
         self._committed: list[Path] = []
+
+    def reserve(self, model: nn.Module, optimizer: torch.optim.Optimizer, extra: Tensors) -> None:
+        """Begin to pin memory for the first save, while training goes on."""
+        if self._staging is None:
+            self._staging = Staging(pinned=True)
+            self._staging.reserve(self._saved(model, optimizer, extra).values())
 
     def save(
         self,
@@ -88,11 +95,7 @@ class Checkpointer:
         if isinstance(optimizer, Offloaded):
             optimizer.settle()
         target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
-        # The frozen weights below an adapter are referenced by `base`, not saved.
-        weights = exact_state(model) if self.base is None else trained_state(model)
-        tensors = prefixed("model", weights)
-        if not weights_only:
-            tensors |= {**prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
+        tensors = self._saved(model, None if weights_only else optimizer, extra)
         tensors = {name: _readable_by_threads(tensor) for name, tensor in tensors.items()}
         about = self._about(step, meta, weights_only=weights_only)
         fault = self._prepare(scratch, _disk_bytes(tensors)) if self.ranks.main else None
@@ -109,6 +112,17 @@ class Checkpointer:
         self._copies = self._staging.copy(tensors)
         write = self._thread.submit(self._write, tensors, scratch, target, about, self._copies)
         self._pending.append(write)
+
+    def _saved(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: Tensors
+    ) -> dict[str, Tensor]:
+        """The tensors of a checkpoint; optimizer: None = weights alone."""
+        # The frozen weights below an adapter are referenced by `base`, not saved.
+        weights = exact_state(model) if self.base is None else trained_state(model)
+        tensors = prefixed("model", weights)
+        if optimizer is not None:
+            tensors |= {**prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
+        return tensors
 
     def save_weights(
         self, step: int, like: Tensors, values: Mapping[str, Tensor], meta: dict[str, Any]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from forge.tensors.local import local
+from forge.tensors.threads import pool
 
 ALIGNED = 64  # bytes; a view in another dtype needs an aligned offset
 
@@ -47,8 +48,16 @@ class Staging:
     def __init__(self, *, pinned: bool) -> None:
         self.pinned = pinned
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="staging")
+        self._thread = pool(1, name="staging")
+        self._reserved: Future[None] | None = None
         self._stream: torch.cuda.Stream | None = None
+
+    def reserve(self, tensors: Iterable[Tensor]) -> None:
+        """Begin to allocate and pin room for copies of tensors, in the thread.
+
+        To pin tens of GB takes many seconds: page by page the memory is first made.
+        """
+        self._reserved = self._thread.submit(self._allocate, sum(map(_size, tensors)))
 
     def copy(self, tensors: Mapping[str, Tensor]) -> Copies:
         """Begin to copy, over the copies of an earlier call."""
@@ -70,30 +79,45 @@ class Staging:
         return Copies(done=self._thread.submit(lambda: copied.synchronize() or room), copied=copied)
 
     def close(self) -> None:
+        """Free the buffer once the thread is done."""
         self._thread.shutdown()
         self._release()
 
     def _room(self, owned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self._reserved is not None:
+            self._reserved.result()
+            self._reserved = None
         ranges, end = {}, 0
         for name, tensor in owned.items():
             ranges[name] = slice(end, end + tensor.nbytes)
-            end += -(-tensor.nbytes // ALIGNED) * ALIGNED
+            end += _size(tensor)
         if end > len(self._buffer):
             self._release()
-            self._buffer = torch.empty(end, dtype=torch.uint8)
-            if self.pinned:  # raises RuntimeError where the system lets less memory be locked
-                buffer = self._buffer
-                _check(_cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
+            self._allocate(end)
         return {
             name: self._buffer[ranges[name]].view(tensor.dtype).view(tensor.shape)
             for name, tensor in owned.items()
         }
+
+    def _allocate(self, size: int) -> None:
+        self._buffer = torch.empty(size, dtype=torch.uint8)
+        if self.pinned and size:  # raises RuntimeError where the system lets less memory be locked
+            try:
+                _check(_cudart().cudaHostRegister(self._buffer.data_ptr(), size, 0))
+            except RuntimeError:
+                self._buffer = torch.empty(0, dtype=torch.uint8)  # not registered
+                raise
 
     def _release(self) -> None:
         if self.pinned and len(self._buffer):
             torch.cuda.synchronize()  # copies into the buffer may be running
             _check(_cudart().cudaHostUnregister(self._buffer.data_ptr()))
         self._buffer = torch.empty(0, dtype=torch.uint8)
+
+
+def _size(tensor: Tensor) -> int:
+    """Bytes of this rank's shard in the buffer."""
+    return -(-local(tensor).nbytes // ALIGNED) * ALIGNED
 
 
 def _copy(

@@ -14,7 +14,6 @@ import re
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from io import BufferedWriter
@@ -49,6 +48,7 @@ from torch.futures import Future
 
 from forge.config.regular import open_regular, read_json
 from forge.rundir.tensor_sums import BLOCK, INDEX
+from forge.tensors.threads import pool
 from forge.training.checkpoints.damage import DamagedBytes
 
 FORMAT = 2
@@ -167,8 +167,8 @@ class TensorWriter(_Folder, StorageWriter):
                 os.fsync(file.fileno())
             return results
 
-        with ThreadPoolExecutor(THREADS) as pool:
-            results = list(pool.map(write, enumerate(_in_files(plan.items))))
+        with pool(THREADS) as threads:
+            results = list(threads.map(write, enumerate(_in_files(plan.items))))
         return _done(list(chain.from_iterable(results)))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -243,8 +243,8 @@ class _TensorReader(_Folder, StorageReader):
             target.copy_(content)
             planner.commit_tensor(item, target)
 
-        with ThreadPoolExecutor(self._threads) as pool:
-            list(pool.map(read, plan.items))
+        with pool(self._threads) as threads:
+            list(threads.map(read, plan.items))
         return _done(None)
 
 

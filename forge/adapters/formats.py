@@ -123,8 +123,7 @@ def _pack_nf4_double(rows: Tensor) -> dict[str, Tensor]:
 
 def _unpack_nf4_double(parts: Parts) -> Tensor:
     largest, mean = parts["row_scales"].split(1, -1)
-    table = torch.tensor(dynamic(), device=mean.device)
-    scales = table[parts["scale_codes"].int()] * largest + mean
+    scales = _dynamic_table(mean.device)[parts["scale_codes"].int()] * largest + mean
     return _of_nf4(parts["codes"], scales)
 
 
@@ -151,6 +150,12 @@ def dynamic() -> tuple[float, ...]:
         middles = (10.0 ** (exponent - 6) * ((edges[:-1] + edges[1:]) / 2)).tolist()
         values += [sign * value for value in middles for sign in (1, -1)]
     return tuple(sorted(values))
+
+
+@functools.cache
+def _dynamic_table(device: torch.device) -> Tensor:
+    """Return `dynamic` on a device, made once: a copy from the host would wait for a GPU."""
+    return torch.tensor(dynamic(), device=device)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import forge
 from forge.adapters.formats import NF4, pack_weight, unpack
@@ -142,3 +143,23 @@ def test_values_are_those_of_bitsandbytes(how: str):
             apart = (state.absmax.int() - ours["scale_codes"][number].int()).abs()
             assert apart.max() <= 1
             assert apart.sum() <= 1
+
+
+@pytest.mark.parametrize("how", FORMATS)
+def test_tables_are_made_once_for_a_device(how):
+    """A second unpacking makes no tensor of Python's numbers and copies none: on a GPU it would
+    wait.
+    """
+    parts = pack(weights(), how)
+    unpack(parts, how, torch.bfloat16)
+    names: list[str] = []
+
+    class Named(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Named():
+        unpack(parts, how, torch.float32)
+    assert "copy_" in names  # into the rows of the weight, on the same device
+    assert not {"lift_fresh", "_local_scalar_dense", "scalar_tensor", "clone"} & set(names)

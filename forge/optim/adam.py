@@ -15,8 +15,8 @@ from forge.optim.adam_update import Options, Quantize, update_weight
 from forge.optim.elementwise import (
     Elementwise,
     count_of,
-    foreach,
     in_16_bits,
+    raise_counts,
     wide_dtype,
     zeros_of,
 )
@@ -51,7 +51,7 @@ class AdamUpdates(Elementwise):
         found_inf = getattr(self, "found_inf", None)
         steps = [local(self.state[parameter]["step"]) for parameter in parameters]
         if steps:
-            foreach._foreach_add_(steps, 1.0 if found_inf is None else 1 - found_inf)
+            raise_counts(steps, 1.0 if found_inf is None else 1 - found_inf)
 
     def take(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         options, number = self.numbers(group), group.get("number", 0)

@@ -109,13 +109,27 @@ class Parallel(Section):
     )
     ep: int = opt(1, "expert parallel degree", ge=1)
     nccl_timeout_sec: int = opt(
-        1800, "seconds a collective may take", gt=0, acts_when=SEVERAL_RANKS
+        1800,
+        "seconds a collective may take until the first step, and between hosts always",
+        gt=0,
+        acts_when=SEVERAL_RANKS,
+    )
+    nccl_train_timeout_sec: int = opt(
+        600,
+        "seconds a collective of devices may take after the first step, where that is less",
+        gt=0,
+        acts_when=SEVERAL_RANKS,
     )
     backend: str = opt(
         "cpu:gloo,cuda:nccl",
         "torch.distributed backend, of each device type or of all",
         acts_when=SEVERAL_RANKS,
     )
+
+    @property
+    def train_timeout_sec(self) -> int:
+        """Seconds a collective of devices may take after the first step."""
+        return min(self.nccl_timeout_sec, self.nccl_train_timeout_sec)
 
     def degrees(self) -> dict[str, int]:
         """The six degrees by name."""

@@ -56,6 +56,8 @@ class Balance:
             # All layers of a decoder are spread alike, so the first one's summands are everyone's.
             scales = [layer.record.scale for layer in self.layers]
             share = scale / self.layers[0].summands
+            if isinstance(share, Tensor):  # CUDA would wait for a single tensor
+                share = [share] * len(scales)
             torch._foreach_add_(scales, share)  # type: ignore[attr-defined]
 
     @torch.no_grad()

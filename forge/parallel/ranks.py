@@ -24,7 +24,7 @@ class Ranks:
     """This rank among all ranks. A single rank never communicates.
 
     host: group of the CPUs, for agreement between steps. saver: a second group of the CPUs, for a
-    save during steps. timeout: of a collective.
+    save during steps. timeout: of a collective. train_timeout: of devices after the first step.
     """
 
     rank: int = 0
@@ -35,6 +35,7 @@ class Ranks:
     rendezvous: Rendezvous | None = None
     device: torch.device | None = None
     timeout: timedelta = timedelta(0)
+    train_timeout: timedelta = timedelta(0)
 
     @property
     def main(self) -> bool:
@@ -109,6 +110,19 @@ class Ranks:
         if self.host is not None:
             dist.barrier(group=self.host)
 
+    def after_first_step(self) -> None:
+        """Shorten the timeout of devices' collectives: the first step compiled. A collective.
+
+        Between hosts it stays: a save or an evaluation of one rank may take long.
+        """
+        if self.mesh is None or self.size == 1:
+            return
+        # A collective of the next step must not wait for a rank still in its first.
+        self.barrier()
+        assert dist.group.WORLD is not None
+        for group in (dist.group.WORLD, *self.mesh.groups()):
+            dist.distributed_c10d._set_pg_timeout(self.train_timeout, group)
+
     def main_first(self) -> AbstractContextManager[None]:
         """Let the main rank go through before the others; the others find the main rank's files.
 
@@ -178,6 +192,7 @@ def join_ranks(config: Config, device: torch.device, rendezvous: Rendezvous | No
         rendezvous=rendezvous,
         device=device,
         timeout=timeout,
+        train_timeout=timedelta(seconds=parallel.train_timeout_sec),
     )
 
 

@@ -70,6 +70,7 @@ def _reading_layout(trained: Parallel, degrees: Mapping[str, int]) -> Parallel:
         pp_stages_per_rank=1,
         backend=trained.backend,
         nccl_timeout_sec=trained.nccl_timeout_sec,
+        nccl_train_timeout_sec=trained.nccl_train_timeout_sec,
     )
 
 

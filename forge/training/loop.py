@@ -233,8 +233,12 @@ class Loop(Moments):
         self._acting.clear()
         self.call("on_start")
         steps = iter(self.loader)
+        first = True
         while not self.ending:
             self._step(next(steps))
+            if first:
+                self.session.ranks.after_first_step()
+            first = False
         self.stop_reason = self.stop_reason or "end"
         self.call("on_end")
 

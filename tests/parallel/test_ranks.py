@@ -64,6 +64,34 @@ def test_what_ranks_agree_on() -> None:
     on_ranks(2, work)
 
 
+def test_collectives_of_devices_have_less_time_after_the_first_step() -> None:
+    """Those between hosts keep their time; gloo stands in for NCCL."""
+    port = free_port()
+
+    def work(rank: int) -> None:
+        meet(rank, 2, port)
+        layout = laid_out(dp_shard=2, nccl_timeout_sec=60, nccl_train_timeout_sec=1)
+        ranks = join(layout, torch.device("cpu"))
+        assert ranks.rendezvous is not None
+        assert ranks.mesh is not None
+        ranks.after_first_step()
+        groups = {id(group): group for group in (dist.group.WORLD, *ranks.mesh.groups())}
+        if rank == 0:
+            for group in [g for g in groups.values() if dist.get_world_size(g) > 1]:
+                work_under_way = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+                with pytest.raises(RuntimeError, match="Timed out waiting 1000ms"):
+                    _within(10, work_under_way.wait)  # type: ignore[union-attr]
+        else:
+            time.sleep(3)  # the other waits for this rank, longer than devices may
+        assert ranks.of_all(rank) == [0, 1]
+        ranks.rendezvous.store.set(f"done {rank}", "")
+        ranks.rendezvous.store.wait(["done 0", "done 1"], timedelta(seconds=60))
+        time.sleep(0 if rank else 1)
+        os._exit(0)  # what is left of the groups is of no use
+
+    on_ranks(2, work)
+
+
 @pytest.mark.nightly
 def test_every_group_has_the_timeout_of_the_config() -> None:
     """torch gives the groups of a mesh its default of 30 minutes."""

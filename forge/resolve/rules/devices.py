@@ -18,6 +18,7 @@ from forge.resolve.layout import DEGREES
 
 RANKS = ("run.num_processes", *DEGREES)
 HOST_MEMORY, MEMORY = "run.host_memory", "parallel.memory"
+TRAIN_TIMEOUT = "parallel.nccl_train_timeout_sec"
 BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 
 
@@ -87,6 +88,17 @@ def backend(parallel: Parallel, world: World) -> Findings:
     on_gpu_only = chosen == "nccl" and device == "cpu"
     if not all(names.values()) or chosen not in BACKENDS or on_gpu_only:
         yield "parallel.backend", f"parallel.backend={ours}"
+
+
+@rule("parallel.nccl_train_timeout_sec", TRAIN_TIMEOUT, "parallel.nccl_timeout_sec")
+def train_timeout(parallel: Parallel) -> Findings:
+    """The timeout after the first step, parallel.nccl_train_timeout_sec, is at most the timeout
+    until then.
+    """
+    longer = parallel.nccl_train_timeout_sec > parallel.nccl_timeout_sec
+    if longer and parallel.nccl_train_timeout_sec != Parallel().nccl_train_timeout_sec:
+        before, after = parallel.nccl_timeout_sec, parallel.nccl_train_timeout_sec
+        yield TRAIN_TIMEOUT, f"parallel.nccl_timeout_sec={after}, or {TRAIN_TIMEOUT}={before}"
 
 
 @rule("parallel.offload_backend", "parallel.cpu_offload", "parallel.backend", "run.device")

@@ -10,7 +10,8 @@ It needs torch 2.11 or newer, Python 3.11 or newer and, of what forge depends on
 hydra-core and omegaconf; the phase `tests` pytest too. Every case is a process of its own with a
 time limit, and a line of OUT/rows.jsonl once it has ended: also where memory or time ran out, or
 forge refuses it. Cases that have a line are not run again; --again runs those that failed.
-OUT/table.md is written after each.
+OUT/table.md is written after each. A case starts if the median time of its phase fits into the
+budget; OUT/compiled has the compiled kernels, for all cases and calls.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import platform
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -50,8 +52,9 @@ PLANS = {
 ABOUT = """Plans: A weights, gradients and moments in fp32; B moments in bf16; C weights and
 gradients in bf16, the optimizer has the weights in fp32 too; D no such weights, and updates rounded
 stochastically; E as D, moments of 8 bits. Then train.activation_checkpointing, the sequences of a
-micro-batch, and `quantization`. Measured: the most that was allocated (on a CPU, that the process
-had); estimate: what forge.check says of it."""
+micro-batch, and `quantization`. Allocated: the most at a time (on a CPU, that the process had);
+reserved: with free memory of torch's allocator; retries: of allocations, after freeing; estimate:
+what forge.check says of it."""
 COMMON = "model=llama3_8b train=long train.seq_len=4096 precision=bf16 objective.ce_chunk_size=2048"
 CHUNKED = "objective.loss_fn=chunked_cross_entropy"
 TINY = (
@@ -69,6 +72,7 @@ GRID = (  # plan, recomputed, micro-batch, quantization; the most telling first
     ("D", "selective", 4, ""),
     ("D", "selective", 4, "fp8"),
     ("D", "none", 4, ""),
+    ("E", "none", 2, ""),
     ("C", "none", 2, ""),
     ("B", "none", 2, ""),
     ("B", "selective", 2, ""),
@@ -77,6 +81,24 @@ GRID = (  # plan, recomputed, micro-batch, quantization; the most telling first
     ("D", "none", 1, ""),
     ("D", "full", 16, ""),
 )
+LLAMA = "train=long train.seq_len=4096 precision=bf16 objective.ce_chunk_size=2048"
+LARGE = f"{LLAMA} {CHUNKED} {PLANS['D']}"
+PRESETS = {  # whole experiments, and models cut down to a few layers to fit
+    "llama3_8b_one_h200": "experiment=llama3_8b_one_h200",
+    "llama3_8b_one_h200_fp8": "experiment=llama3_8b_one_h200_fp8",
+    "llama3_8b_one_h100": "experiment=llama3_8b_one_h100",
+    "LoRA": "experiment=llama3_8b_lora_one_gpu",
+    "QLoRA": "experiment=llama3_8b_qlora_24gb",
+    "MLA": f"model=deepseek2_16b model.n_layers=6 train.batch_size=2 {LARGE}",
+    "gated delta nets": f"model=qwen3_next_80b_a3b model.n_layers=4 train.batch_size=1 {LARGE}",
+    "Muon": f"model=llama3_2_1b {LLAMA} {CHUNKED} optimizer=muon train.batch_size=4",
+}
+WITH_CUDA = (
+    *("tests/training/test_cuda.py", "tests/training/test_cuda_kernels.py"),
+    *("tests/training/test_waits.py", "tests/parallel/test_context.py"),
+    *("tests/objectives/test_cross_entropy.py", "tests/models/test_document_blocks.py"),
+)
+"""Files with tests marked cuda; data/test_loader.py is left out: its conftest needs pandas."""
 SDPA = ("flash", "cudnn", "efficient", "auto")
 MODES = ("disabled", "async", "async_with_pinned_mem")
 
@@ -121,13 +143,16 @@ def cases() -> Iterator[Case]:
         words += [f"quantization={quantization}"] if quantization else []
         name += f" {quantization}" if quantization else ""
         yield Case(phase="8b", name=name, seconds=200, words=tuple(words), trains=True)
+    for name, text in PRESETS.items():
+        words = tuple(shlex.split(text))
+        yield Case(phase="presets", name=name, seconds=200, words=words, trains=True)
     for kernel in ("loop", "grouped"):
         words = ("experts", "--kernel", kernel)
         yield Case(phase="experts", name=f"products by {kernel}", seconds=60, words=words)
     for mode in MODES:
         words = ("checkpoint", "--mode", mode)
         yield Case(phase="checkpoints", name=mode, seconds=180, words=words)
-    yield Case(phase="tests", name="marked cuda", seconds=400, words=("tests",))
+    yield Case(phase="tests", name="marked cuda", seconds=400, words=("tests", *WITH_CUDA))
 
 
 def main() -> int:
@@ -159,11 +184,16 @@ def main() -> int:
         row = rows.get(key(case))
         if row is not None and not (options.again and "error" in row):
             continue
-        if time.monotonic() + case.seconds > end:
+        remaining = end - time.monotonic()
+        if expected(case, rows) > remaining:
             left.append(case)
             continue
         print(f"{case.phase}: {case.name} ...", flush=True)
-        rows[key(case)] = row = measured(case, options.device, options.tiny)
+        rows[key(case)] = row = measured(case, options, remaining)
+        if row.get("out_of_budget"):
+            left.append(case)
+            del rows[key(case)]
+            continue
         print(f"  {row.get('error') or summary(row)}", flush=True)
         with rows_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -185,21 +215,36 @@ def read(file: Path) -> dict[str, dict[str, Any]]:
     return {f"{row['phase']}/{row['name']}": row for row in found}
 
 
-def measured(case: Case, device: str, tiny: bool) -> dict[str, Any]:
-    """The row of a case: what it found, or why it did not."""
+def expected(case: Case, rows: dict[str, dict[str, Any]]) -> float:
+    """Seconds a case is likely to take: the median of its phase so far, else its longest time."""
+    took = [row["took_seconds"] for row in rows.values() if row["phase"] == case.phase]
+    return min(statistics.median(took), case.seconds) if took else case.seconds
+
+
+def measured(case: Case, options: argparse.Namespace, remaining: float) -> dict[str, Any]:
+    """The row of a case: its measurement, or why there is none.
+
+    remaining: seconds of the call. A case that they end is marked, and has no row.
+    """
     begun = time.monotonic()
     row: dict[str, Any] = {"phase": case.phase, "name": case.name, "words": shlex.join(case.words)}
     with tempfile.TemporaryDirectory(prefix="forge_gpu_") as folder:
         file = Path(folder) / "row.json"
-        command = case.command(device, tiny, file)
+        command = case.command(options.device, options.tiny, file)
         variables = {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])}
         variables |= {"FORGE_CACHE": str(Path(folder) / "cache"), "TMPDIR": folder}
-        found, said = ended(command, os.environ | variables, case.seconds)
+        # Compiled kernels are shared by the cases: most of them compile the same graphs.
+        compiled = (options.out / "compiled").resolve()
+        variables |= {"TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor")}
+        variables |= {"TRITON_CACHE_DIR": str(compiled / "triton")}
+        seconds = min(case.seconds, remaining)
+        found, said = ended(command, os.environ | variables, seconds)
         if file.exists():
             content = json.loads(file.read_text())
             row |= content["rows"][0] if case.trains else content
         elif found is None:
             row["error"] = f"ended after {case.seconds} s"
+            row["out_of_budget"] = seconds < case.seconds
         elif found:
             row["error"] = why(found, said)
     return row | {"took_seconds": round(time.monotonic() - begun, 1)}
@@ -245,7 +290,9 @@ def summary(row: dict[str, Any]) -> str:
 
 def memory(row: dict[str, Any]) -> str:
     peak, estimate = row["memory_bytes"]["peak"], sum(row["estimate_bytes"].values())
-    return f"{peak / GIB:.3f} GiB measured, {estimate / GIB:.3f} estimated"
+    reserved = row["memory_bytes"].get("peak reserved", 0)
+    also = f", {reserved / GIB:.3f} reserved" if reserved else ""
+    return f"{peak / GIB:.3f} GiB allocated{also}, {estimate / GIB:.3f} estimated"
 
 
 def write_table(options: argparse.Namespace, rows: dict[str, dict[str, Any]]) -> None:
@@ -264,27 +311,31 @@ def write_table(options: argparse.Namespace, rows: dict[str, dict[str, Any]]) ->
         if not of_phase:
             continue
         lines += [f"## {phase}", ""]
-        lines += list(trained(of_phase)) if phase == "8b" else list(others(of_phase))
+        trains = phase in ("8b", "presets")
+        about = [*ABOUT.splitlines(), "", f"Options of all: `{COMMON} {CHUNKED}`", ""]
+        lines += about if phase == "8b" else []
+        lines += list(trained(of_phase)) if trains else list(others(of_phase))
         lines.append("")
     (options.out / "table.md").write_text("\n".join(lines), encoding="utf-8")
 
 
 def trained(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield from [*ABOUT.splitlines(), ""]
-    yield f"Options of all: `{COMMON} {CHUNKED}`"
-    yield ""
-    columns = ("case", "tokens/s", "MFU", "HFU", "ms a step", "measured GiB", "estimate GiB")
-    yield f"| {' | '.join((*columns, 'first step s'))} |"
-    yield f"| --- |{' ---: |' * len(columns)}"
+    columns = ("case", "tokens/s", "MFU", "HFU", "ms a step", "allocated GiB", "reserved GiB")
+    columns += ("retries", "estimate GiB", "first step s")
+    yield f"| {' | '.join(columns)} |"
+    yield f"| --- |{' ---: |' * (len(columns) - 1)}"
     for row in rows:
         if "error" in row:
-            yield f"| {row['name']} | {clean(row['error'])} |{' |' * (len(columns) - 1)}"
+            yield f"| {row['name']} | {clean(row['error'])} |{' |' * (len(columns) - 2)}"
             continue
         shares = [f"{row[name]:.1%}" if row.get(name) else "" for name in ("mfu", "hfu")]
         peak, estimate = row["memory_bytes"]["peak"], sum(row["estimate_bytes"].values())
         cells = [row["name"], f"{row['tokens_per_second']:,.0f}", *shares]
         cells += [f"{row['step_seconds']['median'] * 1e3:.1f}"]
-        cells += [f"{peak / GIB:.3f}", f"{estimate / GIB:.3f}", f"{row['first_step_seconds']:.1f}"]
+        reserved = row["memory_bytes"].get("peak reserved")
+        cells += [f"{peak / GIB:.3f}", f"{reserved / GIB:.3f}" if reserved else ""]
+        cells += [str(row["memory_bytes"].get("allocation retries", ""))]
+        cells += [f"{estimate / GIB:.3f}", f"{row['first_step_seconds']:.1f}"]
         yield f"| {' | '.join(cells)} |"
 
 

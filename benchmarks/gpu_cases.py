@@ -44,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     add = parser.add_argument
     add("case", choices=CASES)
+    add("files", nargs="*", help="of tests")
     add("--device", default="cuda")
     add("--tiny", action="store_true")
     add("--kernel", default="auto")
@@ -236,7 +237,7 @@ def tests(options: argparse.Namespace) -> dict[str, Any]:
     """The tests that only a GPU can pass."""
     if importlib.util.find_spec("pytest") is None:
         return {"pytest": "is not installed, so no test was run"}
-    command = [sys.executable, "-m", "pytest", "-m", "cuda", "-q", "-p", "no:xdist", "tests"]
+    command = [sys.executable, "-m", "pytest", "-m", "cuda", "-q", "-p", "no:xdist", *options.files]
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     lines = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     last = next(iter(reversed(ended.stdout.splitlines())), ended.stderr[-200:])

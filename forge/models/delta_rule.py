@@ -72,7 +72,7 @@ def recurrent(fed: Fed, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     groups = fed.v.shape[2] // fed.k.shape[2]
     q, k = (wide(x).repeat_interleave(groups, 2) for x in (fed.q, fed.k))
     v, decay, beta = wide(fed.v), wide(fed.decay), wide(fed.beta)
-    q, state = q * q.shape[-1] ** -0.5, _empty(fed) if state is None else state
+    q, state = q * q.shape[-1] ** -0.5, empty(fed) if state is None else state
     outputs = []
     for token in range(v.shape[1]):
         if fed.begins is not None:
@@ -113,7 +113,7 @@ def chunked(fed: Fed, size: int, state: Tensor | None = None) -> tuple[Tensor, T
     q = q * width**-0.5
     near = (q @ k.mT) * within
     q, k = q * from_start.unsqueeze(-1), k * to_end.unsqueeze(-1)
-    now = _empty(fed) if state is None else state
+    now = empty(fed) if state is None else state
     now, outputs = now.unflatten(1, (key_heads, groups)), []
     for n in range(of_values.shape[3]):
         change = of_values[:, :, :, n] - of_state[:, :, :, n] @ now
@@ -142,7 +142,7 @@ def _decays(decay: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor, Tenso
     return between.masked_fill(hidden, -torch.inf).exp(), total.exp(), to_end.exp(), last.exp()
 
 
-def _empty(fed: Fed) -> Tensor:
+def empty(fed: Fed) -> Tensor:
     """An empty state."""
     batch, _, heads, value = fed.v.shape
     return wide(fed.v).new_zeros(batch, heads, fed.k.shape[-1], value)

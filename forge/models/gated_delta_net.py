@@ -13,7 +13,7 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNetConfig
 from forge.models.attention import KEPT_NAMES as OF_ATTENTION
 from forge.models.cache import LayerCache
-from forge.models.delta_rule import Fed, chunked, l2_norm, recurrent, short_conv, wide
+from forge.models.delta_rule import Fed, chunked, empty, l2_norm, recurrent, short_conv, wide
 from forge.models.norm import RMSNorm
 from forge.models.rope import Rotation
 
@@ -21,6 +21,9 @@ FORGOTTEN = -30.0
 """Logarithm of the state's factor where a document begins, for a kernel without an option to empty
 the state: below the precision of fp32 beside any other summand.
 """
+
+REFERENCE_CHUNK = 64
+"""Tokens of a chunk where torch computes the operator."""
 
 KEPT_NAMES = OF_ATTENTION | dict.fromkeys(("wz", "wb", "wa"), "gdn_gates")
 """Names of the modules' outputs in `train.recompute`."""
@@ -100,12 +103,12 @@ class GatedDeltaNet(nn.Module):
 
     def by_kernel(self, x: Tensor) -> bool:
         """Whether flash-linear-attention computes the rule: on request, or with `auto` where
-        installed. The kernels are for 16 bits, and a compiler cannot trace the kernels.
+        installed. The kernels are for 16 bits.
         """
         chosen = self.section.gdn_kernel
         if chosen != "auto":
             return chosen == "fla"
-        if x.device.type != "cuda" or x.element_size() != 2 or torch.compiler.is_compiling():
+        if x.device.type != "cuda" or x.element_size() != 2:
             return False
         return self.section.has_fla()
 
@@ -121,16 +124,73 @@ def by_fla(fed: Fed, state: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, 
     """Compute `forge.models.delta_rule.chunked` by flash-linear-attention's kernels, with q, k and
     v in `dtype`.
     """
-    kernels: Any = importlib.import_module("fla.ops.gated_delta_rule")
     decay = fed.decay
     if fed.begins is not None:
         decay = decay.masked_fill(fed.begins.unsqueeze(-1), FORGOTTEN)
-    return kernels.chunk_gated_delta_rule(
-        fed.q.to(dtype),
-        fed.k.to(dtype),
-        fed.v.to(dtype),
-        g=decay,
-        beta=fed.beta,
-        initial_state=state,
-        output_final_state=True,
-    )
+    state = empty(fed) if state is None else state
+    return delta_rule(fed.q.to(dtype), fed.k.to(dtype), fed.v.to(dtype), decay, fed.beta, state)
+
+
+def _rule(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The rule by flash-linear-attention, or where it is not installed by torch's products."""
+    try:
+        kernels: Any = importlib.import_module("fla.ops.gated_delta_rule")
+    except ImportError:
+        output, last = chunked(Fed(q, k, v, decay, beta), REFERENCE_CHUNK, state)
+    else:
+        output, last = kernels.chunk_gated_delta_rule(
+            q, k, v, g=decay, beta=beta, initial_state=state, output_final_state=True
+        )
+    return output.to(v.dtype), last.to(state.dtype)
+
+
+# Operators, opaque to a compiler: it cannot trace the kernels, and a block is one graph.
+@torch.library.custom_op("forge::delta_rule", mutates_args=())
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Outputs as v, and the last state; arguments as of `Fed`."""
+    output, last = _rule(q, k, v, decay, beta, state)
+    return output.contiguous(), last.contiguous()
+
+
+@delta_rule.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    return v.new_empty(v.shape), state.new_empty(state.shape)
+
+
+@torch.library.custom_op("forge::delta_rule_backward", mutates_args=())
+def delta_rule_backward(d_output: Tensor, d_last: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    """Gradients of the inputs of `delta_rule`, of which the forward pass is made again."""
+    guard: Any = torch._C._SetExcludeDispatchKeyGuard  # type: ignore[attr-defined]
+    keys: Any = torch._C.DispatchKey
+    # Inside an operator autograd is switched off; here it is what computes the gradients.
+    with (
+        guard(keys.AutogradFunctionality, False),
+        guard(keys.ADInplaceOrView, False),
+        torch.enable_grad(),
+    ):
+        leaves = [values.detach().requires_grad_() for values in inputs]
+        outputs = _rule(*leaves)
+        gradients = torch.autograd.grad(outputs, leaves, (d_output, d_last))
+    return [gradient.contiguous() for gradient in gradients]
+
+
+@delta_rule_backward.register_fake
+def _(d_output: Tensor, d_last: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    return [values.new_empty(values.shape) for values in inputs]
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate(ctx: Any, d_output: Tensor, d_last: Tensor) -> tuple[Tensor, ...]:
+    return tuple(delta_rule_backward(d_output, d_last, list(ctx.saved_tensors)))
+
+
+delta_rule.register_autograd(_differentiate, setup_context=_keep)

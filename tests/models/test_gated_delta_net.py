@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from test_transformers_parity import Pick, randomise
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
@@ -18,8 +20,8 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNetConfig
 from forge.models.cache import LayerCache
 from forge.models.decoder import Decoder
-from forge.models.delta_rule import Fed, chunked, recurrent
-from forge.models.gated_delta_net import GatedDeltaNet
+from forge.models.delta_rule import Fed, chunked, l2_norm, recurrent
+from forge.models.gated_delta_net import GatedDeltaNet, delta_rule, delta_rule_backward
 from forge.models.init import init_weights
 
 DIM, SEQ = 32, 43
@@ -207,3 +209,60 @@ def test_flash_linear_attention_is_given_what_it_takes(monkeypatch) -> None:
     layer.section.gdn_kernel = "torch"
     for one, other in zip(found, (layer(x), layer(x, None, None, places)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def rule_inputs(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """Inputs of the operator: 2 rows of 70 tokens, 2 key heads, 4 heads."""
+    drawn = torch.Generator().manual_seed(2)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=drawn, dtype=dtype)
+
+    q, k = (l2_norm(draw(2, 70, 2, 8)) for _ in range(2))
+    decay, beta = -draw(2, 70, 4).square(), draw(2, 70, 4).sigmoid()
+    return [q, k, draw(2, 70, 4, 6), decay, beta, draw(2, 4, 8, 6)]
+
+
+def test_the_operator_is_registered_as_torch_demands():
+    """Schema, fake function, autograd and tracing, by torch's own checks."""
+    inputs = [values.requires_grad_() for values in rule_inputs()]
+    torch.library.opcheck(delta_rule, tuple(inputs))
+    output, last = (values.detach() for values in delta_rule(*inputs))
+    detached = [values.detach() for values in inputs]
+    torch.library.opcheck(delta_rule_backward, (output, last, detached))
+
+
+def test_the_operator_has_the_values_and_gradients_of_the_recurrence():
+    ours, theirs = ([x.requires_grad_() for x in rule_inputs()] for _ in range(2))
+    results = delta_rule(*ours), recurrent(Fed(*theirs[:5]), theirs[5])
+    weights = [torch.randn_like(values) for values in results[0]]
+    for inputs, outputs in ((ours, results[0]), (theirs, results[1])):
+        total = sum((x * w).sum() for x, w in zip(outputs, weights, strict=True))
+        total.backward()
+        assert all(values.grad is not None for values in inputs)
+    gradients = [(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True)]
+    for a, b in [*zip(*results, strict=True), *gradients]:
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_a_compiled_block_is_one_graph_with_the_operator():
+    """Forward and backward, by the compiler's own tracer."""
+    layer = GatedDeltaNet(section(gdn_kernel="fla"))
+    randomise(layer)
+    x = torch.randn(2, SEQ, DIM, generator=torch.Generator().manual_seed(1))
+    names: list[str] = []
+
+    def note(graph: Any, _: Any) -> Any:
+        names.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    compiled = torch.compile(layer, fullgraph=True, backend=aot_autograd(fw_compiler=note))
+    gradients = []
+    for act in (layer, compiled):
+        layer.zero_grad()
+        act(x).square().sum().backward()
+        gradients.append([p.grad for p in layer.parameters()])
+    assert "forge.delta_rule.default" in names
+    assert "forge.delta_rule_backward.default" in names
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -119,11 +119,10 @@ def sdpa_backend(model: Decoder, precision: Precision, run: Run, world: World) -
     *KINDS,
     "run.device",
     "precision.mixed_precision",
-    "train.compile_model",
 )
-def gdn_kernel(model: Decoder, precision: Precision, train: Train, world: World) -> Findings:
-    """gdn_kernel=fla must find flash-linear-attention, whose kernels are for an NVIDIA GPU, for 16
-    bits and for blocks that are not compiled.
+def gdn_kernel(model: Decoder, precision: Precision, world: World) -> Findings:
+    """gdn_kernel=fla must find flash-linear-attention, whose kernels are for an NVIDIA GPU and for 16
+    bits.
     """
     for layer_key, layer in model.in_use():
         mixer = layer.mixer
@@ -134,8 +133,6 @@ def gdn_kernel(model: Decoder, precision: Precision, train: Train, world: World)
             reason = f"run.device is {world.device}, and they are for an NVIDIA GPU"
         elif precision.mixed_precision == "fp32":
             reason = "precision.mixed_precision is fp32, and they are for 16 bits"
-        elif train.compile_model:
-            reason = "train.compile_model is true, and a compiler does not see through them"
         elif not mixer.has_fla():
             reason, alternative = "they are not installed", ", or pip install 'forge-lm[fla]'"
         else:

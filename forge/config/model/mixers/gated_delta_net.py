@@ -46,7 +46,7 @@ class GatedDeltaNet(Mixer):
     gdn_kernel: str = opt(
         "auto",
         "what computes it: torch, or the kernels of flash-linear-attention; auto = these on an "
-        "NVIDIA GPU where they are installed and blocks are not compiled",
+        "NVIDIA GPU in 16 bits, where they are installed",
         choices=("auto", "torch", "fla"),
     )
 

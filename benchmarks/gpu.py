@@ -87,6 +87,7 @@ PRESETS = {  # whole experiments, and models cut down to a few layers to fit
     "llama3_8b_one_h200": "experiment=llama3_8b_one_h200",
     "llama3_8b_one_h200_fp8": "experiment=llama3_8b_one_h200_fp8",
     "llama3_8b_one_h100": "experiment=llama3_8b_one_h100",
+    "llama3_8b_one_h100_fp8": "experiment=llama3_8b_one_h100_fp8",
     "LoRA": "experiment=llama3_8b_lora_one_gpu",
     "QLoRA": "experiment=llama3_8b_qlora_24gb",
     "MLA": f"model=deepseek2_16b model.n_layers=6 train.batch_size=2 {LARGE}",

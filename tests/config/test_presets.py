@@ -23,7 +23,8 @@ from forge.optim import schedules
 from forge.resolve.auto import USABLE, memory_needed
 
 EMULATED = ("quantization/fp8", "quantization/mxfp8", "quantization/int8")
-EMULATED = (*EMULATED, "experiment/llama3_8b_one_h200_fp8")
+FP8_RUNS = ("one_h200_fp8", "one_h100_fp8", "8gpu_fp8")
+EMULATED = (*EMULATED, *(f"experiment/llama3_8b_{name}" for name in FP8_RUNS))
 FILES = sorted(
     path.relative_to(CONF).with_suffix("").as_posix()
     for path in CONF.rglob("*.yaml")
@@ -100,6 +101,8 @@ def needs(file: str, folder: Path) -> list[str]:
         "data/preference_demo": ["objective=dpo"],
         "experiment/dpo_demo": [f"tokenizer.path={folder / 'tokenizer.json'}"],
         "experiment/zephyr_dpo_8gpu": ["plan.device=h100", "plan.world_size=8"],
+        "experiment/llama3_8b_8gpu": ["plan.device=h100", "plan.world_size=8"],
+        "experiment/llama3_8b_8gpu_fp8": ["plan.device=h100", "plan.world_size=8"],
         "data/preference": [f"data.path={folder / 'my.txt'}", "objective=dpo"],
         "objective/kto": ["data=labelled", f"data.path={folder / 'my.txt'}"],
         **{
@@ -206,6 +209,22 @@ def test_adapters_beside_llama_3_8b_fit_the_gpu_that_they_are_for(name: str, dev
     planned = [f"plan.device={device}", "plan.world_size=1", "data=synthetic", "tokenizer=bytes"]
     needed = memory_needed(resolved([f"experiment={name}", *planned]).config)
     assert 0.4 < needed / DEVICES[device].memory < USABLE
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "gathers_in_fp8"),
+    [
+        ("llama3_8b_one_h100_fp8", 1, False),
+        ("llama3_8b_8gpu", 8, False),
+        ("llama3_8b_8gpu_fp8", 8, True),
+    ],
+)
+def test_runs_of_llama_3_8b_fit_80_gb(name: str, ranks: int, gathers_in_fp8: bool):
+    planned = ["plan.device=h100", f"plan.world_size={ranks}", "data=synthetic"]
+    config = resolved([f"experiment={name}", *planned, "tokenizer=bytes"]).config
+    assert 0.4 < memory_needed(config) / DEVICES["h100"].memory < USABLE
+    assert config.parallel.dp_shard == ranks
+    assert config.quantization.gathers_in_fp8 is gathers_in_fp8
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.startswith("parallel/")])

@@ -150,7 +150,7 @@ def test_tables_are_made_once_for_a_device(how):
     """A second unpacking makes no tensor of Python's numbers and copies none: on a GPU it would
     wait.
     """
-    parts = pack(weights(), how)
+    parts = pack_weight(weights(), how)
     unpack(parts, how, torch.bfloat16)
     names: list[str] = []
 

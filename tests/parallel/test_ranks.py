@@ -71,7 +71,7 @@ def test_collectives_of_devices_have_less_time_after_the_first_step() -> None:
     def work(rank: int) -> None:
         meet(rank, 2, port)
         layout = laid_out(dp_shard=2, nccl_timeout_sec=60, nccl_train_timeout_sec=1)
-        ranks = join(layout, torch.device("cpu"))
+        ranks = join_ranks(layout, torch.device("cpu"))
         assert ranks.rendezvous is not None
         assert ranks.mesh is not None
         ranks.after_first_step()

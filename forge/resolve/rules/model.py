@@ -121,8 +121,7 @@ def sdpa_backend(model: Decoder, precision: Precision, run: Run, world: World) -
     "precision.mixed_precision",
 )
 def gdn_kernel(model: Decoder, precision: Precision, world: World) -> Findings:
-    """gdn_kernel=fla must find flash-linear-attention, with kernels for an NVIDIA GPU and for 16 bits.
-    """
+    """gdn_kernel=fla must find flash-linear-attention, with kernels for NVIDIA GPUs and 16 bits."""
     for layer_key, layer in model.in_use():
         mixer = layer.mixer
         if not isinstance(mixer, GatedDeltaNet) or mixer.gdn_kernel != "fla":

@@ -57,7 +57,7 @@ class Saving(Callback):
         pins = self.section.async_mode == "async_with_pinned_mem"
         if pins and not self.reserved:  # after the first update, which makes the optimizer's state
             self.reserved = True
-            _, tensors = states(loop.callbacks, loop.state.step)
+            _, tensors = callback_states(loop.callbacks, loop.state.step)
             extra = prefixed("callbacks", tensors)
             self.checkpointer.reserve(loop.model, loop.optimizer, extra)
         if reason := self._reason(loop):

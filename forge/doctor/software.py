@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from forge.config.compiler import c_compiler, compiler_fault
+from forge.config.optimizers.compiler import c_compiler, compiler_fault
 from forge.config.wandb_login import login
 from forge.doctor.finding import Finding, missing, ok, run_program, warn
 

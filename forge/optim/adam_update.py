@@ -11,7 +11,7 @@ import torch
 import torch._dynamo
 from torch import Tensor
 
-from forge.config.compiler import compiler_fault
+from forge.config.optimizers.compiler import compiler_fault
 from forge.optim.elementwise import correction
 from forge.optim.rounding import Noise, stochastic
 

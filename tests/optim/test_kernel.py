@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
-from forge.config.compiler import compiler_fault
+from forge.config.optimizers.compiler import compiler_fault
 from forge.optim import adam_update
 from forge.optim.adam_update import Kernel, Options, _update
 

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import torch._dynamo
 from torch import Tensor
 
 from forge.config.optimizers.compiler import compiler_fault
@@ -54,9 +53,11 @@ class Kernel:
         self.act = compiled
 
     def __call__(self, *arguments: Any) -> None:
+        from torch._dynamo.exc import BackendCompilerFailed  # takes seconds, and CUDA has it
+
         try:
             self.act(*arguments)
-        except torch._dynamo.exc.BackendCompilerFailed as error:
+        except BackendCompilerFailed as error:
             # A compilation fails before it changes a value. No other error is caught.
             lines = str(error.inner_exception).strip().splitlines() or [repr(error)]
             message = f"AdamW's update is not compiled: {compiler_fault() or lines[0]}"

@@ -58,7 +58,7 @@ constraints: install ## constraints.txt: what is installed now; repeated by pip 
 
 docs: install ## the pages that are made from the schema
 	$(BIN)/python tools/pages.py --write docs/reference
-	$(BIN)/python tools/seeds.py --write docs/reference/coming_from.md
+	$(BIN)/python tools/seeds.py --write docs/reference/coming_from
 	$(BIN)/python tools/seeds.py --keys forge/compose/seed_keys.py
 
 clean:

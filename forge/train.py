@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from forge import cli
 from forge.compose.composition import compose
-from forge.compose.engine import CONF, VERSION_BASE
+from forge.compose.hydra_adapter import CONF, VERSION_BASE
 from forge.config.problems import COMMAND_LINE, ConfigError, refusal
 from forge.config.root import Config
 from forge.planning.launcher_environment import launcher_environment

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.tiny import TINY
 
 import forge
 from forge import bench, cli
 from forge.planning.activations import flops_again
-from tests.tiny import TINY
 
 SIZES = [word for word in TINY if not word.startswith(("eval", "metrics", "train.max"))]
 FEW = ["--warmup", "2", "--steps", "4", "--profiled", "2"]

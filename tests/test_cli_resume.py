@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from going_on_helpers import RUN, content, read, take
+from helpers.going_on_helpers import RUN, content, read, take
 
 from forge import resume
 from forge.launch.local import processes

@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from folders import write_folder
-from refusing import resolved
+from helpers.folders import write_folder
+from helpers.refusing import resolved
 
 from forge.launch.optuna.search import check_search
 from forge.launch.sweep.preflight import Preflight

@@ -1,5 +1,5 @@
-"""Killed runs go on as if nothing had been; benchmarks/kill_resume.py and kill_ranks.py do it at
-length.
+"""Killed runs go on as if nothing had been; benchmarks/checkpoints/kill_resume.py
+and kill_ranks.py do it at length.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 import kill_compare
 import kill_ranks
 import pytest
+from helpers.tiny import TINY
 from kill_resume import HERE, TRUST, Kill, Outcome, marks, run_killed
-from tiny import TINY
 
 from forge import cli, train
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import TINY
+from helpers.tiny import TINY
 
 from forge.launch.local.processes import free_port
 from forge.rundir.files import read_json, read_rows

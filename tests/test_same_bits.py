@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny import TINY
+from helpers.tiny import TINY
 
 OPTIONS = [
     *TINY,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tiny import TINY
+from helpers.tiny import TINY
 
 SAMPLES = [
     "metrics.enable_console=true",

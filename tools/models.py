@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import forge
-from forge.compose.engine import CONF
+from forge.compose.hydra_adapter import CONF
 from forge.config.model.decoder import Decoder
 
 TABLE = Path(__file__).with_name("models.tsv")

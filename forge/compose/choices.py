@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
 from forge.compose.aliases import BY_VALUE
-from forge.compose.engine import PRIMARY, Composed, Library, Misfit, parse_override
+from forge.compose.engine import PRIMARY, Composed, Library, Misfit
 from forge.compose.files import (
     absent_fault,
     file_fault,
@@ -17,6 +16,7 @@ from forge.compose.files import (
     section_fault,
     value_fault,
 )
+from forge.compose.hydra_adapter import Override, OverrideType, parse_override
 from forge.compose.unknown import as_values
 from forge.config import schemas
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean, shown

@@ -9,14 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from forge.compose import choices as groups
 from forge.compose import overrides as values
 from forge.compose import resolvers
-from forge.compose.engine import CONF, PRIMARY, Composed, Library
+from forge.compose.engine import PRIMARY, Composed, Library
 from forge.compose.grammar import read_override
+from forge.compose.hydra_adapter import CONF, Override
 from forge.compose.origin import default_origin, display, file_lines
 from forge.compose.project import Default
 from forge.compose.unknown import Keys

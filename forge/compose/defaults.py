@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
-from hydra.core.default_element import GroupDefault
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from forge.compose.choices import OPTIONAL
 from forge.compose.engine import Library
 from forge.compose.grammar import read_override
+from forge.compose.hydra_adapter import GroupDefault, Override
 from forge.compose.origin import node_value, nodes_of
 from forge.compose.overrides import PARAMS
 from forge.rundir.untrusted import option_of

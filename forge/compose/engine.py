@@ -1,8 +1,7 @@
-"""The one place that touches Hydra's composition engine (hydra-core <1.5)."""
+"""Groups and values composed to a tree, by Hydra's engine behind hydra_adapter.py."""
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,32 +10,30 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
-import omegaconf._utils
 import yaml
 from hydra import version
-from hydra._internal import defaults_list
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
-from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.defaults_list import DefaultsList, Overrides
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.default_element import GroupDefault, InputDefault, ResultDefault
-from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException
-from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
-from yaml.constructor import SafeConstructor
-from yaml.resolver import Resolver
 
 from forge.compose import resolvers
+from forge.compose.hydra_adapter import (
+    CONF,
+    VERSION_BASE,
+    CachingConfigRepository,
+    ConfigLoaderImpl,
+    ConfigSearchPathImpl,
+    DefaultsList,
+    ObjectType,
+    Override,
+    Plugins,
+    Repository,
+    ResultDefault,
+    defaults_list,
+    yaml_loader,
+)
 from forge.compose.tree import node_at
-from forge.config import hydra_names, schemas
+from forge.config import schemas
 from forge.config.root import Config
 from forge.config.targets import own
 from forge.config.targets.target import PATH
@@ -44,11 +41,7 @@ from forge.config.targets.target import PATH
 if TYPE_CHECKING:
     from forge.resolve.resolve import Resolution
 
-CONF = (Path(__file__).parents[1] / "conf").resolve()
-"""The folder of forge's YAML groups, in a checkout as in an installed package."""
 PRIMARY = "config"
-VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
-"""What Hydra 1.3 is told to behave as; later ones behave so, and warn of it."""
 
 
 @dataclass(kw_only=True)
@@ -74,119 +67,6 @@ class Misfit:
     @property
     def is_whole_file(self) -> bool:
         return len(self.keys) <= (len(self.package.split(".")) if self.package else 0)
-
-
-@functools.cache
-def _loader() -> type | None:
-    """OmegaConf 2.3's loader of YAML over libyaml, in a fifth of the time; None without libyaml,
-    and from OmegaConf 2.4 on, itself a user of libyaml.
-    """
-    pure = getattr(omegaconf._utils, "get_yaml_loader", None)
-    if pure is None or not yaml.__with_libyaml__:
-        return None
-    from yaml.cyaml import CParser  # type: ignore[attr-defined]
-
-    def begin(self: Any, stream: str) -> None:
-        CParser.__init__(self, stream)
-        SafeConstructor.__init__(self)
-        Resolver.__init__(self)
-
-    return type("Loader", (CParser, pure()), {"__init__": begin})
-
-
-class OwnFiles(FileConfigSource):
-    """forge's folder of groups. Users' folders are read by Hydra, for errors with a line number."""
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        if (loader := _loader()) is None:
-            return super().load_config(config_path)
-        text = (CONF / self._normalize_file_name(config_path)).read_text(encoding="utf-8")
-        return ConfigResult(
-            config=OmegaConf.create(yaml.load(text, loader) or {}),
-            path=f"{self.scheme()}://{self.path}",
-            provider=self.provider,
-            header=self._get_header_dict(text[:512]),
-        )
-
-
-class Choices(Overrides):
-    """Overrides of Hydra without needless interpolation maps. For every file Hydra 1.3 makes an
-    OmegaConf of all choices so far, for interpolations in the defaults list: a tenth of the time of
-    a command. This class makes the map of no choices where nothing interpolates.
-    """
-
-    def __init__(self, repo: CachingConfigRepository, overrides_list: list[Override]):
-        assert isinstance(repo.delegate, Repository)
-        self.repository, self.is_asked = repo.delegate, False
-        super().__init__(repo=repo, overrides_list=overrides_list)
-        self.interpolates = any("${" in (override.input_line or "") for override in overrides_list)
-
-    @property
-    def known_choices(self) -> dict[str, str | None]:
-        shown = self.is_asked or self.interpolates or self.repository.interpolates
-        return self.choices if shown else {}
-
-    @known_choices.setter
-    def known_choices(self, choices: dict[str, str | None]) -> None:
-        self.choices = choices
-
-    def set_known_choice(self, default: InputDefault) -> None:
-        self.is_asked = True
-        super().set_known_choice(default)
-        self.is_asked = False
-
-
-class Repository(ConfigRepository):
-    """Hydra's reader of files, with Hydra's names translated to forge's. `absent` has, by file, the
-    chosen (group, option) pairs without a file, left out of the read result.
-    """
-
-    def __init__(self, config_search_path: ConfigSearchPathImpl):
-        super().__init__(config_search_path)
-        self.absent: dict[str, list[tuple[str, str]]] = {}
-        self.interpolates = False  # whether a defaults list does
-
-    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
-        super().initialize_sources(config_search_path)
-        index = next(
-            position for position, source in enumerate(self.sources) if source.path == str(CONF)
-        )
-        self.sources[index] = OwnFiles(self.sources[index].provider, self.sources[index].path)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Repository:
-        return self  # not shared, and a copy by Hydra's cache would copy all schemas too
-
-    def load_config(self, config_path: str) -> ConfigResult | None:
-        result = super().load_config(config_path)
-        if result is None:
-            return None
-        existing, absent = [], []
-        for default in result.defaults_list or []:
-            self.interpolates |= any("${" in str(part) for part in vars(default).values())
-            if isinstance(default, GroupDefault) and isinstance(default.value, str):
-                group = (default.group or "").removeprefix("/")
-                if group in hydra_names.GROUPS:
-                    group = hydra_names.GROUPS[group]
-                    default.group = f"/{group}"
-                    default.value = hydra_names.translate_option(group, default.value)
-                if self._is_absent(default, group):
-                    absent.append((group, default.value))
-                    continue
-            existing.append(default)
-        if absent:
-            self.absent[config_path], result.defaults_list = absent, existing
-        if isinstance(result.config, DictConfig):
-            content: Any = OmegaConf.to_container(result.config, resolve=False)
-            ours = hydra_names.translate_file(content) if isinstance(content, dict) else content
-            if ours != content:
-                result.config = OmegaConf.create(ours, flags=result.config._metadata.flags)
-        return result
-
-    def _is_absent(self, default: GroupDefault, group: str) -> bool:
-        name = str(default.value)
-        if not default.override or default.optional or "${" in name:
-            return False
-        return self.group_exists(group) and not self.config_exists(f"{group}/{name}")
 
 
 class Library:
@@ -218,7 +98,7 @@ class Library:
     def places(self) -> list[str]:
         """The groups with a place in conf/config.yaml; further groups are added with `+`."""
         text = (CONF / f"{PRIMARY}.yaml").read_text(encoding="utf-8")
-        content = yaml.load(text, _loader() or yaml.SafeLoader)
+        content = yaml.load(text, yaml_loader() or yaml.SafeLoader)
         names = [next(iter(entry)) for entry in content["defaults"] if isinstance(entry, dict)]
         return [name.removeprefix("optional ").removeprefix("override ") for name in names]
 
@@ -243,27 +123,7 @@ class Library:
 
     def defaults(self, overrides: list[Override], primary: str = PRIMARY) -> DefaultsList:
         """The files and schemas of the config, in merge order."""
-        if not hasattr(defaults_list, "_create_interpolation_map"):  # from Hydra 1.4 on
-            return defaults_list.create_defaults_list(
-                repo=self.repository,
-                config_name=primary,
-                overrides_list=overrides,
-                prepend_hydra=False,
-                skip_missing=False,
-            )
-        chosen = Choices(self.repository, overrides)
-        results, tree = defaults_list._create_defaults_list(
-            self.repository, primary, chosen, prepend_hydra=False, skip_missing=False
-        )
-        chosen.ensure_overrides_used()
-        chosen.ensure_deletions_used()
-        chosen.is_asked = True
-        return DefaultsList(
-            defaults=results,
-            defaults_tree=tree,
-            config_overrides=chosen.config_overrides,
-            overrides=chosen,
-        )
+        return defaults_list(self.repository, overrides, primary)
 
     def merge(self, defaults: list[ResultDefault]) -> tuple[DictConfig, list[Misfit]]:
         """Merge the defaults to a config; also return the values without a place. Raises
@@ -335,8 +195,3 @@ def _merge_by_part(
             is_section = isinstance(value, dict) and isinstance(node_at(tree, keys), DictConfig)
             below = list(_merge_by_part(tree, value, keys)) if is_section else []
             yield from below or [(keys, error)]
-
-
-def parse_override(text: str) -> Override:
-    """Parse an override with Hydra's parser. Raises hydra.errors.OverrideParseException."""
-    return OverridesParser.create().parse_override(text)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import typing
 
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from forge.compose.engine import parse_override
+from forge.compose.hydra_adapter import Override, parse_override
 from forge.config import schemas
 from forge.config.bounds import fits, type_in_words
 from forge.config.problems import COMMAND_LINE, Problem, literal

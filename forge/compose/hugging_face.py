@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from forge.compose.hydra_adapter import Override
 from forge.config.field import variant_of
 from forge.config.model.mixers.base import Mixer
 from forge.config.problems import COMMAND_LINE, Problem

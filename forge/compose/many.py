@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
 from forge.compose.composition import Composition, compose, compose_choices, set_values
 from forge.compose.engine import Library
 from forge.compose.grammar import read_override
 from forge.compose.hugging_face import PATH
+from forge.compose.hydra_adapter import Override, OverrideType
 from forge.compose.overrides import open_ends
 from forge.compose.tree import LISTS, node_at
 from forge.config import schemas

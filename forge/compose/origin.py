@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from forge.compose.engine import CONF, Library
+from forge.compose.engine import Library
+from forge.compose.hydra_adapter import CONF
 from forge.config.hydra_names import translate_key
 from forge.config.targets.own import Own
 from forge.rundir.roots import file_above

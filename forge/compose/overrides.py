@@ -13,7 +13,6 @@ from collections.abc import Callable
 from textwrap import shorten
 from typing import Any
 
-from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import (
     MISSING,
     BooleanNode,
@@ -28,6 +27,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from forge.compose import values
 from forge.compose.engine import Library
+from forge.compose.hydra_adapter import Override, OverrideType
 from forge.compose.tree import LISTS, find_declaration, node_at, value_in_force, values_of
 from forge.compose.unknown import Fault, Keys
 from forge.config import schemas

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from hydra.core.override_parser.types import Override
-
 from forge.compose.grammar import read_override
+from forge.compose.hydra_adapter import Override
 from forge.config import schemas
 from forge.config.problems import quoted
 from forge.config.root import Config

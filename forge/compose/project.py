@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.types import Override
 
 from forge.compose.defaults import unreplaced_defaults
 from forge.compose.grammar import read_override
+from forge.compose.hydra_adapter import Override
 from forge.compose.origin import display, line_of, node_value
 from forge.compose.portable import absolute, searched
 from forge.config import schemas

@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from forge.compose.aliases import ALIASES, ALONE, BY_VALUE, DECIDED_BY, HINTS
 from forge.compose.engine import Library
 from forge.compose.grammar import read_override
+from forge.compose.hydra_adapter import Override
 from forge.compose.tree import LISTS, find_declaration, has, node_at, option_keys, value_in_force
 from forge.config import schemas
 from forge.config.adapters.adapter import in_ours, saved_in_ours

@@ -1,11 +1,7 @@
-"""AdamW with moments of 8 or 4 bits a weight, by torchao.
-
-The import of torchao takes seconds, so this module is imported only for runs with this optimizer.
-"""
+"""AdamW with moments of 8 or 4 bits a weight, by torchao."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -20,14 +16,7 @@ from forge.optim.adam import AdamUpdates
 from forge.optim.adam_update import Quantize
 from forge.optim.elementwise import count_of, zeros_of
 from forge.tensors.local import cut_dim, local, owned
-
-said = logging.root.manager.disable
-logging.disable(logging.WARNING)  # torchao warns of kernels for absent devices
-try:
-    from torchao.optim import quant_utils, subclass_4bit, subclass_8bit
-    from torchao.optim.subclass_fp8 import OptimStateFp8, quantize_fp8
-finally:
-    logging.disable(said)
+from forge.tensors.torchao_adapter import low_bit_state
 
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}  # whether a moment has a sign
 DTYPES = {"8bit": torch.uint8, "4bit": torch.uint8, "fp8": torch.float8_e4m3fn}
@@ -60,7 +49,7 @@ class LowBitAdamW(AdamUpdates):
     def moments(self, parameter: Tensor) -> tuple[Tensor, Tensor, Quantize | None]:
         state, shape = self.state[parameter], local(parameter).shape
         first, second = (self._moment(state, name, shape) for name in MOMENTS)
-        return first, second, QUANTIZE[self.format] if self.block(parameter) else None
+        return first, second, quantizer(self.format) if self.block(parameter) else None
 
     def loaded(self, parameter: Tensor, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """Take the saved codes where blocks of rows are equal, else quantize the saved values
@@ -120,42 +109,42 @@ class LowBitAdamW(AdamUpdates):
             return local(state[name])
         codes, scale = local(state[f"{name}.codes"]), local(state[f"{name}.scale"]).view(-1)
         if self.format == "fp8":
-            return OptimStateFp8(codes, scale, torch.float32)
+            return low_bit_state().fp8(codes, scale, torch.float32)
         signed = MOMENTS[name]
         qmap = _qmap(self.format, signed, codes.device)
         if self.format == "4bit":
-            of_4 = subclass_4bit.OptimState4bit
+            of_4 = low_bit_state().bits_4.OptimState4bit
             return of_4(codes.view(-1), scale, qmap, signed, shape, torch.float32)
-        return subclass_8bit.OptimState8bit(codes, scale, qmap, signed, torch.float32)
+        of_8 = low_bit_state().bits_8.OptimState8bit
+        return of_8(codes, scale, qmap, signed, torch.float32)
 
 
-def _quantize_8bit(moment: Any, values: Tensor) -> tuple[Tensor, Tensor]:
-    scaled, scale = quant_utils.scale_tensor(values, moment.block_size)
-    return quant_utils.quantize_8bit_with_qmap(scaled, moment.qmap), scale
+@cache
+def quantizer(kind: str) -> Quantize:
+    """Function of (moment, new values) to codes and scales, as torchao computes both in `copy_`."""
+    state = low_bit_state()
+    utils, to_fp8 = state.quantize, state.quantize_fp8
 
+    def to_8bit(moment: Any, values: Tensor) -> tuple[Tensor, Tensor]:
+        scaled, scale = utils.scale_tensor(values, moment.block_size)
+        return utils.quantize_8bit_with_qmap(scaled, moment.qmap), scale
 
-def _quantize_4bit(moment: Any, values: Tensor) -> tuple[Tensor, Tensor]:
-    scaled, scale = quant_utils.scale_tensor(values.view(-1), moment.block_size)
-    codes = quant_utils.quantize_4bit_with_qmap(scaled, moment.qmap)
-    return (codes[::2] << 4) | codes[1::2], scale
+    def to_4bit(moment: Any, values: Tensor) -> tuple[Tensor, Tensor]:
+        scaled, scale = utils.scale_tensor(values.view(-1), moment.block_size)
+        codes = utils.quantize_4bit_with_qmap(scaled, moment.qmap)
+        return (codes[::2] << 4) | codes[1::2], scale
 
+    def to_8bit_float(moment: Any, values: Tensor) -> tuple[Tensor, Tensor]:
+        return to_fp8(values, moment.block_size)
 
-def _quantize_fp8(moment: Any, values: Tensor) -> tuple[Tensor, Tensor]:
-    return quantize_fp8(values, moment.block_size)
-
-
-QUANTIZE: dict[str, Quantize] = {
-    "8bit": _quantize_8bit,
-    "4bit": _quantize_4bit,
-    "fp8": _quantize_fp8,
-}
-"""Codes and scales of new values of a moment, as torchao computes both in `copy_`."""
+    return {"8bit": to_8bit, "4bit": to_4bit, "fp8": to_8bit_float}[kind]
 
 
 @cache
 def _qmap(kind: str, signed: bool, device: torch.device) -> Tensor:
     """The values of the codes, relative to the largest value of the block."""
-    module = {"8bit": subclass_8bit, "4bit": subclass_4bit}[kind]
+    state = low_bit_state()
+    module = {"8bit": state.bits_8, "4bit": state.bits_4}[kind]
     values = module.get_qmap_signed() if signed else module.get_qmap_unsigned()
     return torch.tensor(values, dtype=torch.float32, device=device)
 

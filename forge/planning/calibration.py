@@ -1,8 +1,8 @@
 """Constants of the model of time outside data sheets, each with its source.
 
-Three are fitted, to the figures marked by benchmarks/published.py: `sustained` of h100_500w in
-forge.config.devices, `FP8_REACHED` and `STRAGGLERS`. All others come from the sources here, or are
-round guesses, marked as such and made before any comparison.
+Three are fitted, to the figures marked by benchmarks/estimates/published.py: `sustained` of
+h100_500w in forge.config.devices, `FP8_REACHED` and `STRAGGLERS`. All others come from the sources
+here, or are round guesses, marked as such and made before any comparison.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from forge.config.quantization import FP8 as FP8Section
 from forge.quantization.emulation import RECIPES, Recipe, emulated, emulated_grouped
 from forge.quantization.products import Products
 from forge.quantization.rounding import E4M3, E5M2, fp8_of_rows, fp8_of_tensor
+from forge.tensors.torchao_adapter import float8, float8_grouped, float8_weight
 
 _tensor = partial(fp8_of_tensor, dtype=E4M3)
 _gradient = partial(fp8_of_tensor, dtype=E5M2)
@@ -42,33 +43,15 @@ class FP8(Products):
     def grouped(self, x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         if self.emulate:
             return emulated_grouped(x, weight, counts, OF_EXPERTS)
-        from torchao.prototype.moe_training import _to_fp8_rowwise_then_scaled_grouped_mm
-
         ends = counts.cumsum(0, dtype=torch.int32)
-        return _to_fp8_rowwise_then_scaled_grouped_mm(
-            x, weight.transpose(1, 2), ends, x.dtype, pad_token_groups_for_grouped_mm=False
-        )
+        return float8_grouped()(x, weight.transpose(1, 2), ends, x.dtype)
 
 
 class ByTorchao:
     """Computes like torchao's Float8Linear, also with a weight already in fp8."""
 
     def __init__(self, recipe: str, *, emulate: bool) -> None:
-        # torchao takes seconds to import, and only some runs need torchao.
-        from torchao.float8._inductor_patch import _patch_inductor_min_max_codegen
-        from torchao.float8.config import Float8LinearConfig
-        from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
-        from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
-
-        _patch_inductor_min_max_codegen()  # as in torchao's conversion of a model
-        self.product: Any = matmul_with_hp_or_float8_args
-        config = self.config = Float8LinearConfig.from_recipe_name(recipe)
-        gemms = (config.gemm_config_output, config.gemm_config_grad_input)
-        configs = (
-            ScaledMMConfig(emulate, gemm.use_fast_accum, False, config.pad_inner_dim)
-            for gemm in (*gemms, config.gemm_config_grad_weight)
-        )
-        self.mm_config = LinearMMConfig(*configs)
+        self.product, self.config, self.mm_config = float8(recipe, emulate=emulate)
         self.gathered = Gathered(self.mm_config)
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -79,11 +62,8 @@ class Gathered:
     """A weight gathered as the codes of its shards, in the form of torchao's products."""
 
     def __init__(self, mm_config: Any) -> None:
-        from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
-        from torchao.float8.float8_utils import to_fp8_saturated
-
-        self.kind, self.role = Float8TrainingTensor, GemmInputRole.WEIGHT
-        self.saturated, self.mm_config = to_fp8_saturated, mm_config
+        self.kind, self.role, self.saturated = float8_weight()
+        self.mm_config = mm_config
 
     def codes(self, values: Tensor, scale: Tensor) -> Tensor:
         return self.saturated(values.float() * scale, E4M3)

@@ -13,6 +13,7 @@ from forge.config.quantization import Int8 as Int8Section
 from forge.quantization.emulation import RECIPES, Recipe, emulated, emulated_grouped
 from forge.quantization.products import Products
 from forge.quantization.rounding import int8_of_rows
+from forge.tensors import torchao_adapter
 
 
 class Int8(Products):
@@ -26,11 +27,7 @@ class Int8(Products):
         RECIPES[self.recipe] = Recipe(*(rounds if chosen[name] else None for name in PRODUCTS))
         self.int8_mm: Any = None
         if not section.emulate:
-            # torchao takes seconds to import, and only some runs need torchao.
-            from torchao.prototype.quantized_training.int8_mixed_precision import _dynamic_int8_mm
-
-            MULTIPLY[self.recipe] = _dynamic_int8_mm
-            self.int8_mm = _dynamic_int8_mm
+            self.int8_mm = MULTIPLY[self.recipe] = torchao_adapter.int8_product()
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.int8_mm is None:

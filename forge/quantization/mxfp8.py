@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from forge.config.quantization import MXFP8 as MXFP8Section
 from forge.quantization.emulation import RECIPES, Recipe, emulated, emulated_grouped
 from forge.quantization.products import Products
 from forge.quantization.rounding import mxfp8
+from forge.tensors import torchao_adapter
 
 _both = (mxfp8, mxfp8)
 RECIPES["mxfp8"] = Recipe(_both, _both, _both)
@@ -25,22 +25,11 @@ class MXFP8(Products):
         super().__init__(section, device)
         self.recipe = "mxfp8_wgrad_with_hp" if section.wgrad_with_hp else "mxfp8"
         self.product: Any = None
+        self.of_experts: Any = None
         if not section.emulate:
-            # torchao takes seconds to import, and only some runs need torchao.
-            from torchao.prototype.moe_training.mxfp8_grouped_mm import (
-                _to_mxfp8_then_scaled_grouped_mm,
+            self.product, self.of_experts = torchao_adapter.mxfp8_products(
+                wgrad_with_hp=section.wgrad_with_hp
             )
-            from torchao.prototype.moe_training.mxfp8_linear import _to_mxfp8_then_scaled_mm
-            from torchao.prototype.mx_formats.config import ScaleCalculationMode
-            from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
-
-            common = {
-                "kernel_preference": KernelPreference.AUTO,
-                "scale_calculation_mode": ScaleCalculationMode.RCEIL,
-                "wgrad_with_hp": section.wgrad_with_hp,
-            }
-            self.product = partial(_to_mxfp8_then_scaled_mm, **common)
-            self.of_experts: Any = partial(_to_mxfp8_then_scaled_grouped_mm, **common)
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.product is None:

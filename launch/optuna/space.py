@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 import optuna
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -22,6 +21,7 @@ from optuna.distributions import (
 )
 
 from forge.compose.engine import Library
+from forge.compose.hydra_adapter import IntervalSweep, Override, RangeSweep
 from forge.config.problems import COMMAND_LINE, ConfigError
 from forge.launch.sweep.expand import Combination, grid
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
-from hydra.core.override_parser.types import Glob, Override, RangeSweep
 from hydra.errors import HydraException
 
 from forge.compose.engine import Library
 from forge.compose.grammar import read_override
+from forge.compose.hydra_adapter import Glob, Override, RangeSweep
 from forge.compose.overrides import PARAMS
 from forge.config import schemas
 from forge.config.hydra_names import translate

@@ -9,9 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
-
 from forge.compose.grammar import read_override
+from forge.compose.hydra_adapter import Override
 from forge.config.hydra_names import translate
 from forge.config.objectives.base import is_higher_better
 from forge.config.problems import shown

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refusing import SMALL, resolved
+from helpers.refusing import SMALL, resolved
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusing import SMALL, resolved
+from helpers.refusing import SMALL, resolved
 from torch import Tensor, nn
 
 from forge.config.adapters.adapter import adapter_prefix, is_added

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusing import SMALL, resolved
+from helpers.refusing import SMALL, resolved
 
 from forge.adapters.adapter import adapter_of, adapters_off
 from forge.config.adapters.adapter import adapter_prefix, is_added

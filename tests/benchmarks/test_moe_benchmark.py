@@ -1,4 +1,4 @@
-"""benchmarks/moe.py in its small form: it times what it says that it times."""
+"""benchmarks/speed/moe.py in its small form: it times what it says that it times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from moe_layers import CPU, CUDA, KERNELS, SMALL, dense, experts, forward_backward, inputs
 from torch.utils.flop_counter import FlopCounterMode
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "moe.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "speed" / "moe.py"
 DEVICE = torch.device("cpu")
 CASE = SMALL[0]
 

@@ -1,4 +1,4 @@
-"""benchmarks/moe_runs.py in its small form: its tables say what is in the runs."""
+"""benchmarks/learning/moe_runs.py in its small form: its tables say what is in the runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_small_form(
     runs = tmp_path / "runs"
     options = f"--runs={runs} --steps=16 --rates 0.01 --seeds 7 -- {SHARED} data.path={text_file}"
     monkeypatch.setattr(moe_runs, "RUNS", {name: moe_runs.RUNS[name] for name in ARMS})
-    monkeypatch.setattr(sys, "argv", ["benchmarks/moe_runs.py", *options.split()])
+    monkeypatch.setattr(sys, "argv", ["benchmarks/learning/moe_runs.py", *options.split()])
     moe_runs.main()
     page = capfd.readouterr().out
     assert "The rate of the selection bias was given: 0.01." in page
@@ -44,7 +44,8 @@ def test_small_form(
         logged = {row["step"]: row[key] for row in rows if key in row}
         cells = " | ".join(f"{logged[step]:.{digits}f}" for step in (1, 4, 8, 12, 16))
         assert f"| {what} | {name} | {cells} |" in page
-    typed = "model.moe.aux_loss_weight=0 model.moe.bias_update_rate=0.01 seed=7 train.max_steps=16"
+    typed = "model.moe.aux_loss_weight=0 model.moe.bias_update_rate=0.01 optimizer=adamw"
+    typed += " seed=7 train.max_steps=16"
     assert f"| selection bias | `python -m forge.train model=moe_tiny {typed} " in page
     assert "| dropped | neither |" not in page
 

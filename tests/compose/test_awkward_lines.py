@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from refusing import only, problems, resolved
+from helpers.refusing import only, problems, resolved
 
 import forge.train
 from forge import check, checkpoints, explain, resume

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forge import check, cli
-from forge.compose.engine import CONF
+from forge.compose.hydra_adapter import CONF
 from forge.rundir import directory
 
 Plan = Callable[..., str]

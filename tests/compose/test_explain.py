@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forge import explain
-from forge.compose.engine import CONF
+from forge.compose.hydra_adapter import CONF
 from forge.config.schemas import sections
 
 ROOT = CONF.parent

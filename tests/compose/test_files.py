@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from refusing import only, problems, resolved
+from helpers.refusing import only, problems, resolved
 
 from forge import check, cli
 from forge.compose.many import Composer

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from refusing import only, resolved
+from helpers.refusing import only, resolved
 
 from forge import check, explain
 from forge.compose import composition

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from folders import write_folder
+from helpers.folders import write_folder
 
 from forge import cli, explain
 from forge.compose.composition import compose

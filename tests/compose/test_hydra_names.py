@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from refusing import resolved
+from helpers.refusing import resolved
 
 from forge.config.hydra_names import translate
 from forge.config.launch import Slurm, SubmititLocal

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from folders import write_folder
-from refusing import problems
+from helpers.folders import write_folder
+from helpers.refusing import problems
 
 from forge import cli
 from forge.families import download

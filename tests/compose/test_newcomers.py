@@ -6,11 +6,11 @@ import functools
 import re
 
 import pytest
-from refusing import only, problems
+from helpers.refusing import only, problems
 
 from forge.compose.aliases import ALIASES, BY_VALUE, HINTS
 from forge.compose.composition import compose
-from forge.compose.engine import CONF
+from forge.compose.hydra_adapter import CONF
 from forge.compose.seed_keys import seed_rows
 from forge.compose.unknown import Keys
 from forge.config import schemas

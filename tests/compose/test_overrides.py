@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from refusing import only, problems, resolved
+from helpers.refusing import only, problems, resolved
 
 from forge.compose import composition as compose
 

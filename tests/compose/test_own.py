@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from refusing import SMALL, only, problems, resolved
+from helpers.refusing import SMALL, only, problems, resolved
 
 from forge import explain, train
 from forge.config.changes import changes

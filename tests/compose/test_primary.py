@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forge.compose.composition import compose
-from forge.compose.engine import CONF
+from forge.compose.hydra_adapter import CONF
 from forge.config.problems import ConfigError, Problem
 
 LACKS = "it is a whole config, and chooses no "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from refusing import SMALL
+from helpers.refusing import SMALL
 
 import forge
 from forge import resume

@@ -11,8 +11,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from advice import alternatives
-from refusing import problems
+from helpers.advice import alternatives
+from helpers.refusing import problems
 
 from forge import check
 from forge.planning.world import Devices

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from refusing import only, resolved
+from helpers.refusing import only, resolved
 
 from forge.config.data.text import STREAM_OPTIONS, STREAMED, Streams
 from forge.data.text.reading import BadFile

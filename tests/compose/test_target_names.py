@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from refusing import only, problems, resolved
+from helpers.refusing import only, problems, resolved
 
 from forge.config.adapters.adapter import THEIRS
 

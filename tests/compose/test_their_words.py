@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import yaml
-from folders import write_folder
-from refusing import problems, resolved
+from helpers.folders import write_folder
+from helpers.refusing import problems, resolved
 
 from forge.compose.composition import compose
 from forge.compose.grammar import read_override

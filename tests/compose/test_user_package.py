@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.refusing import only, problems, resolved
 from hydra.core.config_store import ConfigStore
-from refusing import only, problems, resolved
 
 from forge.config import register, schemas
 from forge.config.field import opt

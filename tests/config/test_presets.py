@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from folders import write_folder
+from helpers.folders import write_folder
+from helpers.refusing import resolved
 from omegaconf import OmegaConf
-from refusing import resolved
 
-from forge.compose.engine import CONF, Library
+from forge.compose.engine import Library
+from forge.compose.hydra_adapter import CONF
 from forge.config import schemas
 from forge.config.devices import DEVICES
 from forge.config.field import thaw_value

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 from data_helpers import make_prose
-from refusing import problems
+from helpers.refusing import problems
 from transformers import PreTrainedTokenizerFast
 
 import forge

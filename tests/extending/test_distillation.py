@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from example_helpers import SMALL, USE, Verb
-from ranks import on_ranks
+from helpers.ranks import on_ranks
 
 from forge.compose import composition
 from forge.config.model.decoder import Decoder as DecoderConfig

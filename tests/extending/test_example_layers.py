@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from example_helpers import USE
-from optimizers import params_of
-from ranks import on_ranks
+from helpers.optimizers import params_of
+from helpers.ranks import on_ranks
 from torch.distributed.tensor import DTensor
 
 import forge

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from example_helpers import SMALL, USE
-from optimizers import params_of
-from ranks import on_ranks
+from helpers.optimizers import params_of
+from helpers.ranks import on_ranks
 from torch.distributed.tensor import DTensor
 
 import forge

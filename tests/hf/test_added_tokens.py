@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.ranks import on_ranks
 from llama_folder import write_llama
-from ranks import on_ranks
 
 import forge
 from forge import export, generate, resume, train

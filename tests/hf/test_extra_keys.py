@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import LLAMA, write_folder
-from refusing import problems, resolved
+from helpers.folders import LLAMA, write_folder
+from helpers.refusing import problems, resolved
 
 NO_EFFECT: dict[str, Any] = {
     "unsloth_fixed": True,

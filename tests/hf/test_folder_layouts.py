@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from families import imported
-from ranks import on_ranks
+from helpers.ranks import on_ranks
 from tiny_families import peer
 
 import forge

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.refusing import problems
 from llama_folder import write_llama
-from refusing import problems
 from safetensors.torch import load_file
 
 import forge

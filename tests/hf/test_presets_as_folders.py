@@ -7,7 +7,7 @@ from math import prod
 import pytest
 
 import forge
-from forge.compose.engine import CONF
+from forge.compose.hydra_adapter import CONF
 from forge.config.model.decoder import Decoder
 from forge.families import folder as folders
 from forge.families.table import shapes

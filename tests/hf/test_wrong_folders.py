@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusing import problems
+from helpers.refusing import problems
 from safetensors.numpy import load_file, save_file
 
 Damage = Callable[[Path], Any]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_display import Display
 from fake_worker import BREAKS, FAILS, HANGS, STARTS, interpreter
-from refusing import SMALL
+from helpers.fake_display import Display
+from helpers.refusing import SMALL
 
 import forge
 from forge.launch.local import notebook

@@ -12,7 +12,7 @@ from typing import Any
 import kill_compare
 import pytest
 import yaml
-from tiny import TINY
+from helpers.tiny import TINY
 
 import forge
 import forge.train

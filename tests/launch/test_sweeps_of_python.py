@@ -12,7 +12,7 @@ from pathlib import Path
 import fake_worker
 import pytest
 from fake_worker import FAILS, HANGS
-from refusing import SMALL
+from helpers.refusing import SMALL
 
 import forge
 from forge.launch.sweep.directory import SweepDirectory

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import forge
-from forge.compose.engine import CONF
+from forge.compose.hydra_adapter import CONF
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.mla import MLA
 from forge.config.model.moe import MoE as MoEConfig

@@ -10,7 +10,7 @@ from published_configs import PUBLISHED
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import forge
-from forge.compose.engine import CONF
+from forge.compose.hydra_adapter import CONF
 from forge.config.model.decoder import Decoder
 from forge.families.family import decoder_section
 from forge.families.folder import family_of

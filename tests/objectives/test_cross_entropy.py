@@ -244,7 +244,7 @@ def test_auto_chunk_is_4096_tokens_or_bounded_by_bytes():
 
 def growth(chunk_size: int) -> int:
     """Of the resident set, in a fresh process."""
-    benchmark = Path(__file__).parents[2] / "benchmarks" / "cross_entropy.py"
+    benchmark = Path(__file__).parents[2] / "benchmarks" / "speed" / "cross_entropy.py"
     command = [sys.executable, str(benchmark), f"--measure={chunk_size}", "--iterations=1"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)["growth"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refusing import SMALL, resolved
+from helpers.refusing import SMALL, resolved
 from test_pretrain import TinyModel
 
 from forge.adapters.adapter import adapters_off

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from optimizers import optimizer_of
+from helpers.optimizers import optimizer_of
 from torch import nn
 
 from forge.config.optimizers.adam import AdamW

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from optimizers import params_of
+from helpers.optimizers import params_of
 from torch import nn
 
 from forge.config.optimizers.adam import AdamW

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from optimizers import optimizer_of
+from helpers.optimizers import optimizer_of
 from test_adamw import Model, set_gradients
 
 from forge.config.optimizers.lion import Lion

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from optimizers import params_of
+from helpers.optimizers import params_of
 from torch import nn
 
 from forge.config.optimizers.base import Optimizer

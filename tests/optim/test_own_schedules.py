@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from refusing import SMALL, resolved
+from helpers.refusing import SMALL, resolved
 from torch.optim import lr_scheduler as torchs
 
 from forge.config.problems import ConfigError

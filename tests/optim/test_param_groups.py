@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from refusing import problems
+from helpers.refusing import problems
 
 import forge
 from forge.config.optimizers.param_groups import groups, members, named_parameters

@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from choices import recorded
+from helpers.ranks import on_ranks
 from parity_cases import Case
 from parity_models import TOKENIZER, overrides_of
-from ranks import on_ranks
 from torch import Tensor
 
 from forge.compose import composition

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from helpers.ranks import on_ranks
 
 from forge.parallel.collectives import gather_equal
 

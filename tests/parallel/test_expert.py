@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.ranks import on_ranks
 from parity_cases import layout_of
 from parity_run import config_of, this_rank
-from ranks import on_ranks
 from torch.distributed.tensor import DTensor, Shard
 
 from forge.models.moe import MoE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from ranks import on_ranks
+from helpers.ranks import on_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.ranks import on_ranks
 from parity_run import LR, Tokens, config_of, this_rank, world_of
-from ranks import on_ranks
 
 from forge.build import build
 from forge.data import IGNORE_INDEX

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.ranks import on_ranks
 from parity_cases import layout_of
 from parity_run import config_of, this_rank
-from ranks import on_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
 

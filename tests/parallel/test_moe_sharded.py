@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
+from helpers.ranks import on_ranks
 from parity_run import Tokens, config_of, this_rank
-from ranks import on_ranks
 
 from forge.build import build
 from forge.config.root import Config

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from refusing import resolved
+from helpers.refusing import resolved
 from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 

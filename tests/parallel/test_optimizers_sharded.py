@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 import torch
+from helpers.ranks import on_ranks
 from parity_run import Tokens, config_of, this_rank
-from ranks import on_ranks
 from torch.distributed.tensor import DTensor
 
 from forge.build import build

@@ -93,7 +93,7 @@ def test_choices_are_seen_and_biases_move() -> None:
 
 
 def test_the_committed_table_has_every_layout() -> None:
-    """benchmarks/parity_table.py makes it."""
+    """benchmarks/parity/parity_table.py makes it."""
     table = Path(__file__).parents[2] / "benchmarks" / "results" / "parity.md"
     lines = table.read_text(encoding="utf-8").splitlines()
     held = [line for line in lines if line.endswith("| yes |")]

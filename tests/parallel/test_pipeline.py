@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.ranks import on_ranks
 from parity_cases import layout_of
 from parity_run import config_of, this_rank, world_of
-from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 

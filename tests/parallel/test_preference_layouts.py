@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.ranks import on_ranks
 from parity_run import Tokens, config_of, this_rank, world_of
-from ranks import on_ranks
 
 from forge.data.batches.examples import plan_examples
 from forge.data.batches.mixture import Mixture

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.ranks import on_ranks
 from parity_run import Tokens, config_of, this_rank, world_of
-from ranks import on_ranks
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from helpers.ranks import on_ranks
 
 from forge.config.parallel import Parallel
 from forge.config.precision import Precision

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from helpers.ranks import on_ranks
 
 from forge.config.data.text import Text
 from forge.config.eval import Eval

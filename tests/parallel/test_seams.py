@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.ranks import on_ranks
 from parity_cases import layout_of
 from parity_run import LR, STEPS, Tokens, config_of, main_ranks, this_rank
-from ranks import on_ranks
 from torch import Tensor, nn
 
 from forge.config.model.decoder import Decoder as DecoderConfig

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.ranks import on_ranks
 from parity_cases import layout_of
 from parity_run import config_of, this_rank, world_of
-from ranks import on_ranks
 
 from forge.models.head import head_of
 from forge.models.sampling import How, continue_rows, generate

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from helpers.ranks import on_ranks
 
 from forge.build import build
 from forge.compose import composition

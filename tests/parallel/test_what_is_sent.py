@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 import torch
+from helpers.ranks import on_ranks
 from parity_cases import layout_of
 from parity_run import config_of, this_rank
-from ranks import on_ranks
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

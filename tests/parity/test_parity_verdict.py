@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from helpers.ranks import on_ranks
 from torch import nn
 
 from forge.parallel.gather import gather_on_main

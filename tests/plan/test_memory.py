@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import on_ranks
+from helpers.ranks import on_ranks
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import on_ranks
+from helpers.ranks import on_ranks
 from test_memory import BATCH, MLA, MOE, SEQ, SIZES, Live
 
 import forge

@@ -6,8 +6,8 @@ import time
 
 import pytest
 import torch
-from ranks import on_ranks
-from refusing import resolved
+from helpers.ranks import on_ranks
+from helpers.refusing import resolved
 from test_memory import Live
 from torch.distributed.tensor import DTensor
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from refusing import resolved
+from helpers.refusing import resolved
 
 from forge.planning.memory import memory_by_part
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from refusing import resolved
+from helpers.refusing import resolved
 
 from forge.config.launch import Launch, Local, Slurm
 from forge.config.parallel import Parallel

@@ -9,7 +9,7 @@ from itertools import pairwise
 from unittest.mock import patch
 
 import pytest
-from refusing import resolved
+from helpers.refusing import resolved
 
 from forge.planning.memory import memory_by_part
 from forge.planning.world import Devices, World

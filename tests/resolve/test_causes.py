@@ -5,8 +5,8 @@ works.
 from __future__ import annotations
 
 import pytest
-from advice import alternatives
-from refusing import SMALL, problems
+from helpers.advice import alternatives
+from helpers.refusing import SMALL, problems
 
 TP = "must be divisible by parallel.tp"
 TP3 = f"model.n_heads (4), the feed-forward width (256) and train.seq_len (32) {TP} (3)."

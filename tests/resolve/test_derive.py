@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from refusing import SMALL, only, resolved
+from helpers.refusing import SMALL, only, resolved
 
 from forge.compose import composition
 from forge.config.problems import ConfigError

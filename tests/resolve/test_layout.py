@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from refusing import SMALL
+from helpers.refusing import SMALL
 from torch import nn
 from torch.distributed.pipelining import schedules
 

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from refusing import problems, resolved
+from helpers.refusing import problems, resolved
 
 from forge.config.recompute import DEVICE, Recompute
 from forge.planning.activations import Activations, flops_again

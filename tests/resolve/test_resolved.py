@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from refusing import resolved
+from helpers.refusing import resolved
 
 from forge.compose import composition
 from forge.compose.engine import Library

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from advice import alternatives
-from folders import write_folder
-from refusing import SMALL, problems, resolved
+from helpers.advice import alternatives
+from helpers.folders import write_folder
+from helpers.refusing import SMALL, problems, resolved
 
 from forge.config.problems import Problem
 from forge.resolve.rules.all import RULES

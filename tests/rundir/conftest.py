@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from going_on_helpers import RUN, take
+from helpers.going_on_helpers import RUN, take
 
 from forge.launch.local import processes
 

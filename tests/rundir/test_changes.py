@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusing import SMALL, resolved
+from helpers.refusing import SMALL, resolved
 
 from forge.config import schemas
 from forge.config.changes import Change, changes, permitted

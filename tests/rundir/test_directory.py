@@ -12,8 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from going_on_helpers import read
-from refusing import resolved
+from helpers.going_on_helpers import read
+from helpers.refusing import resolved
 
 from forge.config.problems import ConfigError
 from forge.resolve.resolve import Resolution

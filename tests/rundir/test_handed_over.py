@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from going_on_helpers import RUN, content, take
+from helpers.going_on_helpers import RUN, content, take
 from hydra.core.override_parser.types import Override
 
 from forge import resume, worker

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from refusing import SMALL, resolved
+from helpers.refusing import SMALL, resolved
 
 from forge.rundir.identity import hash_of, identity, is_free
 

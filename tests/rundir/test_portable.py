@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from going_on_helpers import resume, take
+from helpers.going_on_helpers import resume, take
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from refusing import resolved
+from helpers.refusing import resolved
 
 from forge.config.root import Config
 from forge.rundir import saved_config

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from going_on_helpers import alter, content, end, resume, take
+from helpers.going_on_helpers import alter, content, end, resume, take
 
 from forge.config.changes import Change
 from forge.config.problems import ConfigError

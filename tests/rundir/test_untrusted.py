@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from going_on_helpers import RUN, content, take
+from helpers.going_on_helpers import RUN, content, take
 
 from forge import cancel, checkpoints, resume, runs, status, train, worker
 from forge.launch.local import processes

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.tiny import TINY
 from one_box import OneBox
-from tiny import TINY
 
 from forge import cli
 from forge.config.launch import Slurm

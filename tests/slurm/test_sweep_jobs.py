@@ -13,10 +13,10 @@ from typing import Any
 
 import optuna
 import pytest
+from helpers.tiny import TINY
 from one_box import OneBox
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from tiny import TINY
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("one_box_slurm")]
 Verb = Callable[..., "subprocess.Popen[str]"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.tiny import TWO_LAYERS
 from run_helpers import built
-from tiny import TWO_LAYERS
 
 from forge import cli, worker
 from forge.config.parallel import Parallel

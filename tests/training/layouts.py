@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from going_on_helpers import take
-from ranks import forking, in_fork
+from helpers.going_on_helpers import take
+from helpers.ranks import forking, in_fork
 
 from forge import worker
 from forge.data.batches.loader import Step, TrainLoader

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from ranks import on_ranks
+from helpers.ranks import on_ranks
 from run_helpers import built, read
 
 from forge.launch.local.processes import free_port

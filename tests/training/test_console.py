@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fake_display import Display
+from helpers.fake_display import Display
 from rich.console import Console
 
 from forge.config.metrics import Metrics

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from going_on_helpers import alter
+from helpers.going_on_helpers import alter
 from layouts import trains
 from run_helpers import assert_bit_equal, built, folders, meta, read, step_of, stored, weights
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tiny import TWO_LAYERS
+from helpers.tiny import TWO_LAYERS
 
 from forge import cli, worker
 from forge.data.tokens.shards import ShardWriter

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from optimizers import optimizer_of
+from helpers.optimizers import optimizer_of
 from run_helpers import assert_bit_equal, logged, weights
 from test_update import as_step, decoder, global_batches, make_update, scaler_of
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from going_on_helpers import alter
+from helpers.going_on_helpers import alter
 from run_helpers import assert_bit_equal, built, logged, step_of, stored, weights
 from safetensors.torch import load_file, save_file
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torchgen
 import yaml
+from helpers.tiny import TINY
 from run_helpers import logged
-from tiny import TINY
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 

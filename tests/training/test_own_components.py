@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.tiny import TWO_LAYERS
 from run_helpers import assert_bit_equal, built, logged, meta, step_of, stored, weights
-from tiny import TWO_LAYERS
 
 from forge import cli, worker
 from forge.config.problems import ConfigError

@@ -10,7 +10,7 @@ import platform
 from pathlib import Path
 
 import pytest
-from going_on_helpers import alter
+from helpers.going_on_helpers import alter
 from run_helpers import assert_bit_equal, built, logged, step_of, stored
 from test_guard import Poisoned
 

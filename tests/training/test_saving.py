@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from going_on_helpers import alter
+from helpers.going_on_helpers import alter
 from run_helpers import (
     assert_bit_equal,
     at_step,

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from going_on_helpers import alter
+from helpers.going_on_helpers import alter
 from run_helpers import assert_bit_equal, folders, meta, read, step_of, stored
 
 from forge import worker

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from optimizers import optimizer_of
+from helpers.optimizers import optimizer_of
 from run_helpers import assert_bit_equal, logged, step_of, stored, weights
 from test_guard import Poisoned, state_of
 from test_update import as_step, decoder, global_batches, make_update

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from going_on_helpers import alter
+from helpers.going_on_helpers import alter
 from run_helpers import assert_bit_equal, built, folders, logged, read, step_of, stored
 
 from forge import worker

@@ -15,9 +15,9 @@ from typing import Any
 
 import pandas
 import pytest
-from going_on_helpers import take
+from helpers.going_on_helpers import take
+from helpers.tiny import TINY
 from run_helpers import assert_bit_equal, logged, meta, step_of, stored
-from tiny import TINY
 
 from forge import worker
 from forge.data.batches.mixture import Mixture

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks import on_ranks
+from helpers.ranks import on_ranks
 from run_helpers import load, without_pickle
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh

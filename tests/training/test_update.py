@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from optimizers import optimizer_of
+from helpers.optimizers import optimizer_of
 from torch import Tensor, nn
 
 from forge.config.model.decoder import Decoder as DecoderConfig

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from optimizers import optimizer_of
+from helpers.optimizers import optimizer_of
 from run_helpers import assert_bit_equal, read, weights
 from test_guard import state_of
 from test_spikes import spikes_of

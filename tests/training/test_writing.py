@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import on_ranks
+from helpers.ranks import on_ranks
 from torch import Tensor, nn
 
 from forge.data.tokenizers.tokenizer import Tokenizer

@@ -205,9 +205,14 @@ def device_name(device: torch.device) -> str:
     """Name of the device by its driver or the machine's kernel."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    return f"{torch.get_num_threads()} threads of {processor() or device.type}"
+
+
+def processor() -> str | None:
+    """Model name of the processor by the kernel; None where the kernel has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return device.type
+        return None
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{torch.get_num_threads()} threads of {next(names, device.type)}"
+    return next(names, None)

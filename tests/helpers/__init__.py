@@ -1,0 +1,1 @@
+"""Functions shared by tests of several folders."""

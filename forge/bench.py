@@ -23,7 +23,7 @@ from forge.launch.local import processes
 from forge.planning.activations import flops_again
 from forge.planning.flops import flops_per_token
 from forge.planning.launcher_environment import launcher_environment
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import memory_of
 from forge.planning.world import check_startable
 from forge.resolve.resolve import Resolution
 from forge.rundir import directory, files, identity, outcome, provenance
@@ -114,7 +114,7 @@ def _with_defaults(options: argparse.Namespace) -> list[str]:
 def _measure(resolution: Resolution) -> dict[str, Any]:
     """Train in the run's directory and return the measurement, or the failure."""
     config = resolution.config
-    row = {"hash": identity.hash_of(config), "estimate_bytes": memory_by_part(config)}
+    row = {"hash": identity.hash_of(config), "estimate_bytes": dict(memory_of(config).parts)}
     model = config.decoder
     if model is not None:
         row["parameters"] = model.num_params_estimate

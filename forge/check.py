@@ -30,10 +30,10 @@ from forge.config.train import Train
 from forge.planning.activations import host_bytes
 from forge.planning.allocation import Allocation, allocation
 from forge.planning.flops import flops_per_token, sequences_of, tokens_in_all
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import WORDS, memory_of
 from forge.planning.time import expected_seconds, planned_time
 from forge.planning.world import CPU_BUILD, World, ranks_of, ranks_per_node
-from forge.resolve.auto import device_memory, memory_needed
+from forge.resolve.auto import device_memory
 from forge.resolve.resolve import Resolution
 from forge.resolve.rules.devices import HOST_MEMORY, MEMORY
 from forge.rundir import directory
@@ -92,7 +92,7 @@ def _verdict(resolution: Resolution) -> tuple[int, str]:
     if world.planned:
         device = f"plan.device={config.plan.device}" if config.plan.device else "plan.world_size"
         where += f" of {device}, which is not here"
-    available, needed = device_memory(world), memory_needed(config)
+    available, needed = device_memory(world), memory_of(config).allocated
     if isinstance(config.launch, Slurm) and world.devices.source == CPU_BUILD:
         where += f", as {CPU_BUILD} here (plan.device=h100 plans the job for GPUs)"
     if not needed or available is None:
@@ -128,10 +128,13 @@ def _points(overrides: Sequence[str], config_dirs: Sequence[str]) -> int:
 
 def report(composition: Composition, resolution: Resolution) -> str:
     config, world = resolution.config, resolution.world
-    memory = memory_by_part(config)
-    each_device = [(f"  {name}", byte_size(size)) for name, size in memory.items()]
-    if memory:
-        each_device.insert(0, ("estimated memory", byte_size(sum(memory.values()))))
+    memory = memory_of(config)
+    each_device = [(f"  {name}", byte_size(size)) for name, size in memory.parts.items()]
+    if memory.parts:
+        most = f"{byte_size(memory.allocated)}, {WORDS[memory.moment]}"
+        each_device.insert(0, ("estimated memory", most))
+    if memory.cuda and memory.parts:
+        each_device.append(("reserved by the allocator", byte_size(memory.reserved)))
     if host := host_bytes(config):
         each_device.append(("in host memory", byte_size(host)))
     devices = f"from {world.source} ({world.devices.source})"

@@ -25,6 +25,7 @@ from forge.config.numbers import byte_size, compact, counted, duration, percent
 from forge.config.problems import COMMAND_LINE, ConfigError, closest, refusal
 from forge.config.root import Config
 from forge.planning.links import NETWORK, NVLINK
+from forge.planning.memory import WORDS
 from forge.planning.sharding import held, in_small
 from forge.planning.time import StepTime, device_of
 from forge.planning.traffic import Rank
@@ -216,8 +217,10 @@ def time_lines(time: StepTime) -> list[str]:
 
 def _memory(one: Layout) -> list[str]:
     device = device_of(one.config)
-    lines = [f"a device        {byte_size(one.needed)} of {byte_size(device.memory)}"]
-    return lines + [f"  {name:<28} {byte_size(size):>10}" for name, size in one.memory.items()]
+    memory = one.memory
+    needed = f"{byte_size(memory.allocated)}, and {byte_size(memory.reserved)} reserved"
+    lines = [f"a device        {needed} of {byte_size(device.memory)}, {WORDS[memory.moment]}"]
+    return lines + [f"  {name:<28} {byte_size(size):>10}" for name, size in memory.parts.items()]
 
 
 def _table(fitting: Sequence[Layout], config: Config, node: int) -> list[str]:

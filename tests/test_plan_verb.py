@@ -13,7 +13,7 @@ import pytest
 from forge import plan as verb
 from forge.compose import composition
 from forge.config.problems import ConfigError
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import memory_of
 from forge.planning.time import planned_time
 from forge.planning.world import CPU_BUILD, Devices
 from forge.resolve.resolve import resolve
@@ -48,10 +48,11 @@ def test_a_plan_says_days_parts_and_layouts(capsys: pytest.CaptureFixture[str]) 
     common = ["model=llama3_8b", "plan.device=h100", "plan.world_size=16", "train.seq_len=4096"]
     config = composition.config([*common, *verb.BEHIND, CHUNKED, "run.device=cuda", *typed])
     config = resolve(config, devices=LAPTOP).config
-    again, needed = planned_time(config), sum(memory_by_part(config).values())
+    again, needed = planned_time(config), memory_of(config)
     assert again is not None
     assert again.tokens_per_second == pytest.approx(speed, rel=0.01)
-    assert f"a device        {needed / 2**30:.1f} GiB of 79.1 GiB" in text
+    sizes = f"{needed.allocated / 2**30:.1f} GiB, and {needed.reserved / 2**30:.1f} GiB reserved"
+    assert f"a device        {sizes} of 79.1 GiB" in text
 
 
 def test_what_is_given_stays(capsys: pytest.CaptureFixture[str]) -> None:

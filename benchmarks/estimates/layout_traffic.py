@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 
 from forge.compose import composition
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import memory_of
 from forge.planning.traffic import bytes_per_step
 from forge.planning.world import Devices
 from forge.resolve.resolve import resolve
@@ -46,7 +46,7 @@ def row(layout: str, shared: list[str]) -> str:
         for technique in TECHNIQUES
     ]
     cells = [f"{count / 1e9:.3g}" if count else "" for count in (*by_technique, sum(sent.values()))]
-    memory = sum(memory_by_part(config).values()) / 2**30
+    memory = memory_of(config).allocated / 2**30
     return (
         f"| {layout.replace('+', ' ')} | {config.train.grad_accum_steps} | {' | '.join(cells)} |"
         f" {memory:.3g} |"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import forge
 from forge.config import devices as known
 from forge.config.root import Config
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import Memory, memory_of
 from forge.planning.time import StepTime, planned_time
 
 GIB = 1 << 30
@@ -58,13 +58,13 @@ has 63e9.
 @dataclass(frozen=True, kw_only=True)
 class Found:
     config: Config
-    parts: dict[str, int]
+    memory: Memory
     time: StepTime
     recompute: str
 
     @property
     def gib(self) -> float:
-        return sum(self.parts.values()) / GIB
+        return self.memory.reserved / GIB
 
     @property
     def speed(self) -> float:
@@ -78,7 +78,7 @@ class Found:
 def state_bytes(config: Config) -> int:
     """Of moments and masters, where they are on the device."""
     here = replace(config, parallel=replace(config.parallel, offload_optimizer=False))
-    parts = memory_by_part(here)
+    parts = memory_of(here).state
     return parts["optimizer state"] + parts.get("fp32 masters", 0)
 
 
@@ -92,8 +92,7 @@ def candidates(device: str, way: tuple[str, ...]) -> list[Found]:
             config = forge.compose(words).validate().config
             time = planned_time(config)
             assert time is not None
-            parts = memory_by_part(config)
-            found.append(Found(config=config, parts=parts, time=time, recompute=name))
+            found.append(Found(config=config, memory=memory_of(config), time=time, recompute=name))
             if found[-1].gib + ROOM > DEVICES[device]:
                 break
     return found

@@ -28,7 +28,7 @@ import forge
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.optim.build import build_optimizer
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import memory_of
 
 TORCH = "torch.optim.AdamW(fused=True)"
 CHOICES = (
@@ -109,7 +109,7 @@ def on_one(rounds: int) -> None:
         row = f"| `{name}` | {statistics.median(each):,.0f} ms | {ratio:.1f} | "
         held = kept(optimizers[name])
         if name in built:
-            said = memory_by_part(built[name])["optimizer state"]
+            said = memory_of(built[name]).state["optimizer state"]
             row += f"{held / 2**20:.1f} MiB | {said / 2**20:.1f} MiB | {said / held - 1:+.2%} |"
         else:
             row += f"{held / 2**20:.1f} MiB | | |"

@@ -84,7 +84,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The blocks of one rank, cut as `memory_by_part` assumes."""
+    """The blocks of one rank, cut as `memory_of` assumes."""
 
     layers: range
     first: bool
@@ -108,12 +108,9 @@ class Activations:
         self.cut = parallel.tp if parallel.sequence_parallel else 1
         self.beside = Beside(config, model, _rows_of_token(config, model, self.sequences))
         self.numbers = Numbers(
-            residual=self.residual,
-            norms_frozen=self.beside.norms_frozen,
             width=self.width,
             seq_len=train.seq_len,
             tp=parallel.tp,
-            cuda=config.run.device == "cuda",
             masked=config.data.pack_sequences and not in_blocks(config, config.run.device),
             tokens_cut=self.cut,
         )
@@ -146,11 +143,14 @@ class Activations:
                 held += Held(device=self.beside.of_block(layer, self.numbers))
         held = held * self.in_flight(stage)
         if stage.last:
-            model = self.model
-            norm = self.numbers.norm(model.norm_type, model.dim, self.residual)
-            held += Held(device=norm + self.width * model.dim)
+            held += Held(device=(self.residual + self.width) * self.model.dim)
             held += Held(device=self.beside.of_head(self.numbers, self.tokens))
         return held * self.tokens
+
+    def of_block(self, stage: Stage) -> float:
+        """Bytes kept by the largest block of a stage in its own backward pass."""
+        blocks = (self.block(self.model.kind_of(layer)) for layer in stage.layers)
+        return self.tokens * max((block.alone for block in blocks if block), default=0.0)
 
     def of_documents(self, stage: Stage) -> int:
         """Bytes of masks and rotations, shared by layers to keep documents apart."""
@@ -171,23 +171,20 @@ class Activations:
     def _block(self, kind: Kind) -> Block | None:
         layer, numbers, apart = self.model.of_kind(kind.name), self.numbers, self._apart
         rows = _rows_of_token(self.config, self.model, self.sequences)
-        over = {"rows": rows, "exchanged": apart}
         mixer = layer.mixer.kept(layer, numbers)
         last: Kept | None = layer.feed_forward.kept(layer, numbers)
         if kind.moe:
-            last = layer.moe.kept(layer, numbers, **over)
+            last = layer.moe.kept(layer, numbers, rows=rows)
         if mixer is None or last is None:
             return None
         stream, entering = self.residual * layer.dim // self.cut, numbers.width * layer.dim
         before_last = 0 if kind.moe else entering  # experts count their input themselves
         around = self._norms(layer) // self.cut + entering + before_last
-        recast = numbers.masked and self.residual != numbers.width  # each block casts the mask
-        mask = numbers.width * numbers.seq_len if recast else 0
         unread = frozenset({LAST} if not (layer.norms_after or kind.moe) else ())
-        of_layers = layer.moe.kept_around(layer, numbers, **over) if kind.moe else 0.0
+        of_layers = layer.moe.kept_around(layer, numbers, rows=rows) if kind.moe else 0.0
         return Block(
             input=stream,
-            alone=around + mixer.all + last.all + mask,
+            alone=around + mixer.all + last.all - self._remade(mixer, last, entering),
             around=around + of_layers,
             named=merge_tables(mixer.named, last.named),
             unread=unread,
@@ -201,10 +198,23 @@ class Activations:
         return self.config.parallel.ep > 1
 
     def _norms(self, layer: Decoder) -> int:
-        """Bytes of norms before the two layers, and after."""
-        norm = functools.partial(self.numbers.norm, layer.norm_type, layer.dim)
-        entering = 2 * norm(self.residual) if layer.norms_before else 0
-        return entering + (2 * norm(self.numbers.width) if layer.norms_after else 0)
+        """Bytes of the inputs of norms before the two layers, and after."""
+        before, after = bool(layer.norms_before), bool(layer.norms_after)
+        return 2 * layer.dim * (self.residual * before + self.numbers.width * after)
+
+    def _remade(self, mixer: Kept, last: Kept, entering: int) -> float:
+        """Bytes that a compiled block computes again.
+
+        Without experts over ranks, whose layers are not compiled. Products in few bits read casts
+        of their inputs, which are made again from inputs of norms and of the gate.
+        """
+        adapted = self.config.adapter.active  # measured: compiled adapters keep more, not less
+        if not self.config.train.compile_model or self._apart or adapted:
+            return 0.0
+        remade = mixer.remade + last.remade
+        if self.config.quantization.in_products:
+            remade += 2 * entering + last.remade
+        return remade
 
 
 def flops_again(config: Config) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from forge.config.model.activations import Numbers
 from forge.config.model.decoder import Decoder
-from forge.config.model.tensors import EXPERT, HEAD, MATRIX, NORM, TensorSpec, within
+from forge.config.model.tensors import EXPERT, HEAD, MATRIX, TensorSpec, within
 from forge.config.optimizers.param_groups import some_frozen, trained
 from forge.config.root import Config
 
@@ -20,12 +20,6 @@ class Beside:
         self.model, self.adapter, self.rows = model, config.adapter, rows_of_token
         self.is_trained: Callable[[str], bool] = trained(config)
         self.changes, self.tp = some_frozen(config), config.parallel.tp
-
-    @property
-    def norms_frozen(self) -> bool:
-        """Whether the weights of all norms are frozen."""
-        norms = (tensor for tensor in self.model.tensors() if tensor.role == NORM)
-        return self.changes and not any(self.is_trained(tensor.name) for tensor in norms)
 
     def of_block(self, number: int, numbers: Numbers) -> float:
         """Extra bytes of a block, by its number; negative for fewer bytes."""
@@ -47,8 +41,6 @@ class Beside:
         alone = not (layer.moe.shared_experts or layer.moe.beside_dense)
         if kind.moe and alone and not self.is_trained(f"{name}.feed_forward.router.weight"):
             extra -= entering
-        if number == 0 and numbers.norms_frozen and not self.trains_before():
-            extra -= numbers.norm(model.norm_type, model.dim, numbers.residual)
         return extra
 
     def of_head(self, numbers: Numbers, tokens: int) -> float:
@@ -73,7 +65,3 @@ class Beside:
         """The matrix out of a feed-forward, if the backward pass does not read its input."""
         down = [m for m in matrices if m.residual and ".feed_forward." in m.name]
         return down[0] if down and not any(map(self.reads, down)) else None
-
-    def trains_before(self) -> bool:
-        """Whether anything before the first block has a gradient."""
-        return any(map(self.reads, self.model.outside()[0]))

@@ -166,13 +166,10 @@ class Compute:
     def _memory(self, kind: Kind) -> float:
         """Seconds of memory-bound kernels: bytes kept by a block, times passes through memory."""
         layer, parallel = self.model.of_kind(kind.name), self.config.parallel
-        numbers = Numbers(
-            width=self.width, seq_len=self.config.train.seq_len, tp=parallel.tp, cuda=True
-        )
+        numbers = Numbers(width=self.width, seq_len=self.config.train.seq_len, tp=parallel.tp)
         mixer = layer.mixer.kept(layer, numbers)
         if kind.moe:
-            over = {"rows": layer.moe.top_k, "exchanged": parallel.ep > 1}
-            last = layer.moe.kept(layer, numbers, **over)
+            last = layer.moe.kept(layer, numbers, rows=layer.moe.top_k)
         else:
             last = layer.feed_forward.kept(layer, numbers)
         cut = parallel.tp if parallel.sequence_parallel else 1

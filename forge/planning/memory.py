@@ -1,43 +1,94 @@
-"""Memory of one device, estimated from the config alone."""
+"""Memory of one device, estimated from the config alone: the largest need over a step's moments."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, pairwise
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
-from forge.config.adapters.adapter import Adapter, NoAdapter
 from forge.config.model.activations import FP32
 from forge.config.model.decoder import Decoder
-from forge.config.model.tensors import TensorSpec, within
+from forge.config.objectives.base import HeadShape
 from forge.config.optimizers import param_groups
-from forge.config.parallel import V_SCHEDULE, Parallel
+from forge.config.parallel import V_SCHEDULE
 from forge.config.precision import BYTES
 from forge.config.root import Config
 from forge.planning.activations import Activations, Stage
+from forge.planning.shares import Share, counted, largest, of_trained, share_of
+from forge.planning.state import state_of
 from forge.rundir.saved_config import load_config, newest
 
-STATE = ("weights", "gradients", "fp32 masters", "optimizer state")
-"""Prefixes of the names of exact parts, held throughout a run."""
-NO_ADAPTER = NoAdapter()
-OF_EXPERTS = attrgetter("of_experts")
-Size = Callable[[TensorSpec, tuple[int, ...]], float]
-"""Bytes or values of a tensor, by its shape on a rank."""
+FORWARD, LOSS, BACKWARD, UPDATE = "forward", "loss", "backward", "update"
+"""Moments of a step: the end of the forward pass with the loss, the begin and the end of the
+backward pass, and the update.
+"""
+WORDS = {
+    FORWARD: "at the end of the forward pass",
+    LOSS: "at the begin of the backward pass",
+    BACKWARD: "at the end of the backward pass",
+    UPDATE: "in the update",
+}
+OF_BLOCK = 0.4
+"""Gradients of activations inside a block, over what the block keeps: measured."""
+FRAGMENTED = 1.03
+"""Memory reserved by the allocator for a stream, over what was allocated; measured: 1.00-1.12."""
 
 
-def memory_by_part(config: Config) -> dict[str, int]:
-    """Bytes of the device with the largest need, by part; empty for a model of unknown layers.
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of a device over a step.
 
-    On one device weights, gradients and optimizer state are exact. Activations are the tensors
-    autograd holds after the forward pass of uncompiled blocks with fused attention (as
-    arXiv:2205.05198, section 4); logits are the peak inside the loss. The sum is an upper bound.
+    state: weights, gradients, fp32 masters and optimizer state, each in full. moments: the parts
+    that are there at once, by moment. apart: parts with memory of other streams, which nothing else
+    can use. buffers: of collectives. cuda: whether torch's allocator reserves memory.
+    """
+
+    state: Mapping[str, int] = field(default_factory=dict)
+    moments: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    apart: frozenset[str] = frozenset()
+    buffers: int = 0
+    cuda: bool = False
+
+    @property
+    def moment(self) -> str:
+        """The moment of the largest need; "" = of a model of unknown layers."""
+        sizes = {name: sum(parts.values()) for name, parts in self.moments.items()}
+        return max(sizes, key=lambda name: sizes[name], default="")
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """Bytes by part, at the moment of the largest need."""
+        return self.moments.get(self.moment, {})
+
+    @property
+    def allocated(self) -> int:
+        """The most bytes of tensors at once; 0 = not known."""
+        return sum(self.parts.values())
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that the process takes from the device for tensors."""
+        if not self.cuda:
+            return self.allocated
+        own_stream = max(
+            sum(size for name, size in parts.items() if name not in self.apart)
+            for parts in self.moments.values()
+        )
+        return round(FRAGMENTED * own_stream) + sum(map(self.most, self.apart)) + self.buffers
+
+    def most(self, part: str) -> int:
+        """The most bytes of a part at any moment."""
+        return max((parts.get(part, 0) for parts in self.moments.values()), default=0)
+
+
+def memory_of(config: Config) -> Memory:
+    """Estimate the memory of the device with the largest need; empty for a model of unknown layers.
+
+    Weights, gradients and optimizer state are exact. Activations are the tensors autograd holds
+    after the forward pass with fused attention (as arXiv:2205.05198, section 4), of compiled blocks
+    where `train.compile_model`; logits are the peak inside the loss.
 
     On several devices, tp, pp and ep cut the weights; FSDP shards the rest and gathers block by
     block, or all weights under a pipeline; cp and sequence parallelism cut the tokens. Assumes
@@ -45,182 +96,194 @@ def memory_by_part(config: Config) -> dict[str, int]:
     """
     model, parallel = config.decoder, config.parallel
     if model is None:
-        return {}
+        return Memory()
     # the rank of largest need is at an end of the pipeline
-    adapter = config.adapter
-    shares = [_share(model, parallel, adapter, first=True, last=True)]
+    ends = [(True, True)]
     if parallel.pp > 1:
-        is_last = parallel.pp_schedule == V_SCHEDULE
-        shares = [_share(model, parallel, adapter, first=True, last=is_last)]
-        shares.append(_share(model, parallel, adapter, first=False, last=True))
-    ranks = [_of_rank(config, model, share) for share in shares]
-    return max(ranks, key=lambda parts: sum(parts.values()))
+        ends = [(True, parallel.pp_schedule == V_SCHEDULE), (False, True)]
+    shares = (share_of(model, parallel, config.adapter, first=f, last=last) for f, last in ends)
+    return max((_OfRank(config, model, s).memory() for s in shares), key=lambda m: m.allocated)
 
 
-def _of_rank(config: Config, model: Decoder, share: _Share) -> dict[str, int]:
-    parallel, precision = config.parallel, config.precision
-    width, weight = BYTES[precision.mixed_precision], BYTES[precision.param_dtype]
-    several = parallel.fsdp * parallel.dp_replicate * parallel.tp * parallel.pp > 1
-    gathered = several or config.one_rank_has_fsdp
-    sharded = 0 if parallel.cpu_offload and gathered else share.sharded(parallel)
-    kind = precision.param_dtype
-    parts = {f"weights ({kind})": weight * sharded, f"gradients ({kind})": weight * sharded}
-    if precision.master_weights:
-        parts["fp32 masters"] = FP32 * sharded
-    parts |= _of_optimizer(config, model, share, sharded > 0)
-    adapter, quantization = config.adapter, config.quantization
-    if adapter.packed_format:
-        if sharded:
-            resident = partial(adapter.resident_bytes, width=weight)
-            packed = _counted(config, model, share, resident, adapter)
-            parts[f"weights ({kind})"] = packed.sharded(parallel)
-        unpacked = partial(adapter.unpacked_bytes, width=width)
-        parts["weights made again"] = round(_largest(config, model, share, unpacked))
-    activations = Activations(config, model)
-    several_passes = max(config.train.grad_accum_steps, activations.microbatches) > 1
-    if gathered:
-        parts["gathered weights"] = _of_gathered(config, model, share, width)
-    in_fp32 = precision.weights_in_16_bits and parallel.reduce_gradients == "step"
-    if gathered or (several_passes and in_fp32):  # else gradients are added up where they are
-        parts |= _of_unreduced(config, model, share, several, several_passes)
-    if quantization.zeroes:
-        beside = partial(quantization.zeroed_bytes, model=model, width=weight)
-        zeroed = _counted(config, model, share, beside)
-        parts["zeroed weights, masks"] = zeroed.sharded(parallel)
-    for frozen in _frozen_models(config):
-        whole = _share(frozen, parallel, first=True, last=True)
-        of_model = width * whole.at_once * gathered + FP32 * whole.sharded(parallel)
-        parts["frozen models"] = parts.get("frozen models", 0) + of_model
-    stage = Stage(layers=share.layers, first=share.first, last=share.last)
-    held = activations.held(stage)
-    if held is not None:
-        parts["activations"] = round(held.device)
-        if config.data.pack_sequences:
-            parts["masks of documents"] = activations.of_documents(stage)
-    if share.last:
+class _OfRank:
+    """Memory of one rank of the pipeline."""
+
+    def __init__(self, config: Config, model: Decoder, share: Share) -> None:
+        self.config, self.model, self.share = config, model, share
+        parallel, precision = config.parallel, config.precision
+        self.width, self.weight = BYTES[precision.mixed_precision], BYTES[precision.param_dtype]
+        several = parallel.fsdp * parallel.dp_replicate * parallel.tp * parallel.pp > 1
+        self.fsdp = several or config.one_rank_has_fsdp
+        self.activations = Activations(config, model)
+        self.stage = Stage(layers=share.layers, first=share.first, last=share.last)
+        passes = max(config.train.grad_accum_steps, self.activations.microbatches)
+        self.several_passes = passes > 1
+        # On one rank gradients may keep the format backward gives: `forge.parallel.apply`.
+        same_dtype = precision.param_dtype == precision.mixed_precision
+        unchanged = same_dtype and not (several or self.several_passes)
+        self.unreduced_kind = precision.param_dtype if unchanged else "fp32"
+        self.gradients = f"gradients ({precision.param_dtype})"
+
+    def memory(self) -> Memory:
+        config, parallel = self.config, self.config.parallel
+        state = state_of(config, self.model, self.share, self.fsdp)
+        self.whole = state[self.gradients]
+        resident = {name: size for name, size in state.items() if name != self.gradients}
+        offloads = parallel.offload_optimizer and not parallel.cpu_offload
+        if offloads:
+            resident.pop("optimizer state", None)
+        resident |= self._beside_state()
+        before = self._before()
+        in_backward = config.train.optimizer_in_backward
+        ends = {} if in_backward else {self.gradients: self.whole}
+        moments = {
+            FORWARD: before | self._forward(),
+            LOSS: before | self._backward_begins(before),
+            BACKWARD: self._backward_ends(before),
+            UPDATE: ends | {k: v for k, v in state.items() if k == "optimizer state" and offloads},
+        }
+        cuda = config.run.device == "cuda"
+        apart = {self.gradients} if self.fsdp else set()
+        apart |= {"optimizer state"} if offloads else set()
+        sharded = self.fsdp and parallel.fsdp > 1
+        return Memory(
+            state=state,
+            moments={name: _without_zeros(resident | parts) for name, parts in moments.items()},
+            apart=frozenset(apart) if cuda else frozenset(),
+            buffers=self._gathered("at_once", stay=False) if sharded and cuda else 0,
+            cuda=cuda,
+        )
+
+    def _beside_state(self) -> dict[str, int]:
+        """Other parts that are there throughout."""
+        config, parallel = self.config, self.config.parallel
+        kinds = {self.model.kind_of(layer).name for layer in self.share.layers}
+        rotary = [layer.rotary_dim for layer in map(self.model.of_kind, kinds) if layer.is_rotary]
+        parts = {"rotary tables": 2 * FP32 * sum(rotary) * self.model.max_seq_len}
+        if config.adapter.packed_format:
+            unpacked = partial(config.adapter.unpacked_bytes, width=self.width)
+            made = largest(config, self.model, self.share, unpacked)
+            parts["weights made again"] = round(made)
+        if config.quantization.zeroes:
+            beside = partial(config.quantization.zeroed_bytes, model=self.model, width=self.weight)
+            zeroed = counted(config, self.model, self.share, beside)
+            parts["zeroed weights, masks"] = zeroed.sharded(parallel)
+        for frozen in _frozen_models(config):
+            whole = share_of(frozen, parallel, first=True, last=True)
+            of_model = self.width * whole.at_once * self.fsdp + FP32 * whole.sharded(parallel)
+            parts["frozen models"] = parts.get("frozen models", 0) + of_model
+        return parts
+
+    def _before(self) -> dict[str, int]:
+        """Gradients of earlier micro-batches."""
+        config = self.config
+        if not self.several_passes:
+            return {}
+        at_end = config.parallel.pp > 1 or config.parallel.reduce_gradients == "step"
+        if at_end and (self.fsdp or config.precision.weights_in_16_bits):
+            trained = self._trained()
+            return {"unreduced gradients (fp32)": FP32 * trained.parameters}
+        return {self.gradients: self.whole}
+
+    def _forward(self) -> dict[str, int]:
+        """Parts at the end of the forward pass, with the loss."""
+        parts = {"gathered weights": self._gathered("outside_at_once")}
+        parts |= self._kept()
+        if self.share.last:
+            parts["logits"] = self._logits()
+        return parts
+
+    def _backward_begins(self, before: Mapping[str, int]) -> dict[str, int]:
+        """Parts as the first blocks of the backward pass, and the head, have gradients."""
+        parts = {"gathered weights": self._gathered("two_blocks")} | self._kept()
+        parts["gradients inside a block"] = round(OF_BLOCK * self._block())
+        return parts | self._gradients_of(self._trained().outside_at_once, before)
+
+    def _backward_ends(self, before: Mapping[str, int]) -> dict[str, int]:
+        """Parts in the last block of the backward pass, whose own gradients are half there; the
+        gradient of the embedding comes after it.
+        """
+        trained, whole = self._trained(), self.whole
+        shards = max(self.config.parallel.fsdp, 1)
+        parts = {"gathered weights": self._gathered("two_blocks")}
+        parts["activations"] = self._block()
+        parts["gradients inside a block"] = round(OF_BLOCK * self._block())
+        if self.config.train.optimizer_in_backward:
+            return parts | self._gradients_of(trained.block, before)
+        missing = trained.outside - trained.outside_at_once + trained.block // 2
+        present = whole - min(self.weight * missing // shards, whole)
+        in_block = sum(parts.values())
+        if present + in_block < whole:  # the gradients of all need more than any block
+            return {self.gradients: whole}
+        parts |= self._gradients_of(trained.block, before)
+        return parts | {self.gradients: present}
+
+    def _gradients_of(self, values: int, before: Mapping[str, int]) -> dict[str, int]:
+        """Gradients of some parameters: with FSDP as backward gives them, and copies to reduce."""
+        shards, block = max(self.config.parallel.fsdp, 1), self._trained().block
+        parts = dict(before)
+        parts[self.gradients] = min(
+            self.whole, before.get(self.gradients, 0) + self.weight * -(-values // shards)
+        )
+        if self.fsdp:
+            kind = self.unreduced_kind
+            copied = 0 if "unreduced gradients (fp32)" in before else BYTES[kind]
+            name, of_parameter = f"unreduced gradients ({kind})", self.width + copied
+            parts[name] = before.get(name, 0) + of_parameter * max(values, block)
+        return parts
+
+    def _kept(self) -> dict[str, int]:
+        """Activations kept for the backward pass, and masks of documents."""
+        held = self.activations.held(self.stage)
+        if held is None:
+            return {}
+        parts = {"activations": round(held.device)}
+        if self.config.data.pack_sequences:
+            parts["masks of documents"] = self.activations.of_documents(self.stage)
+        return parts
+
+    def _block(self) -> int:
+        """Bytes kept by the largest block while its backward pass runs."""
+        return round(self.activations.of_block(self.stage))
+
+    def _trained(self) -> Share:
+        if param_groups.some_frozen(self.config):
+            return of_trained(self.config, self.model, self.share)
+        return self.share
+
+    def _logits(self) -> int:
+        """Bytes of the loss at its peak."""
+        config, model, parallel = self.config, self.model, self.config.parallel
         vocab = -(-model.vocab_size // (parallel.tp if parallel.loss_parallel else 1))
-        sizes = {"tokens": activations.tokens, "vocab": vocab, "dim": model.dim, "width": width}
-        capped = model.final_logits_soft_cap > 0
-        parts["logits"] = config.objective.logits_bytes(**sizes, capped=capped)
-    return parts
+        head = HeadShape(
+            tokens=self.activations.tokens,
+            vocab=vocab,
+            dim=model.dim,
+            width=self.width,
+            capped=model.final_logits_soft_cap > 0,
+            compiled=config.train.compile_model and parallel.tp == 1,
+            trained=self._trained().outside_at_once > 0,
+        )
+        return config.objective.logits_bytes(head)
+
+    def _gathered(self, values: str, *, stay: bool = True) -> int:
+        """Bytes of the weights FSDP has gathered of a count of `Share`; of all, where they stay."""
+        if not self.fsdp:
+            return 0
+        config, share, factor = self.config, self.share, self.width
+        parallel, adapter, quantization = config.parallel, config.adapter, config.quantization
+        if quantization.gathers_in_fp8:
+            in_fp8 = partial(quantization.gathered_bytes, model=self.model, width=self.width)
+            share, factor = counted(config, self.model, share, in_fp8), 1
+        elif adapter.packed_format:
+            resident = partial(adapter.resident_bytes, width=self.width)
+            share, factor = counted(config, self.model, share, resident, adapter), 1
+        stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
+        return factor * getattr(share, "parameters" if stays and stay else values)
 
 
-def _of_gathered(config: Config, model: Decoder, share: _Share, width: int) -> int:
-    """Bytes of the weights FSDP has gathered at a time: two blocks, or all that stay."""
-    parallel, adapter, quantization = config.parallel, config.adapter, config.quantization
-    factor = 1
-    if quantization.gathers_in_fp8:
-        fp8 = partial(quantization.gathered_bytes, model=model, width=width)
-        share = _counted(config, model, share, fp8)
-    elif adapter.packed_format:
-        resident = partial(adapter.resident_bytes, width=width)
-        share = _counted(config, model, share, resident, adapter)
-    else:
-        factor = width
-    stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
-    return factor * (share.parameters if stays else share.at_once)
-
-
-def _of_unreduced(
-    config: Config, model: Decoder, share: _Share, several: bool, several_passes: bool
-) -> dict[str, int]:
-    """Bytes of gradients before FSDP reduces them: of two blocks, or of all where passes add up.
-
-    several: ranks. several_passes: in a step.
-    """
-    parallel, precision = config.parallel, config.precision
-    # On one rank gradients may keep the format backward gives: `forge.parallel.apply`.
-    same_dtype = precision.param_dtype == precision.mixed_precision
-    unchanged = same_dtype and not (several or several_passes)
-    kind = precision.param_dtype if unchanged else "fp32"
-    add_up = several_passes and (parallel.pp > 1 or parallel.reduce_gradients == "step")
-    if param_groups.some_frozen(config):
-        share = _of_trained(config, model, share)
-    count = share.parameters if add_up else share.at_once
-    return {f"unreduced gradients ({kind})": BYTES[kind] * count}
-
-
-def _of_optimizer(config: Config, model: Decoder, share: _Share, here: bool) -> dict[str, int]:
-    """Bytes of gradients, fp32 masters and optimizer state of trained parameters, by part.
-
-    here: whether the parts are on the device.
-    """
-    name_to_group, optimizer = param_groups.groups(config), config.optimizer
-    is_trained = param_groups.trained(config)
-    some_frozen = param_groups.some_frozen(config)
-
-    def kept(one: TensorSpec, shape: tuple[int, ...]) -> float:
-        name = param_groups.group_name(optimizer, one.name, one.role)
-        state_bytes = name_to_group[name].section.state_bytes(shape) if is_trained(one.name) else 0
-        return math.nan if state_bytes is None else state_bytes
-
-    parts = {}
-    precision, parallel = config.precision, config.parallel
-    weight, shards = BYTES[precision.param_dtype], max(parallel.fsdp, 1)
-    if config.train.optimizer_in_backward and here:  # gradients of a block, a table or the head
-        at_once = max(share.two_blocks // 2, share.outside_at_once)
-        parts[f"gradients ({precision.param_dtype})"] = weight * -(-at_once // shards)
-    if some_frozen:
-        trained_share = _of_trained(config, model, share)
-        count, kind = trained_share.sharded(parallel) * here, precision.param_dtype
-        if f"gradients ({kind})" not in parts:
-            parts[f"gradients ({kind})"] = weight * count
-        if precision.master_weights:
-            parts["fp32 masters"] = FP32 * count
-    by_name = optimizer.groups or some_frozen
-    ends = {"first": share.first, "last": share.last}
-    state = _share(model, parallel, config.adapter, of=kept, named=bool(by_name), **ends)
-    if state.known:
-        parts["optimizer state"] = state.sharded(parallel) * here
-    if parallel.offload_optimizer and not parallel.cpu_offload:
-        # State of the parameter being updated, and state in transfer to or from the host.
-        largest = _largest_state(config, model, share, kept)
-        parts["optimizer state"] = 2 * -(-round(largest) // shards)
-        parts.pop("fp32 masters", None)
-        if precision.master_weights:
-            parts["fp32 masters"] = 0
-    return parts
-
-
-def _largest_state(config: Config, model: Decoder, share: _Share, state_bytes: Size) -> float:
-    """Bytes of the largest state of one parameter, fp32 master included."""
-    of_master = FP32 * bool(config.precision.master_weights)
-
-    def with_master(tensor: TensorSpec, shape: tuple[int, ...]) -> float:
-        return state_bytes(tensor, shape) + of_master * math.prod(shape)
-
-    return _largest(config, model, share, with_master)
-
-
-def _of_trained(config: Config, model: Decoder, share: _Share) -> _Share:
-    """The share of a rank in trained values alone."""
-    is_trained = param_groups.trained(config)
-
-    def size(one: TensorSpec, shape: tuple[int, ...]) -> int:
-        return math.prod(shape) if is_trained(one.name) else 0
-
-    return _counted(config, model, share, size, config.adapter)
-
-
-def _counted(
-    config: Config, model: Decoder, share: _Share, size: Size, adapter: Adapter = NO_ADAPTER
-) -> _Share:
-    """The share of a rank in the sizes of tensors."""
-    ends = {"first": share.first, "last": share.last}
-    return _share(model, config.parallel, adapter, of=size, **ends)
-
-
-def _largest(config: Config, model: Decoder, share: _Share, size: Size) -> float:
-    """The largest size of a tensor of the rank."""
-    largest = 0.0
-
-    def compared(tensor: TensorSpec, shape: tuple[int, ...]) -> float:
-        nonlocal largest
-        largest = max(largest, size(tensor, shape))
-        return 0
-
-    _counted(config, model, share, compared, config.adapter)
-    return largest
+def _without_zeros(parts: Mapping[str, int]) -> dict[str, int]:
+    return {name: size for name, size in parts.items() if size}
 
 
 def _frozen_models(config: Config) -> Iterator[Decoder]:
@@ -231,120 +294,3 @@ def _frozen_models(config: Config) -> Iterator[Decoder]:
             if source and Path(source).is_dir():
                 model = load_config(newest(Path(source)), trust=config.run.trust).decoder
         yield from [model] if model is not None else []
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Share:
-    """One rank's share of a model before FSDP shards it: layers, ends and counts of parameters.
-
-    experts: sharded over efsdp. in_blocks, outside: all others, sharded over fsdp. two_blocks: the
-    largest sum of two adjacent blocks. outside_at_once: gathered at a time: the embedding is freed
-    before the output head is needed. packed: shape of a layer's experts, [experts, width, dim].
-    """
-
-    layers: range
-    first: bool
-    last: bool
-    experts: int
-    in_blocks: int
-    outside: int
-    outside_at_once: int
-    two_blocks: int
-    packed: tuple[int, ...]
-
-    @property
-    def parameters(self) -> int:
-        return self.experts + self.in_blocks + self.outside
-
-    @property
-    def at_once(self) -> int:
-        """Gathered at a time: a block, the next one on its way, and one end of the model."""
-        return self.outside_at_once + self.two_blocks
-
-    @property
-    def known(self) -> bool:
-        """Whether the count is known for every tensor."""
-        return not math.isnan(self.parameters)
-
-    def sharded(self, parallel: Parallel) -> int:
-        """The largest FSDP shard: whole experts, or a part of each if fewer than shards."""
-        fsdp, efsdp, (count, *widths) = max(parallel.fsdp, 1), max(parallel.efsdp, 1), self.packed
-        if count < efsdp and any(length % efsdp == 0 for length in widths):
-            experts = -(-self.experts // efsdp)
-        else:
-            experts = self.experts * -(-count // efsdp) // max(count, 1)
-        return -(-(self.in_blocks + self.outside) // fsdp) + experts
-
-
-def _with(adapter: Adapter, tensors: Iterable[TensorSpec]) -> list[TensorSpec]:
-    """Parameters of a model, and the adapter's parameters beside."""
-    parameters = list(tensors)
-    return [*parameters, *adapter.added(parameters)]
-
-
-def _share(
-    model: Decoder,
-    parallel: Parallel,
-    adapter: Adapter = NO_ADAPTER,
-    *,
-    first: bool,
-    last: bool,
-    of: Size | None = None,
-    named: bool = True,
-) -> _Share:
-    """Count a rank's share of a model.
-
-    of: count for a tensor, by name and shape on this rank; None = values. named: whether `of`
-    depends on names, not roles alone.
-    """
-
-    def size(tensors: Iterable[TensorSpec]) -> Any:
-        shapes = ((tensor, tensor.on_rank(parallel.tp, parallel.ep)) for tensor in tensors)
-        return sum(of(tensor, shape) if of else math.prod(shape) for tensor, shape in shapes)
-
-    per_rank = -(-model.n_layers // parallel.pp)
-    start = 0 if first else model.n_layers - per_rank
-    layers = range(start, start + per_rank)
-    kinds = [model.kind_of(layer) for layer in layers]
-    number_of = Counter(kinds)
-    blocks = {kind: model.block_tensors(kind) for kind in number_of}
-    counted = [(number, blocks[kind]) for kind, number in number_of.items()]
-    sizes = {kind: size(tensors) for kind, tensors in blocks.items()}
-    of_layers = [sizes[kind] for kind in kinds]
-    if (of and named) or adapter.active:  # by name: each block has its own
-        counted = [
-            (1, _with(adapter, within(f"blocks.{layer}", blocks[kind])))
-            for layer, kind in zip(layers, kinds, strict=True)
-        ]
-        of_layers = [size(tensors) for _, tensors in counted]
-    experts = sum(number * size(filter(OF_EXPERTS, tensors)) for number, tensors in counted)
-    outside, outside_at_once = _outside(model, adapter, size, first=first, last=last)
-    packed = next(filter(OF_EXPERTS, chain.from_iterable(blocks.values())), None)
-    return _Share(
-        layers=layers,
-        first=first,
-        last=last,
-        experts=experts,
-        in_blocks=sum(number * size(tensors) for number, tensors in counted) - experts,
-        outside=outside,
-        outside_at_once=outside_at_once,
-        two_blocks=max(map(sum, pairwise(of_layers)), default=of_layers[0]),
-        packed=packed.on_rank(parallel.tp, parallel.ep) if packed else (0, 0, 0),
-    )
-
-
-def _outside(
-    model: Decoder,
-    adapter: Adapter,
-    size: Callable[[Iterable[TensorSpec]], Any],
-    *,
-    first: bool,
-    last: bool,
-) -> tuple[Any, Any]:
-    """Count the values outside of blocks on a stage: all, and the most gathered at a time."""
-    tables, outputs = (_with(adapter, tensors) for tensors in model.outside())
-    embedding, has_head = size(tables[:1]), last and not (first and model.tie_embeddings)
-    outside = (size(tables) if first else 0) + (size(outputs) if last else 0)
-    if has_head and model.tie_embeddings:
-        outside += embedding
-    return outside, outside - (embedding if first and has_head else 0)

@@ -10,7 +10,7 @@ from forge.config.parallel import ZERO_BUBBLE_SCHEDULES
 from forge.config.recompute import CONTEXT, CUSTOM, DEVICE, FULL, INPUT, NONE, OFFLOAD, Recompute
 from forge.config.root import Config
 from forge.planning.activations import Activations, flops_again
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import memory_of
 
 OF_ATTENTION = 1.5
 """Time of a FLOP of attention over the time of a FLOP of a large product: FlashAttention-2 and 3
@@ -51,7 +51,7 @@ def choose_recompute(config: Config, model: Decoder, budget: float) -> Choice:
         return replace(config, train=train)
 
     def needed(each: Config) -> int:
-        return sum(memory_by_part(each).values())
+        return memory_of(each).reserved
 
     def chosen(policy: str, table: Recompute = configured, blocks: int | None = None) -> Choice:
         each = tried(policy, table, blocks)

@@ -22,7 +22,8 @@ from forge.planning.activations import Activations
 from forge.planning.compute import Compute, Pass, Seconds
 from forge.planning.flops import flops_per_token
 from forge.planning.links import group, link_bytes, seconds
-from forge.planning.memory import STATE, memory_by_part
+from forge.planning.memory import Memory, memory_of
+from forge.planning.state import STATE
 from forge.planning.traffic import Rank, Sent
 from forge.planning.world import World, ranks_per_node
 
@@ -77,14 +78,14 @@ def step_time(
     config: Config,
     device: Device,
     gpus_per_node: int,
-    memory: Mapping[str, int] | None = None,
+    memory: Memory | None = None,
 ) -> StepTime | None:
-    """Estimate the step of a resolved config; None for unknown models. memory: bytes by part."""
+    """Estimate the step of a resolved config; None for unknown models. memory: its estimate."""
     model, parallel = config.decoder, config.parallel
     if model is None:
         return None
     ends = sorted({0, parallel.pp // 2, parallel.pp - 1})  # one of them is the slowest
-    state = _of_state(memory_by_part(config) if memory is None else memory)
+    state = _of_state((memory or memory_of(config)).state)
     machine = (device, gpus_per_node)
     timed_ranks = [_OfRank(config, model, machine, state, rank) for rank in ends]
     slowest = max(timed_ranks, key=lambda rank: sum(rank.parts.values()))
@@ -271,7 +272,7 @@ class _OfRank:
         bandwidth = self.compute.stream
         if parallel.cpu_offload:
             on_host = replace(parallel, cpu_offload=False)
-            memory = memory_by_part(replace(self.config, parallel=on_host))
+            memory = memory_of(replace(self.config, parallel=on_host)).state
             moved, bandwidth = _of_state(memory), known.HOST_MEMORY
             sent = _of_state(memory, STATE[:2])
             self.parts["offload"] += sent / known.HOST_LINK

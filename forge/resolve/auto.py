@@ -13,15 +13,13 @@ from forge.config.optimizers.base import GROUPED
 from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.config.rule import Derived, derivation, put, rules_of
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import memory_of
 from forge.planning.world import World, ranks_of, ranks_per_node
 from forge.resolve.layout import DEGREES, batch, pipeline
 from forge.resolve.rules import degrees as degree_rules
 
-USABLE = 0.9
-"""Share of a device's memory; the rest is for the CUDA context, buffers of collectives and
-fragmentation of the allocator.
-"""
+USABLE = 0.95
+"""Share of a device's memory to reserve; the rest is for the CUDA context and buffers of NCCL."""
 EQUAL = 1.05
 """Ratio of step times within which two layouts count as equal: the model of time is no finer."""
 CHOSEN = ("dp_replicate", "dp_shard", "tp", "pp", "ep")
@@ -227,8 +225,8 @@ def laid_out(config: Config, degrees: dict[str, int], world: World) -> Config:
 
 
 def memory_needed(config: Config) -> int:
-    """Estimated bytes of one device; 0 for a model of unknown layers."""
-    return sum(memory_by_part(config).values())
+    """Estimated bytes that one device reserves; 0 for a model of unknown layers."""
+    return memory_of(config).reserved
 
 
 def device_memory(world: World) -> int | None:

@@ -11,7 +11,7 @@ from itertools import product
 from forge.config.devices import Device
 from forge.config.root import Config
 from forge.config.rule import put
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import Memory, memory_of
 from forge.planning.time import StepTime, step_time
 from forge.planning.world import World, ranks_per_node
 from forge.resolve.auto import DEGREE_RULES, USABLE, laid_out, layout_name
@@ -37,16 +37,16 @@ KEEP = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A tried layout: its config, bytes of a device by part, its step time, and whether it fits."""
+    """A tried layout: its config, memory of a device, its step time, and whether it fits."""
 
     config: Config
-    memory: dict[str, int]
+    memory: Memory
     time: StepTime | None
     fits: bool
 
     @property
     def needed(self) -> int:
-        return sum(self.memory.values())
+        return self.memory.reserved
 
     @property
     def seconds(self) -> float:
@@ -209,7 +209,7 @@ class _Search:
         smallest = self.tried(base, recompute, base.train.batch_size)
         if "batch" in self.kept or not smallest.fits:
             return smallest
-        per_sequence = smallest.memory.get("activations", 0) + smallest.memory.get("logits", 0)
+        per_sequence = smallest.memory.most("activations")
         room = USABLE * self.device.memory - smallest.needed
         for size in MICRO:
             legal = base.train.grad_accum_steps % size == 0
@@ -232,8 +232,8 @@ class _Search:
             parallel.pp_microbatches = sequences // size
         config = replace(base, train=train, parallel=parallel)
         put(config, "parallel.reduce_gradients", self._reduction(config))
-        memory = memory_by_part(config)
-        fits = sum(memory.values()) <= USABLE * self.device.memory
+        memory = memory_of(config)
+        fits = memory.reserved <= USABLE * self.device.memory
         return Layout(config=config, memory=memory, time=None, fits=fits)
 
     def _reduction(self, config: Config) -> str:
@@ -253,7 +253,8 @@ class _Search:
 def largest_loss(one: Layout, best: Layout, device: Device, node: int) -> str:
     """The largest loss of a layout against the best one, in words."""
     if not one.fits:
-        part = max(one.memory, key=lambda name: one.memory[name])
+        parts = one.memory.parts
+        part = max(parts, key=lambda name: parts[name])
         return f"does not fit: {part}"
     if one.time is None or best.time is None:
         return ""

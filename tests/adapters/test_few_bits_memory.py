@@ -12,7 +12,7 @@ import forge
 from forge.adapters.formats import pack_weight, unpack
 from forge.config.adapters.packed import made_bytes
 from forge.parallel.ranks import Ranks
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import memory_of
 from forge.training.models import build_model
 
 SIZES = [
@@ -48,7 +48,7 @@ def test_weights_take_what_is_estimated(options: tuple[str, ...]) -> None:
     config: Any = forge.compose([*SIZES, *options]).validate(world_size=1).config
     model = build_model(config, torch.device("cpu"), Ranks(), trained=True)
     live = sum(one.nbytes for one in model.parameters())
-    assert memory_by_part(config)["weights (fp32)"] == live
+    assert memory_of(config).state["weights (fp32)"] == live
     plain = sum(one.size for one in config.model.tensors())
     assert live < 4 * plain
 

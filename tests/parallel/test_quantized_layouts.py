@@ -12,7 +12,7 @@ from parity_run import config_of, main_ranks, outcomes, record_of
 
 from forge.parallel.ranks import Ranks
 from forge.parity.verdict import BOUNDS, compare_records, may_vanish
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import LOSS, memory_of
 
 WIDE = "model.dim=64 model.n_heads=2 model.n_kv_heads=1 model.ffn_hidden_dim=96"
 FP8 = "quantization=fp8 quantization.emulate=true quantization.min_dim=32"
@@ -64,9 +64,8 @@ def test_weights_that_are_gathered_in_fp8_are_those_that_a_product_rounds() -> N
 def test_what_is_gathered_in_fp8_takes_a_byte() -> None:
     """Two blocks and the head at a time, of which the matrices of the blocks are fp8."""
     layout = layout_of("dp_shard=2 train.batch_size=2")
-    parts = [
-        memory_by_part(config_of(f"fp8 {kind}", layout)) for kind in ("of tensors", "gathered")
-    ]
+    memories = [memory_of(config_of(f"fp8 {kind}", layout)) for kind in ("of tensors", "gathered")]
+    parts = [dict(memory.moments[LOSS]) for memory in memories]
     wide, narrow = (each.pop("gathered weights") for each in parts)
     matrices = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96
     assert wide - narrow == 2 * 3 * matrices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,11 +27,11 @@ from forge.objectives.dpo import DPO
 from forge.objectives.sft import SFT
 from forge.optim.build import build_optimizer
 from forge.parallel.activation_checkpoint import recompute_blocks
+from forge.parallel.apply import apply_to_blocks
 from forge.parallel.host_memory import Host
-from forge.parallel.modules import FORMATS
 from forge.parallel.ranks import join_ranks
 from forge.planning.activations import Activations
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import FORWARD, memory_of
 from forge.resolve.resolve import resolve
 from forge.training.models import build_model
 
@@ -47,7 +48,8 @@ BESIDE = {"moe.shared_experts": 1, "moe.shared_hidden_dim": 20, "moe.shared_expe
 BESIDE |= {"moe.beside_dense": True, "moe.score_on_input": True, "mlp_up_offset": 1}
 DELTA = {"mixer.gdn_num_key_heads": 2, "mixer.gdn_num_value_heads": 4, "mixer.gdn_chunk_size": 8}
 DELTA |= {"mixer.gdn_key_head_dim": 12, "mixer.gdn_value_head_dim": 10}
-MOE = {"moe.num_experts": 8, "moe.ffn_hidden_dim": 24}
+MOE = {"moe.num_experts": 8, "moe.ffn_hidden_dim": 96}
+WIDE = {"dim": 128, "n_kv_heads": 2, "ffn_hidden_dim": 320}
 
 
 class Live(TorchDispatchMode):
@@ -123,7 +125,7 @@ def test_weights_gradients_and_optimizer_state_are_exact(
         made = build_optimizer(chosen, model)
         model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
         made.step()
-        parts, kind = memory_by_part(chosen), chosen.precision.param_dtype
+        parts, kind = memory_of(chosen).state, chosen.precision.param_dtype
         model.train()  # frees what is gathered
         parameters = list(model.parameters())
         assert parts[f"weights ({kind})"] == bytes_of(parameters)
@@ -138,105 +140,47 @@ def test_weights_gradients_and_optimizer_state_are_exact(
 
 
 @pytest.mark.parametrize(
-    ("format", "residual"),
+    ("options", "mode"),
     [
-        ("bf16", "bf16"),
-        pytest.param("fp32", "fp32", marks=pytest.mark.nightly),
-        pytest.param("bf16", "fp32", marks=pytest.mark.nightly),
-    ],
-)
-@pytest.mark.parametrize("mode", ["none", "selective", "full"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"n_kv_heads": 2},
-        {"activation": "relu", "gated_mlp": True},
-        {"qk_norm": True},
-        {"qk_norm": True, "norm_type": "layernorm", "n_kv_heads": 1},
-        {"head_dim": 40, "norm_placement": "both"},
-        {"norm_placement": "post"},
-        {
-            "kinds": "{a:{sliding_window_size:4,n_heads:2,ffn_hidden_dim:40}}",
-            "layers": "[a,default]",
-        },
-        {"attention_sink": True, "n_kv_heads": 2},
-        {"attn_logits_soft_cap": 2.0, "n_kv_heads": 2},
-        {"attn_logits_soft_cap": 2.0, "attention_sink": True, "sliding_window_size": 4},
-        {"chunk_attn_window_size": 8, "qk_norm": True, "qk_norm_width": "all"},
-        {"chunk_attn_window_size": 12, "attention_sink": True},
-        {"attention_output_gate": True, "v_norm": True, "qk_norm": True},
-        {"share_kv_projections": True, "qk_norm": True, "v_norm": True, "v_norm_with_scale": False},
-        {"position": "none", "temperature_tuning": True},
-        {"qk_norm": True, "qk_norm_after_rope": True, "partial_rotary_factor": 0.5},
-        GPT2,
-        GPT2 | {"dropout": 0.1},
-        {"dropout": 0.1, "norm_placement": "both"},
-        MOE,
-        MOE | {"moe.shared_experts": 2, "moe.frequency": 2},
-        MOE | {"moe.capacity_factor": 1.0, "moe.router": "sigmoid_topk"},
-        MOE | GPT_OSS,
-        MOE | GPT_OSS | {"moe.capacity_factor": 1.0, "moe.score_on_input": True},
-        MOE | BESIDE,
-        {"activation": "relu", "mlp_activations_limit": 7},
-        MLA,
-        MLA | {"mixer.v_head_dim": 18},
-        DELTA,
-        DELTA | {"mixer.gdn_num_key_heads": 4, "mixer.gdn_chunk_size": 5},
-        DELTA | {"mixer.use_qk_norm_in_gdn": False, "mixer.gdn_chunk_size": 64},
-        MLA | MOE | {"mixer.q_lora_rank": 12, "moe.shared_experts": 1, "position": "none"},
+        ({}, "none"),
+        ({}, "selective"),
+        pytest.param({}, "full", marks=pytest.mark.nightly),
+        (MOE | {"moe.shared_experts": 1}, "none"),
+        pytest.param(
+            {"qk_norm": True, "norm_placement": "both"}, "none", marks=pytest.mark.nightly
+        ),
+        pytest.param(GPT2, "none", marks=pytest.mark.nightly),
+        pytest.param(MOE | GPT_OSS, "none", marks=pytest.mark.nightly),
+        pytest.param(DELTA, "none", marks=pytest.mark.nightly),
     ],
     ids=str,
 )
-def test_activations_are_what_forward_leaves_alive(
-    config: Callable[..., Config], options: dict[str, Any], mode: str, format: str, residual: str
-) -> None:
-    """Every storage made in forward that is alive when it has returned; within 1 %, or the weights
-    of norms.
-    """
-    formats = (f"precision={format}", f"precision.residual_dtype={residual}")
-    chosen = config(f"train.activation_checkpointing={mode}", *formats, **options)
-    assert isinstance(chosen.model, DecoderConfig)
-    model = Decoder(chosen.model)
-    for parameter in model.parameters():  # as FSDP gathers them
-        parameter.data = parameter.to(torch.bfloat16 if format == "bf16" else torch.float32)
-    model.residual_dtype = FORMATS[residual] if format == "bf16" else None
-    recompute_blocks(model, mode)
-    tokens = torch.zeros(BATCH, SEQ, dtype=torch.int64)
-    noise = tokens.int()
-    with Live(model) as live:
-        kept = model.logits(model.hidden(tokens, noise=noise))
-        held = live.bytes() - kept.nbytes
-    held -= noise.nbytes if chosen.model.dropout else 0  # of the batch, which layers look at
-    assert held == pytest.approx(memory_by_part(chosen)["activations"], rel=0.01, abs=640)
-
-
-@pytest.mark.parametrize("mode", ["none", "full"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"n_kv_heads": 2},
-        {"position": "learned", "sliding_window_size": 4},
-        {"kinds": "{a:{sliding_window_size:4,rope_theta:100}}", "layers": "[a,default]"},
-        DELTA,
-    ],
-    ids=str,
-)
-def test_documents_apart_cost_the_masks_that_layers_share(
+def test_activations_are_what_compiled_blocks_keep(
     config: Callable[..., Config], options: dict[str, Any], mode: str
 ) -> None:
-    chosen = config("data.pack_sequences=true", f"train.activation_checkpointing={mode}", **options)
-    model = Decoder(chosen.model)  # type: ignore[arg-type]
-    recompute_blocks(model, mode)
+    """Storages that autograd saves in forward, with torch's partitioner of compiled graphs: within
+    8 %, since log-partitions and routing weigh more in so small a shape.
+    """
+    words = ("precision=fp32", "train.compile_model=true", f"train.activation_checkpointing={mode}")
+    chosen = config(*words, **WIDE | options)
+    assert isinstance(chosen.model, DecoderConfig)
+    model = Decoder(chosen.model)
+    backend = replace(chosen.train, compile_backend="aot_eager_decomp_partition")
+    apply_to_blocks(model, replace(chosen, train=backend))
+    weights = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+    saved: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            saved[storage._cdata] = tensor
+        return tensor
+
     tokens = torch.zeros(BATCH, SEQ, dtype=torch.int64)
-    documents = torch.arange(SEQ).expand(BATCH, SEQ) // 5
-    with Live(model) as live:
-        kept = model.hidden(tokens, documents=documents)
-        held = live.bytes() - kept.nbytes
-    parts = memory_by_part(chosen)
-    expected = parts["activations"] + parts["masks of documents"]
-    expected -= BATCH * SEQ * 4 * SIZES["dim"]  # what the head reads is not held besides
-    assert held == pytest.approx(expected, rel=0.03, abs=640)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.logits(model.hidden(tokens))
+    held = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    assert memory_of(chosen).moments[FORWARD]["activations"] == pytest.approx(held, rel=0.08)
 
 
 @pytest.mark.parametrize("format", ["fp32", "bf16"])
@@ -267,7 +211,7 @@ def test_logits_are_the_peak_of_the_loss(
     with Live(head) as live:
         batch = {"tokens": zeros, "targets": zeros}
         SFT(SFTConfig(**options))(head, batch).total.backward()  # type: ignore[arg-type]
-    assert memory_by_part(chosen)["logits"] == pytest.approx(live.peak, rel=0.25)
+    assert memory_of(chosen).most("logits") == pytest.approx(live.peak, rel=0.25)
 
 
 @pytest.mark.parametrize("format", ["fp32", "bf16"])
@@ -282,7 +226,7 @@ def test_the_same_of_responses_that_are_compared(
     with Live(head) as live:
         objective = DPO(DPOConfig(reference_free=True))
         objective(head, {"tokens": ones, "targets": ones}).total.backward()  # type: ignore[arg-type]
-    assert memory_by_part(chosen)["logits"] == pytest.approx(live.peak, rel=0.25)
+    assert memory_of(chosen).most("logits") == pytest.approx(live.peak, rel=0.25)
 
 
 class Head(torch.nn.Module):
@@ -308,7 +252,7 @@ def test_the_chunk_is_that_of_the_loss(config: Callable[..., Config], vocab: int
         "objective.loss_fn=chunked_cross_entropy", "train.batch_size=512", vocab_size=vocab, dim=dim
     )
     rows, tokens = auto_chunk_size(vocab=vocab, dim=dim), 512 * SEQ
-    assert memory_by_part(chosen)["logits"] == 4 * vocab * rows + 4 * dim * (tokens + vocab)
+    assert memory_of(chosen).most("logits") == 4 * vocab * rows + 4 * dim * (tokens + vocab)
 
 
 def test_blocks_of_documents_take_no_mask(config: Callable[..., Config]) -> None:
@@ -319,7 +263,7 @@ def test_blocks_of_documents_take_no_mask(config: Callable[..., Config]) -> None
         chosen = copy.deepcopy(config(*options, n_kv_heads=1, head_dim=16))
         chosen.thaw()
         chosen.run.device, chosen.model.document_attention = "cuda", way  # type: ignore[union-attr]
-        of[way] = memory_by_part(chosen)
+        of[way] = memory_of(chosen).moments[FORWARD]
     assert of["auto"] == of["flex"]
     key, shared = "masks of documents", BATCH * SEQ * SEQ  # by layers of one window
     assert of["mask"][key] - of["flex"][key] == 2 * shared
@@ -332,8 +276,10 @@ def test_blocks_of_documents_take_no_mask(config: Callable[..., Config]) -> None
     [
         {"n_kv_heads": 2, "attention_output_gate": True},
         pytest.param(MOE | BESIDE, marks=pytest.mark.nightly),
-        pytest.param(MLA | {"mixer.q_lora_rank": 12}, marks=pytest.mark.nightly),
-        MOE | {"moe.n_routing_groups": 4, "moe.topk_routing_group": 2, "norm_placement": "both"},
+        pytest.param(
+            MLA | {"mixer.q_lora_rank": 12, "mixer.v_head_dim": 32}, marks=pytest.mark.nightly
+        ),
+        MOE | {"norm_placement": "both"},
         pytest.param(DELTA, marks=pytest.mark.nightly),
     ],
     ids=str,
@@ -344,7 +290,7 @@ def test_each_named_tensor_is_as_large_as_its_component_says(
     """Kept in both blocks, or in host memory in one; with the choice of experts, which is always
     kept.
     """
-    chosen = config(**options)
+    chosen = config(head_dim=32, **options)
     model: Any = chosen.model
     block = Activations(chosen, model).block(model.kind_of(0))
     tokens = torch.zeros(BATCH, SEQ, dtype=torch.int64)
@@ -365,8 +311,9 @@ def test_each_named_tensor_is_as_large_as_its_component_says(
     for name, one in block.keepable().items():
         bytes = 2 * BATCH * SEQ * one.bytes
         if name == "router":
-            assert always - none == bytes
+            assert always - none == pytest.approx(bytes, rel=0.05)
             continue
         places = {name: "device", "router": "device"}
-        assert held(places, {}) - always == bytes, name
-        assert held(places | {name: "offload"}, {name: 1}) - always == bytes / 2, name
+        near = pytest.approx(bytes, rel=0.07)  # the log-partition of a narrow head comes with it
+        assert held(places, {}) - always == near, name
+        assert 2 * (held(places | {name: "offload"}, {name: 1}) - always) == near, name

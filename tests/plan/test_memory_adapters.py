@@ -11,7 +11,7 @@ import forge
 from forge.config.root import Config
 from forge.optim.build import build_optimizer
 from forge.parallel.ranks import Ranks, join_ranks
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import FORWARD, memory_of
 from forge.resolve.resolve import resolve
 from forge.tensors.masters import master
 from forge.training.models import build_model
@@ -53,7 +53,7 @@ def test_activations_are_what_forward_leaves_alive(name: str, mode: str) -> None
     with Live(model) as live:
         kept = model.logits(model.hidden(tokens, **drawn))  # type: ignore[operator]
         held = live.bytes() - kept.nbytes
-    assert held == pytest.approx(memory_by_part(config)["activations"], rel=0.02)
+    assert held == pytest.approx(memory_of(config).moments[FORWARD]["activations"], rel=0.05)
 
 
 @pytest.mark.parametrize("formats", ["", "precision.param_dtype=bf16"])
@@ -67,7 +67,7 @@ def test_only_what_is_trained_has_gradients_and_state(formats: str) -> None:
         model(tokens).sum().backward()
         optimizer.step()
         model.train()
-        parts, kind = memory_by_part(config), config.precision.param_dtype
+        parts, kind = memory_of(config).state, config.precision.param_dtype
         found = {
             f"weights ({kind})": list(model.parameters()),
             f"gradients ({kind})": [p.grad for p in model.parameters() if p.grad is not None],

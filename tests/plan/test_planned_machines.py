@@ -11,7 +11,7 @@ from forge import bench, check, train
 from forge.config.devices import DEVICES
 from forge.config.root import Config
 from forge.parity import __main__ as parity
-from forge.planning.memory import STATE, memory_by_part
+from forge.planning.memory import memory_of
 from forge.planning.time import planned_time
 from forge.planning.world import CPU_BUILD, Devices
 from forge.resolve.resolve import Resolution, resolve
@@ -59,7 +59,7 @@ def test_the_fastest_that_fits_is_chosen(name: str) -> None:
     for degrees in layouts:
         typed = [f"parallel.{axis}={degree}" for axis, degree in degrees.items()]
         config = resolution(*words, "parallel.layout=given", *typed).config
-        fits = sum(memory_by_part(config).values()) <= 0.9 * DEVICES[name].memory
+        fits = memory_of(config).reserved <= 0.95 * DEVICES[name].memory
         time = planned_time(config)
         assert time is not None
         rates.append(time.tokens_per_second if fits else 0.0)
@@ -120,10 +120,9 @@ def test_llama_3_8b_fits_one_gpu(device: str, least: float, state: float) -> Non
     """With 3 GiB to spare; 8 and 6 bytes of each parameter are there all the time."""
     words = f"plan.device={device}", "plan.world_size=1"
     config = resolution(f"experiment=llama3_8b_one_{device}", *words).config
-    parts = memory_by_part(config)
-    assert sum(parts.values()) < DEVICES[device].memory - (3 << 30)
-    kept = sum(size for name, size in parts.items() if name.startswith(STATE))
-    assert kept / (1 << 30) == pytest.approx(state, abs=0.1)
+    found = memory_of(config)
+    assert found.reserved < DEVICES[device].memory - (3 << 30)
+    assert sum(found.state.values()) / (1 << 30) == pytest.approx(state, abs=0.1)
     time = planned_time(config)
     assert time is not None
     assert time.tokens_per_second > least

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from helpers.refusing import resolved
 
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import memory_of
 from forge.planning.world import Devices, World
 from forge.resolve.auto import USABLE, candidate_degrees, choose_degrees, layout_name
 from forge.resolve.resolve import Resolution
@@ -64,11 +64,8 @@ def test_what_is_chosen(ranks: int, gib: int | None, overrides: list[str], chose
 
 def needed(overrides: list[str], ranks: int) -> int:
     plain = [text for text in LLAMA if text != "parallel=auto"]
-    return sum(
-        memory_by_part(
-            resolved([*plain, *overrides], gpus=ranks, world_size=ranks, as_point=True).config
-        ).values()
-    )
+    config = resolved([*plain, *overrides], gpus=ranks, world_size=ranks, as_point=True).config
+    return memory_of(config).reserved
 
 
 def test_the_first_that_fits_is_chosen_and_no_later_one():

@@ -11,7 +11,7 @@ from helpers.refusing import problems, resolved
 
 from forge.config.recompute import DEVICE, Recompute
 from forge.planning.activations import Activations, flops_again
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import memory_of
 from forge.planning.recompute import OF_ATTENTION
 
 SHAPE = ["model.dim=64", "model.n_layers=4", "model.n_heads=4", "model.n_kv_heads=2"]
@@ -24,7 +24,7 @@ MODE = "train.activation_checkpointing"
 
 def needed(config: Any, table: Recompute | None = None, name: str = "custom") -> int:
     train = replace(config.train, activation_checkpointing=name, recompute=table or Recompute())
-    return sum(memory_by_part(replace(config, train=train)).values())
+    return memory_of(replace(config, train=train)).reserved
 
 
 @pytest.mark.ci("parallel.tp=2")
@@ -54,7 +54,7 @@ def test_no_set_of_names_that_fits_is_cheaper_by_more_than_a_tensor_of_a_block(l
     for share in (0.1, 0.35, 0.6):
         budget = least + share * (most - least)
         config: Any = resolved([*base, f"{MODE}=auto:{budget / GIB:.9f}"]).config
-        assert sum(memory_by_part(config).values()) <= budget
+        assert memory_of(config).reserved <= budget
         fitting = [again(t) for t, size in zip(tables, sizes, strict=True) if size <= budget]
         assert again(config.train.recompute) <= min(fitting) + largest
     assert resolved([*base, f"{MODE}=auto:{most / GIB + 1e-6:.9f}"]).config.train.policy.name == (

@@ -11,7 +11,7 @@ import torch
 from layouts import Train, trains
 from run_helpers import assert_bit_equal, logged, step_of, stored
 
-from forge.planning.memory import memory_by_part
+from forge.planning.memory import memory_of
 from forge.training.callback import Callback
 from forge.training.callbacks.sparsity import Sparsity
 from forge.training.checkpoints.restore import load_run
@@ -83,7 +83,7 @@ def test_sparse_weights_are_trained_as_if_they_were_not(assembled) -> None:
     assert (kept[2] != kept[6]).any(), "nothing came back"
     sparsity = next(one for one in loop.callbacks if isinstance(one, Sparsity))
     tensors = [*sparsity.kept.values(), *sparsity.zeroed.values()]
-    estimate = memory_by_part(loop.session.config)["zeroed weights, masks"]
+    estimate = memory_of(loop.session.config).most("zeroed weights, masks")
     assert estimate == sum(tensor.nbytes for tensor in tensors)
     last = dict(load_run(loop.run_dir).model.named_parameters())[name]
     assert int((last != 0).sum()) == last.numel() // 2

@@ -26,11 +26,13 @@ class Named:
 class Kept:
     """The memory kept by a layer for a token on one rank, without the layer's input.
 
-    all: bytes without recomputation. named: by the names of `forge.config.recompute`.
+    all: bytes without recomputation. named: by the names of `forge.config.recompute`. remade: bytes
+    of `all` that a compiled block computes again, as its kernels do so in passing.
     """
 
     all: float
     named: Mapping[str, Named]
+    remade: float = 0.0
 
 
 def merge_tables(*tables: Mapping[str, Named]) -> dict[str, Named]:
@@ -46,19 +48,15 @@ class Numbers:
     """The formats and layout of numbers on a rank.
 
     width: bytes of a number in matrix products. seq_len: tokens of a sequence. tp: ranks with
-    shares of heads and widths. tokens_cut: ranks with shares of the tokens between layers. cuda:
-    whether norms are fused. masked: whether attention is given a mask. residual: bytes of a number
-    between layers. norms_frozen: whether weights of norms have no gradient.
+    shares of heads and widths. tokens_cut: ranks with shares of the tokens between layers. masked:
+    whether attention is given a mask.
     """
 
     width: int
     seq_len: int
     tp: int
-    cuda: bool
     masked: bool = False
     tokens_cut: int = 1
-    residual: int = FP32
-    norms_frozen: bool = False
 
     def product(self, made: float, read: int, ranks: int = 0) -> Named:
         """Return the product of a matrix and a vector.
@@ -70,19 +68,3 @@ class Numbers:
     def to_stream(self, dim: int, read: int) -> Named:
         """Return the output [dim] of a layer."""
         return self.product(dim, read, self.tokens_cut)
-
-    def rms_norm(self, dim: int, width: int) -> int:
-        """Return the bytes kept by an RMSNorm: the input and the root.
-
-        On a CPU no kernel fuses the norm: an fp32 copy is kept, and the ratio for the gradient of
-        the weights. width: bytes of a number of the input.
-        """
-        copies = 1 if self.norms_frozen else 2
-        return FP32 + (width * dim if self.cuda else copies * FP32 * dim)
-
-    def norm(self, kind: str, dim: int, width: int) -> int:
-        """Return the bytes kept by a norm of this kind.
-
-        LayerNorm keeps the input, mean and deviation.
-        """
-        return width * dim + 2 * FP32 if kind == "layernorm" else self.rms_norm(dim, width)

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from forge.config.field import Condition, Section, opt, section
 from forge.config.model.activations import FP32, INT64, Kept, Named, Numbers, merge_tables
-from forge.config.model.feed_forwards.dense import copies, dense_kept, dense_tensors, into
+from forge.config.model.feed_forwards.dense import (
+    copies,
+    dense_kept,
+    dense_tensors,
+    into,
+    remade_copies,
+)
 from forge.config.model.layer import LayerShape
 from forge.config.model.tensors import BIAS, EXPERT, ROUTER, TensorSpec, within
 from forge.config.rule import Findings, nearest_divisor, rule
@@ -146,48 +152,38 @@ class MoE(Section):
         if self.beside_dense:
             yield from within("dense", model.feed_forward.tensors(model))
 
-    def kept(
-        self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool
-    ) -> Kept | None:
+    def kept(self, model: LayerShape, numbers: Numbers, *, rows: float) -> Kept | None:
         """Return the memory kept by a layer of experts for a token; None = unknown.
 
-        rows: computed by the experts for one token. exchanged: over ep ranks.
+        rows: computed by the experts for one token.
         """
         width, hidden = numbers.width, -(-model.expert_hidden_dim // numbers.tp)
-        beside = self._others(model, numbers)
-        if beside is None:
+        others = self._others(model, numbers)
+        if others is None:
             return None
-        total = self.kept_around(model, numbers, rows=rows, exchanged=exchanged)
-        total += round(width * rows * hidden * copies(model)) + beside.all
-        if has_expert_bias(model) and not self.capacity_factor:
-            total += round(INT64 * rows)  # the expert of each row
+        wide = width * rows * hidden
+        total = self.kept_around(model, numbers, rows=rows) + wide * copies(model) + others.all
         computed = numbers.product(rows * hidden * numbers.tp, model.dim)
         tensors = dict.fromkeys(into(model, "moe_"), computed)
         output = Named(bytes=width * rows * model.dim, flops=computed.flops)
-        tensors |= {"moe_mlpwo": output, "router": self._routers(model, numbers)}
-        return Kept(all=total, named=merge_tables(tensors, beside.named))
+        scored = self._router_width(width) * self.num_experts + (FP32 + INT64) * self.top_k
+        router = Named(bytes=scored, flops=2.0 * self.num_experts * model.dim)
+        tensors |= {"moe_mlpwo": output, "router": router}
+        remade = wide * remade_copies(model) + others.remade
+        return Kept(all=total, named=merge_tables(tensors, others.named), remade=remade)
 
-    def kept_around(
-        self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool
-    ) -> float:
-        """Return the memory kept around the layers of the mixture.
+    def kept_around(self, model: LayerShape, numbers: Numbers, *, rows: float) -> float:
+        """Return the memory kept around the layers of the mixture: inputs of router and experts,
+        and outputs of experts.
 
         The inner layers are recomputed one by one, and their memory is left out.
         """
-        routing = self._routing(model, numbers, rows=rows, exchanged=exchanged)
-        return routing + self._input_again(model, numbers) + self._gate(model, numbers)
-
-    def _routers(self, model: LayerShape, numbers: Numbers) -> Named:
-        """Return logits and choices, and the gate of the shared experts."""
-        chosen = self.top_k
-        if self.n_routing_groups > 1:
-            counted = 1 if self.computed_group_score == "max" else 2
-            counted = min(counted, self.num_experts // self.n_routing_groups)
-            chosen += counted * self.n_routing_groups + self.topk_routing_group
-        gates = 1 if self.shared_experts and self.shared_expert_gate else 0
-        saved = self._router_width(numbers.width) * self.num_experts + numbers.width * gates
-        flops = 2.0 * (self.num_experts + gates) * model.dim
-        return Named(bytes=saved + (FP32 + INT64) * chosen, flops=flops)
+        router_width = self._router_width(numbers.width)
+        has_dense = self.shared_width(model) or self.beside_dense
+        inputs = router_width
+        if has_dense and router_width != numbers.width:  # the router reads a copy
+            inputs += numbers.width
+        return model.dim * (numbers.width * (rows + self.top_k) + inputs)
 
     def _others(self, model: LayerShape, numbers: Numbers) -> Kept | None:
         """Return the memory kept by shared experts, their gate, and a layer beside the experts."""
@@ -199,33 +195,8 @@ class MoE(Section):
                 return None
             layers.append(dense)
         tensors = merge_tables(*(layer.named for layer in layers))
-        return Kept(all=sum(layer.all for layer in layers), named=tensors)
-
-    def _gate(self, model: LayerShape, numbers: Numbers) -> int:
-        """Return the memory kept by the gate of shared experts: its input and its output."""
-        has_gate = self.shared_width(model) and self.shared_expert_gate
-        return numbers.width * (model.dim + 1) if has_gate else 0
-
-    def _input_again(self, model: LayerShape, numbers: Numbers) -> int:
-        """Return the memory of the other layers' input.
-
-        The input is extra where the router reads a copy in another format.
-        """
-        has_dense = self.shared_width(model) or self.beside_dense
-        copied = self._router_width(numbers.width) != numbers.width
-        return numbers.width * model.dim if has_dense and copied else 0
-
-    def _routing(self, model: LayerShape, numbers: Numbers, *, rows: float, exchanged: bool) -> int:
-        """Return the memory of routing and of the experts' inputs and outputs.
-
-        Covers inputs of router and experts, outputs of experts, weights and indices.
-        """
-        # of one index an assignment: by the sort, and by a capacity or the exchange
-        indices = 6 if self.capacity_factor or exchanged else 4
-        of_rows = numbers.width * round((rows + self.top_k) * model.dim)
-        scores = FP32 * (self.num_experts + 2 * self.top_k)
-        router_input = self._router_width(numbers.width) * model.dim
-        return of_rows + indices * INT64 * self.top_k + scores + router_input
+        total, remade = (sum(getattr(each, name) for each in layers) for name in ("all", "remade"))
+        return Kept(all=total, named=tensors, remade=remade)
 
     def _router_width(self, width: int) -> int:
         return FP32 if self.float32_gate_logits else width

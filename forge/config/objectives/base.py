@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from omegaconf import MISSING
@@ -14,6 +15,35 @@ CHUNKED = Condition(
     lambda config, ranks: config.objective.loss_fn == "chunked_cross_entropy",
     "with objective.loss_fn=cross_entropy",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadShape:
+    """Sizes of the output head of one rank and micro-batch.
+
+    tokens, vocab: on this rank. width: bytes of a number in matrix products. capped: whether logits
+    have a soft cap. compiled: whether a chunk of the loss is compiled. trained: whether the head
+    has a gradient.
+    """
+
+    tokens: int
+    vocab: int
+    dim: int
+    width: int
+    capped: bool = False
+    compiled: bool = False
+    trained: bool = True
+
+    def chunked_bytes(self, chunk_size: int = 0) -> int:
+        """Bytes of a loss in chunks: the logits of one chunk and their gradient, and the gradients
+        of hidden states and, in fp32, of the head.
+        """
+        rows = min(chunk_size or auto_chunk_size(vocab=self.vocab, dim=self.dim), self.tokens)
+        of_logit = FP32 + (2 if self.width == 2 else 0) + (FP32 if self.capped else 0)
+        if self.compiled:  # the softmax is in no memory
+            of_logit = 2 * self.width
+        of_head = FP32 * self.dim * self.vocab if self.trained else 0
+        return self.vocab * rows * of_logit + self.width * self.dim * self.tokens + of_head
 
 
 @section
@@ -59,15 +89,11 @@ class Objective(Section):
         """Numbers summed over all ranks beside the loss and the count of tokens."""
         return 0
 
-    def logits_bytes(
-        self, *, tokens: int, vocab: int, dim: int, width: int, capped: bool = False
-    ) -> int:
+    def logits_bytes(self, head: HeadShape) -> int:
         """Bytes of the loss of one micro-batch at its peak: the log-softmax and two gradients, and
         the tanh of logits with a soft cap.
-
-        tokens, vocab: on this rank. width: bytes of a number in matrix products.
         """
-        return (3 * FP32 + (width if capped else 0)) * vocab * tokens
+        return (3 * FP32 + (head.width if head.capped else 0)) * head.vocab * head.tokens
 
 
 @section
@@ -105,19 +131,14 @@ class CrossEntropy(NextToken):
     def extra_sums(self) -> int:
         return (self.z_loss_weight > 0) + (self.smoothing > 0)
 
-    def logits_bytes(
-        self, *, tokens: int, vocab: int, dim: int, width: int, capped: bool = False
-    ) -> int:
+    def logits_bytes(self, head: HeadShape) -> int:
         """Bytes of the loss: as in the base, with two more copies for the z-loss, three for
-        smoothed labels. Chunked: the logits of one chunk, in 16 bits their gradient too, with a
-        soft cap its slope, and the gradients of hidden states and output head.
+        smoothed labels; or in chunks.
         """
         if self.chunked:
-            rows = min(self.ce_chunk_size or auto_chunk_size(vocab=vocab, dim=dim), tokens)
-            of_logit = FP32 + (2 if width == 2 else 0) + (FP32 if capped else 0)
-            return vocab * rows * of_logit + FP32 * dim * (tokens + vocab)
+            return head.chunked_bytes(self.ce_chunk_size)
         copies = 6 if self.smoothing else 5 if self.z_loss_weight else 3
-        return (copies * FP32 + (width if capped else 0)) * vocab * tokens
+        return (copies * FP32 + (head.width if head.capped else 0)) * head.vocab * head.tokens
 
 
 @section

@@ -4,10 +4,12 @@ them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from forge.config.data.chats import ChatRows, Chats
 from forge.config.data.text import Documents, Files, Rows, Streams
 from forge.config.field import Condition, opt, section
-from forge.config.objectives.base import FP32, Objective, auto_chunk_size
+from forge.config.objectives.base import HeadShape, Objective
 
 READS_REFERENCE = Condition(
     lambda config, ranks: not config.objective.reference_free, "with objective.reference_free=true"
@@ -109,15 +111,9 @@ class ChatLabelled(Streams, ChatRows):
 class Responses(Objective):
     """Base of objectives on log-probabilities of whole responses."""
 
-    def logits_bytes(
-        self, *, tokens: int, vocab: int, dim: int, width: int, capped: bool = False
-    ) -> int:
-        """Bytes of the loss, as in chunked cross-entropy: the logits of a chunk, in 16 bits a copy
-        too, with a soft cap its slope; and the gradients of hidden states and output head.
-        """
-        rows = min(auto_chunk_size(vocab=vocab, dim=dim), tokens)
-        of_logit = FP32 + (2 if width == 2 else 0) + (FP32 if capped else 0)
-        return vocab * rows * of_logit + width * dim * tokens + FP32 * dim * vocab
+    def logits_bytes(self, head: HeadShape) -> int:
+        """Bytes of the loss, as in chunked cross-entropy."""
+        return replace(head, compiled=False).chunked_bytes()
 
 
 @section

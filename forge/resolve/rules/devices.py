@@ -11,9 +11,10 @@ from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
-from forge.planning.memory import STATE, memory_by_part
+from forge.planning.memory import memory_of
+from forge.planning.state import STATE
 from forge.planning.world import World, ranks_of, ranks_per_node
-from forge.resolve.auto import device_memory, memory_needed
+from forge.resolve.auto import device_memory
 from forge.resolve.layout import DEGREES
 
 RANKS = ("run.num_processes", *DEGREES)
@@ -124,7 +125,7 @@ def offload_backend(parallel: Parallel, world: World) -> Findings:
 def fits_memory(config: Config, world: World) -> Findings:
     """The estimated memory of a device should be at most what its GPU has."""
     capacity = world.devices.memory if world.device == "cuda" else None
-    needed = memory_needed(config)
+    needed = memory_of(config).allocated
     if capacity is not None and needed > capacity:
         message = f"a device is estimated to need {byte_size(needed)}; the smallest GPU here has"
         hint = "another layout, full activation checkpointing, a smaller batch or model, more GPUs"
@@ -136,7 +137,7 @@ def host_memory(config: Config, world: World) -> Findings:
     """On a CPU the weights, gradients and optimizer state of all ranks fit in the machine's memory;
     forge.train refuses others.
     """
-    parts, capacity, ranks = memory_by_part(config), device_memory(world), ranks_per_node(world)
+    parts, capacity, ranks = memory_of(config).state, device_memory(world), ranks_per_node(world)
     needed = sum(bytes for name, bytes in parts.items() if name.startswith(STATE))
     if world.device != "cpu" or capacity is None or needed <= capacity:
         return

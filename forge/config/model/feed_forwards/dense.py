@@ -43,7 +43,9 @@ def dense_kept(layer: LayerShape, width: int, numbers: Numbers, *, in_stream: bo
     tensors = {name: numbers.product(hidden * numbers.tp, layer.dim) for name in into(layer)}
     ranks = numbers.tokens_cut if in_stream else 1
     tensors["mlpwo"] = numbers.product(layer.dim, width, ranks)
-    return Kept(all=numbers.width * hidden * copies(layer), named=tensors)
+    wide = numbers.width * hidden
+    remade = wide * remade_copies(layer)
+    return Kept(all=wide * copies(layer), named=tensors, remade=remade)
 
 
 def into(layer: LayerShape, prefix: str = "") -> tuple[str, ...]:
@@ -61,3 +63,10 @@ def copies(layer: LayerShape) -> int:
     limited = 1 if layer.mlp_activations_limit else 0
     activation = {"relu": 1, "quick_gelu": 3}.get(layer.activation, 2)
     return activation + limited + (2 + limited if layer.is_gated else 0)
+
+
+def remade_copies(layer: LayerShape) -> int:
+    """Count the tensors of `copies` that a compiled layer computes again: all but inputs of the
+    activation, of the gate and of the last matrix.
+    """
+    return copies(layer) - min(copies(layer), 3 if layer.is_gated else 2)

@@ -55,72 +55,27 @@ class Attention(Mixer):
         return 12 * layer.n_heads * layer.computed_head_dim * layer.seen(seq_len)
 
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept:
-        width, head_dim, seq = numbers.width, layer.computed_head_dim, numbers.seq_len
         heads, kv_heads = -(-layer.n_heads // numbers.tp), -(-layer.kv_heads // numbers.tp)
-        seen, capped, sink = layer.seen(seq), layer.attn_logits_soft_cap > 0, layer.attention_sink
-        window, by_chunk = (0 < size < seq and not numbers.masked for size in layer.span)
-        by_block = window and seq % seen == 0  # `forge.models.sdpa`
-        key_copies = (2 * seq - seen) / seq if by_block else 1.0  # how often keys are copied
-        partition, scores, inner, token_share = float(FP32 * heads), 0.0, head_dim, 1.0
-        if capped:
-            at_once = seen * key_copies if by_block or by_chunk else seq
-            partition, scores = 0.0, self._written_out(layer, heads, at_once, numbers)
-        elif sink:  # a further dimension, and a token before all others
-            inner += 8 if numbers.cuda else 1
-            token_share += (-(-seq // seen) if by_chunk else 1) / seq
-        repeated = capped or (numbers.cuda and (numbers.masked or window))
-        keys = 2 * (heads if repeated else kv_heads) * key_copies
-        output = token_share * (width * heads * inner + partition)
-        copied = by_block or (by_chunk and seq % seen > 0) or sink  # for the last matrix
-        copies = (copied and not capped) + 2 * bool(layer.attention_output_gate)
-        parts = width * heads * head_dim * copies
-        read = token_share * width * (heads + keys) * inner
-        total = read + output + parts + scores + self._norms(layer, numbers)
-        tensors = self._projections(layer, numbers)
-        if not capped:
-            tensors["context"] = Named(bytes=output, flops=self.flops(layer, seq) / 3)
-        tensors["out_proj"] = numbers.to_stream(layer.dim, layer.n_heads * head_dim)
-        return Kept(all=total, named=tensors)
-
-    def _projections(self, layer: LayerShape, numbers: Numbers) -> dict[str, Named]:
-        """Return the outputs of the products for queries, keys and values, by name."""
-        heads, kv_heads = -(-layer.n_heads // numbers.tp), -(-layer.kv_heads // numbers.tp)
+        of_heads, keys = numbers.width * layer.computed_head_dim, kv_heads
+        capped = layer.attn_logits_soft_cap > 0
+        if capped or numbers.masked or layer.seen(numbers.seq_len) < numbers.seq_len:
+            keys = heads  # kernels with a mask read keys and values repeated for all heads
+        read = 2 * heads + 2 * keys + (heads + kv_heads if layer.qk_norm else 0)
+        scores = remade = 0.0
+        if capped:  # no kernel: tanh and softmax, in 16 bits a copy; compiled the softmax alone
+            copy = numbers.width if numbers.width < FP32 else 0
+            entries = heads * min(numbers.seq_len, 2 * layer.seen(numbers.seq_len))
+            scores, remade = entries * (2 * FP32 + copy), entries * (FP32 + copy)
         width = layer.computed_head_dim * numbers.tp
         of_queries = 2 * heads if layer.attention_output_gate else heads
         wide = {"query_proj": of_queries, "key_proj": kv_heads}
         wide |= {} if layer.share_kv_projections else {"value_proj": kv_heads}
-        return {name: numbers.product(number * width, layer.dim) for name, number in wide.items()}
-
-    def _written_out(self, layer: LayerShape, heads: int, keys: float, numbers: Numbers) -> float:
-        """Return the bytes a token of scores written out without a kernel.
-
-        Scores are kept as tanh, softmax and a copy of the softmax in 16 bits.
-        """
-        copy = numbers.width if numbers.width != FP32 else 0
-        return heads * (FP32 * (2 * keys + layer.attention_sink) + copy * keys)
-
-    def _norms(self, layer: LayerShape, numbers: Numbers) -> float:
-        """Return the bytes a token of norms of queries, keys and values."""
-        width, head_dim = numbers.width, layer.computed_head_dim
-        heads, kv_heads = -(-layer.n_heads // numbers.tp), -(-layer.kv_heads // numbers.tp)
-
-        def norm(number: int, dim: int, weighted: bool) -> int:
-            saved = 0 if weighted or numbers.cuda else FP32 * dim
-            return number * (numbers.rms_norm(dim, width) - saved)
-
-        total = norm(kv_heads, head_dim, layer.v_norm_with_scale) if layer.v_norm else 0
-        if layer.qk_norm:
-            for number in (heads, kv_heads):
-                wide = (
-                    (1, number * head_dim) if layer.qk_norm_width == "all" else (number, head_dim)
-                )
-                total += norm(*wide, layer.qk_norm_with_scale)
-            itself = numbers.cuda or width == FP32  # the norm's input is no copy
-            if itself and not layer.qk_norm_after_rope:
-                gates = heads if layer.attention_output_gate else 0
-                values = kv_heads if layer.share_kv_projections else 0
-                total += width * head_dim * (gates - values)
-        return total
+        tensors = {name: numbers.product(n * width, layer.dim) for name, n in wide.items()}
+        if not capped:
+            flops = self.flops(layer, numbers.seq_len) / 3
+            tensors["context"] = Named(bytes=heads * of_heads, flops=flops)
+        tensors["out_proj"] = numbers.to_stream(layer.dim, layer.n_heads * layer.computed_head_dim)
+        return Kept(all=of_heads * read + scores, named=tensors, remade=remade)
 
 
 @rule("model.heads", "model.dim", "model.n_heads", "model.head_dim")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from forge.config.field import opt, section
-from forge.config.model.activations import FP32, Kept, Named, Numbers
+from forge.config.model.activations import Kept, Named, Numbers
 from forge.config.model.layer import LayerShape
 from forge.config.model.mixers.base import OF_HEADS, Mixer
 from forge.config.model.tensors import TensorSpec, linear, norm
@@ -66,28 +66,20 @@ class MLA(Mixer):
         return 6 * layer.n_heads * (self.qk_head_dim + self.v_head_dim) * layer.seen(seq_len)
 
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept | None:
-        """Return the memory kept, with values filled up to the width of keys for flash kernels."""
-        if layer.seen(numbers.seq_len) < numbers.seq_len or (numbers.masked and not numbers.cuda):
-            return None
-        if layer.attn_logits_soft_cap:
+        if layer.seen(numbers.seq_len) < numbers.seq_len or layer.attn_logits_soft_cap:
             return None
         width, heads = numbers.width, -(-layer.n_heads // numbers.tp)
         qk, v = self.qk_head_dim, self.v_head_dim
-        filled = v < qk and not (numbers.cuda and width == FP32) and not numbers.masked
-        key_value_width, output_width = self.qk_nope_head_dim + v, qk if filled else v
-        latents = [rank for rank in (self.q_lora_rank, self.kv_lora_rank) if rank]
-        values = qk + v if filled else key_value_width  # input of wo, or part of wkv_b's output
-        output = width * heads * output_width + FP32 * heads  # and the log-partition of each head
-        norms = sum(numbers.rms_norm(rank, width) + width * rank for rank in latents)
-        if numbers.cuda or width == FP32:  # no copy: the shared key is in the norm's input
-            norms += width * self.qk_rope_head_dim
+        key_value_width = self.qk_nope_head_dim + v
+        latents = 2 * (self.q_lora_rank + self.kv_lora_rank)  # before and after their norms
+        read = latents + heads * (2 * qk + key_value_width + v)
         dim, latent = layer.dim, self.q_lora_rank
         tensors = {"query_wa_proj": numbers.product(latent, dim, 1)} if latent else {}
         tensors |= {
             "mla_q": numbers.product(heads * qk * numbers.tp, latent or dim),
             "kv_wa_proj": numbers.product(self.kv_lora_rank + self.qk_rope_head_dim, dim, 1),
             "mla_kv": numbers.product(heads * key_value_width * numbers.tp, self.kv_lora_rank),
-            "context": Named(bytes=output, flops=self.flops(layer, numbers.seq_len) / 3),
+            "context": Named(bytes=width * heads * v, flops=self.flops(layer, numbers.seq_len) / 3),
             "out_proj": numbers.to_stream(dim, layer.n_heads * v),
         }
-        return Kept(all=norms + width * heads * (2 * qk + values) + output, named=tensors)
+        return Kept(all=width * read, named=tensors)

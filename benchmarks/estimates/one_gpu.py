@@ -115,14 +115,16 @@ COLUMNS = {
     "activations": ("activations", "masks of documents"),
     "logits": ("logits",),
 }
+"""Parts at the moment of the largest need; what is in none of them is `others`."""
 
 
 def row(name: str, one: Found, fits: bool) -> str:
+    parts = one.memory.parts
     columns = [
-        sum(size for part, size in one.parts.items() if part.startswith(names)) / GIB
+        sum(size for part, size in parts.items() if part.startswith(names)) / GIB
         for names in COLUMNS.values()
     ]
-    assert abs(sum(columns) - one.gib) < 1e-6, one.parts
+    columns.append(one.memory.allocated / GIB - sum(columns))
     speed = f"{one.speed:,.0f}" if fits else "does not fit"
     batch = one.config.train.batch_size
     sizes = " | ".join(f"{size:.1f}" for size in columns)
@@ -133,16 +135,16 @@ def main() -> None:
     print("# Llama 3 8B on one GPU\n")
     print(
         "Sequences of 4,096 tokens, products in bf16, chunked cross-entropy, one micro-batch a "
-        "step; GiB by part as\n`forge.check` estimates them (of blocks that are not compiled, "
-        "which keep more than compiled ones), and tokens a\nsecond by the model of "
+        "step; GiB by part at the\nmoment of the largest need as `forge.check` estimates them, the "
+        "memory that torch reserves, and tokens a\nsecond by the model of "
         f"[docs/planning.md](../../docs/planning.md); {ROOM:g} GiB are left free. State on the "
         f"host comes and goes\nat {HOST / 1e9:g} GB/s. Nothing here was measured on a GPU.\n"
     )
     for device, memory in DEVICES.items():
         print(f"## {device.upper()}, {memory:.1f} GiB\n")
-        columns = " | ".join(COLUMNS)
-        print(f"| way | batch | recompute | {columns} | in all | tokens/s |")
-        print("| --- | ---: | --- |" + " ---: |" * (len(COLUMNS) + 2))
+        columns = " | ".join([*COLUMNS, "others"])
+        print(f"| way | batch | recompute | {columns} | reserved | tokens/s |")
+        print("| --- | ---: | --- |" + " ---: |" * (len(COLUMNS) + 3))
         for name, way in WAYS.items():
             print(row(name, *best(device, way)), flush=True)
         print()

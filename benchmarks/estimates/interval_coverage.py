@@ -113,8 +113,8 @@ def main() -> None:
             "# Coverage of the 95 % intervals\n\n"
             "The share of simulated experiments whose interval holds the true value. Of 400 an\n"
             "exact interval has 95 % with a standard error of 1.1 %.\n\n"
-            f"{made}\n\n`python benchmarks/estimates/interval_coverage.py --write`, seeds {SEED} and "
-            f"{SEED + 1}; {versions}, scipy {scipy.__version__}.\n"
+            f"{made}\n\n`python benchmarks/estimates/interval_coverage.py --write`, "
+            f"seeds {SEED} and {SEED + 1}; {versions}, scipy {scipy.__version__}.\n"
         )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import on_ranks
-from refusing import resolved
+from helpers.ranks import on_ranks
+from helpers.refusing import resolved
 from torch.distributed.tensor import DTensor
 
 from forge.config.root import Config

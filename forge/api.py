@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from forge.parallel.modules import mix_in_each
     from forge.parallel.ranks import Ranks
     from forge.parallel.technique import Technique
+    from forge.tasks.item import Generated, Item, Judged, Pair, Prompt, Score
+    from forge.tasks.task import Task
     from forge.tensors.local import copy_local, local
     from forge.training.callback import Callback
     from forge.training.callback import LoopView as Loop
@@ -66,8 +68,11 @@ __all__ = [
     "Derived",
     "FeedForward",
     "FeedForwardSection",
+    "Generated",
     "IGNORE_INDEX",
     "InStep",
+    "Item",
+    "Judged",
     "LanguageModel",
     "LayerCache",
     "Loop",
@@ -81,12 +86,16 @@ __all__ = [
     "Objective",
     "ObjectiveSection",
     "OptimizerSection",
+    "Pair",
+    "Prompt",
     "Ranks",
     "Rotation",
     "SchedulerSection",
+    "Score",
     "Section",
     "Session",
     "StepOutput",
+    "Task",
     "Technique",
     "TensorSpec",
     "TokenSource",
@@ -153,6 +162,13 @@ Mesh                parallel.mesh
 mix_in_each         parallel.modules
 Ranks               parallel.ranks
 Technique           parallel.technique
+Generated           tasks.item
+Item                tasks.item
+Judged              tasks.item
+Pair                tasks.item
+Prompt              tasks.item
+Score               tasks.item
+Task                tasks.task
 copy_local          tensors.local
 local               tensors.local
 Callback            training.callback

@@ -8,6 +8,7 @@ Examples:
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,6 +82,17 @@ def _import(place: str, out: Path, typed: Sequence[str], options) -> str:
         folder, config, tokenizer, run_dir / config.checkpoint.dir, directory.run_id(run_dir)
     )
     return f"{path}: {folders.read_folder(folder).family.architecture} from {folder}"
+
+
+def run_of_folder(folder: Path, out: Path) -> None:
+    """Make a run of a folder, for its evaluation. Raises ValueError, also for a folder without a
+    tokenizer, before its weights are read.
+    """
+    options = argparse.Namespace(revision="main", config_dir=[])
+    try:
+        _import(str(folder), out, [], options)
+    except FolderError as error:
+        raise refusal(str(folder), error.what, error.fix, COMMAND_LINE) from None
 
 
 def _folder(place: str, revision: str) -> Path:

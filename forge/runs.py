@@ -24,6 +24,7 @@ from forge.config.problems import COMMAND_LINE, refusal, short_keys
 from forge.launch.sweep import messages
 from forge.report import filters
 from forge.report.inventory import Entry, differences
+from forge.rundir import evaluations
 from forge.rundir.annotations import annotate, read_annotations
 from forge.rundir.directory import short
 from forge.rundir.saved_config import is_run
@@ -31,9 +32,9 @@ from forge.rundir.saved_config import is_run
 ABOUT = """All runs below a folder, single ones and points of sweeps: state, steps, last training
 loss, best value of run.objective, time since the run last wrote, size, tags, and what differs in
 their configs (the options whose value at most half of them share)."""
-DROPPED = ("size", "note", "tags", "age", "loss", "step", "differs in")
+DROPPED = ("size", "note", "tags", "tasks", "age", "loss", "step", "differs in")
 """Columns that a narrow terminal does not show, the first to go first."""
-TEXTS = ("differs in", "note", "tags")
+TEXTS = ("differs in", "note", "tags", "tasks")
 TAG = re.compile(r"[\w.:+/-]+")
 SORTS: dict[str, Callable[[Entry], Any]] = {
     "name": lambda entry: entry.name,
@@ -104,10 +105,24 @@ def _rows(found: Sequence[Entry]) -> list[dict[str, Any]]:
             "seed": entry.run.seed,
             "tags": list(entry.annotations.tags),
             "note": entry.annotations.note,
+            "tasks": {
+                task: {"step": summary["step"], "metrics": summary["metrics"]}
+                for task, summary in evaluations.latest(entry.run.path).items()
+            },
             "differs": differing[entry],
         }
         for entry in found
     ]
+
+
+def _tasks(run_dir: Path) -> str:
+    """The main metric of each task's last evaluation, with its standard error."""
+    shown = []
+    for task, summary in evaluations.latest(run_dir).items():
+        if (main := evaluations.headline(summary)) is not None:
+            _, value, error = main
+            shown.append(f"{task} {value:.4f}" + ("" if error is None else f"±{error:.4f}"))
+    return " ".join(shown)
 
 
 def _table(found: Sequence[Entry], width: int | None = None) -> str:
@@ -119,7 +134,9 @@ def _table(found: Sequence[Entry], width: int | None = None) -> str:
         list(dict.fromkeys(key for options in differing.values() for key in options))
     )
     best = f"best {next(iter(objectives))}" if len(objectives) == 1 else "best"
-    cells = [["run", "state", "step", "loss", best, "age", "size", "tags", "differs in", "note"]]
+    cells = [
+        ["run", "state", "step", "loss", best, "age", "size", "tasks", "tags", "differs in", "note"]
+    ]
     for entry in found:
         now, notes = entry.progress, entry.annotations
         value = "" if entry.best is None else f"{entry.best[0]:.4f}"
@@ -133,6 +150,7 @@ def _table(found: Sequence[Entry], width: int | None = None) -> str:
                 f"{value} {entry.run.objective}" if value and len(objectives) > 1 else value,
                 time_span(entry.age),
                 byte_size(entry.extent.size),
+                _tasks(entry.run.path),
                 " ".join(entry.annotations.tags),
                 differs,
                 " ".join(notes.note.split()),

@@ -19,6 +19,7 @@ FIRST = re.compile(r"`python -m forge\.(\w+.*?)`: (.*)", re.DOTALL)
 ORDER = (
     *("train", "check", "explain", "resume", "status", "report", "runs", "compare", "generate"),
     *(
+        "evaluate",
         "import",
         "export",
         "parity",

@@ -109,8 +109,10 @@ class Library:
         return files.absent.get(config_path, [])
 
     def options(self, group: str) -> list[str]:
-        """Options of a group."""
-        return self.repository.get_group_options(group, ObjectType.CONFIG)
+        """Options of a group; of a folder inside as folder/option."""
+        options = self.repository.get_group_options(group, ObjectType.CONFIG)
+        folders = self.repository.get_group_options(group, ObjectType.GROUP)
+        return options + [f"{f}/{name}" for f in folders for name in self.options(f"{group}/{f}")]
 
     def is_group(self, name: str) -> bool:
         """Whether a selectable group has this name."""

@@ -24,6 +24,13 @@ class Checkpoint(Section):
     interval: int = opt(
         1000, "save every N steps, and at the end; 0 = only at the end", ge=0, free=True
     )
+    steps: list[int] = opt([], "save after these steps too", gt=0, free=True)
+    per_decade: int = opt(
+        0,
+        "save at this many steps of each power of ten too, evenly in log(step)",
+        ge=0,
+        free=True,
+    )
     last: str = opt(
         "full",
         "what the save at the end holds: only from full can a run go on",

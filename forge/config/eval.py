@@ -34,6 +34,29 @@ class Eval(Section):
     )
     patience: int = opt(0, "stop after this many evaluations without improvement; 0 = off", ge=0)
     min_delta: float = opt(0.0, "least change of `metric` that counts as improvement", ge=0)
+    tasks: dict[str, Any] = opt(
+        {}, "tasks by name, each {path: my.jsonl}, or {_target_: dotted path, and its keywords}"
+    )
+    data: str | None = opt(
+        None, "a text to score document by document, beside the tasks: a file or folder", path=True
+    )
+    tasks_interval: int = opt(0, "run the tasks every N steps; 0 = never by this", ge=0)
+    tasks_at_start: bool = opt(False, "run the tasks before the first step too")
+    tasks_at_end: bool = opt(True, "run the tasks after the last step too")
+    tasks_steps: list[int] = opt([], "run the tasks after these steps too", gt=0)
+    tasks_per_decade: int = opt(
+        0, "run the tasks at this many steps of each power of ten too, evenly in log(step)", ge=0
+    )
+    tasks_items: int = opt(0, "items of a task, spread evenly over it; 0 = all", ge=0)
+    tasks_seconds: float = opt(0.0, "begin no more items of tasks after this time; 0 = all", ge=0)
+    tasks_batch_tokens: int = opt(
+        8192, "tokens that a rank scores at once; the scores do not depend on it", gt=0
+    )
+    too_long: str = opt(
+        "refuse",
+        "a prompt of a task that is longer than the model: refuse, or cut its beginning off",
+        choices=("refuse", "cut"),
+    )
     sample_interval: int = opt(0, "print a sample every N steps; 0 = only at the end", ge=0)
     sample_prompts: list[str] = opt(
         [], "texts to continue, or of conversations what users say; [] = one that fits the corpus"

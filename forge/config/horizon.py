@@ -1,9 +1,10 @@
-"""Steps of a schedule over a run: the open ones, and the sum of all."""
+"""Steps: of a schedule over a run, and steps named one by one or evenly in their logarithm."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from forge.config.optimizers.schedules import WSD, Constant, Decay, Scheduler
 
@@ -44,3 +45,16 @@ def horizon(schedule: Decay) -> int:
     """Steps spanned by the schedule: warm-up, stable and decay."""
     stable = schedule.stable_steps if isinstance(schedule, WSD) else 0
     return (schedule.warmup_steps or 0) + (schedule.decay_steps or 0) + (stable or 0)
+
+
+def is_named(step: int, steps: Sequence[int], per_decade: int = 0) -> bool:
+    """Whether a step is among `steps`, or among `per_decade` steps of each power of ten: with 3 at
+    1, 2, 5, 10, 22, 46, 100, ...
+    """
+    if step in steps:
+        return True
+    if not per_decade or step < 1:
+        return False
+    number = math.log10(step) * per_decade
+    near = range(math.floor(number) - 1, math.ceil(number) + 2)
+    return any(round(10 ** (k / per_decade)) == step for k in near)

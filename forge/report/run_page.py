@@ -15,7 +15,7 @@ from forge.report.html import NO_SCRIPT, details, document, escape, html_section
 from forge.report.inventory import Entry
 from forge.report.runs import Run
 from forge.report.table import Table
-from forge.rundir import outcome, versions
+from forge.rundir import evaluations, outcome, versions
 from forge.rundir.directory import MADE_WITH, own_overrides, short
 from forge.rundir.files import read_object, read_rows
 from forge.rundir.progress import SAMPLES
@@ -36,7 +36,8 @@ NOTE = "Time is of training. Long curves are thinned out: neighbours are average
 def page_of_run(entry: Entry) -> str:
     run = entry.run
     data = _page_data(run)
-    sections = [_figures(data), _samples(run.path), _metrics(run), _config(run), _origin(run.path)]
+    sections = [_figures(data), _tasks(run.path), _samples(run.path), _metrics(run)]
+    sections += [_config(run), _origin(run.path)]
     lines = "".join(f"<p>{escape(line)}</p>" for line in run_summary(entry))
     return document(
         run.path.name,
@@ -61,6 +62,14 @@ def run_summary(entry: Entry) -> list[str]:
         last = run.log.curve(str(run.objective)).values
         at_end = f", {last[-1]:.5g} at the end" if len(last) else ""
         lines.append(f"Best {run.objective}: {value:.5g} at step {step:,}{at_end}.")
+    for task, found in evaluations.latest(run.path).items():
+        if (main := evaluations.headline(found)) is not None:
+            name, value, error = main
+            shown = "" if error is None else f" ± {error:.4f}"
+            step, count = found["step"], found.get("items", 0)
+            lines.append(
+                f"Task {task} at step {step:,}: {name} {value:.4f}{shown}, {count:,} items."
+            )
     if notes.tags:
         lines.append(f"Tags: {' '.join(notes.tags)}")
     return [*lines, notes.note] if notes.note else lines
@@ -117,6 +126,21 @@ def _samples(run_dir: Path) -> str:
         details(counted(len(earlier), "sample") + " before it", "".join(earlier)) if earlier else ""
     )
     return html_section(first + folded, title="samples", note="In bold: the prompt.")
+
+
+def _tasks(run_dir: Path) -> str:
+    """A table of every metric of each task's last evaluation, with its standard error."""
+    lines = []
+    for task, summary in evaluations.latest(run_dir).items():
+        for name, metric in summary["metrics"].items():
+            value, error = metric.get("value"), metric.get("stderr")
+            if isinstance(value, int | float):
+                shown = f"{error:.4f}" if isinstance(error, int | float) else ""
+                number = f"{metric.get('n', 0):,}"
+                lines.append((task, name, f"{value:.4f}", shown, number, f"{summary['step']:,}"))
+    heads = ("task", "metric", "value", "std. error", "items", "step")
+    result = Table(name="tasks", title="tasks", heads=heads, lines=lines, align="<<>>>>")
+    return html_section(html_table(result)) if lines else ""
 
 
 def _metrics(run: Run) -> str:

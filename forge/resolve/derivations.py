@@ -268,6 +268,18 @@ def paths_of_entries(config: Config, data: Data, eval: Eval) -> Iterator[Derived
                     yield Derived(f"{key}.{option}", absolute, why)
 
 
+@derivation("eval.tasks", writes=("eval.tasks",))
+def paths_of_tasks(eval: Eval) -> Iterator[Derived]:
+    """And those of tasks."""
+    for name, entry in eval.tasks.items():
+        path = entry.get("path") if isinstance(entry, dict) else None
+        if isinstance(path, str) and path and not ADDRESS.match(path):
+            absolute = os.path.abspath(os.path.expanduser(path))
+            if absolute != path:
+                why = "from where the command was typed"
+                yield Derived(f"eval.tasks.{name}.path", absolute, why)
+
+
 @derivation(
     "model.vocab_size",
     "model.pad_vocab_to",

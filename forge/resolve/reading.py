@@ -25,11 +25,17 @@ def reading_config(config: Config, layout: str) -> Config:
     Runs on as many GPUs as the layout has ranks, or on the CPU without GPUs. Raises ValueError for
     an impossible layout, ConfigError with the errors of the rules on layouts.
     """
-    degrees = read_degrees(layout)
+    return laid_out(config, read_degrees(layout), f"--parallel {layout}")
+
+
+def laid_out(config: Config, degrees: Mapping[str, int], source: str) -> Config:
+    """The config of a run, changed to read its model with these degrees. source: of the degrees,
+    for messages. Raises as `reading_config`.
+    """
     size, devices = prod(degrees.values()), find_devices()
     device = config.run.device if config.run.device != "cuda" or devices.gpus else "cpu"
     if device == "cuda" and devices.gpus < size:
-        raise ValueError(f"--parallel {layout}: {size} GPUs, and there are {devices.gpus}")
+        raise ValueError(f"{source}: {size} GPUs, and there are {devices.gpus}")
     precision = config.precision
     if device == "cpu" and config.run.device == "cuda":
         precision = replace(precision, mixed_precision="fp32", residual_dtype="fp32")
@@ -42,7 +48,7 @@ def reading_config(config: Config, layout: str) -> Config:
         train=replace(config.train, **plain),
         techniques={},
     )
-    world = World(size=size, source=f"--parallel {layout}", device=device, devices=devices)
+    world = World(size=size, source=source, device=device, devices=devices)
     of_layouts = [
         rule
         for rule in RULES
@@ -61,7 +67,10 @@ def _reading_layout(trained: Parallel, degrees: Mapping[str, int]) -> Parallel:
     shards = degrees.get("dp_shard", 1)
     return Parallel(
         dp_shard=shards,
+        dp_replicate=degrees.get("dp_replicate", 1),
         tp=degrees.get("tp", 1),
+        pp=degrees.get("pp", 1),
+        cp=degrees.get("cp", 1),
         ep=degrees.get("ep", 1),
         sequence_parallel=False,
         reshard_after_forward="always" if shards > 1 else "never",

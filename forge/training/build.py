@@ -14,6 +14,7 @@ from forge.training.callbacks.saving import Saving
 from forge.training.callbacks.sparsity import Sparsity
 from forge.training.callbacks.spikes import Spikes
 from forge.training.callbacks.stopping import Agreement, BadSteps, HealthCheck, StopVote, TimeLimit
+from forge.training.callbacks.tasks import Tasks
 from forge.training.callbacks.trackers import trackers_of
 from forge.training.checkpoints.checkpoint import Checkpointer
 from forge.training.data import how_streamed, train_loader
@@ -91,7 +92,7 @@ def _order_callbacks(
 
     callbacks = [*wanted(StepSigns, Sparsity), session.signals]
     callbacks += wanted(Garbage, Agreement, BadSteps, Logger, Norms, TimeLimit)
-    callbacks += [*entries, *wanted(HealthCheck)]
+    callbacks += [*entries, *wanted(Tasks, HealthCheck)]
     if votes:
         callbacks.append(StopVote(session))
     if Saving.wanted(session):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -14,11 +14,18 @@ import torch
 from torch import Tensor
 
 from forge.build import build
+from forge.compose.composition import compose
+from forge.compose.task_words import words as task_words
 from forge.compose.trust import for_run
 from forge.config.data.reading import held_out_section
 from forge.config.objectives.preference import EXAMPLES
+from forge.config.problems import ConfigError
 from forge.data.preparing.cached import prepare_tokens
 from forge.data.tokens.store import MappedStore, TokenStore
+from forge.evaluation.cache import Cache
+from forge.evaluation.engine import Engine
+from forge.evaluation.run import Runner, TaskResult
+from forge.evaluation.tasks import flat_metrics, tasks_ready
 from forge.models.reading_mode import evaluating
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
@@ -32,6 +39,7 @@ from forge.rundir.checkpoints import (
     saved_folder,
 )
 from forge.rundir.directory import Place, path_of, short
+from forge.tasks.declared import faults, is_text
 from forge.training.callbacks.evaluation import evaluate_sets, most_sequences
 from forge.training.checkpoints.restore import Trained, load_run
 from forge.training.data import prepared_text
@@ -153,12 +161,26 @@ class Loaded(Trained):
             logits = self.model(torch.tensor([ids], device=self.device))
         return logits[0, :, : self.tokenizer.vocab_size].float()
 
-    def evaluate(self, data: Text | None = None) -> dict[str, float]:
-        """The metrics of the run's objective over the run's evaluated text, or all of a given text.
+    def evaluate(
+        self,
+        data: Text | None = None,
+        *,
+        tasks: Sequence[str] | Mapping[str, Any] = (),
+        items: int = 0,
+        too_long: Literal["refuse", "cut"] = "refuse",
+    ) -> dict[str, float]:
+        """The metrics of the run's objective over the run's evaluated text, or all of a given text;
+        or with `tasks` every TASK/METRIC of tasks, with its standard error TASK/METRIC_stderr.
 
         data: a file or folder, options of data as in an entry of eval.sets, or a list of documents.
-        Raises ValueError for an unreadable text, or for a text changed since the run.
+        tasks: words as of forge.evaluate, or entries of eval.tasks by name. items: of a task,
+        spread evenly over it; 0 = all. too_long: what becomes of longer prompts. Raises ValueError
+        for an unreadable text, for a text changed since the run, and for impossible tasks.
         """
+        if tasks:
+            if data is not None:
+                raise ValueError("evaluate(): data is a text, tasks name theirs; give one of both")
+            return flat_metrics(self.results(tasks, items=items, too_long=too_long))
         most = 0
         if data is None:
             stores, most = self._held_out(), most_sequences(self.config.eval, self.config.train)
@@ -172,6 +194,26 @@ class Loaded(Trained):
         return evaluate_sets(
             self.config, stores, self.model, self._objective, sequences=most, device=self.device
         )
+
+    def results(
+        self,
+        tasks: Sequence[str] | Mapping[str, Any],
+        *,
+        items: int = 0,
+        too_long: Literal["refuse", "cut"] = "refuse",
+    ) -> list[TaskResult]:
+        """The results of tasks, with a row for each item; options as of `evaluate`."""
+        entries = tasks if isinstance(tasks, Mapping) else _entries(tasks)
+        given = {"tasks_items": items, "too_long": too_long}
+        section = replace(self.config.eval, **given)
+        config = replace(self.config, eval=section)
+        for name, entry in entries.items():
+            for key, what, fix in () if is_text(entry) else faults(name, entry):
+                raise ValueError(f"{key}: {what} -> {fix}")
+        engine = Engine(self.model, device=self.device)
+        ready = tasks_ready(entries, config, self.tokenizer, section, engine.longest)
+        runner = Runner(engine=engine, tokenizer=self.tokenizer, cache=Cache(None))
+        return runner.run(ready)
 
     @cached_property
     def _objective(self) -> Objective:
@@ -204,6 +246,14 @@ class Loaded(Trained):
         if not len(store):
             raise ValueError(f"evaluate({data!r}): there is no text in it")
         return store
+
+
+def _entries(words: Sequence[str]) -> Mapping[str, Any]:
+    """The entries of presets and files. Raises ConfigError for an unknown word."""
+    composed = compose(task_words(words, ()))
+    if composed.problems:
+        raise ConfigError(composed.problems)
+    return composed.typed().eval.tasks
 
 
 class _Written(MappedStore):

@@ -16,19 +16,26 @@ OF_TORCH = {
     "scheduler": "torch.optim.lr_scheduler.LRScheduler",
 }
 """Base classes of groups that take subclasses from the base's own package."""
-OF_FORGE = {"callbacks": "forge.training.", "trackers": "forge.trackers."}
+OF_FORGE = {
+    "callbacks": "forge.training.",
+    "trackers": "forge.trackers.",
+    "eval.tasks": "forge.tasks.",
+}
 """Prefixes of forge's own classes that a group takes without trust."""
 OF_USER = {
     "objective": "forge.api.Objective",
     "callbacks": "forge.api.Callback",
     "techniques": "forge.api.Technique",
     "trackers": "forge.api.Tracker",
+    "eval.tasks": "forge.api.Task",
 }
 """Base classes of groups that take the user's own subclasses, under a trusted prefix."""
 
 
 def group_of_path(path: str) -> str:
     """The group of a config path: `callbacks` of callbacks.ema, `mixer` of model.mixer."""
+    if path.startswith("eval.tasks."):
+        return "eval.tasks"
     last = path.rpartition(".")[2]
     return last if last in INNER else path.partition(".")[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forge.config.checkpoint import Checkpoint
 from forge.config.data.eval_sets import metric_names
+from forge.config.data.reading import NAME
 from forge.config.data.text import Data
 from forge.config.eval import Eval
 from forge.config.root import Config
@@ -11,6 +12,7 @@ from forge.config.rule import Findings, rule
 from forge.config.run import Run
 from forge.config.train import Train
 from forge.resolve.rules.entries import entry_faults, suggest
+from forge.tasks.declared import OF_TEXTS, faults, is_text, tasks_of
 
 
 @rule("eval.needed", "eval.enabled", "eval.target", "eval.patience", "checkpoint.keep_best")
@@ -65,6 +67,32 @@ def sets(config: Config, eval: Eval) -> Findings:
     """A set of eval.sets has options of the data group that say what is read; all of it counts."""
     for name, entry in eval.sets.items():
         yield from entry_faults(config.data, "eval.sets", name, entry)
+
+
+@rule("eval.tasks", "eval.tasks", "eval.data")
+def tasks(config: Config, eval: Eval) -> Findings:
+    """A task of eval.tasks has all that it needs here: a file, a package, items with an answer."""
+    for name, entry in tasks_of(eval).items():
+        if not NAME.fullmatch(name):
+            message = f"'{name}' is part of the names of metrics: letters, digits, _ and -."
+            yield "eval.tasks", message, "another name"
+        elif isinstance(entry, dict) and is_text(entry):
+            options = {key: value for key, value in entry.items() if key not in OF_TEXTS}
+            yield from entry_faults(config.data, "eval.tasks", name, options)
+        else:
+            yield from faults(name, entry, trust=config.run.trust)
+
+
+@rule("eval.tasks_needed", "eval.tasks", "eval.data", "eval.tasks_interval", "eval.tasks_steps")
+def tasks_needed(eval: Eval) -> Findings:
+    """eval.tasks_interval, eval.tasks_steps and eval.tasks_per_decade need tasks or eval.data."""
+    wants = {
+        "eval.tasks_interval": eval.tasks_interval,
+        "eval.tasks_steps": eval.tasks_steps,
+        "eval.tasks_per_decade": eval.tasks_per_decade,
+    }
+    for key in (key for key, value in wants.items() if value and not tasks_of(eval)):
+        yield key, f"{key}={'[]' if key == 'eval.tasks_steps' else 0}"
 
 
 @rule("run.objective", "run.objective", "eval.enabled")

@@ -202,6 +202,7 @@ def _read(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
     sources = config.data.sources if isinstance(config.data, Mix) else {}
     dicts = {"data.sources": sources, "eval.sets": config.eval.sets}
     dicts["data"] = {"validation": config.data.validation}
+    dicts["eval.tasks"] = config.eval.tasks
     for above, group_entries in dicts.items():
         for name, entry in group_entries.items():
             if isinstance(entry, dict) and "_target_" in entry:

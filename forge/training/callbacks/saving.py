@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from forge.config.horizon import is_named
 from forge.config.objectives.base import is_higher_better
 from forge.data.batches.streams import joined
 from forge.optim.train_eval_modes import Modes
@@ -123,6 +124,8 @@ class Saving(Callback):
             return (loop.stop_reason or "end") if saves else None
         if self.section.interval and loop.state.step % self.section.interval == 0:
             return "interval"
+        if is_named(loop.state.step, self.section.steps, self.section.per_decade):
+            return "named step"
         if self.time_is_over:
             return "interval_minutes"
         return "best" if self._is_best(loop) else None

@@ -1,0 +1,1 @@
+"""Scoring of texts by a model: requests to log-probabilities and texts, equal on every layout."""

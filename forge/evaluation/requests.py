@@ -1,0 +1,113 @@
+"""Requests for log-probabilities, in token ids, and how they share forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Request(NamedTuple):
+    """A continuation to score after a prefix of at least one token."""
+
+    prefix: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens that a model reads for it: all but the last."""
+        return len(self.prefix) + len(self.continuation) - 1
+
+    @property
+    def key(self) -> str:
+        """Hash of the ids, in hex."""
+        sizes = np.array([len(self.prefix), *self.prefix, *self.continuation], dtype=np.int64)
+        return blake2b(sizes.tobytes(), digest_size=16).hexdigest()
+
+
+@dataclass
+class Reading:
+    """Tokens read once, and the targets looked up in the predictions behind them.
+
+    targets: (place in the tokens, target id, index of the request).
+    """
+
+    tokens: tuple[int, ...]
+    targets: list[tuple[int, int, int]] = field(default_factory=list)
+    requests: list[int] = field(default_factory=list)
+
+
+def readings(requests: Sequence[Request]) -> list[Reading]:
+    """The different token sequences to read, the longest first.
+
+    Requests that read the same tokens share a reading: equal requests, and continuations of one
+    token after one prefix, such as the letters of a multiple choice.
+    """
+    by_tokens: dict[tuple[int, ...], Reading] = {}
+    for index, request in enumerate(requests):
+        tokens = (*request.prefix, *request.continuation[:-1])
+        reading = by_tokens.setdefault(tokens, Reading(tokens))
+        reading.requests.append(index)
+        begin = len(request.prefix) - 1
+        for place, target in enumerate(request.continuation, begin):
+            reading.targets.append((place, target, index))
+    return sorted(by_tokens.values(), key=lambda reading: -len(reading.tokens))
+
+
+class Round(NamedTuple):
+    """Rows read at once by all ranks, `per_part` rows each; every row holds readings, in order."""
+
+    width: int
+    per_part: int
+    rows: list[list[Reading]]
+
+    @property
+    def packed(self) -> bool:
+        """Whether any row holds several readings."""
+        return any(len(row) > 1 for row in self.rows)
+
+
+ROW = 256
+"""Tokens of a row that short readings share: attention costs its square."""
+
+
+def rounds(
+    ordered: Sequence[Reading],
+    *,
+    longest: int,
+    batch_tokens: int,
+    parts: int = 1,
+    multiple: int = 1,
+    share: bool = True,
+) -> list[Round]:
+    """Lay readings, the longest first, into rows of nearly their length.
+
+    A row is as wide as the round's first reading, or as several of it that fit into `ROW` tokens.
+    longest: tokens of a row at most. batch_tokens: of a part and round. parts: of the batch, over
+    ranks. multiple: of the width. share: whether readings may share a row.
+    """
+    planned: list[Round] = []
+    queue = list(ordered)
+    start = 0
+    while start < len(queue):
+        first = len(queue[start].tokens)
+        wide = max(ROW // first, 1) * first if share else first
+        width = min(-(-wide // multiple) * multiple, longest)
+        per_part = max(batch_tokens // width, 1)
+        rows: list[list[Reading]] = []
+        room = 0
+        while start < len(queue):
+            size = len(queue[start].tokens)
+            if not rows or not share or size > room:
+                if len(rows) == per_part * parts:
+                    break
+                rows.append([])
+                room = width
+            rows[-1].append(queue[start])
+            room -= size
+            start += 1
+        planned.append(Round(width, -(-len(rows) // parts), rows))
+    return planned

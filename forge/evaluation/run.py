@@ -1,0 +1,179 @@
+"""Run tasks: their requests through the engine, answers judged, metrics with standard errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.evaluation.cache import Cache
+from forge.evaluation.engine import Done, Engine
+from forge.evaluation.generation import Asked, asked, generated
+from forge.evaluation.prepared import Ready
+from forge.evaluation.requests import Request
+from forge.evaluation.texts import perplexity
+from forge.tasks.item import Answer, Generated, Prompt, Score
+from forge.tasks.statistics import Estimate, estimate
+
+AT_ONCE = 4096
+"""Requests between two looks at the clock and two writes of answers."""
+ITEMS_A_LOOK = 64
+"""Items between two looks at the clock of an evaluation with a budget in seconds."""
+
+
+@dataclass(kw_only=True)
+class TaskResult:
+    """A task's evaluation. rows: a dict an item. of: items before the budget. main: the metric that
+    stands for the task. seconds: of this process, less where answers were known.
+    """
+
+    name: str
+    rows: list[dict[str, Any]]
+    metrics: dict[str, Estimate]
+    of: int
+    main: str = ""
+    seconds: float = 0.0
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Runner:
+    """Runs prepared tasks with a model, on all ranks alike.
+
+    cache: answers known before; the main rank's file is written. seconds: budget of all tasks
+    together, measured by the main rank; 0 = none. watch: called between rounds on all ranks, and
+    free to raise.
+    """
+
+    engine: Engine
+    tokenizer: Tokenizer
+    cache: Cache
+    seconds: float = 0.0
+    watch: Callable[[], None] = lambda: None
+
+    def run(self, tasks: Iterable[Ready]) -> list[TaskResult]:
+        """The result of each task; with a budget in seconds of the items finished in time."""
+        begun = time.monotonic()
+        return [self._task(task, begun) for task in tasks]
+
+    def _task(self, task: Ready, begun: float) -> TaskResult:
+        started = time.monotonic()
+        order = range(len(task.items))
+        finished: list[int] = []
+        # In time order no item may be preferred for its length or its place in the file.
+        chunks = [list(order)]
+        if self.seconds:
+            mixed = _mixed(len(task.items))
+            chunks = [mixed[at : at + ITEMS_A_LOOK] for at in range(0, len(mixed), ITEMS_A_LOOK)]
+        for chunk in chunks:
+            spent = self.engine.ranks.from_main(time.monotonic() - begun)
+            if self.seconds and spent >= self.seconds:
+                break
+            self._answer(task, chunk)
+            finished += chunk
+        rows = [self._row(task, index) for index in sorted(finished)]
+        return TaskResult(
+            name=task.name,
+            rows=rows,
+            metrics=summed(rows),
+            of=task.of,
+            main=task.task.main,
+            seconds=time.monotonic() - started,
+            about=task.task.about(),
+        )
+
+    def _answer(self, task: Ready, chunk: Sequence[int]) -> None:
+        """Put the answers of items into the cache."""
+        prompts: list[Asked] = []
+        requests: dict[str, Request] = {}
+        for index in chunk:
+            asks = zip(task.items[index].asks, task.requests[index], strict=True)
+            for ask, made in asks:
+                if isinstance(ask, Prompt):
+                    prompts += asked(ask, self.tokenizer, self.engine.longest)
+                requests |= {request.key: request for request in made or ()}
+        missing = [key for key in requests if key not in self.cache.known]
+        for start in range(0, len(missing), AT_ONCE):
+            self._score({key: requests[key] for key in missing[start : start + AT_ONCE]})
+        unwritten = {one.key: one for one in prompts if one.key not in self.cache.known}
+        self._generate(list(unwritten.values()))
+
+    def _score(self, requests: Mapping[str, Request]) -> None:
+        keys = list(requests)
+
+        def on_round(done: Done) -> None:
+            self.cache.add((keys[index], list(score)) for index, score in done)
+            self.watch()
+
+        self.engine.score(list(requests.values()), on_round)
+
+    def _generate(self, prompts: Sequence[Asked], at_once: int = 32) -> None:
+        for start in range(0, len(prompts), at_once):
+            some, engine = prompts[start : start + at_once], self.engine
+            texts = generated(
+                engine.model, self.tokenizer, some, device=engine.device, ranks=engine.ranks
+            )
+            self.cache.add((one.key, text) for one, text in zip(some, texts, strict=True))
+            self.watch()
+
+    def _row(self, task: Ready, index: int) -> dict[str, Any]:
+        """Judge an item by the answers in the cache."""
+        item, answers = task.items[index], []
+        for ask, made in zip(item.asks, task.requests[index], strict=True):
+            if isinstance(ask, Prompt):
+                samples = asked(ask, self.tokenizer, self.engine.longest)
+                texts = (self.cache.known[one.key] for one in samples)
+                answers.append(Generated(tuple(texts)))
+            else:
+                answers.append(_total(self.cache.known[request.key] for request in made or ()))
+        judged = task.task.judge(item, answers)
+        row: dict[str, Any] = {"id": item.id, "metrics": judged.metrics}
+        if judged.weights:
+            row["weights"] = dict(judged.weights)
+        if item.cluster is not None:
+            row["cluster"] = item.cluster
+        return row | _answered(answers) | dict(judged.detail)
+
+
+def _total(values: Iterable[Sequence[float]]) -> Score:
+    """The score of a document from those of its windows."""
+    logprob, tokens, matches = 0.0, 0, 0
+    for part in values:
+        logprob, tokens, matches = logprob + part[0], tokens + int(part[1]), matches + int(part[2])
+    return Score(logprob, tokens, matches)
+
+
+def _answered(answers: Sequence[Answer]) -> dict[str, Any]:
+    scores = [list(answer) for answer in answers if isinstance(answer, Score)]
+    texts = [text for answer in answers if isinstance(answer, Generated) for text in answer.texts]
+    columns = {"scores": scores, "texts": texts}
+    return {name: values for name, values in columns.items() if values}
+
+
+def summed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
+    """The metrics of a task from the rows of its items; perplexity beside a loss of texts."""
+    names = dict.fromkeys(name for row in rows for name in row["metrics"])
+    metrics = {}
+    for name in names:
+        having = [row for row in rows if name in row["metrics"]]
+        weighted = any(name in row.get("weights", ()) for row in having)
+        metrics[name] = estimate(
+            [row["metrics"][name] for row in having],
+            [row.get("weights", {}).get(name, 1.0) for row in having] if weighted else None,
+            [row.get("cluster") for row in having],
+        )
+        if name == "loss" and "token_accuracy" in names:
+            loss = metrics[name]
+            value = perplexity(loss.value)  # its error by the slope of exp
+            metrics["perplexity"] = Estimate(value, value * loss.stderr, loss.n)
+    return metrics
+
+
+def _mixed(count: int) -> list[int]:
+    """The numbers below `count` in a fixed order without a pattern."""
+    order = list(range(count))
+    Random(count).shuffle(order)
+    return order

@@ -1,0 +1,51 @@
+"""The evaluation of a trained model: its weights' known answers, the tasks, and the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge.config.root import Config
+from forge.evaluation.cache import Cache
+from forge.evaluation.engine import Engine
+from forge.evaluation.run import Runner
+from forge.evaluation.tasks import facts, save, tasks_ready
+from forge.parallel.ranks import Ranks
+from forge.rundir.evaluations import cache_path
+from forge.training.checkpoints.adapter_base import hash_weights
+from forge.training.checkpoints.restore import Trained, load_run
+
+
+def evaluate_single(config: Config, request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Evaluate in this process, on one device."""
+    path, device = Path(request["path"]), torch.device(config.run.device)
+    trained = load_run(path, trust=config.run.trust, device=device)
+    return evaluated(config, request, trained, Ranks())
+
+
+def evaluated(
+    config: Config, request: dict[str, Any], trained: Trained, ranks: Ranks
+) -> list[dict[str, Any]]:
+    """Run the tasks, and write rows and summaries by the main rank; returns the summaries."""
+    entries, out = request["entries"], Path(request["out"])
+    weights = ranks.from_main(hash_weights(trained.path) if ranks.main else None)
+    about = facts(config, weights)
+    key = "_".join([weights, str(about["precision"]), str(about["device"])])
+    kept = Cache(cache_path(out, key)) if ranks.main else None
+    cache = kept or Cache(None)
+    cache.known = ranks.from_main(cache.known)
+    engine = Engine(
+        trained.model,
+        device=trained.device,
+        ranks=ranks,
+        batch_tokens=config.eval.tasks_batch_tokens,
+    )
+    with ranks.main_first():
+        ready = tasks_ready(entries, config, trained.tokenizer, config.eval, engine.longest)
+    seconds = config.eval.tasks_seconds
+    runner = Runner(engine=engine, tokenizer=trained.tokenizer, cache=cache, seconds=seconds)
+    results = runner.run(ready)
+    about |= {"checkpoint": str(trained.path)}
+    return save(out, results, trained.step, entries, about) if ranks.main else []

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from forge.parallel.modules import mix_in_each
     from forge.parallel.ranks import Ranks
     from forge.parallel.technique import Technique
+    from forge.sandbox.run import SandboxLimits, run_python
     from forge.tasks.item import Generated, Item, Judged, Pair, Prompt, Score
     from forge.tasks.task import Task
     from forge.tensors.local import copy_local, local
@@ -91,6 +92,7 @@ __all__ = [
     "Ranks",
     "Rotation",
     "SchedulerSection",
+    "SandboxLimits",
     "Score",
     "Section",
     "Session",
@@ -114,6 +116,7 @@ __all__ = [
     "opt",
     "register",
     "rule",
+    "run_python",
     "section",
 ]
 PLACES = """
@@ -162,6 +165,8 @@ Mesh                parallel.mesh
 mix_in_each         parallel.modules
 Ranks               parallel.ranks
 Technique           parallel.technique
+SandboxLimits       sandbox.run
+run_python          sandbox.run
 Generated           tasks.item
 Item                tasks.item
 Judged              tasks.item

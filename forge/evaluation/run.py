@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from forge.evaluation.generation import Asked, asked, generated
 from forge.evaluation.prepared import Ready
 from forge.evaluation.requests import Request
 from forge.evaluation.texts import perplexity
+from forge.statistics.interval import Interval
+from forge.statistics.items import mean
 from forge.tasks.item import Answer, Generated, Prompt, Score
-from forge.tasks.statistics import Estimate, estimate
 
 AT_ONCE = 4096
 """Requests between two looks at the clock and two writes of answers."""
@@ -32,7 +34,7 @@ class TaskResult:
 
     name: str
     rows: list[dict[str, Any]]
-    metrics: dict[str, Estimate]
+    metrics: dict[str, Interval]
     of: int
     main: str = ""
     seconds: float = 0.0
@@ -153,22 +155,26 @@ def _answered(answers: Sequence[Answer]) -> dict[str, Any]:
     return {name: values for name, values in columns.items() if values}
 
 
-def summed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
+def summed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
     """The metrics of a task from the rows of its items; perplexity beside a loss of texts."""
     names = dict.fromkeys(name for row in rows for name in row["metrics"])
     metrics = {}
     for name in names:
         having = [row for row in rows if name in row["metrics"]]
         weighted = any(name in row.get("weights", ()) for row in having)
-        metrics[name] = estimate(
-            [row["metrics"][name] for row in having],
-            [row.get("weights", {}).get(name, 1.0) for row in having] if weighted else None,
-            [row.get("cluster") for row in having],
-        )
+        weights = [row.get("weights", {}).get(name, 1.0) for row in having] if weighted else None
+        if weights is not None and not any(weights):
+            metrics[name] = Interval(value=math.nan, n=len(having))
+            continue
+        # an item without a cluster is one of its own
+        clusters = [row.get("cluster") or number for number, row in enumerate(having)]
+        values = [row["metrics"][name] for row in having]
+        metrics[name] = mean(values, weights=weights, clusters=clusters)
         if name == "loss" and "token_accuracy" in names:
             loss = metrics[name]
-            value = perplexity(loss.value)  # its error by the slope of exp
-            metrics["perplexity"] = Estimate(value, value * loss.stderr, loss.n)
+            value = perplexity(loss.value)
+            error = None if loss.stderr is None else value * loss.stderr  # by the slope of exp
+            metrics["perplexity"] = Interval(value=value, n=loss.n, stderr=error)
     return metrics
 
 

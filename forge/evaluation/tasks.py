@@ -49,7 +49,7 @@ def flat_metrics(results: Sequence[TaskResult], *, errors: bool = True) -> dict[
     for result in results:
         for name, estimated in result.metrics.items():
             values[f"{result.name}/{name}"] = estimated.value
-            if errors:
+            if errors and estimated.stderr is not None:
                 values[f"{result.name}/{name}_stderr"] = estimated.stderr
     return values
 

@@ -1,6 +1,6 @@
 """Running code that nobody has read: a process of its own with limits, without network or files.
 
-    ran = run("print(6 * 7)")
+    ran = run_python("print(6 * 7)")
     ran.passed, ran.stdout, ran.not_isolated
 
 Torch-free, and without privileges. Namespaces, Landlock and seccomp are used where the system has
@@ -8,6 +8,6 @@ them; `not_isolated` names what none of them could cover. A model's code is care
 hostile: against an attacker with an unknown flaw of the kernel, take a virtual machine as well.
 """
 
-from forge.sandbox.run import Limits, Ran, run
+from forge.sandbox.run import Ran, SandboxLimits, run_python
 
-__all__ = ["Limits", "Ran", "run"]
+__all__ = ["Ran", "SandboxLimits", "run_python"]

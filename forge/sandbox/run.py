@@ -24,8 +24,8 @@ PASSED, FAILED, TIMEOUT, OUTPUT = "passed", "failed", "timeout", "output"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits of a program.
+class SandboxLimits:
+    """SandboxLimits of a program.
 
     seconds: of wall time, and of CPU time a process. memory: bytes of address space a process; so
     all of them have `memory * processes`. processes: threads count. file_size: bytes of a file, and
@@ -60,15 +60,19 @@ class Ran:
         return self.status == PASSED
 
 
-def run(
-    program: str, *, stdin: str = "", limits: Limits | None = None, without: Sequence[str] = ()
+def run_python(
+    program: str,
+    *,
+    stdin: str = "",
+    limits: SandboxLimits | None = None,
+    without: Sequence[str] = (),
 ) -> Ran:
     """Run a Python program, with the standard library alone, in an empty folder.
 
     without: means not to be used, of namespaces, landlock and seccomp: to see what is left where a
     system lacks them. Raises OSError where no process can be started at all.
     """
-    limits = limits or Limits()
+    limits = limits or SandboxLimits()
     folder = Path(tempfile.mkdtemp(prefix="forge-sandbox-"))
     try:
         (folder / "work").mkdir()
@@ -77,7 +81,9 @@ def run(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(program: str, stdin: str, limits: Limits, without: tuple[str, ...], folder: Path) -> Ran:
+def _run(
+    program: str, stdin: str, limits: SandboxLimits, without: tuple[str, ...], folder: Path
+) -> Ran:
     reports, report = os.pipe()
     order = {
         **asdict(limits),
@@ -140,7 +146,7 @@ def _ran(facts: dict[str, Any], outputs: list[bytes], *, too_much: bool, seconds
     )
 
 
-def _read(process: subprocess.Popen[bytes], limits: Limits) -> tuple[list[bytes], bool]:
+def _read(process: subprocess.Popen[bytes], limits: SandboxLimits) -> tuple[list[bytes], bool]:
     """Stdout and stderr up to the limit, until the end; whether there was more."""
     assert process.stdout is not None
     assert process.stderr is not None

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from forge.config.horizon import is_named
@@ -18,7 +17,6 @@ from forge.tasks.choice import Choice
 from forge.tasks.declared import built, completed, faults
 from forge.tasks.generation import Matching
 from forge.tasks.item import Item, Pair, Score
-from forge.tasks.statistics import estimate
 
 
 def test_a_choice_is_judged_by_four_norms() -> None:
@@ -39,22 +37,6 @@ def test_a_choice_is_judged_by_four_norms() -> None:
     with_pmi = Item(id="0", asks=pairs * 2, data={"gold": 1, "choices": 2})
     judged = Choice().judge(with_pmi, [Score(-2.0, 1, 1), Score(-3.0, 3, 0), *alone])
     assert judged.metrics["accuracy_pmi"] == 1.0
-
-
-def test_estimates_equal_numpy() -> None:
-    draw = np.random.default_rng(0)
-    values, weights = draw.normal(size=50), draw.integers(1, 9, size=50).astype(float)
-    plain = estimate(values.tolist())
-    assert plain.value == pytest.approx(values.mean())
-    assert plain.stderr == pytest.approx(values.std(ddof=1) / np.sqrt(50))
-    ratio = estimate(values.tolist(), weights.tolist())
-    mean = np.average(values, weights=weights)
-    residuals = weights * (values - mean)
-    assert ratio.value == pytest.approx(mean)
-    assert ratio.stderr == pytest.approx(np.sqrt((residuals**2).sum() * 50 / 49) / weights.sum())
-    doubled = estimate(np.repeat(values, 2).tolist(), None, [str(i // 2) for i in range(100)])
-    assert doubled.stderr == pytest.approx(plain.stderr)
-    assert math.isnan(estimate([1.0]).stderr)
 
 
 @pytest.mark.parametrize(

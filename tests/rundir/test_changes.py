@@ -23,7 +23,7 @@ from forge.rundir import saved_config
 FREE = {
     "": "callbacks tags techniques trackers",
     "checkpoint": "async_mode enabled export_dtype interval interval_minutes keep_best keep_last_n "
-    "last resume_from",
+    "last per_decade resume_from steps",
     "data": "cache_dir max_bad_rows num_workers pad_to_multiple_of pin_memory prefetch_factor",
     "train": "activation_checkpointing batch_size compile_backend compile_model gc_interval "
     "grad_accum_steps max_bad_steps max_epochs max_time nccl_health_check_interval "

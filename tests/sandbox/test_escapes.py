@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from forge.sandbox import Limits, Ran, run
+from forge.sandbox import Ran, SandboxLimits, run_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is of Linux")
 MIB = 2**20
-LIMITS = Limits(seconds=5.0, memory=256 * MIB, processes=6, file_size=MIB, output=64 * 1024)
+LIMITS = SandboxLimits(seconds=5.0, memory=256 * MIB, processes=6, file_size=MIB, output=64 * 1024)
 FULL, NO_NAMESPACES = (), ("namespaces",)
 
 
@@ -58,7 +58,7 @@ def tried(program: str, target: Target, without: tuple[str, ...] = FULL) -> Ran:
     values = {"PID": target.pid, "SECRET": str(target.secret), "PORT": target.port}
     values |= {"OUTSIDE": str(target.outside)}
     head = "".join(f"{name} = {value!r}\n" for name, value in values.items())
-    return run(head + textwrap.dedent(program), limits=LIMITS, without=without)
+    return run_python(head + textwrap.dedent(program), limits=LIMITS, without=without)
 
 
 CONTAINED = {  # prints ESCAPED where it gets out, and "contained" where it is refused
@@ -235,7 +235,7 @@ def test_the_disk_has_a_limit(target: Target) -> None:
 @pytest.mark.parametrize("program", ["while True: pass", "import time\ntime.sleep(60)"])
 def test_time_has_a_limit(program: str) -> None:
     started = time.monotonic()
-    ran = run(program, limits=Limits(seconds=0.5))
+    ran = run_python(program, limits=SandboxLimits(seconds=0.5))
     assert (ran.status, ran.code) == ("timeout", None)
     assert time.monotonic() - started < 4
 
@@ -257,15 +257,15 @@ threading.Thread(target=lambda: None).start()
 print(json.dumps(sys.stdin.read()))
 sys.exit(3)
 """
-    ran = run(program, stdin="Zürich")
+    ran = run_python(program, stdin="Zürich")
     assert (ran.status, ran.code, ran.stdout) == ("failed", 3, '"Z\\u00fcrich"\n')
-    assert run("import os\nos.abort()").code == -signal.SIGABRT
-    assert run("import os\nos.close(1); os.close(2); import time; time.sleep(0.3)").passed
+    assert run_python("import os\nos.abort()").code == -signal.SIGABRT
+    assert run_python("import os\nos.close(1); os.close(2); import time; time.sleep(0.3)").passed
 
 
 def test_it_says_what_it_could_not_isolate() -> None:
-    ran = run("pass", without=("namespaces", "landlock", "seccomp"))
+    ran = run_python("pass", without=("namespaces", "landlock", "seccomp"))
     assert ran.passed
     assert {"files", "network", "disk", "processes"} <= set(ran.not_isolated)
-    only_seccomp = run("pass", without=("namespaces", "landlock"))
+    only_seccomp = run_python("pass", without=("namespaces", "landlock"))
     assert "network" not in only_seccomp.not_isolated

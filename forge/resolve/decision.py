@@ -14,7 +14,10 @@ FORM = re.compile(
     r"(?P<first>\S+) (?:(?P<beats>beats)|is no worse than) (?P<second>\S+)"
     r"(?: by (?P<by>[0-9.eE+-]+))?"
 )
-EXAMPLE = "'lr=1e-3 beats lr=1e-4 by 0.01', or 'wide is no worse than base by 0.01'"
+EXAMPLE = (
+    """'sweep.decision="lr=1e-3 beats lr=1e-4 by 0.01"', or """
+    "'sweep.decision=wide is no worse than base by 0.01'"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,7 +111,7 @@ def sweep_decision(sweep: Sweep) -> Findings:
     worse than B by X.
     """
     if sweep.decision is not None and decision.parse(sweep.decision) is None:
-        yield "sweep.decision", f"sweep.decision={decision.EXAMPLE}"
+        yield "sweep.decision", decision.EXAMPLE
 
 
 @rule("sweep.ablation", BASELINE, "sweep.ablation.arms", SEEDS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers.folders import write_folder
-from helpers.refusing import resolved
+from helpers.refusing import COMPOSER, resolved
 from omegaconf import OmegaConf
 
 from forge.compose.engine import Library
@@ -149,11 +149,15 @@ def test_every_file_composes_and_resolves_to_its_values_and_says_what_it_is_for(
     group, _, option = file.partition("/")
     choice = f"+{group}@model.{group}" if group in schemas.INNER else group
     choice = f"+{group}" if group == "tracker" else choice
-    config = resolved([f"{choice}={option}", *needs(file, tmp_path)], as_point=True).config
+    if group == "task":  # composed alone: what a task reads is the user's, or of an extra
+        _, config = COMPOSER([f"+task@eval.tasks.mine={option}"])
+    else:
+        config = resolved([f"{choice}={option}", *needs(file, tmp_path)], as_point=True).config
     content = OmegaConf.to_container(OmegaConf.load(CONF / f"{file}.yaml"))
     assert isinstance(content, dict)
     content.pop("defaults", None)
     above = "" if group in ("experiment", "debug") else f"{group}."
+    above = "eval.tasks.mine." if group == "task" else above
     if group == "tracker":
         (above,) = re.findall(r"@package (\S+)", (CONF / f"{file}.yaml").read_text())
         above += "."
@@ -176,7 +180,7 @@ def flatten(content: dict, prefix: str):
 
 def test_every_group_is_in_the_primary_config_and_every_folder_is_a_group():
     assert set(Library().groups()) == {path.name for path in CONF.iterdir() if path.is_dir()}
-    apart = {"experiment", "debug", "tracker", *schemas.INNER}
+    apart = {"experiment", "debug", "task", "tracker", *schemas.INNER}
     assert set(schemas.sections()) == set(Library().groups()) - apart
     text = (CONF / "config.yaml").read_text()
     entries = [line for line in text.splitlines() if line.startswith("  - ")]

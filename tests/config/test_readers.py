@@ -47,9 +47,9 @@ DECLARING = {"forge.config.root", "forge.config.model.decoder"} | {
 SCHEMA_FILES = {*map(file_of, DECLARING), *own_files("optimizer")}
 """Files that declare options and read none but by methods."""
 
-READ_BY_NAME = "train.recompute."
-"""Its options are the names of tensors, and read as such: tests/parallel/test_named_tensors.py has
-each.
+READ_BY_NAME = ("train.recompute.", "sweep.question", "sweep.hypothesis")
+"""Names of tensors, and texts that a report takes from sweep.json: tests/parallel/
+test_named_tensors.py and tests/report/test_decision.py have each.
 """
 
 

@@ -88,13 +88,10 @@ class FakeSlurm:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken: list[tuple[list[tuple[Path, int]], Any, str, Path]] = []
         self.now: dict[str, str] = {}
-        for module, name in (
-            (slurm, "check"),
-            (slurm, "submit"),
-            (queue, "states"),
-            (queue, "wait"),
-        ):
-            monkeypatch.setattr(module, name, getattr(self, name))
+        monkeypatch.setattr(slurm, "check_accepted", self.check)
+        monkeypatch.setattr(slurm, "submit_jobs", self.submit)
+        monkeypatch.setattr(queue, "job_states", self.states)
+        monkeypatch.setattr(queue, "wait_for_jobs", self.wait)
 
     def check(self, points: Any, section: Any, *, name: str, folder: Path) -> None:
         new = [path for path in Path().iterdir() if path.name != "sweeps"]

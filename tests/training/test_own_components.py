@@ -27,12 +27,12 @@ import torch
 import torch.nn.functional as F
 from forge.config.tokenizers.tokenizer import Bytes
 from forge.data.text.corpus import Corpus
-from forge.data.text.reading import read_text
+from forge.data.text.reading import text_document
 from forge.data.tokenizers.tokenizer import byte_ids
 from forge.models.head import head_of
 from forge.objectives.losses import Losses
 from forge.objectives.next_token import NextToken
-from forge.objectives.objective import read
+from forge.objectives.objective import hidden_of
 from torch import nn
 
 def curve(step, warmup, max_steps):
@@ -56,13 +56,14 @@ class GRULM(nn.Module):
 
 class Focal(NextToken):
     def __call__(self, model, batch):
-        logits = head_of(model).logits(read(model, batch)).flatten(0, 1)
+        logits = head_of(model).logits(hidden_of(model, batch)).flatten(0, 1)
         ce = F.cross_entropy(logits, batch["targets"].flatten(), reduction="none")
         total = ((1 - (-ce).exp()) ** self.section.gamma * ce).sum()
         return Losses(total=total, sums={"ce": ce.detach().sum()})
 
 def one_file(place):
-    return Corpus(name="text", source=place, files=(Path(place),), reader="mine", read=read_text)
+    files = (Path(place),)
+    return Corpus(name="text", source=place, files=files, reader="mine", read=text_document)
 
 def letters(section, text):
     return byte_ids(Bytes(add_bos=section.begin_it), text=text)

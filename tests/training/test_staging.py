@@ -31,8 +31,8 @@ def gpu_3(monkeypatch):
 def test_threads_take_the_gpu_of_their_maker(gpu_3):
     with pool(2, name="reader") as threads:
         names = set(threads.map(lambda _: threading.current_thread().name, range(8)))
-    assert names
-    assert gpu_3 == dict.fromkeys(names, 3)
+    assert names <= set(gpu_3)  # a thread may have begun without getting work
+    assert set(gpu_3.values()) == {3}
 
 
 def test_no_other_pool_of_threads_is_made_beside_tensors():

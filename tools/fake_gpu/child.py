@@ -1,0 +1,148 @@
+"""A run of three steps on fake GPUs, and what it asked of them; started by `fake_gpu.case`.
+
+One argument: a case as JSON. The last line of the output is a measurement as JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+
+from fake_gpu import stand_ins
+
+STEPS = 3
+COMMON = (
+    "run.device=cuda run.inline=true eval=off tokenizer=bytes metrics.enable_console=false "
+    f"metrics.log_interval=100 train.max_steps={STEPS}"
+)
+
+
+def take_counts(folder: Path) -> dict[str, Any]:
+    """The counters of the fake GPUs since the last call."""
+    path = folder / "counts.json"
+    ctypes.CDLL(None).fake_gpu_report(str(path).encode())
+    counts = json.loads(path.read_text())
+    counts["kernels"] |= stand_ins.CALLS
+    stand_ins.CALLS.clear()
+    return counts
+
+
+def graphs() -> int:
+    """Number of graphs compiled so far."""
+    return counters["stats"]["unique_graphs"]
+
+
+def resolved(words: list[str], folder: Path) -> Any:
+    """The resolution of a command line, with the common words behind what it leaves open."""
+    from forge import cli
+
+    names = {word.partition("=")[0] for word in words}
+    defaults = [*COMMON.split(), "data=synthetic", "checkpoint=off"]
+    common = [word for word in defaults if word.partition("=")[0] not in names]
+    return cli.resolved([*common, *words, f"run.dir={folder / 'run'}"])[1]
+
+
+def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Train with forge's own session and loop; measures each step."""
+    from forge.rundir import directory
+    from forge.training.build import build
+    from forge.training.build_session import build_session
+
+    ranks = case.get("ranks", 1)
+    words = [*case["words"], *([f"run.num_processes={ranks}"] if ranks > 1 else [])]
+    run_dir, _ = directory.prepare(resolved(words, folder), overrides=())
+    stand_ins.install(ranks)
+    session = build_session(run_dir, trust=[])
+    loop = build(session)
+    built = take_counts(folder)
+    steps: list[dict[str, Any]] = []
+    update = loop._step
+
+    def measured(data: Any) -> None:
+        number = loop.state.step
+        strict = number == STEPS - 2 and not case.get("waits")
+        before = graphs()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.set_sync_debug_mode("error" if strict else "default")
+        try:
+            update(data)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        steps.append(take_counts(folder) | memory() | {"graphs": graphs() - before})
+
+    loop._step = measured  # type: ignore[method-assign]
+    reason = loop.run()
+    return {
+        "reason": reason,
+        "built": built,
+        "steps": steps,
+        "after": take_counts(folder),
+        "breaks": sum(counters["graph_break"].values()),
+        "device": session.device.index,
+        "expected": expected(session.config),
+    }
+
+
+def memory() -> dict[str, int]:
+    """Bytes at the peak of a step, and how often the allocator had to try again."""
+    return {
+        "allocated": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.max_memory_reserved(),
+        "retries": torch.cuda.memory_stats()["num_alloc_retries"],
+    }
+
+
+def expected(config: Any) -> dict[str, Any]:
+    """What forge promises of the config: memory, FLOPs and collectives."""
+    from forge.planning.activations import flops_again
+    from forge.planning.flops import flops_per_token, sequences_of
+    from forge.planning.memory import memory_by_part
+    from forge.planning.traffic import busiest_rank
+
+    train, parts = config.train, memory_by_part(config)
+    model = config.decoder
+    attention = sum(
+        number * layer.mixer.flops(layer, train.seq_len)
+        for kind, number in model.kinds_in().items()
+        for layer in [model.of_kind(kind.name)]
+    )
+    sent: dict[str, list[float]] = {}
+    for each in busiest_rank(config):
+        calls, size = sent.get(each.kind, (0, 0))
+        sent[each.kind] = [calls + each.calls, size + each.bytes]
+    rows = train.batch_size * train.grad_accum_steps * sequences_of(config)
+    return {
+        "parts": parts,
+        "memory": sum(parts.values()),
+        "flops_per_token": flops_per_token(config),
+        "attention_flops_per_token": attention,
+        "flops_again": flops_again(config),
+        "tokens": rows * train.seq_len // config.parallel.cp,
+        "collectives": sent,
+    }
+
+
+def main() -> None:
+    """Run a case, print its measurement, and leave at once: nothing is to be torn down."""
+    case = json.loads(sys.argv[1])
+    with tempfile.TemporaryDirectory(prefix="fake_gpu_") as folder:
+        try:
+            result = train(case, Path(folder))
+        except BaseException as error:
+            traceback.print_exc()
+            result = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(result), flush=True)
+    os._exit("error" in result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""What of a process must stand in for values that a fake GPU does not compute."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+CALLS: Counter[str] = Counter()
+"""Calls of kernels that are replaced here, and so launch nothing."""
+LIBRARY = torch.library.Library("aten", "IMPL")
+
+
+def install(ranks: int) -> None:
+    """Replace cuDNN's attention, the drawing of initial weights, and the choice of experts.
+
+    ranks: with several, this process is rank 0, alone.
+    """
+    _replace_cudnn()
+    _leave_weights()
+    _choose_experts_in_turn()
+    if ranks > 1:
+        _join_alone(ranks)
+        _send_equal_numbers()
+
+
+def _replace_cudnn() -> None:
+    """Register shapes for cuDNN's attention: cuDNN itself asks the device for plans. The choice
+    between cuDNN and other kernels is torch's.
+    """
+    name = "_scaled_dot_product_cudnn_attention"
+    LIBRARY.impl(name, _cudnn, "CUDA", allow_override=True)
+    LIBRARY.impl(f"{name}_backward", _cudnn_backward, "CUDA", allow_override=True)
+
+
+def _cudnn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    with_logsumexp: bool,
+    dropout: float = 0.0,
+    causal: bool = False,
+    debug: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """q: [batch, heads, seq, dim], as the results of aten's operator."""
+    CALLS["cudnn_attention"] += 1
+    batch, heads, seq, _ = q.shape
+    out = q.new_empty(batch, seq, heads, v.shape[-1]).transpose(1, 2)
+    logsumexp = q.new_empty((batch, heads, seq, 1) if with_logsumexp else 0, dtype=torch.float32)
+    seed = q.new_empty((), dtype=torch.int64)
+    return out, logsumexp, None, None, seq, k.shape[2], seed, torch.empty_like(seed), None
+
+
+def _cudnn_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any):
+    CALLS["cudnn_attention_backward"] += 1
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _leave_weights() -> None:
+    """Draw no initial values: nothing reads them."""
+    from forge.models.init import Initial
+
+    Initial._draw = lambda self, block, out: out  # type: ignore[method-assign]
+
+
+def _choose_experts_in_turn() -> None:
+    """Deal tokens to experts in turn: scores are not computed."""
+    from forge.models.router import Router
+
+    def choose(router: Router, scores: Tensor) -> Tensor:
+        section = router.section
+        chosen = torch.arange(len(scores) * section.top_k, device=scores.device)
+        return chosen.view(len(scores), -1) % section.num_experts
+
+    Router._choose = choose  # type: ignore[method-assign]
+
+
+def _join_alone(size: int) -> None:
+    """Make this process rank 0 of `size`, with NCCL's process group and nobody to meet."""
+    import torch.distributed.distributed_c10d as c10d
+
+    from forge.parallel import ranks
+    from forge.parallel.mesh import make_mesh
+    from forge.training import build_session
+
+    c10d._store_based_barrier = lambda *arguments, **options: None  # type: ignore[assignment]
+
+    def join(config: Any, device: torch.device, rendezvous: Any = None) -> ranks.Ranks:
+        dist.init_process_group("nccl", rank=0, world_size=size, store=dist.HashStore())
+        mesh = make_mesh(config.parallel, "cuda")
+        return ranks.Ranks(rank=0, size=size, mesh=mesh, device=device)
+
+    build_session.join = join
+
+
+def _send_equal_numbers() -> None:
+    """Exchange as many rows with each rank of experts: the numbers that ranks tell are not
+    computed. The read of them stays, which waits for the device.
+    """
+    from forge.parallel.expert import OverRanks
+
+    run_experts = OverRanks.run_experts
+
+    def run(self: OverRanks, x: Tensor, counts: Tensor) -> Tensor:
+        rows = [len(x) // self.over_ep.size()] * self.over_ep.size()
+        with _reading([rows, rows]):
+            return run_experts(self, x, counts)
+
+    OverRanks.run_experts = run  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _reading(values: list[list[int]]) -> Iterator[None]:
+    """Let Tensor.tolist wait as ever, and return `values`."""
+    read = Tensor.tolist
+
+    def tolist(tensor: Tensor) -> Any:
+        read(tensor)
+        return values
+
+    Tensor.tolist = tolist  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Tensor.tolist = read  # type: ignore[method-assign]

@@ -5,7 +5,9 @@ One argument: a case as JSON. The last line of the output is a measurement as JS
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import io
 import json
 import os
 import sys
@@ -21,7 +23,7 @@ from fake_gpu import stand_ins
 
 STEPS = 3
 COMMON = (
-    "run.device=cuda run.inline=true eval=off tokenizer=bytes metrics.enable_console=false "
+    "run.device=cuda eval=off tokenizer=bytes metrics.enable_console=false "
     f"metrics.log_interval=100 train.max_steps={STEPS}"
 )
 
@@ -80,7 +82,10 @@ def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         steps.append(take_counts(folder) | memory() | {"graphs": graphs() - before})
 
     loop._step = measured  # type: ignore[method-assign]
-    reason = loop.run()
+    try:
+        reason = loop.run()
+    except Exception as error:
+        return failed(run_dir, error)
     return {
         "reason": reason,
         "built": built,
@@ -89,7 +94,18 @@ def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         "breaks": sum(counters["graph_break"].values()),
         "device": session.device.index,
         "expected": expected(session.config),
+        "saved": [path.name for path in sorted(run_dir.glob("checkpoints/step_*"))],
     }
+
+
+def failed(run_dir: Path, error: Exception) -> dict[str, Any]:
+    """The message of a run that failed, as forge reports it, and its memory snapshots."""
+    from forge.rundir.outcome import report_failure
+
+    with contextlib.redirect_stderr(io.StringIO()) as reported:
+        report_failure(run_dir, error)
+    snapshots = [path.name for path in run_dir.rglob("out_of_memory*.pickle")]
+    return {"error": reported.getvalue(), "snapshots": snapshots}
 
 
 def memory() -> dict[str, int]:

@@ -1,0 +1,157 @@
+"""Trains on a fake GPU, three steps a preset and layout, and checks what is asked of the device.
+
+python tools/cuda.py                    # all cases, against their bounds
+python tools/cuda.py --smoke            # the cases of `make test`
+python tools/cuda.py 8b_h200 ep8        # some of them
+python tools/cuda.py --write            # lower the bounds to what was measured, and write the page
+python tools/cuda.py --device h200 experiment=llama3_8b_one_h200 model.n_layers=2   # any run
+
+The environment .venv-cuda has torch's CUDA build: `make cuda` installs it. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fake_gpu import case as fake
+from fake_gpu import check
+from fake_gpu.cases import CASES, Case, argument
+
+PAGE = fake.ROOT / "benchmarks/results/fake_gpu.md"
+GIB = 2**30
+HEAD = (
+    "case",
+    "launches",
+    "copies, GB",
+    "waits",
+    "allocated",
+    "reserved",
+    "estimate",
+    "ratio",
+    "retries",
+    "graphs",
+    "PFLOP",
+)
+INTRODUCTION = f"""\
+# Runs on a fake GPU
+
+    python tools/cuda.py --write   # make cuda: the same, against the bounds of tools/fake_gpu/bounds.json
+
+Step 2 of 3. Memory in GiB: allocated and reserved at the peak of the step, the estimate of `forge.check`, and the estimate over what was
+allocated. Copies: within the device. Bytes, launches, waits and graphs are real; no value was computed and no time measured. Words: `tools/fake_gpu/cases.py`.
+
+| {" | ".join(HEAD)} |
+| --- |{" ---: |" * (len(HEAD) - 1)}
+"""
+
+
+def main() -> int:
+    """Run the named cases, or a command line; the exit code is 1 where an assertion is broken."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("words", nargs="*", help="names of cases, or a command line of forge")
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--raise-bounds", action="store_true", help="with --write: up as well")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--device", default="h100", choices=fake.DEVICES)
+    parser.add_argument("--ranks", type=int, default=1, help="this process is the first of them")
+    parser.add_argument("--gib", type=float, help="memory of the device")
+    parser.add_argument("--waits", action="store_true", help="let step 2 wait for the device")
+    parser.add_argument("--kernels", action="store_true", help="print the kernels of the last step")
+    parser.add_argument("--checkout", type=Path, default=fake.ROOT, help="whose forge runs")
+    options = parser.parse_args()
+    if not fake.PYTHON.exists():
+        print("there is no .venv-cuda: make cuda installs it", file=sys.stderr)
+        return 2
+    fake.build()
+    if any("=" in word for word in options.words):
+        return run_words(options)
+    by_name = {case.name: case for case in CASES}
+    if unknown := [name for name in options.words if name not in by_name]:
+        print(f"no case is named {', '.join(unknown)}: {', '.join(by_name)}", file=sys.stderr)
+        return 2
+    named = [by_name[name] for name in options.words]
+    cases = named or [case for case in CASES if case.smoke or not options.smoke]
+    return run_cases(cases, options)
+
+
+def run_cases(cases: Sequence[Case], options: argparse.Namespace) -> int:
+    """Run cases side by side; print a line for each, and each broken assertion."""
+    begin, broken = time.monotonic(), 0
+    bounds = check.load()
+    rows: list[str] = []
+    print("| " + " | ".join(HEAD) + " |", flush=True)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        measured = pool.map(partial(measure, checkout=options.checkout.resolve()), cases)
+        for case, measurement in zip(cases, measured, strict=True):
+            if "steps" in measurement:
+                rows.append(row(case, measurement))
+                print(rows[-1], flush=True)
+                if options.write:
+                    numbers, old = check.numbers(measurement), bounds.get(case.name)
+                    bounds[case.name] = check.lowered(None if options.raise_bounds else old, numbers)
+            found = list(check.problems(case, measurement, bounds.get(case.name)))
+            broken += bool(found)
+            for problem in found:
+                print(f"  {case.name}: {problem}", flush=True)
+            if found and "output" in measurement and not case.fails:
+                print(measurement["output"], flush=True)
+    if options.write:
+        check.save({case.name: bounds[case.name] for case in CASES if case.name in bounds})
+        if len(cases) == len(CASES):
+            PAGE.write_text(INTRODUCTION + "\n".join(rows) + "\n")
+    minutes = (time.monotonic() - begin) / 60
+    print(f"{len(cases) - broken} of {len(cases)} cases hold, {minutes:.1f} minutes")
+    return int(broken > 0)
+
+
+def measure(case: Case, checkout: Path) -> dict[str, Any]:
+    """The measurement of a case."""
+    return fake.run(argument(case), checkout)
+
+
+def row(case: Case, measurement: dict[str, Any]) -> str:
+    """A line of the table."""
+    numbers, estimate = check.numbers(measurement), measurement["expected"]["memory"]
+    cells = [
+        case.name,
+        f"{numbers['launches']:,}",
+        f"{numbers['copied'] / 1e9:.2f}",
+        f"{numbers['waits']:,}",
+        *(f"{size / GIB:.2f}" for size in (numbers["allocated"], numbers["reserved"], estimate)),
+        f"{estimate / numbers['allocated']:.2f}",
+        str(numbers["retries"]),
+        str(sum(step["graphs"] for step in measurement["steps"])),
+        f"{measurement['steps'][1]['product_flops'] / 1e15:.3g}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def run_words(options: argparse.Namespace) -> int:
+    """Run forge with the words of a command line, and print all that was counted."""
+    run = {"words": options.words, "device": options.device, "ranks": options.ranks}
+    run |= {"waits": options.waits} | ({"gib": options.gib} if options.gib else {})
+    measurement = fake.run(run, options.checkout.resolve())
+    if "error" in measurement:
+        print(measurement["output"], measurement["error"], sep="\n", file=sys.stderr)
+        return 1
+    for step in measurement.pop("steps"):
+        kernels = step.pop("kernels")
+        step["GiB"] = [round(step[name] / GIB, 3) for name in ("allocated", "reserved")]
+        print(json.dumps(step))
+    if options.kernels:
+        print(json.dumps(kernels, indent=0))
+    print(json.dumps(measurement))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 AT_ONCE := --numprocesses=2 --dist=loadfile --no-loadscope-reorder # two files of tests at a time: some start four ranks each
 OLDEST := .venv-oldest
 NEWEST := .venv-newest
+CUDA := .venv-cuda
 IGNORED_VULNERABILITIES := # their ids, each with its reason in a line here: what make audit leaves out
-.PHONY: install train test fast oldest newest nightly lint audit constraints docs clean
+.PHONY: install train test fast oldest newest cuda nightly lint audit constraints docs clean
 
 install: $(VENV)/.installed
 
@@ -41,7 +42,16 @@ $(NEWEST)/.installed: setup.cfg pyproject.toml
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'hydra-core>=1.4.0rc1' 'omegaconf>=2.4' transformers --editable '.[dev]'
 	touch $@
 
-nightly: install lint audit oldest newest ## everything, on both ends of the ranges
+cuda: $(CUDA)/.installed ## every preset and layout on a fake GPU, with torch's CUDA build in an environment of its own
+	$(CUDA)/bin/python tools/cuda.py
+
+# '===' keeps a CPU build, 2.11.0+cpu, out.
+$(CUDA)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(CUDA)
+	$(CUDA)/bin/python -m pip install --quiet --disable-pip-version-check 'torch===2.11.0' --editable .
+	touch $@
+
+nightly: install lint audit oldest newest cuda ## everything, on both ends of the ranges
 	$(BIN)/python -m pytest $(AT_ONCE)
 
 lint: install
@@ -62,4 +72,4 @@ docs: install ## the pages that are made from the schema
 	$(BIN)/python tools/seeds.py --keys forge/compose/seed_keys.py
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(CUDA) build dist *.egg-info .pytest_cache .ruff_cache

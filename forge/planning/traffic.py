@@ -211,10 +211,10 @@ class Rank:
         token = self.tokens * model.computed_head_dim * self.width
         kv = 2 * token * (model.kv_heads // p.tp if model.kv_heads % p.tp == 0 else 1)
         passes = self.blocks + len(self.recomputed())
-        if p.cp_method == "all_gather":
-            calls = self.passes * passes
+        if p.cp_method == "all_gather":  # keys and values apart
+            calls = 2 * self.passes * passes
             self.ring("cp: all-gather of keys and values", p.cp * kv * passes, CP, calls)
-            size, calls = p.cp * kv * self.blocks, self.passes * self.blocks
+            size, calls = p.cp * kv * self.blocks, 2 * self.passes * self.blocks
             self.ring("cp: reduce-scatter of their gradients", size, CP, calls)
         else:
             queries_and_output = 2 * token * model.n_heads // p.tp
@@ -296,7 +296,7 @@ class Rank:
         objective, moe = self.config.objective, self.model.moe
         numbers = 2 + objective.extra_sums
         self.ring("all: loss and gradient norm", 2 * FP32 * numbers, (*PP, *DATA), 1)
-        self.ring("all: loss and gradient norm", 2 * FP64 * 2, (*PP, *DATA, *TP), 2)
+        self.ring("all: loss and gradient norm", 2 * FP64 * 2, (*PP, *DATA, *TP), 1)
         records = self.model.n_moe_layers * (moe.num_experts + REPORTED)
         self.ring("moe: all-reduce of records", 2 * FP64 * records, (*PP, *DATA), 1)
 

@@ -1,0 +1,106 @@
+"""Each assertion on a fake GPU's measurement fires where it should; no CUDA build is needed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from fake_gpu import check
+from fake_gpu.cases import CASES, Case
+
+CASE = Case(name="planted", words="", ranks=8, kernels=("flash",))
+STEP = {
+    "launches": 100,
+    "copied_within_device": 1e9,
+    "product_flops": 4e6,
+    "waits": {},
+    "kernels": {"flash_fwd": 2, "gemm bf16 8x8x8 b1": 4},
+    "calls_on_device": {"0": 100},
+    "collectives": {"all-gather": [3, 1e6]},
+    "allocated": 1000,
+    "reserved": 1050,
+    "retries": 0,
+    "graphs": 0,
+}
+GOOD: dict[str, Any] = {
+    "reason": "end",
+    "steps": [{**STEP, "graphs": 8}, {**STEP}, {**STEP}],
+    "after": {"calls_on_device": {"0": 3}},
+    "breaks": 0,
+    "device": 0,
+    "saved": [],
+    "expected": {
+        "memory": 1010,
+        "flops_per_token": 5000,
+        "attention_flops_per_token": 1000,
+        "flops_again": 0,
+        "tokens": 1000,
+        "collectives": {"all-gather": [3, 1e6]},
+    },
+}
+BOUNDS = check.numbers(GOOD)
+
+
+def test_a_good_measurement_has_no_problems() -> None:
+    assert list(check.problems(CASE, GOOD, BOUNDS)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("launches", 101, "launches is 101, and was 100"),
+        ("copied_within_device", 2e9, "copied is"),
+        ("product_flops", 8e6, "products of 8e+06 FLOPs"),
+        ("waits", {"cudaStreamSynchronize": 1}, "waits is 1"),
+        ("kernels", {"math": 1}, "no kernel with 'flash'"),
+        ("kernels", {"flash_fwd": 1, "gemm fp32 8x8x8 b1": 1}, "fp32_products is 1"),
+        ("calls_on_device", {"0": 100, "3": 1}, "other_device is 1"),
+        ("collectives", {"all-gather": [4, 1e6]}, "4 all-gather calls"),
+        ("collectives", {"all-gather": [3, 2e6]}, "all-gather sends 2e+06 bytes"),
+        ("collectives", {"all-gather": [3, 1e6], "all-reduce": [1, 8]}, "1 all-reduce calls"),
+        ("allocated", 1100, "allocated is 1,100"),
+        ("reserved", 1200, "reserved_off is"),
+        ("retries", 1, "retries is 1"),
+        ("graphs", 1, "1 graphs were compiled after step 1"),
+    ],
+)
+def test_each_fault_is_named(name: str, value: object, words: str) -> None:
+    measurement = copy.deepcopy(GOOD)
+    measurement["steps"][1][name] = value
+    assert words in " ".join(check.problems(CASE, measurement, BOUNDS))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"reason": "max_time"}, "it ended by 'max_time'"),
+        ({"breaks": 1}, "1 graph breaks"),
+        ({"error": "RuntimeError: synchronizing"}, "it failed: RuntimeError: synchronizing"),
+    ],
+)
+def test_a_run_that_ends_otherwise_is_named(change: dict[str, Any], words: str) -> None:
+    assert words in " ".join(check.problems(CASE, GOOD | change, BOUNDS))
+
+
+def test_a_run_that_must_fail_needs_message_and_snapshot() -> None:
+    case = Case(name="memory", words="", fails="out of memory: lower train.batch_size")
+    error = "out of memory: lower train.batch_size"
+    assert "its message lacks" in " ".join(check.problems(case, GOOD, None))
+    assert "no snapshot" in " ".join(check.problems(case, {"error": error}, None))
+    good = {"error": error, "snapshots": ["out_of_memory_at_step_1.pickle"]}
+    assert list(check.problems(case, good, None)) == []
+
+
+def test_bounds_go_down_alone() -> None:
+    assert check.lowered({"launches": 5, "waits": 0}, {"launches": 7, "waits": 0}) == {
+        "launches": 5,
+        "waits": 0,
+    }
+    assert check.lowered(None, {"launches": 7}) == {"launches": 7}
+
+
+def test_each_case_has_a_name_and_bounds() -> None:
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+    assert set(check.load()) == {case.name for case in CASES if not case.fails}

@@ -23,7 +23,7 @@ from typing import Any
 
 from fake_gpu import case as fake
 from fake_gpu import check
-from fake_gpu.cases import CASES, Case, argument
+from fake_gpu.cases import CASES, Case
 
 PAGE = fake.ROOT / "benchmarks/results/fake_gpu.md"
 GIB = 2**30
@@ -43,10 +43,12 @@ HEAD = (
 INTRODUCTION = f"""\
 # Runs on a fake GPU
 
-    python tools/cuda.py --write   # make cuda: the same, against the bounds of tools/fake_gpu/bounds.json
+    python tools/cuda.py --write
 
-Step 2 of 3. Memory in GiB: allocated and reserved at the peak of the step, the estimate of `forge.check`, and the estimate over what was
-allocated. Copies: within the device. Bytes, launches, waits and graphs are real; no value was computed and no time measured. Words: `tools/fake_gpu/cases.py`.
+Step 2 of 3 of the cases in `tools/fake_gpu/cases.txt`. `make cuda` holds them against
+`tools/fake_gpu/bounds.json`. Memory is in GiB: allocated and reserved at the peak of the step, the
+estimate of `forge.check`, and the estimate over what was allocated. Copies are those within the
+device. Bytes, launches, waits and graphs are real; no value was computed and no time measured.
 
 | {" | ".join(HEAD)} |
 | --- |{" ---: |" * (len(HEAD) - 1)}
@@ -97,7 +99,9 @@ def run_cases(cases: Sequence[Case], options: argparse.Namespace) -> int:
                 print(rows[-1], flush=True)
                 if options.write:
                     numbers, old = check.numbers(measurement), bounds.get(case.name)
-                    bounds[case.name] = check.lowered(None if options.raise_bounds else old, numbers)
+                    bounds[case.name] = check.lowered(
+                        None if options.raise_bounds else old, numbers
+                    )
             found = list(check.problems(case, measurement, bounds.get(case.name)))
             broken += bool(found)
             for problem in found:
@@ -115,7 +119,7 @@ def run_cases(cases: Sequence[Case], options: argparse.Namespace) -> int:
 
 def measure(case: Case, checkout: Path) -> dict[str, Any]:
     """The measurement of a case."""
-    return fake.run(argument(case), checkout)
+    return fake.run(case.argument(), checkout)
 
 
 def row(case: Case, measurement: dict[str, Any]) -> str:

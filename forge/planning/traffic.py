@@ -18,7 +18,7 @@ from math import prod
 
 from forge.config.model.decoder import Decoder, Kind
 from forge.config.model.moe import is_moe_layer
-from forge.config.model.tensors import EMBEDDING, TensorSpec
+from forge.config.model.tensors import EMBEDDING, HEAD, TensorSpec
 from forge.config.root import Config
 from forge.planning.activations import rows_of_room, runs_of_sequence
 from forge.planning.layout import rows_of_rank
@@ -141,20 +141,21 @@ class Rank:
                     for tensors in (inside, outer)
                 )
                 groups = self.groups(stage, of_experts)
+                outer_groups = self.outer_groups(outside) if outer else 0
                 self.ring(
                     "fsdp: all-gather of weights",
                     self.width * readings * (block * gathers + outside_size),
                     axes,
-                    readings * (groups * gathers + bool(outer)),
+                    readings * (groups * gathers + outer_groups),
                 )
                 self.ring(
                     "fsdp: reduce-scatter of gradients",
                     FP32 * self.reductions * (block + outside_size),
                     axes,
-                    self.reductions * (groups + bool(outer)),
+                    self.reductions * (groups + outer_groups),
                 )
                 size = 2 * FP32 * (block + outside_size) // ranks
-                self.ring("hsdp: all-reduce of gradients", size, DP, groups + bool(outer))
+                self.ring("hsdp: all-reduce of gradients", size, DP, groups + outer_groups)
 
     def of_width(self) -> None:
         """Count TP: hidden states into and out of attention and feed-forward, forward and backward,
@@ -320,9 +321,21 @@ class Rank:
         return self.model.kinds_in([layer for stage in stages for layer in self.layers[stage]])
 
     def groups(self, stage: int, of_experts: bool) -> int:
-        """Number of FSDP groups in a stage: one for each block, or for each block with experts."""
+        """Number of FSDP groups in a stage: one for each block, and with ep one for each block's
+        experts.
+        """
+        if of_experts and self.p.ep == 1:
+            return 0
         kinds = self.kinds(stage).items()
         return sum(n for kind, n in kinds if kind.moe or not of_experts)
+
+    def outer_groups(self, outside: Iterable[TensorSpec]) -> int:
+        """Number of FSDP groups outside blocks: the embedding, the head, and the rest, unless the
+        head shares the embedding's table.
+        """
+        if self.model.tie_embeddings:
+            return 1
+        return len({tensor.role if tensor.role in (EMBEDDING, HEAD) else "" for tensor in outside})
 
     def recomputed(self, without: str = "") -> list[int]:
         """Blocks of this rank with recomputation. without: only blocks without this kept tensor."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_gpu import case as fake
 from fake_gpu import check
-from fake_gpu.cases import CASES, Case, argument
+from fake_gpu.cases import CASES, Case
 
 pytestmark = [
     pytest.mark.slow,
@@ -17,4 +17,4 @@ SMOKE = [case for case in CASES if case.smoke]
 @pytest.mark.parametrize("case", SMOKE, ids=lambda case: case.name)
 def test_a_preset_keeps_its_bounds(case: Case) -> None:
     bounds = check.load().get(case.name)
-    assert list(check.problems(case, fake.run(argument(case)), bounds)) == []
+    assert list(check.problems(case, fake.run(case.argument()), bounds)) == []

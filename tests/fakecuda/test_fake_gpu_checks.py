@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from fake_gpu import check
-from fake_gpu.cases import CASES, Case
+from fake_gpu.cases import CASES, Case, read
 
-CASE = Case(name="planted", words="", ranks=8, kernels=("flash",))
+CASE = Case(name="planted", words="", ranks=8, kernels="flash")
 STEP = {
     "launches": 100,
     "copied_within_device": 1e9,
@@ -104,3 +104,12 @@ def test_each_case_has_a_name_and_bounds() -> None:
     names = [case.name for case in CASES]
     assert len(set(names)) == len(names)
     assert set(check.load()) == {case.name for case in CASES if not case.fails}
+
+
+def test_a_line_of_the_table_is_a_case() -> None:
+    text = "# a remark\nL2 = model.n_layers=2\nBOTH = {L2} seed=3\n\na | ranks=8; smoke; gib=40 | {BOTH}"
+    assert read(text) == [
+        Case(name="a", words="model.n_layers=2 seed=3", ranks=8, smoke=True, gib=40.0)
+    ]
+    with pytest.raises(ValueError, match="a: there is no setting rank"):
+        read("a | rank=8 | seed=3")

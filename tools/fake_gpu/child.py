@@ -108,6 +108,38 @@ def failed(run_dir: Path, error: Exception) -> dict[str, Any]:
     return {"error": reported.getvalue(), "snapshots": snapshots}
 
 
+def generate(case: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Continue four prompts by `generate` tokens, three times."""
+    from forge.models.sampling import How, continue_rows
+    from forge.parallel.modules import HALF
+    from forge.parallel.ranks import Ranks
+    from forge.training.models import build_model
+    from forge.training.process import set_up
+
+    config = resolved(case["words"], folder).config
+    device = set_up(config)
+    stand_ins.install(1)
+    dtype = HALF[config.precision.mixed_precision]
+    model = build_model(config, device, Ranks(), dtype, filled=False).eval()
+    built, steps = take_counts(folder), []
+    prompts = [list(range(1, length)) for length in (9, 17, 33, 65)]
+    for _ in range(STEPS):
+        before = graphs()
+        torch.cuda.reset_peak_memory_stats()
+        continue_rows(model, prompts, case["generate"], How(), device, range(len(prompts)))
+        steps.append(take_counts(folder) | memory() | {"graphs": graphs() - before})
+    return {
+        "reason": "end",
+        "built": built,
+        "steps": steps,
+        "after": take_counts(folder),
+        "breaks": sum(counters["graph_break"].values()),
+        "device": device.index,
+        "expected": {"memory": 0, "flops_per_token": 0, "collectives": {}},
+        "saved": [],
+    }
+
+
 def memory() -> dict[str, int]:
     """Bytes at the peak of a step, and how often the allocator had to try again."""
     return {
@@ -152,7 +184,7 @@ def main() -> None:
     case = json.loads(sys.argv[1])
     with tempfile.TemporaryDirectory(prefix="fake_gpu_") as folder:
         try:
-            result = train(case, Path(folder))
+            result = (generate if case.get("generate") else train)(case, Path(folder))
         except BaseException as error:
             traceback.print_exc()
             result = {"error": f"{type(error).__name__}: {error}"}

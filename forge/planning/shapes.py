@@ -30,12 +30,12 @@ def elements(one: TensorSpec, *, tp: int = 1, ep: int = 1, shards: int = 1) -> i
     return (rows if across else -(-rows // shards) * shards) * prod(widths)
 
 
-def added_up(tensors: Sequence[TensorSpec], tp: int, *, parts: bool) -> int:
-    """Elements of gradients summed over tp ranks, in a block or outside.
+def added_up(tensors: Sequence[TensorSpec], tp: int, *, parts: bool) -> list[int]:
+    """Elements of each gradient summed over tp ranks, in a block or outside.
 
     Counts parameters replicated on every rank, inside a layer cut over ranks. parts: ranks have
     parts of each sequence too; then replicated parameters outside such layers count as well.
     """
     layers = {tensor.name.split(".")[0] for tensor in tensors if tensor.tp is not None}
     shared = (tensor for tensor in tensors if tensor.cut(tp) is None and not tensor.once)
-    return sum(tensor.size for tensor in shared if parts or tensor.name.split(".")[0] in layers)
+    return [tensor.size for tensor in shared if parts or tensor.name.split(".")[0] in layers]

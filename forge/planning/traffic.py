@@ -178,9 +178,16 @@ class Rank:
             number = 4 * self.blocks + out_again + first + last
             calls = self.passes * number
             self.ring("tp: all-reduce of hidden states", 2 * hidden * number, TP, calls)
-        shared = sum(added_up(self.others(s), self.p.tp, parts=self.cut) for s in self.stages)
-        for kind, number in self.kinds(*self.stages).items():
-            shared += number * added_up(self.tables[kind], self.p.tp, parts=self.cut)
+        sizes = [
+            (number, size)
+            for stage in self.stages
+            for number, tensors in [
+                (1, self.others(stage)),
+                *((number, self.tables[kind]) for kind, number in self.kinds(stage).items()),
+            ]
+            for size in added_up(tensors, self.p.tp, parts=self.cut)
+        ]
+        shared = sum(number * size for number, size in sizes)
         summed_up = self.reductions == 1 and (
             self.config.train.grad_accum_steps > 1 or (self.p.pp_microbatches or 1) > 1
         )  # in fp32
@@ -188,7 +195,7 @@ class Rank:
             "tp: all-reduce of shared gradients",
             2 * (FP32 if summed_up else self.width * self.reductions) * shared,
             TP,
-            self.reductions,
+            self.reductions * sum(number for number, _ in sizes),  # one by one
         )
         if last:
             self.of_loss()

@@ -17,7 +17,8 @@ class Case:
     words: forge's own. ranks: this process is the first of them. gib: of the device, if it is of
     another size. local_rank: the device of this process. waits: why step 2 may wait; without a
     reason it runs under torch's sync-debug mode "error". uncounted: why the FLOPs of products are
-    not those of the model. kernels: parts of names that step 2 must have launched. fails: a part of
+    not those of the model. beside: a kind of collective, and why the model of traffic has none of
+    it. kernels: parts of names that step 2 must have launched. fails: a part of
     the message with which the run must end. saves: number of checkpoints. generate: tokens to draw,
     in place of training. smoke: run by `make test`.
     """
@@ -30,6 +31,7 @@ class Case:
     local_rank: int = 0
     waits: str = ""
     uncounted: str = ""
+    beside: str = ""
     kernels: str = ""
     fails: str = ""
     saves: int = 0

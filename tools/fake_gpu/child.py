@@ -174,7 +174,7 @@ def expected(config: Any) -> dict[str, Any]:
         "flops_per_token": flops_per_token(config),
         "attention_flops_per_token": attention,
         "flops_again": flops_again(config),
-        "tokens": rows * train.seq_len // config.parallel.cp,
+        "tokens": rows * train.seq_len / config.parallel.cp / config.parallel.tp,
         "collectives": sent,
     }
 

@@ -57,7 +57,7 @@ def test_a_good_measurement_has_no_problems() -> None:
         ("kernels", {"flash_fwd": 1, "gemm fp32 8x8x8 b1": 1}, "fp32_products is 1"),
         ("calls_on_device", {"0": 100, "3": 1}, "other_device is 1"),
         ("collectives", {"all-gather": [4, 1e6]}, "4 all-gather calls"),
-        ("collectives", {"all-gather": [3, 2e6]}, "all-gather sends 2e+06 bytes"),
+        ("collectives", {"all-gather": [3, 2e6]}, "all-gather sends 2000000 bytes"),
         ("collectives", {"all-gather": [3, 1e6], "all-reduce": [1, 8]}, "1 all-reduce calls"),
         ("allocated", 1100, "allocated is 1,100"),
         ("reserved", 1200, "reserved_off is"),
@@ -107,7 +107,8 @@ def test_each_case_has_a_name_and_bounds() -> None:
 
 
 def test_a_line_of_the_table_is_a_case() -> None:
-    text = "# a remark\nL2 = model.n_layers=2\nBOTH = {L2} seed=3\n\na | ranks=8; smoke; gib=40 | {BOTH}"
+    words = "# a remark\nL2 = model.n_layers=2\nBOTH = {L2} seed=3\n"
+    text = words + "\na | ranks=8; smoke; gib=40 | {BOTH}"
     assert read(text) == [
         Case(name="a", words="model.n_layers=2 seed=3", ranks=8, smoke=True, gib=40.0)
     ]

@@ -152,9 +152,9 @@ def memory() -> dict[str, int]:
 def expected(config: Any) -> dict[str, Any]:
     """What forge promises of the config: memory, FLOPs and collectives."""
     from forge.planning.activations import flops_again
-    from forge.planning.flops import flops_per_token, sequences_of
+    from forge.planning.flops import flops_per_token
     from forge.planning.memory import memory_by_part
-    from forge.planning.traffic import busiest_rank
+    from forge.planning.traffic import Rank
 
     train, parts = config.train, memory_by_part(config)
     model = config.decoder
@@ -164,10 +164,10 @@ def expected(config: Any) -> dict[str, Any]:
         for layer in [model.of_kind(kind.name)]
     )
     sent: dict[str, list[float]] = {}
-    for each in busiest_rank(config):
+    for each in Rank(config, model, 0).sent():
         calls, size = sent.get(each.kind, (0, 0))
         sent[each.kind] = [calls + each.calls, size + each.bytes]
-    rows = train.batch_size * train.grad_accum_steps * sequences_of(config)
+    rows = train.batch_size * train.grad_accum_steps * config.objective.rows
     return {
         "parts": parts,
         "memory": sum(parts.values()),

@@ -178,6 +178,12 @@ class Rank:
             number = 4 * self.blocks + out_again + first + last
             calls = self.passes * number
             self.ring("tp: all-reduce of hidden states", 2 * hidden * number, TP, calls)
+        self.of_shared_gradients()
+        if last:
+            self.of_loss()
+
+    def of_shared_gradients(self) -> None:
+        """Count TP: gradients of parameters on all ranks, each summed by itself."""
         sizes = [
             (number, size)
             for stage in self.stages
@@ -195,10 +201,8 @@ class Rank:
             "tp: all-reduce of shared gradients",
             2 * (FP32 if summed_up else self.width * self.reductions) * shared,
             TP,
-            self.reductions * sum(number for number, _ in sizes),  # one by one
+            self.reductions * sum(number for number, _ in sizes),
         )
-        if last:
-            self.of_loss()
 
     def of_loss(self) -> None:
         """Count the loss: over rows of the vocabulary the largest logit, the partition and the

@@ -223,10 +223,10 @@ class Rank:
         token = self.tokens * model.computed_head_dim * self.width
         kv = 2 * token * (model.kv_heads // p.tp if model.kv_heads % p.tp == 0 else 1)
         passes = self.blocks + len(self.recomputed())
-        if p.cp_method == "all_gather":  # keys and values apart
-            calls = 2 * self.passes * passes
+        if p.cp_method == "all_gather":
+            calls = self.passes * passes
             self.ring("cp: all-gather of keys and values", p.cp * kv * passes, CP, calls)
-            size, calls = p.cp * kv * self.blocks, 2 * self.passes * self.blocks
+            size, calls = p.cp * kv * self.blocks, self.passes * self.blocks
             self.ring("cp: reduce-scatter of their gradients", size, CP, calls)
         else:
             queries_and_output = 2 * token * model.n_heads // p.tp

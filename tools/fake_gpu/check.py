@@ -131,7 +131,9 @@ def _collectives(case: Case, measurement: Measurement) -> Iterator[str]:
         return
     launched = measurement["steps"][1]["collectives"]
     expected = measurement["expected"]["collectives"]
-    for kind in sorted({*launched, *expected} - {"communicator", case.beside.partition(" ")[0]}):
+    for kind in sorted(
+        {*launched, *expected} - {"communicator", "alone", case.beside.partition(" ")[0]}
+    ):
         calls, size = launched.get(kind, (0, 0))
         planned_calls, planned_size = expected.get(kind, (0, 0))
         if calls != planned_calls:

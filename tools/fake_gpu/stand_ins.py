@@ -54,7 +54,9 @@ def _cudnn(
     """q: [batch, heads, seq, dim], as the results of aten's operator."""
     CALLS["cudnn_attention"] += 1
     batch, heads, seq, _ = q.shape
-    out = q.new_empty(batch, seq, heads, v.shape[-1]).transpose(1, 2)
+    # cuDNN's output lies in memory as q does.
+    shape, order = (*q.shape[:3], v.shape[-1]), sorted(range(4), key=q.stride, reverse=True)
+    out = q.new_empty([shape[dim] for dim in order]).permute([order.index(d) for d in range(4)])
     logsumexp = q.new_empty((batch, heads, seq, 1) if with_logsumexp else 0, dtype=torch.float32)
     seed = q.new_empty((), dtype=torch.int64)
     return out, logsumexp, None, None, seq, k.shape[2], seed, torch.empty_like(seed), None

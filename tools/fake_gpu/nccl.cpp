@@ -23,7 +23,7 @@ static double in_ring(double total, const void* communicator) {
 }
 
 // Count a collective; a group of one rank sends nothing, and is no traffic.
-static void count(const char* kind, double bytes, const void* communicator) {
+static void count_sent(const char* kind, double bytes, const void* communicator) {
     const bool alone = static_cast<const Communicator*>(communicator)->size == 1;
     count_collective(alone ? "alone" : kind, bytes);
 }
@@ -92,7 +92,7 @@ int ncclMemFree(void* pointer) {
 int ncclAllGather(const void* from, void* to, size_t count, int type, void* communicator, void*) {
     const size_t bytes = count * bytes_of(type);
     const int size = static_cast<Communicator*>(communicator)->size;
-    count("all-gather", in_ring(double(bytes) * size, communicator), communicator);
+    count_sent("all-gather", in_ring(double(bytes) * size, communicator), communicator);
     for (int rank = 0; rank < size; rank++) copy(static_cast<char*>(to) + rank * bytes, from, bytes);
     return 0;
 }
@@ -100,14 +100,14 @@ int ncclReduceScatter(const void* from, void* to, size_t count, int type, int, v
                       void*) {
     const size_t bytes = count * bytes_of(type);
     const int size = static_cast<Communicator*>(communicator)->size;
-    count("reduce-scatter", in_ring(double(bytes) * size, communicator), communicator);
+    count_sent("reduce-scatter", in_ring(double(bytes) * size, communicator), communicator);
     copy(to, from, bytes);
     return 0;
 }
 int ncclAllReduce(const void* from, void* to, size_t count, int type, int, void* communicator,
                   void*) {
     const size_t bytes = count * bytes_of(type);
-    count("all-reduce", 2 * in_ring(double(bytes), communicator), communicator);
+    count_sent("all-reduce", 2 * in_ring(double(bytes), communicator), communicator);
     copy(to, from, bytes);
     return 0;
 }

@@ -56,15 +56,15 @@ def resolved(words: list[str], folder: Path) -> Any:
 def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Train with forge's own session and loop; measures each step."""
     from forge.rundir import directory
-    from forge.training.build import build
+    from forge.training.build import build_loop
     from forge.training.build_session import build_session
 
     ranks = case.get("ranks", 1)
     words = [*case["words"], *([f"run.num_processes={ranks}"] if ranks > 1 else [])]
-    run_dir, _ = directory.prepare(resolved(words, folder), overrides=())
+    run_dir, _ = directory.prepare_directory(resolved(words, folder), overrides=())
     stand_ins.install(ranks)
     session = build_session(run_dir, trust=[])
-    loop = build(session)
+    loop = build_loop(session)
     built = take_counts(folder)
     steps: list[dict[str, Any]] = []
     update = loop._step

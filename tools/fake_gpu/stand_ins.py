@@ -101,7 +101,7 @@ def _join_alone(size: int) -> None:
         mesh = make_mesh(config.parallel, "cuda")
         return ranks.Ranks(rank=0, size=size, mesh=mesh, device=device)
 
-    build_session.join = join
+    build_session.join_ranks = join
 
 
 def _send_equal_numbers() -> None:

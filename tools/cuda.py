@@ -33,6 +33,8 @@ HEAD = (
     "copies, GB",
     "waits",
     "allocated",
+    "estimate",
+    "ratio",
     "reserved",
     "estimate",
     "ratio",
@@ -46,9 +48,9 @@ INTRODUCTION = f"""\
     python tools/cuda.py --write
 
 Step 2 of 3 of the cases in `tools/fake_gpu/cases.txt`. `make cuda` holds them against
-`tools/fake_gpu/bounds.json`. Memory is in GiB: allocated and reserved at the peak of the step, the
-estimate of `forge.check`, and the estimate over what was allocated. Copies are those within the
-device. Bytes, launches, waits and graphs are real; no value was computed and no time measured.
+`tools/fake_gpu/bounds.json`. Memory is in GiB: allocated and reserved at the peak of the step, each
+beside the estimate of `forge.check`, and the estimate over the measurement. Copies are those within
+the device. Bytes, launches, waits and graphs are real; no value was computed and no time measured.
 
 | {" | ".join(HEAD)} |
 | --- |{" ---: |" * (len(HEAD) - 1)}
@@ -110,11 +112,20 @@ def run_cases(cases: Sequence[Case], options: argparse.Namespace) -> int:
                 print(measurement["output"], flush=True)
     if options.write:
         check.save({case.name: bounds[case.name] for case in CASES if case.name in bounds})
-        if len(cases) == len(CASES):
-            PAGE.write_text(INTRODUCTION + "\n".join(rows) + "\n")
+        write_page(rows)
     minutes = (time.monotonic() - begin) / 60
     print(f"{len(cases) - broken} of {len(cases)} cases hold, {minutes:.1f} minutes")
     return int(broken > 0)
+
+
+def write_page(rows: Sequence[str]) -> None:
+    """Put rows into the page's table, in the order of the cases; what stands below it stays."""
+    before, _, below = PAGE.read_text().partition("\n## ")
+    by_name = {
+        line.split("|")[1].strip(): line for line in [*before.splitlines(), *rows] if "|" in line
+    }
+    table = [by_name[case.name] for case in CASES if case.name in by_name]
+    PAGE.write_text(INTRODUCTION + "\n".join(table) + "\n" + (below and f"\n## {below}"))
 
 
 def measure(case: Case, checkout: Path) -> dict[str, Any]:
@@ -124,15 +135,18 @@ def measure(case: Case, checkout: Path) -> dict[str, Any]:
 
 def row(case: Case, measurement: dict[str, Any]) -> str:
     """A line of the table."""
-    numbers, estimate = check.numbers(measurement), measurement["expected"]["memory"]
+    numbers, estimates = check.numbers(measurement), measurement["expected"]["memory"]
+    memory: list[str] = []
+    for name in ("allocated", "reserved"):
+        size, estimate = numbers[name], estimates.get(name, 0)
+        beside = [f"{estimate / GIB:.2f}", f"{estimate / size:.2f}"] if estimate else ["", ""]
+        memory += [f"{size / GIB:.2f}", *beside]
     cells = [
         case.name,
         f"{numbers['launches']:,}",
         f"{numbers['copied'] / 1e9:.2f}",
         f"{numbers['waits']:,}",
-        *(f"{numbers[name] / GIB:.2f}" for name in ("allocated", "reserved")),
-        f"{estimate / GIB:.2f}" if estimate else "",
-        f"{estimate / numbers['allocated']:.2f}" if estimate else "",
+        *memory,
         str(numbers["retries"]),
         str(sum(step["graphs"] for step in measurement["steps"])),
         f"{measurement['steps'][1]['product_flops'] / 1e15:.3g}",

@@ -31,7 +31,7 @@ GOOD: dict[str, Any] = {
     "device": 0,
     "saved": [],
     "expected": {
-        "memory": 1010,
+        "memory": {"allocated": 1010, "reserved": 1040},
         "flops_per_token": 5000,
         "attention_flops_per_token": 1000,
         "flops_again": 0,
@@ -60,7 +60,9 @@ def test_a_good_measurement_has_no_problems() -> None:
         ("collectives", {"all-gather": [3, 2e6]}, "all-gather sends 2000000 bytes"),
         ("collectives", {"all-gather": [3, 1e6], "all-reduce": [1, 8]}, "1 all-reduce calls"),
         ("allocated", 1100, "allocated is 1,100"),
-        ("reserved", 1200, "reserved_off is"),
+        ("allocated", 1100, "allocated_off is 0.0891, and was 0.05"),
+        ("reserved", 1200, "reserved is 1,200"),
+        ("reserved", 1200, "reserved_off is 0.1538, and was 0.1"),
         ("retries", 1, "retries is 1"),
         ("graphs", 1, "1 graphs were compiled after step 1"),
     ],
@@ -90,6 +92,13 @@ def test_a_run_that_must_fail_needs_message_and_snapshot() -> None:
     assert "no snapshot" in " ".join(check.problems(case, {"error": error}, None))
     good = {"error": error, "snapshots": ["out_of_memory_at_step_1.pickle"]}
     assert list(check.problems(case, good, None)) == []
+
+
+def test_each_memory_is_held_against_its_own_estimate() -> None:
+    assert BOUNDS["allocated_off"] == 0.0099  # 1000 against 1010
+    assert BOUNDS["reserved_off"] == 0.0096  # 1050 against 1040
+    unknown = {**GOOD, "expected": {**GOOD["expected"], "memory": {}}}
+    assert check.numbers(unknown)["reserved_off"] == 0
 
 
 def test_bounds_go_down_alone() -> None:

@@ -11,7 +11,7 @@ from fake_gpu.cases import Case
 
 BOUNDS = Path(__file__).with_name("bounds.json")
 ALLOCATED, RESERVED = 0.05, 0.10
-"""How far memory may be from forge's estimate, where a bound does not say more."""
+"""How far memory may be from forge's estimates of it, where a bound does not say more."""
 SAME = 1e-6
 """By what share numbers that must be equal may differ."""
 SLACK = 1.002
@@ -35,10 +35,10 @@ def numbers(measurement: Measurement) -> Bounds:
     """The numbers of step 2 that have a bound.
 
     launches; copied: bytes within the device; waits; allocated, reserved: bytes at the peak;
-    allocated_off, reserved_off: distance from the estimate, as a share of it; retries of the
-    allocator; fp32_products; other_device: calls on another device than the rank's.
+    allocated_off, reserved_off: distance from forge's estimate of each, as a share of it; retries
+    of the allocator; fp32_products; other_device: calls on another device than the rank's.
     """
-    step, memory = measurement["steps"][1], measurement["expected"]["memory"]
+    step, estimate = measurement["steps"][1], measurement["expected"]["memory"]
     own = str(measurement["device"])
     parts = [*measurement["steps"], measurement["after"]]
     elsewhere = sum(
@@ -54,12 +54,17 @@ def numbers(measurement: Measurement) -> Bounds:
         "waits": sum(step["waits"].values()),
         "allocated": step["allocated"],
         "reserved": step["reserved"],
-        "allocated_off": round(abs(step["allocated"] / memory - 1), 4) if memory else 0,
-        "reserved_off": round(abs(step["reserved"] / memory - 1), 4) if memory else 0,
+        "allocated_off": _distance("allocated", step, estimate),
+        "reserved_off": _distance("reserved", step, estimate),
         "retries": step["retries"],
         "fp32_products": fp32,
         "other_device": elsewhere,
     }
+
+
+def _distance(name: str, step: Measurement, estimate: Mapping[str, int]) -> float:
+    """Distance of a number from its estimate, as a share of it; 0 without an estimate."""
+    return round(abs(step[name] / estimate[name] - 1), 4) if estimate else 0
 
 
 def lowered(bounds: Bounds | None, measured: Bounds) -> Bounds:

@@ -135,7 +135,7 @@ def generate(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         "after": take_counts(folder),
         "breaks": sum(counters["graph_break"].values()),
         "device": device.index,
-        "expected": {"memory": 0, "flops_per_token": 0, "collectives": {}},
+        "expected": {"memory": {}, "flops_per_token": 0, "collectives": {}},
         "saved": [],
     }
 
@@ -153,10 +153,10 @@ def expected(config: Any) -> dict[str, Any]:
     """What forge promises of the config: memory, FLOPs and collectives."""
     from forge.planning.activations import flops_again
     from forge.planning.flops import flops_per_token
-    from forge.planning.memory import memory_by_part
+    from forge.planning.memory import memory_of
     from forge.planning.traffic import Rank
 
-    train, parts = config.train, memory_by_part(config)
+    train, estimate = config.train, memory_of(config)
     model = config.decoder
     attention = sum(
         number * layer.mixer.flops(layer, train.seq_len)
@@ -169,8 +169,9 @@ def expected(config: Any) -> dict[str, Any]:
         sent[each.kind] = [calls + each.calls, size + each.bytes]
     rows = train.batch_size * train.grad_accum_steps * config.objective.rows
     return {
-        "parts": parts,
-        "memory": sum(parts.values()),
+        "parts": dict(estimate.parts),
+        "moment": estimate.moment,
+        "memory": {"allocated": estimate.allocated, "reserved": estimate.reserved},
         "flops_per_token": flops_per_token(config),
         "attention_flops_per_token": attention,
         "flops_again": flops_again(config),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -99,7 +100,8 @@ def _join_alone(size: int) -> None:
     def join(config: Any, device: torch.device, rendezvous: Any = None) -> ranks.Ranks:
         dist.init_process_group("nccl", rank=0, world_size=size, store=dist.HashStore())
         mesh = make_mesh(config.parallel, "cuda")
-        return ranks.Ranks(rank=0, size=size, mesh=mesh, device=device)
+        limit = timedelta(seconds=config.parallel.train_timeout_sec)
+        return ranks.Ranks(rank=0, size=size, mesh=mesh, device=device, train_timeout=limit)
 
     build_session.join_ranks = join
 

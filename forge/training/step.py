@@ -192,7 +192,8 @@ class Update:
                 clip_value=clip_value,
             )
         begin_in_backward = self.in_backward.begin if self.in_backward is not None else None
-        added = [p for _, p in self.named] if self.ranks.mesh is None and not reduce_each else []
+        sums = self.ranks.mesh is None and not reduce_each and self.in_backward is None
+        added = [p for _, p in self.named] if sums else []
         self.backward = Backward(
             model,
             objective,

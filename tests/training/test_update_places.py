@@ -35,6 +35,7 @@ def train(tmp_path: Path, text_file: Path) -> Train:
     [
         ("optimizer=adamw", "single"),
         (STOCHASTIC, "fsdp2"),
+        (STOCHASTIC.replace("precision=fp32", "precision=bf16"), "single"),
         pytest.param(MASTERS, "fsdp2 x tp2", marks=pytest.mark.nightly),
         pytest.param("optimizer=lion", "hsdp 2x2", marks=pytest.mark.nightly),
     ],

@@ -41,6 +41,7 @@ class GatedDeltaNet(nn.Module):
         mixer, dim = section.mixer, section.dim
         assert isinstance(mixer, GatedDeltaNetConfig)
         self.section, heads = mixer, mixer.gdn_num_value_heads
+        self.has_fla = mixer.has_fla()  # not in a compiled block: a look for a package breaks it
         keys = mixer.gdn_num_key_heads * mixer.gdn_key_head_dim
         values = heads * mixer.gdn_value_head_dim
         self.conv_q, self.conv_k, self.conv_v = (
@@ -110,7 +111,7 @@ class GatedDeltaNet(nn.Module):
             return chosen == "fla"
         if x.device.type != "cuda" or x.element_size() != 2:
             return False
-        return self.section.has_fla()
+        return self.has_fla
 
 
 def softplus(x: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ def generate(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     device = set_up(config)
     stand_ins.install(1)
     dtype = HALF[config.precision.mixed_precision]
-    model = build_model(config, device, Ranks(), dtype, filled=False).eval()
+    model: Any = build_model(config, device, Ranks(), dtype, filled=False).eval()
     built, steps = take_counts(folder), []
     prompts = [list(range(1, length)) for length in (9, 17, 33, 65)]
     for _ in range(STEPS):

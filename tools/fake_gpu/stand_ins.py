@@ -98,7 +98,8 @@ def _join_alone(size: int) -> None:
     c10d._store_based_barrier = lambda *arguments, **options: None  # type: ignore[assignment]
 
     def join(config: Any, device: torch.device, rendezvous: Any = None) -> ranks.Ranks:
-        dist.init_process_group("nccl", rank=0, world_size=size, store=dist.HashStore())
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group("nccl", rank=0, world_size=size, store=store)
         mesh = make_mesh(config.parallel, "cuda")
         limit = timedelta(seconds=config.parallel.train_timeout_sec)
         return ranks.Ranks(rank=0, size=size, mesh=mesh, device=device, train_timeout=limit)

@@ -7,6 +7,7 @@ Examples:
     python -m forge.evaluate runs/mine eval.data=my.txt --json
     python -m forge.evaluate runs/mine olmes/piqa parallel=fsdp run.num_processes=2
     python -m forge.evaluate my/folder olmes/lambada --out runs/evaluated
+    python -m forge.evaluate runs/mine lm_eval=[hellaswag,arc_easy]
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 from forge import cli
 from forge.compose.composition import Composition, compose
+from forge.compose.lm_eval_words import Harness, harness_of
 from forge.compose.task_words import words
 from forge.compose.trust import for_run
 from forge.config.numbers import aligned
@@ -76,7 +78,8 @@ def _evaluate(options: argparse.Namespace) -> int:
         message, hint = "which run is evaluated?", "python -m forge.evaluate runs/mine TASK"
         raise refusal("RUN", message, hint, COMMAND_LINE)
     place = Path(options.overrides[0])
-    typed = words(options.overrides[1:], options.config_dir)
+    options.lm_eval, plain = harness_of(options.overrides[1:])
+    typed = words(plain, options.config_dir)
     if is_folder(place):
         make = importlib.import_module("forge.import").run_of_folder
         with tempfile.TemporaryDirectory(prefix="forge_evaluate_") as name:
@@ -92,7 +95,7 @@ def _of_run(path: Path, typed: Sequence[str], out: Path | None, options: argpars
     checkpoints.find_checkpoint(path)
     trust = for_run(path, options.trust)
     composition = _composed(typed, options.config_dir)
-    work = partial(_checkpoint, composition, typed, out, trust, options.json)
+    work = partial(_checkpoint, composition, typed, out, trust, options.json, options.lm_eval)
     return checkpoints.read_checkpoint(path, work)
 
 
@@ -118,19 +121,23 @@ def _checkpoint(
     out: Path | None,
     trust: Sequence[str],
     as_json: bool,
+    harness: Harness | None,
     saved: checkpoints.Saved,
 ) -> int:
     """Evaluate one checkpoint. Raises Damaged for a checkpoint found damaged."""
     directory = saved.path.resolve()
     trained = saved_config.load_config(directory / CONFIG, trust=trust)
-    config = evaluated(trained, composition, typed)
+    config = evaluated(trained, composition, typed, needs_task=harness is None)
     entries = tasks_of(config.eval)
     found = [p for p in tasks.check(config, None) if not p.warning]
     if found:
         raise ConfigError(found)
     check(config, directory)
+    if harness is not None:
+        check_lm_eval(config, harness)
     run_dir = out or _run_of(directory)
     request = {"path": str(directory), "out": str(run_dir.absolute()), "entries": entries}
+    request["lm_eval"] = harness and harness.to_dict()
     size = config.run.num_processes or 1
     if size > 1:
         summaries = _on_ranks(config, request, trust, saved, size)
@@ -146,15 +153,17 @@ def _checkpoint(
     return 0
 
 
-def evaluated(trained: Config, composition: Composition, typed: Sequence[str]) -> Config:
+def evaluated(
+    trained: Config, composition: Composition, typed: Sequence[str], *, needs_task: bool = True
+) -> Config:
     """The config of a run with the typed section `eval`, laid out as typed: by default on a single
-    device, on the run's tasks.
+    device, on the run's tasks. needs_task: False where lm-eval has tasks.
     """
     given = composition.typed()
     section = given.eval
-    if not tasks_of(section):
+    if needs_task and not tasks_of(section):
         section.tasks, section.data = dict(trained.eval.tasks), trained.eval.data
-    if not tasks_of(section):
+    if needs_task and not tasks_of(section):
         message, hint = "no task and no text is named.", "eval.data=my.txt, or olmes/arc_easy"
         raise refusal("TASK", message, hint, COMMAND_LINE)
     section.freeze()
@@ -178,6 +187,16 @@ def check(config: Config, directory: Path) -> None:
     tokenizer = Tokenizer.load(directory / TOKENIZER)
     longest = int(config.model.max_seq_len)
     tasks_ready(tasks_of(config.eval), config, tokenizer, config.eval, longest)
+
+
+def check_lm_eval(config: Config, harness: Harness) -> None:
+    """Refuse tasks that lm-eval lacks, or whose data it cannot get. Raises ConfigError."""
+    if config.eval.tasks_seconds:
+        message, hint = "lm-eval asks whole tasks, whatever their time.", "eval.tasks_items=100"
+        raise refusal("eval.tasks_seconds", message, hint, COMMAND_LINE)
+    from forge.evaluation.lm_eval_tasks import check
+
+    check(harness)
 
 
 def _run_of(directory: Path) -> Path:

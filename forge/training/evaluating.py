@@ -10,7 +10,7 @@ import torch
 from forge.config.root import Config
 from forge.evaluation.cache import Cache
 from forge.evaluation.engine import Engine
-from forge.evaluation.run import Runner
+from forge.evaluation.run import Runner, TaskResult
 from forge.evaluation.tasks import facts, save, tasks_ready
 from forge.parallel.ranks import Ranks
 from forge.rundir.evaluations import cache_path
@@ -47,5 +47,23 @@ def evaluated(
     seconds = config.eval.tasks_seconds
     runner = Runner(engine=engine, tokenizer=trained.tokenizer, cache=cache, seconds=seconds)
     results = runner.run(ready)
+    if request.get("lm_eval"):
+        asked = _lm_eval(config, request, trained, runner)
+        results += asked
+        entries = {**entries, **{result.name: request["lm_eval"] for result in asked}}
     about |= {"checkpoint": str(trained.path)}
     return save(out, results, trained.step, entries, about) if ranks.main else []
+
+
+def _lm_eval(
+    config: Config, request: dict[str, Any], trained: Trained, runner: Runner
+) -> list[TaskResult]:
+    """The results of lm-eval's tasks; empty beside the main rank."""
+    from forge.compose.lm_eval_words import Harness
+    from forge.evaluation import lm_eval_tasks
+    from forge.evaluation.lm_eval_model import EngineLM
+
+    engine = runner.engine
+    model = EngineLM(engine, trained.tokenizer, answers=runner.cache)
+    harness, items = Harness.of(request["lm_eval"]), config.eval.tasks_items
+    return lm_eval_tasks.results(harness, model, items=items, main=engine.ranks.main)

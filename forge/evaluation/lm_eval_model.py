@@ -201,8 +201,8 @@ class EngineLM(TemplateLM):
 
         options: dict[str, Any] = dict(normalize_gen_kwargs(given, self.max_gen_toks))
         stop, max_tokens = options.pop("until"), options.pop("max_gen_toks")
-        samples = bool(options.pop("do_sample"))
-        temperature = float(options.pop("temperature", 0.0)) if samples else 0.0
+        temperature = float(options.pop("temperature", 0.0))
+        temperature = temperature if options.pop("do_sample") else 0.0
         sampling = {name: options.pop(name) for name in SAMPLED if name in options}
         options = {name: value for name, value in options.items() if (name, value) not in NEUTRAL}
         if options:

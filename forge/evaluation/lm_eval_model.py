@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from forge.config.tokenizers.chat_template import BadTemplate
+from forge.config.tokenizers.chat_template import BadTemplate, ChatTemplate
 from forge.data.tokenizers import render
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.evaluation.cache import Cache
@@ -144,7 +144,7 @@ class EngineLM(TemplateLM):
         made: list[Request] = []
         counts = []
         for request in requests:
-            (text,) = request.args
+            text = request.args[0]
             ids = self.tok_encode(text, add_special_tokens=False)
             parts = windows(ids, self.prefix_token_id, self.max_length)
             made += parts
@@ -176,7 +176,8 @@ class EngineLM(TemplateLM):
         by_options: dict[Options, list[tuple[int, tuple[int, ...], str]]] = {}
         repeated: Counter[tuple[Options, tuple[int, ...]]] = Counter()
         for index, request in enumerate(requests):
-            context, given = request.args
+            arguments: Any = request.args
+            context, given = arguments
             options = self._options(given)
             room = self.max_length - options.max_tokens
             ids = tuple(self.tok_encode(context)[-room:]) or (self.prefix_token_id,)
@@ -250,18 +251,18 @@ class EngineLM(TemplateLM):
         return texts
 
     @cached_property
-    def _template(self) -> str:
-        return render.Render(template=None, train_on="all").source(self.text_tokenizer)
+    def _template(self) -> ChatTemplate:
+        return render.template_of(self.text_tokenizer)
 
     @property
     def tokenizer_name(self) -> str:
         """A name for lm-eval's caches of requests: hash of tokenizer and chat template."""
-        content = self.text_tokenizer.fingerprint + self._template
+        content = self.text_tokenizer.fingerprint + self._template.source
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The Jinja source of the tokenizer's template; None where none is asked for."""
-        return self._template if chat_template else None
+        return self._template.source if chat_template else None
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -269,7 +270,7 @@ class EngineLM(TemplateLM):
         """The text of messages up to the assistant's answer; without the generation prompt, up to
         the end of the last message's words. A template without a system role loses that message.
         """
-        template = render.chat_template(self._template, self.text_tokenizer)
+        template = self._template
         plain = [message for message in chat_history if message["role"] != "system"]
         for messages in (chat_history, plain):
             try:

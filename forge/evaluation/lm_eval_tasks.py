@@ -71,7 +71,7 @@ def results(harness: Harness, model: Any, *, items: int = 0, main: bool = True) 
     items: the first of each task, as lm-eval's limit; 0 = all. main: of the ranks, which alone
     estimates errors by resampling.
     """
-    from lm_eval import simple_evaluate
+    from lm_eval.evaluator import simple_evaluate
 
     started = time.monotonic()
     answer: Any = simple_evaluate(
@@ -130,7 +130,7 @@ def _result(
         error = metrics.get(f"{metric}_stderr,{kind}")
         stderr = float(error) if isinstance(error, int | float) else math.nan
         estimates[named(metric, kind)] = Estimate(float(value), stderr, len(rows))
-    about = {"shots": [answer["n-shot"][leaf] for leaf in leaves]}
+    about: dict[str, Any] = {"shots": [answer["n-shot"][leaf] for leaf in leaves]}
     about["versions"] = {leaf: answer["versions"].get(leaf) for leaf in leaves}
     return TaskResult(
         name=result_name(name),

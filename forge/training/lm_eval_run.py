@@ -7,10 +7,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from forge.evaluation.engine import BATCH_TOKENS, Engine
 from forge.evaluation.lm_eval_model import EngineLM
 from forge.families.folder import is_folder
 from forge.training.loaded import Loaded, load
+
+LM_EVAL_DEVICE = "cuda:0"
 
 
 class RunLM(EngineLM):
@@ -18,7 +22,8 @@ class RunLM(EngineLM):
 
     run: a run directory, a checkpoint, or a folder of Hugging Face. trust: prefixes of modules to
     build from, separated by +. batch_tokens: tokens scored at once; lm-eval's batch_size, which it
-    always passes, has no effect, since the scores do not depend on it.
+    always passes, has no effect, since the scores do not depend on it. Its device cuda:0, which it
+    passes by default, means the run's device on a machine without a GPU.
     """
 
     def __init__(
@@ -36,6 +41,8 @@ class RunLM(EngineLM):
     ) -> None:
         if not run:
             raise ValueError("which run? --model_args run=runs/mine")
+        if device == LM_EVAL_DEVICE and not torch.cuda.is_available():
+            device = None
         prefixes = [prefix for prefix in trust.split("+") if prefix]
         loaded = _loaded(str(run), step, device, prefixes)
         engine = Engine(loaded.model, device=loaded.device, batch_tokens=batch_tokens)

@@ -14,10 +14,12 @@ import torch
 import forge
 from forge import evaluate, export
 from forge import lm_eval as verb
+from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.evaluation import lm_eval_tasks
 from forge.evaluation.engine import Engine
 from forge.evaluation.lm_eval_model import EngineLM
 from forge.rundir import evaluations
+from forge.training.lm_eval_run import RunLM
 
 pytest.importorskip("lm_eval")
 pytest.importorskip("transformers")
@@ -154,39 +156,33 @@ def test_every_item_of_three_kinds_of_tasks_equals_that_of_transformers(
     capsys.readouterr()
 
 
-@pytest.fixture
-def begun_run(tiny_run: Path) -> Path:
-    """The run with a tokenizer that begins documents with a token, as Gemma's does."""
+def begun(folder: Path) -> None:
+    """Give a folder a tokenizer that begins documents with a token, as Gemma's does."""
     import tokenizers
 
-    from forge.data.tokenizers.tokenizer import Tokenizer
-
-    for place in tiny_run.rglob("tokenizer"):
-        old = Tokenizer.load(place)
-        raw = tokenizers.Tokenizer.from_file(str(place / "tokenizer.json"))
-        text = json.loads(raw.to_str())
-        vocab = text["model"]["vocab"]
-        last = max(vocab, key=vocab.get)
-        token = {"id": vocab[last], "content": "<bos>", "special": True, "normalized": False}
-        token |= {"single_word": False, "lstrip": False, "rstrip": False}
-        text["added_tokens"].append(token)
-        vocab["<bos>"] = vocab.pop(last)
-        merges = [pair for pair in text["model"]["merges"] if "".join(pair) in vocab]
-        text["model"]["merges"] = merges
-        raw = tokenizers.Tokenizer.from_str(json.dumps(text))
-        made = Tokenizer(raw, eos_token=old.eos_token, bos_token="<bos>", add_bos=True)
-        assert made.vocab_size == old.vocab_size
-        made.save(place)
-    return tiny_run
+    old = Tokenizer.load(folder)
+    text = json.loads((folder / "tokenizer.json").read_text())
+    vocab = text["model"]["vocab"]
+    last = max(vocab, key=vocab.get)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    text["added_tokens"].append({"id": vocab[last], "content": "<bos>", "special": True, **flags})
+    vocab["<bos>"] = vocab.pop(last)
+    merges = [pair for pair in text["model"]["merges"] if "".join(pair) in vocab]
+    text["model"]["merges"] = merges
+    raw = tokenizers.Tokenizer.from_str(json.dumps(text))
+    made = Tokenizer(raw, eos_token=old.eos_token, bos_token="<bos>", add_bos=True)
+    assert made.vocab_size == old.vocab_size
+    made.save(folder)
 
 
 def test_documents_begin_once_for_tokenizers_with_a_begin_token(
-    begun_run: Path, tasks: Path, tmp_path: Path, capsys: Capture
+    tiny_run: Path, tasks: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     """lm-eval's own model has the begin token twice in the first rolling window; ours once."""
     folder = tmp_path / "folder"
-    assert export.main([str(begun_run), str(folder), "--format", "hf"]) == 0
-    theirs, ours = own_model(folder), model_of(begun_run)
+    assert export.main([str(tiny_run), str(folder), "--format", "hf"]) == 0
+    begun(folder)
+    theirs, ours = own_model(folder), RunLM(str(folder))
     begin = ours.text_tokenizer.begin_id
     assert begin is not None
     assert ours.prefix_token_id == theirs.prefix_token_id == begin
@@ -216,12 +212,11 @@ TEMPLATE = """{% for m in messages %}{{ '<|' + m.role + '|>' }} {{ m.content | t
 def test_chats_are_asked_as_by_transformers(
     tiny_run: Path, tasks: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    for config in tiny_run.rglob("tokenizer_config.json"):
-        content = json.loads(config.read_text())
-        config.write_text(json.dumps({**content, "chat_template": TEMPLATE}))
     folder = tmp_path / "folder"
     assert export.main([str(tiny_run), str(folder), "--format", "hf"]) == 0
-    theirs, ours = own_model(folder), model_of(tiny_run)
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": TEMPLATE}))
+    theirs, ours = own_model(folder), RunLM(str(folder))
     assert ours.chat_template(True) == TEMPLATE
     chat = [{"role": "user", "content": " the sea "}, {"role": "assistant", "content": "a ship "}]
     for messages, prompts in ((chat[:1], True), (chat, False)):
@@ -264,7 +259,7 @@ def test_forge_evaluate_asks_tasks_of_lm_eval(
         others = evaluations.item_rows(tmp_path / "two", f"lm_eval_{name}", 6)
         assert len(others) == 6
         for row, other in zip(rows, others, strict=True):
-            assert flat(row["responses"]) == pytest.approx(flat(other["responses"]), rel=1e-5)
+            assert flat(row["responses"]) == pytest.approx(flat(other["responses"]), abs=1e-4)
     capsys.readouterr()
 
 
@@ -328,7 +323,8 @@ def test_tasks_that_cannot_be_asked_are_refused_before_the_model_is_loaded(
 
     include = f"lm_eval.include={tasks}"
     err = message("lm_eval=[hellaswag]", include)
-    assert "lm_eval=[hellaswag]: its data are not on this machine, and cannot be fetched" in err
+    assert "lm_eval=[hellaswag]" in err
+    assert "its data are not on this machine, and cannot be fetched (ConnectionError" in err
     assert "HF_HOME keeps them" in err
     assert err.count("\n") < 5
     err = message("lm_eval=[mine_choices]")

@@ -253,6 +253,11 @@ def turn_end_ids(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(token for ids, _ in encoded for token in ids)
 
 
+def template_of(tokenizer: Tokenizer) -> ChatTemplate:
+    """The chat template of a tokenizer; a plain one for a tokenizer without."""
+    return _chat_template(Render(template=None, train_on="all").source(tokenizer), tokenizer)
+
+
 def _chat_template(source: str, tokenizer: Tokenizer) -> ChatTemplate:
     """Build a template with the special tokens of a tokenizer."""
     tokens = {"eos_token": tokenizer.eos_token, "bos_token": tokenizer.bos_token}

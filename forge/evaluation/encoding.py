@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from forge.evaluation.requests import Request
+from forge.tasks.item import Aligned
 
 
 class Encodes(Protocol):
@@ -41,6 +43,45 @@ def encode_pair(tokenizer: Encodes, context: str, continuation: str) -> Request:
     begins = tokenizer.begin_id is not None or not cut
     first = (first_id(tokenizer),) if begins else ()
     return Request((*first, *whole[:cut]), tuple(whole[cut:]))
+
+
+def encode_aligned(tokenizer: Encodes, ask: Aligned, longest: int) -> Request:
+    """A request for the part of a text where its tokens part from those of others, each behind one
+    token that begins documents; without tokens where the others go on from all of it.
+
+    At most `longest` tokens with the last one, which is not read. Raises ValueError where the first
+    text's tokens do not begin the text, and where the part alone is longer.
+    """
+    encoded = [(first_id(tokenizer), *_ids(tokenizer, text)) for text in ask.texts]
+    ids = encoded[ask.index]
+    if ask.by == "first":
+        cut = len(encoded[0])
+        if ids[:cut] != encoded[0]:
+            text = ask.texts[0][-40:]
+            raise ValueError(f"the tokens of a prompt ending in {text!r} change with its answer")
+    elif ask.by == "start":
+        cut = _common(encoded)
+    else:
+        cut = len(ids) - _common([each[::-1] for each in encoded])
+    excess = max(len(ids) - longest, 0)
+    if excess >= cut:
+        raise ValueError(f"{len(ids) - cut} tokens to score leave no context in {longest}")
+    return Request(ids[excess:cut], ids[cut:])
+
+
+@lru_cache(maxsize=64)
+def _ids(tokenizer: Encodes, text: str) -> tuple[int, ...]:
+    """The tokens of a text, which is compared with several others."""
+    return tuple(tokenizer.encode(text))
+
+
+def _common(encoded: Sequence[Sequence[int]]) -> int:
+    """Number of tokens that all begin with."""
+    shortest = min(map(len, encoded))
+    for place in range(shortest):
+        if len({ids[place] for ids in encoded}) > 1:
+            return place
+    return shortest
 
 
 def shortened(request: Request, longest: int) -> Request:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from forge.data.tokenizers.tokenizer import Tokenizer
-from forge.evaluation.encoding import encode_pair, first_id, shortened, windows
+from forge.evaluation.encoding import encode_aligned, encode_pair, first_id, shortened, windows
 from forge.evaluation.requests import Request
-from forge.tasks.item import Ask, Document, Item, Pair, Prompt
+from forge.tasks.item import Aligned, Ask, Document, Item, Pair, Prompt
 from forge.tasks.task import Task
 
 REFUSE, CUT = "refuse", "cut"
@@ -83,6 +83,9 @@ def requests_of(ask: Ask, tokenizer: Tokenizer, longest: int) -> list[Request] |
     """The requests of an ask; None for a prompt."""
     if isinstance(ask, Pair):
         return [encode_pair(tokenizer, *ask)]
+    if isinstance(ask, Aligned):
+        request = encode_aligned(tokenizer, ask, longest)
+        return [request] if request.continuation else []
     if isinstance(ask, Document):
         return windows(ask.ids, first_id(tokenizer), longest)
     return None

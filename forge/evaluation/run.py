@@ -80,7 +80,7 @@ class Runner:
         return TaskResult(
             name=task.name,
             rows=rows,
-            metrics=summed(rows),
+            metrics=summed(rows) | task.task.whole(rows),
             of=task.of,
             main=task.task.main,
             seconds=time.monotonic() - started,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from forge.tasks.item import Answer, Item, Judged
+from forge.tasks.statistics import Estimate
 
 LN2 = math.log(2)
 
@@ -32,6 +33,10 @@ class Task:
     def judge(self, item: Item, answers: Sequence[Answer]) -> Judged:
         """The metrics of an item, from the answers to its asks, in their order."""
         raise NotImplementedError
+
+    def whole(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
+        """Metrics of all items that are no weighted means over items, from the items' rows."""
+        return {}
 
     def about(self) -> dict[str, Any]:
         """Facts on the data of the task for the summary, such as a version or a hash."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from forge.tasks.in_context import CHOICE, LANGUAGE, SCHEMA, InContext, InContextTasks, Row
-from forge.tasks.olmes import FILE, INSTALL, UNCONDITIONAL, home
+from forge.tasks.olmes import FILE, INSTALL, documents, home
 
 ANSWER = "\nAnswer: "
 TASKS = (
@@ -58,8 +54,8 @@ class CoreOffline(InContextTasks):
             task = InContext(
                 label=label, kind=kind, shots=shots, baseline=baseline, delimiter=delimiter
             )
-            documents = _documents(root / folder / FILE)
-            yield task, [row_of(document, task) for document in documents]
+            found = documents(root / folder / FILE)
+            yield task, [row_of(document, task) for document in found]
 
 
 def row_of(document: dict[str, Any], task: InContext) -> Row:
@@ -77,15 +73,3 @@ def row_of(document: dict[str, Any], task: InContext) -> Row:
     if task.kind == LANGUAGE:
         return {"context": query, "continuation": document["choices"][0]}
     return {"query": query, "choices": document["choices"], "gold": document["gold"]}
-
-
-@lru_cache(maxsize=16)
-def _documents(path: Path) -> list[dict[str, Any]]:
-    """The documents of a file of requests, each once, in their order."""
-    documents: dict[Any, dict[str, Any]] = {}
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        for line in file:
-            row = json.loads(line)
-            if row["doc_id"] < UNCONDITIONAL:
-                documents.setdefault(row["doc_id"], row["doc"])
-    return list(documents.values())

@@ -16,6 +16,7 @@ from forge.tasks.item import Ask, Item, Pair, Prompt
 from forge.tasks.task import Task
 
 CHOICE, CONTINUATION, GENERATION = "choice", "continuation", "generation"
+PROGRAM = "program"
 Row = Mapping[str, Any]
 
 
@@ -74,6 +75,8 @@ def row_fault(row: Any, kind: str) -> str:
     """What is wrong with a row for a kind of task; '' = nothing."""
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
         return 'it has no text "prompt"'
+    if kind == PROGRAM:
+        return "" if isinstance(row.get("test"), str) else 'it has no text "test"'
     answer = row.get("answer")
     if answer is None:
         return 'it has no "answer": the right one must be known'

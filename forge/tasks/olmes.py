@@ -127,3 +127,15 @@ def _gold(row: dict[str, Any], pairs: Sequence[Pair]) -> int:
         return label
     texts = [pair.continuation.strip() for pair in pairs]
     return texts.index(label) if label in texts else "ABCDEFGH".index(label)
+
+
+@lru_cache(maxsize=16)
+def documents(path: Path) -> list[dict[str, Any]]:
+    """The documents of a file of requests, each once, in their order."""
+    documents: dict[Any, dict[str, Any]] = {}
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            row = json.loads(line)
+            if row["doc_id"] < UNCONDITIONAL:
+                documents.setdefault(row["doc_id"], row["doc"])
+    return list(documents.values())

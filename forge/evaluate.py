@@ -18,6 +18,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -196,7 +197,8 @@ def check_lm_eval(config: Config, harness: Harness) -> None:
         raise refusal("eval.tasks_seconds", message, hint, COMMAND_LINE)
     from forge.evaluation.lm_eval_tasks import check
 
-    check(harness)
+    with redirect_stdout(sys.stderr):
+        check(harness)
 
 
 def _run_of(directory: Path) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -66,4 +68,5 @@ def _lm_eval(
     engine = runner.engine
     model = EngineLM(engine, trained.tokenizer, answers=runner.cache)
     harness, items = Harness.of(request["lm_eval"]), config.eval.tasks_items
-    return lm_eval_tasks.results(harness, model, items=items, main=engine.ranks.main)
+    with redirect_stdout(sys.stderr):  # lm-eval prints; stdout may be JSON
+        return lm_eval_tasks.results(harness, model, items=items, main=engine.ranks.main)

@@ -14,6 +14,7 @@ import torch
 import forge
 from forge import evaluate, export
 from forge import lm_eval as verb
+from forge.compose.lm_eval_words import Harness
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.evaluation import lm_eval_tasks
 from forge.evaluation.engine import Engine
@@ -236,8 +237,7 @@ def test_forge_evaluate_asks_tasks_of_lm_eval(
     """With the numbers of lm-eval, a row for each item, and the same on two ranks."""
     words = [str(tiny_run), f"lm_eval=[{','.join(TASKS)}]", f"lm_eval.include={tasks}"]
     assert evaluate.main([*words, "--json"]) == 0, capsys.readouterr().err
-    written = capsys.readouterr().out
-    summaries = {each["task"]: each for each in json.loads(written[written.index("[\n") :])}
+    summaries = {each["task"]: each for each in json.loads(capsys.readouterr().out)}
     expected = asked(model_of(tiny_run), tasks)
     for name in TASKS:
         metrics = summaries[f"lm_eval_{name}"]["metrics"]
@@ -261,6 +261,23 @@ def test_forge_evaluate_asks_tasks_of_lm_eval(
         for row, other in zip(rows, others, strict=True):
             assert flat(row["responses"]) == pytest.approx(flat(other["responses"]), abs=1e-4)
     capsys.readouterr()
+
+
+def test_a_group_has_a_result_of_its_own(tiny_run: Path, tasks: Path) -> None:
+    other = (tasks / "choice.yaml").read_text().replace("mine_choice", "other_choice")
+    (tasks / "other.yaml").write_text(other)
+    group: dict[str, Any] = {"group": "mine_all", "task": ["mine_choice", "other_choice"]}
+    group["aggregate_metric_list"] = [{"metric": "acc", "weight_by_size": True}]
+    (tasks / "group.yaml").write_text(json.dumps(group))
+    harness = Harness(tasks=("mine_all", "mine_rolling"), include=str(tasks))
+    results = lm_eval_tasks.results(harness, model_of(tiny_run), items=7)
+    assert [result.name for result in results] == ["lm_eval_mine_all", "lm_eval_mine_rolling"]
+    group_result = results[0]
+    assert (len(group_result.rows), group_result.of, group_result.main) == (14, 40, "acc")
+    assert {row["cluster"] for row in group_result.rows} == {"mine_choice", "other_choice"}
+    mean = sum(row["metrics"]["acc"] for row in group_result.rows) / 14
+    assert group_result.metrics["acc"].value == pytest.approx(mean)
+    assert group_result.rows[7]["id"] == "other_choice/0"
 
 
 def test_the_command_line_of_lm_eval_reads_runs(

@@ -13,12 +13,12 @@ import torch
 
 import forge
 from forge import evaluate, export
-from forge import lm_eval as verb
 from forge.compose.lm_eval_words import Harness
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.evaluation import lm_eval_tasks
 from forge.evaluation.engine import Engine
 from forge.evaluation.lm_eval_model import EngineLM
+from forge.lm_eval import __main__ as verb
 from forge.rundir import evaluations
 from forge.training.lm_eval_run import RunLM
 

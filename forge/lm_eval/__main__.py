@@ -13,31 +13,25 @@ import sys
 from collections.abc import Sequence
 
 from forge import cli
+from forge.lm_eval import MODEL, register
 
-MODEL = "forge"
-TARGET = "forge.training.lm_eval_run:RunLM"
+DESCRIPTION = "Ask a run the tasks of lm-eval; its options: python -m forge.lm_eval run --help."
 INSTALL = "lm-eval is not installed: pip install 'forge-lm[eval]'"
-
-
-def register() -> None:
-    """Add the model `forge` to lm-eval's table, for its command line and `simple_evaluate`."""
-    import lm_eval.models  # noqa: F401 - registers lm-eval's own
-    from lm_eval.api.registry import model_registry
-
-    if MODEL not in model_registry:
-        model_registry.register(MODEL, target=TARGET)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run lm-eval; exit 2 for a run, a task or data that it cannot read."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words in (["--help"], ["-h"]):
+        arguments = cli.Parser("forge.lm_eval", DESCRIPTION, add_help=False)
+        return cli.print_text(arguments.format_help())
     try:
         from lm_eval.__main__ import cli_evaluate
     except ImportError:
         print(INSTALL, file=sys.stderr)
         return cli.REFUSED
     register()
-    if argv is not None:
-        sys.argv = [MODEL, *argv]
+    sys.argv = [MODEL, *words]
     try:
         cli_evaluate()
     except (ValueError, FloatingPointError, OSError) as error:  # a ConnectionError is an OSError

@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from math import comb
 from typing import Any, NamedTuple
 
@@ -29,15 +30,19 @@ class Trial(NamedTuple):
     not_isolated: tuple[str, ...] = ()
 
 
+def _sandbox() -> Any:
+    """The room of the sandbox, imported by those who run programs alone. Raises ImportError."""
+    return import_module("forge.sandbox")
+
+
 def tried(program: str, seconds: float, memory: int) -> Trial:
     """Run a program in the sandbox; it has passed when its last line has run, so that a program
     that leaves before its tests has not. memory: MiB.
     """
-    from forge.sandbox import Limits, run
-
+    sandbox = _sandbox()
     secret = secrets.token_hex(16)
-    limits = Limits(seconds=seconds, memory=memory * MIB)
-    ran = run(f"{program}\nprint({secret!r})\n", limits=limits)
+    limits = sandbox.Limits(seconds=seconds, memory=memory * MIB)
+    ran = sandbox.run(f"{program}\nprint({secret!r})\n", limits=limits)
     finished = ran.stdout.rstrip().endswith(secret)
     status = "failed" if ran.passed and not finished else ran.status
     return Trial(status, tuple(ran.not_isolated))
@@ -87,7 +92,7 @@ class Programs(Task):
         if samples > 1 and not temperature:
             yield f"samples={samples} are all the same at temperature=0.", "temperature=0.8"
         try:
-            import forge.sandbox  # noqa: F401
+            _sandbox()
         except ImportError:
             yield "this forge has no sandbox to run programs in.", "a newer forge"
         yield from self.row_faults()

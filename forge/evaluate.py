@@ -195,10 +195,10 @@ def check_lm_eval(config: Config, harness: Harness) -> None:
     if config.eval.tasks_seconds:
         message, hint = "lm-eval asks whole tasks, whatever their time.", "eval.tasks_items=100"
         raise refusal("eval.tasks_seconds", message, hint, COMMAND_LINE)
-    from forge.evaluation.lm_eval_tasks import check
+    from forge.evaluation.lm_eval_tasks import check_tasks
 
     with redirect_stdout(sys.stderr):
-        check(harness)
+        check_tasks(harness)
 
 
 def _run_of(directory: Path) -> Path:

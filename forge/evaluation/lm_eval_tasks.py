@@ -45,7 +45,7 @@ def task_manager(harness: Harness) -> Any:
     return manager
 
 
-def check(harness: Harness) -> None:
+def check_tasks(harness: Harness) -> None:
     """Find the tasks and their data, before a model is loaded. Raises ConfigError, also where the
     data are neither on this machine nor to be had.
     """
@@ -65,7 +65,9 @@ def check(harness: Harness) -> None:
             raise refusal(f"lm_eval=[{task}]", message, hint, COMMAND_LINE) from None
 
 
-def results(harness: Harness, model: Any, *, items: int = 0, main: bool = True) -> list[TaskResult]:
+def ask_tasks(
+    harness: Harness, model: Any, *, items: int = 0, main: bool = True
+) -> list[TaskResult]:
     """The result of each task, or of each group with its own metrics; called alike by all ranks.
 
     items: the first of each task, as lm-eval's limit; 0 = all. main: of the ranks, which alone
@@ -117,7 +119,7 @@ def _result(
 ) -> TaskResult:
     rows = []
     for leaf in leaves:
-        of_leaf = list(item_rows(answer["samples"][leaf]))
+        of_leaf = list(sample_rows(answer["samples"][leaf]))
         if joined:
             of_leaf = [{**row, "id": f"{leaf}/{row['id']}", "cluster": leaf} for row in of_leaf]
         rows += of_leaf
@@ -129,7 +131,7 @@ def _result(
             continue
         error = metrics.get(f"{metric}_stderr,{kind}")
         stderr = float(error) if isinstance(error, int | float) else math.nan
-        estimates[named(metric, kind)] = Estimate(float(value), stderr, len(rows))
+        estimates[metric_name(metric, kind)] = Estimate(float(value), stderr, len(rows))
     about: dict[str, Any] = {"shots": [answer["n-shot"][leaf] for leaf in leaves]}
     about["versions"] = {leaf: answer["versions"].get(leaf) for leaf in leaves}
     return TaskResult(
@@ -147,12 +149,12 @@ def result_name(task: str) -> str:
     return PREFIX + re.sub(r"[^\w-]", "_", task)
 
 
-def named(metric: str, kind: str) -> str:
+def metric_name(metric: str, kind: str) -> str:
     """The name of a metric behind a filter."""
     return metric if kind == PLAIN else f"{metric}_{re.sub(r'[^0-9A-Za-z_-]', '_', kind)}"
 
 
-def item_rows(samples: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def sample_rows(samples: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """A row for each document, from lm-eval's samples: one for each document and filter.
 
     Metrics that are numbers stand under `metrics`, others under `values`; of a log-likelihood and
@@ -163,7 +165,7 @@ def item_rows(samples: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         row = by_document.setdefault(sample["doc_id"], {"id": str(sample["doc_id"]), "metrics": {}})
         row["responses"] = [list(answers) for answers in sample["resps"]]
         for metric in sample["metrics"]:
-            name, value = named(metric, sample["filter"]), sample[metric]
+            name, value = metric_name(metric, sample["filter"]), sample[metric]
             if isinstance(value, bool | int | float):
                 row["metrics"][name] = float(value)
             elif metric == "bits_per_byte":

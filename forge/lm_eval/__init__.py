@@ -6,7 +6,7 @@ MODEL = "forge"
 TARGET = "forge.training.lm_eval_run:RunLM"
 
 
-def register() -> None:
+def register_model() -> None:
     """Add the model `forge` to lm-eval's table. Raises ImportError where lm-eval is missing."""
     import lm_eval.models  # noqa: F401 - registers lm-eval's own
     from lm_eval.api.registry import model_registry

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from forge import cli
-from forge.lm_eval import MODEL, register
+from forge.lm_eval import MODEL, register_model
 
 DESCRIPTION = "Ask a run the tasks of lm-eval; its options: python -m forge.lm_eval run --help."
 INSTALL = "lm-eval is not installed: pip install 'forge-lm[eval]'"
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError:
         print(INSTALL, file=sys.stderr)
         return cli.REFUSED
-    register()
+    register_model()
     sys.argv = [MODEL, *words]
     try:
         cli_evaluate()

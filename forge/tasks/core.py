@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from forge.tasks.in_context import FIELDS, InContext, InContextTasks, Row, row_fault
+from forge.tasks.in_context import FIELDS, InContext, InContextTasks, Row, in_context_fault
 
 LIST, BASELINES, DATA = "core.yaml", "eval_meta_data.csv", "eval_data"
 
@@ -104,7 +104,7 @@ class Core(InContextTasks):
                 rows.append(json.loads(line))
             except ValueError:
                 raise ValueError(f"{place}, line {number}: it is no JSON") from None
-            if fault := row_fault(rows[-1], task.kind):
+            if fault := in_context_fault(rows[-1], task.kind):
                 raise ValueError(f"{place}, line {number}: {fault}")
         count = min(self.max_per_task or len(rows), len(rows))
         if count <= task.shots:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from forge.tasks.in_context import CHOICE, LANGUAGE, SCHEMA, InContext, InContextTasks, Row
-from forge.tasks.olmes import FILE, INSTALL, documents, home
+from forge.tasks.olmes import FILE, INSTALL, home, package_documents
 
 ANSWER = "\nAnswer: "
 TASKS = (
@@ -54,7 +54,7 @@ class CoreOffline(InContextTasks):
             task = InContext(
                 label=label, kind=kind, shots=shots, baseline=baseline, delimiter=delimiter
             )
-            found = documents(root / folder / FILE)
+            found = package_documents(root / folder / FILE)
             yield task, [row_of(document, task) for document in found]
 
 

@@ -101,13 +101,14 @@ class InContextTasks(Task):
     def __init__(self, max_per_task: int = 0) -> None:
         self.max_per_task = max_per_task
         self.main = self.name
+        self._by_label: dict[str, InContext] = {}
 
     def tasks(self) -> Iterator[tuple[InContext, Sequence[Row]]]:
         """Yield each task with its rows. Raises ValueError."""
         raise NotImplementedError
 
     def items(self) -> Sequence[Item]:
-        items, self._by_label, self.guessed = [], {}, {}
+        items: list[Item] = []
         for task, rows in self.tasks():
             self._by_label[task.label] = task
             items += task.items(rows, self.max_per_task)
@@ -144,7 +145,7 @@ class InContextTasks(Task):
         return {self.name: Estimate(value, stderr, len(rows))}
 
 
-def row_fault(row: Any, kind: str) -> str:
+def in_context_fault(row: Any, kind: str) -> str:
     """The fault of a row for a type of task; '' = none."""
     if not isinstance(row, dict):
         return "it is no object"

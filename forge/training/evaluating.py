@@ -69,4 +69,4 @@ def _lm_eval(
     model = EngineLM(engine, trained.tokenizer, answers=runner.cache)
     harness, items = Harness.of(request["lm_eval"]), config.eval.tasks_items
     with redirect_stdout(sys.stderr):  # lm-eval prints; stdout may be JSON
-        return lm_eval_tasks.results(harness, model, items=items, main=engine.ranks.main)
+        return lm_eval_tasks.ask_tasks(harness, model, items=items, main=engine.ranks.main)

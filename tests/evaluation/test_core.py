@@ -238,7 +238,7 @@ def test_core_offline_asks_its_part_and_does_not_call_it_core(
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / "requests.jsonl.gz").touch()
     monkeypatch.setattr(core_offline, "home", lambda: tmp_path)
-    monkeypatch.setattr(core_offline, "documents", documents)
+    monkeypatch.setattr(core_offline, "package_documents", documents)
     task = core_offline.CoreOffline(max_per_task=11)
     by_task = {item.data["task"]: item for item in task.items()}
     assert len(by_task) == 13

@@ -244,7 +244,7 @@ def test_forge_evaluate_asks_tasks_of_lm_eval(
         for key, value in expected["results"][name].items():
             metric, _, kind = key.partition(",")
             if kind and not metric.endswith("_stderr"):
-                estimate = metrics[lm_eval_tasks.named(metric, kind)]
+                estimate = metrics[lm_eval_tasks.metric_name(metric, kind)]
                 assert estimate["value"] == pytest.approx(value)
                 assert estimate["n"] == 20
     rows = evaluations.item_rows(tiny_run, "lm_eval_mine_rolling", 6)
@@ -270,7 +270,7 @@ def test_a_group_has_a_result_of_its_own(tiny_run: Path, tasks: Path) -> None:
     group["aggregate_metric_list"] = [{"metric": "acc", "weight_by_size": True}]
     (tasks / "group.yaml").write_text(json.dumps(group))
     harness = Harness(tasks=("mine_all", "mine_rolling"), include=str(tasks))
-    results = lm_eval_tasks.results(harness, model_of(tiny_run), items=7)
+    results = lm_eval_tasks.ask_tasks(harness, model_of(tiny_run), items=7)
     assert [result.name for result in results] == ["lm_eval_mine_all", "lm_eval_mine_rolling"]
     group_result = results[0]
     assert (len(group_result.rows), group_result.of, group_result.main) == (14, 40, "acc")

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import forge
+from forge.statistics.items import pass_at_k
 from forge.tasks.declared import built, faults
 from forge.tasks.item import Generated
-from forge.tasks.program import Programs, pass_at_k
+from forge.tasks.program import Programs
 
 ROW = {"prompt": "import math\ndef f(x):\n", "test": "def check(f):\n    assert f(2) == 4"}
 ENTRY = {"_target_": "forge.tasks.program.Programs"}
@@ -36,7 +37,6 @@ def test_pass_at_k_is_the_share_of_samples_with_a_right_one() -> None:
 
 
 def test_programs_are_judged_by_their_tests_in_the_sandbox(path: str) -> None:
-    pytest.importorskip("forge.sandbox")
     options = {"samples": 6, "temperature": 0.8, "k": [1, 2], "seconds": 2.0}
     task = Programs(path=path, **options)
     (item,) = task.items()
@@ -71,7 +71,6 @@ def test_a_fenced_block_of_an_answer_is_the_program(path: str) -> None:
 
 
 def test_forge_evaluates_programs_of_a_model(tiny_run: Path, path: str) -> None:
-    pytest.importorskip("forge.sandbox")
     options = {"samples": 3, "temperature": 1.0, "k": [1, 3], "max_tokens": 4, "stop": []}
     (result,) = forge.load(tiny_run).results({"code": {**ENTRY, "path": path, **options}})
     assert result.main == "pass_at_1"
@@ -81,8 +80,6 @@ def test_forge_evaluates_programs_of_a_model(tiny_run: Path, path: str) -> None:
 
 
 def test_programs_that_cannot_be_judged_are_refused(path: str, tmp_path: Path) -> None:
-    pytest.importorskip("forge.sandbox")
-
     def messages(**options: Any) -> list[str]:
         return [what for _, what, _ in faults("code", {**ENTRY, "path": path, **options})]
 

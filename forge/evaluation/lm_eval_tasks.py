@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 from forge.compose.lm_eval_words import Harness
 from forge.config.problems import COMMAND_LINE, closest, did_you_mean, refusal
 from forge.evaluation.run import TaskResult
-from forge.tasks.statistics import Estimate
+from forge.statistics.interval import Interval
 from forge.tasks.task import LN2
 
 INSTALL = "pip install 'forge-lm[eval]'"
@@ -130,8 +129,10 @@ def _result(
         if not kind or metric.endswith("_stderr") or not isinstance(value, int | float):
             continue
         error = metrics.get(f"{metric}_stderr,{kind}")
-        stderr = float(error) if isinstance(error, int | float) else math.nan
-        estimates[metric_name(metric, kind)] = Estimate(float(value), stderr, len(rows))
+        stderr = float(error) if isinstance(error, int | float) else None
+        estimates[metric_name(metric, kind)] = Interval(
+            value=float(value), n=len(rows), stderr=stderr
+        )
     about: dict[str, Any] = {"shots": [answer["n-shot"][leaf] for leaf in leaves]}
     about["versions"] = {leaf: answer["versions"].get(leaf) for leaf in leaves}
     return TaskResult(

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forge.statistics.interval import Interval
+from forge.statistics.items import mean
 from forge.tasks.item import Aligned, Answer, Item, Judged, scores_of
-from forge.tasks.statistics import Estimate, estimate
 from forge.tasks.task import Task
 
 CHOICE, SCHEMA, LANGUAGE = "multiple_choice", "schema", "language_modeling"
@@ -131,18 +132,20 @@ class InContextTasks(Task):
         metrics[f"centred_{label}"] = centred
         return Judged(metrics, {self.name: 1 / item.data["of"]}, detail)
 
-    def whole(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
+    def whole(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
         """The mean over tasks. Its error is that of items drawn anew within the same tasks."""
         by_task: dict[str, list[float]] = {}
         for row in rows:
             by_task.setdefault(row["task"], []).append(row["metrics"][self.name])
-        estimates = [estimate(values) for values in by_task.values()]
+        estimates = [mean(values) for values in by_task.values()]
         if not estimates:
             return {}
         count = len(estimates)
         value = sum(each.value for each in estimates) / count
-        stderr = math.sqrt(sum(each.stderr**2 for each in estimates)) / count
-        return {self.name: Estimate(value, stderr, len(rows))}
+        errors = [each.stderr for each in estimates if each.stderr is not None]
+        known = len(errors) == count  # a task of one item has no error
+        stderr = math.sqrt(sum(error**2 for error in errors)) / count if known else None
+        return {self.name: Interval(value=value, n=len(rows), stderr=stderr)}
 
 
 def in_context_fault(row: Any, kind: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from forge.sandbox import Limits, run
+from forge.sandbox import SandboxLimits, run_python
 from forge.statistics.items import pass_at_k
 from forge.tasks.item import Answer, Generated, Item, Judged, Prompt
 from forge.tasks.jsonl import PROGRAM, Row, Rows
@@ -35,8 +35,8 @@ def tried(program: str, seconds: float, memory: int) -> Trial:
     that leaves before its tests has not. memory: MiB.
     """
     secret = secrets.token_hex(16)
-    limits = Limits(seconds=seconds, memory=memory * MIB)
-    ran = run(f"{program}\nprint({secret!r})\n", limits=limits)
+    limits = SandboxLimits(seconds=seconds, memory=memory * MIB)
+    ran = run_python(f"{program}\nprint({secret!r})\n", limits=limits)
     finished = ran.stdout.rstrip().endswith(secret)
     status = "failed" if ran.passed and not finished else ran.status
     return Trial(status, tuple(ran.not_isolated))

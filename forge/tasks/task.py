@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from forge.statistics.interval import Interval
 from forge.tasks.item import Answer, Item, Judged
-from forge.tasks.statistics import Estimate
 
 LN2 = math.log(2)
 
@@ -34,7 +34,7 @@ class Task:
         """The metrics of an item, from the answers to its asks, in their order."""
         raise NotImplementedError
 
-    def whole(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
+    def whole(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
         """Metrics of all items that are no weighted means over items, from the items' rows."""
         return {}
 

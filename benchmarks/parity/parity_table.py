@@ -16,13 +16,15 @@ TESTS = Path(__file__).parents[2] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "parallel")]
 
 import torch  # noqa: E402
+from bf16_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+    BF16_CASES,
+    InBf16,
+)
 from parity_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     ADAPTER_CASES,
-    BF16_CASES,
     CASES,
     MOE_CASES,
     Case,
-    InBf16,
 )
 from parity_models import MODELS, SMALL  # noqa: E402  # pyright: ignore[reportMissingImports]
 from parity_run import (  # noqa: E402  # pyright: ignore[reportMissingImports]

@@ -138,8 +138,10 @@ checkpoint.init_from | load_parameters_path
 adapter.init_from | lora_input_adapters_path | a folder of PEFT
 checkpoint.enabled | enable_checkpointing | checkpoint.interval says how often, checkpoint.last what the save at the end holds
 checkpoint.keep_last_n | max_num_checkpoints_to_keep | 0 = all
+checkpoint.read_by_one_replica | enable_single_replica_ckpt_restoring | else each rank reads the pieces that it owns
 checkpoint.init_from | source_checkpoint_layout | a run, a file of weights, or a Hugging Face or PEFT folder, told by what it holds
 precision.mixed_precision | dtype | what matrices are multiplied in
+precision.reduce_dtype | grad_dtype | of the sums over ranks; a rank keeps gradients in the format of its weights, precision.param_dtype
 precision.param_dtype | weight_dtype | fp32 or bf16; precision.master_weights keeps fp32 besides
 precision.matmul_precision | matmul_precision | of fp32 products: highest, high or medium, as torch names them
 quantization.exclude | quant_cfg_path | names to leave out; one kind of numbers a run
@@ -158,10 +160,13 @@ model.kinds | global_head_dim | model.head_dim of the kind of the global layers
 model.activation | mlp_activations | silu and linear together are model.activation=silu with model.gated_mlp=true
 model.mlp_activations_limit | mlp_activations_limit | 0 = no limit, not -1
 model.norm_eps | normalization_layer_epsilon
+model.fused_qkv | fused_qkv | the matrices stay apart in checkpoints
 model.q_bias | attention_bias | with model.k_bias and model.v_bias; model.o_bias is apart
+model.fused_gate_up | fused_mlp | the matrices stay apart in checkpoints
 model.qk_norm_with_scale | qk_norm_with_scale
 model.v_norm_with_scale | v_norm_with_scale | with model.v_norm=true
 model.tie_embeddings | logits_via_embedding
+model.logits_dot_in_fp32 | logits_dot_in_fp32
 model.final_logits_soft_cap | final_logits_soft_cap | 0 = no cap
 objective.z_loss_weight | z_loss_multiplier
 model.sdpa_backend | attention | kernels of scaled dot-product attention
@@ -187,6 +192,7 @@ model.moe.num_experts | num_experts | 0 = dense, not 1
 model.moe.capacity_factor | capacity_factor | 0 = nothing is dropped, not -1
 model.moe.ffn_hidden_dim | base_moe_mlp_dim moe_mlp_dim
 model.moe.aux_loss_weight | load_balance_loss_weight
+model.moe.force_balance | use_random_routing | for benchmarks: experts in turn, not at random
 model.moe.norm_topk_prob | norm_topk_prob
 model.moe.float32_gate_logits | float32_gate_logits
 model.moe.kernel | sparse_matmul | with model.moe.capacity_factor a batched product
@@ -212,6 +218,7 @@ parallel.cp_load_balance | context_parallel_load_balance
 parallel.cp_method | context_parallel_strategy | all_gather or ulysses; there is no ring
 parallel.cp_load_balance | context_parallel_reorder_strategy | one early part with one late part
 plan.sharding_tolerance | sharding_tolerance | of forge.plan --dry-run
+parallel.dp_shard | shard_optimizer_over_data | parallel=zero1: state is sharded over dp_shard, and weights are gathered once a step
 parallel.dp_replicate | dcn_data_parallelism | one degree over all networks; ranks fill one node after another, those of tp next to each other
 parallel.dp_shard | dcn_fsdp_parallelism | one degree over all networks; ranks fill one node after another, those of tp next to each other
 parallel.sequence_parallel | dcn_sequence_parallelism dcn_tensor_sequence_parallelism ici_sequence_parallelism ici_tensor_sequence_parallelism | on or off: its degree is parallel.tp
@@ -353,6 +360,7 @@ run.detect_anomaly | max_checkify | names the operation whose backward makes a N
 profiling.enable | profiler | torch.profiler; no nsys
 profiling.start_step | skip_first_n_steps_for_profiler | the first step recorded
 profiling.end_step | profiler_steps | the last step recorded, not a count
+profiling.interval | profile_periodically_period
 tracker=prometheus | prometheus_port | with trackers.prometheus.port; or a text file
 metrics.enable_tensorboard | enable_tensorboard | off by default
 parallel | ici_parallelism | worked out from its axes

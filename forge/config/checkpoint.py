@@ -11,6 +11,9 @@ LOADED = Condition(
 INITIAL = Condition(
     lambda config, ranks: bool(config.checkpoint.init_from), "without checkpoint.init_from"
 )
+REPLICATED = Condition(
+    lambda config, ranks: config.parallel.dp_replicate > 1, "with parallel.dp_replicate=1"
+)
 
 
 @section
@@ -63,6 +66,13 @@ class Checkpoint(Section):
         [],
         "prefixes of parameters that are not loaded by init_from and resume_from",
         acts_when=LOADED,
+    )
+    read_by_one_replica: bool = opt(
+        False,
+        "one replica of parallel.dp_replicate reads a checkpoint of forge, and sends it to the "
+        "others: the files are read once",
+        acts_when=REPLICATED,
+        free=True,
     )
     export_dtype: str = opt(
         "auto",

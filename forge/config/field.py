@@ -14,10 +14,12 @@ from forge.config.problems import Problem, closest, did_you_mean
 
 if TYPE_CHECKING:
     AutoInt = int
+    NumberOrWord = int | str
 else:
     # A number, or "auto" until resolve() replaces it: all other code sees a number. OmegaConf 2.3
     # cannot compose unions: it sees Any, and `check_bounds` checks the value.
     AutoInt = Annotated[Any, int | str]
+    NumberOrWord = AutoInt  # a number, or one of `choices` to the end
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from forge.config.field import Condition, Section, opt, section
+from forge.config.field import Condition, NumberOrWord, Section, opt, section
 
 AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
 ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
@@ -27,6 +27,9 @@ ADDED_UP = Condition(
         and (config.train.grad_accum_steps > 1 or config.parallel.pp > 1)
     ),
     "with one micro-batch a step, or on one rank in fp32",
+)
+REDUCED = Condition(
+    lambda config, ranks: config.parallel.reduces, "where no ranks gather weights or add gradients"
 )
 HERE = Condition(
     lambda config, ranks: not config.parallel.cpu_offload, "with parallel.cpu_offload=true"
@@ -57,12 +60,20 @@ class Parallel(Section):
     )
     dp_shard: int = opt(-1, "FSDP shards; -1 = all devices that the other degrees leave", ge=-1)
     dp_replicate: int = opt(1, "replicas of the FSDP groups", ge=1)
-    reshard_after_forward: str = opt(
+    reshard_after_forward: NumberOrWord = opt(
         "auto",
-        "free gathered weights after forward; auto = not with pp, nor where nothing is sharded",
+        "free gathered weights after forward; never = gather once a step; N = groups of N adjacent "
+        "ranks, such as those of a node, keep them, and gather among themselves for backward; auto "
+        "= not with pp, nor where nothing is sharded",
+        gt=1,
         choices=("auto", "always", "never"),
         acts_when=SHARDED,
         idle="never",
+    )
+    symmetric_memory: bool = opt(
+        False,
+        "FSDP gathers and reduces in NCCL's symmetric memory, by torch's set_symm_mem_for_comm",
+        acts_when=REDUCED,
     )
     reduce_gradients: str = opt(
         "auto",
@@ -139,6 +150,19 @@ class Parallel(Section):
     def fsdp(self) -> int:
         """Ranks FSDP shards over: dp_shard * cp * ep."""
         return self.dp_shard * self.cp * self.ep
+
+    @property
+    def reduces(self) -> bool:
+        """Whether gradients are reduced over ranks, by FSDP."""
+        return self.fsdp * self.dp_replicate > 1
+
+    @property
+    def regathering_ranks(self) -> int:
+        """Ranks that weights of a block are gathered from for backward; 1 = they stay gathered."""
+        after = self.reshard_after_forward
+        if isinstance(after, int):
+            return after
+        return self.fsdp if after == "always" else 1
 
     @property
     def efsdp(self) -> int:

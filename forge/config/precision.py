@@ -7,6 +7,11 @@ from forge.config.field import Condition, Section, opt, section
 IN_16_BITS = Condition(
     lambda config, ranks: config.precision.weights_in_16_bits, "with precision.param_dtype=fp32"
 )
+BF16_REDUCED = Condition(
+    lambda config, ranks: config.parallel.reduces and config.precision.mixed_precision == "bf16",
+    "without gradients of bf16 that several ranks add up: dp_shard, cp, ep and dp_replicate are 1, "
+    "or precision.mixed_precision is not bf16",
+)
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "auto": 2}
 """Bytes of a number, by the name of its format; auto = unresolved, as another option is wrong."""
 
@@ -44,12 +49,24 @@ class Precision(Section):
         "round an updated weight up or down at random, so that on average nothing is lost",
         acts_when=IN_16_BITS,
     )
+    reduce_dtype: str = opt(
+        "fp32",
+        "what ranks add gradients up in: bf16 sends half the bytes and rounds each sum; a rank's "
+        "own sum over micro-batches stays fp32",
+        choices=("fp32", "bf16"),
+        acts_when=BF16_REDUCED,
+    )
     init_loss_scale: float = opt(65536.0, "first loss scale of fp16; it adapts", gt=0)
 
     @property
     def weights_in_16_bits(self) -> bool:
         """Whether the model's own weights are in 16 bits."""
         return self.param_dtype != "fp32"
+
+    @property
+    def reduces_in_bf16(self) -> bool:
+        """Whether ranks add gradients up in bf16."""
+        return self.reduce_dtype == "bf16" and self.mixed_precision == "bf16"
 
     @property
     def any_16_bits(self) -> bool:

@@ -14,6 +14,9 @@ class Profiling(Section):
     enable: bool = opt(False, "record a trace of steps start_step to end_step")
     start_step: int = opt(5, "first step recorded", gt=0)
     end_step: int = opt(8, "last step recorded", gt=0)
+    interval: int = opt(
+        0, "record so many steps again every N steps, counted from start_step; 0 = once", ge=0
+    )
     ranks: list[int] = opt([0], "the ranks that record; [] = all of them", ge=0)
     trace_dir: str = opt(
         "profiler_traces", "directory of the traces, inside the run directory", folder=True

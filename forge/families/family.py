@@ -20,11 +20,12 @@ SELECTION_BIAS = "feed_forward.router.selection_bias"
 LATENT_EPS = "mixer.latent_norm_eps"
 OF_TRAINING = (
     *("init_std", "init_scale_residual", "sdpa_backend", "document_attention", "pad_vocab_to"),
-    "new_rows",
+    *("new_rows", "fused_qkv", "fused_gate_up", "logits_dot_in_fp32"),
     *("layers", "kinds", "path", "pretrained", "_target_", "mla_naive_kvcache"),
     *("gdn_chunk_size", "gdn_kernel"),
 )
 OF_MOE_TRAINING = (
+    "force_balance",
     *("aux_loss_weight", "sequence_aux_loss_weight", "z_loss_weight", "balance_scope"),
     *("bias_update_rate", "bias_schedule", "capacity_factor", "gradient_scale", "kernel"),
     *("float32_gate_logits", "frequency", "first_num_dense_layers", "ffn_hidden_dim"),

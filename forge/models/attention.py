@@ -11,6 +11,7 @@ from forge.models.documents import Seen
 from forge.models.norm import make_qk_norm, make_rms_norm
 from forge.models.rope import Rotation, rotate, softmax_scale
 from forge.models.sdpa import causal_attention, on_device
+from forge.tensors.joined_product import joined_product
 
 KEPT_NAMES = {"wq": "query_proj", "wk": "key_proj", "wv": "value_proj", "wo": "out_proj"}
 """Names of the modules' outputs in `train.recompute`."""
@@ -31,6 +32,7 @@ class Attention(nn.Module):
         self.section, self.head_dim = section, section.computed_head_dim
         self.window, self.chunk = section.span
         self.backend, self.scale = section.sdpa_backend, softmax_scale(section, self.head_dim)
+        self.fused = section.fused_qkv
         self.cap, self.gated = section.attn_logits_soft_cap, section.attention_output_gate
         biases = section.attention_biases
         heads_dim, kv_dim = section.n_heads * self.head_dim, section.kv_heads * self.head_dim
@@ -68,8 +70,8 @@ class Attention(nn.Module):
         *seen: Seen,
     ) -> Tensor:
         """x: [batch, seq, dim] -> outputs of all heads, [batch, seq, heads * head_dim]."""
-        q, k = (matrix(x).unflatten(-1, (-1, self.head_dim)) for matrix in (self.wq, self.wk))
-        v = k if self.wv is None else self.wv(x).unflatten(-1, (-1, self.head_dim))
+        made = [y.unflatten(-1, (-1, self.head_dim)) for y in self.input_products(x)]
+        q, k, v = made if len(made) == 3 else (*made, made[1])
         v = v if self.v_norm is None else self.v_norm(v)
         gate = None
         if self.gated:
@@ -80,6 +82,13 @@ class Attention(nn.Module):
         heads = self.attend(q, *((k, v) if cache is None else cache.append(k, v)), *seen)
         heads = heads.transpose(1, 2)
         return (heads if gate is None else heads * gate.sigmoid()).flatten(2)
+
+    def input_products(self, x: Tensor) -> list[Tensor]:
+        """The outputs of wq, wk and, if there is one, wv for x: [batch, seq, dim]."""
+        layers = [layer for layer in (self.wq, self.wk, self.wv) if layer is not None]
+        if self.fused:
+            return joined_product(x, layers)
+        return [layer(x) for layer in layers]
 
     def choose_kernel(self, capability: tuple[int, int]) -> None:
         """Take the fastest kernel on a GPU of this compute capability."""

@@ -217,7 +217,10 @@ class Decoder(Balanced, nn.Module):
     def _received(self, x: Tensor) -> Tensor:
         if self.norm is None:
             return x
-        return self.norm(x) if self.output is None else self.output.receive(x, self.norm)
+        x = self.norm(x) if self.output is None else self.output.receive(x, self.norm)
+        if self.section.logits_dot_in_fp32:
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
+        return x
 
     def embed(self, tokens: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
         """Embed tokens: [batch, seq] at positions start, start + 1, ..., or at `positions`, [batch,
@@ -243,7 +246,7 @@ class Decoder(Balanced, nn.Module):
 
     def spread_head(self) -> Head:
         """The output head; call it after `hidden`."""
-        return Head(self.output_weight, **self.of_logits)
+        return Head(self.multiplied_weight, **self.of_logits)
 
     @property
     def of_logits(self) -> dict[str, Any]:
@@ -258,6 +261,14 @@ class Decoder(Balanced, nn.Module):
         head = self.output if self.output is not None else self.embedding
         assert head is not None, "this part of the model has no output head"
         return weight_of(head)
+
+    @property
+    def multiplied_weight(self) -> Tensor:
+        """The head's weight in the format of its product."""
+        weight = self.output_weight
+        if not self.section.logits_dot_in_fp32:
+            return weight
+        return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
     def keep(self, layers: range, *, first: bool, last: bool) -> None:
         """Cut the model down to the blocks of `layers`. first: with the embedding. last: with the

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.moe import has_expert_bias
+from forge.tensors.joined_product import joined_product
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -77,11 +78,18 @@ class FeedForward(nn.Module):
         hidden = shared or section.computed_ffn_hidden_dim
         self.activation = Activation(section)
         self.kept_names = kept_names(gated=section.is_gated)
+        self.fused = section.fused_gate_up
         self.w_gate = nn.Linear(dim, hidden, bias=bias) if section.is_gated else None
         self.w_up = nn.Linear(dim, hidden, bias=bias)
         self.w_down = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
-        gate = None if self.w_gate is None else self.w_gate(x)
-        return self.w_down(self.activation(self.w_up(x), gate))
+        return self.w_down(self.activation(*self.input_products(x)))
+
+    def input_products(self, x: Tensor) -> list[Tensor]:
+        """The outputs of w_up and, if there is one, w_gate for x: [batch, seq, dim]."""
+        layers = [self.w_up] if self.w_gate is None else [self.w_up, self.w_gate]
+        if self.fused:
+            return joined_product(x, layers)
+        return [layer(x) for layer in layers]

@@ -79,6 +79,9 @@ class Router(nn.Module):
         best (V3).
         """
         section, scores = self.section, scores + self.selection_bias
+        if section.force_balance:
+            turns = torch.arange(len(scores) * section.top_k, device=scores.device)
+            return turns.view(len(scores), section.top_k) % section.num_experts
         if section.n_routing_groups > 1:
             groups = scores.unflatten(1, (section.n_routing_groups, -1))
             counted = min(1 if section.computed_group_score == "max" else 2, groups.shape[2])

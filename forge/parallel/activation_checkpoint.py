@@ -21,7 +21,15 @@ from forge.models.dropout import Noise
 from forge.models.experts import Experts
 from forge.parallel.host_memory import Host, InHost, Run
 from forge.parallel.modules import blocks_of, layers_of, mix_in
-from forge.parallel.named import NOBODYS, BesideAgain, Named, NamedExperts, NamedSum, Places
+from forge.parallel.named import (
+    NOBODYS,
+    BesideAgain,
+    Named,
+    NamedExperts,
+    NamedProducts,
+    NamedSum,
+    Places,
+)
 from forge.parallel.tensor import Layer
 
 ENDS = ("out_proj", "mlpwo", "moe_mlpwo")
@@ -114,6 +122,9 @@ def name_products(block: nn.Module, *, apart: bool) -> None:
         if isinstance(module, Experts):
             mix_in(module, NamedExperts, kept_as=names)
             continue
+        if getattr(module, "fused", False):
+            # A joined product has the place of all its matrices: rule model.fused_places.
+            mix_in(module, NamedProducts, made_as=next(iter(names.values())))
         for child, name in names.items():
             matrix = getattr(module, child, None)
             if isinstance(matrix, nn.Module):

@@ -163,12 +163,14 @@ def _choose_mask(part: nn.Module, layout: Layout) -> None:
 def _shard(part: nn.Module, layout: Layout) -> None:
     """Shard over the data ranks; FSDP casts to the format of products."""
     config = layout.config
+    after = config.parallel.reshard_after_forward
     shard(
         part,
         layout.mesh,
         param_dtype=layout.multiplied,
         as_they_are=keeps_gradients(config),
-        reshard_after_forward=config.parallel.reshard_after_forward == "always",
+        reduce_dtype=torch.bfloat16 if config.precision.reduces_in_bf16 else torch.float32,
+        reshard_after_forward=after if isinstance(after, int) else after == "always",
         cpu_offload=config.parallel.cpu_offload,
     )
 

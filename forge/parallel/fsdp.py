@@ -24,28 +24,34 @@ from forge.adapters.packed import packed_in
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
 from forge.parallel.fsdp_formats import integers, keep_formats
+from forge.parallel.fsdp_groups import groups_made_once
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import blocks_of, mix_in
 from forge.tensors.local import local
 
 
 @integers()
+@groups_made_once()
 def shard(
     model: nn.Module,
     mesh: Mesh,
     *,
     param_dtype: torch.dtype | None = None,
     as_they_are: bool = False,
-    reshard_after_forward: bool = True,
+    reduce_dtype: torch.dtype = torch.float32,
+    reshard_after_forward: bool | int = True,
     cpu_offload: bool = False,
 ) -> None:
     """Shard each block, the embedding, the output head and the root over the data ranks, in place.
 
     Gradients are summed and divided by nothing: the loss carries 1 / (target tokens of the step).
-    param_dtype: of gathered weights; nothing else is cast. as_they_are: take gradients in their own
-    format; otherwise gradients are reduced in fp32.
+    reshard_after_forward: true frees weights after forward; a number, groups of so many adjacent
+    ranks keep them; false, they stay to the end of the step's last backward pass. param_dtype: of
+    gathered weights; nothing else is cast. as_they_are: take gradients in their own
+    format; otherwise gradients are reduced in `reduce_dtype`, of gathered weights in 16 bits.
     """
-    common = policies(mesh, param_dtype, as_they_are=as_they_are, cpu_offload=cpu_offload)
+    reduced = reduce_dtype if param_dtype is not None and not as_they_are else None
+    common = policies(mesh, param_dtype, reduced, cpu_offload=cpu_offload)
     resident: dict[str, Any] = {**common, "mesh": mesh.fsdp, "reshard_after_forward": False}
     freed: dict[str, Any] = {**common, "reshard_after_forward": reshard_after_forward}
     rows = {id(values) for weight in packed_in(model) for values in weight.parameters().values()}
@@ -76,18 +82,23 @@ def shard(
     if mesh.parallel.ep > 1:
         prefetch_in_order([[model], *groups])
     register_fsdp_forward_method(model, "hidden")
-    mix_in(model, ReshardsOnModeChange)
+    mix_in(model, ReshardsOnModeChange, keeps_gathered=reshard_after_forward is False)
     keep_formats(model)
     if mesh.fsdp.size() > 1:  # else no rank adds anything, and a factor would be one more copy
         sum_gradients(model)
+        if mesh.parallel.symmetric_memory:
+            use_symmetric_memory(model)
 
 
 def policies(
-    mesh: Mesh, param_dtype: torch.dtype | None, *, as_they_are: bool, cpu_offload: bool
+    mesh: Mesh,
+    param_dtype: torch.dtype | None,
+    reduce_dtype: torch.dtype | None,
+    *,
+    cpu_offload: bool,
 ) -> dict[str, Any]:
     """The formats and the storage of `shard`, as keywords of fully_shard."""
     # Inputs of modules are not cast: rotary tables are fp32, and hidden states as configured.
-    reduce_dtype = torch.float32 if param_dtype is not None and not as_they_are else None
     precision = MixedPrecisionPolicy(param_dtype, reduce_dtype, cast_forward_inputs=False)
     pinned = mesh.axes.device_type == "cuda"
     offload = CPUOffloadPolicy(pin_memory=pinned) if cpu_offload else OffloadPolicy()
@@ -114,6 +125,15 @@ def sum_gradients(model: nn.Module) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no premultiplied sum
 
 
+def use_symmetric_memory(model: nn.Module) -> None:
+    """Have FSDP's collectives run in NCCL's symmetric memory; after `sum_gradients`, since NCCL's
+    reduce-scatter in it only sums.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_symm_mem_for_comm()
+
+
 def placement(parameter: nn.Parameter, ranks: int, rows: Container[int] = ()) -> Shard | None:
     """The dimension along which a parameter is sharded; null = rows, as in torch.
 
@@ -134,8 +154,11 @@ def placement(parameter: nn.Parameter, ranks: int, rows: Container[int] = ()) ->
 class ReshardsOnModeChange(nn.Module):
     """Mixin of a sharded model: frees weights still gathered, in train() and eval().
 
-    Between updates the parameters are therefore the trained shards.
+    Between updates the parameters are therefore the trained shards. keeps_gathered: between the
+    micro-batches of a step, whose weights are the same, all weights stay gathered.
     """
+
+    keeps_gathered: bool
 
     def train(self, mode: bool = True) -> ReshardsOnModeChange:
         for module in self.modules():
@@ -151,6 +174,8 @@ def reduce_in_backward(model: nn.Module, *, last: bool, each: bool) -> None:
     micro-batch is reduced over shards only, and over replicas in the last.
     """
     if isinstance(model, FSDPModule):
+        if getattr(model, "keeps_gathered", False):
+            model.set_reshard_after_backward(last)
         model.set_requires_gradient_sync(last or each)
         if each:
             model.set_requires_all_reduce(last)

@@ -71,6 +71,16 @@ class Named(nn.Module):
             return super().forward(*args)
 
 
+class NamedProducts(nn.Module):
+    """Mixin of a layer whose first matrices are joined: their product has one name."""
+
+    made_as: str
+
+    def input_products(self, x: Tensor) -> list[Tensor]:
+        with named(self.made_as):
+            return super().input_products(x)  # type: ignore[misc]
+
+
 class NamedExperts(nn.Module):
     """Mixin of experts with a name for each matrix's products."""
 

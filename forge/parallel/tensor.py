@@ -243,7 +243,7 @@ class SpreadDecoder:
     over_tp: Width
     section: Any
     norm: Any
-    output_weight: Tensor
+    multiplied_weight: Tensor
     of_logits: dict[str, float]
 
     def hidden(self, tokens: Tensor, **more: Any) -> Tensor:
@@ -252,7 +252,7 @@ class SpreadDecoder:
 
     def spread_head(self) -> SpreadHead:
         rows = self.section.vocab_size
-        return SpreadHead(self.output_weight, self.over_tp, rows, **self.of_logits)
+        return SpreadHead(self.multiplied_weight, self.over_tp, rows, **self.of_logits)
 
 
 class SpreadHead(Head):

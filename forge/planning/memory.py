@@ -121,7 +121,8 @@ class _OfRank:
         # On one rank gradients may keep the format backward gives: `forge.parallel.apply`.
         same_dtype = precision.param_dtype == precision.mixed_precision
         unchanged = same_dtype and not (several or self.several_passes)
-        self.unreduced_kind = precision.param_dtype if unchanged else "fp32"
+        reduced = "bf16" if several and precision.reduces_in_bf16 else "fp32"
+        self.unreduced_kind = precision.param_dtype if unchanged else reduced
         self.gradients = f"gradients ({precision.param_dtype})"
 
     def memory(self) -> Memory:
@@ -259,12 +260,14 @@ class _OfRank:
             tokens=self.activations.tokens,
             vocab=vocab,
             dim=model.dim,
-            width=self.width,
+            width=FP32 if model.logits_dot_in_fp32 else self.width,
             capped=model.final_logits_soft_cap > 0,
             compiled=config.train.compile_model and parallel.tp == 1,
             trained=self._trained().outside_at_once > 0,
         )
-        return config.objective.logits_bytes(head)
+        # Copies of the weight and of its gradient in fp32.
+        copied = 2 * FP32 * vocab * model.dim if head.width > self.width else 0
+        return config.objective.logits_bytes(head) + copied
 
     def _gathered(self, values: str, *, stay: bool = True) -> int:
         """Bytes of the weights FSDP has gathered of a count of `Share`; of all, where they stay."""
@@ -279,7 +282,10 @@ class _OfRank:
             resident = partial(adapter.resident_bytes, width=self.width)
             share, factor = counted(config, self.model, share, resident, adapter), 1
         stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
-        return factor * getattr(share, "parameters" if stays and stay else values)
+        gathered = getattr(share, "parameters" if stays and stay else values)
+        if stay and 1 < parallel.regathering_ranks < parallel.fsdp:  # parts that wait for backward
+            gathered += share.parameters // parallel.regathering_ranks
+        return factor * gathered
 
 
 def _without_zeros(parts: Mapping[str, int]) -> dict[str, int]:

@@ -228,8 +228,8 @@ class _OfRank:
         """
         parallel, passes, reductions = self.config.parallel, self.passes, self.rank.reductions
         gather, reduce = self._named(GATHER), self._named(SCATTER) + self._named(REPLICAS)
-        forward_gather = gather / 2 if parallel.reshard_after_forward == "always" else gather
-        gathered = 1 if parallel.pp > 1 else passes
+        forward_gather = gather / 2 if parallel.regathering_ranks > 1 else gather
+        gathered = 1 if parallel.pp > 1 or parallel.reshard_after_forward == "never" else passes
         backward_gather, last = (gather - forward_gather) / passes, reduce / reductions
         exposed = self._beside(forward_gather / gathered, self.forward, gathered)
         exposed += self._beside(backward_gather + last, self.backward, reductions)

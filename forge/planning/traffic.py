@@ -26,6 +26,7 @@ from forge.planning.shapes import added_up, elements, outside_blocks
 from forge.planning.stages import blocks_by_stage, owner, stages_of
 
 FP32, FP64, INT64 = 4, 8, 8
+GATHER = "fsdp: all-gather of weights"
 REPORTED = 8
 """Numbers reported by a layer of experts in a step, beside each load: `forge.models.balance`."""
 
@@ -99,6 +100,7 @@ class Rank:
         self.passes = (p.pp_microbatches or 1) if p.pp > 1 else config.train.grad_accum_steps
         self.width = FP32 if config.precision.mixed_precision == "fp32" else 2
         self.residual = FP32 if config.precision.residual_dtype == "fp32" else 2
+        self.reduced = 2 if config.precision.reduces_in_bf16 else FP32
         self.reductions = (
             config.train.grad_accum_steps if p.reduce_gradients == "micro_batch" else 1
         )
@@ -125,8 +127,8 @@ class Rank:
         Experts, cut over ep ranks, are sharded over fewer ranks.
         """
         p = self.p
-        readings = self.config.train.grad_accum_steps if p.pp == 1 else 1
-        gathers = 2 if p.reshard_after_forward == "always" else 1
+        once = p.pp > 1 or p.reshard_after_forward == "never"
+        readings = 1 if once else self.config.train.grad_accum_steps
         for stage in self.stages:
             blocks, outside = self.of_blocks(stage), self.others(stage)
             for axes, of_experts in ((FSDP, False), (EFSDP, True)):
@@ -143,18 +145,21 @@ class Rank:
                 groups = self.groups(stage, of_experts)
                 outer_groups = self.outer_groups(outside) if outer else 0
                 self.ring(
-                    "fsdp: all-gather of weights",
-                    self.width * readings * (block * gathers + outside_size),
+                    GATHER,
+                    self.width * readings * (block + outside_size),
                     axes,
-                    readings * (groups * gathers + outer_groups),
+                    readings * (groups + outer_groups),
                 )
+                again = min(p.regathering_ranks, ranks)  # 1 sends nothing
+                size = self.width * readings * block * (again - 1) // again
+                self.add(GATHER, size, axes, readings * groups * (again > 1))
                 self.ring(
                     "fsdp: reduce-scatter of gradients",
-                    FP32 * self.reductions * (block + outside_size),
+                    self.reduced * self.reductions * (block + outside_size),
                     axes,
                     self.reductions * (groups + outer_groups),
                 )
-                size = 2 * FP32 * (block + outside_size) // ranks
+                size = 2 * self.reduced * (block + outside_size) // ranks
                 self.ring("hsdp: all-reduce of gradients", size, DP, groups + outer_groups)
 
     def of_width(self) -> None:

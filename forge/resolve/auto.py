@@ -99,7 +99,9 @@ def memory_for_time(config: Config, parallel: Parallel, world: World) -> Iterato
         fits, why = True, pipelined or "one micro-batch a step"
         if not pipelined and config.train.grad_accum_steps > 1:
             why = "one device in fp32 reduces nothing"
-            if not adds_in_place:
+            if config.precision.reduces_in_bf16 and parallel.reduces:
+                fits, why = False, "precision.reduce_dtype=bf16 is not for a rank's own sums"
+            elif not adds_in_place:
                 tried = replace(config, parallel=parallel)
                 fits, why = _fits(tried, world, reduce_gradients="step")
         yield Derived(REDUCE, "step" if fits else "micro_batch", why)

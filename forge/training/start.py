@@ -26,6 +26,7 @@ from forge.training.checkpoints.adapter_base import BASE, describe_base, hash_we
 from forge.training.checkpoints.checkpoint import Checkpointer
 from forge.training.checkpoints.new_rows import of_new_rows
 from forge.training.checkpoints.peft_folders import load_adapters
+from forge.training.checkpoints.replicas import replicas_of
 from forge.training.loop import Loop
 from forge.training.process import say, stage
 from forge.training.session import Session
@@ -187,16 +188,17 @@ def _load(start: Start, checkpointer: Checkpointer, loop: Loop) -> str:
 
 def _load_weights(path: Path, loop: Loop) -> str:
     """Begin a new run with weights, and with an optimizer's state if asked for."""
-    config, model, group = loop.config, loop.model, loop.session.ranks.saver
+    config, model = loop.config, loop.model
+    ranks = {"group": loop.session.ranks.saver, "replicas": replicas_of(loop.session)}
     exclude = tuple(config.checkpoint.exclude_from_loading)
     _check_vocabulary(path, loop.session)
     if config.checkpoint.init_optimizer:
         _check_state(path, config)
         part = restore.Part(exclude=exclude)
-        restore.load_checkpoint(path, model=model, optimizer=loop.optimizer, part=part, group=group)
+        restore.load_checkpoint(path, model=model, optimizer=loop.optimizer, part=part, **ranks)
         say(f"beginning with the weights and the optimizer of {path}")
     else:
-        options = {"exclude": exclude, "trust": config.run.trust, "group": group}
+        options = {"exclude": exclude, "trust": config.run.trust, **ranks}
         restore.load_weights(path, model=model, section=config.model, **options)
         say(f"beginning with the weights of {path}{of_new_rows(path, config.model)}")
     adapter_of(config).begin(model)
@@ -228,6 +230,7 @@ def _go_on(start: Start, path: Path, checkpointer: Checkpointer, loop: Loop) -> 
             init_from=config.checkpoint.init_from,
             trust=config.run.trust,
             group=loop.session.ranks.saver,
+            replicas=replicas_of(loop.session),
         )
     load_state(start.meta, tensors, loop)
     _take_place(start, loop, same_text)
@@ -235,9 +238,8 @@ def _go_on(start: Start, path: Path, checkpointer: Checkpointer, loop: Loop) -> 
     where = "where it stopped in the data"
     if not same_text:
         where = "at the beginning of this corpus, which is another one"
-    remaining = loop.end_step - loop.state.step
-    to_go = f"{remaining} steps to go"
-    if remaining <= 0:
+    to_go = f"{loop.end_step - loop.state.step} steps to go"
+    if loop.end_step <= loop.state.step:
         to_go = "nothing is left to train; raise train.max_steps"
     say(f"going on from {source} at step {loop.state.step}, {where}: {to_go}")
     if not same_optimizer:

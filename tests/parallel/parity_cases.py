@@ -12,13 +12,16 @@ SHORT = {
     "ulysses": "parallel.cp_method=ulysses",
     "offload": "parallel.cpu_offload=true",
     "ddp": "parallel=ddp",
+    "zero1": "parallel=zero1",
     "zbv": "parallel.pp_schedule=zbv_zero_bubble",
+    "fused": "model.fused_qkv=true model.fused_gate_up=true",
     "hsdp": "parallel.dp_shard=2 parallel.dp_replicate=2",
 }
 OPTIONS = {
     "batch": "train.batch_size",
     "recompute": "train.activation_checkpointing",
     "every": "train.recompute_every",
+    "reshard": "parallel.reshard_after_forward",
     "schedule": "parallel.pp_schedule",
 }
 
@@ -129,6 +132,11 @@ fsdp2, chunked cross-entropy | dp_shard=2 chunked | llama, z-loss, clipped
 fsdp2, accumulation over 4 | dp_shard=2 batch=1 | llama, odd sizes
 fsdp2, each micro-batch reduced | dp_shard=2 batch=2 reduce_gradients=micro_batch
 fsdp2, gathered weights kept | dp_shard=2 reshard_after_forward=never
+fsdp2, gathered weights kept over 4 micro-batches | dp_shard=2 batch=1 reshard=never
+zero1 of 2 | zero1 dp_shard=2 batch=2 | llama, clipped
+fsdp4, gathered again from 2 | dp_shard=4 batch=2 reshard=2 | llama, odd sizes | float64
+fsdp4, gathered again from 2, compiled, two a step | dp_shard=4 batch=1 reshard=2 compiled
+cp2 x fsdp2, gathered again from 2 | cp=2 dp_shard=2 reshard=2 recompute=full | llama, tied
 fsdp2, cpu offload | dp_shard=2 offload | llama, clipped | float64
 fsdp2, full recompute | dp_shard=2 recompute=full
 fsdp2, selective recompute | dp_shard=2 recompute=selective
@@ -145,6 +153,14 @@ tp2, tied, clipped | tp=2 | llama, tied, clipped
 tp2, gpt2 | tp=2 | gpt2
 tp2 without sequence parallel | tp=2 no_sp
 tp2 without sequence parallel, gpt2 | tp=2 no_sp | gpt2
+one device, joined products, minimal recompute | fused recompute=minimal
+one device, joined products, compiled, selective recompute | fused compiled recompute=selective
+fsdp2, joined products, compiled | fused dp_shard=2 compiled | qwen3-next
+tp2, joined products | fused tp=2 | post-norms | float64
+tp2, joined products, compiled, full recompute | fused tp=2 compiled recompute=full
+tp4 with 2 heads of keys, joined products | fused tp=4 | gemma4
+cp2, joined products | fused cp=2 | gpt-oss
+pp2, joined products, minimal recompute in host memory | fused pp2 recompute=minimal_offloaded
 tp2 without loss parallel | tp=2 loss_parallel=false | llama, z-loss, clipped
 tp2, chunked cross-entropy | tp=2 chunked | llama, z-loss, clipped
 tp2, full recompute | tp=2 recompute=full
@@ -325,6 +341,7 @@ moe: pp2, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | moe, 5 blocks
 moe: pp2 x fsdp2, micro-batch | pp2 dp_shard=2 batch=1 | moe, pairs
 moe: pp2 x ep2 | pp2 ep=2 batch=4 | moe, clipped | float64
 moe: pp2 x ep2, capacity | pp2 ep=2 batch=4 | moe, capacity
+moe: ep2 x tp2, joined products | fused ep=2 tp=2 | moe
 moe: gpt-oss, fsdp2 | dp_shard=2 | moe, gpt-oss
 moe: gpt-oss, tp2 | tp=2 | moe, gpt-oss
 moe: gpt-oss, tp2 without sequence parallel | tp=2 no_sp | moe, gpt-oss
@@ -362,33 +379,3 @@ packed: moe, cp2 | cp=2 | packed moe
 packed: moe, ep2 x tp2 | ep=2 tp=2 | packed moe
 packed: moe, pp2 | pp2 | packed moe
 """)
-
-
-@dataclass(frozen=True, kw_only=True)
-class InBf16:
-    """A layout in bf16, against one device in bf16. both: overrides of both sides."""
-
-    name: str
-    layout: str
-    model: str = "llama"
-    both: str = ""
-
-
-FP32_BETWEEN = "precision.residual_dtype=fp32"
-EACH = "parallel.reduce_gradients=micro_batch"
-BF16_CASES = [
-    InBf16(name=name, layout=layout_of(layout), **rest)
-    for name, layout, rest in (
-        ("fsdp2", "dp_shard=2", {}),
-        ("fsdp2, tied", "dp_shard=2", {"model": "llama, tied"}),
-        ("ddp2, each micro-batch reduced", f"ddp batch=2 {EACH}", {}),
-        ("tp2", "tp=2", {}),
-        ("cp2", "cp=2", {}),
-        ("pp2", "pp2", {}),
-        ("fsdp2, gpt2", "dp_shard=2", {"model": "gpt2"}),
-        ("tp2, gpt2", "tp=2", {"model": "gpt2"}),
-        ("fsdp2, fp32 between layers", "dp_shard=2", {"both": FP32_BETWEEN}),
-        ("tp2, fp32 between layers", "tp=2", {"both": FP32_BETWEEN}),
-        ("pp2, fp32 between layers", "pp2", {"both": FP32_BETWEEN}),
-    )
-]

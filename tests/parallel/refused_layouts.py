@@ -39,6 +39,9 @@ cp4 ulysses of 2 heads of keys | cp=4 ulysses | ulysses_heads
 pp4 of three blocks | pp=4 | pp_layers
 pp2 1f1b, fewer micro-batches than stages | pp2 pp_microbatches=1 | pp_microbatches
 pp2 x fsdp2, weights freed | pp2 dp_shard=2 reshard_after_forward=always | pp_once
+fsdp4, gathered again from 3 | dp_shard=4 reshard_after_forward=3 | reshard_after_forward
+tp2 x fsdp4, gathered again from 2 | tp=2 dp_shard=4 reshard_after_forward=2 | reshard_after_forward
+fsdp2 in symmetric memory, on CPUs | dp_shard=2 symmetric_memory=true | symmetric_memory
 pp2 tied, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | pp_tied | llama, tied, 5 blocks
 pp2 zbv_zero_bubble, compiled | pp2 zbv compiled | pp_zero_bubble | llama, 5 blocks
 fsdp2 x ep2 | dp_shard=2 ep=2 | ep_needs_moe

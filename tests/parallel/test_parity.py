@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity_cases import ADAPTER_CASES, BF16_CASES, CASES, MOE_CASES
+from bf16_cases import BF16_CASES
+from parity_cases import ADAPTER_CASES, CASES, MOE_CASES
 from parity_run import (
     FORMATS,
     STEPS,

@@ -43,8 +43,11 @@ COUNTED = "model.moe.gradient_scale=true model.moe.sequence_aux_loss_weight=0.1"
 CASES = [
     (2, f"{FSDP2} {TWO_EACH}"),
     (2, f"{FSDP2} train.grad_accum_steps=2 parallel.reshard_after_forward=never"),
+    (4, "parallel.dp_shard=4 train.grad_accum_steps=2 parallel.reshard_after_forward=2"),
     (4, f"{GPT2} {FSDP2} parallel.dp_replicate=2 train.grad_accum_steps=2"),
     (4, f"{TP2} {FSDP2} precision=bf16 {TWO_EACH}"),
+    (2, f"{FSDP2} precision=bf16 precision.reduce_dtype=bf16 {TWO_EACH}"),
+    (4, f"{FSDP2} parallel.dp_replicate=2 precision=bf16 precision.reduce_dtype=bf16"),
     (2, f"{TP2} {FULL}"),
     (2, f"{TP2} {SELECTIVE} train.recompute_every=2 parallel.sequence_parallel=false"),
     (2, f"{TP2} parallel.loss_parallel=false"),

@@ -23,8 +23,9 @@ from forge.rundir import saved_config
 FREE = {
     "": "callbacks tags techniques trackers",
     "checkpoint": "async_mode enabled export_dtype interval interval_minutes keep_best keep_last_n "
-    "last per_decade resume_from steps",
+    "last per_decade read_by_one_replica resume_from steps",
     "data": "cache_dir max_bad_rows num_workers pad_to_multiple_of pin_memory prefetch_factor",
+    "model": "fused_gate_up fused_qkv",
     "train": "activation_checkpointing batch_size compile_backend compile_model gc_interval "
     "grad_accum_steps max_bad_steps max_epochs max_time nccl_health_check_interval "
     "optimizer_in_backward recompute recompute_every recompute_layers shutdown_timeout_sec",
@@ -58,7 +59,8 @@ def test_every_option_is_decided() -> None:
         group, _, name = key.rpartition(".") if key.count(".") < 2 else key.partition(".")
         section = name.partition(".")[0]
         is_free = section in FREE.get(group, "").split() or group in FREE_AS_A_WHOLE
-        is_identity = name in IDENTITY.get(group, "").split() or group in IDENTITY_AS_A_WHOLE
+        as_a_whole = group in IDENTITY_AS_A_WHOLE and name not in FREE.get(group, "").split()
+        is_identity = name in IDENTITY.get(group, "").split() or as_a_whole
         assert is_free != is_identity, f"say here whether {key} may change when a run goes on"
         assert (schema.all_free or field.metadata.get("free", False)) is is_free, key
 

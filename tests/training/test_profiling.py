@@ -39,6 +39,13 @@ def test_a_failure_inside_the_window_leaves_no_profiler_running(assembled, train
     assert optimizer_steps(trace) == 3
 
 
+def test_windows_come_again(trained):
+    path = trained("profiling=on profiling.start_step=2 profiling.end_step=3 profiling.interval=3")
+    traces = sorted(path.rglob("*.json.gz"))
+    assert [trace.name for trace in traces] == ["steps_2_to_3.json.gz", "steps_5_to_6.json.gz"]
+    assert [optimizer_steps(trace) for trace in traces] == [2, 2]
+
+
 def test_its_library_prints_nothing_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
     with profiler(torch.device("cpu")):
         torch.ones(2).sum()

@@ -20,10 +20,11 @@ from helpers.ranks import on_ranks
 from run_helpers import load, without_pickle
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from forge.tensors.local import local
 from forge.training.checkpoints import tensor_storage
+from forge.training.checkpoints.replicas import Replicas
 from forge.training.checkpoints.staging import Staging
 from forge.training.checkpoints.tensor_storage import DTYPES, save_tensors, stored_metadata
 
@@ -304,5 +305,51 @@ def test_a_fault_of_one_rank_is_the_same_error_on_all(saved, tmp_path):
         assert found == (errno.ENOSPC, str(full / "rank_1.bin"))
         with pytest.raises(ValueError, match=r"rank_3.bin is damaged: the bytes of '\w+' are not"):
             tensor_storage.load_tensors(laid_out(whole(), 2), damaged)
+
+    on_ranks(2, work)
+
+
+def test_one_replica_reads_and_sends_the_bits_to_the_other(tmp_path, monkeypatch):
+    """On two replicas of two shards, with a tensor on a single rank's row and numbers of 8 bits."""
+    tensors = {
+        "weight": random_bits(torch.bfloat16, 6, 5),
+        "codes": random_bits(torch.uint8, 7, 3),
+        "step": random_bits(torch.float32),
+        "row": random_bits(torch.float32, 1, 4),
+    }
+    save_tensors(tensors, tmp_path / "w")
+
+    def work(rank: int) -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "fsdp"))
+        replicas = Replicas(group=mesh.get_group("dp_replicate"), device=torch.device("cpu"))
+        read: list[str] = []
+        original = tensor_storage._read
+        monkeypatch.setattr(
+            tensor_storage, "_read", lambda *args: (read.append(args[1]), original(*args))[1]
+        )
+        layout = [Replicate(), Shard(0)]
+        targets = {
+            name: distribute_tensor(torch.zeros_like(value), mesh, layout) if value.dim() else value
+            for name, value in tensors.items()
+        }
+        targets["step"] = torch.zeros(())
+        tensor_storage.load_tensors(targets, tmp_path / "w", replicas=replicas)
+        assert bool(read) == replicas.first == (rank < 2)
+        for name, value in targets.items():
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            assert bits(whole) == bits(tensors[name]), name
+
+    on_ranks(4, work)
+
+
+def test_a_fault_of_the_replica_that_reads_is_raised_on_all(tmp_path):
+    save_tensors({"a": torch.ones(4)}, tmp_path / "w")
+    next((tmp_path / "w").glob("*.bin*"), tmp_path / "w" / "tensors.json").write_bytes(b"")
+
+    def work(rank: int) -> None:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp_replicate",))
+        replicas = Replicas(group=mesh.get_group("dp_replicate"), device=torch.device("cpu"))
+        with pytest.raises((OSError, ValueError)):
+            tensor_storage.load_tensors({"a": torch.zeros(4)}, tmp_path / "w", replicas=replicas)
 
     on_ranks(2, work)

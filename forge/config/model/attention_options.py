@@ -84,6 +84,12 @@ class AttentionOptions(Stream):
     attention_sink: bool = opt(
         False, "a learned score a head, which takes part of the softmax and adds nothing: gpt-oss"
     )
+    fused_qkv: bool = opt(
+        False,
+        "make queries, keys and values by one product of their joined matrices; the matrices stay "
+        "apart in checkpoints",
+        free=True,
+    )
     share_kv_projections: bool = opt(False, "values are what keys are made of, before their norm")
     attention_output_gate: bool = opt(
         False, "what a head gives is multiplied by a sigmoid of its token, as in Qwen3-Next"

@@ -92,6 +92,13 @@ class LayerShape(RotaryOptions, AttentionOptions, Model):
     gated_mlp: bool | None = opt(
         None, "gate the feed-forward layer (SwiGLU and kin); null = only for silu"
     )
+    fused_gate_up: bool = opt(
+        False,
+        "multiply by the gate's matrix and the other one at once, of layers without experts and of "
+        "shared experts; the matrices stay apart in checkpoints",
+        acts_when=GATED,
+        free=True,
+    )
     mlp_activations_limit: float = opt(
         0.0,
         "what enters an activation is at most this, and a gate multiplies within it; 0 = any",

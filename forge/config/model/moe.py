@@ -83,6 +83,9 @@ class MoE(Section):
         choices=GROUP_SCORES,
         acts_when=GROUPED,
     )
+    force_balance: bool = opt(
+        False, "for benchmarks: tokens go to the experts in turn, whatever their scores are"
+    )
     score_on_input: bool = opt(
         False, "weights multiply what enters the routed experts, not what they give"
     )
@@ -332,3 +335,10 @@ def router_gradient(model: LayerShape) -> Findings:
     """
     if model.moe.num_experts and model.moe.top_k == 1 and model.moe.norm_topk_prob:
         yield "model.moe.norm_topk_prob", "model.moe.norm_topk_prob=false"
+
+
+@rule("moe.force_balance", EXPERTS, "model.moe.force_balance", warning=True)
+def force_balance(model: LayerShape) -> Findings:
+    """model.moe.force_balance=true learns no choice of experts: it is for benchmarks."""
+    if model.moe.num_experts and model.moe.force_balance:
+        yield "model.moe.force_balance", "model.moe.force_balance=false"

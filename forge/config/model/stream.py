@@ -33,6 +33,9 @@ class Stream(Section):
     final_logits_soft_cap: float = opt(
         0.0, "logits are cap * tanh(logits / cap), as in Gemma 2; 0 = as they are", ge=0
     )
+    logits_dot_in_fp32: bool = opt(
+        False, "in 16 bits, make logits by a product in fp32: they are not rounded to 16 bits"
+    )
     dropout: float = opt(
         0.0,
         "share of features that are 0 in training: of embeddings, and of what attention and "

@@ -212,7 +212,7 @@ def pp_microbatches(config: Config, parallel: Parallel, train: Train) -> Finding
 @rule("parallel.pp_once", PP, "parallel.reshard_after_forward", "parallel.reduce_gradients")
 def pp_once(parallel: Parallel) -> Findings:
     """A pipeline gathers its weights once, and reduces its gradients once a step."""
-    if parallel.pp > 1 and parallel.reshard_after_forward == "always":
+    if parallel.pp > 1 and parallel.reshard_after_forward not in ("never", "auto"):
         yield "parallel.reshard_after_forward", "parallel.reshard_after_forward=never"
     if parallel.pp > 1 and parallel.reduce_gradients == "micro_batch":
         yield "parallel.reduce_gradients", "parallel.reduce_gradients=step"
@@ -277,3 +277,56 @@ def pp_fp16(parallel: Parallel, precision: Precision) -> Findings:
     """
     if parallel.pp > 1 and precision.mixed_precision == "fp16":
         yield "precision.mixed_precision", "precision.mixed_precision=bf16"
+
+
+REDUCE_DTYPE = "precision.reduce_dtype"
+
+
+@rule(
+    "precision.reduce_dtype",
+    REDUCE_DTYPE,
+    PP,
+    "parallel.dp_replicate",
+    "parallel.reduce_gradients",
+    "train.grad_accum_steps",
+)
+def reduce_dtype(parallel: Parallel, precision: Precision, train: Train) -> Findings:
+    """With precision.reduce_dtype=bf16 a step has one micro-batch, or each is reduced by
+    parallel.reduce_gradients=micro_batch without replicas: their sums would be in bf16 too.
+    """
+    if not (precision.reduces_in_bf16 and parallel.reduces):
+        return
+    hint = f"{REDUCE_DTYPE}=fp32"
+    if parallel.pp > 1 and (parallel.pp_microbatches or 1) > 1:
+        yield REDUCE_DTYPE, "a pipeline adds its micro-batches up before it reduces.", hint
+    elif train.grad_accum_steps > 1 and parallel.dp_replicate > 1:
+        yield REDUCE_DTYPE, "replicas are reduced once a step.", hint
+    elif train.grad_accum_steps > 1 and parallel.reduce_gradients != "micro_batch":
+        message = f"{train.grad_accum_steps} micro-batches are added up before they are reduced."
+        yield REDUCE_DTYPE, message, f"parallel.reduce_gradients=micro_batch, or {hint}"
+
+
+RESHARD = "parallel.reshard_after_forward"
+
+
+@rule(RESHARD, RESHARD, "parallel.dp_shard", "parallel.tp", "parallel.ep", "parallel.cp")
+def reshard_to_ranks(config: Config, model: Model, parallel: Parallel) -> Findings:
+    """A number as parallel.reshard_after_forward is a part of the ranks that hold the shards: it
+    divides dp_shard * cp; torch reshards so no tensors cut by tp or ep, of experts or in 8 bits.
+    """
+    after = parallel.reshard_after_forward
+    if not isinstance(after, int):
+        return
+    ranks, always = parallel.fsdp, f"{RESHARD}=always"
+    if after >= ranks or ranks % after:
+        divisors = [n for n in range(2, ranks) if ranks % n == 0]
+        near = min(divisors, key=lambda n: abs(n - after), default=None)
+        message = f"{ranks} ranks hold the shards, and {after} is no smaller divisor of that."
+        yield RESHARD, message, f"{RESHARD}={near}, or {always}" if near else always
+    elif parallel.tp > 1 or parallel.ep > 1:
+        axis = "tp" if parallel.tp > 1 else "ep"
+        yield RESHARD, f"torch reshards so no tensors cut by parallel.{axis}.", always
+    elif model.is_moe:
+        yield RESHARD, "experts may be cut in another dimension than the first.", always
+    elif config.quantization.gathers_in_fp8 or config.adapter.packed_format:
+        yield RESHARD, "weights of 8 bits and fewer are gathered in parts.", always

@@ -151,3 +151,12 @@ def host_memory(config: Config, world: World) -> Findings:
     message += f" ({world.devices.source}) and {byte_size(ranks * capacity)}."
     hint = "a smaller model, such as model=small, or a machine with GPUs"
     yield f"run.num_processes={world.size}", message, hint
+
+
+@rule("parallel.symmetric_memory", "parallel.symmetric_memory", "parallel.backend", "run.device")
+def symmetric_memory(parallel: Parallel, run: Run) -> Findings:
+    """parallel.symmetric_memory is NCCL's: run.device must be cuda and its backend nccl."""
+    pairs = parallel.backend.split(",")
+    nccl = "nccl" in pairs or "cuda:nccl" in pairs
+    if parallel.symmetric_memory and not (run.device == "cuda" and nccl):
+        yield "parallel.symmetric_memory", "parallel.symmetric_memory=false"

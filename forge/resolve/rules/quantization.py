@@ -160,3 +160,10 @@ def head(quantization: Quantized, model: Decoder, objective: Objective) -> Findi
     elif getattr(objective, "loss_fn", "") == "chunked_cross_entropy":
         message = "objective.loss_fn=chunked_cross_entropy makes the products of the head itself."
         yield HEAD, message, f"{HEAD}=false, or objective.loss_fn=cross_entropy"
+
+
+@rule("model.logits_dot_in_fp32", "model.logits_dot_in_fp32", HEAD)
+def logits_dot_in_fp32(model: Decoder, quantization: Quantized) -> Findings:
+    """With model.logits_dot_in_fp32 the head is not one of quantization.include_head."""
+    if model.logits_dot_in_fp32 and quantization.include_head:
+        yield "model.logits_dot_in_fp32", f"{HEAD}=false"

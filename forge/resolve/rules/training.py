@@ -161,6 +161,15 @@ def window(profiling: Profiling) -> Findings:
         yield "profiling.end_step", f"profiling.end_step={profiling.start_step + 3}"
 
 
+@rule("profiling.interval", "profiling.interval", "profiling.start_step", "profiling.end_step")
+def interval(profiling: Profiling) -> Findings:
+    """profiling.interval must be greater than the number of steps that are recorded."""
+    steps = profiling.end_step - profiling.start_step + 1
+    if 0 < profiling.interval <= steps and steps > 1:
+        message = f"{steps} steps are recorded: the next window would begin inside of them."
+        yield "profiling.interval", message, f"profiling.interval={10 * steps}"
+
+
 @rule(
     "profiling.beyond",
     "profiling.enable",

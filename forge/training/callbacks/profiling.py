@@ -22,9 +22,9 @@ ALLOCATIONS = 100_000  # latest allocations and frees in a memory snapshot
 
 
 class Profiler(Callback):
-    """Records steps start_step to end_step, and writes the trace.
+    """Records steps start_step to end_step, or as many every `interval` steps, and writes traces.
 
-    The trace is written after end_step, or at the end of the run. With memory_snapshot also the
+    A trace is written after its last step, or at the end of the run. With memory_snapshot also the
     last allocations, at the same time and when memory runs out.
     """
 
@@ -33,6 +33,7 @@ class Profiler(Callback):
         self.section = section
         self.folder = session.run_dir / section.trace_dir / f"rank_{session.ranks.rank}"
         self.profile: torch.profiler.profile | None = None
+        self.first_step = section.start_step  # of the window recorded now, or first
         self.snapshot = section.memory_snapshot and self.device.type == "cuda"
 
     @classmethod
@@ -46,12 +47,12 @@ class Profiler(Callback):
         self._begin_after(loop.state.step)
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
-        if self.profile is not None and loop.state.step >= self.section.end_step:
+        if self.profile is not None and loop.state.step >= self._last_step:
             self._finish(loop)
         self._begin_after(loop.state.step)
 
     def on_end(self, loop: Loop) -> None:
-        if self.profile is not None and loop.state.step >= self.section.start_step:
+        if self.profile is not None and loop.state.step >= self.first_step:
             self._finish(loop)
 
     def on_failure(self, loop: Loop, error: BaseException) -> None:
@@ -68,14 +69,22 @@ class Profiler(Callback):
         if self.snapshot:
             torch.cuda.memory._record_memory_history(enabled=None)
 
+    @property
+    def _last_step(self) -> int:
+        """The last step of the window that is being recorded."""
+        return self.first_step + self.section.end_step - self.section.start_step
+
     def _begin_after(self, step: int) -> None:
-        if step != self.section.start_step - 1:
+        """Begin a window at its first step, the one after `step`."""
+        section, steps = self.section, step + 1 - self.section.start_step
+        if steps < 0 or (steps % section.interval if section.interval else steps):
             return
+        self.first_step = step + 1
         self.profile = profiler(self.device, record_shapes=True)
         self.profile.start()
 
     def _finish(self, loop: Loop) -> None:
-        name = f"steps_{self.section.start_step}_to_{loop.state.step}"
+        name = f"steps_{self.first_step}_to_{loop.state.step}"
         with loop.paused():
             if self.snapshot:
                 self._write_memory(f"{name}_memory.pickle")

@@ -43,6 +43,7 @@ from forge.training.checkpoints.checkpoint import Tensors, prefixed
 from forge.training.checkpoints.damage import share_damage
 from forge.training.checkpoints.merging import Merged
 from forge.training.checkpoints.new_rows import fill_tables, tables_with_new_rows
+from forge.training.checkpoints.replicas import Replicas
 from forge.training.checkpoints.room import allocate_for, fill_packed
 from forge.training.process import set_up
 
@@ -159,13 +160,14 @@ def load_checkpoint(
     init_from: str | None = None,
     trust: Sequence[str] = (),
     group: dist.ProcessGroup | None = None,
+    replicas: Replicas | None = None,
 ) -> Tensors:
     """Load weights, and the state of a given optimizer, in place; returns the callbacks' tensors.
 
     part: null = all. init_from: present path of the adapters' base. Raises CheckpointError naming
     the parameters of one side only or of different shape, and an unused prefix, and Damaged, on all
     ranks of the group. trust: as of `read_checkpoint_config`, for a base. group: of all ranks;
-    parameters may differ by rank.
+    parameters may differ by rank. replicas: as of `load_tensors`.
     """
     part = part or Part()
     with _readable(path), share_damage(path, group):
@@ -189,7 +191,7 @@ def load_checkpoint(
                 targets[f"optimizer/{key}"] = allocate_for(state[name], meta, in_parts="." in entry)
     with _readable(path):
         with share_damage(path, group):
-            tensor_storage.load_tensors(targets, path / WEIGHTS, group=group)
+            tensor_storage.load_tensors(targets, path / WEIGHTS, group=group, replicas=replicas)
             for matrix in packed:
                 if matrix.name in fitting:
                     fill_packed(matrix, path / WEIGHTS, stored[f"model/{matrix.name}"])
@@ -209,6 +211,7 @@ def load_weights(
     exclude: tuple[str, ...] = (),
     trust: Sequence[str] = (),
     group: dist.ProcessGroup | None = None,
+    replicas: Replicas | None = None,
 ) -> None:
     """Load weights of a checkpoint, .safetensors file or Hugging Face folder (`load_checkpoint`).
 
@@ -226,15 +229,14 @@ def load_weights(
     elif path.is_dir() and BASE in Saved(path).meta:
         with share_damage(path, group):
             source = Merged(path, read_checkpoint_config(path, trust=trust))
-            read, shapes = (
-                widening(source.__getitem__, specs),
-                with_new_rows(specs, source.shapes()),
-            )
+            shapes = with_new_rows(specs, source.shapes())
+            read = widening(source.__getitem__, specs)
             _fill(path, model, read, shapes, exclude, group)
     elif path.is_dir():
         tables = tables_with_new_rows(path, specs, exclude, group)
         apart = (*exclude, *(table.name for table in tables))
-        load_checkpoint(path, model=model, part=Part(exclude=apart, adapters=False), group=group)
+        of_ranks = {"group": group, "replicas": replicas}
+        load_checkpoint(path, model=model, part=Part(exclude=apart, adapters=False), **of_ranks)
         if tables:
             fill_tables(path, read_checkpoint_config(path, trust=trust), model, tables, group)
     else:

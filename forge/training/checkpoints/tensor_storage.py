@@ -50,6 +50,7 @@ from forge.config.regular import open_regular, read_json
 from forge.rundir.tensor_sums import BLOCK, INDEX
 from forge.tensors.threads import pool
 from forge.training.checkpoints.damage import DamagedBytes
+from forge.training.checkpoints.replicas import Replicas
 
 FORMAT = 2
 THREADS = 4  # of a rank, for writing or reading files
@@ -99,19 +100,22 @@ def load_tensors(
     folder: Path,
     *,
     group: dist.ProcessGroup | None = None,
+    replicas: Replicas | None = None,
     alone: bool = False,
 ) -> None:
     """Load into tensors, in place, from any saved layout; a rank reads only its own boxes.
 
-    alone: called without the other ranks.
-
+    replicas: the first reads, and sends to the others. alone: called without the other ranks.
     Raises OSError, and ValueError in one line; DamagedBytes for a wrong checksum.
     """
     # Several threads may not copy to an Apple GPU at once.
     threads = 1 if any(tensor.device.type == "mps" for tensor in tensors.values()) else THREADS
     reader = _TensorReader(folder, threads)
-    with _cause():
-        state_dict_loader.load(tensors, storage_reader=reader, process_group=group, no_dist=alone)
+    read = tensors if replicas is None or replicas.first else {}
+    with _cause():  # a rank's fault is raised on all
+        state_dict_loader.load(read, storage_reader=reader, process_group=group, no_dist=alone)
+    if replicas is not None:
+        replicas.send(tensors.values())
 
 
 def stored_metadata(folder: Path) -> dict[str, TensorStorageMetadata]:

@@ -35,8 +35,8 @@ class Options(NamedTuple):
 def update_weight(
     options: Options, weight: Tensor, *others: Any, rate: float, decay: float
 ) -> None:
-    """Update in place, see `_update`. On CUDA it is compiled: one kernel reads and writes each value
-    once; with moments of 8 or 4 bits the scale of a block splits it into four.
+    """Update in place, see `_update`. On CUDA it is compiled: a single kernel reads and writes each
+    value once; with moments of 8 or 4 bits the scales of blocks split it into four.
     """
     if not weight.is_cuda:
         act: Any = _update

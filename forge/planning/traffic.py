@@ -135,11 +135,9 @@ class Rank:
                 ranks = self.size(axes)
                 inside = [(n, tensor) for n, tensor in blocks if tensor.of_experts == of_experts]
                 outer = [] if of_experts else [(1, tensor) for tensor in outside]
+                cuts = {"tp": p.tp, "ep": p.ep, "shards": ranks}
                 block, outside_size = (
-                    sum(
-                        n * elements(tensor, tp=p.tp, ep=p.ep, shards=ranks)
-                        for n, tensor in tensors
-                    )
+                    sum(n * elements(tensor, **cuts) for n, tensor in tensors)
                     for tensors in (inside, outer)
                 )
                 groups = self.groups(stage, of_experts)

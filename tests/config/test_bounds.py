@@ -28,7 +28,7 @@ WORDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at mo
 
 def limits(field: Field) -> Iterator[tuple[str, float, bool]]:
     """(bound, value, legal): both sides of every bound of an option."""
-    step = 1 if "int" in str(field.type).lower() else 1e-9
+    step = 1 if re.search("int|number", str(field.type).lower()) else 1e-9
     for name, limit in field.metadata["bounds"].items():
         inward = step if name in ("gt", "ge") else -step
         yield name, limit if name in ("ge", "le") else limit + inward, True
@@ -79,7 +79,7 @@ def test_an_option_takes_its_type_and_what_is_within_its_bounds(
 def test_every_choice_and_no_other():
     for key, schema, field in OPTIONS:
         if choices := field.metadata["choices"]:
-            or_number = field.type == "AutoInt"
+            or_number = field.type in ("AutoInt", "NumberOrWord")
             assert all(faults(key, schema, field, choice) == [] for choice in choices)
             (found,) = faults(key, schema, field, f"{choices[0]}x")
             admits = "must be an integer or" if or_number else "is one of"

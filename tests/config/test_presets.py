@@ -237,9 +237,9 @@ def test_a_layout_says_all_degrees_and_its_name_says_which(file: str):
     degrees, name = yaml.safe_load((CONF / f"{file}.yaml").read_text()), file.partition("/")[2]
     assert tuple(degrees)[-6:] == AXES
     named: dict[str, int] = dict.fromkeys(AXES, 1)
-    named |= {"dp_shard": -1} if name in ("auto", "fsdp", "hsdp") else {}
+    named |= {"dp_shard": -1} if name in ("auto", "fsdp", "hsdp", "zero1") else {}
     named |= {"dp_replicate": 2} if name in ("ddp", "hsdp") else {}
-    if numbered := re.fullmatch("([a-z]+)([0-9]+)", name):
+    if name != "zero1" and (numbered := re.fullmatch("([a-z]+)([0-9]+)", name)):
         named[numbered[1]] = int(numbered[2])
     assert {axis: degrees[axis] for axis in AXES} == named
 

@@ -95,6 +95,13 @@ def tasks_needed(eval: Eval) -> Findings:
         yield key, f"{key}={'[]' if key == 'eval.tasks_steps' else 0}"
 
 
+@rule("eval.tasks_off", "eval.tasks", "eval.data", "eval.enabled", warning=True)
+def tasks_off(eval: Eval) -> Findings:
+    """Tasks of eval.tasks and eval.data run in the loop with eval.enabled=true alone."""
+    if tasks_of(eval) and not eval.enabled:
+        yield "eval.enabled", "eval.enabled=true"
+
+
 @rule("run.objective", "run.objective", "eval.enabled")
 def objective_is_measured(config: Config, run: Run, eval: Eval) -> Findings:
     """run.objective names a metric that the run has: an eval/ one needs eval.enabled=true."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -198,7 +199,8 @@ def test_flash_linear_attention_is_given_what_it_takes(monkeypatch) -> None:
     package = ModuleType("fla.ops.gated_delta_rule")
     package.chunk_gated_delta_rule = chunk_gated_delta_rule  # type: ignore[attr-defined]
     for name in ("fla", "fla.ops"):
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+        module = SimpleNamespace(__spec__=ModuleSpec(name, None))
+        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, package.__name__, package)
     layer = GatedDeltaNet(section(gdn_kernel="fla"))
     randomise(layer)

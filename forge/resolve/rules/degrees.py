@@ -291,9 +291,7 @@ REDUCE_DTYPE = "precision.reduce_dtype"
     "train.grad_accum_steps",
 )
 def reduce_dtype(parallel: Parallel, precision: Precision, train: Train) -> Findings:
-    """With precision.reduce_dtype=bf16 a step has one micro-batch, or each is reduced by
-    parallel.reduce_gradients=micro_batch without replicas: their sums would be in bf16 too.
-    """
+    """precision.reduce_dtype=bf16 reduces each micro-batch by itself, without replicas or pipeline."""
     if not (precision.reduces_in_bf16 and parallel.reduces):
         return
     hint = f"{REDUCE_DTYPE}=fp32"
@@ -311,8 +309,8 @@ RESHARD = "parallel.reshard_after_forward"
 
 @rule(RESHARD, RESHARD, "parallel.dp_shard", "parallel.tp", "parallel.ep", "parallel.cp")
 def reshard_to_ranks(config: Config, model: Model, parallel: Parallel) -> Findings:
-    """A number as parallel.reshard_after_forward is a part of the ranks that hold the shards: it
-    divides dp_shard * cp; torch reshards so no tensors cut by tp or ep, of experts or in 8 bits.
+    """parallel.reshard_after_forward=N divides dp_shard * cp, without tp, ep, experts, or weights
+    in 8 bits.
     """
     after = parallel.reshard_after_forward
     if not isinstance(after, int):

@@ -291,7 +291,7 @@ REDUCE_DTYPE = "precision.reduce_dtype"
     "train.grad_accum_steps",
 )
 def reduce_dtype(parallel: Parallel, precision: Precision, train: Train) -> Findings:
-    """precision.reduce_dtype=bf16 reduces each micro-batch by itself, without replicas or pipeline."""
+    """With precision.reduce_dtype=bf16 each micro-batch is reduced by itself, on no replicas."""
     if not (precision.reduces_in_bf16 and parallel.reduces):
         return
     hint = f"{REDUCE_DTYPE}=fp32"

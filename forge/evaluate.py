@@ -33,16 +33,13 @@ from forge.config.numbers import aligned
 from forge.config.problems import COMMAND_LINE, ConfigError, refusal
 from forge.config.root import Config
 from forge.families.folder import is_folder
-from forge.planning.launcher_environment import launcher_environment
 from forge.resolve.reading import laid_out
 from forge.resolve.rules.evaluation import tasks
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.checkpoints import TOKENIZER
-from forge.rundir.files import read_json, write_json
 from forge.rundir.saved_config import CONFIG
 from forge.tasks.declared import tasks_of
 
-REQUEST, RESULT, DAMAGED = "request.json", "result.json", "damaged.json"
 SECTIONS = ("eval", "parallel", "run", "task", "hydra")
 DESCRIPTION = "Score tasks and texts with a trained model; TASK is a preset, or a file."
 
@@ -139,11 +136,15 @@ def _checkpoint(
     run_dir = out or _run_of(directory)
     request = {"path": str(directory), "out": str(run_dir.absolute()), "entries": entries}
     request["lm_eval"] = harness and harness.to_dict()
-    size = config.run.num_processes or 1
-    if size > 1:
-        summaries = _on_ranks(config, request, trust, saved, size)
-        if isinstance(summaries, int):
-            return summaries
+    if (config.run.num_processes or 1) > 1:
+        from forge.launch.local.verb_ranks import run_on_ranks
+
+        module = "forge.evaluate_worker"
+        code, summaries = run_on_ranks(
+            module, config, request, saved, words="forge.evaluate", trust=trust
+        )
+        if code:
+            return code
     else:
         from forge.training.evaluating import evaluate_single  # torch, of several seconds
 
@@ -205,32 +206,6 @@ def _run_of(directory: Path) -> Path:
     """The run directory of a checkpoint; beside a checkpoint without a run its own folder."""
     above = [folder for folder in directory.parents if saved_config.is_run(folder)]
     return above[0] if above else directory.parent
-
-
-def _on_ranks(
-    config: Config,
-    request: dict[str, Any],
-    trust: Sequence[str],
-    saved: checkpoints.Saved,
-    size: int,
-) -> list[dict[str, Any]] | int:
-    """Start the ranks of a layout; returns the summaries, or the code of a failure."""
-    from forge.launch.local import processes
-
-    found = launcher_environment()
-    if found is not None and found.size > 1:
-        message = "forge.evaluate starts the ranks itself, on this machine; no torchrun or srun"
-        raise ValueError(f"{found.source}={found.size}: {message}")
-    with tempfile.TemporaryDirectory(prefix="forge_evaluate_") as name:
-        folder = Path(name)
-        saved_config.save_config(config, folder / CONFIG)
-        write_json(folder / REQUEST, request)
-        code = processes.start(folder, size, module="forge.evaluate_worker", trust=trust)
-        if (folder / DAMAGED).exists():
-            where, fault = read_json(folder / DAMAGED)
-            at = saved.path if Path(where) == Path(request["path"]) else Path(where)
-            raise checkpoints.Damaged(at, fault)
-        return code or read_json(folder / RESULT)
 
 
 def table(summaries: Sequence[dict[str, Any]]) -> str:

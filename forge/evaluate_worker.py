@@ -6,36 +6,18 @@ The folder has a config with the layout, and what is to be evaluated.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge.config.problems import REFUSED
-from forge.evaluate import DAMAGED, REQUEST, RESULT
 from forge.launch.local.child import die_with_parent, end_on_interrupt, leave
-from forge.rundir.checkpoints import Damaged
+from forge.launch.local.verb_ranks import REQUEST, RESULT, run_rank
 from forge.rundir.files import read_json, write_json
-from forge.rundir.outcome import PATIENCE, failure, rank, report_failure
 from forge.rundir.saved_config import CONFIG, load_config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code is 0, 1 for a failure, 2 for the user's mistake."""
-    directory, *trust = sys.argv[1:] if argv is None else argv
-    folder = Path(directory)
-    try:
-        _evaluate(folder, trust)
-    except Damaged as error:  # reported in the starting command
-        if not rank():
-            write_json(folder / DAMAGED, [str(error.path), error.fault])
-        return REFUSED
-    except (ValueError, FloatingPointError) as error:  # met on all ranks, reported by the main rank
-        if rank():
-            failure(folder, PATIENCE)
-        return report_failure(folder, ValueError(str(error)))[0]
-    except Exception as error:
-        return report_failure(folder, error)[0]
-    return 0
+    return run_rank(_evaluate, argv)
 
 
 def _evaluate(folder: Path, trust: Sequence[str]) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,16 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from forge import cli
 from forge.compose.trust import for_run
-from forge.planning.launcher_environment import launcher_environment
 from forge.rundir import checkpoints, saved_config
-from forge.rundir.files import read_json, replacing, write_json
+from forge.rundir.files import replacing
 from forge.rundir.saved_config import CONFIG
 from forge.training.prompts import Prompt, read_prompts
 
 if TYPE_CHECKING:
     from forge.training.writing import Writer
 
-REQUEST, DAMAGED = "request.json", "damaged.json"
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 WRITING = (*DRAWING, "tokens", "stop", "batch_size", "n", "logprobs")
 """Options that forge.training.writing.Writer takes."""
@@ -147,27 +144,14 @@ def _on_ranks(
     """Start the ranks of a layout, with the main rank writing, and return the exit code. Raises
     Damaged for a checkpoint found damaged by the ranks.
     """
-    from forge.launch.local import processes
+    from forge.launch.local.verb_ranks import run_on_ranks
     from forge.resolve.reading import reading_config
 
-    found = launcher_environment()
-    if found is not None and found.size > 1:
-        message = "--parallel starts the ranks itself, on this machine; no torchrun or srun"
-        raise ValueError(f"{found.source}={found.size}: {message}")
     checkpoint_dir = saved.path.resolve()
     config = reading_config(saved_config.load_config(checkpoint_dir / CONFIG, trust=trust), layout)
     request = {"path": str(checkpoint_dir), "prompts": prompts, "out": out and str(out), "how": how}
-    with tempfile.TemporaryDirectory(prefix="forge_generate_") as name:
-        folder = Path(name)
-        saved_config.save_config(config, folder / CONFIG)
-        write_json(folder / REQUEST, request)
-        ranks, module = config.run.num_processes or 1, "forge.generate_worker"
-        code = processes.start(folder, ranks, module=module, trust=trust)
-        if (folder / DAMAGED).exists():
-            where, fault = read_json(folder / DAMAGED)
-            found = saved.path if Path(where) == checkpoint_dir else Path(where)
-            raise checkpoints.Damaged(found, fault)
-        return code
+    module = "forge.generate_worker"
+    return run_on_ranks(module, config, request, saved, words="--parallel", trust=trust)[0]
 
 
 def write_texts(

@@ -6,36 +6,19 @@ The folder has a config with the layout, and what is to be written.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge.config.problems import REFUSED
-from forge.generate import DAMAGED, REQUEST, write_texts
+from forge.generate import write_texts
 from forge.launch.local.child import die_with_parent, end_on_interrupt, leave
-from forge.rundir.checkpoints import Damaged
-from forge.rundir.files import read_json, write_json
-from forge.rundir.outcome import PATIENCE, failure, rank, report_failure
+from forge.launch.local.verb_ranks import REQUEST, run_rank
+from forge.rundir.files import read_json
 from forge.rundir.saved_config import CONFIG, load_config
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code is 0, 1 for a failure, 2 for the user's mistake."""
-    directory, *trust = sys.argv[1:] if argv is None else argv
-    folder = Path(directory)
-    try:
-        _write(folder, trust)
-    except Damaged as error:  # reported, or replaced by another checkpoint, in the starting command
-        if not rank():
-            write_json(folder / DAMAGED, [str(error.path), error.fault])
-        return REFUSED
-    except (ValueError, FloatingPointError) as error:  # met on all ranks, reported by the main rank
-        if rank():
-            failure(folder, PATIENCE)
-        return report_failure(folder, ValueError(str(error)))[0]
-    except Exception as error:
-        return report_failure(folder, error)[0]
-    return 0
+    return run_rank(_write, argv)
 
 
 def _write(folder: Path, trust: Sequence[str]) -> None:

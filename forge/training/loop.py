@@ -233,12 +233,11 @@ class Loop(Moments):
         self._acting.clear()
         self.call("on_start")
         steps = iter(self.loader)
-        first = True
+        if not self.ending:
+            self._step(next(steps))
+            self.session.ranks.after_first_step()
         while not self.ending:
             self._step(next(steps))
-            if first:
-                self.session.ranks.after_first_step()
-            first = False
         self.stop_reason = self.stop_reason or "end"
         self.call("on_end")
 

@@ -154,9 +154,14 @@ def host_memory(config: Config, world: World) -> Findings:
 
 
 @rule("parallel.symmetric_memory", "parallel.symmetric_memory", "parallel.backend", "run.device")
-def symmetric_memory(parallel: Parallel, run: Run) -> Findings:
+def symmetric_memory(parallel: Parallel, run: Run, world: World) -> Findings:
     """parallel.symmetric_memory is NCCL's: run.device must be cuda and its backend nccl."""
-    pairs = parallel.backend.split(",")
+    pairs, version = parallel.backend.split(","), world.devices.torch
     nccl = "nccl" in pairs or "cuda:nccl" in pairs
-    if parallel.symmetric_memory and not (run.device == "cuda" and nccl):
+    if not parallel.symmetric_memory:
+        return
+    if not (run.device == "cuda" and nccl):
         yield "parallel.symmetric_memory", "parallel.symmetric_memory=false"
+    elif version is not None and version < (2, 13):
+        message = f"torch {version[0]}.{version[1]} has it not for FSDP's collectives, 2.13 has."
+        yield "parallel.symmetric_memory", message, "parallel.symmetric_memory=false"

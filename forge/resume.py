@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from forge import cli
+from forge.compose import make_callable
 from forge.compose.options import Options, texts
 from forge.compose.portable import searched, unsaid
 from forge.compose.project import allowing
@@ -179,29 +179,21 @@ def _without_replaced(own: Sequence[str], typed: Sequence[str]) -> list[str]:
     return [text for text in unreplaced if key(text) != "run.allow_change"]
 
 
-class _Callable(types.ModuleType):
-    """This module as `forge.resume` of the package; a call lets a run go on."""
+def _resume(
+    run: Place,
+    overrides: Options = (),
+    *,
+    config_dirs: Sequence[str] = (),
+    background: bool = False,
+) -> Result | Background:
+    """Let a run go on with the run's own overrides, then `overrides`; raises as forge.run.train."""
+    from forge.run import ended
 
-    def __call__(
-        self,
-        run: Place,
-        overrides: Options = (),
-        *,
-        config_dirs: Sequence[str] = (),
-        background: bool = False,
-    ) -> Result | Background:
-        """Let a run go on with the run's own overrides, then `overrides`; raises as
-        forge.run.train.
-        """
-        from forge.run import ended
-
-        run_dir, typed = path_of(run), texts(overrides)
-        return ended(
-            lambda: _resolved(run_dir, typed, config_dirs), config_dirs, background=background
-        )
+    run_dir, typed = path_of(run), texts(overrides)
+    return ended(lambda: _resolved(run_dir, typed, config_dirs), config_dirs, background=background)
 
 
-sys.modules[__name__].__class__ = _Callable
+make_callable(__name__, _resume)
 
 if __name__ == "__main__":
     sys.exit(main())

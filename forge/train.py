@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 import signal
 import sys
-import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from forge import cli
+from forge.compose import make_callable
 from forge.compose.composition import compose
 from forge.compose.hydra_adapter import CONF, VERSION_BASE
 from forge.config.problems import COMMAND_LINE, ConfigError, refusal
@@ -171,17 +171,14 @@ def _hydra(argv: list[str]) -> int:
     return 0
 
 
-class _Callable(types.ModuleType):
-    """This module as `forge.train` of the package; a call trains."""
+def _train(config: Config, *, background: bool = False) -> Result | Background:
+    """Train a composed config and return the result; see forge.run.train."""
+    from forge.run import train
 
-    def __call__(self, config: Config, *, background: bool = False) -> Result | Background:
-        """Train a composed config and return the result; see forge.run.train."""
-        from forge.run import train
-
-        return train(config, background=background)
+    return train(config, background=background)
 
 
-sys.modules[__name__].__class__ = _Callable
+make_callable(__name__, _train)
 
 if __name__ == "__main__":
     sys.exit(main())

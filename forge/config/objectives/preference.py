@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from forge.config.data.chats import ChatRows, Chats
 from forge.config.data.text import Documents, Files, Rows, Streams
-from forge.config.field import Condition, opt, section
+from forge.config.field import Condition, Section, opt, section
 from forge.config.objectives.base import HeadShape, Objective
 
 READS_REFERENCE = Condition(
@@ -23,13 +23,30 @@ EXAMPLES = {
     "pairs": "pairs of responses",
     "labels": "responses with a label",
 }
-TOO_LONG = "what becomes of an example with more than seq_len + 1 tokens on a side"
 LOSSES = ("sigmoid", "hinge", "ipo")
 SMOOTHING = "probability that a label is wrong (conservative DPO); 0 = off"
 
 
 @section
-class PreferencePairs(Streams, Documents, Rows, Files):
+class LongExamples(Section):
+    """What becomes of examples longer than a row."""
+
+    too_long: str = opt(
+        "truncate",
+        "what becomes of an example with more than seq_len + 1 tokens on a side",
+        choices=("truncate", "drop", "refuse"),
+    )
+
+
+@section
+class LabelField(Section):
+    """The label of a response."""
+
+    label_field: str = opt("label", "field that says whether it is desirable: true or false")
+
+
+@section
+class PreferencePairs(LongExamples, Streams, Documents, Rows, Files):
     """Prompts with a response that is preferred and one that is not, in JSON lines."""
 
     schema_name = "preference"
@@ -38,11 +55,10 @@ class PreferencePairs(Streams, Documents, Rows, Files):
     prompt_field: str = opt("prompt", "field of the text that both responses follow")
     chosen_field: str = opt("chosen", "field of the response that is preferred")
     rejected_field: str = opt("rejected", "field of the other response")
-    too_long: str = opt("truncate", TOO_LONG, choices=("truncate", "drop", "refuse"))
 
 
 @section
-class ChatPreference(Streams, ChatRows):
+class ChatPreference(LongExamples, Streams, ChatRows):
     """Rows of two conversations that end with another turn of the assistant, as lists of messages;
     or of such turns, or texts, behind a prompt.
     """
@@ -58,11 +74,10 @@ class ChatPreference(Streams, ChatRows):
         "what is compared: the last turns of the assistant, all of them, or all tokens",
         choices=("all", "responses", "last_response"),
     )
-    too_long: str = opt("truncate", TOO_LONG, choices=("truncate", "drop", "refuse"))
 
 
 @section
-class PreferenceDemo(Chats):
+class PreferenceDemo(LongExamples, Chats):
     """Answers of data=chat_demo against the same words in another order; without a download
     (PSF-2.0).
     """
@@ -71,11 +86,10 @@ class PreferenceDemo(Chats):
     examples = "pairs"
     prompt = "What does Path.exists do?"
     _target_: str = "forge.data.sources.preferences.preference_demo"
-    too_long: str = opt("truncate", TOO_LONG, choices=("truncate", "drop", "refuse"))
 
 
 @section
-class Labelled(Streams, Documents, Rows, Files):
+class Labelled(LabelField, LongExamples, Streams, Documents, Rows, Files):
     """Prompts with a response that is desirable or is not, in JSON lines."""
 
     schema_name = "labelled"
@@ -83,12 +97,10 @@ class Labelled(Streams, Documents, Rows, Files):
     _target_: str = "forge.data.sources.labelled.labelled"
     prompt_field: str = opt("prompt", "field of the text that the response follows")
     completion_field: str = opt("completion", "field of the response")
-    label_field: str = opt("label", "field that says whether it is desirable: true or false")
-    too_long: str = opt("truncate", TOO_LONG, choices=("truncate", "drop", "refuse"))
 
 
 @section
-class ChatLabelled(Streams, ChatRows):
+class ChatLabelled(LabelField, LongExamples, Streams, ChatRows):
     """Rows of a conversation that ends with a turn of the assistant, which is desirable or not, as
     messages; or of such a turn, or a text, behind a prompt.
     """
@@ -98,13 +110,11 @@ class ChatLabelled(Streams, ChatRows):
     _target_: str = "forge.data.sources.labelled.chat_labelled"
     prompt_field: str = opt("prompt", "field of what it answers, a text or messages")
     completion_field: str = opt("completion", "field of the answer, a text or messages")
-    label_field: str = opt("label", "field that says whether it is desirable: true or false")
     train_on: str = opt(
         "last_response",
         "what the label is of: the last turn of the assistant, all of them, or all tokens",
         choices=("all", "responses", "last_response"),
     )
-    too_long: str = opt("truncate", TOO_LONG, choices=("truncate", "drop", "refuse"))
 
 
 @section

@@ -20,7 +20,9 @@ REPLICATED = Condition(
 class Checkpoint(Section):
     """Checkpoints by torch.distributed.checkpoint, complete or absent."""
 
-    enabled: bool = opt(True, "save; false = never, and a run cannot go on", free=True)
+    enabled: bool = opt(
+        True, "save checkpoints; false = none, and the run cannot be resumed", free=True
+    )
     dir: str = opt(
         "checkpoints", "directory of the checkpoints, inside the run directory", folder=True
     )
@@ -36,7 +38,7 @@ class Checkpoint(Section):
     )
     last: str = opt(
         "full",
-        "what the save at the end holds: only from full can a run go on",
+        "content of the last checkpoint; a run can be resumed from full alone",
         choices=("full", "weights", "none"),
         free=True,
     )
@@ -50,7 +52,7 @@ class Checkpoint(Section):
     keep_last_n: int = opt(3, "keep the newest N; 0 = all", ge=0, free=True)
     keep_best: int = opt(0, "keep the N best by eval.metric too; 0 = off", ge=0, free=True)
     resume_from: str | None = opt(
-        None, "go on from this step, or from this checkpoint or run", free=True, path=True
+        None, "resume from this step, or from this checkpoint or run", free=True, path=True
     )
     init_from: str | None = opt(
         None,
@@ -59,7 +61,7 @@ class Checkpoint(Section):
     )
     init_optimizer: bool = opt(
         False,
-        "take the optimizer's state of init_from too, but no step, schedule or place in the data",
+        "load the optimizer state of init_from too; step, schedule and data begin anew",
         acts_when=INITIAL,
     )
     exclude_from_loading: list[str] = opt(

@@ -26,9 +26,7 @@ class Eval(Section):
         None, "sequences a rank and batch of an evaluation; null = train.batch_size", gt=0
     )
     target: float | None = opt(None, "stop once `metric` is at least this good; null = off")
-    metric: str = opt(
-        "loss", "what target and patience look at: a metric of the objective, or SET/METRIC"
-    )
+    metric: str = opt("loss", "metric of target and patience: one of the objective, or SET/METRIC")
     sets: dict[str, Any] = opt(
         {}, "further texts to evaluate, by name, each with options of data: {path: my.jsonl}"
     )
@@ -54,12 +52,12 @@ class Eval(Section):
     )
     too_long: str = opt(
         "refuse",
-        "a prompt of a task that is longer than the model: refuse, or cut its beginning off",
+        "prompt of a task beyond max_seq_len: refuse, or cut its beginning off",
         choices=("refuse", "cut"),
     )
     sample_interval: int = opt(0, "print a sample every N steps; 0 = only at the end", ge=0)
     sample_prompts: list[str] = opt(
-        [], "texts to continue, or of conversations what users say; [] = one that fits the corpus"
+        [], "texts to continue, or user messages for chat data; [] = a prompt that fits the corpus"
     )
     sample_tokens: int = opt(64, "tokens a sample; 0 = no samples", ge=0)
     sample_temperature: float = opt(0.8, "softmax temperature of samples; 0 = greedy", ge=0)

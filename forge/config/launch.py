@@ -39,12 +39,12 @@ class Slurm(Submitit):
 
     schema_name = "slurm"
     partition: str | None = opt(None, "queue; null = the cluster's default")
-    account: str | None = opt(None, "what the job is charged to")
+    account: str | None = opt(None, "account that the job is charged to")
     qos: str | None = opt(None, "quality of service")
     constraint: str | None = opt(None, "features that nodes must have, like h200")
     time: int = opt(60, "limit of a job in minutes", gt=0, time=True)
     signal_before: int = opt(120, "seconds before the limit at which a run saves and stops", ge=0)
-    max_requeues: int = opt(5, "how often a stopped job is queued again", ge=0)
+    max_requeues: int = opt(5, "how many times a stopped job is queued again", ge=0)
     nodes: int | None = opt(None, "machines; null = as many as the ranks need", gt=0)
     gpus_per_node: int | None = opt(
         None, "GPUs of a machine; null = one a rank, 0 = ranks on CPUs", ge=0

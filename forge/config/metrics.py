@@ -33,5 +33,5 @@ class Metrics(Section):
     wandb_entity: str | None = opt(None, "W&B team or user; null = the default one of the login")
     wandb_group: str | None = opt(None, "W&B group, to show runs together; null = none")
     wandb_notes: str | None = opt(None, "W&B notes on the run")
-    wandb_run_id: str = opt("", "W&B run id to go on with; empty = that of this run")
-    peak_tflops: float = opt(0.0, "peak of the device for MFU, in TFLOP/s; 0 = by its name", ge=0)
+    wandb_run_id: str = opt("", "W&B run id to continue; empty = the id of this run")
+    peak_tflops: float = opt(0.0, "peak TFLOP/s of the device, for MFU; 0 = from its name", ge=0)

@@ -58,7 +58,7 @@ class Parallel(Section):
         choices=("given", "auto"),
         acts_when=AUTO,
     )
-    dp_shard: int = opt(-1, "FSDP shards; -1 = all devices that the other degrees leave", ge=-1)
+    dp_shard: int = opt(-1, "FSDP shards; -1 = all devices not used by other degrees", ge=-1)
     dp_replicate: int = opt(1, "replicas of the FSDP groups", ge=1)
     reshard_after_forward: NumberOrWord = opt(
         "auto",
@@ -87,7 +87,7 @@ class Parallel(Section):
     )
     offload_optimizer: bool = opt(
         False,
-        "keep optimizer state and masters in pinned memory of the host, but while they are updated",
+        "keep optimizer state and masters in pinned host memory except during the update",
         acts_when=HERE,
     )
     tp: int = opt(1, "tensor parallel degree", ge=1)
@@ -116,18 +116,20 @@ class Parallel(Section):
         acts_when=CP,
     )
     cp_load_balance: bool = opt(
-        True, "with all_gather: an early and a late part a rank", acts_when=CP_ALL_GATHER
+        True,
+        "with all_gather: give each rank an early and a late part of the sequence",
+        acts_when=CP_ALL_GATHER,
     )
     ep: int = opt(1, "expert parallel degree", ge=1)
     nccl_timeout_sec: int = opt(
         1800,
-        "seconds a collective may take until the first step, and between hosts always",
+        "timeout of collectives until the first step, and of host collectives always, in seconds",
         gt=0,
         acts_when=SEVERAL_RANKS,
     )
     nccl_train_timeout_sec: int = opt(
         600,
-        "seconds a collective of devices may take after the first step, where that is less",
+        "timeout of device collectives after the first step, in seconds, if below nccl_timeout_sec",
         gt=0,
         acts_when=SEVERAL_RANKS,
     )

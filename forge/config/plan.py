@@ -15,16 +15,16 @@ class Plan(Section):
     all_free = True
 
     device: str | None = opt(
-        None, "GPU to plan for; null = what is found here", choices=tuple(DEVICES)
+        None, "GPU to plan for; null = the devices of this machine", choices=tuple(DEVICES)
     )
     world_size: int | None = opt(None, "ranks to plan for; null = by layout and launch", gt=0)
-    gpus_per_node: int = opt(8, "GPUs of one machine that is planned for", gt=0)
+    gpus_per_node: int = opt(8, "GPUs per machine to plan for", gt=0)
     network_gbits: float | None = opt(
         None, "Gbit/s of network that a GPU has; null = as plan.device is usually sold", gt=0
     )
     sharding_tolerance: float = opt(
         0.02,
-        "share that a rank may hold above an equal one, of what no axis cuts: forge.plan --dry-run",
+        "largest imbalance of unsharded memory between ranks, as a share: forge.plan --dry-run",
         ge=0,
         le=1,
     )

@@ -36,7 +36,7 @@ class Precision(Section):
         choices=("highest", "high", "medium"),
     )
     param_dtype: str = opt(
-        "fp32", "what weights are kept in, and their gradients", choices=("fp32", "bf16")
+        "fp32", "number format of weights and gradients", choices=("fp32", "bf16")
     )
     master_weights: bool | None = opt(
         None,
@@ -51,8 +51,8 @@ class Precision(Section):
     )
     reduce_dtype: str = opt(
         "fp32",
-        "what ranks add gradients up in: bf16 sends half the bytes and rounds each sum; a rank's "
-        "own sum over micro-batches stays fp32",
+        "number format of the gradient reduction between ranks: bf16 halves the bytes and "
+        "rounds each sum; the sum over micro-batches stays fp32",
         choices=("fp32", "bf16"),
         acts_when=BF16_REDUCED,
     )

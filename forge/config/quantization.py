@@ -79,13 +79,13 @@ class Quantized(Quantization):
     multiple: ClassVar[int] = 16
     cut: ClassVar[bool] = False
 
-    parts: list[str] = opt(list(PARTS), "whose matrices it takes", choices=PARTS)
-    include_head: bool = opt(False, "and the output head")
-    min_dim: int = opt(128, "leave out matrices with a side that is shorter", gt=0)
-    exclude: list[str] = opt([], "leave out parameters with such names: ['*.attention.wo.*']")
-    plain_first_layers: int = opt(0, "leave out so many blocks at the beginning", ge=0)
-    plain_last_layers: int = opt(0, "leave out so many blocks at the end", ge=0)
-    in_evaluation: bool = opt(False, "evaluate and sample in the loop in its numbers too")
+    parts: list[str] = opt(list(PARTS), "layers whose matrices are quantised", choices=PARTS)
+    include_head: bool = opt(False, "quantise the output head too")
+    min_dim: int = opt(128, "leave out matrices with a shorter side", gt=0)
+    exclude: list[str] = opt([], "leave out parameters whose names match: ['*.attention.wo.*']")
+    plain_first_layers: int = opt(0, "number of first blocks to leave out", ge=0)
+    plain_last_layers: int = opt(0, "number of last blocks to leave out", ge=0)
+    in_evaluation: bool = opt(False, "quantise evaluation and samples in the loop too")
 
     def takes(self, tensor: TensorSpec, model: Decoder) -> bool:
         sides = tensor.shape[-2:]
@@ -109,7 +109,7 @@ class Emulated(Quantized):
     on_cuda: ClassVar[str] = "bf16"
 
     emulate: bool = opt(
-        False, "round numbers and multiply in fp32: on any device, to see what it does to a loss"
+        False, "round numbers and multiply in fp32, to study the effect on the loss on any device"
     )
 
 
@@ -122,10 +122,10 @@ class FP8(Emulated):
     _target_: str = "forge.quantization.fp8.FP8"
     recipe: str = opt(
         "tensorwise",
-        "one scale a tensor; or a row; or a row, and the gradient of weights not in fp8",
+        "scales per tensor, per row, or per row with weight gradients in high precision",
         choices=FP8_RECIPES,
     )
-    fp8_all_gather: bool = opt(False, "gather weights in fp8, half as many bytes")
+    fp8_all_gather: bool = opt(False, "gather weights in fp8: half the bytes")
 
     @property
     def gathers_in_fp8(self) -> bool:
@@ -147,7 +147,7 @@ class MXFP8(Emulated):
     capability: ClassVar[tuple[int, int]] = (10, 0)
     multiple: ClassVar[int] = 32
     _target_: str = "forge.quantization.mxfp8.MXFP8"
-    wgrad_with_hp: bool = opt(False, "make the gradient of weights without rounding")
+    wgrad_with_hp: bool = opt(False, "compute weight gradients in high precision")
 
 
 @section
@@ -158,7 +158,7 @@ class Int8(Emulated):
     on_cuda: ClassVar[str] = ""
     capability: ClassVar[tuple[int, int]] = (8, 0)
     _target_: str = "forge.quantization.int8.Int8"
-    products: list[str] = opt(list(PRODUCTS), "which products are so", choices=PRODUCTS)
+    products: list[str] = opt(list(PRODUCTS), "products that are quantised", choices=PRODUCTS)
 
 
 @section
@@ -172,7 +172,7 @@ class QAT(Quantized):
     _target_: str = "forge.quantization.qat.QAT"
     weight_bits: int = opt(4, "bits of a weight", ge=2, le=8)
     group_size: int = opt(32, "weights of a row that share a scale", gt=1)
-    quantize_activations: bool = opt(True, "round what is multiplied to int8 too, each token")
+    quantize_activations: bool = opt(True, "round activations to int8 too, with a scale per token")
 
     def takes(self, tensor: TensorSpec, model: Decoder) -> bool:
         return super().takes(tensor, model) and tensor.shape[-1] % self.group_size == 0
@@ -190,10 +190,12 @@ class Sparse(Quantized):
     multiple: ClassVar[int] = 1
     cut: ClassVar[bool] = True
     _target_: str = "forge.quantization.products.Products"
-    weight_sparsity_n: int = opt(2, "weights of a block that are not 0", gt=0)
-    weight_sparsity_m: int = opt(4, "weights of a block", gt=1)
-    weight_sparsity_update_step: int = opt(10, "choose again every N steps", gt=0)
-    weight_sparsity_start_step: int = opt(50, "first step after which weights are 0", gt=0)
+    weight_sparsity_n: int = opt(2, "non-zero weights in each group of M (N of N:M)", gt=0)
+    weight_sparsity_m: int = opt(4, "weights in a group (M of N:M)", gt=1)
+    weight_sparsity_update_step: int = opt(
+        10, "choose the non-zero weights again every N steps", gt=0
+    )
+    weight_sparsity_start_step: int = opt(50, "first step with zeroed weights", gt=0)
 
     def takes(self, tensor: TensorSpec, model: Decoder) -> bool:
         return super().takes(tensor, model) and tensor.shape[-1] % self.weight_sparsity_m == 0

@@ -13,7 +13,7 @@ class Run(Section):
 
     dir: str | None = opt(
         None,
-        "directory of the run, which goes on if it exists; null = a new one in run.root",
+        "directory of the run, resumed if it exists; null = a new one in run.root",
         folder=True,
     )
     root: str = opt("runs", "where new run directories are made", folder=True)
@@ -35,8 +35,6 @@ class Run(Section):
     objective: str | None = opt(
         None, "metric reported as the objective; null = that of eval, else train/loss"
     )
-    allow_change: list[str] = opt(
-        [], "keys that may differ when a run goes on, like optimizer.lr or model"
-    )
+    allow_change: list[str] = opt([], "keys that may change on resume, like optimizer.lr or model")
     record_diff: bool = opt(True, "keep uncommitted changes in git.diff, with secrets masked")
     trust: list[str] = opt([], "modules whose _target_ may be built, like mypkg.; not in files")

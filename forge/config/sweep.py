@@ -32,13 +32,13 @@ class Sweep(Section):
     root: str = opt("sweeps", "where the directories of sweeps are", folder=True)
     retry: bool = opt(False, "run points again that failed or were cancelled")
     question: str | None = opt(
-        None, "what the sweep is to answer, in words; kept as first stated, and shown by its report"
+        None, "question of the sweep, in words; kept as first stated and shown in the report"
     )
-    hypothesis: str | None = opt(None, "the answer that is expected, in words; kept likewise")
+    hypothesis: str | None = opt(None, "expected answer, in words; kept as first stated")
     decision: str | None = opt(
         None,
         "when the hypothesis holds, like 'lr=1e-3 beats lr=1e-4 by 0.01' or 'wide is no worse than "
-        "base by 0.01'; kept likewise, and judged by the report",
+        "base by 0.01'; kept as first stated and judged by the report",
     )
     ablation: Ablation = field(
         default_factory=Ablation, metadata={"help": "a baseline, arms and seeds"}

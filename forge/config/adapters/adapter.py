@@ -168,20 +168,20 @@ class LoRA(Adapter):
     from_peft: ClassVar[bool] = True
     _target_: str = "forge.adapters.lora.LoRA"
 
-    rank: int = opt(16, "rows of A and columns of B", gt=0)
-    alpha: float = opt(32.0, "what B A is multiplied by, over the rank", gt=0)
+    rank: int = opt(16, "rank of the adapter: rows of A, columns of B", gt=0)
+    alpha: float = opt(32.0, "scale of the adapter's output: alpha / rank", gt=0)
     dropout: float = opt(
-        0.05, "share of the features that A does not see in training; of linear layers", ge=0, lt=1
+        0.05, "dropout on the adapter's input in training; linear layers only", ge=0, lt=1
     )
-    rank_stabilized: bool = opt(False, "over the root of the rank (arXiv:2312.03732)")
+    rank_stabilized: bool = opt(False, "scale by alpha / sqrt(rank) (rsLoRA, arXiv:2312.03732)")
     lora_plus_ratio: float = opt(
         1.0,
-        "learning rate of B, and of what has one dimension, over that of A; 16 = LoRA+'s advice "
+        "learning rate of B and of vectors, divided by that of A; 16 = LoRA+'s advice "
         "(arXiv:2402.12354)",
         gt=0,
     )
     dora: bool = opt(
-        False, "train the length of each row of the sum apart from its direction (arXiv:2402.09353)"
+        False, "train the length and the direction of each row apart (DoRA, arXiv:2402.09353)"
     )
     init: str = opt(
         RANDOM,
@@ -201,14 +201,16 @@ class LoRA(Adapter):
     )
     bias: str = opt(
         "none",
-        "biases that are trained too: of what has one, or all",
+        "biases to train too: those of adapted layers, or all",
         choices=("none", "lora", "all"),
     )
     init_from: str | None = opt(
-        None, "begin with the adapters of this folder of PEFT; new ones begin as nothing", path=True
+        None,
+        "begin with the adapters of this PEFT folder; adapters it lacks begin at zero",
+        path=True,
     )
     modules_to_save: list[str] = opt(
-        [], "parameters that are trained and saved whole, by regular expressions in their names"
+        [], "parameters to train and save whole, by regular expressions on their names"
     )
 
     def faults(self, prefix: str) -> Iterator[Problem]:

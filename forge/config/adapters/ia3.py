@@ -23,10 +23,10 @@ class IA3(Adapter):
 
     target_modules: list[str] = opt(
         ["wk", "wv", "w_down"],
-        "matrices that have a vector, by what adapter=lora may name; none of experts",
+        "matrices to scale, named as for adapter=lora; never of experts",
     )
     feedforward_modules: list[str] = opt(
-        ["w_down"], "those of them whose input is scaled; of the others the output is"
+        ["w_down"], "target_modules whose input is scaled; the others' output is"
     )
 
     def has(self, tensor: TensorSpec) -> bool:

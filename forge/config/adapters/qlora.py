@@ -21,12 +21,10 @@ class QLoRA(LoRA):
 
     base_format: str = opt(
         "nf4",
-        "4-bit NormalFloat with a scale for each 64 weights, or integers of 8 bits with one a row",
+        "format of the base weights: nf4 with a scale per 64 weights, or int8 with a scale per row",
         choices=("nf4", "int8"),
     )
-    double_quantization: bool = opt(
-        True, "with nf4: keep scales in 8 bits too, with two numbers a row"
-    )
+    double_quantization: bool = opt(True, "with nf4: quantise the scales to 8 bits too")
 
     @property
     def packed_format(self) -> str:

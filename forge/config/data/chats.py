@@ -33,10 +33,10 @@ class Chats(Data):
         "plain",
         verbatim=True,
     )
-    chat_template_path: str | None = opt(None, "the same in a file", path=True)
+    chat_template_path: str | None = opt(None, "file of the chat template", path=True)
     train_on: str = opt(
         "responses",
-        "what is learnt: all tokens, those of the assistant, or of its last turn",
+        "tokens to learn: all, those of the assistant, or those of its last turn",
         choices=("all", "responses", "last_response"),
     )
     end_responses: bool | None = opt(
@@ -48,7 +48,8 @@ class Chats(Data):
         {}, "variables of the template, such as enable_thinking: false; kept with the tokenizer"
     )
     leave_out: list[str] = opt(
-        [], "fields of messages that are left out; what a template drops is refused otherwise"
+        [],
+        "fields of messages to leave out; a field that a template would drop is refused otherwise",
     )
 
     def template(self) -> str | None:

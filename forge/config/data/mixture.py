@@ -33,10 +33,10 @@ class Mix(Data):
     mixes = True
     _target_: str = "forge.data.text.mixed.mixed"
     sources: dict[str, Any] = opt(
-        {}, "what is read, by name, each {path: my.txt, weight: 1.0} with options of data"
+        {}, "sources by name, each {path: my.txt, weight: 1.0} with options of data"
     )
     mix_temperature: float = opt(
-        1.0, "a source's share is proportional to weight^(1/this); larger = more even", gt=0
+        1.0, "share of a source is proportional to weight^(1/temperature); larger = more even", gt=0
     )
     phases: dict[str, Any] = opt(
         {},

@@ -46,10 +46,12 @@ class Data(Section):
         0.05, "share of documents held out for validation, chosen by a hash; 0 = none", ge=0, lt=1
     )
     val_documents: int = opt(
-        0, "hold out this many documents instead, those of the lowest hashes; 0 = off", ge=0
+        0, "number of documents to hold out instead, those with the lowest hashes; 0 = off", ge=0
     )
     validation: dict[str, Any] = opt(
-        {}, "other text to validate on, with options of data: {path: val.jsonl}; all is trained on"
+        {},
+        "other text to validate on, with options of data: {path: val.jsonl}; the corpus is "
+        "then trained on whole",
     )
     cache_dir: str | None = opt(
         None,
@@ -60,33 +62,36 @@ class Data(Section):
     num_workers: int = opt(4, "loader processes; 0 = load in the training process", ge=0, free=True)
     pin_memory: bool = opt(True, "page-locked batches, which copy faster to a GPU", free=True)
     prefetch_factor: int = opt(2, "batches each loader process keeps ready", ge=1, free=True)
-    shuffle: bool = opt(True, "read the samples of each epoch in another order, not in their own")
+    shuffle: bool = opt(
+        True, "read samples in a new order each epoch; false = in the order of the corpus"
+    )
     shuffle_seed: int | None = opt(None, "seed of that order; null = seed", ge=0)
     overfit_batches: int = opt(
         0, "train on the first N global batches over and over; 0 = off", ge=0
     )
     pack_sequences: bool = opt(
         False,
-        "read each document of a sequence as if it were alone: attention, positions and targets "
-        "end with it",
+        "keep documents that share a sequence apart: attention, positions and targets end at "
+        "their borders",
     )
     packing: str = opt(
         "concat_then_split",
-        "cut the text at every seq_len; or put whole documents into the first sequence that has "
-        "room for them, or the one that they fill best, or the last begun one (next_fit); or each "
-        "into one of its own (none)",
+        "concat_then_split: cut the text every seq_len tokens; first_fit, best_fit, next_fit:"
+        " put whole documents into the first sequence with room, the fullest, or the current "
+        "one; none: one document a sequence",
         choices=("concat_then_split", "first_fit", "best_fit", "next_fit", "none"),
     )
     too_long: str = opt(
         "split",
-        "documents longer than a sequence, where whole ones are put into them: divided among "
-        "several, cut off at its end, left out, or refused",
+        "documents longer than a sequence, where sequences hold whole documents: divide, cut "
+        "off the end, leave out, or refuse",
         choices=("split", "truncate", "drop", "refuse"),
     )
     pad_to_multiple_of: int = opt(
         -1,
-        "rows of one document or example each end with the longest of a micro-batch, rounded up to "
-        "a multiple of this; 0 = at train.seq_len; -1 = 8, or seq_len / 4 with train.compile_model",
+        "pad rows of a micro-batch to its longest, rounded up to a multiple of this (one "
+        "document or example a row); 0 = to train.seq_len; -1 = 8, or seq_len / 4 with "
+        "train.compile_model",
         ge=-1,
         free=True,
     )
@@ -130,10 +135,10 @@ class Documents(Section):
 
     forges_own = (*BORDERS, *OF_BAD_ROWS)
     add_bos: bool | None = opt(
-        None, "begin every document of it with tokenizer.bos_token; null = tokenizer.add_bos"
+        None, "begin every document with tokenizer.bos_token; null = as tokenizer.add_bos"
     )
     add_eos: bool | None = opt(
-        None, "end every document of it with tokenizer.eos_token; null = tokenizer.add_eos"
+        None, "end every document with tokenizer.eos_token; null = as tokenizer.add_eos"
     )
 
     def borders(self, tokenizer: Any) -> dict[str, bool]:
@@ -180,13 +185,13 @@ class Rows(Section):
     forges_own = OF_BAD_ROWS
     on_bad_row: str = opt(
         "refuse",
-        "a row that cannot be read (no JSON, no such field, no text): refused, or left out and "
-        "counted",
+        "a row that cannot be read (no JSON, no such field, no text): refuse it, or skip and "
+        "count it",
         choices=("refuse", "skip"),
     )
     max_bad_rows: int = opt(
         100,
-        "with data.on_bad_row=skip so many are left out at most; more are refused",
+        "most rows that data.on_bad_row=skip leaves out; beyond it the data are refused",
         ge=0,
         free=True,
         acts_when=SKIPS,
@@ -204,7 +209,8 @@ class Streams(Section):
     """What rows that can be read while training say of it, beside the options of `Data`."""
 
     hf_streaming: bool = opt(
-        False, "read, tokenise and cut it while training, in the loader processes; prepare nothing"
+        False,
+        "read, tokenise and cut during training, in the loader processes; nothing is prepared",
     )
     stream_parts: int = opt(
         64,
@@ -222,7 +228,7 @@ class Streams(Section):
     )
     val_from_first: int = opt(
         10_000,
-        "first documents of a stream, of which those are that are held out for validation",
+        "number of first documents of a stream from which validation is held out",
         gt=1,
         acts_when=STREAMED,
     )
@@ -262,8 +268,8 @@ class Pairs(Streams, Documents, Rows, Files):
     schema_name = "pairs"
     marks_responses = True
     _target_: str = "forge.data.sources.pairs.pairs"
-    prompt_field: str = opt("prompt", "field of the text that a response follows")
-    response_field: str = opt("response", "field of the text that is learnt")
+    prompt_field: str = opt("prompt", "field of the prompt")
+    response_field: str = opt("response", "field of the response, which is learned")
 
 
 @section
@@ -280,7 +286,7 @@ class Shards(Files):
     )
     dtype: str | None = opt(
         None,
-        "type of tokens in files that do not say it, nor a sidecar FILE.json or index.json",
+        "token type of files that do not state it, with no sidecar FILE.json or index.json",
         choices=("uint16", "uint32", "int32"),
     )
     val_fraction: float = opt(
@@ -343,8 +349,8 @@ class Dataset(Data):
         path=True,
     )
     hf_dataset_name: str = opt("", "id of a dataset on the hub, such as roneneldan/TinyStories")
-    hf_dataset_config: str | None = opt(None, "its configuration; null = the only one")
-    hf_dataset_split: str = opt("train", "its split, or a part of one: train[:10%]")
+    hf_dataset_config: str | None = opt(None, "configuration of the dataset; null = the only one")
+    hf_dataset_split: str = opt("train", "split of the dataset, or a part of one: train[:10%]")
     hf_data_dir: str | None = opt(None, "a directory inside the dataset; null = all of it")
     hf_data_files: str | None = opt(None, "files, or a glob of them, inside; null = all")
 

@@ -47,12 +47,12 @@ class AttentionOptions(Stream):
     )
     head_dim: int | None = opt(None, "width of one attention head; null = dim / n_heads", gt=0)
     sliding_window_size: int = opt(
-        0, "tokens that attention sees, with the present one; 0 = all before it", ge=0
+        0, "tokens of the attention window, the present one included; 0 = all before it", ge=0
     )
     chunk_attn_window_size: int = opt(
         0,
-        "tokens of a chunk, counted from the first: attention sees those of its own, as in Llama "
-        "4; 0 = no chunks",
+        "attention within chunks of this many tokens, counted from the first, as in Llama 4; "
+        "0 = no chunks",
         ge=0,
     )
     q_bias: bool = opt(False, "add biases to the queries alone")
@@ -62,46 +62,54 @@ class AttentionOptions(Stream):
     qk_norm: bool = opt(False, "RMSNorm over queries and keys")
     qk_norm_width: str = opt(
         "head",
-        "what a norm of queries and keys is over: a head at a time, or all heads at once as in "
-        "OLMo 2",
+        "width of the query and key norm: each head, or all heads together as in OLMo 2",
         choices=WIDTHS,
         acts_when=QK_NORM,
     )
     qk_norm_with_scale: bool = opt(
-        True, "weights of these norms; Llama 4 has none", acts_when=QK_NORM
+        True, "learn a scale in the query and key norm; Llama 4 has none", acts_when=QK_NORM
     )
     qk_norm_after_rope: bool = opt(
-        False, "these norms stand after the rotation, as in Llama 4", acts_when=QK_NORM
+        False, "norm queries and keys after the rotation, as in Llama 4", acts_when=QK_NORM
     )
     v_norm: bool = opt(False, "RMSNorm over values, a head at a time")
-    v_norm_with_scale: bool = opt(True, "weights of this norm; Gemma 4 has none", acts_when=V_NORM)
+    v_norm_with_scale: bool = opt(
+        True, "learn a scale in the value norm; Gemma 4 has none", acts_when=V_NORM
+    )
     query_scale: float | None = opt(
-        None, "factor of the scores of queries and keys; null = 1 / sqrt(width of a head)", gt=0
+        None, "factor of the attention scores; null = 1 / sqrt(head_dim)", gt=0
     )
     attn_logits_soft_cap: float = opt(
-        0.0, "scores are cap * tanh(scores / cap), as in Gemma 2; 0 = as they are", ge=0
+        0.0, "cap scores by cap * tanh(scores / cap), as in Gemma 2; 0 = no cap", ge=0
     )
     attention_sink: bool = opt(
-        False, "a learned score a head, which takes part of the softmax and adds nothing: gpt-oss"
+        False, "add a learned score per head to the softmax, with no value, as in gpt-oss"
     )
     fused_qkv: bool = opt(
         False,
-        "make queries, keys and values by one product of their joined matrices; the matrices stay "
-        "apart in checkpoints",
+        "compute queries, keys and values in one matrix product; checkpoints keep the three "
+        "matrices",
         free=True,
     )
-    share_kv_projections: bool = opt(False, "values are what keys are made of, before their norm")
+    share_kv_projections: bool = opt(
+        False, "use the key projection for values too, before the key norm"
+    )
     attention_output_gate: bool = opt(
-        False, "what a head gives is multiplied by a sigmoid of its token, as in Qwen3-Next"
+        False, "multiply each head's output by a sigmoid gate of its token, as in Qwen3-Next"
     )
     temperature_tuning: bool = opt(
         False,
         "layers without rotation multiply queries by scale * ln(1 + floor(position / floor)) + 1, "
         "positions counted from 1, as Llama 4",
     )
-    temperature_tuning_scale: float = opt(0.1, "that scale", gt=0, acts_when=TEMPERED)
+    temperature_tuning_scale: float = opt(
+        0.1, "scale of temperature_tuning", gt=0, acts_when=TEMPERED
+    )
     temperature_tuning_floor: int = opt(
-        8192, "that floor, in tokens: before it the factor is 1", gt=0, acts_when=TEMPERED
+        8192,
+        "floor of temperature_tuning, in tokens: before it the factor is 1",
+        gt=0,
+        acts_when=TEMPERED,
     )
     sdpa_backend: str = opt(
         "auto",

@@ -19,15 +19,17 @@ class FolderDecoder(Decoder):
     )
     revision: str = opt("main", "with an id: its branch, tag or commit on the hub")
     pretrained: bool = opt(
-        True, "begin with the weights of the folder, by checkpoint.init_from; false = with new ones"
+        True,
+        "begin with the weights of the folder, through checkpoint.init_from; false = with new"
+        " weights",
     )
     ignore_keys: list[str] = opt(
         [], "keys of config.json that are known to change nothing, where forge refuses them"
     )
     grow_vocab: bool = opt(
         False,
-        "where the tokenizer has more ids than the folder has rows of vocabulary, add rows to "
-        "embedding and head, each the mean of those that are there",
+        "where the tokenizer has more ids than the folder has vocabulary rows, add rows to "
+        "embedding and head, each the mean of the old ones",
     )
 
 

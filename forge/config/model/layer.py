@@ -29,7 +29,7 @@ class Model(Section):
     _target_: str = MISSING
     vocab_size: AutoInt = opt(
         32000,
-        "rows of the embedding table; auto = one for each id of the tokenizer",
+        "rows of the embedding table; auto = one per tokenizer id",
         gt=0,
         choices=("auto",),
     )
@@ -94,18 +94,18 @@ class LayerShape(RotaryOptions, AttentionOptions, Model):
     )
     fused_gate_up: bool = opt(
         False,
-        "multiply by the gate's matrix and the other one at once, of layers without experts and of "
-        "shared experts; the matrices stay apart in checkpoints",
+        "compute the gate and up projections in one matrix product (dense and shared "
+        "experts); checkpoints keep the two matrices",
         acts_when=GATED,
         free=True,
     )
     mlp_activations_limit: float = opt(
         0.0,
-        "what enters an activation is at most this, and a gate multiplies within it; 0 = any",
+        "clamp activation inputs to at most this, and gated values to within it; 0 = no limit",
         ge=0,
     )
     mlp_up_offset: float = opt(
-        0.0, "added to what a gate multiplies: 1 in gpt-oss", acts_when=GATED
+        0.0, "constant added to the up projection: 1 in gpt-oss", acts_when=GATED
     )
     mlp_bias: bool = opt(False, "add biases to the feed-forward layers alone")
     tie_embeddings: bool = opt(False, "share the embedding table with the output head")

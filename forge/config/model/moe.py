@@ -52,28 +52,34 @@ class MoE(Section):
     )
 
     num_experts: int = opt(0, "experts of a layer; 0 = a dense model", ge=0)
-    top_k: int = opt(2, "experts that each token goes to", gt=0)
+    top_k: int = opt(2, "experts per token", gt=0)
     frequency: int = opt(1, "every n-th layer has experts: 1 = all, 2 = every second", gt=0)
     first_num_dense_layers: int = opt(0, "number of first layers without experts", ge=0)
     ffn_hidden_dim: int | None = opt(None, "width of one expert; null = model.ffn_hidden_dim", gt=0)
     expert_bias: bool = opt(False, "add biases to the experts, the shared ones too")
-    beside_dense: bool = opt(False, "add what a feed-forward layer beside them gives")
-    shared_experts: int = opt(0, "experts that every token goes to", ge=0)
+    beside_dense: bool = opt(False, "add the output of a dense feed-forward layer")
+    shared_experts: int = opt(0, "experts that process every token", ge=0)
     shared_hidden_dim: int | None = opt(
-        None, "width of one shared expert; null = that of the others", gt=0, acts_when=SHARED
+        None, "width of one shared expert; null = that of a routed expert", gt=0, acts_when=SHARED
     )
     shared_expert_gate: bool = opt(
-        False, "multiply what shared experts give by a sigmoid of the token", acts_when=SHARED
+        False,
+        "multiply the shared experts' output by a sigmoid gate of the token",
+        acts_when=SHARED,
     )
     router: str = opt(
-        "softmax_topk", "router scores: over all experts, or each by itself", choices=ROUTERS
+        "softmax_topk",
+        "router scores: softmax over all experts, or a sigmoid each",
+        choices=ROUTERS,
     )
     router_bias: bool = opt(False, "add a trained bias to the router's logits")
     float32_gate_logits: bool = opt(True, "compute the router in fp32")
     norm_topk_prob: bool = opt(True, "divide the weights of a token's experts by their sum")
     routed_scaling_factor: float = opt(1.0, "multiplies the weights of the routed experts", gt=0)
     n_routing_groups: int = opt(
-        1, "groups of adjacent experts, of which a token first chooses some; 1 = off", gt=0
+        1,
+        "groups of adjacent experts, of which each token chooses topk_routing_group; 1 = off",
+        gt=0,
     )
     topk_routing_group: int = opt(1, "groups that a token chooses", gt=0)
     group_score: str | None = opt(
@@ -87,10 +93,12 @@ class MoE(Section):
         False, "for benchmarks: tokens go to the experts in turn, whatever their scores are"
     )
     score_on_input: bool = opt(
-        False, "weights multiply what enters the routed experts, not what they give"
+        False, "apply routing weights to the experts' input instead of their output"
     )
     aux_loss_weight: float = opt(0.01, "coefficient of the load balancing loss; 0 = off", ge=0)
-    sequence_aux_loss_weight: float = opt(0.0, "the same within each sequence; 0 = off", ge=0)
+    sequence_aux_loss_weight: float = opt(
+        0.0, "coefficient of the load balancing loss within each sequence; 0 = off", ge=0
+    )
     z_loss_weight: float = opt(0.0, "coefficient of the router's z-loss; 0 = off", ge=0)
     balance_scope: str = opt(
         "sequence", "tokens that balance, capacity and gradient_scale count over", choices=SCOPES

@@ -41,13 +41,13 @@ class RotaryOptions(Section):
     rope_theta: float = opt(10000.0, "base of the rotary frequencies", gt=1)
     rope_interleave: bool = opt(
         False,
-        "rotate pairs of adjacent dimensions, as in Llama 4, and not those half a head apart",
+        "rotate adjacent pairs of dimensions, as in Llama 4, instead of pairs half a head apart",
         acts_when=ROTATED,
     )
     partial_rotary_factor: float = opt(
         1.0,
-        "part of a head that is rotated, its first dimensions; with rope_type=proportional the "
-        "pairs of all of it, of which the others stay",
+        "share of a head that is rotated, from its first dimension on; with "
+        "rope_type=proportional the frequencies are those of the whole head",
         gt=0,
         le=1,
         acts_when=ROTATED,
@@ -58,7 +58,7 @@ class RotaryOptions(Section):
         choices=ROPE_TYPES,
     )
     rope_factor: float = opt(
-        40, "by how much rotary positions are stretched", ge=1, acts_when=STRETCHED
+        40, "factor by which rotary positions are stretched", ge=1, acts_when=STRETCHED
     )
     original_max_position_embeddings: int = opt(
         4096,
@@ -68,18 +68,18 @@ class RotaryOptions(Section):
     )
     beta_fast: float = opt(
         32,
-        "pairs that turn more often in that length are not stretched",
+        "pairs with more turns in the original length are not stretched",
         gt=0,
         acts_when=_only("llama3.1", "yarn"),
     )
     beta_slow: float = opt(
         1,
-        "pairs that turn less often in it are stretched in full",
+        "pairs with fewer turns in the original length are stretched in full",
         gt=0,
         acts_when=_only("llama3.1", "yarn"),
     )
     rope_truncate: bool = opt(
-        True, "with yarn: the range of pairs between the two is rounded", acts_when=YARN
+        True, "with yarn: round the range of pairs between beta_fast and beta_slow", acts_when=YARN
     )
     mscale: float = opt(
         1.0,

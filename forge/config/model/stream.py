@@ -17,12 +17,12 @@ class Stream(Section):
     norm_eps: float = opt(1e-5, "epsilon of the normalisation layers", gt=0)
     norm_placement: str = opt(
         "pre",
-        "norms of the input of attention and feed-forward layer, of their output, or both",
+        "norms before attention and feed-forward layer, after them, or both",
         choices=PLACEMENTS,
     )
     norm_unit_offset: bool = opt(False, "scale by 1 + weight, which begins at 0, as in Gemma")
     residual_multiplier: float = opt(
-        1.0, "factor of what a layer adds to the residual stream, as in Granite", gt=0
+        1.0, "factor of each layer's output to the residual stream, as in Granite", gt=0
     )
     embedding_multiplier: float = opt(
         1.0, "factor of the embeddings: sqrt(dim) in Gemma, 12 in Granite", gt=0
@@ -31,15 +31,14 @@ class Stream(Section):
         1.0, "factor of the logits: 1 / logits_scaling of Granite, logit_scale of Cohere", gt=0
     )
     final_logits_soft_cap: float = opt(
-        0.0, "logits are cap * tanh(logits / cap), as in Gemma 2; 0 = as they are", ge=0
+        0.0, "cap logits by cap * tanh(logits / cap), as in Gemma 2; 0 = no cap", ge=0
     )
     logits_dot_in_fp32: bool = opt(
-        False, "in 16 bits, make logits by a product in fp32: they are not rounded to 16 bits"
+        False, "in 16 bits, compute logits in fp32, without rounding them to 16 bits"
     )
     dropout: float = opt(
         0.0,
-        "share of features that are 0 in training: of embeddings, and of what attention and "
-        "feed-forward layers give",
+        "dropout of embeddings and of the output of attention and feed-forward layers",
         ge=0,
         lt=1,
     )

@@ -157,14 +157,14 @@ class SFT(CrossEntropy):
     _target_: str = "forge.objectives.sft.SFT"
     weighting: str = opt(
         "token",
-        "each token that is learnt counts the same; or each example, whose tokens share its weight",
+        "equal weight of each learned token; or of each example, shared by its tokens",
         choices=("token", "example"),
     )
     neftune_alpha: float = opt(
         0.0, "noise on embeddings in training, within alpha / sqrt(tokens * dim); 0 = off", ge=0
     )
     label_smoothing: float = opt(
-        0.0, "share of each target that is spread over the whole vocabulary; 0 = off", ge=0, lt=1
+        0.0, "share of each target spread over the whole vocabulary; 0 = off", ge=0, lt=1
     )
 
     @property

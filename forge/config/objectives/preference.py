@@ -42,7 +42,9 @@ class LongExamples(Section):
 class LabelField(Section):
     """The label of a response."""
 
-    label_field: str = opt("label", "field that says whether it is desirable: true or false")
+    label_field: str = opt(
+        "label", "field with true for a desirable response, false for an undesirable one"
+    )
 
 
 @section
@@ -134,15 +136,16 @@ class Referenced(Responses):
     beta: float = opt(0.1, "strength of the pull towards the reference", gt=0)
     reference: str = opt(
         "auto",
-        "its log-probabilities are computed once, before training, and kept; or in each step by a "
-        "copy, a frozen second model; or by the model without its adapter; auto = adapter where "
-        "that is the reference, else cached, of a stream copy",
+        "log-probabilities of the reference: cached before training; from a frozen copy in "
+        "each step; or from the model without its adapter; auto = adapter where it is the "
+        "reference, else cached, for a stream copy",
         choices=("auto", "cached", "copy", "adapter"),
         acts_when=READS_REFERENCE,
     )
     reference_model: str | None = opt(
         None,
-        "a run or a checkpoint of it; null = the initial weights, those of checkpoint.init_from",
+        "run or checkpoint of the reference; null = the initial weights, those of "
+        "checkpoint.init_from",
         path=True,
         acts_when=READS_REFERENCE,
     )
@@ -192,7 +195,7 @@ class DPO(Preference, Referenced):
     loss_fn: str = opt("sigmoid", "or hinge (SLiC), or ipo (arXiv:2310.12036)", choices=LOSSES)
     beta: float = opt(0.1, "strength of the pull towards the reference; of ipo its tau", gt=0)
     label_smoothing: float = opt(0.0, SMOOTHING, ge=0, le=1, acts_when=SIGMOID)
-    reference_free: bool = opt(False, "compare log-probabilities themselves, with no reference")
+    reference_free: bool = opt(False, "compare the log-probabilities alone, without a reference")
 
 
 @section
@@ -220,8 +223,8 @@ class KTO(Referenced):
     compares = ("labels",)
     rows_ahead = 1
     _target_: str = "forge.objectives.kto.KTO"
-    desirable_weight: float = opt(1.0, "weight of an example that is desirable", gt=0)
-    undesirable_weight: float = opt(1.0, "weight of one that is not", gt=0)
+    desirable_weight: float = opt(1.0, "weight of desirable examples", gt=0)
+    undesirable_weight: float = opt(1.0, "weight of undesirable examples", gt=0)
 
 
 @section
@@ -247,7 +250,7 @@ class SimPO(Preference):
     schema_name = "simpo"
     _target_: str = "forge.objectives.simpo.SimPO"
     beta: float = opt(2.0, "factor of the log-probability per token", gt=0)
-    gamma: float = opt(0.5, "margin of the rewards that is asked for", ge=0)
+    gamma: float = opt(0.5, "target margin of the rewards", ge=0)
     label_smoothing: float = opt(0.0, SMOOTHING, ge=0, le=1)
 
 

@@ -12,9 +12,9 @@ from forge.config.optimizers.base import CAUTIOUS, FP32, MOMENTS, Adaptive
 class Adam(Adaptive):
     """What AdamW and adam_pax have in common."""
 
-    eps_root: float = opt(0.0, "added to the second moment, inside of the root", ge=0)
-    mu_dtype: str = opt("fp32", "what the first moment is kept in", choices=MOMENTS)
-    nu_dtype: str = opt("fp32", "what the second moment is kept in", choices=MOMENTS)
+    eps_root: float = opt(0.0, "epsilon added to the second moment inside the root", ge=0)
+    mu_dtype: str = opt("fp32", "number format of the first moment", choices=MOMENTS)
+    nu_dtype: str = opt("fp32", "number format of the second moment", choices=MOMENTS)
     cautious: bool = opt(False, CAUTIOUS)
 
     def state_bytes(self, shape: tuple[int, ...]) -> int:
@@ -30,8 +30,8 @@ class AdamW(Adam):
     _target_: str = "forge.optim.adam.adamw"
     fused: bool = opt(
         True,
-        "one fused kernel for all parameters, where the device has it; there is none for eps_root, "
-        "moments in bf16 and cautious",
+        "one fused kernel for all parameters, where the device has it; not with eps_root, "
+        "bf16 moments or cautious",
     )
 
     @property

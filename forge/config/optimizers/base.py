@@ -51,21 +51,24 @@ class Optimizer(Section):
     _target_: str = MISSING
     lr: float = opt(3e-4, "peak learning rate", gt=0)
     lr_base_dim: int | None = opt(
-        None, "width that lr is of: at another, times (model.dim / this) ^ lr_dim_power", gt=0
+        None,
+        "width that lr is tuned for: at another, lr is multiplied by (model.dim / "
+        "lr_base_dim) ^ lr_dim_power",
+        gt=0,
     )
-    lr_dim_power: float = opt(-0.5, "see lr_base_dim")
+    lr_dim_power: float = opt(-0.5, "exponent of lr_base_dim")
     weight_decay: float = opt(
         0.1, "decoupled weight decay of the matrices, not of norms and biases", ge=0
     )
     weight_decay_schedule: str = opt(
-        "constant", "weight decay over the run: down to 0 but if constant", choices=SCHEDULES
+        "constant", "weight decay over the run: constant, or down to 0", choices=SCHEDULES
     )
     decay_embeddings: bool = opt(True, "apply weight decay to embedding tables too")
     no_decay_parameters: list[str] = opt(
         [], "parameters without weight decay, by regular expressions found in their names"
     )
     trainable_parameters: list[str] = opt(
-        [], "the only parameters that are trained, by regular expressions; [] = all"
+        [], "the only parameters to train, by regular expressions; [] = all"
     )
     freeze_parameters: list[str] = opt(
         [], "parameters that are not trained, by regular expressions found in their names"

@@ -20,7 +20,7 @@ class Tokenizer(Section):
     _target_: str = MISSING
     add_bos: bool = opt(False, "begin every document, and every prompt, with bos_token")
     add_eos: bool = opt(
-        True, "end every document with eos_token; false = bos_token alone tells them apart"
+        True, "end every document with eos_token; false = only bos_token marks borders"
     )
     bos_token: str | None = opt(
         None,
@@ -30,12 +30,12 @@ class Tokenizer(Section):
 
     add_tokens: list[str] = opt(
         [],
-        "tokens that get the next ids behind those that are there; text that spells one is one id",
+        "tokens to add behind the vocabulary; text that spells one becomes one id",
         verbatim=True,
     )
     add_special_tokens: list[str] = opt(
         [],
-        "tokens behind these, which chat templates may write and no text spells",
+        "special tokens to add behind add_tokens: written by chat templates, never read from text",
         verbatim=True,
     )
 
@@ -68,7 +68,7 @@ class BPE(Tokenizer):
     schema_name = "bpe"
     _target_: str = "forge.data.tokenizers.tokenizer.train_bpe"
     vocab_size: int = opt(
-        4096, "entries, with the 256 bytes and the end of text", ge=257, le=1 << 24
+        4096, "vocabulary size, including the 256 bytes and the end of text", ge=257, le=1 << 24
     )
     train_bytes: int = opt(64_000_000, "train on at most this many bytes", gt=0)
 

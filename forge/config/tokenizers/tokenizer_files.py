@@ -63,7 +63,7 @@ class Existing(Tokenizer):
 
     where = "path"  # the option with the tokenizer's place
     eos_token: str | None = opt(
-        None, "token that ends a document; null = that of the file, else a usual one", verbatim=True
+        None, "token that ends a document; null = as the file says, else a usual one", verbatim=True
     )
 
     @property
@@ -149,7 +149,7 @@ class HubTokenizer(Existing):
     where = "name"
     _target_: str = "forge.data.tokenizers.tokenizer.load_file"
     name: str = opt("", "id of a model on the hub, such as gpt2")
-    revision: str = opt("main", "its branch, tag or commit")
+    revision: str = opt("main", "branch, tag or commit of the model")
 
     def read(self) -> Facts | str:
         file, fault = hub.fetch_tokenizer(self.name, self.revision) if self.name else ("", "")
@@ -182,7 +182,7 @@ class Tiktoken(Existing):
         verbatim=True,
     )
     special_tokens: list[str] | None = opt(
-        None, "tokens behind the last rank; null = those that go with the pattern"
+        None, "special tokens behind the last rank; null = as usual for the pattern"
     )
 
     def read(self) -> Facts | str:

@@ -79,6 +79,9 @@ class Config(Section):
     trackers: dict[str, Any] = opt(
         {}, "your trackers by name, each {_target_: dotted path, and its keywords}", free=True
     )
+    rewards: dict[str, Any] = opt(
+        {}, "rewards of completions by name, each {_target_: dotted path, weight, and its keywords}"
+    )
     tags: list[str] = opt([], "words that forge.runs finds the run by, and W&B", free=True)
     hparams: dict[str, Any] = opt(
         {}, "values of your own by name, for ${hparams.name} in files and overrides"

@@ -33,7 +33,7 @@ FREE = {
 FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "plan", "profiling", "run", "sweep"}
 FREE_AS_A_WHOLE |= {"sweeper"}
 IDENTITY = {
-    "": "hparams seed",
+    "": "hparams rewards seed",
     "checkpoint": "dir exclude_from_loading init_from init_optimizer",
     "data": "_target_ add_bos add_eos anneal_start_step anneal_weights chat_template "
     "chat_template_kwargs leave_out "

@@ -20,6 +20,7 @@ OF_FORGE = {
     "callbacks": "forge.training.",
     "trackers": "forge.trackers.",
     "eval.tasks": "forge.tasks.",
+    "rewards": "forge.rewards.",
 }
 """Prefixes of forge's own classes that a group takes without trust."""
 OF_USER = {

@@ -155,7 +155,8 @@ def target(config: Config) -> Findings:
         ):
             yield f"{name}._target_={path}", *fault
     for name, entry in _read(config):
-        if fault := target_fault(entry["_target_"], name, trust, key=f"{name}._target_"):
+        place = group_of_path(name) if name.startswith(("eval.tasks.", "rewards.")) else name
+        if fault := target_fault(entry["_target_"], place, trust, key=f"{name}._target_"):
             yield f"{name}._target_={entry['_target_']}", *fault
         entries[name] = entry
     for name, section in sections.items():
@@ -202,7 +203,7 @@ def _read(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
     sources = config.data.sources if isinstance(config.data, Mix) else {}
     dicts = {"data.sources": sources, "eval.sets": config.eval.sets}
     dicts["data"] = {"validation": config.data.validation}
-    dicts["eval.tasks"] = config.eval.tasks
+    dicts |= {"eval.tasks": config.eval.tasks, "rewards": config.rewards}
     for above, group_entries in dicts.items():
         for name, entry in group_entries.items():
             if isinstance(entry, dict) and "_target_" in entry:

@@ -1,14 +1,16 @@
-"""`python -m forge.import FOLDER OUT`: a run of the weights in a folder of Hugging Face, or in a
-model of its hub.
+"""`python -m forge.import FOLDER OUT`: a run of the weights in a folder of Hugging Face, in a model
+of its hub, or in a GGUF file.
 
 Examples:
     python -m forge.import my/folder runs/mine
     python -m forge.import openai-community/gpt2 runs/gpt2
+    python -m forge.import my/model.gguf runs/mine
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
 from forge.families import folder as folders
 from forge.families.download import fetch_model, is_id
 from forge.families.shards import FolderError
+from forge.gguf.reader import is_gguf
 
 DESCRIPTION = "Make a run of the weights, the tokenizer and the chat template of a folder."
 LONGEST = 1024
@@ -59,6 +62,8 @@ def _import(place: str, out: Path, typed: Sequence[str], options) -> str:
         message = f"{out} exists, and a run is made in a new directory."
         raise refusal("OUT", message, "another OUT", COMMAND_LINE)
     folder = _folder(place, options.revision)
+    if is_gguf(folder):
+        folder = _plain_folder(folder, out)
     longest = folders.read_folder(folder).section.max_seq_len
     overrides = [
         "model=hf",
@@ -93,6 +98,22 @@ def run_of_folder(folder: Path, out: Path) -> None:
         _import(str(folder), out, [], options)
     except FolderError as error:
         raise refusal(str(folder), error.what, error.fix, COMMAND_LINE) from None
+
+
+def _plain_folder(file: Path, out: Path) -> Path:
+    """The plain folder of a GGUF file, written beside the run that is made of it."""
+    from forge.gguf.folder import write_folder
+
+    folder = out.absolute().with_name(f"{out.name}-hf")
+    if folder.exists():
+        message = f"{folder} exists, and the plain folder of {file.name} is written there."
+        raise refusal("OUT", message, "another OUT, or import that folder", COMMAND_LINE)
+    try:
+        write_folder(file, folder)
+    except FolderError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
 
 
 def _folder(place: str, revision: str) -> Path:

@@ -60,13 +60,23 @@ def _pieces(rows: Sequence[Row], dtype: torch.dtype) -> list[Piece]:
 def write_weights(
     folder: Path, rows: Sequence[Row], read: Read, *, dtype: torch.dtype, shard_bytes: int
 ) -> list[str]:
-    """Write the tensors into files of at most shard_bytes; return the names of the files.
+    """Write forge's tensors as stored tensors; return the names of the files.
 
-    A larger tensor has a file alone. With several files, an index is written too. At most one
-    stored tensor and its parts in forge are in memory.
+    At most one stored tensor and its parts in forge are in memory.
     """
-    files = list(_in_files(_pieces(rows, dtype), shard_bytes))
     cached = _Last(read)
+    pieces = _pieces(rows, dtype)
+    return write_pieces(folder, pieces, lambda piece: theirs(piece, cached), shard_bytes)
+
+
+def write_pieces(
+    folder: Path, pieces: Sequence[Piece], values: Callable[[Piece], Tensor], shard_bytes: int
+) -> list[str]:
+    """Write stored tensors into files of at most shard_bytes; return the names of the files.
+
+    A larger tensor has a file alone. With several files, an index is written too.
+    """
+    files = list(_in_files(pieces, shard_bytes))
     width = f"{len(files):05d}"
     names = [f"model-{n:05d}-of-{width}.safetensors" for n in range(1, len(files) + 1)]
     names = [SINGLE] if len(files) == 1 else names
@@ -74,9 +84,9 @@ def write_weights(
         with (folder / name).open("wb") as file:
             _header(file, held)
             for piece in held:
-                values = theirs(piece, cached).to(piece.dtype).contiguous()
-                assert tuple(values.shape) == piece.shape, piece.name
-                file.write(values.view(-1).view(torch.uint8).numpy().data)
+                content = values(piece).to(piece.dtype).contiguous()
+                assert tuple(content.shape) == piece.shape, piece.name
+                file.write(content.view(-1).view(torch.uint8).numpy().data)
     if len(files) > 1:
         file_of = {p.name: name for name, held in zip(names, files, strict=True) for p in held}
         total = sum(piece.nbytes for held in files for piece in held)

@@ -33,10 +33,10 @@ SPACE = "▁"
 def sentencepiece(section: SentencePiece, *, text: TrainingText) -> Tokenizer:
     """The tokenizer of a .model; `text`, passed to every tokenizer, is not read."""
     facts = usable(section, "a SentencePiece .model")
-    return complete_tokenizer(_convert(read_model(Path(section.path).expanduser())), section, facts)
+    return complete_tokenizer(convert(read_model(Path(section.path).expanduser())), section, facts)
 
 
-def _convert(model: SentencePieceModel) -> tokenizers.Tokenizer:
+def convert(model: SentencePieceModel) -> tokenizers.Tokenizer:
     """Convert a model; ids equal SentencePiece's but for three cases: equally likely divisions,
     overlapping user symbols of a unigram model, and a text of exactly one user symbol of a BPE
     model (no space is put before).

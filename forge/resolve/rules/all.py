@@ -31,6 +31,7 @@ from forge.resolve.rules import (
     run,
     run_directory,
     sft,
+    skips,
     streaming,
     training,
 )
@@ -47,6 +48,7 @@ OF_ALL = (
     streaming,
     training,
     sft,
+    skips,
     recompute,
     fused,
     mixture,

@@ -39,13 +39,12 @@ def init_weights(
 ) -> None:
     """Fill every parameter and computed buffer of the model, in place.
 
-    Matrices are drawn from the distribution `model.init_range(name)` or, where that is None or
-    absent, normal with standard deviation `model.init_std(name)`; vectors have the value
-    `model.init_value(name)`, or are drawn from the distribution given by this method; without the
-    method 0 (biases) and 1 (norm weights). A tied weight is drawn once, under the first name. A
-    model with `initial_values(seed)`, whole tensors by name, gets these values. held: this rank's
-    part of a parameter, and the part's indices along each dimension. but: names of parameters to
-    leave out. num_threads: null = torch's own.
+    Matrices are drawn from `model.init_range(name)`, if any, else normal with standard deviation
+    `model.init_std(name)`; vectors have the value `model.init_value(name)`, or are drawn from that
+    distribution; without the method 0 (biases) and 1 (norm weights). A tied weight is drawn once,
+    by its first name. A model with `initial_values(seed)`, whole tensors by name, gets these. held:
+    this rank's part of a parameter, and the part's indices along each dimension. but: names of
+    parameters to leave out. num_threads: null = torch's own.
     """
     if initial_values := getattr(model, "initial_values", None):
         values = initial_values(seed)

@@ -216,10 +216,8 @@ def _compare_step(
                 yield f"the gradient of {name} is zero in {side}"
         if a_gradient is not None and b_gradient is not None:
             vanishes = name in vanishing and max(a_gradient.norm(), b_gradient.norm()) <= rounding
-            # The gradient of a single number is a sum over all tokens, most of which cancels: it
-            # is measured by the length of the whole gradient.
-            least = a.grad_norms[step] if a_gradient.numel() == 1 else 0.0
-            distances[name] = 0.0 if vanishes else _distance(a_gradient, b_gradient, least)
+            distance = _distance(a_gradient, b_gradient, a.grad_norms[step])
+            distances[name] = 0.0 if vanishes else distance
     worst, gradient = _worst(distances, math.nan)
     row = Row(
         losses=(a.losses[step], b.losses[step]),
@@ -256,11 +254,15 @@ def _same_bits(a: Tensor | None, b: Tensor | None) -> bool:
     return a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def _distance(a: Tensor, b: Tensor, least: float = 0.0) -> float:
-    """||a - b|| / ||a||, or / least if greater; infinite for different shapes."""
+def _distance(a: Tensor, b: Tensor, total: float = 0.0) -> float:
+    """||a - b|| / ||a||; infinite for different shapes.
+
+    total: norm of all gradients, for one number instead of ||a||: its gradient is a sum over all
+    tokens that mostly cancels.
+    """
     if a.shape != b.shape:
         return math.inf
-    length = max(float(a.double().norm()), least)
+    length = max(float(a.double().norm()), total if a.numel() == 1 else 0.0)
     return _ratio(float((a.double() - b.double()).norm()), length)
 
 

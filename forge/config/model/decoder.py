@@ -150,7 +150,7 @@ class Decoder(LayerShape):
         if self.embedding_norm:
             first += self._norm("embedding_norm")
         if self.smear:
-            first += smear_tensors(self)
+            first += smear_tensors(self.dim)
         last = list(backout_tensors()) if self.backout else []
         last += self._norm("norm")
         if not self.tie_embeddings:

@@ -48,7 +48,8 @@ class Attention(Mixer):
         if layer.v_norm and layer.v_norm_with_scale:
             yield from norm("v_norm", head_dim, **of_norm)
         if layer.value_embeddings:
-            yield from value_tensors(layer)
+            shape = {"vocab": layer.vocab_size, "heads": kv_heads, "head_dim": head_dim, "dim": dim}
+            yield from value_tensors(**shape, new=tuple(layer.new_rows))
 
     def flops(self, layer: LayerShape, seq_len: int) -> int:
         """Return 12 * width of all heads * the tokens seen by one token.

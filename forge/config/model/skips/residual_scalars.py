@@ -6,13 +6,9 @@ x0 is what enters the first layer. From modded-nanogpt; the initial values are n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from forge.config.field import Section, opt, section
 from forge.config.model.tensors import RESIDUAL_SCALAR, X0_SCALAR, ByDepth, TensorSpec
-
-if TYPE_CHECKING:
-    from forge.config.model.layer import LayerShape
 
 RESIDUAL, X0 = ByDepth(1.15, 1.05), ByDepth(0.20, 0.05)
 
@@ -32,7 +28,7 @@ class ResidualScalars(Section):
         return self.residual_scalars or self.x0_scalars
 
 
-def scalar_tensors(layer: LayerShape) -> Iterator[TensorSpec]:
+def scalar_tensors(layer: ResidualScalars) -> Iterator[TensorSpec]:
     """Yield the scalars of a block."""
     if layer.residual_scalars:
         yield _scalar("residual_scalar", RESIDUAL_SCALAR, RESIDUAL)

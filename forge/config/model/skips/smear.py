@@ -6,13 +6,9 @@ From modded-nanogpt; the gate and its initial values are nanochat's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from forge.config.field import Section, opt, section
 from forge.config.model.tensors import GATE, TensorSpec, Uniform
-
-if TYPE_CHECKING:
-    from forge.config.model.layer import LayerShape
 
 GATE_CHANNELS = 24  # channels of the token read by the gate
 
@@ -26,9 +22,9 @@ class Smear(Section):
     )
 
 
-def smear_tensors(model: LayerShape, name: str = "smear") -> Iterator[TensorSpec]:
-    """Yield the gate [1, channels] and its factor [1]."""
-    shape = (1, min(GATE_CHANNELS, model.dim))
+def smear_tensors(dim: int, name: str = "smear") -> Iterator[TensorSpec]:
+    """Yield the gate [1, channels] and its factor [1]. dim: width of the residual stream."""
+    shape = (1, min(GATE_CHANNELS, dim))
     start = Uniform(0.0, 0.02)
     yield TensorSpec(name=f"{name}.gate", shape=shape, role=GATE, part="scalars", initial=start)
     yield TensorSpec(name=f"{name}.scale", shape=(1,), role=GATE, part="scalars", initial=0.0)

@@ -7,13 +7,9 @@ key/value head. A rank of tensor parallelism has the columns and gates of its he
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from forge.config.field import Section, opt, section
 from forge.config.model.tensors import MATRIX, VALUE_EMBEDDING, TensorSpec, Uniform
-
-if TYPE_CHECKING:
-    from forge.config.model.layer import LayerShape
 
 GATE_CHANNELS = 12  # channels of the layer's input read by the gates
 
@@ -32,21 +28,26 @@ def has_values(layer: int, n_layers: int) -> bool:
     return layer % 2 == (n_layers - 1) % 2
 
 
-def value_tensors(layer: LayerShape, name: str = "value_embedding") -> Iterator[TensorSpec]:
-    """Yield the table [vocab, kv_heads * head_dim], and the gates [kv_heads, channels]."""
-    heads, width = layer.kv_heads, layer.kv_heads * layer.computed_head_dim
+def value_tensors(
+    *, vocab: int, heads: int, head_dim: int, dim: int, new: tuple[int, int]
+) -> Iterator[TensorSpec]:
+    """Yield the table [vocab, heads * head_dim], and the gates [heads, channels].
+
+    heads: of keys and values. new: as of `TensorSpec`.
+    """
+    name = "value_embedding"
     yield TensorSpec(
         name=f"{name}.weight",
-        shape=(layer.vocab_size, width),
+        shape=(vocab, heads * head_dim),
         role=VALUE_EMBEDDING,
         part="value embeddings",
         tp=1,
         pieces=heads,
-        new=tuple(layer.new_rows),  # type: ignore[arg-type]
+        new=new,
     )
     yield TensorSpec(
         name=f"{name}.gate.weight",
-        shape=(heads, min(GATE_CHANNELS, layer.dim)),
+        shape=(heads, min(GATE_CHANNELS, dim)),
         role=MATRIX,
         part="attention",
         tp=0,

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import nanochat_reference as reference
 import pytest
 import torch
+from helpers import nanochat as reference
 from torch import Tensor
 
 import forge

@@ -1,5 +1,5 @@
 """`python -m forge.export RUN PLACE`: the weights of a run as safetensors, or as a folder of
-Hugging Face; its adapters as a folder of PEFT.
+Hugging Face or of nanochat; its adapters as a folder of PEFT.
 
 Examples:
     python -m forge.export runs/mine mine.safetensors --dtype bfloat16
@@ -7,6 +7,7 @@ Examples:
     python -m forge.export runs/adapters my-adapters --format peft
     python -m forge.export runs/adapters my-model --format hf --merge
     python -m forge.export runs/mine my-model --format hf --push me/my-model
+    python -m forge.export runs/d12 base_checkpoints/d12 --format nanochat
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from functools import partial
 from pathlib import Path
 
 from forge.compose.trust import for_run
+from forge.config.model.decoder import Decoder
 from forge.config.numbers import read_amount
 from forge.config.root import Config
 from forge.generate import checkpoint_path, reader
 from forge.rundir import checkpoints
 from forge.rundir.files import replacing
 
+FORMATS = ("safetensors", "hf", "peft", "nanochat")
 UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
 
 
@@ -38,8 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = reader("forge.export", description)
     add = parser.add_argument
     add("place", type=Path, help="the .safetensors file to write; with --format hf the folder")
-    formats = "one file with forge's names, a folder for transformers and vLLM, or for PEFT"
-    add("--format", choices=("safetensors", "hf", "peft"), default="safetensors", help=formats)
+    formats = (
+        "one file with forge's names, a folder for transformers and vLLM, for PEFT or nanochat"
+    )
+    add("--format", choices=FORMATS, default="safetensors", help=formats)
     add("--merge", action="store_true", help="add adapters to the weights that they stand beside")
     dtype = "number format (default: the run's checkpoint.export_dtype)"
     add("--dtype", choices=("float32", "bfloat16", "float16"), help=dtype)
@@ -67,9 +72,9 @@ def _export(options: argparse.Namespace) -> str:
         raise ValueError(f"{out} exists; give another name, or --overwrite")
     if out.exists() and out.is_dir() != is_folder:
         raise ValueError(f"{out} is {'no' if is_folder else 'a'} folder; give another name")
-    if not is_folder and options.family:
+    if options.format in ("safetensors", "nanochat") and options.family:
         raise ValueError(f"--family {options.family}: it is of --format hf and peft")
-    if options.push and not is_folder:
+    if options.push and options.format in ("safetensors", "nanochat"):
         raise ValueError(f"--push {options.push}: it is of --format hf and peft")
     if options.public and not options.push:
         raise ValueError("--public: it is of --push ORG/NAME")
@@ -121,6 +126,8 @@ def _folder(options: argparse.Namespace, saved: checkpoints.Saved) -> str:
         common = {"family": options.family, "dtype": options.dtype}
         if options.format == "peft":
             text = export_peft(saved.path, config, scratch, **common)
+        elif options.format == "nanochat":
+            text = _nanochat(saved.path, config, scratch, options.dtype)
         else:
             text = export_folder(saved.path, config, scratch, **common, shard_bytes=size)
         if out.exists():
@@ -132,6 +139,22 @@ def _folder(options: argparse.Namespace, saved: checkpoints.Saved) -> str:
     if options.push:
         text += f"\n{push(out, options.push, public=options.public)}"
     return text
+
+
+def _nanochat(path: Path, config: Config, out: Path, dtype: str | None) -> str:
+    from forge.compose import composition
+    from forge.families.nanochat import OPTIONS
+    from forge.training.checkpoints.nanochat_folders import export_checkpoint
+
+    section = config.decoder
+    if section is None:
+        raise ValueError(f"--format nanochat: model._target_={config.model._target_} is another")
+    sizes = [f"model.{option}={getattr(section, option)}" for option in OPTIONS.values()]
+    sizes = [size.replace("=None", "=null") for size in sizes]
+    composed = composition.config(["model=nanochat", "model.pad_vocab_to=1", *sizes])
+    preset = composed.model
+    assert isinstance(preset, Decoder)
+    return export_checkpoint(path, config, preset, out, dtype=dtype)
 
 
 def _config_of(options: argparse.Namespace, saved: checkpoints.Saved) -> Config:

@@ -1,10 +1,11 @@
 """`python -m forge.import FOLDER OUT`: a run of the weights in a folder of Hugging Face, in a model
-of its hub, or in a GGUF file.
+of its hub, in a GGUF file, or in a checkpoint of nanochat.
 
 Examples:
     python -m forge.import my/folder runs/mine
     python -m forge.import openai-community/gpt2 runs/gpt2
     python -m forge.import my/model.gguf runs/mine
+    python -m forge.import base_checkpoints/d12 runs/d12 tokenizer=file tokenizer.path=vocab.json
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from forge import cli
 from forge.compose.trust import in_project
 from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
 from forge.families import folder as folders
+from forge.families import nanochat
 from forge.families.download import fetch_model, is_id
 from forge.families.shards import FolderError
 from forge.gguf.reader import is_gguf
@@ -61,20 +63,15 @@ def _import(place: str, out: Path, typed: Sequence[str], options) -> str:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         message = f"{out} exists, and a run is made in a new directory."
         raise refusal("OUT", message, "another OUT", COMMAND_LINE)
+    checkpoint = nanochat.read_checkpoint(Path(place).expanduser())
+    if checkpoint is not None:
+        return _import_nanochat(checkpoint, out, typed, options)
     folder = _folder(place, options.revision)
     if is_gguf(folder):
         folder = _plain_folder(folder, out)
     longest = folders.read_folder(folder).section.max_seq_len
-    overrides = [
-        "model=hf",
-        f"model.path={quoted(str(folder))}",
-        f"train.seq_len={min(longest, LONGEST)}",
-        "parallel=single",
-        "run.num_processes=1",
-        "eval.enabled=false",
-        *typed,
-        f"run.dir={quoted(str(out.absolute()))}",
-    ]
+    model = ["model=hf", f"model.path={quoted(str(folder))}"]
+    overrides = _overrides(model, longest, typed, out)
     resolution = cli.resolved(in_project(overrides), options.config_dir)[1]
     from forge.build import build
     from forge.rundir import directory
@@ -87,6 +84,41 @@ def _import(place: str, out: Path, typed: Sequence[str], options) -> str:
         folder, config, tokenizer, run_dir / config.checkpoint.dir, directory.run_id(run_dir)
     )
     return f"{path}: {folders.read_folder(folder).family.architecture} from {folder}"
+
+
+def _overrides(model: Sequence[str], longest: int, typed: Sequence[str], out: Path) -> list[str]:
+    return [
+        *model,
+        f"train.seq_len={min(longest, LONGEST)}",
+        "parallel=single",
+        "run.num_processes=1",
+        "eval.enabled=false",
+        *typed,
+        f"run.dir={quoted(str(out.absolute()))}",
+    ]
+
+
+def _import_nanochat(
+    checkpoint: nanochat.Checkpoint, out: Path, typed: Sequence[str], options
+) -> str:
+    """Make a run of a checkpoint of nanochat, whose folder has no tokenizer."""
+    if not any(word.startswith("tokenizer") for word in typed):
+        message = "the checkpoint of nanochat has no tokenizer beside it."
+        hint = "say which: tokenizer=file tokenizer.path=tokenizer.json"
+        raise refusal(str(checkpoint.weights), message, hint, COMMAND_LINE)
+    longest = int(checkpoint.config["sequence_len"])
+    overrides = _overrides(checkpoint.overrides(), longest, typed, out)
+    resolution = cli.resolved(in_project(overrides), options.config_dir)[1]
+    from forge.build import build
+    from forge.rundir import directory
+    from forge.training.checkpoints.nanochat_folders import import_checkpoint
+
+    section, trust = resolution.config.tokenizer, resolution.config.run.trust
+    tokenizer = build(section, path="tokenizer", trust=trust, text=None)
+    run_dir, config = directory.create(resolution, overrides=overrides)
+    folder = run_dir / config.checkpoint.dir
+    path = import_checkpoint(checkpoint, config, tokenizer, folder, directory.run_id(run_dir))
+    return f"{path}: nanochat from {checkpoint.weights}"
 
 
 def run_of_folder(folder: Path, out: Path) -> None:

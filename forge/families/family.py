@@ -20,7 +20,7 @@ SELECTION_BIAS = "feed_forward.router.selection_bias"
 LATENT_EPS = "mixer.latent_norm_eps"
 OF_TRAINING = (
     *("init_std", "init_scale_residual", "sdpa_backend", "document_attention", "pad_vocab_to"),
-    *("new_rows", "fused_qkv", "fused_gate_up", "logits_dot_in_fp32"),
+    *("new_rows", "fused_qkv", "fused_gate_up", "logits_dot_in_fp32", "initial_law"),
     *("layers", "kinds", "path", "pretrained", "_target_", "mla_naive_kvcache"),
     *("gdn_chunk_size", "gdn_kernel"),
 )
@@ -177,7 +177,11 @@ class Family:
     def differences(self, one: Decoder, other: Decoder) -> list[Difference]:
         """Return the options by which two sections of this family compute different results."""
         free = {f"model.{name}" for name in self.either}
-        return [difference for difference in _differences(one, other) if difference.key not in free]
+        return [
+            difference
+            for difference in differences_between(one, other)
+            if difference.key not in free
+        ]
 
 
 def decoder_section(options: dict[str, Any]) -> Decoder:
@@ -201,7 +205,7 @@ class Difference(NamedTuple):
         return f"{self.key}={shown(self.one)}"
 
 
-def _differences(one: Decoder, other: Decoder) -> list[Difference]:
+def differences_between(one: Decoder, other: Decoder) -> list[Difference]:
     """Return the options by which two sections compute different results."""
     if one.n_layers != other.n_layers:
         return [Difference("model.n_layers", one.n_layers, other.n_layers)]
@@ -268,9 +272,10 @@ def _facts(section: Decoder, kind: Any) -> dict[str, Any]:
 def _acting(layer: Decoder) -> dict[str, bool]:
     """Return, for options effective only beside another option, whether each has an effect."""
     tempered = layer.temperature_tuning and layer.position != "rope"
-    of_norms = ("qk_norm_width", "qk_norm_with_scale", "qk_norm_after_rope")
+    of_norms = ("qk_norm_width", "qk_norm_with_scale", "qk_norm_after_rope", "qk_scale")
     return {
         **dict.fromkeys(of_norms, layer.qk_norm),
+        "short_window": False,  # compared by the windows of the layers
         "v_norm_with_scale": layer.v_norm,
         "temperature_tuning": tempered,
         "temperature_tuning_scale": tempered,

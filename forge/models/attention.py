@@ -11,6 +11,7 @@ from forge.models.documents import Seen
 from forge.models.norm import make_qk_norm, make_rms_norm
 from forge.models.rope import Rotation, rotate, softmax_scale
 from forge.models.sdpa import causal_attention, on_device
+from forge.models.skips.value_embeddings import ValueEmbedding
 from forge.tensors.joined_product import joined_product
 
 KEPT_NAMES = {"wq": "query_proj", "wk": "key_proj", "wv": "value_proj", "wo": "out_proj"}
@@ -32,6 +33,8 @@ class Attention(nn.Module):
         self.section, self.head_dim = section, section.computed_head_dim
         self.window, self.chunk = section.span
         self.backend, self.scale = section.sdpa_backend, softmax_scale(section, self.head_dim)
+        if section.qk_norm:
+            self.scale *= section.qk_scale**2  # scores are products of a query and a key
         self.fused = section.fused_qkv
         self.cap, self.gated = section.attn_logits_soft_cap, section.attention_output_gate
         biases = section.attention_biases
@@ -51,6 +54,7 @@ class Attention(nn.Module):
         if section.v_norm:
             with_scale = section.v_norm_with_scale
             self.v_norm = make_rms_norm(section, self.head_dim, with_scale=with_scale)
+        self.value_embedding = ValueEmbedding(section) if section.value_embeddings else None
 
     def forward(
         self,
@@ -58,9 +62,12 @@ class Attention(nn.Module):
         rotation: Rotation | None = None,
         cache: LayerCache | None = None,
         *seen: Seen,
+        tokens: Tensor | None = None,
     ) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the earlier tokens."""
-        return self.wo(self.heads(x, rotation, cache, *seen))
+        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the earlier tokens. tokens:
+        [batch, seq], for value embeddings.
+        """
+        return self.wo(self.heads(x, rotation, cache, *seen, tokens=tokens))
 
     def heads(
         self,
@@ -68,11 +75,14 @@ class Attention(nn.Module):
         rotation: Rotation | None = None,
         cache: LayerCache | None = None,
         *seen: Seen,
+        tokens: Tensor | None = None,
     ) -> Tensor:
         """x: [batch, seq, dim] -> outputs of all heads, [batch, seq, heads * head_dim]."""
         made = [y.unflatten(-1, (-1, self.head_dim)) for y in self.input_products(x)]
         q, k, v = made if len(made) == 3 else (*made, made[1])
         v = v if self.v_norm is None else self.v_norm(v)
+        if self.value_embedding is not None:
+            v = self.value_embedding(v, x, tokens)
         gate = None
         if self.gated:
             # Queries and gate alternate head by head, so a cut of wq's rows has both of each head.

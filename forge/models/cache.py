@@ -90,12 +90,14 @@ class LayerCache:
 class KVCache:
     """The LayerCache of each layer, for at most `max_len` tokens. For use without gradients.
 
-    spans: the span of each layer. padding: as of `LayerCache`.
+    spans: the span of each layer. padding: as of `LayerCache`. last_embedding: [batch, 1, dim], of
+    the last token, for a model that smears embeddings.
     """
 
     def __init__(self, max_len: int, spans: Sequence[Span], padding: Tensor | None = None) -> None:
         self.max_len, self.padding = max_len, padding
         self.layers = [LayerCache(max_len, span, padding) for span in spans]
+        self.last_embedding: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -105,6 +107,8 @@ class KVCache:
     def select(self, rows: Tensor) -> None:
         """Keep rows by their indices, [batch]; an index may occur several times."""
         self.padding = None if self.padding is None else self.padding.index_select(0, rows)
+        if self.last_embedding is not None:
+            self.last_embedding = self.last_embedding.index_select(0, rows)
         for layer in self.layers:
             layer.padding = self.padding
             layer.select(rows)

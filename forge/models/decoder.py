@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,18 +14,21 @@ from forge.build import build_part
 from forge.config.model.attention_options import Span
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.moe import is_moe_layer
-from forge.config.model.tensors import BIAS, LogUniform
+from forge.config.model.skips.backout import middle
+from forge.config.model.tensors import BIAS, ByDepth, Drawn
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache, seen_in, token_positions
 from forge.models.documents import Packed, Seen, as_scores, packed_in_blocks, positions_and_masks
 from forge.models.dropout import Drawing, Jitter, Noise, StreamDropout
 from forge.models.head import Head, weight_of
 from forge.models.moe import MoE
-from forge.models.norm import make_norm
+from forge.models.norm import NORMS, make_norm
 from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import PositionTable, Rotation, tables_of
 from forge.models.router import Router
 from forge.models.routing_record import RoutingRecord
+from forge.models.skips.scalars import Backout, rescaled, scalar
+from forge.models.skips.smear import Smear
 
 
 class Block(nn.Module):
@@ -38,6 +42,8 @@ class Block(nn.Module):
         super().__init__()
         has_norm, has_post_norm = section.norms_before, section.norms_after
         self.multiplier = section.residual_multiplier
+        self.residual_scalar = scalar(section.residual_scalars)
+        self.x0_scalar = scalar(section.x0_scalars)
         self.attention_norm = make_norm(section) if has_norm else None
         self.attention = build_part(section.mixer, section)
         self.attention_post_norm = make_norm(section) if has_post_norm else None
@@ -59,12 +65,15 @@ class Block(nn.Module):
         rotation: Rotation | None = None,
         cache: LayerCache | None = None,
         *seen: Seen,
+        x0: Tensor | None = None,
+        **named: Tensor,
     ) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]. seen: mask of rows shared by documents, see
-        `forge.models.documents`, passed to the mixer.
+        `forge.models.documents`. x0: input of the first block. named: for the mixer, as `seen`.
         """
+        x = rescaled(x, self.residual_scalar, self.x0_scalar, x0)
         norm, post_norm = self.attention_norm, self.attention_post_norm
-        y = self.attention(self._entering(x, norm, post_norm), rotation, cache, *seen)
+        y = self.attention(self._entering(x, norm, post_norm), rotation, cache, *seen, **named)
         x = self._added(x, y, post_norm, self.attention_dropout)
         norm, post_norm = self.feed_forward_norm, self.feed_forward_post_norm
         y = self.feed_forward(self._entering(x, norm, post_norm))
@@ -75,7 +84,8 @@ class Block(nn.Module):
             return before(x)
         assert after is not None
         # A norm returns the format of its weights; without one the residual stream may be fp32.
-        return x.to(after.weight.dtype)  # type: ignore[arg-type]
+        made = after.made if after.weight is None else after.weight.dtype
+        return x if made is None else x.to(made)  # type: ignore[arg-type]
 
     def _added(
         self, x: Tensor, y: Tensor, after: nn.Module | None, dropout: nn.Module | None
@@ -132,15 +142,23 @@ class Decoder(Balanced, nn.Module):
             self.positions = ADDED[section.position](section.max_seq_len, section.dim)
         of_kind = {kind.name: section.of_kind(kind.name) for kind in section.kinds_in()}
         self.rotary = tables_of(of_kind)
+        self.embedding_norm = make_norm(section) if section.embedding_norm else None
+        self.smear = Smear(section) if section.smear else None
         # Recurrent mixers have a state instead of scores, and so no span.
         scored = {kind: layer for kind, layer in of_kind.items() if not layer.mixer.recurrent}
         self.spans = {kind: layer.span for kind, layer in scored.items()}
+        self.with_values = {
+            kind
+            for kind, layer in of_kind.items()
+            if layer.value_embeddings and "value_embeddings" not in layer.mixer.unread
+        }
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
         layers = enumerate(self.kinds)
         # By number in a dict, so that a stage's blocks keep their names.
         self.blocks = nn.ModuleDict(
             {str(n): Block(of_kind[kind], n, self.noise) for n, kind in layers}
         )
+        self.backout = Backout() if section.backout else None
         self.norm: nn.Module | None = make_norm(section)
         self.output: OutputHead | None = None
         if not section.tie_embeddings:
@@ -180,25 +198,29 @@ class Decoder(Balanced, nn.Module):
         elif documents is not None:
             rows = self.packed(documents)
             positions = rows.positions
-        x = self.embed(tokens, start, positions) if self.reads_tokens else tokens
+        x = self._enter(tokens, start, positions, cache) if self.reads_tokens else tokens
         rotations = self._rotations(start, seq, positions)
         seen: dict[Span, Seen] = {}
         if rows is not None:
             # Converted once for all layers of a span, not in each layer.
             seen |= {span: _as_scores(mask, x.dtype) for span, mask in rows.seen.items()}
+        x0 = {"x0": x} if self.section.x0_scalars else {}
+        of_middle = x
         for layer, block in self.blocks.items():
             kind = self.kinds[int(layer)]
+            named = x0 | ({"tokens": tokens} if kind in self.with_values else {})
             layer_cache = cache.layers[int(layer)] if cache is not None else None
             if positions is None:
-                x = block(x, rotations.get(kind), layer_cache)
+                x = block(x, rotations.get(kind), layer_cache, **named)
             elif kind not in self.spans:
-                x = block(x, rotations.get(kind), layer_cache, positions)
+                x = block(x, rotations.get(kind), layer_cache, positions, **named)
             else:
                 span = self.spans[kind]
                 if layer_cache is not None and span not in seen:
                     seen[span] = seen_in(layer_cache, seq, x.dtype)
-                x = block(x, rotations.get(kind), layer_cache, seen[span])
-        return self._received(x)
+                x = block(x, rotations.get(kind), layer_cache, seen[span], **named)
+            of_middle = x if int(layer) == middle(self.section.n_layers) else of_middle
+        return self._received(x if self.backout is None else self.backout(x, of_middle))
 
     def _rotations(self, start: int, seq: int, positions: Tensor | None) -> dict[str, Rotation]:
         """Rotations by kind of layer, at positions start, start + 1, ..., or at `positions`."""
@@ -222,6 +244,15 @@ class Decoder(Balanced, nn.Module):
             x = x.to(torch.promote_types(x.dtype, torch.float32))
         return x
 
+    def _enter(
+        self, tokens: Tensor, start: int, positions: Tensor | None, cache: KVCache | None
+    ) -> Tensor:
+        """tokens: [batch, seq] -> the input of the first block, [batch, seq, dim]."""
+        x = self.embed(tokens, start, positions)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x).to(x.dtype)
+        return x if self.smear is None else self.smear(x, positions, cache)
+
     def embed(self, tokens: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
         """Embed tokens: [batch, seq] at positions start, start + 1, ..., or at `positions`, [batch,
         seq] -> [batch, seq, dim].
@@ -240,6 +271,11 @@ class Decoder(Balanced, nn.Module):
             # Sinusoids are an fp32 buffer; learned positions are cast as all parameters are.
             x = x + (added.to(x.dtype) if isinstance(self.positions, Sinusoids) else added)
         return x if self.dropout is None else self.dropout(x)
+
+    def norms_of_layers(self) -> Iterator[Any]:
+        """The norms before and after layers, and the norm before the head."""
+        children = (child for block in self.blocks.values() for child in block.children())
+        yield from (child for child in (*children, self.norm) if isinstance(child, NORMS))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.spread_head().logits(hidden)
@@ -281,12 +317,12 @@ class Decoder(Balanced, nn.Module):
         self.spans = {kind: span for kind, span in self.spans.items() if kind in kinds}
         self.reads_tokens = first
         if not first:
-            self.positions = self.dropout = None
+            self.positions = self.dropout = self.embedding_norm = self.smear = None
             # With tied embeddings the head of the last stage is the embedding table.
             if not (last and self.section.tie_embeddings):
                 self.embedding = None
         if not last:
-            self.norm = self.output = None
+            self.norm = self.output = self.backout = None
 
     @property
     def reads_padding(self) -> bool:
@@ -321,6 +357,13 @@ class Decoder(Balanced, nn.Module):
             return self.section.init_std / math.sqrt(2 * self.section.n_layers)
         return self.section.init_std
 
-    def init_value(self, name: str) -> float | LogUniform:
+    def init_range(self, name: str) -> Drawn | None:
+        """The distribution of the initial values of a matrix; None = normal, with init_std."""
+        initial = self.table[name].initial
+        return initial if isinstance(initial, Drawn) else None
+
+    def init_value(self, name: str) -> float | Drawn:
         """The initial value of a vector, or the distribution of the values."""
-        return self.table[name].initial
+        initial = self.table[name].initial
+        assert not isinstance(initial, ByDepth), name
+        return initial

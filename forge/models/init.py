@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.model.tensors import LogUniform
+from forge.config.model.tensors import Drawn, LogUniform
 from forge.tensors.local import select
 from forge.tensors.threads import pool
 
@@ -39,12 +39,12 @@ def init_weights(
 ) -> None:
     """Fill every parameter and computed buffer of the model, in place.
 
-    Matrices are normal with standard deviation `model.init_std(name)`; vectors have the value
-    `model.init_value(name)`, or are drawn from the distribution given by this method; without the
-    method 0 (biases) and 1 (norm weights). A tied weight is drawn once, under the first name. A
-    model with `initial_values(seed)`, whole tensors by name, gets these values. held: this rank's
-    part of a parameter, and the part's indices along each dimension. but: names of parameters to
-    leave out. num_threads: null = torch's own.
+    Matrices are drawn from `model.init_range(name)`, if any, else normal with standard deviation
+    `model.init_std(name)`; vectors have the value `model.init_value(name)`, or are drawn from that
+    distribution; without the method 0 (biases) and 1 (norm weights). A tied weight is drawn once,
+    by its first name. A model with `initial_values(seed)`, whole tensors by name, gets these. held:
+    this rank's part of a parameter, and the part's indices along each dimension. but: names of
+    parameters to leave out. num_threads: null = torch's own.
     """
     if initial_values := getattr(model, "initial_values", None):
         values = initial_values(seed)
@@ -74,10 +74,13 @@ def init_weights(
 def _initial(model: Any, name: str, shape: torch.Size, seed: int) -> Initial | float:
     """The distribution of a parameter, or the value of all elements of a vector."""
     if len(shape) != 1:
+        between = getattr(model, "init_range", lambda name: None)(name)
+        if between is not None:
+            return Initial(name=name, shape=shape, between=between, seed=seed)
         return Initial(name=name, shape=shape, std=model.init_std(name), seed=seed)
     of_vector = getattr(model, "init_value", lambda name: 0.0 if name.endswith("bias") else 1.0)
     value = of_vector(name)
-    if not isinstance(value, LogUniform):
+    if not isinstance(value, Drawn):
         return value
     return Initial(name=name, shape=shape, between=value, seed=seed)
 
@@ -90,7 +93,7 @@ class Initial:
     shape: Sequence[int]
     seed: int
     std: float = 0.0
-    between: LogUniform | None = None
+    between: Drawn | None = None
 
     @property
     def rows_per_block(self) -> int:
@@ -141,7 +144,8 @@ class Initial:
         digest = blake2b(f"{self.seed}/{self.name}/{block}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
         if self.between is not None:
-            return out.uniform_(*self.between, generator=generator).log_()
+            out.uniform_(*self.between, generator=generator)
+            return out.log_() if isinstance(self.between, LogUniform) else out
         return out.normal_(0.0, self.std, generator=generator)
 
 

@@ -6,6 +6,9 @@ weights: with fp32 hidden states and 16-bit weights the next matrix gets 16 bits
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,9 +18,13 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 def make_norm(section: DecoderConfig) -> nn.Module:
     """Make an RMSNorm (arXiv:1910.07467), or a LayerNorm (arXiv:1607.06450) with optional bias."""
     if section.norm_type == "rmsnorm":
-        return make_rms_norm(section, section.dim)
+        return make_rms_norm(section, section.dim, with_scale=section.norm_with_scale)
     assert section.norm_type == "layernorm", section.norm_type
-    norm = LayerNorm(section.dim, eps=section.norm_eps, bias=section.bias)
+    weighted: dict[str, bool] = {
+        "bias": section.bias,
+        "elementwise_affine": section.norm_with_scale,
+    }
+    norm = LayerNorm(section.dim, eps=section.norm_eps, **weighted)  # type: ignore[arg-type]
     norm.offset = float(section.norm_unit_offset)
     return norm
 
@@ -44,15 +51,28 @@ def make_qk_norm(section: DecoderConfig, heads: int) -> nn.Module:
     return norm
 
 
+def eps_for(norm: Any, x: Tensor) -> float:
+    """The epsilon of a norm for x: of the format computed in where the norm states none.
+
+    torch's own choice differs between formats and versions.
+    """
+    if norm.eps is not None:
+        return norm.eps
+    return torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+
+
 class RMSNorm(nn.RMSNorm):
+    """made: the format returned by a norm without weights; None = of the input."""
+
     offset = 0.0  # added to the weight
+    made: torch.dtype | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        eps = eps_for(self, x)
         if self.weight is None:
-            return F.rms_norm(x, self.normalized_shape, None, self.eps)
-        return F.rms_norm(x, self.normalized_shape, self.scale_of(x), self.eps).to(
-            self.weight.dtype
-        )
+            y = F.rms_norm(x, self.normalized_shape, None, eps)
+            return y if self.made is None else y.to(self.made)
+        return F.rms_norm(x, self.normalized_shape, self.scale_of(x), eps).to(self.weight.dtype)
 
     def scale_of(self, x: Tensor) -> Tensor:
         scale = self.weight.to(x.dtype)
@@ -68,10 +88,19 @@ class NormOfHeads(RMSNorm):
 
 
 class LayerNorm(nn.LayerNorm):
+    """made: as of RMSNorm."""
+
     offset = 0.0
+    made: torch.dtype | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.weight, self.bias
+        weight, bias, eps = self.weight, self.bias, eps_for(self, x)
+        if weight is None:
+            y = F.layer_norm(x, self.normalized_shape, None, None, eps)
+            return y if self.made is None else y.to(self.made)
         bias, scale = None if bias is None else bias.to(x.dtype), weight.to(x.dtype)
         scale = scale + self.offset if self.offset else scale
-        return F.layer_norm(x, self.normalized_shape, scale, bias, self.eps).to(weight.dtype)
+        return F.layer_norm(x, self.normalized_shape, scale, bias, eps).to(weight.dtype)
+
+
+NORMS = (RMSNorm, LayerNorm)

@@ -195,7 +195,7 @@ class InputInHost(Recomputed):
         if not torch.is_grad_enabled():
             return super().__call__(x, *rest, **named)
         self.run = self.host.run(self.number)
-        with saved_tensors_hooks(self.packing(self.run, x, rest), _unpack):
+        with saved_tensors_hooks(self.packing(self.run, x, (rest, named)), _unpack):
             return super().__call__(x, *rest, **named)
 
     def packing(self, run: Run, x: Tensor, rest: Any) -> Any:

@@ -21,6 +21,7 @@ from forge.models.decoder import Decoder
 from forge.models.documents import Packed, positions_and_masks
 from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import PositionTable, Rotation
+from forge.models.skips.smear import Smear
 from forge.parallel.collectives import exchange, gather
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import (
@@ -212,6 +213,26 @@ class PositionsOfPart:
         return super().forward(index)  # type: ignore[misc]
 
 
+class SmearOfPart:
+    """Mixin of a smear: another rank has the last token of the chunk before."""
+
+    over_cp: Context
+
+    def shifted(self, x: Tensor, last: Tensor | None) -> Tensor:
+        part, shifted = self.over_cp.part, super().shifted  # type: ignore[misc]
+        if not self.over_cp.sequences.cut:
+            return shifted(x, last)
+        chunks = x.chunk(len(part.chunks), 1)
+        ends = torch.cat([chunk[:, -1:] for chunk in chunks], 1)
+        of_all = part.ordered(gather(ends.unsqueeze(0), 0, self.over_cp.group), 2)
+        # No token is before the first chunk. Zeros made of a gathered tensor: every rank takes part
+        # in the collective of backward.
+        everywhere = torch.ones((), dtype=torch.bool, device=x.device)
+        zeros = of_all[0].masked_fill(everywhere, 0.0)
+        before = [of_all[number - 1] if number else zeros for number in part.chunks]
+        return torch.cat([shifted(*pair) for pair in zip(chunks, before, strict=True)], 1)
+
+
 class DocumentsOfPart:
     """Mixin of a decoder: for rows shared by documents, this rank's tokens and visible keys."""
 
@@ -230,5 +251,6 @@ SEAMS: dict[type, type] = {
     PositionTable: RotationOfPart,
     Positions: PositionsOfPart,
     Sinusoids: PositionsOfPart,
+    Smear: SmearOfPart,
 }
 """Mixins by type of modules with positions or other tokens; any class with `attend` has a mixin."""

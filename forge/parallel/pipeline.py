@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from forge.config.model.tensors import LogUniform
+from forge.config.model.tensors import Drawn
 from forge.config.root import Config
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache
@@ -125,7 +125,10 @@ class Pipeline(Balanced, nn.Module):
     def init_std(self, name: str) -> float:
         return self.parts[0].init_std(name)  # type: ignore[operator]
 
-    def init_value(self, name: str) -> float | LogUniform:
+    def init_range(self, name: str) -> Drawn | None:
+        return self.parts[0].init_range(name)  # type: ignore[operator]
+
+    def init_value(self, name: str) -> float | Drawn:
         return self.parts[0].init_value(name)  # type: ignore[operator]
 
     def reset_buffers(self) -> None:

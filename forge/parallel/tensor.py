@@ -24,9 +24,10 @@ from forge.config.parallel import Parallel
 from forge.models.decoder import Decoder
 from forge.models.dropout import Jitter, StreamDropout
 from forge.models.head import Head
-from forge.models.norm import NormOfHeads
+from forge.models.norm import NormOfHeads, eps_for
 from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import PositionTable, Rotation
+from forge.models.skips.smear import Smear
 from forge.parallel.collectives import (
     gather,
     gather_equal,
@@ -141,8 +142,8 @@ class Layer:
     def summands(self) -> int:
         return self.over_tp.size
 
-    def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        return self.leave(super().forward(self.over_tp.enter(x), *rest))  # type: ignore[misc]
+    def forward(self, x: Tensor, *rest: Any, **named: Any) -> Tensor:
+        return self.leave(super().forward(self.over_tp.enter(x), *rest, **named))  # type: ignore[misc]
 
     def leave(self, y: Tensor) -> Tensor:
         """A rank's summand -> the layer's output."""
@@ -201,6 +202,18 @@ class PartOfNoise:
         return whole.chunk(width.size, 1)[width.rank] if width.cut else whole
 
 
+class SmearOfWhole:
+    """Mixin of a smear: on whole sequences, since a token reads the token before."""
+
+    over_tp: Width
+
+    def forward(self, x: Tensor, *rest: Any) -> Tensor:
+        width, smear = self.over_tp, super().forward  # type: ignore[misc]
+        if not width.cut:
+            return smear(x, *rest)
+        return smear(width.enter(x), *rest).chunk(width.size, 1)[width.rank]
+
+
 class NormOverRanks:
     """Mixin of a norm over all heads, of which this rank has some.
 
@@ -208,7 +221,6 @@ class NormOverRanks:
     """
 
     over_tp: Width
-    eps: float
     weight: Any
     scale_of: Callable[[Tensor], Tensor]
 
@@ -220,7 +232,7 @@ class NormOverRanks:
         squares = sum_over(wide.square().mean(-1, keepdim=True), width.group)
         # Ranks use the mean for different heads: its gradient is a sum over ranks.
         mean = sum_gradient(squares, width.group) / width.size
-        y = (wide * (mean + self.eps).rsqrt()).to(x.dtype)
+        y = (wide * (mean + eps_for(self, x)).rsqrt()).to(x.dtype)
         if self.weight is not None:
             y = (y * self.scale_of(x)).to(self.weight.dtype)
         return y.view_as(x)
@@ -230,6 +242,7 @@ SEAMS: dict[type, type] = {
     Positions: PartOfPositions,
     Sinusoids: PartOfPositions,
     NormOfHeads: NormOverRanks,
+    Smear: SmearOfWhole,
     nn.Embedding: Rows,
     StreamDropout: PartOfNoise,
     Jitter: PartOfNoise,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -113,14 +113,27 @@ def compare_records(
     vanishing = {name for name in shared if name.endswith(tuple(may_vanish))}
     shared = [name for name in shared if name not in a.frozen]
     for step in range(min(len(a.gradients), len(b.gradients))):
-        # The gradient of A is a product with B, and B begins at 0.
-        none_yet = {name for name in shared if name.endswith(A)} if step == 0 else set()
+        none_yet = _before_zeros(a.before) if step == 0 else set()
         faults = _compare_step(verdict, step, a, b, shared, vanishing | none_yet, bounds)
         verdict.faults += [f"step {step + 1}: {fault}" for fault in faults]
     if not verdict.rows:
         verdict.faults.append("no step was made")
     _compare_ends(verdict, a, b, shared, vanishing, bounds)
     return verdict
+
+
+def _before_zeros(before: Mapping[str, Tensor | None]) -> set[str]:
+    """Names of parameters without a gradient in the first step: what they give is multiplied by a
+    parameter that begins at 0, as A by B of an adapter, or a layer by its last matrix.
+    """
+    names = {name for name in before if name.endswith(A)}
+    for name, values in before.items():
+        if values is None or values.any() or not (values.ndim > 1 or name.endswith(".scale")):
+            continue
+        layer = name.rpartition(".")[0]
+        layer = layer.rpartition(".")[0] if values.ndim > 1 else layer
+        names |= {other for other in before if other != name and other.startswith(f"{layer}.")}
+    return names
 
 
 def _before_steps(a: Record, b: Record, shared: Sequence[str]) -> Iterator[str]:
@@ -203,7 +216,8 @@ def _compare_step(
                 yield f"the gradient of {name} is zero in {side}"
         if a_gradient is not None and b_gradient is not None:
             vanishes = name in vanishing and max(a_gradient.norm(), b_gradient.norm()) <= rounding
-            distances[name] = 0.0 if vanishes else _distance(a_gradient, b_gradient)
+            distance = _distance(a_gradient, b_gradient, a.grad_norms[step])
+            distances[name] = 0.0 if vanishes else distance
     worst, gradient = _worst(distances, math.nan)
     row = Row(
         losses=(a.losses[step], b.losses[step]),
@@ -240,11 +254,16 @@ def _same_bits(a: Tensor | None, b: Tensor | None) -> bool:
     return a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def _distance(a: Tensor, b: Tensor) -> float:
-    """||a - b|| / ||a||; infinite for different shapes."""
+def _distance(a: Tensor, b: Tensor, total: float = 0.0) -> float:
+    """||a - b|| / ||a||; infinite for different shapes.
+
+    total: norm of all gradients, for one number instead of ||a||: its gradient is a sum over all
+    tokens that mostly cancels.
+    """
     if a.shape != b.shape:
         return math.inf
-    return _ratio(float((a.double() - b.double()).norm()), float(a.double().norm()))
+    length = max(float(a.double().norm()), total if a.numel() == 1 else 0.0)
+    return _ratio(float((a.double() - b.double()).norm()), length)
 
 
 def _relative(a: float, b: float) -> float:

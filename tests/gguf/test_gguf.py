@@ -45,10 +45,10 @@ def of(config: Any, **options: Any) -> Any:
 
 MODELS: dict[str, tuple[str, Any]] = {
     "llama": ("llama", transformers.LlamaConfig(**SIZES)),
-    "llama3": ("llama", transformers.LlamaConfig(**SIZES, rope_scaling=LLAMA3)),
+    "llama3": ("llama", transformers.LlamaConfig(**SIZES | {"rope_parameters": LLAMA3 | {"rope_theta": 10000.0}})),
     "tied": ("llama", transformers.LlamaConfig(**SIZES, tie_word_embeddings=True)),
     "qwen2": ("qwen2", transformers.Qwen2Config(**SIZES)),
-    "qwen3": ("qwen3", transformers.Qwen3Config(**SIZES, head_dim=32)),
+    "qwen3": ("qwen3", transformers.Qwen3Config(**SIZES | {"head_dim": 32})),
     "qwen3moe": (
         "qwen3moe",
         transformers.Qwen3MoeConfig(

@@ -110,6 +110,25 @@ fsdp2, qwen3-next | dp_shard=2 | qwen3-next
 tp2, qwen3-next | tp=2 | qwen3-next
 cp2, qwen3-next | cp=2 | qwen3-next
 pp2, qwen3-next | pp2 | qwen3-next
+fsdp2, nanochat | dp_shard=2 | nanochat, clipped | float64
+tp2, nanochat | tp=2 | nanochat, clipped
+tp2 without sequence parallel, nanochat | tp=2 no_sp | nanochat
+tp4, nanochat | tp=4 | nanochat
+cp2, nanochat | cp=2 | nanochat
+cp2 all_gather, contiguous parts, nanochat | cp=2 cp_load_balance=false | nanochat
+cp2 ulysses, nanochat | cp=2 ulysses | nanochat
+cp2 x tp2, nanochat | cp=2 tp=2 | nanochat | float64
+tp2 x fsdp2, nanochat | tp=2 dp_shard=2 | nanochat, clipped
+cp2 x fsdp2, nanochat | cp=2 dp_shard=2 | nanochat, clipped
+pp2, smeared | pp2 | smeared | float64
+fsdp2, full recompute, nanochat | dp_shard=2 recompute=full | nanochat
+fsdp2, selective recompute, nanochat | dp_shard=2 recompute=selective | nanochat
+fsdp2, minimal recompute in host, nanochat | dp_shard=2 recompute=minimal_offloaded | nanochat
+fsdp2, compiled, nanochat | dp_shard=2 compiled | nanochat
+tp2, compiled, full recompute, nanochat | tp=2 compiled recompute=full | nanochat
+packed: cp2 all_gather, nanochat | cp=2 | packed nanochat
+packed: tp2, nanochat | tp=2 | packed nanochat
+packed: fsdp2, nanochat | dp_shard=2 | packed nanochat
 fsdp2, gemma4 | dp_shard=2 | gemma4
 tp2, gemma4 | tp=2 | gemma4
 cp2, gemma4 | cp=2 | gemma4

@@ -80,9 +80,19 @@ SFT = (
     "objective.label_smoothing=0.1 model.dropout=0.1 data.pack_sequences=true"
 )
 
+# Windows shorter than a rank's part of a sequence; tables of values in the first and last block.
+NANOCHAT = (
+    "model.window_pattern=SSL model.short_window=3 model.value_embeddings=true "
+    "model.residual_scalars=true model.x0_scalars=true model.smear=true model.backout=true "
+    "model.norm_with_scale=false model.norm_eps=null model.embedding_norm=true model.qk_norm=true "
+    "model.qk_norm_with_scale=false model.qk_norm_after_rope=true model.qk_scale=1.2 "
+    "model.activation=relu2 model.gated_mlp=false model.final_logits_soft_cap=15"
+)
+SMEARED = "model.smear=true model.residual_scalars=true model.embedding_norm=true"
+
 PACKED = (
     *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
-    *("gpt-oss", "llama4", "dropout"),
+    *("gpt-oss", "llama4", "dropout", "nanochat"),
 )
 """Models that are also tried with documents that share sequences."""
 
@@ -96,6 +106,9 @@ def _moe(options: str) -> list[str]:
 
 MODELS = {
     "llama": "",
+    "nanochat": NANOCHAT,
+    "nanochat, clipped": f"{NANOCHAT} {CLIPPED}",
+    "smeared": f"{SMEARED} model.window_pattern=SL model.short_window=3",
     "llama, odd sizes": "model.dim=42 model.n_heads=3 model.n_kv_heads=1 model.ffn_hidden_dim=53",
     "llama, 5 blocks": BLOCKS_5,
     "llama, tied": TIED,

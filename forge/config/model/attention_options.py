@@ -72,6 +72,12 @@ class AttentionOptions(Stream):
     qk_norm_after_rope: bool = opt(
         False, "norm queries and keys after the rotation, as in Llama 4", acts_when=QK_NORM
     )
+    qk_scale: float = opt(
+        1.0,
+        "factor of queries and of keys behind these norms: 1.2 in nanochat",
+        gt=0,
+        acts_when=QK_NORM,
+    )
     v_norm: bool = opt(False, "RMSNorm over values, a head at a time")
     v_norm_with_scale: bool = opt(
         True, "learn a scale in the value norm; Gemma 4 has none", acts_when=V_NORM

@@ -8,18 +8,33 @@ from dataclasses import field
 from typing import Any
 
 from forge.config.field import opt, section, variant_of
+from forge.config.model.by_depth import base_of, name_at, set_options, varies
 from forge.config.model.feed_forwards.base import FeedForward
 from forge.config.model.feed_forwards.dense import Dense
+from forge.config.model.initial_law import by_law
 from forge.config.model.kinds import DEFAULT, OF_ALL_LAYERS, Kind, kind_faults
 from forge.config.model.layer import LayerShape
 from forge.config.model.mixers.attention import Attention
 from forge.config.model.mixers.base import Mixer
 from forge.config.model.moe import MoE, is_moe_layer, n_moe_layers
-from forge.config.model.tensors import EMBEDDING, HEAD, POSITION, TensorSpec, norm, within
+from forge.config.model.skips.backout import backout_tensors
+from forge.config.model.skips.residual_scalars import scalar_tensors
+from forge.config.model.skips.smear import smear_tensors
+from forge.config.model.tensors import (
+    EMBEDDING,
+    GATE,
+    HEAD,
+    POSITION,
+    TensorSpec,
+    at_layer,
+    norm,
+    within,
+)
 from forge.config.problems import Problem
 
 PARTS = ("embedding", "attention", "feed-forward", "norms", "output head")
 PARTS_OF_MOE = ("routers", "experts", "shared experts")
+PARTS_OF_SKIPS = ("value embeddings", "scalars")
 
 
 @section
@@ -71,11 +86,11 @@ class Decoder(LayerShape):
     def kind_of(self, layer: int) -> Kind:
         """Return the kind of a layer, counted from 0."""
         name = self.layers[layer % len(self.layers)] if self.layers else DEFAULT
-        return Kind(name, is_moe_layer(self.moe, layer))
+        return Kind(name_at(self, name, layer), is_moe_layer(self.moe, layer))
 
     def kinds_in(self, layers: Iterable[int] | None = None) -> Counter[Kind]:
         """Count the layers of each kind among `layers`; null = all layers."""
-        if layers is None and not self.layers:
+        if layers is None and not self.layers and not varies(self):
             counts = {False: self.n_layers - self.n_moe_layers, True: self.n_moe_layers}
             return Counter({Kind(DEFAULT, moe): n for moe, n in counts.items() if n})
         return Counter(map(self.kind_of, range(self.n_layers) if layers is None else layers))
@@ -87,17 +102,20 @@ class Decoder(LayerShape):
         of heads. `mixer` and `feed_forward` are overridden by {schema: NAME, option: value, ...}.
         Raises ValueError for options shared by all layers.
         """
+        base = base_of(name)
         if name == DEFAULT and name not in self.kinds:
             return self
         layer = self.clone()
         layer.thaw()
         layer.layers, layer.kinds = [], {}
-        for option, value in self.kinds[name].items():
+        set_options(layer, name)
+        overrides = self.kinds.get(base, {}) if base == DEFAULT else self.kinds[base]
+        for option, value in overrides.items():
             if option in OF_ALL_LAYERS:
                 raise ValueError(f"{option} is the same in all layers")
-            base = {"mixer": Mixer, "feed_forward": FeedForward}.get(option)
-            setattr(layer, option, value if base is None else variant_of(base, value))
-        if self.kv_heads == self.n_heads and "n_kv_heads" not in self.kinds[name]:
+            group = {"mixer": Mixer, "feed_forward": FeedForward}.get(option)
+            setattr(layer, option, value if group is None else variant_of(group, value))
+        if self.kv_heads == self.n_heads and "n_kv_heads" not in overrides:
             layer.n_kv_heads = layer.n_heads
         if self.frozen:
             layer.freeze()
@@ -105,7 +123,7 @@ class Decoder(LayerShape):
 
     def in_use(self) -> Iterator[tuple[str, Decoder]]:
         """Yield the section of each kind of layer in use, with the prefix of its keys."""
-        for name in dict.fromkeys(kind.name for kind in self.kinds_in()):
+        for name in dict.fromkeys(base_of(kind.name) for kind in self.kinds_in()):
             yield f"model.kinds.{name}" if name in self.kinds else "model", self.of_kind(name)
 
     def faults(self, prefix: str) -> Iterator[Problem]:
@@ -116,7 +134,8 @@ class Decoder(LayerShape):
         tables = {kind: self.block_tensors(kind) for kind in self.kinds_in()}
         yield from first
         for layer in range(self.n_layers):
-            yield from within(f"blocks.{layer}", tables[self.kind_of(layer)])
+            of_block = at_layer(tables[self.kind_of(layer)], layer, self.n_layers)
+            yield from within(f"blocks.{layer}", of_block)
         yield from last
 
     def outside(self) -> tuple[list[TensorSpec], list[TensorSpec]]:
@@ -128,17 +147,25 @@ class Decoder(LayerShape):
             shape = (self.max_seq_len, self.dim)
             name = "positions.weight"
             first.append(TensorSpec(name=name, shape=shape, role=POSITION, part="embedding"))
-        last = list(self._norm("norm"))
+        if self.embedding_norm:
+            first += self._norm("embedding_norm")
+        if self.smear:
+            first += smear_tensors(self.dim)
+        last = list(backout_tensors()) if self.backout else []
+        last += self._norm("norm")
         if not self.tie_embeddings:
             last.append(TensorSpec(name="output.weight", role=HEAD, part="output head", **table))
-        return first, last
+        return list(by_law(self.initial_law, first, self.dim)), list(
+            by_law(self.initial_law, last, self.dim)
+        )
 
     def block_tensors(self, kind: Kind) -> list[TensorSpec]:
         """Return the tensors of one block, by their names inside of the block."""
         layer = self.of_kind(kind.name)
         last = layer.moe.tensors(layer) if kind.moe else layer.feed_forward.tensors(layer)
         pre, post = layer.norms_before, layer.norms_after
-        return [
+        tensors = [
+            *scalar_tensors(layer),
             *(layer._norm("attention_norm") if pre else ()),
             *within("attention", layer.mixer.tensors(layer)),
             *(layer._norm("attention_post_norm") if post else ()),
@@ -146,8 +173,11 @@ class Decoder(LayerShape):
             *within("feed_forward", last),
             *(layer._norm("feed_forward_post_norm") if post else ()),
         ]
+        return list(by_law(layer.initial_law, tensors, layer.dim))
 
     def _norm(self, name: str) -> Iterator[TensorSpec]:
+        if not self.norm_with_scale:
+            return iter(())
         bias = self.norm_type == "layernorm" and self.bias
         return norm(name, self.dim, bias=bias, unit_offset=self.norm_unit_offset)
 
@@ -162,6 +192,7 @@ class Decoder(LayerShape):
     def params_by_part(self) -> dict[str, int]:
         """Count the parameters of each part."""
         names = PARTS + PARTS_OF_MOE if self.is_moe else PARTS
+        names += PARTS_OF_SKIPS if self.has_skips else ()
         parts: dict[str, int] = dict.fromkeys(names, 0)
         for number, spec in self._counted():
             parts[spec.part] += number * spec.size
@@ -185,7 +216,8 @@ class Decoder(LayerShape):
         """
         kinds = self.kinds_in().items()
         blocks = sum(number * self.kind_flops_per_token(kind, seq_len) for kind, number in kinds)
-        return blocks + self.head_flops_per_token()
+        gates = sum(spec.multiplied for spec in self.outside()[0] if spec.role == GATE)
+        return blocks + self.head_flops_per_token() + 6 * gates
 
     def block_flops_per_token(self, layer: int, seq_len: int) -> int:
         """Return the training FLOPs a token of one block, counted from 0."""

@@ -9,8 +9,14 @@ from omegaconf import MISSING
 
 from forge.config.field import AutoInt, Condition, Section, opt, section
 from forge.config.model.attention_options import AttentionOptions
+from forge.config.model.initial_law import InitialLaw
 from forge.config.model.rotary import RotaryOptions
+from forge.config.model.skips.backout import Backout
+from forge.config.model.skips.residual_scalars import ResidualScalars
+from forge.config.model.skips.smear import Smear
+from forge.config.model.skips.value_embeddings import ValueEmbeddings
 from forge.config.model.tensors import TensorSpec
+from forge.config.model.window_pattern import WindowPattern
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
 GATED = Condition(lambda config, ranks: config.model.is_gated, "with model.gated_mlp=false")
@@ -72,7 +78,16 @@ class Model(Section):
 
 
 @section
-class LayerShape(RotaryOptions, AttentionOptions, Model):
+class Skips(ValueEmbeddings, ResidualScalars, Smear, Backout):
+    """Ways around layers."""
+
+    @property
+    def has_skips(self) -> bool:
+        return self.value_embeddings or self.rescaled or self.smear or self.backout
+
+
+@section
+class LayerShape(RotaryOptions, AttentionOptions, WindowPattern, Skips, InitialLaw, Model):
     """Options of a decoder that its layers read, with the values of one kind of layer."""
 
     if TYPE_CHECKING:  # declared by the decoder: the sections' classes read this class

@@ -14,7 +14,16 @@ class Stream(Section):
     dim: int = opt(4096, "width of the residual stream", gt=0)
     n_layers: int = opt(32, "number of transformer blocks", gt=0)
     norm_type: str = opt("rmsnorm", "normalisation layer", choices=("rmsnorm", "layernorm"))
-    norm_eps: float = opt(1e-5, "epsilon of the normalisation layers", gt=0)
+    norm_eps: float | None = opt(
+        1e-5,
+        "epsilon of the normalisation layers; null = the smallest difference from 1 of the format "
+        "that they compute in, at least fp32, as in nanochat",
+        gt=0,
+    )
+    norm_with_scale: bool = opt(
+        True, "weights of the norms around layers; nanochat and the first OLMo have none"
+    )
+    embedding_norm: bool = opt(False, "normalise embeddings before the first layer")
     norm_placement: str = opt(
         "pre",
         "norms before attention and feed-forward layer, after them, or both",

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 EMBEDDING, POSITION, HEAD = "embedding", "position", "head"
 MATRIX, EXPERT, ROUTER = "matrix", "expert", "router"
 NORM, BIAS = "norm", "bias"
+VALUE_EMBEDDING, GATE = "value_embedding", "gate"
+RESIDUAL_SCALAR, X0_SCALAR = "residual_scalar", "x0_scalar"
 
 
 class LogUniform(NamedTuple):
@@ -23,19 +25,43 @@ class LogUniform(NamedTuple):
     high: float
 
 
+class Uniform(NamedTuple):
+    """Numbers drawn evenly between two bounds."""
+
+    low: float
+    high: float
+
+
+class ByDepth(NamedTuple):
+    """A number that goes evenly from the first layer of a model to the last."""
+
+    first: float
+    last: float
+
+    def of(self, layer: int, n_layers: int) -> float:
+        """Return the number of a layer, counted from 0."""
+        return self.first + (self.last - self.first) * layer / max(n_layers - 1, 1)
+
+
+Drawn = LogUniform | Uniform
+"""Distributions of initial values beside the normal one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
     """One parameter of a model.
 
     name: as in the built module, or in the table's part of the module. role: one of the constants
-    above. part: heading in counts of parameters. tp: the dimension cut by tensor parallelism; None
+    above; GATE = a factor of what is added to the residual stream, or the vector it is computed
+    with. part: heading in counts of parameters. tp: the dimension cut by tensor parallelism; None
     = every rank has the whole tensor. pieces: number of equal pieces of the tp dimension, such as
     heads; where tp does not divide pieces, every rank has the whole tensor. met: of a stack of
     experts, (experts of a token, number of experts). of_experts: rows belong to experts and are
     shared among ep ranks. residual: the product is added to the residual stream. initial: the first
-    value of a vector, or the distribution of its values. std: of the first values of a matrix; None
-    = by model.init_std. once: added by a single rank to the sum over tp ranks. new: the rows
-    [first, end) of a token table without pretrained values; see `takes`.
+    value of a vector, or the distribution of values, also of a matrix. std: of the first values of
+    a matrix without a distribution; None = by model.init_std. once: added by a single rank to the
+    sum over tp ranks. new: the rows [first, end) of a token table without pretrained values; see
+    `takes`.
     """
 
     name: str
@@ -47,7 +73,7 @@ class TensorSpec:
     met: tuple[int, int] = (1, 1)
     of_experts: bool = False
     residual: bool = False
-    initial: float | LogUniform = 0.0
+    initial: float | Drawn | ByDepth = 0.0
     std: float | None = None
     once: bool = False
     new: tuple[int, int] = (0, 0)
@@ -66,7 +92,8 @@ class TensorSpec:
     @property
     def multiplied(self) -> int:
         """Weights multiplied with one token: none of a table, a norm or a bias."""
-        return self.active if self.role in (MATRIX, EXPERT, ROUTER, HEAD) else 0
+        is_matrix = self.role in (MATRIX, EXPERT, ROUTER, HEAD)
+        return self.active if is_matrix or (self.role == GATE and len(self.shape) > 1) else 0
 
     def cut(self, tp: int) -> int | None:
         """Return the dimension split over `tp` ranks; None = every rank has the whole tensor."""
@@ -106,6 +133,14 @@ def with_new_rows(
 def within(prefix: str, tensors: Iterable[TensorSpec]) -> Iterator[TensorSpec]:
     """Return the tensors with names below `prefix`."""
     return (replace(spec, name=f"{prefix}.{spec.name}") for spec in tensors)
+
+
+def at_layer(tensors: Iterable[TensorSpec], layer: int, n_layers: int) -> Iterator[TensorSpec]:
+    """Return the tensors of a block with the initial values of a layer, counted from 0."""
+    for spec in tensors:
+        if isinstance(spec.initial, ByDepth):
+            spec = replace(spec, initial=spec.initial.of(layer, n_layers))
+        yield spec
 
 
 def linear(

@@ -32,6 +32,7 @@ from forge.resolve.rules import (
     run,
     run_directory,
     sft,
+    skips,
     streaming,
     training,
 )
@@ -48,6 +49,7 @@ OF_ALL = (
     streaming,
     training,
     sft,
+    skips,
     recompute,
     fused,
     mixture,

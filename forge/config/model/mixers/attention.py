@@ -9,6 +9,7 @@ from forge.config.field import section
 from forge.config.model.activations import FP32, Kept, Named, Numbers
 from forge.config.model.layer import LayerShape
 from forge.config.model.mixers.base import Mixer
+from forge.config.model.skips.value_embeddings import value_tensors
 from forge.config.model.tensors import BIAS, TensorSpec, linear, norm
 from forge.config.rule import Findings, nearest_divisor, rule
 
@@ -46,13 +47,20 @@ class Attention(Mixer):
                 yield from norm(name, width, **of_norm, **wide)
         if layer.v_norm and layer.v_norm_with_scale:
             yield from norm("v_norm", head_dim, **of_norm)
+        if layer.value_embeddings:
+            shape = {"vocab": layer.vocab_size, "heads": kv_heads, "head_dim": head_dim, "dim": dim}
+            yield from value_tensors(**shape, new=tuple(layer.new_rows))
 
     def flops(self, layer: LayerShape, seq_len: int) -> int:
         """Return 12 * width of all heads * the tokens seen by one token.
 
-        Causality takes nothing off (PaLM, arXiv:2204.02311, appendix B).
+        Causality takes nothing off (PaLM, arXiv:2204.02311, appendix B). Of windows by a pattern
+        the present token is left out, as nanochat counts.
         """
-        return 12 * layer.n_heads * layer.computed_head_dim * layer.seen(seq_len)
+        seen = layer.seen(seq_len)
+        if layer.window_pattern and layer.sliding_window_size:
+            seen = min(layer.sliding_window_size - 1, seq_len)
+        return 12 * layer.n_heads * layer.computed_head_dim * seen
 
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept:
         heads, kv_heads = -(-layer.n_heads // numbers.tp), -(-layer.kv_heads // numbers.tp)
@@ -61,6 +69,7 @@ class Attention(Mixer):
         if capped or numbers.masked or layer.seen(numbers.seq_len) < numbers.seq_len:
             keys = heads  # kernels with a mask read keys and values repeated for all heads
         read = 2 * heads + 2 * keys + (heads + kv_heads if layer.qk_norm else 0)
+        read += kv_heads if layer.value_embeddings else 0  # vectors of the tokens, for the gates
         scores = remade = 0.0
         if capped:  # no kernel: tanh and softmax, in 16 bits a copy; compiled the softmax alone
             copy = numbers.width if numbers.width < FP32 else 0

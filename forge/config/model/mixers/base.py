@@ -14,8 +14,8 @@ from forge.config.model.tensors import TensorSpec
 
 OF_HEADS = (
     *("n_kv_heads", "head_dim", "q_bias", "k_bias", "v_bias", "o_bias"),
-    *("qk_norm", "qk_norm_width", "qk_norm_with_scale", "qk_norm_after_rope"),
-    *("v_norm", "v_norm_with_scale", "attention_sink", "share_kv_projections"),
+    *("qk_norm", "qk_norm_width", "qk_norm_with_scale", "qk_norm_after_rope", "qk_scale"),
+    *("value_embeddings", "v_norm", "v_norm_with_scale", "attention_sink", "share_kv_projections"),
     *("attention_output_gate", "temperature_tuning", "fused_qkv"),
 )
 """Options of multi-head attention alone."""

@@ -1,0 +1,1 @@
+"""Ways around layers, as in nanochat: tokens to values, embeddings to later layers."""

@@ -1,0 +1,1 @@
+"""Ways around layers: tokens to values, embeddings to later layers, the middle to the end."""

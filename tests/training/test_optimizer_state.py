@@ -17,6 +17,7 @@ OPTIMIZERS = {
     "lion": "optimizer=lion",
     "muon": "optimizer=muon",
     "normuon": "optimizer=normuon optimizer.momentum_start=0.85",
+    "nanochat": "optimizer=nanochat scheduler=nanochat",
     "sgd": "optimizer=sgd optimizer.nesterov=true",
     "sgd_plain": "optimizer=sgd optimizer.momentum=0",
     "schedule_free": "optimizer=schedule_free_adamw optimizer.schedule_free_warmup_steps=4",
@@ -34,6 +35,7 @@ KINDS = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "lion": {"exp_avg"}, "sgd_p
 SAID = {
     "muon": KINDS["adamw"] | {"momentum_buffer"},
     "normuon": KINDS["adamw"] | {"momentum_buffer", "second_moment"},
+    "nanochat": KINDS["adamw"] | {"momentum_buffer", "second_moment"},
     "sgd": {"momentum_buffer"},
     "schedule_free": {"step", "z", "exp_avg_sq", "weight_sum", "y"},
     "8bit": KINDS["adamw"]

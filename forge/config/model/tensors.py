@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 EMBEDDING, POSITION, HEAD = "embedding", "position", "head"
 MATRIX, EXPERT, ROUTER = "matrix", "expert", "router"
 NORM, BIAS = "norm", "bias"
+VALUE_EMBEDDING, GATE = "value_embedding", "gate"
+RESIDUAL_SCALAR, X0_SCALAR = "residual_scalar", "x0_scalar"
 
 
 class LogUniform(NamedTuple):

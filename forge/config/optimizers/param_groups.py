@@ -15,19 +15,24 @@ from forge.config.model.tensors import (
     BIAS,
     EMBEDDING,
     EXPERT,
+    GATE,
     HEAD,
     MATRIX,
     NORM,
     POSITION,
+    RESIDUAL_SCALAR,
     ROUTER,
+    VALUE_EMBEDDING,
+    X0_SCALAR,
     TensorSpec,
 )
 from forge.config.optimizers.base import Optimizer
 from forge.config.optimizers.schedules import Scheduler
 from forge.config.root import Config
 
-ALL_ROLES = (EMBEDDING, POSITION, HEAD, MATRIX, EXPERT, ROUTER, NORM, BIAS)
-TABLES, VECTORS = (EMBEDDING, POSITION), (NORM, BIAS)
+SCALARS = (RESIDUAL_SCALAR, X0_SCALAR, GATE)
+TABLES, VECTORS = (EMBEDDING, POSITION, VALUE_EMBEDDING), (NORM, BIAS, *SCALARS)
+ALL_ROLES = (*TABLES, HEAD, MATRIX, EXPERT, ROUTER, *VECTORS)
 
 KIND, SCHEDULER = "optimizer", "scheduler"  # keys of an entry beside options of a kind
 ROLES, PARAMETERS = "roles", "parameters"

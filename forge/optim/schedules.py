@@ -9,9 +9,10 @@ Each function takes its resolved section and returns `factor(step)`, with the fi
     after                                floor
 
 so the first step of the decay is already below the peak and its last one, s = W + S + D - 1, has
-p = 1 and exactly the floor. With ends_at_floor=false the decay is a step later: its first step, at
-the peak, has p = 0, and p = 1 is the step after its last (nanochat). W, S, D and floor are warmup_steps, stable_steps, decay_steps and
-min_lr_ratio; every shape falls from 1 at p = 0 to 0 at p = 1.
+p = 1 and exactly the floor. With ends_at_floor=false, as in nanochat, p = (s - W - S) / D: the
+decay begins at the peak, and the floor is a step after its last one. W, S, D and floor are
+warmup_steps, stable_steps, decay_steps and min_lr_ratio; every shape falls from 1 at p = 0 to 0 at
+p = 1.
 """
 
 from __future__ import annotations

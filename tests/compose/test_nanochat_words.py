@@ -1,4 +1,4 @@
-"""Options of nanochat's base_train are answered with lines that compose, with its shares of a rate."""
+"""Options of nanochat are answered with lines that compose, with its shares of a rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""optimizer=nanochat and scheduler=nanochat against plain torch written from nanochat's own rules."""
+"""optimizer=nanochat and scheduler=nanochat against plain torch written from its rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forge.optim.schedules import LearningRate
 
 N, DIM = 500, 64
 STEPS = (0, 1, 2, 39, 40, 175, 176, 177, 399, 400, 401, 450, 499)
-"""Within the warm-up of both, at the start of the warm-down, in both, in the warm-down, at the end."""
+"""In the warm-up of both, at the start of the warm-down, in the warm-down, and at the end."""
 OPTIONS = [
     "optimizer=nanochat",
     "scheduler=nanochat",

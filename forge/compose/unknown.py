@@ -13,6 +13,7 @@ from forge.compose.aliases import ALIASES, ALONE, BY_VALUE, DECIDED_BY, HINTS
 from forge.compose.engine import Library
 from forge.compose.grammar import read_override
 from forge.compose.hydra_adapter import Override
+from forge.compose.nanochat_words import in_our_keys
 from forge.compose.tree import LISTS, find_declaration, has, node_at, option_keys, value_in_force
 from forge.config import schemas
 from forge.config.adapters.adapter import in_ours, saved_in_ours
@@ -155,6 +156,8 @@ class Keys:
         target = translated.partition("=")[0]
         if target and (self.library.is_group(target) or find_declaration(self.tree, target)):
             return did_you_mean([translated])
+        if line := in_our_keys(last, value, self.tree):
+            return did_you_mean([line])
         ours = ALIASES.get(full) or ALIASES.get(word, "")
         if not ours:
             hint = HINTS.get(full) or HINTS.get(word, "")

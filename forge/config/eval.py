@@ -6,6 +6,8 @@ from typing import Any
 
 from forge.config.field import Section, opt, section
 
+TRAINED, EMA = "trained", "ema"
+
 
 @section
 class Eval(Section):
@@ -24,6 +26,11 @@ class Eval(Section):
     max_tokens: int = opt(1_000_000, "evaluate at most this many tokens; 0 = all", ge=0)
     batch_size: int | None = opt(
         None, "sequences a rank and batch of an evaluation; null = train.batch_size", gt=0
+    )
+    weights: str = opt(
+        TRAINED,
+        "weights that evaluations and samples read: trained, or their moving mean (train.ema_decay)",
+        choices=(TRAINED, EMA),
     )
     target: float | None = opt(None, "stop once `metric` is at least this good; null = off")
     metric: str = opt("loss", "metric of target and patience: one of the objective, or SET/METRIC")

@@ -20,6 +20,7 @@ SKIPS = Condition(
     lambda config, ranks: config.train.skip_step_on_spikes, "with train.skip_step_on_spikes=false"
 )
 CLIPS_QK = Condition(lambda config, ranks: config.train.use_qk_clip, "with train.use_qk_clip=false")
+AVERAGES = Condition(lambda config, ranks: config.train.ema_decay > 0, "with train.ema_decay=0")
 FEW, AT_ONCE = 4, 2
 """Sequences of a step over all ranks with train.batch_size=-1, and of a micro-batch.
 
@@ -62,6 +63,25 @@ class Train(Section):
     optimizer_in_backward: bool = opt(
         False,
         "update each parameter in backward, once its gradient is there, which is freed then",
+        free=True,
+    )
+    ema_decay: float = opt(
+        0.0,
+        "moving mean of the weights beside training: its share that a move keeps; 0 = no mean",
+        ge=0,
+        lt=1,
+        free=True,
+    )
+    ema_interval: int = opt(
+        1, "updates between moves of the mean", gt=0, acts_when=AVERAGES, free=True
+    )
+    ema_start_step: int = opt(
+        0, "first update that the mean takes in", ge=0, acts_when=AVERAGES, free=True
+    )
+    ema_warmup: bool = opt(
+        False,
+        "a smaller decay at first: at most (1 + n) / (10 + n) in the n-th move",
+        acts_when=AVERAGES,
         free=True,
     )
     use_qk_clip: bool = opt(

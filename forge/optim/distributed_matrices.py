@@ -84,10 +84,11 @@ class WholeMatrices:
         compute: Compute,
         extras: Callable[[Matrix], list[tuple[int, ...]]],
         done: Callable[[Matrix, Tensor, list[Tensor]], None],
+        dtype: Callable[[Matrix], torch.dtype] | None = None,
     ) -> None:
         """Compute all matrices. values: the local part of each matrix. compute: see `Compute`.
         extras: shapes of the tensors kept on all ranks. done: gets the local part of the result,
-        and the kept tensors.
+        and the kept tensors. dtype: format of the results; None = of the values.
         """
         coming = self._gather(0, values)
         waiting: Callable[[], None] | None = None
@@ -95,7 +96,7 @@ class WholeMatrices:
             gathered = coming()
             # The next matrices are on their way while this round computes.
             coming = self._gather(number + 1, values)
-            sent = self._scatter(number, gathered, values, compute, extras, done)
+            sent = self._scatter(number, gathered, values, compute, extras, done, dtype)
             if waiting is not None:
                 waiting()
             waiting = sent
@@ -148,6 +149,7 @@ class WholeMatrices:
         compute: Compute,
         extras: Callable[[Matrix], list[tuple[int, ...]]],
         done: Callable[[Matrix, Tensor, list[Tensor]], None],
+        dtype: Callable[[Matrix], torch.dtype] | None,
     ) -> Callable[[], None]:
         """Compute this rank's matrix of a round, and begin to send each rank its part. The function
         returned waits, and passes the parts received to `done`.
@@ -155,10 +157,14 @@ class WholeMatrices:
         group, matrices = self.rounds[number]
         group_rank, size = group.rank(), group.size()
         by_owner = {matrix.owner: matrix for matrix in matrices}
-        send, sends = values[matrices[0]].new_empty(0), [0] * size
+        first = matrices[0]
+        # A rank that owns no matrix of the round receives in the format of the others' results.
+        send = values[first].new_empty(0, dtype=dtype(first) if dtype else None)
+        sends = [0] * size
         if whole is not None:
             mine = by_owner[group_rank]
             result, extra_values = compute(mine, whole)
+            result = result.to(send.dtype)
             flat = [extra.to(result.dtype).flatten() for extra in extra_values]
             pieces = [torch.cat([mine.part(result, rank).flatten(), *flat]) for rank in range(size)]
             send, sends = torch.cat(pieces), [len(piece) for piece in pieces]

@@ -34,14 +34,14 @@ repeated.
 
 def newton_schulz(values: Tensor, steps: int, *, eps: float = 1e-7) -> Tensor:
     """Approximate U V^T of the singular value decomposition U S V^T: [..., m, n] -> [..., m, n]."""
-    return _quintic(values / (_norm(values) + eps), [QUINTIC] * steps)
+    return _quintic(values / (norm(values) + eps), [QUINTIC] * steps)
 
 
 def polar_express(values: Tensor, steps: int) -> Tensor:
     """Approximate U V^T with coefficients optimal for each step (arXiv:2505.16932, algorithm 1)."""
     # Divided by slightly more than the norm, so that rounding leaves no singular value above 1.
     chosen = [POLAR_EXPRESS[min(step, len(POLAR_EXPRESS) - 1)] for step in range(steps)]
-    return _quintic(values / (_norm(values) * 1.01 + 1e-6), chosen)
+    return _quintic(values / (norm(values) * 1.01 + 1e-6), chosen)
 
 
 def _quintic(x: Tensor, steps: list[tuple[float, float, float]]) -> Tensor:
@@ -60,11 +60,13 @@ def _plus_product(beta: float, x: Tensor, alpha: float, left: Tensor, right: Ten
     return product(x, left, right, beta=beta, alpha=alpha)
 
 
-def _norm(values: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(values, dim=(-2, -1), keepdim=True)
+def norm(values: Tensor, dim: tuple[int, ...] = (-2, -1)) -> Tensor:
+    return torch.linalg.vector_norm(values, dim=dim, keepdim=True)
 
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ITERATIONS = {"newton_schulz": newton_schulz, "polar_express": polar_express}
+LEAST_NORM = 1e-6
 
 
 class Muon(KeepsFormats):
@@ -118,14 +120,33 @@ class Muon(KeepsFormats):
             self.keep(matrix, kept)
             self._apply(matrix, groups[matrix.parameter], update, found_inf)
 
-        self._whole(values, compute, self.kept_shapes, done)
+        self._whole(values, compute, self.kept_shapes, done, self.result_dtype)
         return loss
 
     def orthogonal(
         self, matrix: Matrix, momentum: Tensor, bad: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
         """Orthogonalise whole matrices; returns the update, and state not cut as the parameter."""
-        return newton_schulz(momentum, self.section.ns_steps), []
+        return self.orthogonalized(matrix, momentum), []
+
+    def result_dtype(self, matrix: Matrix) -> torch.dtype:
+        """The format of updates sent between ranks."""
+        wide = wide_dtype(matrix.parameter)
+        return wide if self.section.renormalize else self._dtype(matrix.parameter)
+
+    def orthogonalized(self, matrix: Matrix, momentum: Tensor) -> Tensor:
+        """Orthogonalise by the chosen iteration, with rows of equal length before it and the norm
+        of an orthogonal matrix behind it where the section says so.
+        """
+        section, (rows, columns) = self.section, momentum.shape[-2:]
+        if section.equilibrate_rows:  # MuonEq
+            lengths = norm(momentum, dim=(-1,)).clamp_min(LEAST_NORM)
+            momentum = momentum * (norm(momentum) / rows**0.5 / lengths)
+        x = ITERATIONS[section.coefficients](momentum, section.ns_steps)
+        if section.renormalize:
+            x = x.to(wide_dtype(matrix.parameter))
+            x = x * (min(rows, columns) ** 0.5 / norm(x).clamp_min(LEAST_NORM))
+        return x
 
     def kept_shapes(self, matrix: Matrix) -> list[tuple[int, ...]]:
         """Shapes of the state returned by `orthogonal`."""
@@ -149,12 +170,13 @@ class Muon(KeepsFormats):
             gradient = torch.where(bad, buffer, gradient)
         buffer.lerp_(gradient, 1 - beta)
         chosen = gradient.lerp(buffer, beta) if self.section.nesterov else buffer
-        return chosen.to(self._dtype(chosen))
+        return chosen.to(self._dtype(parameter))
 
-    def _dtype(self, values: Tensor) -> torch.dtype:
+    def _dtype(self, parameter: Tensor) -> torch.dtype:
         """The format of products: ns_dtype, or with auto bf16 on a GPU, for the matrix units."""
         if self.section.ns_dtype == "auto":
-            return torch.bfloat16 if values.is_cuda else values.dtype
+            on_gpu = local(parameter).is_cuda
+            return torch.bfloat16 if on_gpu else wide_dtype(parameter)
         return DTYPES[self.section.ns_dtype]
 
     def _apply(
@@ -166,6 +188,8 @@ class Muon(KeepsFormats):
             rate = rate * (1 - found_inf)
         rows, columns = matrix.shape[-2:]
         update = update.to(weights.dtype) * self._scale(rows, columns)
+        if self.section.scale_decay:
+            decay = decay * max(1.0, rows / columns) ** 0.5
         if decay and self.section.cautious:
             decayed = weights * (update * weights >= 0)
             weights.sub_(rate * decay * decayed)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from forge.config.optimizers.muon import NorMuon as NorMuonSection
 from forge.optim.distributed_matrices import Matrix
 from forge.optim.elementwise import wide_dtype
-from forge.optim.muon import Muon, polar_express
+from forge.optim.muon import Muon, norm
 from forge.tensors.local import cut_dim, local, owned, select
 
 LEAST = 1e-10
@@ -30,29 +30,30 @@ class NorMuon(Muon):
     def orthogonal(
         self, matrix: Matrix, momentum: Tensor, bad: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
-        rows, columns = momentum.shape[-2:]
-        x, least = momentum, 1e-7
-        lengths = _norm(x, dim=(-1,))
-        x = x * (_norm(x) / rows**0.5 / lengths.clamp_min(least))
-        x = polar_express(x, self.section.ns_steps)
-        x = x * (min(rows, columns) ** 0.5 / _norm(x).clamp_min(least))
-        x = x.to(wide_dtype(matrix.parameter))
-        # A value for each row of a tall matrix, for each column of a wide one.
-        squares = x.square().mean(-1 if rows >= columns else -2, keepdim=True)
+        x = self.orthogonalized(matrix, momentum).to(wide_dtype(matrix.parameter))
+        shape = self.section.second_moment_shape(tuple(x.shape))
+        if not shape:
+            return x, []
+        squares = x.square().mean(-1 if shape[-1] == 1 else -2, keepdim=True)
         second = self._second_moment(matrix, squares)
         moved = second.lerp(squares, 1 - self.section.beta2)
         second = moved if bad is None else torch.where(bad, second, moved)
         scaled = x * second.clamp_min(LEAST).rsqrt()
-        return scaled * (_norm(x) / _norm(scaled).clamp_min(LEAST)), [second]
+        return scaled * (norm(x) / norm(scaled).clamp_min(LEAST)), [second]
+
+    def result_dtype(self, matrix: Matrix) -> torch.dtype:
+        return wide_dtype(matrix.parameter)
 
     def kept_shapes(self, matrix: Matrix) -> list[tuple[int, ...]]:
-        *stack, rows, columns = matrix.shape
-        return [(*stack, rows, 1) if rows >= columns else (*stack, 1, columns)]
+        shape = self.section.second_moment_shape(matrix.shape)
+        return [shape] if shape else []
 
     def keep(self, matrix: Matrix, kept: list[Tensor]) -> None:
         """Store the second moment, whole on each rank of the group; stacks are cut as the
         parameter is.
         """
+        if not kept:
+            return
         (second,), parameter = kept, matrix.parameter
         second = second.to(wide_dtype(parameter))
         if isinstance(parameter, DTensor):
@@ -80,7 +81,3 @@ class NorMuon(Muon):
         if isinstance(saved, DTensor) or not isinstance(matrix.parameter, DTensor):
             return local(saved)
         return select(saved, owned(matrix.parameter)[:-2])  # whole, from a checkpoint
-
-
-def _norm(values: Tensor, dim: tuple[int, ...] = (-2, -1)) -> Tensor:
-    return torch.linalg.vector_norm(values, dim=dim, keepdim=True)

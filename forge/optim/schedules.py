@@ -9,8 +9,10 @@ Each function takes its resolved section and returns `factor(step)`, with the fi
     after                                floor
 
 so the first step of the decay is already below the peak and its last one, s = W + S + D - 1, has
-p = 1 and exactly the floor. W, S, D and floor are warmup_steps, stable_steps, decay_steps and
-min_lr_ratio; every shape falls from 1 at p = 0 to 0 at p = 1.
+p = 1 and exactly the floor. With ends_at_floor=false, as in nanochat, p = (s - W - S) / D: the
+decay begins at the peak, and the floor is a step after its last one. W, S, D and floor are
+warmup_steps, stable_steps, decay_steps and min_lr_ratio; every shape falls from 1 at p = 0 to 0 at
+p = 1.
 """
 
 from __future__ import annotations
@@ -76,12 +78,12 @@ def _decay(section: Decay, shape: Shape, *, stable_steps: int = 0) -> Schedule:
     assert section.warmup_steps is not None, "warmup_steps is resolved before a schedule is built"
     assert section.decay_steps is not None, "decay_steps is resolved before a schedule is built"
     start, length = section.warmup_steps + stable_steps, section.decay_steps
-    floor = section.min_lr_ratio
+    floor, ahead = section.min_lr_ratio, int(section.ends_at_floor)
 
     def factor(step: int) -> float:
         if step < start:
             return _warmup(section, step)
-        return floor + (1 - floor) * shape(min(1.0, (step - start + 1) / length))
+        return floor + (1 - floor) * shape(min(1.0, (step - start + ahead) / length))
 
     return factor
 

@@ -13,7 +13,7 @@ from forge.config.precision import BYTES
 from forge.config.root import Config
 from forge.planning.shares import Share, Size, counted, largest, of_trained, share_of
 
-STATE = ("weights", "gradients", "fp32 masters", "optimizer state")
+STATE = ("weights", "gradients", "fp32 masters", "optimizer state", "mean of the weights")
 """Prefixes of the names of the parts."""
 
 
@@ -60,6 +60,9 @@ def _of_optimizer(config: Config, model: Decoder, share: Share, here: bool) -> d
             parts[f"gradients ({kind})"] = weight * count
         if precision.master_weights:
             parts["fp32 masters"] = FP32 * count
+    if config.train.ema_decay:
+        trained_count = of_trained(config, model, share).sharded(parallel) if some_frozen else 0
+        parts["mean of the weights"] = FP32 * (trained_count or share.sharded(parallel)) * here
     by_name = optimizer.groups or some_frozen
     ends = {"first": share.first, "last": share.last}
     state = share_of(model, parallel, config.adapter, of=kept, named=bool(by_name), **ends)

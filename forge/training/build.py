@@ -17,6 +17,7 @@ from forge.training.callbacks.stopping import Agreement, BadSteps, HealthCheck, 
 from forge.training.callbacks.tasks import Tasks
 from forge.training.callbacks.trackers import trackers_of
 from forge.training.checkpoints.checkpoint import Checkpointer
+from forge.training.callbacks.weight_average import WeightAverage
 from forge.training.data import how_streamed, train_loader
 from forge.training.entries import build_entries
 from forge.training.loop import Loop
@@ -90,7 +91,7 @@ def _order_callbacks(
     def wanted(*kinds: type[Callback]) -> list[Callback]:
         return [kind(session) for kind in kinds if kind.wanted(session)]  # type: ignore[call-arg]
 
-    callbacks = [*wanted(StepSigns, Sparsity), session.signals]
+    callbacks = [*wanted(StepSigns, Sparsity, WeightAverage), session.signals]
     callbacks += wanted(Garbage, Agreement, BadSteps, Logger, Norms, TimeLimit)
     callbacks += [*entries, *wanted(Tasks, HealthCheck)]
     if votes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from forge.config.root import Config
     from forge.training.session import Session
@@ -144,6 +144,20 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state from `state_dict`; tensors come on the CPU."""
+
+    def parameter_state(self) -> dict[str, Tensor]:
+        """Tensors for a checkpoint by names of parameters, each laid out as its parameter.
+
+        A checkpoint of weights alone holds them too.
+        """
+        return {}
+
+    def load_parameter_state(self, state: dict[str, Tensor]) -> None:
+        """Restore `parameter_state`; called only where a checkpoint has one."""
+
+    def evaluated_weights(self, loop: LoopView) -> AbstractContextManager[None]:
+        """A context in which the model has the weights to evaluate, in place of the trained."""
+        return nullcontext()
 
 
 def callback_name(callback: Callback) -> str:

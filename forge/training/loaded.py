@@ -54,18 +54,25 @@ LAST = "last"
 
 
 def load(
-    run: Place, step: Step = LAST, *, device: str | None = None, trust: Sequence[str] = ()
+    run: Place,
+    step: Step = LAST,
+    *,
+    device: str | None = None,
+    trust: Sequence[str] = (),
+    weights: Literal["trained", "ema"] = "trained",
 ) -> Loaded:
     """Load the model of a run, or of one checkpoint of the run, ready for use.
 
     step: the newest checkpoint, the best by the run's eval.metric, or the checkpoint of a step.
     device: cpu, cuda, cuda:N or mps; None = as in the run, or the CPU without a GPU, on CPU and mps
     in fp32. trust: prefixes of modules outside of forge for building the model; by default the
-    prefixes of the run's project, where trusted. The process takes over the run's threads and
+    prefixes of the run's project, where trusted. weights: trained, or their moving mean
+    (train.ema_decay). The process takes over the run's threads and
     determinism. Raises ValueError for a missing checkpoint.
     """
     path = _checkpoint(path_of(run), step)
-    trained = load_run(path, trust=for_run(path, trust), device=chosen_device(device))
+    options = {"device": chosen_device(device), "weights": weights}
+    trained = load_run(path, trust=for_run(path, trust), **options)
     return Loaded(**vars(trained))
 
 

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -262,6 +262,15 @@ class Loop(Moments):
     def reading(self) -> Iterator[None]:
         """A paused context, with the weights for evaluating and saving."""
         with self.paused(), reading(self.model, self.optimizer):
+            yield
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """A paused context, with the weights that eval.weights names."""
+        with self.reading(), ExitStack() as stack:
+            for callback in self.acting_at("evaluated_weights"):
+                step = self.state.step
+                stack.enter_context(call(callback, "evaluated_weights", step, self))
             yield
 
     @property

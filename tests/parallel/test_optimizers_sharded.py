@@ -38,6 +38,8 @@ CASES = [
     ("normuon", "llama", HSDP, 4),
     ("normuon", "llama", PP_FSDP, 4),
     ("normuon", "moe", EP_TP, 4),
+    ("normuon optimizer.ns_dtype=bf16", "llama", FSDP4, 4),  # ranks without a matrix in a round
+    ("nanochat", "llama", FSDP4, 4),
     *(
         pytest.param(optimizer, model, layout, ranks, marks=pytest.mark.nightly)
         for optimizer in ("muon", "normuon")

@@ -17,6 +17,8 @@ OPTIMIZERS = {
     "lion": "optimizer=lion",
     "muon": "optimizer=muon",
     "normuon": "optimizer=normuon optimizer.momentum_start=0.85",
+    "nanochat": "optimizer=nanochat optimizer.weight_decay_schedule=constant "
+    "optimizer.momentum_end=null",  # of the horizon, which differs below until it goes on
     "sgd": "optimizer=sgd optimizer.nesterov=true",
     "sgd_plain": "optimizer=sgd optimizer.momentum=0",
     "schedule_free": "optimizer=schedule_free_adamw optimizer.schedule_free_warmup_steps=4",
@@ -34,6 +36,7 @@ KINDS = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "lion": {"exp_avg"}, "sgd_p
 SAID = {
     "muon": KINDS["adamw"] | {"momentum_buffer"},
     "normuon": KINDS["adamw"] | {"momentum_buffer", "second_moment"},
+    "nanochat": KINDS["adamw"] | {"momentum_buffer", "second_moment"},
     "sgd": {"momentum_buffer"},
     "schedule_free": {"step", "z", "exp_avg_sq", "weight_sum", "y"},
     "8bit": KINDS["adamw"]
@@ -78,6 +81,18 @@ def test_a_run_goes_on_in_fresh_processes_as_if_it_had_never_stopped(train, opti
         change = (values - before[name]).norm()
         away = (ours[name] - values).norm() / change
         assert away < BOUNDS.get(optimizer, 1e-3), (name, away)
+
+
+@pytest.mark.ci("single")
+@pytest.mark.parametrize("layout", ["single", "fsdp2"])
+def test_schedules_over_the_run_go_on_where_they_were(train, layout):
+    """Momentum and weight decay are functions of the update's number alone."""
+    options = ("optimizer=nanochat", f"checkpoint.interval={STOP}", "checkpoint.keep_last_n=0")
+    whole = train("whole", layout, END, *options)
+    resumed = train(
+        "resumed", layout, END, *options, f"checkpoint.resume_from={step_of(whole, STOP)}"
+    )
+    assert_bit_equal(stored(step_of(resumed, END)), stored(step_of(whole, END)))
 
 
 BOUNDS = {"8bit": 0.05, "two": 0.05, "4bit": 0.3, "fp8": 0.1, "lion": 0.1}

@@ -9,6 +9,9 @@ from forge.config.model.tensors import EXPERT, MATRIX
 from forge.config.optimizers.base import FP32, Factor, Optimizer
 from forge.config.optimizers.schedules import Decay, Scheduler
 
+COEFFICIENTS = ("newton_schulz", "polar_express")
+SECOND_MOMENTS = ("longer", "rows", "none")
+
 
 @section
 class Muon(Optimizer):
@@ -38,10 +41,22 @@ class Muon(Optimizer):
         gt=0,
     )
     cautious: bool = opt(False, "decay the weights alone that an update moves towards 0")
+    scale_decay: bool = opt(
+        False, "weight decay too is times the factor of the shape, max(1, rows/columns)^0.5"
+    )
+    coefficients: str = opt(
+        "newton_schulz",
+        "of the iteration: equal in all steps, or best for each (arXiv:2505.16932)",
+        choices=COEFFICIENTS,
+    )
+    equilibrate_rows: bool = opt(False, "scale the rows of the momentum to one length first")
+    renormalize: bool = opt(
+        False, "scale the result to the norm of a matrix with singular values of 1"
+    )
 
     def schedules(self, scheduler: Scheduler, horizon: int) -> dict[str, Factor]:
         """Factors with the momentum's: up linearly at first, and down linearly while the rate
-        decays.
+        decays; in a run so short that both meet, up comes first.
         """
         factors, peak = super().schedules(scheduler, horizon), self.momentum
         start, end = self.momentum_start, self.momentum_end
@@ -51,10 +66,10 @@ class Muon(Optimizer):
         first = horizon - length
 
         def factor(step: int) -> float:
+            if start is not None and step < self.momentum_warmup_steps:
+                return 1 + (start / peak - 1) * (1 - step / self.momentum_warmup_steps)
             if end is not None and length and step >= first:
                 return 1 + (end / peak - 1) * min((step - first) / length, 1)
-            if start is not None:
-                return 1 + (start / peak - 1) * max(1 - step / self.momentum_warmup_steps, 0)
             return 1.0
 
         return factors | {"momentum": factor}
@@ -64,16 +79,39 @@ class Muon(Optimizer):
 class NorMuon(Muon):
     """NorMuon (arXiv:2510.05491) as nanochat has it: rows of one length, Polar Express
     (arXiv:2505.16932), a second moment of each row or column, cautious decay.
+
+    The second moment is not corrected for its start at 0: the norm of an update does not depend on
+    such a factor.
     """
 
     schema_name = "normuon"
     _target_: str = "forge.optim.normuon.NorMuon"
     beta2: float = opt(0.9, "decay rate of the second moment", ge=0, lt=1)
+    second_moment: str = opt(
+        "longer",
+        "mean squares kept: longer = of rows, of columns in a wide matrix; rows = as published",
+        choices=SECOND_MOMENTS,
+    )
     cautious: bool = opt(True, "decay the weights alone that an update moves towards 0")
+    coefficients: str = opt(
+        "polar_express",
+        "of the iteration: equal in all steps, or best for each (arXiv:2505.16932)",
+        choices=COEFFICIENTS,
+    )
+    equilibrate_rows: bool = opt(True, "scale the rows of the momentum to one length first")
+    renormalize: bool = opt(
+        True, "scale the result to the norm of a matrix with singular values of 1"
+    )
+
+    def second_moment_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the second moment of a matrix or stack of this shape; () = none."""
+        *stack, rows, columns = shape
+        if self.second_moment == "none":
+            return ()
+        of_columns = self.second_moment == "longer" and rows < columns
+        return (*stack, 1, columns) if of_columns else (*stack, rows, 1)
 
     def state_bytes(self, shape: tuple[int, ...]) -> int | None:
-        """Bytes of the momentum, and of a second moment with a value for each of the longer
-        side.
-        """
-        *stack, rows, columns = shape
-        return FP32 * math.prod(stack) * (rows * columns + max(rows, columns))
+        """Bytes of the momentum and the second moment."""
+        second = self.second_moment_shape(shape)
+        return FP32 * (math.prod(shape) + (math.prod(second) if second else 0))

@@ -53,6 +53,9 @@ class Decay(Constant):
         None, "steps from the peak to the floor; null = what is left of train.max_steps", gt=0
     )
     min_lr_ratio: float = opt(0.1, "the floor as a share of the peak", ge=0, le=1)
+    ends_at_floor: bool = opt(
+        True, "the last step of the decay is at the floor; false = the step after it would be"
+    )
 
 
 @section

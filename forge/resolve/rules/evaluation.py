@@ -6,7 +6,8 @@ from forge.config.checkpoint import Checkpoint
 from forge.config.data.eval_sets import metric_names
 from forge.config.data.reading import NAME
 from forge.config.data.text import Data
-from forge.config.eval import Eval
+from forge.config.eval import EMA, Eval
+from forge.config.optimizers.schedule_free import ScheduleFreeAdamW
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
@@ -22,6 +23,27 @@ def needed(eval: Eval, checkpoint: Checkpoint) -> Findings:
     wants["checkpoint.keep_best"] = checkpoint.keep_best
     for key in (key for key, is_set in wants.items() if is_set and not eval.enabled):
         yield key, "eval.enabled=true"
+
+
+@rule("eval.weights", "eval.weights", "train.ema_decay")
+def eval_weights(eval: Eval, train: Train) -> Findings:
+    """eval.weights=ema reads the moving mean of the weights: train.ema_decay above 0."""
+    if eval.weights == EMA and not train.ema_decay:
+        yield "eval.weights", "train.ema_decay=0.999"
+
+
+@rule("train.ema_decay", "train.ema_decay", "optimizer")
+def one_mean(train: Train, optimizer: ScheduleFreeAdamW) -> Findings:
+    """Schedule-free AdamW has a mean of its weights already, and takes train.ema_decay=0."""
+    if train.ema_decay:
+        yield "train.ema_decay", "train.ema_decay=0"
+
+
+@rule("train.ema_start_step", "train.ema_start_step", "train.max_steps", warning=True)
+def ema_start(train: Train) -> Findings:
+    """train.ema_start_step should be at most train.max_steps, or there is no mean."""
+    if train.ema_decay and train.ema_start_step > train.max_steps:
+        yield "train.ema_start_step", f"train.ema_start_step={train.max_steps // 2}"
 
 
 @rule("eval.interval", "eval.interval", "eval.patience", "train.max_steps", warning=True)

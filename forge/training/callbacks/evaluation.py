@@ -151,7 +151,7 @@ class Evaluation(Callback):
     def evaluate(self, loop: Loop) -> None:
         self.due = True
         try:
-            with loop.reading():
+            with loop.evaluating():
                 metrics = self.run(lambda: self.session.signals.interrupted(loop))
         except Interrupted:
             return

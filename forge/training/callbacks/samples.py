@@ -88,7 +88,7 @@ class Samples(Callback):
 
     def sample(self, loop: Loop) -> None:
         step = loop.state.step
-        with loop.reading():
+        with loop.evaluating():
             try:
                 written = list(self.writer.write(self.prompts))
             except FloatingPointError as error:

@@ -13,7 +13,11 @@ from forge.rundir.files import row_sizes
 from forge.rundir.progress import row_files
 from forge.training.callback import Callback
 from forge.training.callbacks.metrics import nulls
-from forge.training.checkpoints.callback_state import callback_states, load_states
+from forge.training.checkpoints.callback_state import (
+    callback_states,
+    load_states,
+    parameter_states,
+)
 from forge.training.checkpoints.checkpoint import Checkpointer, Tensors, prefixed
 
 if TYPE_CHECKING:
@@ -59,7 +63,7 @@ class Saving(Callback):
         if pins and not self.reserved:  # after the first update, which makes the optimizer's state
             self.reserved = True
             _, tensors = callback_states(loop.callbacks, loop.state.step)
-            extra = prefixed("callbacks", tensors)
+            extra = prefixed("callbacks", tensors) | parameter_states(loop.callbacks)
             self.checkpointer.reserve(loop.model, loop.optimizer, extra)
         if reason := self._reason(loop):
             self.save(loop, reason)
@@ -95,15 +99,16 @@ class Saving(Callback):
                 "rows": row_sizes(row_files(loop.run_dir)),
                 "callbacks": plain,
             }
-            weights_only = self.section.last == "weights"
+            weights_only = loop.ending and not loop.interrupted and self.section.last == "weights"
+            state = {} if weights_only else prefixed("callbacks", tensors)
             with loop.reading():
                 self.checkpointer.save(
                     loop.state.step,
                     model=loop.model,
                     optimizer=loop.optimizer,
                     meta=meta,
-                    extra=prefixed("callbacks", tensors),
-                    weights_only=loop.ending and not loop.interrupted and weights_only,
+                    extra=state | parameter_states(loop.callbacks),
+                    weights_only=weights_only,
                 )
                 # Otherwise on_gradients waits, and the copy overlaps with the next forward pass.
                 if self._changes_soon(loop):

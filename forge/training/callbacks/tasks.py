@@ -81,7 +81,7 @@ class Tasks(Callback):
             watch=watch,
         )
         try:
-            with loop.reading():
+            with loop.evaluating():
                 results = runner.run(self.ready)
         except Interrupted:
             return

@@ -10,6 +10,8 @@ from torch import Tensor
 from forge.training.callback import Callback, call, callback_name, raise_named
 
 TENSOR, TUPLE = "_tensor_", "_tuple_"
+BY_PARAMETER = "parameters"
+"""Prefix of tensors by name of callback and parameter in a checkpoint."""
 
 
 def callback_states(
@@ -34,6 +36,15 @@ def callback_states(
     return plain, tensors
 
 
+def parameter_states(callbacks: Sequence[Callback]) -> dict[str, Tensor]:
+    """The tensors that callbacks have of parameters, as `parameters/CALLBACK/PARAMETER`."""
+    return {
+        f"{BY_PARAMETER}/{_escape(callback_name(callback))}/{name}": tensor
+        for callback in callbacks
+        for name, tensor in callback.parameter_state().items()
+    }
+
+
 def load_states(
     callbacks: Sequence[Callback], plain: dict[str, Any], tensors: dict[str, Tensor], step: int
 ) -> None:
@@ -46,6 +57,13 @@ def load_states(
                 p.removeprefix(prefix): t for p, t in tensors.items() if p.startswith(prefix)
             }
             call(callback, "load_state_dict", step, _join_tensors(plain[name], callback_tensors))
+        prefix = f"{BY_PARAMETER}/{_escape(name)}/"
+        if of_parameters := {
+            key.removeprefix(prefix): tensor
+            for key, tensor in tensors.items()
+            if key.startswith(prefix)
+        }:
+            call(callback, "load_parameter_state", step, of_parameters)
 
 
 def split_tensors(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -88,8 +88,8 @@ class Checkpointer:
     ) -> None:
         """Write step_N; asynchronously from a copy of the tensors, while training goes on.
 
-        extra: further tensors by name, the state of callbacks. weights_only: without extra and the
-        optimizer's state. Raises OSError, with a hint, if writing fails.
+        extra: further tensors by name, the state of callbacks. weights_only: without the optimizer's
+        state. Raises OSError, with a hint, if writing fails.
         """
         self.wait()  # an earlier save may still read the staging buffer
         if isinstance(optimizer, Offloaded):
@@ -121,8 +121,8 @@ class Checkpointer:
         weights = exact_state(model) if self.base is None else trained_state(model)
         tensors = prefixed("model", weights)
         if optimizer is not None:
-            tensors |= {**prefixed("optimizer", optimizer_tensors(model, optimizer)), **extra}
-        return tensors
+            tensors |= prefixed("optimizer", optimizer_tensors(model, optimizer))
+        return tensors | extra
 
     def save_weights(
         self, step: int, like: Tensors, values: Mapping[str, Tensor], meta: dict[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import singledispatchmethod
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from forge.config.adapters.adapter import (
     is_added,
 )
 from forge.config.adapters.ia3 import IA3
+from forge.config.eval import EMA, TRAINED
 from forge.config.model.decoder import Decoder
 from forge.config.root import Config
 from forge.families import folder as folders
@@ -35,13 +36,23 @@ from forge.hf.read import read_tensor
 from forge.models.init import init_weights
 from forge.models.plain import make_model
 from forge.rundir import saved_config
-from forge.rundir.checkpoints import WEIGHTS, Saved
+from forge.rundir.checkpoints import WEIGHTS, CheckpointError, Saved
 from forge.rundir.saved_config import CONFIG
 from forge.training.checkpoints import tensor_storage
 from forge.training.checkpoints.adapter_base import BASE, located
 from forge.training.checkpoints.damage import share_damage
 
 PREFIX = "model/"
+MEAN = "parameters/WeightAverage/"
+"""Prefix of the moving mean of the weights, of forge.training.callbacks.weight_average."""
+
+
+def mean_prefix(path: Path, stored: Collection[str]) -> str:
+    """The prefix of the moving mean among stored names. Raises CheckpointError without one."""
+    if any(name.startswith(MEAN) for name in stored):
+        return MEAN
+    hint = "train.ema_decay=0.999 keeps one beside training"
+    raise CheckpointError(f"{path} has no moving mean of the weights; {hint}")
 
 
 class Merged(Mapping[str, Tensor]):
@@ -50,8 +61,10 @@ class Merged(Mapping[str, Tensor]):
     Names absent from the checkpoint come from its base, of whatever kind.
     """
 
-    def __init__(self, path: Path, config: Config) -> None:
-        """config: of the checkpoint. Raises CheckpointError for an unusable base."""
+    def __init__(self, path: Path, config: Config, weights: str = TRAINED) -> None:
+        """config: of the checkpoint. weights: trained, or ema, their moving mean. Raises
+        CheckpointError for an unusable base, and without a mean.
+        """
         self.path, self.adapter, self.below = path, config.adapter, Saved(path).meta.get(BASE)
         with share_damage(path):
             stored = tensor_storage.stored_metadata(path / WEIGHTS)
@@ -60,6 +73,12 @@ class Merged(Mapping[str, Tensor]):
             for name, meta in stored.items()
             if name.startswith(PREFIX)
         }
+        self.keys = {name: PREFIX + name for name in self.stored}
+        if weights == EMA:
+            prefix = mean_prefix(path, stored)
+            means = [name for name in self.stored if prefix + name in stored]
+            self.keys |= {name: prefix + name for name in means}
+            self.stored |= {name: stored[prefix + name] for name in means}
         self.base: Mapping[str, Tensor] = {}
         self.beside = {}
         if self.below is not None:
@@ -131,11 +150,11 @@ class Merged(Mapping[str, Tensor]):
 
     def own(self, name: str) -> Tensor:
         """Read a tensor of the checkpoint without merging."""
-        meta = self.stored[name]
-        values = {PREFIX + name: torch.empty(tuple(meta.size), dtype=meta.properties.dtype)}
+        meta, key = self.stored[name], self.keys[name]
+        values = {key: torch.empty(tuple(meta.size), dtype=meta.properties.dtype)}
         with share_damage(self.path):  # other ranks may read other names
             tensor_storage.load_tensors(values, self.path / WEIGHTS, alone=True)
-        return values[PREFIX + name]
+        return values[key]
 
 
 class _OfFolder(Mapping[str, Tensor]):

@@ -19,6 +19,7 @@ from forge.adapters.adapter import adapter_of
 from forge.adapters.packed import Packed, packed_in, plain_parameters
 from forge.adapters.pissa import leave_rest
 from forge.config.adapters.adapter import is_added
+from forge.config.eval import EMA, TRAINED
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.layer import Model
 from forge.config.model.tensors import TensorSpec, misfits, with_new_rows
@@ -39,9 +40,10 @@ from forge.tensors.local import copy_local, select
 from forge.tensors.masters import exact_state, round_masters, round_weights
 from forge.training.checkpoints import tensor_storage
 from forge.training.checkpoints.adapter_base import BASE, located
+from forge.training.checkpoints.callback_state import BY_PARAMETER
 from forge.training.checkpoints.checkpoint import Tensors, prefixed
 from forge.training.checkpoints.damage import share_damage
-from forge.training.checkpoints.merging import Merged
+from forge.training.checkpoints.merging import Merged, mean_prefix
 from forge.training.checkpoints.new_rows import fill_tables, tables_with_new_rows
 from forge.training.checkpoints.replicas import Replicas
 from forge.training.checkpoints.room import allocate_for, fill_packed
@@ -69,21 +71,26 @@ def load_run(
     trust: Sequence[str] = (),
     fp32: bool = False,
     device: torch.device | None = None,
+    weights: str = TRAINED,
 ) -> Trained:
     """Load the model of a run directory (its newest usable checkpoint) or of a step_N directory.
 
     Weights get the format of the run's products, or the stored fp32; on a CPU and on mps always
     fp32. trust: prefixes of trusted modules outside of forge for building the model. device: None =
-    as in the run, or the CPU without a GPU. Raises ValueError for a missing checkpoint, a misfit,
-    or untrusted code.
+    as in the run, or the CPU without a GPU. weights: trained, or ema, their moving mean. Raises
+    ValueError for a missing checkpoint or mean, a misfit, or untrusted code.
     """
-    return checkpoints.read_checkpoint(
-        run, partial(_trained, trust=trust, fp32=fp32, device=device)
-    )
+    options = {"trust": trust, "fp32": fp32, "device": device, "weights": weights}
+    return checkpoints.read_checkpoint(run, partial(_trained, **options))
 
 
 def _trained(
-    checkpoint: Saved, *, trust: Sequence[str], fp32: bool, device: torch.device | None
+    checkpoint: Saved,
+    *,
+    trust: Sequence[str],
+    fp32: bool,
+    device: torch.device | None,
+    weights: str,
 ) -> Trained:
     """Build and fill the model of one checkpoint, see `load_run`."""
     config = read_checkpoint_config(checkpoint.path, trust=trust)
@@ -105,6 +112,8 @@ def _trained(
     allocate(model, device)
     model.reset_buffers()
     load_checkpoint(checkpoint.path, model=model, trust=trust)
+    if weights == EMA:
+        load_mean(checkpoint.path, model)
     check_buffers(model)
     if not fp32:
         round_weights(plain_parameters(model), FORMATS[config.precision.param_dtype])
@@ -185,6 +194,10 @@ def load_checkpoint(
     if optimizer is not None:
         for key, meta in _below("callbacks/", stored).items():
             targets[f"callbacks/{key}"] = allocate_for(None, meta)
+        for key, meta in _below(f"{BY_PARAMETER}/", stored).items():
+            name = key.partition("/")[2]
+            if name in fitting and name in state:
+                targets[f"{BY_PARAMETER}/{key}"] = allocate_for(state[name], meta)
         for key, meta in _below("optimizer/", stored).items():
             name, _, entry = key.rpartition("/")
             if part.optimizer_state and name in fitting and name in state:
@@ -200,7 +213,19 @@ def load_checkpoint(
         round_masters(model)
         if optimizer is not None and part.optimizer_state:
             restore_optimizer(model, optimizer, _below("optimizer/", targets))
-    return _below("callbacks/", targets)
+    of_parameters = {k: v for k, v in targets.items() if k.startswith(f"{BY_PARAMETER}/")}
+    return _below("callbacks/", targets) | of_parameters
+
+
+def load_mean(path: Path, model: nn.Module) -> None:
+    """Replace weights by their moving mean. Raises CheckpointError for a checkpoint without it."""
+    with share_damage(path):
+        stored = tensor_storage.stored_metadata(path / WEIGHTS)
+    prefix = mean_prefix(path, stored)
+    state = exact_state(model)
+    targets = {key: state[key.removeprefix(prefix)] for key in stored if key.startswith(prefix)}
+    with share_damage(path):
+        tensor_storage.load_tensors(targets, path / WEIGHTS, alone=True)
 
 
 def load_weights(

@@ -1,0 +1,108 @@
+"""The average of several checkpoints' weights, as a run of weights alone."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from forge.config.eval import TRAINED
+from forge.config.problems import listed
+from forge.rundir import provenance, saved_config, versions
+from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Saved
+from forge.rundir.directory import MADE_WITH
+from forge.rundir.files import write_json
+from forge.rundir.saved_config import CONFIG
+from forge.training.checkpoints.adapter_base import BASE
+from forge.training.checkpoints.checkpoint import Checkpointer
+from forge.training.checkpoints.merging import PREFIX, Merged
+from forge.training.checkpoints.restore import read_checkpoint_config, tokenizer_of
+
+Weighted = Sequence[tuple[Saved, float]]
+MERGED = "merged"
+
+
+class Average(Mapping[str, Tensor]):
+    """sum(share * weights) of checkpoints by stored name, computed on access in fp64.
+
+    Shares sum up to 1. Integers are those of the last checkpoint. Raises CheckpointError where
+    names or shapes differ.
+    """
+
+    def __init__(self, sources: Sequence[tuple[Merged, float]]) -> None:
+        self.sources = sources
+        (first, _), *others = sources
+        shapes = {name: tuple(meta.size) for name, meta in first.stored.items()}
+        for other, _ in others:
+            found = {name: tuple(meta.size) for name, meta in other.stored.items()}
+            if differing := sorted(dict(shapes.items() ^ found.items())):
+                message = f"{first.path} and {other.path} differ in names or shapes of weights"
+                raise CheckpointError(f"{message}: {listed(differing)}; name steps of one model")
+
+    def like(self) -> dict[str, Tensor]:
+        """The weights by name on the meta device, in the format of the last checkpoint."""
+        last = self.sources[-1][0]
+        return {
+            name: torch.empty(tuple(meta.size), dtype=meta.properties.dtype, device="meta")
+            for name, meta in last.stored.items()
+        }
+
+    def __getitem__(self, key: str) -> Tensor:
+        name = key.removeprefix(PREFIX)
+        last = self.sources[-1][0].own(name)
+        if len(self.sources) == 1 or not last.is_floating_point():
+            return last
+        total = torch.zeros(last.shape, dtype=torch.float64)
+        for source, share in self.sources:
+            total.add_(source.own(name).double(), alpha=share)
+        return total.to(last.dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.like())
+
+    def __len__(self) -> int:
+        return len(self.like())
+
+
+def merge_checkpoints(
+    chosen: Weighted, out: Path, *, weights: str = TRAINED, trust: Sequence[str] = ()
+) -> Path:
+    """Write the average of a run's checkpoints as the run directory `out`; returns its checkpoint.
+
+    chosen: checkpoints with shares that sum up to 1, the last one giving config, tokenizer and
+    step. weights: trained, or ema, the moving mean in each. Only one weight at a time is in memory.
+    Raises CheckpointError for checkpoints that cannot be averaged, and OSError if writing fails.
+    """
+    last = chosen[-1][0]
+    config = read_checkpoint_config(last.path, trust=trust)
+    for saved, _ in chosen:
+        if BASE in saved.meta:
+            hint = "python -m forge.export RUN OUT --format hf --merge adds them to the base first"
+            raise CheckpointError(f"{saved.path} has adapters beside a base; {hint}")
+    average = Average([(Merged(saved.path, config, weights), share) for saved, share in chosen])
+    config = replace(config, run=replace(config.run, dir=str(out.absolute())))
+    config.freeze()
+    sources = [{"path": str(saved.path), "step": saved.step, "share": s} for saved, s in chosen]
+    out.mkdir(parents=True, exist_ok=True)
+    run_id = secrets.token_hex(8)
+    made = {"run_id": run_id, **provenance.facts(), MERGED: {"weights": weights, "of": sources}}
+    write_json(out / MADE_WITH, made)
+    tokenizer = tokenizer_of(last.path)
+    tokenizer.save(out / TOKENIZER)
+    folder = out / config.checkpoint.dir
+    checkpointer = Checkpointer(folder, config, tokenizer, run_id)
+    taken = ("best_by", "higher_is_better", "train", "data")
+    meta = {key: last.meta[key] for key in taken if key in last.meta}
+    meta |= {"reason": MERGED, "metrics": {}, MERGED: json.loads(json.dumps(made[MERGED]))}
+    try:
+        checkpointer.save_weights(last.step, average.like(), average, meta)
+    finally:
+        checkpointer.close()
+    versions.write_parts(out, 1, overrides=[], derived=[], warnings=[])
+    saved_config.save_config(config, out / CONFIG)
+    return folder / f"step_{last.step}"

@@ -29,7 +29,7 @@ class Eval(Section):
     )
     weights: str = opt(
         TRAINED,
-        "weights that evaluations and samples read: trained, or their moving mean (train.ema_decay)",
+        "weights for evaluation and samples: trained, or their moving mean (train.ema_decay)",
         choices=(TRAINED, EMA),
     )
     target: float | None = opt(None, "stop once `metric` is at least this good; null = off")

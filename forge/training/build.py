@@ -16,8 +16,8 @@ from forge.training.callbacks.spikes import Spikes
 from forge.training.callbacks.stopping import Agreement, BadSteps, HealthCheck, StopVote, TimeLimit
 from forge.training.callbacks.tasks import Tasks
 from forge.training.callbacks.trackers import trackers_of
-from forge.training.checkpoints.checkpoint import Checkpointer
 from forge.training.callbacks.weight_average import WeightAverage
+from forge.training.checkpoints.checkpoint import Checkpointer
 from forge.training.data import how_streamed, train_loader
 from forge.training.entries import build_entries
 from forge.training.loop import Loop

@@ -43,12 +43,17 @@ def of(config: Any, **options: Any) -> Any:
     return config(**SIZES, **options)
 
 
+def of(config: Any, **options: Any) -> Any:
+    """A config of transformers with the sizes above and further options."""
+    return config(**SIZES, **options)
+
+
 MODELS: dict[str, tuple[str, Any]] = {
     "llama": ("llama", transformers.LlamaConfig(**SIZES)),
-    "llama3": ("llama", transformers.LlamaConfig(**SIZES | {"rope_parameters": LLAMA3 | {"rope_theta": 10000.0}})),
+    "llama3": ("llama", of(transformers.LlamaConfig, rope_scaling=LLAMA3)),
     "tied": ("llama", transformers.LlamaConfig(**SIZES, tie_word_embeddings=True)),
     "qwen2": ("qwen2", transformers.Qwen2Config(**SIZES)),
-    "qwen3": ("qwen3", transformers.Qwen3Config(**SIZES | {"head_dim": 32})),
+    "qwen3": ("qwen3", of(transformers.Qwen3Config, head_dim=32)),
     "qwen3moe": (
         "qwen3moe",
         transformers.Qwen3MoeConfig(

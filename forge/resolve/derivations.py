@@ -38,6 +38,7 @@ from forge.planning.world import World
 from forge.resolve.auto import auto, memory_for_time
 from forge.resolve.layout import batch, layout, padding, pipeline
 from forge.resolve.recompute import recompute
+from forge.resolve.scaling import scaled_rates, scaled_size
 from forge.rundir.checkpoints import BEST, TOKENIZER
 
 PATHS = tuple(dict.fromkeys(schemas.keys_with("path")))
@@ -354,6 +355,7 @@ DERIVATIONS = (
     of_folder,
     of_adapters,
     of_base,
+    scaled_size,
     model_shape,
     device,
     masters,
@@ -365,6 +367,7 @@ DERIVATIONS = (
     vocabulary,
     new_rows,
     home,
+    scaled_rates,
     auto,
     layout,
     batch,

@@ -50,7 +50,12 @@ def _in_order(base: type[Section]) -> list[type[Section]]:
 INNER: dict[str, type[Section]] = {"mixer": Mixer, "feed_forward": FeedForward}
 """Groups of a section inside another, as model.mixer, with their base classes."""
 
-for package in (mixers, feed_forwards, optimizers, scaling):  # a file each; to be imported is to be known
+for package in (
+    mixers,
+    feed_forwards,
+    optimizers,
+    scaling,
+):  # a file each; to be imported is to be known
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
 

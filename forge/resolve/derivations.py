@@ -38,7 +38,7 @@ from forge.planning.world import World
 from forge.resolve.auto import auto, memory_for_time
 from forge.resolve.layout import batch, layout, padding, pipeline
 from forge.resolve.recompute import recompute
-from forge.resolve.scaling import scaled_rates, scaled_size
+from forge.resolve.scaling import scaled_rates, scaled_shape
 from forge.rundir.checkpoints import BEST, TOKENIZER
 
 PATHS = tuple(dict.fromkeys(schemas.keys_with("path")))
@@ -355,7 +355,7 @@ DERIVATIONS = (
     of_folder,
     of_adapters,
     of_base,
-    scaled_size,
+    scaled_shape,
     model_shape,
     device,
     masters,

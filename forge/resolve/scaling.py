@@ -17,6 +17,7 @@ SHAPE = (
     "model.n_kv_heads",
     "model.ffn_hidden_dim",
     "model.max_seq_len",
+    "model.moe.ffn_hidden_dim",
     "train.seq_len",
 )
 RATES = (
@@ -24,16 +25,17 @@ RATES = (
     "train.global_batch_size",
     "train.max_steps",
     "optimizer",
+    "scheduler.warmup_steps",
     "scaling.scale_rates",
 )
 
 
 @derivation("scaling", writes=(*SHAPE, "scaling"))
-def scaled_size(config: Config, scaling: Scaling) -> Iterator[Derived | Problem]:
+def scaled_shape(config: Config, scaling: Scaling) -> Iterator[Derived | Problem]:
     """Widths and numbers of layers and heads, of `scaling`."""
     if not scaling.applied:
         settings = Settings(config)
-        scaling.size(settings)
+        scaling.shape(settings)
         yield from settings.problems or settings.steps
 
 

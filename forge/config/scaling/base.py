@@ -54,6 +54,17 @@ class Settings:
         self.steps.append(Derived(key, value, why))
         return value
 
+    def note(self, key: str, why: str) -> None:
+        """Say why an option keeps its value."""
+        self.steps.append(Derived(key, self.get(key), why))
+
+    def lacks_decoder(self) -> bool:
+        """Whether the model is no decoder, which is refused."""
+        if self.config.decoder is None:
+            message = "its widths and heads are those of a decoder, and this model is none."
+            self.refuse("scaling", message, "scaling=none, or model=nanochat")
+        return self.config.decoder is None
+
     def refuse(self, key: str, message: str, hint: str) -> None:
         """Add a problem; the values set after it are not used."""
         self.problems.append(Problem(key, message, hint, rule="scaling"))
@@ -61,7 +72,7 @@ class Settings:
 
 @section
 class Scaling(Section):
-    """Base of every scaling rule: `size` before the parameters are counted, `rates` after."""
+    """Base of every scaling rule: `shape` before the parameters are counted, `rates` after."""
 
     all_free = True  # what a run is, the values that follow say
 
@@ -76,7 +87,7 @@ class Scaling(Section):
         """Keep the values from being worked out of themselves, where a config is resolved twice."""
         self.__dict__["_applied"] = True
 
-    def size(self, settings: Settings) -> None:
+    def shape(self, settings: Settings) -> None:
         """Set widths and numbers of layers and heads."""
 
     def rates(self, settings: Settings) -> None:

@@ -12,13 +12,20 @@ from typing import Any, NamedTuple
 from forge.config.field import opt, section
 from forge.config.model.decoder import Decoder
 from forge.config.model.tensors import GATE
-from forge.config.rule import Overruled, nearest_divisor
+from forge.config.rule import nearest_divisor
 from forge.config.scaling import horizon
 from forge.config.scaling.base import Row, Scaling, Settings
 from forge.config.scaling.counts import parameters
-from forge.config.scaling.horizon import FLOPS, RATIO, STEPS
+from forge.config.scaling.horizon import (
+    FLOPS,
+    RATIO,
+    STEPS,
+    TOKENS,
+    set_batch,
+    set_steps,
+    typed_batch,
+)
 
-SIZE, TOKENS = "train.global_batch_size", "train.global_batch_tokens"
 HEADS, KV_HEADS = "model.n_heads", "model.n_kv_heads"
 EXPONENT = 0.383
 """Growth of the best batch with the tokens of a run (arXiv:2505.13738)."""
@@ -61,7 +68,7 @@ class Depth(Scaling):
         12.0, "tokens to train on for each parameter of blocks and output head", gt=0
     )
     target_flops: float | None = opt(
-        None, "FLOPs to spend on the run; null = by target_param_data_ratio", gt=0
+        None, "FLOPs to spend on the run; null = by target_param_data_ratio", gt=0, le=1e30
     )
     horizon_for_batch: str = opt(
         "ratio",
@@ -80,26 +87,23 @@ class Depth(Scaling):
         False, "scale rates and weight decay that are typed too, as nanochat scales --matrix-lr"
     )
 
-    def shape(self, depth: int, head_dim: int) -> Shape:
+    def shape_of(self, depth: int, head_dim: int) -> Shape:
         """The shape of a depth: depth * aspect_ratio wide, rounded up to whole heads."""
         return Shape(depth, -(-depth * self.aspect_ratio // head_dim) * head_dim, head_dim)
 
-    def size(self, settings: Settings) -> None:
-        if settings.config.decoder is None:
-            message = "its widths and heads are those of a decoder, and this model is none."
-            settings.refuse("scaling", message, "scaling=none, or model=nanochat")
+    def shape(self, settings: Settings) -> None:
+        if settings.lacks_decoder():
             return
         typed = settings.is_stated("model.head_dim") and settings.get("model.head_dim")
         head_dim = settings.set("model.head_dim", typed or self.head_dim, "scaling.head_dim")
-        layers, dim, _ = self.shape(self.depth, head_dim)
+        layers, dim, _ = self.shape_of(self.depth, head_dim)
         settings.set("model.n_layers", layers, f"scaling.depth={self.depth}")
         why = f"{self.depth} * {self.aspect_ratio}, a multiple of {head_dim}"
         dim = settings.set("model.dim", dim, why)
         self._heads(settings, dim, head_dim)
         settings.set("model.ffn_hidden_dim", *ffn_width(settings.config.model))
         length = settings.set("train.seq_len", self.seq_len, "scaling.seq_len")
-        if settings.get("model.max_seq_len") < length:
-            settings.set("model.max_seq_len", length, f"train.seq_len={length}")
+        settings.set("model.max_seq_len", length, f"train.seq_len={length}")
 
     def _heads(self, settings: Settings, dim: int, head_dim: int) -> None:
         """Set heads and key/value heads."""
@@ -119,7 +123,7 @@ class Depth(Scaling):
             message = f"depth {self.depth} has {number} heads, which {kv_heads} key/value heads do "
             hint = f"{KV_HEADS}={nearest_divisor(number, kv_heads)}"
             depths = sorted(range(1, 2 * self.depth + 64), key=lambda d: abs(d - self.depth))
-            fits = (d for d in depths if not self.shape(d, head_dim).heads % kv_heads)
+            fits = (d for d in depths if not self.shape_of(d, head_dim).heads % kv_heads)
             if not settings.is_stated(HEADS) and (near := next(fits, None)):
                 hint = f"scaling.depth={near}, or {hint}"
             settings.refuse(f"scaling.depth={self.depth}", f"{message}not divide.", hint)
@@ -138,7 +142,7 @@ class Depth(Scaling):
         """Parameters of the model at the reference depth, with all else as it is."""
         reference = model.clone()
         reference.thaw()
-        layers, dim, _ = self.shape(self.reference_depth, model.computed_head_dim)
+        layers, dim, _ = self.shape_of(self.reference_depth, model.computed_head_dim)
         reference.n_layers, reference.dim = layers, dim
         reference.n_heads = reference.n_kv_heads = dim // model.computed_head_dim
         reference.ffn_hidden_dim = ffn_width(reference)[0]
@@ -171,13 +175,7 @@ class Depth(Scaling):
         sequences, why = max(best // seq_len, 1), f"2^round(log2({law})), tokens of {tokens.why}"
         if sequences * seq_len != best:
             why += f"; {best:,} in whole sequences"
-        if settings.is_stated(SIZE):
-            batch = settings.get(SIZE) * seq_len
-            settings.steps.append(Overruled(SIZE, sequences, f"{best:,} tokens: {why}"))
-            return batch
-        batch = settings.set(TOKENS, sequences * seq_len, why)
-        settings.set(SIZE, max(batch // seq_len, 1), f"{batch} tokens / {seq_len} a sequence")
-        return batch
+        return set_batch(settings, sequences, why)
 
     def _steps(self, settings: Settings, ends_by: str, batch: int, count: int) -> None:
         """Set the number of steps."""
@@ -197,10 +195,8 @@ class Depth(Scaling):
             unit = "FLOPs" if ends_by == FLOPS else "tokens"
             message = f"{less} is less than one step, which takes {each:,} {unit}."
             settings.refuse(less, message, f"{hint} or more, or a smaller {TOKENS}=...")
-        elif ends_by == STEPS or steps > 0:
-            if ends_by != STEPS:
-                settings.in_files -= {STEPS}  # of an experiment, and a horizon is typed
-            settings.set(STEPS, steps, why)
+        else:
+            set_steps(settings, ends_by, steps, why)
 
     def _scale(self, settings: Settings, batch: int, tokens: Tokens) -> None:
         """Set learning rates and weight decay."""
@@ -248,10 +244,3 @@ def ffn_width(model: Decoder) -> tuple[int, str]:
     open_model.thaw()
     open_model.ffn_hidden_dim = None
     return open_model.computed_ffn_hidden_dim, f"Llama's rule for {model.dim}, with a gate"
-
-
-def typed_batch(settings: Settings) -> int | None:
-    """Tokens of a step that the user states; None = none are stated."""
-    if settings.is_stated(SIZE) and settings.get(SIZE) is not None:
-        return settings.get(SIZE) * settings.get("train.seq_len")
-    return settings.get(TOKENS) if settings.is_stated(TOKENS) else None

@@ -21,6 +21,12 @@ SHAPE = (
     "train.seq_len",
 )
 RATES = (
+    "model.init_std",
+    "model.init_std_tables",
+    "model.init_scale_residual",
+    "model.logits_multiplier",
+    "model.residual_multiplier",
+    "model.query_scale",
     "train.global_batch_tokens",
     "train.global_batch_size",
     "train.max_steps",

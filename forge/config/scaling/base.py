@@ -45,8 +45,8 @@ class Settings:
 
         over_typed: `value` is worked out of the stated one, which it replaces.
         """
-        present = self.get(key)
         if self.is_stated(key) and not over_typed:
+            present = self.get(key)
             if present != value:
                 self.steps.append(Overruled(key, value, why))
             return present

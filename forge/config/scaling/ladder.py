@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from forge.config.field import opt, section
 from forge.config.model.decoder import Decoder
-from forge.config.optimizers.base import Adaptive
 from forge.config.optimizers.schedules import WSD, Constant
 from forge.config.rule import Findings, rule
 from forge.config.scaling import horizon
@@ -116,7 +115,7 @@ class Ladder(Scaling):
 
     def _optimizer(self, settings: Settings, number: int, batch: int) -> None:
         """Set learning rate, decay and betas of an optimizer of Adam's kind."""
-        if not isinstance(settings.config.optimizer, Adaptive):
+        if not hasattr(settings.config.optimizer, "eps"):
             settings.note("optimizer.lr", "the law is of AdamW: the rate stays as it is")
             return
         rate = RATE * (number / REFERENCE) ** (-1 / 3) * self.lr_multiplier
@@ -150,6 +149,6 @@ def rungs(scaling: Ladder, sweeper: Sweeper) -> Findings:
     """A ladder has two sizes or more: sweeper.params has several of scaling.size."""
     sizes = sweeper.params.get(RUNG)
     if sizes is not None and "," not in str(sizes):
-        hint = f"'sweeper.params={{{RUNG}:\"190M,370M,760M\"}}', or {RUNG}={sizes} by itself"
+        hint = f"\"sweeper.params={{{RUNG}:'190M,370M,760M'}}\""
         message = f"a ladder of one size, {sizes}, has no law."
         yield "sweeper.params", message, hint

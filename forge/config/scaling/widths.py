@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from forge.config.field import opt, section
 from forge.config.model.tensors import EXPERT, MATRIX, ROUTER
 from forge.config.optimizers import param_groups
-from forge.config.optimizers.base import Adaptive, Optimizer
+from forge.config.optimizers.base import Optimizer
 from forge.config.optimizers.lion import Lion
 from forge.config.optimizers.muon import Muon
 from forge.config.scaling.base import Row, Scaling, Settings
@@ -147,11 +147,12 @@ class CompleteP(Widths):
 def lr_power(optimizer: Optimizer) -> float | None:
     """Power of the width that the learning rate of matrices grows with; None = no rule is known.
 
-    -1 where each value of an update is about as large as the others (Adam, Lion). An update of Muon
-    has singular values of max(1, rows / columns)^0.5: 0; with consistent_rms each value is about
-    that large, and the singular values grow with the root of the width: -0.5.
+    -1 where the values of an update are of one size: a sign, or divided by the root of a second
+    moment, with an eps. An update of Muon has singular values of max(1, rows / columns)^0.5: 0;
+    with consistent_rms its values are of one size, and the singular values grow with the root of
+    the width: -0.5.
     """
-    if isinstance(optimizer, Adaptive | Lion):
+    if isinstance(optimizer, Lion) or hasattr(optimizer, "eps"):
         return -1.0
     if isinstance(optimizer, Muon):
         return 0.0 if optimizer.consistent_rms is None else -0.5

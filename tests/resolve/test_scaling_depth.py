@@ -77,8 +77,8 @@ def rates(config: Config) -> dict[str, float]:
 @needs_nanochat
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_every_number_of_nanochats_dial(depth: int) -> None:
-    config, entry = resolved([*NANOCHAT, f"scaling.depth={depth}"], as_point=True).config, DIAL
-    entry = dict(DEPTHS[depth])
+    config = resolved([*NANOCHAT, f"scaling.depth={depth}"], as_point=True).config
+    entry = DEPTHS[depth]
     model, train = config.decoder, config.train
     assert model is not None
     windows = [model.of_kind(model.kind_of(layer).name).seen(2048) for layer in range(depth)]
@@ -215,7 +215,7 @@ def test_a_value_of_an_experiment_stays_and_a_typed_horizon_takes_its_place(tmp_
     text = "defaults:\n  - override /scaling: depth\nscaling: {depth: 4}\n"
     text += "train: {max_steps: 50, seq_len: 512}\nmodel: {head_dim: 64}\n"
     (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
-    where = {"config_dirs": [str(tmp_path)]}
+    where: dict[str, Any] = {"config_dirs": [str(tmp_path)]}
     typed = ["experiment=mine", *VOCAB, "parallel=single", "run.device=cpu"]
     config = resolved(typed, **where).config
     assert (config.train.max_steps, config.train.seq_len) == (50, 512)

@@ -59,11 +59,15 @@ class Settings:
         self.steps.append(Derived(key, self.get(key), why))
 
     def lacks_decoder(self) -> bool:
-        """Whether the model is no decoder, which is refused."""
+        """Whether the model has no shape to be set, which is refused."""
+        message = ""
         if self.config.decoder is None:
             message = "its widths and heads are those of a decoder, and this model is none."
-            self.refuse("scaling", message, "scaling=none, or model=nanochat")
-        return self.config.decoder is None
+        elif hasattr(self.config.model, "pretrained"):
+            message = "the shape of model=hf is that of its folder."
+        if message:
+            self.refuse("scaling", message, "scaling=none, or a model by its shape, model=small")
+        return bool(message)
 
     def refuse(self, key: str, message: str, hint: str) -> None:
         """Add a problem; the values set after it are not used."""

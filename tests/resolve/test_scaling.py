@@ -174,6 +174,11 @@ def test_attention_is_scaled_where_heads_grow() -> None:
             "scaling.chinchilla_multiple=0.00015",
         ),
         (
+            "scaling=ladder scaling.chinchilla_multiple=2 train.max_steps=9",
+            "train.max_steps and scaling.chinchilla_multiple each say how long the run is.",
+            "leave train.max_steps or scaling.chinchilla_multiple out",
+        ),
+        (
             "scaling=mup optimizer=sgd",
             "its rules are of Adam, Lion and Muon, and none is of sgd.",
             "optimizer=adamw",

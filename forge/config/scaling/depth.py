@@ -129,7 +129,7 @@ class Depth(Scaling):
             settings.refuse(f"scaling.depth={self.depth}", f"{message}not divide.", hint)
 
     def rates(self, settings: Settings) -> None:
-        config, ends_by = settings.config, horizon.chosen(settings)
+        config, ends_by = settings.config, horizon.chosen(settings, FLOPS, RATIO)
         if not ends_by:
             return
         count, reference = parameters(config.model), self.reference_parameters(config.model)

@@ -8,23 +8,23 @@ from forge.config.scaling.base import Settings
 SIZE, TOKENS = "train.global_batch_size", "train.global_batch_tokens"
 STEPS = "train.max_steps"
 FLOPS, RATIO = "scaling.target_flops", "scaling.target_param_data_ratio"
-HORIZONS = (STEPS, FLOPS, RATIO)
-"""Options that say how long a run is, the first that is given deciding."""
+MULTIPLE = "scaling.chinchilla_multiple"
+OF_RUN = (STEPS,)
+"""Options of any run that say how long it is, the first that is given deciding."""
 
 
-def chosen(settings: Settings) -> str:
-    """The option that decides: the typed one, else the first given; "" after two typed ones."""
-    typed = [key for key in HORIZONS if settings.is_typed(key)]
+def chosen(settings: Settings, *of_scaling: str) -> str:
+    """The option that decides: the typed one, else the first given, else the last of the scaling's
+    own; "" after two typed ones. of_scaling: the options of the scaling that say how long a run is.
+    """
+    typed = [key for key in (*OF_RUN, *of_scaling) if settings.is_typed(key)]
     if len(typed) > 1:
         message = f"{' and '.join(typed)} each say how long the run is."
         settings.refuse(typed[1], message, f"leave {' or '.join(typed)} out")
         return ""
-    if typed:
-        return typed[0]
-    if settings.is_stated(STEPS):
-        return STEPS
-    has_flops = getattr(settings.config.scaling, "target_flops", None) is not None
-    return FLOPS if has_flops else RATIO
+    in_files = (key for key in OF_RUN if settings.is_stated(key))
+    given = (key for key in of_scaling if settings.get(key) is not None)
+    return [*typed, *in_files, *given][0]
 
 
 def set_steps(settings: Settings, ends_by: str, steps: int, why: str) -> None:

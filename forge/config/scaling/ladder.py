@@ -15,7 +15,7 @@ from forge.config.optimizers.schedules import WSD, Constant
 from forge.config.rule import Findings, rule
 from forge.config.scaling import horizon
 from forge.config.scaling.base import Row, Scaling, Settings
-from forge.config.scaling.horizon import STEPS
+from forge.config.scaling.horizon import MULTIPLE, STEPS
 from forge.config.sweeper import Sweeper
 
 RUNG = "scaling.size"
@@ -78,7 +78,7 @@ class Ladder(Scaling):
         settings.set("model.max_seq_len", length, f"train.seq_len={length}")
 
     def rates(self, settings: Settings) -> None:
-        ends_by = horizon.chosen(settings)
+        ends_by = horizon.chosen(settings, MULTIPLE)
         if not ends_by:
             return
         number = non_embedding(settings.config.model)
@@ -86,10 +86,10 @@ class Ladder(Scaling):
         tokens = self.tokens_per_param * self.chinchilla_multiple * number
         steps = round(tokens / batch)
         if steps < 1 and ends_by != STEPS:
-            key = f"scaling.chinchilla_multiple={self.chinchilla_multiple:g}"
+            key = f"{MULTIPLE}={self.chinchilla_multiple:g}"
             message = f"{tokens:,.0f} tokens are less than one step, which has {batch:,}."
             least = batch / (self.tokens_per_param * number)
-            settings.refuse(key, message, f"scaling.chinchilla_multiple={1.01 * least:.2g}")
+            settings.refuse(key, message, f"{MULTIPLE}={1.01 * least:.2g}")
             return
         horizon.set_steps(
             settings,

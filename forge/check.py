@@ -175,8 +175,9 @@ def warnings(resolution: Resolution) -> list[str]:
 def _choices(composition: Composition) -> str:
     """The chosen options of groups, without the groups of sweeps."""
     choices = {group: composition.choices.get(group) for group in composition.library.groups()}
-    if choices["launch"] == "local":
-        del choices["launch"]
+    for group, plain in (("launch", "local"), ("scaling", "none")):
+        if choices[group] == plain:
+            del choices[group]
     choices = {group: option for group, option in choices.items() if option is not None}
     return " ".join(
         f"{g}={option}" for g, option in choices.items() if g not in ("sweep", "sweeper")

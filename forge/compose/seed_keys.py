@@ -119,15 +119,15 @@ model.layers | window_pattern | a pattern of model.kinds, one of them with model
 train.max_steps | num_iterations | with scaling=depth a typed one comes before the ratio; there is no -1
 scaling.target_flops | target_flops | with scaling=depth; null instead of -1, and two horizons that are typed are refused
 scaling.target_param_data_ratio | target_param_data_ratio | with scaling=depth
-train.global_batch_tokens | total_batch_size | with scaling=depth instead of -1: leave it out
-optimizer.groups | embedding_lr | lr of the group embedding of optimizer=nanochat, and half of it for value_embedding
-optimizer.groups | unembedding_lr | lr of the group head of optimizer=nanochat
-optimizer.weight_decay | weight_decay | cautious, and cosine down to 0, with optimizer=nanochat
-optimizer.lr | matrix_lr | of optimizer=nanochat, whose groups have their own
-optimizer.groups | scalar_lr | lr of the group x0_scalar of optimizer=nanochat, and a hundredth of it for residual_scalar
+train.global_batch_tokens | total_batch_size | null instead of -1, and then the accumulation decides, not a scaling rule
+optimizer.groups | embedding_lr | {roles: [embedding], lr: 0.3, lr_base_dim: 768}: a group by role
+optimizer.groups | unembedding_lr | {roles: [head], lr: 0.008, lr_base_dim: 768}
+optimizer.weight_decay | weight_decay | cautious with optimizer=normuon; optimizer.weight_decay_schedule=cosine
+optimizer.lr | matrix_lr | of optimizer=normuon, whose group rest has its own
+optimizer.groups | scalar_lr | {roles: [norm, bias], lr: 0.5}
 optimizer.betas | adam_beta1 adam_beta2 | both in one: [beta1, beta2]; of a group too
 scheduler.warmup_ratio | warmup_ratio
-scheduler.decay_ratio | warmdown_ratio | with scheduler=nanochat
+scheduler.decay_ratio | warmdown_ratio | with scheduler=wsd scheduler.wsd_decay_type=linear
 scheduler.min_lr_ratio | final_lr_frac learning_rate_final_fraction
 checkpoint.resume_from | resume_from_step | a step directory, or a run directory for its newest
 eval.interval | eval_every eval_interval | -1 is eval.enabled=false

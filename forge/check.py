@@ -22,9 +22,10 @@ from forge.config.launch import Slurm
 from forge.config.model.tensors import TensorSpec
 from forge.config.numbers import byte_size, counted, duration, percent
 from forge.config.optimizers import param_groups
-from forge.config.problems import REFUSED, ConfigError, listed
+from forge.config.problems import REFUSED, ConfigError, listed, shown
 from forge.config.quantization import Quantized
 from forge.config.root import Config
+from forge.config.rule import get
 from forge.config.sweeper import Optuna
 from forge.config.train import Train
 from forge.planning.activations import host_bytes
@@ -151,6 +152,7 @@ def report(composition: Composition, resolution: Resolution) -> str:
         "optimizer": _optimizer(config),
         "quantization": _quantization(config),
         "training": _training(config),
+        "scaling": _scaling(resolution),
         "each device": each_device,
         "expected time": _time(config, world),
         "where": where,
@@ -173,8 +175,9 @@ def warnings(resolution: Resolution) -> list[str]:
 def _choices(composition: Composition) -> str:
     """The chosen options of groups, without the groups of sweeps."""
     choices = {group: composition.choices.get(group) for group in composition.library.groups()}
-    if choices["launch"] == "local":
-        del choices["launch"]
+    for group, plain in (("launch", "local"), ("scaling", "none")):
+        if choices[group] == plain:
+            del choices[group]
     choices = {group: option for group, option in choices.items() if option is not None}
     return " ".join(
         f"{g}={option}" for g, option in choices.items() if g not in ("sweep", "sweeper")
@@ -243,6 +246,15 @@ def _training(config: Config) -> list[Row]:
         ("ends after", " or ".join(ends) + (", whichever is first" if len(ends) > 1 else "")),
         ("tokens", f"{tokens_in_all(config):,}{_at_most(train)}"),
     ]
+
+
+def _scaling(resolution: Resolution) -> list[Row]:
+    """Rows of the numbers behind the values of `scaling`, and of values that are stated instead."""
+    config, rows = resolution.config, []
+    for value in resolution.overruled:
+        text = f"{value.value} by scaling, and {shown(get(config, value.key))} is stated"
+        rows.append((value.key, f"{text}   ({value.why})"))
+    return [*config.scaling.facts(config), *rows]
 
 
 def _at_most(train: Train) -> str:

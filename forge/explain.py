@@ -78,6 +78,8 @@ def explain(key: str, composition: Composition, resolution: Resolution) -> str:
         typed = composition.applied.get(key)
         source = "the command line" if origin == COMMAND_LINE else origin
         lines.append(f"  from          {f'{source}: {typed}' if typed else origin}")
+        if other := next((d for d in resolution.overruled if d.key == key), None):
+            lines.append(f"  in place of   {_show(other.value)} by scaling: {other.why}")
     if (metadata := _metadata(key, composition)) is not None:
         meaning = metadata.get("help", "what is built for this section")
         lines.append(f"  meaning       {meaning}")

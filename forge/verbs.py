@@ -25,6 +25,7 @@ ORDER = (
         "parity",
         "bench",
         "plan",
+        "coords",
         "prepare",
         "preview",
         "checkpoints",

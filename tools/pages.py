@@ -56,6 +56,7 @@ GUIDES = {
     "quantization": "low_precision.md",
     "parallel": "layouts.md",
     "train": "concepts.md",
+    "scaling": "scaling.md",
     "eval": "how_to.md",
     "checkpoint": "runs.md",
     "metrics": "runs.md",

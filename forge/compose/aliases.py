@@ -83,6 +83,11 @@ ALIASES = {
         "target_modules lora_target_modules",
         "adapter=lora adapter.modules_to_save=": "modules_to_save lora_modules_to_save "
         "additional_target",
+        "scaling=depth scaling.depth=": "depth",
+        "scaling=depth scaling.aspect_ratio=": "aspect_ratio",
+        "scaling=depth scaling.target_flops=": "target_flops",
+        "scaling=depth scaling.target_param_data_ratio=": "target_param_data_ratio",
+        "scaling=power_of_two scaling.global_parameter_scale=": "global_parameter_scale",
         "adapter=qlora adapter.double_quantization=": "bnb_4bit_use_double_quant "
         "use_bnb_nested_quant double_quantization",
     }.items()
@@ -179,7 +184,6 @@ HINTS = {
     "ckpt_path": "checkpoint.init_from=PATH begins with those weights; a run goes on with "
     "python -m forge.resume runs/<run>",
     "logger": "metrics.enable_wandb=true or metrics.enable_tensorboard=true",
-    "depth": "model.n_layers=N model.dim=64*N, as nanochat's depth N sets both",
     "max_tokens": "train.max_steps, which is the tokens divided by those of a step: "
     "train.global_batch_tokens",
     "text_column": COLUMN,

@@ -94,8 +94,16 @@ class Composition:
         assert isinstance(config, Composed)
         folders = [quoted(os.path.abspath(path)) for path in self.config_dirs]
         search = (f"hydra.searchpath=[{folder}]" for folder in folders)
-        config.set_source((*search, *self.overrides), self.choices.get("model") or "run")
+        preset = self.choices.get("model") or "run"
+        config.set_source((*search, *self.overrides), preset, stated=self._stated())
         return config
+
+    def _stated(self) -> frozenset[str]:
+        """The keys that files of a whole experiment set; none where no derivation asks."""
+        if self.choices.get("scaling") in (None, "none"):
+            return frozenset()
+        whole = [pair for pair in self.files if pair[0].partition("/")[0] in groups.OPTIONAL]
+        return frozenset(file_lines(self.library, whole))
 
 
 def config(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -> Composed:

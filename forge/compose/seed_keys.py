@@ -72,7 +72,7 @@ data | data.format | data=alpaca, data=sharegpt, data=chat, data=text; preferenc
 data | data.source | data=text for files, data=hf for a Hugging Face dataset
 data.val_fraction | data.eval_split | documents are chosen by a hash of their content
 data.validation | data.eval_path | path; or eval.sets for several
-train.seq_len | data.max_seq_length max_seq_len max_target_length | model.max_seq_len bounds it
+train.seq_len | data.max_seq_length max_target_length | model.max_seq_len bounds it
 data.hf_streaming | data.streaming | with data=hf
 adapter.rank | lora.rank
 adapter.alpha | lora.alpha
@@ -111,18 +111,23 @@ metrics.wandb_run_name | run | with metrics.enable_wandb=true; dummy is metrics.
 run.device | device_type | auto, cpu, cuda or mps
 quantization | fp8 | quantization=fp8
 quantization.recipe | fp8_recipe | also rowwise_with_gw_hp
-model.head_dim | head_dim head_dim | null = model.dim / model.n_heads
+scaling.depth | depth | with scaling=depth, which sets layers, width, heads, batch, steps and rates; default 20
+scaling.aspect_ratio | aspect_ratio | with scaling=depth
+scaling.head_dim | head_dim | with scaling=depth; model.head_dim without: null = model.dim / model.n_heads
+train.seq_len | max_seq_len | with scaling=depth 2048, and model.max_seq_len is the same; else model.max_seq_len bounds it
 model.layers | window_pattern | a pattern of model.kinds, one of them with model.sliding_window_size
-train.max_steps | num_iterations steps | always a bound: there is no -1
+train.max_steps | num_iterations | with scaling=depth a typed one comes before the ratio; there is no -1
+scaling.target_flops | target_flops | with scaling=depth; null instead of -1, and two horizons that are typed are refused
+scaling.target_param_data_ratio | target_param_data_ratio | with scaling=depth
 train.global_batch_tokens | total_batch_size | null instead of -1, and then the accumulation decides, not a scaling rule
-optimizer.groups | embedding_lr | lr of the group embedding of optimizer=nanochat, and half of it for value_embedding
-optimizer.groups | unembedding_lr | lr of the group head of optimizer=nanochat
-optimizer.weight_decay | weight_decay | cautious, and cosine down to 0, with optimizer=nanochat
-optimizer.lr | matrix_lr | of optimizer=nanochat, whose groups have their own
-optimizer.groups | scalar_lr | lr of the group x0_scalar of optimizer=nanochat, and a hundredth of it for residual_scalar
+optimizer.groups | embedding_lr | {roles: [embedding], lr: 0.3, lr_base_dim: 768}: a group by role
+optimizer.groups | unembedding_lr | {roles: [head], lr: 0.008, lr_base_dim: 768}
+optimizer.weight_decay | weight_decay | cautious with optimizer=normuon; optimizer.weight_decay_schedule=cosine
+optimizer.lr | matrix_lr | of optimizer=normuon, whose group rest has its own
+optimizer.groups | scalar_lr | {roles: [norm, bias], lr: 0.5}
 optimizer.betas | adam_beta1 adam_beta2 | both in one: [beta1, beta2]; of a group too
 scheduler.warmup_ratio | warmup_ratio
-scheduler.decay_ratio | warmdown_ratio | with scheduler=nanochat
+scheduler.decay_ratio | warmdown_ratio | with scheduler=wsd scheduler.wsd_decay_type=linear
 scheduler.min_lr_ratio | final_lr_frac learning_rate_final_fraction
 checkpoint.resume_from | resume_from_step | a step directory, or a run directory for its newest
 eval.interval | eval_every eval_interval | -1 is eval.enabled=false
@@ -150,12 +155,14 @@ quantization.weight_sparsity_m | weight_sparsity_m | with quantization=sparse
 quantization.weight_sparsity_update_step | weight_sparsity_update_step | with quantization=sparse
 quantization.weight_sparsity_start_step | weight_sparsity_start_step | with quantization=sparse
 model=llama3_8b | decoder_block | one decoder shaped by options: each family is a preset of [models.md](models.md)
+scaling.global_parameter_scale | global_parameter_scale | with scaling=power_of_two; the preset's values are the base_ ones
 model.dim | base_emb_dim emb_dim
 model.n_heads | base_num_query_heads num_query_heads
 model.n_kv_heads | base_num_kv_heads num_kv_heads
 model.ffn_hidden_dim | base_mlp_dim mlp_dim
 model.init_std | dense_init_scale | a standard deviation, not a factor of a fan-in rule
 model.n_layers | base_num_decoder_layers num_decoder_layers
+model.head_dim | head_dim | null = model.dim / model.n_heads
 model.kinds | global_head_dim | model.head_dim of the kind of the global layers
 model.activation | mlp_activations | silu and linear together are model.activation=silu with model.gated_mlp=true
 model.mlp_activations_limit | mlp_activations_limit | 0 = no limit, not -1
@@ -305,6 +312,7 @@ objective=sft | use_sft
 data.train_on | sft_train_on_completion_only | data.train_on=responses, which it is
 data.formatting_func | formatting_func_path | what is built of data=formatted
 data.formatting_func | formatting_func_kwargs | its other keys
+train.max_steps | steps | always a bound: there is no -1
 eval.steps | eval_steps | 0 instead of -1 for the whole split
 eval.target | target_eval_loss | null instead of 0 for off; eval.metric says of what
 train.max_bad_steps | abort_on_nan_loss abort_on_inf_loss | such an update is skipped, and so many in a row end the run; 0 = never

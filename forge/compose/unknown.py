@@ -167,9 +167,8 @@ class Keys:
             words = value.strip("[]").replace("'", "").replace('"', "").split(",")
             value = f"[{','.join(translate(w.strip() for w in words if w.strip()))}]"
         option = ours.rpartition(" ")[2].removesuffix("=")
-        if ours.startswith(("adapter=", "optimizer=", "data=")) and find_declaration(
-            self.tree, option
-        ):
+        chosen_by = ("adapter=", "optimizer=", "data=", "scaling=")
+        if ours.startswith(chosen_by) and find_declaration(self.tree, option):
             return did_you_mean(self.advised(option, value))  # the group's option in force has it
         if "=" in ours and value.lower() in OFF:
             return f"leave it out; {ours} switches it on"

@@ -129,7 +129,7 @@ def element_faults(key: str, value: Any, metadata: Mapping[str, Any]) -> Iterato
         demand = "finite"
     elif not all(COMPARE[name][0](value, limit) for name, limit in bounds.items()):
         demand = describe_bounds(metadata)
-    elif abs(value) > LARGEST:
+    elif abs(value) > LARGEST and abs(value) > bounds.get("le", 0):
         demand = f"at most {LARGEST:g}"
     if demand:
         yield Problem(f"{key}={value}", f"{key} must be {demand}.", rule="bounds")

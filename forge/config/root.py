@@ -26,6 +26,7 @@ from forge.config.precision import Precision
 from forge.config.profiling import Profiling
 from forge.config.quantization import Quantization
 from forge.config.run import Run
+from forge.config.scaling.base import Scaling
 from forge.config.sweep import Sweep
 from forge.config.sweeper import Sweeper
 from forge.config.tokenizers.tokenizer import Tokenizer
@@ -34,11 +35,14 @@ from forge.config.train import Train
 
 @dataclass(frozen=True)
 class Source:
-    """Origin of a composed config. config: a copy from then, where changes count."""
+    """Origin of a composed config. config: a copy from then, where changes count. stated: keys that
+    files of a whole experiment set, beside the presets of groups.
+    """
 
     overrides: tuple[str, ...] = ()
     preset: str = "run"
     config: Config | None = None
+    stated: frozenset[str] = frozenset()
 
 
 @section
@@ -59,6 +63,7 @@ class Config(Section):
     quantization: Quantization = MISSING
     parallel: Parallel = MISSING
     train: Train = MISSING
+    scaling: Scaling = MISSING
     eval: Eval = MISSING
     checkpoint: Checkpoint = MISSING
     metrics: Metrics = MISSING
@@ -118,7 +123,17 @@ class Config(Section):
         """The option of the model group; 'run' for a config made by hand."""
         return self._source.preset
 
-    def set_source(self, overrides: tuple[str, ...], preset: str, *, track: bool = True) -> None:
-        """Remember the overrides. track: values set from now on are overrides too."""
+    def set_source(
+        self,
+        overrides: tuple[str, ...],
+        preset: str,
+        *,
+        track: bool = True,
+        stated: frozenset[str] | None = None,
+    ) -> None:
+        """Remember the overrides. track: values set from now on are overrides too. stated: as of
+        `Source`; None = as before.
+        """
         copied = self.clone() if track else None
-        self.__dict__["_source"] = Source(overrides, preset, copied)
+        stated = self._source.stated if stated is None else stated
+        self.__dict__["_source"] = Source(overrides, preset, copied, stated)

@@ -33,6 +33,11 @@ class Derived:
     why: str
 
 
+@dataclass(frozen=True)
+class Overruled(Derived):
+    """A derived value that is not used, since the user states another."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Declared:
     """A function, its docstring as the sentence, and the keys the function reads."""

@@ -18,7 +18,7 @@ import forge.config.data.mixture  # to be imported is to be known
 import forge.config.model.hub_folder
 import forge.config.objectives.preference
 import forge.config.tokenizers.tokenizer_files  # noqa: F401
-from forge.config import optimizers
+from forge.config import optimizers, scaling
 from forge.config.field import Section, default_of, types_of, variants_of
 from forge.config.model import feed_forwards, mixers
 from forge.config.model.feed_forwards.base import FeedForward
@@ -50,7 +50,12 @@ def _in_order(base: type[Section]) -> list[type[Section]]:
 INNER: dict[str, type[Section]] = {"mixer": Mixer, "feed_forward": FeedForward}
 """Groups of a section inside another, as model.mixer, with their base classes."""
 
-for package in (mixers, feed_forwards, optimizers):  # a file each; to be imported is to be known
+for package in (
+    mixers,
+    feed_forwards,
+    optimizers,
+    scaling,
+):  # a file each; to be imported is to be known
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
 

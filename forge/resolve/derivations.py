@@ -38,9 +38,11 @@ from forge.planning.world import World
 from forge.resolve.auto import auto, memory_for_time
 from forge.resolve.layout import batch, layout, padding, pipeline
 from forge.resolve.recompute import recompute
+from forge.resolve.scaling import scaled_rates, scaled_shape
 from forge.rundir.checkpoints import BEST, TOKENIZER
 
 PATHS = tuple(dict.fromkeys(schemas.keys_with("path")))
+TYPED_AT = "from where the command was typed"
 UNKNOWN_ROWS = 32000
 """Rows for an unreadable tokenizer, to check the rest of the config."""
 
@@ -239,8 +241,7 @@ def paths(config: Config) -> Iterator[Derived]:
         path = getattr(section, field.name) if field.metadata.get("path") else None
         if not path or (key == "checkpoint.resume_from" and path.isdecimal()):
             continue
-        absolute = os.path.abspath(os.path.expanduser(path))
-        why = "from where the command was typed"
+        absolute, why = os.path.abspath(os.path.expanduser(path)), TYPED_AT
         file = os.path.join(absolute, FILE_NAME)
         is_tokenizer = key == "tokenizer.path" and isinstance(section, TokenizerFile)
         if is_tokenizer and os.path.isfile(file):
@@ -264,8 +265,7 @@ def paths_of_entries(config: Config, data: Data, eval: Eval) -> Iterator[Derived
             if path and is_path and field.metadata.get("path"):
                 absolute = os.path.abspath(os.path.expanduser(path))
                 if absolute != path:
-                    why = "from where the command was typed"
-                    yield Derived(f"{key}.{option}", absolute, why)
+                    yield Derived(f"{key}.{option}", absolute, TYPED_AT)
 
 
 @derivation("eval.tasks", writes=("eval.tasks",))
@@ -276,8 +276,7 @@ def paths_of_tasks(eval: Eval) -> Iterator[Derived]:
         if isinstance(path, str) and path and not ADDRESS.match(path):
             absolute = os.path.abspath(os.path.expanduser(path))
             if absolute != path:
-                why = "from where the command was typed"
-                yield Derived(f"eval.tasks.{name}.path", absolute, why)
+                yield Derived(f"eval.tasks.{name}.path", absolute, TYPED_AT)
 
 
 @derivation(
@@ -299,8 +298,7 @@ def vocabulary(model: Model, tokenizer: Tokenizer) -> Iterator[Derived | Problem
         if tokenizer.n_ids is None and not isinstance(tokenizer, Existing):
             message = f"the number of ids is not known before {type(tokenizer).__name__} is built."
             hint = "model.vocab_size=32000, or a property n_ids of its section"
-            key = "model.vocab_size"
-            yield Problem(key=f"{key}=auto", what=message, fix=hint, rule=key)
+            yield Problem("model.vocab_size=auto", message, hint, rule="model.vocab_size")
         rows = tokenizer.n_ids or UNKNOWN_ROWS
         why = f"the tokenizer has {rows} ids"
         if isinstance(tokenizer, BPE):
@@ -354,6 +352,7 @@ DERIVATIONS = (
     of_folder,
     of_adapters,
     of_base,
+    scaled_shape,
     model_shape,
     device,
     masters,
@@ -365,6 +364,7 @@ DERIVATIONS = (
     vocabulary,
     new_rows,
     home,
+    scaled_rates,
     auto,
     layout,
     batch,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from forge.config.optimizers.group_faults import check_values
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
-from forge.config.rule import Derived, put
+from forge.config.rule import Derived, Overruled, put
 from forge.planning.world import Devices, World, find_devices, world_of
 from forge.resolve import causes
 from forge.resolve.derivations import DERIVATIONS
@@ -20,10 +20,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Resolution:
-    """A frozen config ready to run, with its derived values, warnings and world."""
+    """A frozen config ready to run, with its derived values, warnings and world. overruled: derived
+    values that are not used, since the user states others.
+    """
 
     config: Config
     derived: tuple[Derived, ...]
+    overruled: tuple[Overruled, ...] = ()
     warnings: tuple[Problem, ...]
     world: World
 
@@ -63,6 +66,7 @@ def resolve(
     return Resolution(
         config=checked.config,
         derived=tuple(checked.derived),
+        overruled=tuple(checked.overruled),
         warnings=tuple(problems),
         world=checked.world,
     )
@@ -84,6 +88,7 @@ class Checked:
     config: Config
     derived: list[Derived]
     problems: list[Problem]
+    overruled: list[Overruled] = field(default_factory=list)
     world: World | None = None
 
 
@@ -100,7 +105,8 @@ def worked_out(config: Config, *, devices: Devices | None = None) -> tuple[Confi
         for step in derivation.call(config, world):
             if isinstance(step, Problem):
                 raise ConfigError([step])
-            put(config, step.key, step.value)
+            if not isinstance(step, Overruled):
+                put(config, step.key, step.value)
     return config, world
 
 
@@ -148,6 +154,8 @@ def _derive(checked: Checked, world: World, broken: set[str]) -> None:
             elif isinstance(step, Problem):
                 checked.problems.append(step)
                 broken |= set(derivation.writes)
+            elif isinstance(step, Overruled):
+                checked.overruled.append(step)
             else:
                 put(checked.config, step.key, step.value)
                 checked.derived.append(step)

@@ -45,6 +45,7 @@ SAMPLE = {
     "parallel.cpu_offload": "true",
     "adapter=lora adapter.modules_to_save=": "[norm]",
     "adapter=qlora adapter.double_quantization=": "true",
+    "scaling=depth scaling.target_flops=": "1e17",
 }
 
 
@@ -114,8 +115,8 @@ def test_every_key_of_the_seeds_is_answered_with_what_exists() -> None:
         ("ckpt_path=last.pt", "python -m forge.resume"),
         ("trainer.devices=2", "run.num_processes=2"),
         ("trainer.max_epochs=2", "train.max_epochs=2"),
-        ("depth=20", "model.n_layers=N model.dim=64*N"),
-        ("--depth=20", "model.n_layers=N model.dim=64*N"),
+        ("depth=20", "scaling=depth scaling.depth=20"),
+        ("--depth=20", "scaling=depth scaling.depth=20"),
         ("--device-batch-size=4", "train.batch_size=4"),
         ("per_device_batch_size=4", "train.batch_size=4"),
         ("lora.rank=8", "adapter=lora adapter.rank=8"),

@@ -31,7 +31,7 @@ FREE = {
     "optimizer_in_backward recompute recompute_every recompute_layers shutdown_timeout_sec",
 }
 FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "plan", "profiling", "run", "sweep"}
-FREE_AS_A_WHOLE |= {"sweeper"}
+FREE_AS_A_WHOLE |= {"scaling", "sweeper"}
 IDENTITY = {
     "": "hparams rewards seed",
     "checkpoint": "dir exclude_from_loading init_from init_optimizer",

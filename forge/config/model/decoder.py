@@ -141,7 +141,7 @@ class Decoder(LayerShape):
     def outside(self) -> tuple[list[TensorSpec], list[TensorSpec]]:
         """Return the tensors before the first block and the tensors after the last."""
         table: dict[str, Any] = {"shape": (self.vocab_size, self.dim), "tp": 0}
-        table["new"] = tuple(self.new_rows)
+        table["new"], table["std"] = tuple(self.new_rows), self.init_std_tables
         first = [TensorSpec(name="embedding.weight", role=EMBEDDING, part="embedding", **table)]
         if self.position == "learned":
             shape = (self.max_seq_len, self.dim)

@@ -13,7 +13,13 @@ DEFAULT = "default"
 """The kind of layer without overrides."""
 OF_ALL_LAYERS = (
     *("_target_", "vocab_size", "pad_vocab_to", "max_seq_len", "dim", "n_layers", "moe"),
-    *("tie_embeddings", "embedding_multiplier", "init_std", "init_scale_residual"),
+    *(
+        "tie_embeddings",
+        "embedding_multiplier",
+        "init_std",
+        "init_std_tables",
+        "init_scale_residual",
+    ),
     *("layers", "kinds", "document_attention", "logits_multiplier", "final_logits_soft_cap"),
     *("new_rows", "logits_dot_in_fp32", "window_pattern", "short_window", "value_embeddings"),
     *("residual_scalars", "x0_scalars", "smear", "backout", "initial_law", "embedding_norm"),

@@ -131,6 +131,9 @@ class LayerShape(RotaryOptions, AttentionOptions, WindowPattern, Skips, InitialL
         ge=0,
     )
     init_std: float = opt(0.02, "standard deviation of the initial weights", gt=0)
+    init_std_tables: float | None = opt(
+        None, "the same of embedding tables and output head; null = init_std", gt=0
+    )
     init_scale_residual: bool = opt(
         True, "divide init_std of layers that end in the residual by sqrt(2*n_layers)"
     )

@@ -1,0 +1,1 @@
+"""Sections of scaling rules, a file each, imported by `forge.config.schemas`."""

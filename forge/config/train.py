@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import field
 
 from forge.config.data.batch_sizes import BatchSizes
+from forge.config.data.budget import ALL, COUNTS
 from forge.config.field import Condition, Section, opt, section
 from forge.config.parallel import SEVERAL_RANKS
 from forge.config.problems import Problem
@@ -14,6 +15,10 @@ from forge.config.recompute import AUTO, CUSTOM, POLICIES, Policy, Recompute, pl
 RECOMPUTED = Condition(
     lambda config, ranks: config.train.activation_checkpointing != "none",
     "with train.activation_checkpointing=none",
+)
+BY_PARAMETERS = Condition(
+    lambda config, ranks: config.train.tokens_per_parameter is not None,
+    "without train.tokens_per_parameter",
 )
 GROWS = Condition(lambda config, ranks: config.train.rampup_start > 0, "with train.rampup_start=0")
 SKIPS = Condition(
@@ -51,7 +56,23 @@ class Train(Section):
     rampup_samples: int = opt(
         500, "sequences over which they grow, an equal share at each size", gt=0, acts_when=GROWS
     )
-    max_steps: int = opt(100_000, "stop after this many optimizer updates", gt=0)
+    max_steps: int = opt(
+        100_000, "stop after this many optimizer updates; -1 = by a budget of tokens", ge=-1
+    )
+    max_tokens: int | None = opt(
+        None, "in place of max_steps: as many whole steps as fit in these tokens", gt=0, free=True
+    )
+    tokens_per_parameter: float | None = opt(
+        None, "in place of max_steps: this many tokens for each parameter", gt=0, free=True
+    )
+    parameters_counted: str = opt(
+        ALL,
+        "parameters of tokens_per_parameter: all, those active for one token, or the active ones "
+        "without token and position tables and the output head",
+        choices=COUNTS,
+        free=True,
+        acts_when=BY_PARAMETERS,
+    )
     max_epochs: float = opt(
         0.0, "stop after this many passes over the training split; 0 = off", ge=0, free=True
     )
@@ -154,6 +175,9 @@ class Train(Section):
             key, message = f"{prefix}batch_size", "a micro-batch has a sequence or more"
             hint = f"{key}=1, or -1 to work it out"
             yield Problem(f"{key}=0", f"{key} = 0: {message}.", hint, rule="sequences")
+        if self.max_steps == 0:
+            key = f"{prefix}max_steps"
+            yield Problem(f"{key}=0", f"{key} must be at least 1.", f"{key}=1", rule="steps")
 
     @property
     def batch_sizes(self) -> BatchSizes:

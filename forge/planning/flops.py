@@ -30,7 +30,12 @@ def sequences_of(config: Config) -> int:
     return config.objective.rows + config.objective.rows_ahead
 
 
+def tokens_of_sample(config: Config) -> int:
+    """Tokens of a sample of the batch, with every sequence full."""
+    return sequences_of(config) * config.train.seq_len
+
+
 def tokens_in_all(config: Config) -> int:
     """Tokens of all steps, with every sequence full."""
     train = config.train
-    return train.batch_sizes.samples(train.max_steps) * sequences_of(config) * train.seq_len
+    return train.batch_sizes.samples(train.max_steps) * tokens_of_sample(config)

@@ -31,7 +31,7 @@ from forge.data.tokens.cache import cache_root
 from forge.data.tokens.store import TokenStore
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
-from forge.resolve.derivations import fit_epochs
+from forge.resolve.horizon import fit_epochs
 from forge.rundir import outcome, versions
 from forge.training.callbacks.samples import opening
 from forge.training.process import say

@@ -27,7 +27,8 @@ FREE = {
     "data": "cache_dir max_bad_rows num_workers pad_to_multiple_of pin_memory prefetch_factor",
     "model": "fused_gate_up fused_qkv",
     "train": "activation_checkpointing batch_size compile_backend compile_model gc_interval "
-    "grad_accum_steps max_bad_steps max_epochs max_time nccl_health_check_interval "
+    "grad_accum_steps max_bad_steps max_epochs max_time max_tokens tokens_per_parameter "
+    "parameters_counted nccl_health_check_interval "
     "optimizer_in_backward recompute recompute_every recompute_layers shutdown_timeout_sec",
 }
 FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "plan", "profiling", "run", "sweep"}

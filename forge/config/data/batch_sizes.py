@@ -56,5 +56,10 @@ class BatchSizes:
         step, sample, size = self.stages[self._stage(1, samples)]
         return step + (samples - sample) / size
 
+    def whole_steps(self, samples: int) -> int:
+        """Whole steps in this many samples."""
+        step, sample, size = self.stages[self._stage(1, samples)]
+        return step + (samples - sample) // size
+
     def _stage(self, field: int, value: float) -> int:
         return bisect_right(self.stages, value, key=lambda stage: stage[field]) - 1

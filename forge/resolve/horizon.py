@@ -1,4 +1,4 @@
-"""Derivations of the horizon: steps from a budget of tokens or epochs, and those of the schedule."""
+"""Derivations of the horizon: steps of a budget of tokens or epochs, and of the schedule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from forge.config.data.budget import (
     HORIZON,
     MAX_TOKENS,
     OPEN,
-    PER_PARAMETER,
     STEPS,
     given,
     parameters,

@@ -22,6 +22,7 @@ from forge.config.launch import Slurm
 from forge.config.model.tensors import TensorSpec
 from forge.config.numbers import byte_size, counted, duration, percent
 from forge.config.optimizers import param_groups
+from forge.config.optimizers.schedules import Constant, Decay
 from forge.config.problems import REFUSED, ConfigError, listed
 from forge.config.quantization import Quantized
 from forge.config.root import Config
@@ -240,9 +241,22 @@ def _training(config: Config) -> list[Row]:
     return [
         ("global batch", f"{train.global_batch_size:,} {sequences} = {tokens:,} tokens"),
         *_rampup(train.batch_sizes),
+        ("learning rate", _learning_rate(config)),
         ("ends after", " or ".join(ends) + (", whichever is first" if len(ends) > 1 else "")),
         ("tokens", f"{tokens_in_all(config):,}{_at_most(train)}"),
     ]
+
+
+def _learning_rate(config: Config) -> str:
+    """The peak, with the steps of warm-up and of decay to the floor."""
+    schedule, peak = config.scheduler, config.optimizer.peak(config.model.known_dim)
+    parts = [f"{peak:.4g}"]
+    if isinstance(schedule, Constant) and schedule.warmup_steps:
+        parts.append(f"after {schedule.warmup_steps:,} steps of warm-up")
+    if isinstance(schedule, Decay) and schedule.decay_steps:
+        last = f"down to {peak * schedule.min_lr_ratio:.4g} over the last {schedule.decay_steps:,}"
+        parts.append(f"{last} ({schedule.schema_name})")
+    return ", ".join(parts)
 
 
 def _at_most(train: Train) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forge.config.data.budget import (
+    ALL,
     COUNTED,
     HORIZON,
     MAX_TOKENS,
@@ -11,14 +12,19 @@ from forge.config.data.budget import (
     STEPS,
     given,
     parameters,
+    typed,
 )
 from forge.config.model.layer import Model
+from forge.config.objectives.base import Pretrain
 from forge.config.problems import literal
 from forge.config.root import Config
 from forge.config.rule import Findings, get, rule
 from forge.config.train import Train
-from forge.planning.flops import tokens_of_sample
+from forge.planning.flops import tokens_in_all, tokens_of_sample
 from forge.resolve.horizon import steps_of, tokens_of_budget
+
+LARGE = 10**9
+"""Parameters from which a model is not trained with the settings of a first run."""
 
 
 @rule("train.horizon", *HORIZON, COUNTED)
@@ -71,3 +77,29 @@ def known_parameters(model: Model, train: Train) -> Findings:
     """train.tokens_per_parameter needs a model whose parameters are known."""
     if train.tokens_per_parameter is not None and not parameters(model, train.parameters_counted):
         yield PER_PARAMETER, f"{PER_PARAMETER}=null {MAX_TOKENS}=1000000"
+
+
+@rule(
+    "train.recipe",
+    "model",
+    *HORIZON,
+    "train.global_batch_size",
+    "train.seq_len",
+    "checkpoint.init_from",
+    "checkpoint.resume_from",
+    warning=True,
+)
+def toy_settings(config: Config, model: Model, objective: Pretrain) -> Findings:
+    """A model from 1B parameters on is trained from random weights on a token or more for each."""
+    number, tokens = parameters(model, ALL), tokens_in_all(config)
+    checkpoint, is_trained = config.checkpoint, config.adapter.active
+    is_trained |= bool(checkpoint.init_from or checkpoint.resume_from)
+    if number < LARGE or tokens >= number or is_trained:
+        return
+    step = config.train.global_batch_tokens or 0
+    message = f"these are settings of a first run on a laptop: {tokens:,} tokens, {step:,} a step,"
+    message += f" for {number:,} parameters."
+    keys = typed(config.overrides)
+    instead = [f"{key}={literal(OPEN[key])}" for key in keys if key != PER_PARAMETER]
+    instead += [f"{PER_PARAMETER}=20"] * any(key != STEPS for key in keys)
+    yield STEPS, message, " ".join([f"recipe={model.recipe}", *instead])

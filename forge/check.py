@@ -30,7 +30,7 @@ from forge.config.sweeper import Optuna
 from forge.config.train import Train
 from forge.planning.activations import host_bytes
 from forge.planning.allocation import Allocation, allocation
-from forge.planning.flops import flops_per_token, sequences_of, tokens_in_all
+from forge.planning.flops import flops_in_all, flops_per_token, sequences_of, tokens_in_all
 from forge.planning.memory import WORDS, memory_of
 from forge.planning.time import expected_seconds, planned_time
 from forge.planning.world import CPU_BUILD, World, ranks_of, ranks_per_node
@@ -192,7 +192,7 @@ def _model(config: Config) -> list[Row]:
     if model.is_moe:
         rows.append(("active parameters", f"{model.num_active_params:,} (what one token meets)"))
     context = f"(forward and backward, {train.seq_len} tokens of context)"
-    total = f"{flops * tokens_in_all(config):.4g}{_at_most(train)}"
+    total = f"{flops_in_all(config):.4g}{_at_most(train)}"
     return [*rows, ("FLOPs a token", f"{flops:.4g} {context}"), ("FLOPs in all", total)]
 
 
@@ -241,6 +241,7 @@ def _training(config: Config) -> list[Row]:
     return [
         ("global batch", f"{train.global_batch_size:,} {sequences} = {tokens:,} tokens"),
         *_rampup(train.batch_sizes),
+        *_stages(train),
         ("learning rate", _learning_rate(config)),
         ("ends after", " or ".join(ends) + (", whichever is first" if len(ends) > 1 else "")),
         ("tokens", f"{tokens_in_all(config):,}{_at_most(train)}"),
@@ -289,6 +290,13 @@ def _rampup(sizes: BatchSizes) -> list[Row]:
     stages = len(sizes.stages) - 1
     text = f"from {sizes.first:,} sequences in {stages} stages, full from step {sizes.full_from:,}"
     return [("  ramp-up", text)]
+
+
+def _stages(train: Train) -> list[Row]:
+    """The row of shorter rows in the first steps."""
+    stages = list(train.seq_lens.stages(train.max_steps))
+    parts = [f"{length:,} up to step {end:,}" for _, end, length in stages[:-1]]
+    return [("  rows", f"of {', '.join(parts)}, then {stages[-1][2]:,}")] if parts else []
 
 
 def _job(config: Config, ranks: int) -> list[Row]:

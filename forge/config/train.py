@@ -7,6 +7,7 @@ from dataclasses import field
 
 from forge.config.data.batch_sizes import BatchSizes
 from forge.config.data.budget import ALL, COUNTS
+from forge.config.data.seq_lens import SeqLens
 from forge.config.field import Condition, Section, opt, section
 from forge.config.parallel import SEVERAL_RANKS
 from forge.config.problems import Problem
@@ -42,6 +43,12 @@ class Train(Section):
         8, f"sequences a rank and micro-batch; -1 = {FEW} a step over all ranks", ge=-1, free=True
     )
     seq_len: int = opt(2048, "tokens a sequence", gt=0)
+    seq_len_stages: list[int] = opt(
+        [], "tokens of the rows in the first stages: a sequence is read as several rows", gt=0
+    )
+    seq_len_until: list[float] = opt(
+        [], "step at which each stage ends, or below 1 its share of max_steps", gt=0
+    )
     grad_accum_steps: int = opt(1, "micro-batches a step", gt=0, free=True)
     global_batch_size: int | None = opt(
         None, "sequences a step over all ranks; grad_accum_steps follows", gt=0
@@ -55,6 +62,12 @@ class Train(Section):
     )
     rampup_samples: int = opt(
         500, "sequences over which they grow, an equal share at each size", gt=0, acts_when=GROWS
+    )
+    batch_stages: list[int] = opt(
+        [], "tokens of the steps in the first stages, before global_batch_tokens", gt=0
+    )
+    batch_until: list[int] = opt(
+        [], "tokens of the run after which each of batch_stages ends", gt=0
     )
     max_steps: int = opt(
         100_000, "stop after this many optimizer updates; -1 = by a budget of tokens", ge=-1
@@ -183,12 +196,25 @@ class Train(Section):
     def batch_sizes(self) -> BatchSizes:
         """Sequences of each step; needs a resolved global_batch_size."""
         size, start = self.global_batch_size or 0, self.rampup_start
+        if self.batch_stages:
+            sizes, until = (
+                [tokens // self.seq_len for tokens in values]
+                for values in (self.batch_stages, self.batch_until)
+            )
+            return BatchSizes.staged(size, sizes, until)
         if not 0 < start < size:
             return BatchSizes.constant(size)
         increment = self.rampup_increment or start
         return BatchSizes.growing(
             size, start=start, increment=increment, samples=self.rampup_samples
         )
+
+    @property
+    def seq_lens(self) -> SeqLens:
+        """Tokens of the rows of each step; needs a resolved seq_len_until."""
+        until = tuple(int(step) for step in self.seq_len_until)
+        lengths = tuple(self.seq_len_stages)
+        return SeqLens(full=self.seq_len, sizes=self.batch_sizes, lengths=lengths, until=until)
 
     @property
     def policy(self) -> Policy:

@@ -32,7 +32,7 @@ from forge.families.download import fetch_model, is_id
 from forge.families.shards import FolderError
 from forge.planning.world import World
 from forge.resolve.auto import auto, memory_for_time
-from forge.resolve.horizon import budget, schedule
+from forge.resolve.horizon import budget, schedule, stages_of_rows
 from forge.resolve.layout import batch, layout, padding, pipeline
 from forge.resolve.recompute import recompute
 from forge.rundir.checkpoints import BEST, TOKENIZER
@@ -359,6 +359,7 @@ DERIVATIONS = (
     layout,
     batch,
     budget,
+    stages_of_rows,
     pipeline,
     padding,
     memory_for_time,

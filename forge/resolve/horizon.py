@@ -22,7 +22,10 @@ from forge.config.rule import Derived, derivation, get
 from forge.config.train import Train
 from forge.planning.flops import tokens_of_sample
 
-RAMPUP = ("train.rampup_start", "train.rampup_increment", "train.rampup_samples")
+RAMPUP = (
+    *("train.rampup_start", "train.rampup_increment", "train.rampup_samples"),
+    *("train.batch_stages", "train.batch_until"),
+)
 
 
 @derivation(
@@ -58,6 +61,15 @@ def tokens_of_budget(config: Config, key: str) -> tuple[int, str]:
 def steps_of(config: Config, tokens: int) -> int:
     """Whole steps of these tokens, with every sequence full."""
     return config.train.batch_sizes.whole_steps(tokens // tokens_of_sample(config))
+
+
+@derivation(STEPS, "train.seq_len_until", writes=("train.seq_len_until",))
+def stages_of_rows(train: Train) -> Iterator[Derived]:
+    """Shares of train.max_steps in train.seq_len_until become steps."""
+    until, total = train.seq_len_until, train.max_steps
+    if any(end < 1 for end in until):
+        steps = [float(round(end * total) if end < 1 else end) for end in until]
+        yield Derived("train.seq_len_until", steps, f"shares of {STEPS}={total}")
 
 
 @derivation("train.max_steps", "scheduler.warmup_steps", writes=SCHEDULE)

@@ -179,6 +179,7 @@ def train_loader(
         shuffle=data.shuffle,
         batch_size=train.batch_size,
         sizes=train.batch_sizes,
+        seq_lens=train.seq_lens if train.seq_len_stages else None,
         rank=ranks.batch[0],
         num_ranks=ranks.batch[1],
         num_workers=data.num_workers,

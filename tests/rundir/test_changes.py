@@ -47,6 +47,7 @@ IDENTITY = {
     "stream_parts "
     "text_field tokens too_long train_on val_documents val_fraction val_from_first validation",
     "train": "global_batch_size global_batch_tokens grad_clip_norm grad_clip_value max_steps "
+    "batch_stages batch_until seq_len_stages seq_len_until "
     "rampup_increment rampup_samples rampup_start seq_len skip_step_interval skip_step_on_spikes "
     "skip_step_scaling_factor use_qk_clip qk_clip_threshold",
 }

@@ -34,6 +34,7 @@ from forge.resolve.rules import (
     run_directory,
     sft,
     skips,
+    stages,
     streaming,
     training,
 )
@@ -49,6 +50,7 @@ OF_ALL = (
     preference,
     streaming,
     horizon,
+    stages,
     training,
     sft,
     skips,

@@ -32,7 +32,7 @@ from forge.families.download import fetch_model, is_id
 from forge.families.shards import FolderError
 from forge.planning.world import World
 from forge.resolve.auto import auto, memory_for_time
-from forge.resolve.horizon import budget, schedule, stages_of_rows
+from forge.resolve.horizon import branch, budget, schedule, stages_of_rows
 from forge.resolve.layout import batch, layout, padding, pipeline
 from forge.resolve.recompute import recompute
 from forge.rundir.checkpoints import BEST, TOKENIZER
@@ -365,5 +365,6 @@ DERIVATIONS = (
     memory_for_time,
     recompute,
     schedule,
+    branch,
 )
 """All derivations, in the order of their run."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Iterator
 
+from forge.config.checkpoint import Checkpoint
 from forge.config.data.budget import (
     COUNTED,
     HORIZON,
@@ -16,7 +18,7 @@ from forge.config.data.budget import (
     typed,
 )
 from forge.config.horizon import SCHEDULE, open_steps
-from forge.config.optimizers.schedules import Scheduler
+from forge.config.optimizers.schedules import WSD, Scheduler
 from forge.config.root import Config
 from forge.config.rule import Derived, derivation, get
 from forge.config.train import Train
@@ -77,6 +79,25 @@ def schedule(scheduler: Scheduler, train: Train) -> Iterator[Derived]:
     """Warm-up, decay and stable steps from the horizon, train.max_steps."""
     for key, value, why in open_steps(scheduler, train.max_steps):
         yield Derived(key, value, why)
+
+
+@derivation(
+    "checkpoint.branch_of", *SCHEDULE, "checkpoint.resume_from", writes=("checkpoint.resume_from",)
+)
+def branch(scheduler: WSD, checkpoint: Checkpoint) -> Iterator[Derived]:
+    """With checkpoint.branch_of a run begins where its trunk was when the decay begins."""
+    if checkpoint.branch_of is not None and checkpoint.resume_from is None:
+        step = first_of_decay(scheduler)
+        path = os.path.join(checkpoint.branch_of, checkpoint.dir, f"step_{step}")
+        if os.path.isdir(path):  # else a rule reports the fault
+            yield Derived(
+                "checkpoint.resume_from", path, f"scheduler=wsd decays from step {step} on"
+            )
+
+
+def first_of_decay(scheduler: WSD) -> int:
+    """Updates before the decay begins: warm-up and stable steps."""
+    return (scheduler.warmup_steps or 0) + (scheduler.stable_steps or 0)
 
 
 def fit_epochs(config: Config, samples: int, derived: Collection[str]) -> list[Derived]:

@@ -35,7 +35,7 @@ FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "plan", "profiling",
 FREE_AS_A_WHOLE |= {"sweeper"}
 IDENTITY = {
     "": "hparams rewards seed",
-    "checkpoint": "dir exclude_from_loading init_from init_optimizer",
+    "checkpoint": "branch_of dir exclude_from_loading init_from init_optimizer",
     "data": "_target_ add_bos add_eos anneal_start_step anneal_weights chat_template "
     "chat_template_kwargs leave_out "
     "chat_template_path chosen_field completion_field dtype end_responses file_pattern "

@@ -42,6 +42,7 @@ def test_evaluations_have_the_full_length(trained):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.ci("3")
 @pytest.mark.parametrize("step", [2, 3, 4])
 def test_a_run_goes_on_around_an_edge(step: int, trained):
     options = f"{RUN} {STAGES} model.dropout=0.1 data.pack_sequences=true"
@@ -66,8 +67,7 @@ def test_mfu_counts_the_attention_of_the_rows_read(assembled):
     assert flops_per_token(config) == config.model.flops_per_token(16)
 
 
-def test_gradients_of_a_cut_batch_are_those_of_its_rows(assembled):
-    """With documents kept apart and a mixture's sources, on one batch."""
+def test_documents_of_a_batch_are_cut_with_its_rows(assembled):
     loop = assembled(RUN, STAGES, "data.pack_sequences=true")
     batch = next(loop.loader).batches[0]
     assert batch["tokens"].shape == (8, 4)

@@ -1,4 +1,4 @@
-"""Tokens of the rows of each step: train.seq_len over a run, or shorter rows in its first stages."""
+"""Tokens of the rows of each step: train.seq_len, or fewer in the first stages of a run."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from forge.resolve.rules import (
     devices,
     evaluation,
     fused,
-    horizon,
     hugging_face,
     ia3,
     launch,
@@ -34,10 +33,10 @@ from forge.resolve.rules import (
     run_directory,
     sft,
     skips,
-    stages,
     streaming,
     training,
 )
+from forge.resolve.rules.steps import branch, horizon, stages
 
 OF_COMPONENTS = [sys.modules[name] for name in schemas.schema_modules()]
 OF_ALL = (
@@ -69,6 +68,7 @@ OF_ALL = (
     run,
     run_directory,
     base_run,
+    branch,
     hugging_face,
     launch,
 )

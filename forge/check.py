@@ -5,7 +5,7 @@ estimate is above the memory of a device, 2 where it cannot run.
 
 Examples:
     python -m forge.check model=llama7b parallel=tp4
-    python -m forge.check model=llama3_70b parallel=auto plan.device=h100 plan.world_size=64
+    python -m forge.check model=llama3_70b recipe=llama3_70b plan.device=h100 plan.world_size=64
     python -m forge.check -m optimizer.lr=1e-3,3e-3 seed=1,2
 """
 
@@ -287,8 +287,8 @@ def _time(config: Config, world: World) -> list[Row]:
 def _rampup(sizes: BatchSizes) -> list[Row]:
     if not sizes.full_from:
         return []
-    stages = len(sizes.stages) - 1
-    text = f"from {sizes.first:,} sequences in {stages} stages, full from step {sizes.full_from:,}"
+    stages = counted(len(sizes.stages) - 1, "stage")
+    text = f"from {sizes.first:,} sequences in {stages}, full from step {sizes.full_from:,}"
     return [("  ramp-up", text)]
 
 

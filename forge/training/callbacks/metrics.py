@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.config.optimizers.param_groups import OWN
-from forge.config.root import Config
 from forge.optim.build import rates
 from forge.optim.groups import Schedule
 from forge.planning.flops import flops_per_token
@@ -105,7 +104,9 @@ class Logger(Callback):
         self.last: dict[str, float] = {}
         self.since, self.warned = 0.0, not session.ranks.main
         self.timed_steps, self.timed_tokens, self.timed_work = 0, 0, 0.0
-        self.seq_lens, self.work = session.config.train.seq_lens, dict[int, float]()
+        train = session.config.train
+        self.seq_lens = train.seq_lens if train.seq_len_stages else None
+        self.work: dict[int, float] = {}
         self.rates: list[tuple[int, float]] = []
         self.group_rates: dict[str, Schedule] = {}
 
@@ -119,8 +120,7 @@ class Logger(Callback):
         self.unread.append(output)
         self.timed_steps += 1
         self.timed_tokens += output.n_tokens
-        seq_len = self.seq_lens.of_step(loop.state.step - 1)
-        self.timed_work += output.n_tokens * self._work_of(loop.config, seq_len)
+        self.timed_work += output.n_tokens * self._work_of(loop)
         self.trackers.step(loop.state.step)
         if loop.state.step % self.interval == 0:
             self.log(loop)
@@ -206,11 +206,14 @@ class Logger(Callback):
             values["mfu"] = work / seconds / self.peak_rate
         return values
 
-    def _work_of(self, config: Config, seq_len: int) -> float:
-        """FLOPs of a token in a row of this length, in those of train.seq_len."""
+    def _work_of(self, loop: Loop) -> float:
+        """FLOPs of a token in the rows of the last step, in those of a row of train.seq_len."""
+        if self.seq_lens is None:
+            return 1.0
+        seq_len = self.seq_lens.of_step(loop.state.step - 1)
         if seq_len not in self.work:
-            full = flops_per_token(config) or 1
-            self.work[seq_len] = (flops_per_token(config, seq_len) or full) / full
+            full = flops_per_token(loop.config) or 1
+            self.work[seq_len] = (flops_per_token(loop.config, seq_len) or full) / full
         return self.work[seq_len]
 
 

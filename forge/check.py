@@ -5,7 +5,7 @@ estimate is above the memory of a device, 2 where it cannot run.
 
 Examples:
     python -m forge.check model=llama7b parallel=tp4
-    python -m forge.check model=llama3_70b parallel=auto plan.device=h100 plan.world_size=64
+    python -m forge.check model=llama3_70b recipe=llama3_70b plan.device=h100 plan.world_size=64
     python -m forge.check -m optimizer.lr=1e-3,3e-3 seed=1,2
 """
 
@@ -22,6 +22,7 @@ from forge.config.launch import Slurm
 from forge.config.model.tensors import TensorSpec
 from forge.config.numbers import byte_size, counted, duration, percent
 from forge.config.optimizers import param_groups
+from forge.config.optimizers.schedules import Constant, Decay
 from forge.config.problems import REFUSED, ConfigError, listed, shown
 from forge.config.quantization import Quantized
 from forge.config.root import Config
@@ -30,7 +31,7 @@ from forge.config.sweeper import Optuna
 from forge.config.train import Train
 from forge.planning.activations import host_bytes
 from forge.planning.allocation import Allocation, allocation
-from forge.planning.flops import flops_per_token, sequences_of, tokens_in_all
+from forge.planning.flops import flops_in_all, flops_per_token, sequences_of, tokens_in_all
 from forge.planning.memory import WORDS, memory_of
 from forge.planning.time import expected_seconds, planned_time
 from forge.planning.world import CPU_BUILD, World, ranks_of, ranks_per_node
@@ -194,7 +195,7 @@ def _model(config: Config) -> list[Row]:
     if model.is_moe:
         rows.append(("active parameters", f"{model.num_active_params:,} (what one token meets)"))
     context = f"(forward and backward, {train.seq_len} tokens of context)"
-    total = f"{flops * tokens_in_all(config):.4g}{_at_most(train)}"
+    total = f"{flops_in_all(config):.4g}{_at_most(train)}"
     return [*rows, ("FLOPs a token", f"{flops:.4g} {context}"), ("FLOPs in all", total)]
 
 
@@ -243,6 +244,8 @@ def _training(config: Config) -> list[Row]:
     return [
         ("global batch", f"{train.global_batch_size:,} {sequences} = {tokens:,} tokens"),
         *_rampup(train.batch_sizes),
+        *_stages(train),
+        ("learning rate", _learning_rate(config)),
         ("ends after", " or ".join(ends) + (", whichever is first" if len(ends) > 1 else "")),
         ("tokens", f"{tokens_in_all(config):,}{_at_most(train)}"),
     ]
@@ -255,6 +258,18 @@ def _scaling(resolution: Resolution) -> list[Row]:
         text = f"{value.value} by scaling, and {shown(get(config, value.key))} is stated"
         rows.append((value.key, f"{text}   ({value.why})"))
     return [*config.scaling.facts(config), *rows]
+
+
+def _learning_rate(config: Config) -> str:
+    """The peak, with the steps of warm-up and of decay to the floor."""
+    schedule, peak = config.scheduler, config.optimizer.peak(config.model.known_dim)
+    parts = [f"{peak:.4g}"]
+    if isinstance(schedule, Constant) and schedule.warmup_steps:
+        parts.append(f"after {schedule.warmup_steps:,} steps of warm-up")
+    if isinstance(schedule, Decay) and schedule.decay_steps:
+        last = f"down to {peak * schedule.min_lr_ratio:.4g} over the last {schedule.decay_steps:,}"
+        parts.append(f"{last} ({schedule.schema_name})")
+    return ", ".join(parts)
 
 
 def _at_most(train: Train) -> str:
@@ -284,9 +299,16 @@ def _time(config: Config, world: World) -> list[Row]:
 def _rampup(sizes: BatchSizes) -> list[Row]:
     if not sizes.full_from:
         return []
-    stages = len(sizes.stages) - 1
-    text = f"from {sizes.first:,} sequences in {stages} stages, full from step {sizes.full_from:,}"
+    stages = counted(len(sizes.stages) - 1, "stage")
+    text = f"from {sizes.first:,} sequences in {stages}, full from step {sizes.full_from:,}"
     return [("  ramp-up", text)]
+
+
+def _stages(train: Train) -> list[Row]:
+    """The row of shorter rows in the first steps."""
+    stages = list(train.seq_lens.stages(train.max_steps))
+    parts = [f"{length:,} up to step {end:,}" for _, end, length in stages[:-1]]
+    return [("  rows", f"of {', '.join(parts)}, then {stages[-1][2]:,}")] if parts else []
 
 
 def _job(config: Config, ranks: int) -> list[Row]:

@@ -22,6 +22,7 @@ from forge.compose.options import Options, texts
 from forge.compose.portable import searched, unsaid
 from forge.compose.project import allowing
 from forge.compose.trust import use
+from forge.config.data import budget
 from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
 from forge.config.root import Config
 from forge.rundir import directory, saved_config, versions
@@ -167,8 +168,8 @@ def _asks(run_dir: Path, words: Sequence[str], what: str, key: Sequence[str] = (
 
 
 def _without_replaced(own: Sequence[str], typed: Sequence[str]) -> list[str]:
-    """The run's own overrides without run.allow_change, and without overrides inside a group
-    chosen anew: a change allowed once is asked for again.
+    """The run's own overrides without run.allow_change, without overrides inside a group chosen
+    anew, and without another horizon where one is typed: a change allowed once is asked for again.
     """
 
     def key(text: str) -> str:
@@ -176,6 +177,8 @@ def _without_replaced(own: Sequence[str], typed: Sequence[str]) -> list[str]:
 
     chosen = {key(text) for text in typed if text not in own}  # groups have no dot
     unreplaced = [text for text in own if key(text).partition(".")[0] not in chosen]
+    if budget.typed(typed):
+        unreplaced = [text for text in unreplaced if key(text) not in budget.HORIZON]
     return [text for text in unreplaced if key(text) != "run.allow_change"]
 
 

@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES.sp
 PARTS = {"fine_tuning.md", "sweeps.md", "slurm.md", "reports.md", "layouts.md", "experts.md"}
 REFUSED = ("optimizer.lrr=1", "model.n_heads=3,4", "scheduler.stable_steps=10")
 # Refused on purpose, a pattern, or the user's own file.
-MADE_BEFORE = ("run.dir=runs/base", "run.dir=runs/chat")
+MADE_BEFORE = ("run.dir=runs/base", "run.dir=runs/chat", "branch_of=runs/", "experiment=wsd_hor")
 LEFT_OUT = (*REFUSED, *MADE_BEFORE, "group=option", "...", "<", "experiment=tune")
 
 

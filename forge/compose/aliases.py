@@ -17,6 +17,9 @@ ALIASES = {
         "train.max_steps": "steps total_steps training_steps max_iters train_iters num_iterations "
         "trainer.max_steps",
         "train.max_epochs": "epochs num_epochs num_train_epochs trainer.max_epochs",
+        "train.max_tokens": "max_tokens train_tokens num_tokens total_tokens training_tokens "
+        "max_train_tokens token_budget tokens_total num_train_tokens",
+        "train.tokens_per_parameter": "tokens_per_param token_per_param",
         "train.batch_size": "per_device_train_batch_size per_device_batch_size local_batch_size "
         "micro_batch_size device_batch_size",
         "train.global_batch_tokens": "total_batch_size",
@@ -184,8 +187,6 @@ HINTS = {
     "ckpt_path": "checkpoint.init_from=PATH begins with those weights; a run goes on with "
     "python -m forge.resume runs/<run>",
     "logger": "metrics.enable_wandb=true or metrics.enable_tensorboard=true",
-    "max_tokens": "train.max_steps, which is the tokens divided by those of a step: "
-    "train.global_batch_tokens",
     "text_column": COLUMN,
     "text_key": COLUMN,
     "dataset_text_field": COLUMN,

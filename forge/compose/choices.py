@@ -21,7 +21,7 @@ from forge.compose.unknown import as_values
 from forge.config import schemas
 from forge.config.problems import COMMAND_LINE, ConfigError, Problem, closest, did_you_mean, shown
 
-OPTIONAL = ("experiment", "debug", "local")
+OPTIONAL = ("recipe", "experiment", "debug", "local")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,12 @@ class Checkpoint(Section):
     resume_from: str | None = opt(
         None, "resume from this step, or from this checkpoint or run", free=True, path=True
     )
+    branch_of: str | None = opt(
+        None,
+        "begin with the whole state of this run at the step where scheduler=wsd begins to decay, "
+        "as if it had had this schedule from the start",
+        path=True,
+    )
     init_from: str | None = opt(
         None,
         "begin with the weights of this checkpoint, run, .safetensors file or Hugging Face folder",

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import field
 
 from forge.config.data.batch_sizes import BatchSizes
+from forge.config.data.budget import ALL, COUNTS
+from forge.config.data.seq_lens import SeqLens
 from forge.config.field import Condition, Section, opt, section
 from forge.config.parallel import SEVERAL_RANKS
 from forge.config.problems import Problem
@@ -14,6 +16,10 @@ from forge.config.recompute import AUTO, CUSTOM, POLICIES, Policy, Recompute, pl
 RECOMPUTED = Condition(
     lambda config, ranks: config.train.activation_checkpointing != "none",
     "with train.activation_checkpointing=none",
+)
+BY_PARAMETERS = Condition(
+    lambda config, ranks: config.train.tokens_per_parameter is not None,
+    "without train.tokens_per_parameter",
 )
 GROWS = Condition(lambda config, ranks: config.train.rampup_start > 0, "with train.rampup_start=0")
 SKIPS = Condition(
@@ -37,6 +43,12 @@ class Train(Section):
         8, f"sequences a rank and micro-batch; -1 = {FEW} a step over all ranks", ge=-1, free=True
     )
     seq_len: int = opt(2048, "tokens a sequence", gt=0)
+    seq_len_stages: list[int] = opt(
+        [], "tokens of the rows in the first stages: a sequence is read as several rows", gt=0
+    )
+    seq_len_until: list[float] = opt(
+        [], "step at which each stage ends, or below 1 its share of max_steps", gt=0
+    )
     grad_accum_steps: int = opt(1, "micro-batches a step", gt=0, free=True)
     global_batch_size: int | None = opt(
         None, "sequences a step over all ranks; grad_accum_steps follows", gt=0
@@ -51,7 +63,29 @@ class Train(Section):
     rampup_samples: int = opt(
         500, "sequences over which they grow, an equal share at each size", gt=0, acts_when=GROWS
     )
-    max_steps: int = opt(100_000, "stop after this many optimizer updates", gt=0)
+    batch_stages: list[int] = opt(
+        [], "tokens of the steps in the first stages, before global_batch_tokens", gt=0
+    )
+    batch_until: list[int] = opt(
+        [], "tokens of the run after which each of batch_stages ends", gt=0
+    )
+    max_steps: int = opt(
+        100_000, "stop after this many optimizer updates; -1 = by a budget of tokens", ge=-1
+    )
+    max_tokens: int | None = opt(
+        None, "in place of max_steps: as many whole steps as fit in these tokens", gt=0, free=True
+    )
+    tokens_per_parameter: float | None = opt(
+        None, "in place of max_steps: this many tokens for each parameter", gt=0, free=True
+    )
+    parameters_counted: str = opt(
+        ALL,
+        "parameters of tokens_per_parameter: all, those active for one token, or the active ones "
+        "without token and position tables and the output head",
+        choices=COUNTS,
+        free=True,
+        acts_when=BY_PARAMETERS,
+    )
     max_epochs: float = opt(
         0.0, "stop after this many passes over the training split; 0 = off", ge=0, free=True
     )
@@ -154,17 +188,33 @@ class Train(Section):
             key, message = f"{prefix}batch_size", "a micro-batch has a sequence or more"
             hint = f"{key}=1, or -1 to work it out"
             yield Problem(f"{key}=0", f"{key} = 0: {message}.", hint, rule="sequences")
+        if self.max_steps == 0:
+            key = f"{prefix}max_steps"
+            yield Problem(f"{key}=0", f"{key} must be at least 1.", f"{key}=1", rule="steps")
 
     @property
     def batch_sizes(self) -> BatchSizes:
         """Sequences of each step; needs a resolved global_batch_size."""
         size, start = self.global_batch_size or 0, self.rampup_start
+        if self.batch_stages:
+            sizes, until = (
+                [tokens // self.seq_len for tokens in values]
+                for values in (self.batch_stages, self.batch_until)
+            )
+            return BatchSizes.staged(size, sizes, until)
         if not 0 < start < size:
             return BatchSizes.constant(size)
         increment = self.rampup_increment or start
         return BatchSizes.growing(
             size, start=start, increment=increment, samples=self.rampup_samples
         )
+
+    @property
+    def seq_lens(self) -> SeqLens:
+        """Tokens of the rows of each step; needs a resolved seq_len_until."""
+        until = tuple(int(step) for step in self.seq_len_until)
+        lengths = tuple(self.seq_len_stages)
+        return SeqLens(full=self.seq_len, sizes=self.batch_sizes, lengths=lengths, until=until)
 
     @property
     def policy(self) -> Policy:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from forge.config import schemas
 from forge.config.adapters.adapter import Adapter, LoRA
@@ -13,14 +12,12 @@ from forge.config.data.mixture import Mix
 from forge.config.data.reading import NAME, entry_options, schema_of
 from forge.config.data.text import Data
 from forge.config.eval import Eval
-from forge.config.horizon import SCHEDULE, open_steps
 from forge.config.launch import Slurm
 from forge.config.model.decoder import Decoder
 from forge.config.model.hub_folder import FolderDecoder, grows
 from forge.config.model.layer import Model
 from forge.config.model.tensors import EMBEDDING, HEAD
 from forge.config.objectives.preference import Referenced
-from forge.config.optimizers.schedules import Scheduler
 from forge.config.parallel import Parallel
 from forge.config.places import ADDRESS
 from forge.config.precision import Precision
@@ -30,12 +27,12 @@ from forge.config.rule import Derived, derivation, walk
 from forge.config.run import Run
 from forge.config.tokenizers.tokenizer import BPE, Tokenizer
 from forge.config.tokenizers.tokenizer_files import FILE_NAME, Existing, TokenizerFile
-from forge.config.train import Train
 from forge.families import peft
 from forge.families.download import fetch_model, is_id
 from forge.families.shards import FolderError
 from forge.planning.world import World
 from forge.resolve.auto import auto, memory_for_time
+from forge.resolve.horizon import branch, budget, schedule, stages_of_rows
 from forge.resolve.layout import batch, layout, padding, pipeline
 from forge.resolve.recompute import recompute
 from forge.resolve.scaling import scaled_rates, scaled_shape
@@ -340,13 +337,6 @@ def home(run: Run) -> Iterator[Derived]:
             yield Derived(key, expanded, "~ is the home directory")
 
 
-@derivation("train.max_steps", "scheduler.warmup_steps", writes=SCHEDULE)
-def schedule(scheduler: Scheduler, train: Train) -> Iterator[Derived]:
-    """Warm-up, decay and stable steps from the horizon, train.max_steps."""
-    for key, value, why in open_steps(scheduler, train.max_steps):
-        yield Derived(key, value, why)
-
-
 DERIVATIONS = (
     of_hub,
     of_folder,
@@ -368,33 +358,13 @@ DERIVATIONS = (
     auto,
     layout,
     batch,
+    budget,
+    stages_of_rows,
     pipeline,
     padding,
     memory_for_time,
     recompute,
     schedule,
+    branch,
 )
 """All derivations, in the order of their run."""
-
-
-def fit_epochs(config: Config, samples: int, derived: Collection[str]) -> list[Derived]:
-    """Cut train.max_steps to train.max_epochs passes over `samples` sequences, once counted.
-
-    derived: keys worked out before; schedule steps among them are worked out again. Changes the
-    config in place.
-    """
-    train, scheduler = config.train, config.scheduler
-    steps = train.batch_sizes.steps(train.max_epochs * samples)
-    if not train.max_epochs or steps > train.max_steps - 1:
-        return []
-    train.max_steps = max(math.ceil(steps), 1)
-    size = f"{train.global_batch_size} a step" + ", after ramp-up" * (train.rampup_start > 0)
-    why = f"{train.max_epochs:g} epochs * {samples} sequences / {size}"
-    changes = [Derived("train.max_steps", train.max_steps, why)]
-    for key in SCHEDULE:
-        if key in derived:
-            setattr(scheduler, key.rpartition(".")[2], None)
-    for key, value, why in open_steps(scheduler, train.max_steps):
-        setattr(scheduler, key.rpartition(".")[2], value)
-        changes.append(Derived(key, value, why))
-    return changes

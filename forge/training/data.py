@@ -31,7 +31,7 @@ from forge.data.tokens.cache import cache_root
 from forge.data.tokens.store import TokenStore
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
-from forge.resolve.derivations import fit_epochs
+from forge.resolve.horizon import fit_epochs
 from forge.rundir import outcome, versions
 from forge.training.callbacks.samples import opening
 from forge.training.process import say
@@ -179,6 +179,7 @@ def train_loader(
         shuffle=data.shuffle,
         batch_size=train.batch_size,
         sizes=train.batch_sizes,
+        seq_lens=train.seq_lens if train.seq_len_stages else None,
         rank=ranks.batch[0],
         num_ranks=ranks.batch[1],
         num_workers=data.num_workers,

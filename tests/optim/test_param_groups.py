@@ -17,7 +17,7 @@ from forge.optim.combined import Together
 from forge.optim.groups import freeze
 from forge.optim.muon import Muon
 from forge.optim.schedules import LearningRate
-from forge.resolve.derivations import fit_epochs
+from forge.resolve.horizon import fit_epochs
 
 SMALL = ["model.n_layers=2", "tokenizer.vocab_size=300", "train.max_steps=100", "run.device=cpu"]
 REST = "optimizer.groups.rest"

@@ -12,10 +12,12 @@ import pytest
 from helpers.refusing import SMALL, only, resolved
 
 from forge.compose import composition
+from forge.config.horizon import SCHEDULE
 from forge.config.problems import ConfigError
 from forge.config.rule import Derived
 from forge.config.tokenizers.tokenizer import Tokenizer
-from forge.resolve.derivations import DERIVATIONS, SCHEDULE, fit_epochs
+from forge.resolve.derivations import DERIVATIONS
+from forge.resolve.horizon import fit_epochs
 from forge.resolve.resolve import resolve
 
 WORKED_OUT = """

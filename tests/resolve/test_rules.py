@@ -38,6 +38,7 @@ NOTHING_TO_TYPE = {
     "checkpoint.init_from": "a path",
     "checkpoint.base": "the model it was trained with",
     "checkpoint.random_weights": "a run, or a folder",
+    "checkpoint.branch_of": "another run",
     "checkpoint.folder": "a folder of another model",
     "model.path": "a path",
     "checkpoint.resume_from": "a path",

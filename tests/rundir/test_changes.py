@@ -25,16 +25,17 @@ FREE = {
     "checkpoint": "async_mode enabled export_dtype interval interval_minutes keep_best keep_last_n "
     "last per_decade read_by_one_replica resume_from steps",
     "data": "cache_dir max_bad_rows num_workers pad_to_multiple_of pin_memory prefetch_factor",
-    "model": "fused_gate_up fused_qkv",
+    "model": "fused_gate_up fused_qkv recipe",
     "train": "activation_checkpointing batch_size compile_backend compile_model gc_interval "
-    "grad_accum_steps max_bad_steps max_epochs max_time nccl_health_check_interval "
+    "grad_accum_steps max_bad_steps max_epochs max_time max_tokens tokens_per_parameter "
+    "parameters_counted nccl_health_check_interval "
     "optimizer_in_backward recompute recompute_every recompute_layers shutdown_timeout_sec",
 }
 FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "plan", "profiling", "run", "sweep"}
 FREE_AS_A_WHOLE |= {"scaling", "sweeper"}
 IDENTITY = {
     "": "hparams rewards seed",
-    "checkpoint": "dir exclude_from_loading init_from init_optimizer",
+    "checkpoint": "branch_of dir exclude_from_loading init_from init_optimizer",
     "data": "_target_ add_bos add_eos anneal_start_step anneal_weights chat_template "
     "chat_template_kwargs leave_out "
     "chat_template_path chosen_field completion_field dtype end_responses file_pattern "
@@ -46,6 +47,7 @@ IDENTITY = {
     "stream_parts "
     "text_field tokens too_long train_on val_documents val_fraction val_from_first validation",
     "train": "global_batch_size global_batch_tokens grad_clip_norm grad_clip_value max_steps "
+    "batch_stages batch_until seq_len_stages seq_len_until "
     "rampup_increment rampup_samples rampup_start seq_len skip_step_interval skip_step_on_spikes "
     "skip_step_scaling_factor use_qk_clip qk_clip_threshold",
 }

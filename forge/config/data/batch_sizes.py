@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -26,6 +27,16 @@ class BatchSizes:
         for smaller in range(start, size, increment):
             stages.append((step, sample, smaller))
             steps = -(-samples // (increments * smaller))
+            step, sample = step + steps, sample + steps * smaller
+        return cls((*stages, (step, sample, size)))
+
+    @classmethod
+    def staged(cls, size: int, sizes: Sequence[int], until: Sequence[int]) -> BatchSizes:
+        """Steps of `sizes` up to these numbers of samples, in whole steps, then of `size`."""
+        stages, step, sample = [], 0, 0
+        for smaller, end in zip(sizes, until, strict=False):
+            stages.append((step, sample, smaller))
+            steps = max(-(-(end - sample) // max(smaller, 1)), 0)
             step, sample = step + steps, sample + steps * smaller
         return cls((*stages, (step, sample, size)))
 
@@ -55,6 +66,11 @@ class BatchSizes:
         """Steps for this many samples, the last step in part."""
         step, sample, size = self.stages[self._stage(1, samples)]
         return step + (samples - sample) / size
+
+    def whole_steps(self, samples: int) -> int:
+        """Whole steps in this many samples."""
+        step, sample, size = self.stages[self._stage(1, samples)]
+        return step + (samples - sample) // size
 
     def _stage(self, field: int, value: float) -> int:
         return bisect_right(self.stages, value, key=lambda stage: stage[field]) - 1

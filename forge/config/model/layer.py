@@ -43,6 +43,11 @@ class Model(Section):
         1, "round vocab_size up to a multiple; 128 suits matrix units and tp", gt=0
     )
     max_seq_len: int = opt(2048, "longest sequence in tokens", gt=0)
+    recipe: str = opt(
+        "llm",
+        "option of the group recipe with values for training it, which recipe=NAME applies",
+        free=True,
+    )
 
     @property
     def is_moe(self) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from forge.config.data.batch_sizes import BatchSizes
+from forge.config.data.seq_lens import SeqLens
 from forge.data.batches.examples import Examples
 from forge.data.batches.micro_batches import Batch, Collates, MicroBatches, Read
 from forge.data.batches.mixture import Mixture, MixtureOrder
@@ -122,6 +123,7 @@ class TrainLoader:
         batch_size: int,
         grad_accum_steps: int = 1,
         sizes: BatchSizes | None = None,
+        seq_lens: SeqLens | None = None,
         shuffle: bool = True,
         num_ranks: int = 1,
         rank: int = 0,
@@ -135,7 +137,8 @@ class TrainLoader:
         multiple: int = 0,
     ) -> None:
         """shuffle: whether the samples of a text are permuted. sizes: sequences of each step, if
-        growing. overfit_batches: read the first N global batches over and over; 0 = off.
+        growing. seq_lens: tokens of the rows of each step, if these grow. overfit_batches: read
+        the first N global batches over and over; 0 = off.
         end_of_text, multiple: as of `Samples`. noise: as of `MicroBatches`.
 
         ValueError: the split, or a source's split, has no sample.
@@ -163,6 +166,7 @@ class TrainLoader:
             end_of_text=end_of_text,
             noise=noise,
             multiple=multiple,
+            seq_lens=seq_lens,
         )
         self._num_workers = num_workers
         self._pin_memory = pin_memory and torch.cuda.is_available()

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from forge.config.data.seq_lens import SeqLens
 from forge.data.batches.mixture import Mixture, MixtureOrder
 from forge.data.batches.noise import noise_of
 from forge.data.batches.samples import Pieces, Samples
@@ -57,10 +58,12 @@ class MicroBatches:
         end_of_text: int | None,
         noise: int | None = None,
         multiple: int = 0,
+        seq_lens: SeqLens | None = None,
     ) -> None:
         """noise: seed of the random bits of each place, for a model with dropout. multiple: as of
-        `Samples`.
+        `Samples`. seq_lens: tokens of the rows of each step; None = seq_len.
         """
+        self.seq_lens = seq_lens
         self.mixture, self.names = mixture, tuple(mixture.stores)
         self.objective, self.seq_len, self.order = objective, seq_len, order
         self.end_of_text, self.noise, self.multiple = end_of_text, noise, multiple
@@ -105,6 +108,8 @@ class MicroBatches:
             if self.mixture.packed and self.multiple:  # each rank's rows end with its longest row
                 starts = range(first_sample, first_sample + len(global_samples), self.batch_size)
                 n_places = sum(self._samples(start, self.batch_size).n_places for start in starts)
+            if self.seq_lens is not None:
+                batch = in_rows_of(self.seq_lens.of_sample(first_sample), batch)
             positions = {name: reader.finish() for name, reader in self.readers.items()}
         except Unreadable as error:
             return error
@@ -143,3 +148,26 @@ class MicroBatches:
             return store, self.mixture.plans[name].pieces_of(number)
         start = number * self.seq_len
         return store, [(start, start + self.seq_len + 1)]
+
+
+def in_rows_of(length: int, batch: Batch) -> Batch:
+    """Cut the rows of a batch into rows of `length` tokens; each target stays with its token.
+
+    A row sees nothing of the rows before: a document goes on in the next row as a new text.
+    """
+    seq_len = batch["tokens"].shape[1]
+    if length == seq_len:
+        return batch
+    cut = {}
+    for name, tensor in batch.items():
+        if name == "sources":  # of whole rows
+            cut[name] = tensor.repeat_interleave(seq_len // length, dim=0)
+            continue
+        if tensor.ndim < 2 or tensor.shape[1] != seq_len:
+            shape = list(tensor.shape)
+            fault = f"the objective's {name} {shape} are not of the {seq_len} tokens of each row"
+            raise ValueError(f"train.seq_len_stages: {fault}.")
+        cut[name] = tensor.reshape(-1, length, *tensor.shape[2:])
+    if "documents" in cut:  # numbered from the first of the row
+        cut["documents"] = cut["documents"] - cut["documents"][:, :1]
+    return cut

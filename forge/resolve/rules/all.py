@@ -36,6 +36,7 @@ from forge.resolve.rules import (
     streaming,
     training,
 )
+from forge.resolve.rules.steps import branch, horizon, stages
 
 OF_COMPONENTS = [sys.modules[name] for name in schemas.schema_modules()]
 OF_ALL = (
@@ -47,6 +48,8 @@ OF_ALL = (
     packing,
     preference,
     streaming,
+    horizon,
+    stages,
     training,
     sft,
     skips,
@@ -65,6 +68,7 @@ OF_ALL = (
     run,
     run_directory,
     base_run,
+    branch,
     hugging_face,
     launch,
 )

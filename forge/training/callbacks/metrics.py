@@ -103,7 +103,10 @@ class Logger(Callback):
         self.unread: list[StepOutput] = []
         self.last: dict[str, float] = {}
         self.since, self.warned = 0.0, not session.ranks.main
-        self.timed_steps, self.timed_tokens = 0, 0
+        self.timed_steps, self.timed_tokens, self.timed_work = 0, 0, 0.0
+        train = session.config.train
+        self.seq_lens = train.seq_lens if train.seq_len_stages else None
+        self.work: dict[int, float] = {}
         self.rates: list[tuple[int, float]] = []
         self.group_rates: dict[str, Schedule] = {}
 
@@ -117,6 +120,7 @@ class Logger(Callback):
         self.unread.append(output)
         self.timed_steps += 1
         self.timed_tokens += output.n_tokens
+        self.timed_work += output.n_tokens * self._work_of(loop)
         self.trackers.step(loop.state.step)
         if loop.state.step % self.interval == 0:
             self.log(loop)
@@ -181,8 +185,8 @@ class Logger(Callback):
         mfu: share of the peak taken by the model's own arithmetic, without recomputation (PaLM,
         arXiv:2204.02311, appendix B), and without positions beyond the text.
         """
-        steps, tokens = self.timed_steps, self.timed_tokens
-        self.timed_steps, self.timed_tokens = 0, 0
+        steps, tokens, work = self.timed_steps, self.timed_tokens, self.timed_work
+        self.timed_steps, self.timed_tokens, self.timed_work = 0, 0, 0.0
         if not steps:
             return {}
         seconds = loop.clock.seconds() - self.since
@@ -199,8 +203,18 @@ class Logger(Callback):
             values["reserved_gib"] = torch.cuda.max_memory_reserved(self.device) / 2**30
             values["allocation_retries"] = counted.get("num_alloc_retries", 0)
         if self.peak_rate:
-            values["mfu"] = rate / self.peak_rate
+            values["mfu"] = work / seconds / self.peak_rate
         return values
+
+    def _work_of(self, loop: Loop) -> float:
+        """FLOPs of a token in the rows of the last step, in those of a row of train.seq_len."""
+        if self.seq_lens is None:
+            return 1.0
+        seq_len = self.seq_lens.of_step(loop.state.step - 1)
+        if seq_len not in self.work:
+            full = flops_per_token(loop.config) or 1
+            self.work[seq_len] = (flops_per_token(loop.config, seq_len) or full) / full
+        return self.work[seq_len]
 
 
 def _source_metrics(loop: Loop, losses: dict[int, float]) -> dict[str, float]:

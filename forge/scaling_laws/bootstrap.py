@@ -49,10 +49,10 @@ class Bootstrap:
         if powers.freedom < LEAST_FREEDOM:
             return
         residuals = -powers.residuals[0]
-        self.noise = residuals / np.sqrt(1 - _leverages(powers))
-        self.noise -= self.noise.mean()
+        noise = residuals / np.sqrt(1 - _leverages(powers))
+        noise -= noise.mean()
         chosen = self.random.integers(len(residuals), size=(repeats, len(residuals)))
-        losses = powers.at(powers.logs) + self.noise[chosen]
+        losses = powers.at(powers.logs) + noise[chosen]
         starts = np.repeat(powers.exponents, repeats, axis=0)
         self.draws = refine(powers.logs, losses, starts, powers.centre)
 
@@ -72,7 +72,7 @@ class Bootstrap:
         return Bounds(value=float(np.exp(bounds.value)), low=ends[0], high=ends[1])
 
     def prediction(self, place: np.ndarray) -> Bounds:
-        """The interval of the loss of a new run at a place [terms, 1]."""
+        """The interval of the loss of a new run, with normal noise, at a place [terms, 1]."""
 
         def loss(powers: Powers) -> np.ndarray:
             return powers.at(place)[:, 0]
@@ -82,7 +82,7 @@ class Bootstrap:
         if self.draws is None:
             return self._student(float(value[0]), whole)
         values, errors = _with_error(self.draws, loss, False)
-        noise = self.random.choice(self.noise, size=len(values))
+        noise = self.powers.deviation[0] * self.random.standard_normal(len(values))
         with np.errstate(divide="ignore", invalid="ignore"):
             spread = np.sqrt(errors**2 + self.draws.deviation**2)
             deviations = (values - value - noise) / spread

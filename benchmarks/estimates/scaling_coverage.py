@@ -118,9 +118,9 @@ def main() -> None:
             "# Coverage of the intervals of a scaling law\n\n"
             f"The share of {options.experiments} simulated ladders whose 95 % interval holds the "
             "truth: loss = 1.69 + 406.4 / N^0.34 + 410.7 / D^0.28\n"
-            f"(Chinchilla's), with normal noise of {NOISE} nats a run, {DRAWS} draws each. An exact "
-            "interval has 95 % with a standard error of 1.1 %. The last column is\n"
-            "of plain percentiles, by design, for comparison: they are too narrow.\n\n"
+            f"(Chinchilla's), with normal noise of {NOISE} nats a run, {DRAWS} draws each. An "
+            "exact interval has 95 % with a standard error of 1.1 %.\n"
+            "The last column is of plain percentiles, by design, for comparison.\n\n"
             f"{made}\n\n`python benchmarks/estimates/scaling_coverage.py --write`, seed {SEED}; "
             f"{versions}, scipy {scipy.__version__}.\n"
         )

@@ -17,54 +17,58 @@ from forge.scaling_laws.bootstrap import Bounds
 def content(study: Study, compared: Sequence[Approach]) -> dict[str, Any]:
     """Every number of a study; NaN and infinite ones as null."""
     ladder, choice = study.ladder, study.choice
-    rungs = zip(ladder.rungs, study.fitted, strict=True)
-    return _plain(
+    fields: dict[str, Any] = {
+        "name": ladder.source.name,
+        "metric": ladder.metric,
+        "law": LAWS[study.kind],
+        "params": choice.count,
+        "compute": choice.compute,
+        "constants": {name: asdict(bounds) for name, bounds in study.constants.items()},
+        "deviation": study.powers.deviation[0],
+        "runs": _runs(study),
+        "left_out": [asdict(entry) for entry in ladder.left_out],
+        "differs": ladder.differs,
+        "held": [_held(held) for held in study.held],
+        "why_not_held": study.why_not_held,
+        "best": [{**asdict(best), "extrapolation": best.is_extrapolation} for best in study.best],
+        "approaches": [_approach(approach) for approach in compared],
+        "isoflop": [
+            {"budget": p.budget, "best": p.best, "loss": p.loss, "why": p.why}
+            for p in (parabolas(study) if study.is_of_size else ())
+        ],
+        "variants": _variants(study),
+    }
+    return _plain(fields)
+
+
+def _runs(study: Study) -> list[dict[str, Any]]:
+    return [
         {
-            "name": ladder.source.name,
-            "metric": ladder.metric,
-            "law": LAWS[study.kind],
-            "params": choice.count,
-            "compute": choice.compute,
-            "constants": {name: asdict(bounds) for name, bounds in study.constants.items()},
-            "deviation": study.powers.deviation[0],
-            "runs": [
-                {
-                    "run": rung.name,
-                    "path": str(rung.run.path),
-                    "parameters": rung.parameters,
-                    "without_embeddings": rung.matrices,
-                    "tokens": rung.tokens,
-                    **{kind: rung.compute(COUNTS[0], kind) for kind in COMPUTES},
-                    "loss": rung.loss,
-                    "fitted": fitted,
-                }
-                for rung, fitted in rungs
-            ],
-            "left_out": [asdict(entry) for entry in ladder.left_out],
-            "differs": ladder.differs,
-            "held": [_held(held) for held in study.held],
-            "why_not_held": study.why_not_held,
-            "best": [
-                {**asdict(best), "extrapolation": best.is_extrapolation} for best in study.best
-            ],
-            "approaches": [_approach(approach) for approach in compared],
-            "isoflop": [
-                {"budget": p.budget, "best": p.best, "loss": p.loss, "why": p.why}
-                for p in (parabolas(study) if study.is_of_size else ())
-            ],
-            "variants": [
-                {
-                    "params": count,
-                    "compute": compute,
-                    "coefficients": powers.coefficients[0],
-                    "exponents": powers.exponents[0],
-                    "a": a,
-                    "b": b,
-                }
-                for count, compute, powers, a, b in variants(study)
-            ],
+            "run": rung.name,
+            "path": str(rung.run.path),
+            "parameters": rung.parameters,
+            "without_embeddings": rung.matrices,
+            "tokens": rung.tokens,
+            **{kind: rung.compute(COUNTS[0], kind) for kind in COMPUTES},
+            "loss": rung.loss,
+            "fitted": fitted,
         }
-    )
+        for rung, fitted in zip(study.ladder.rungs, study.fitted, strict=True)
+    ]
+
+
+def _variants(study: Study) -> list[dict[str, Any]]:
+    return [
+        {
+            "params": count,
+            "compute": compute,
+            "coefficients": powers.coefficients[0],
+            "exponents": powers.exponents[0],
+            "a": a,
+            "b": b,
+        }
+        for count, compute, powers, a, b in variants(study)
+    ]
 
 
 def _held(held: Held) -> dict[str, Any]:

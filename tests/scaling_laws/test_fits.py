@@ -22,9 +22,7 @@ PLACES = list(DESIGNS.values())
 
 def close(found: Law, truth: Law, tolerance: float) -> bool:
     names = ("E", "A", "alpha", "B", "beta")
-    return all(
-        abs(getattr(found, name) / getattr(truth, name) - 1) < tolerance for name in names
-    )
+    return all(abs(getattr(found, name) / getattr(truth, name) - 1) < tolerance for name in names)
 
 
 @pytest.mark.parametrize("truth", LAWS)

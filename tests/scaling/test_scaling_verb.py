@@ -89,7 +89,7 @@ def test_the_law_of_a_sweep_is_recovered(ladder: Path, capsys: Printed) -> None:
     assert held[0]["predicted"]["value"] == pytest.approx(held[0]["loss"], rel=1e-6)
     within, beyond = found["best"]
     assert beyond["extrapolation"]
-    assert within["extrapolation"] == (1e13 > largest["6nd"])
+    assert within["extrapolation"] == (largest["6nd"] < 1e13)
     assert beyond["factor"] == pytest.approx(1e15 / largest["6nd"])
     best = (TRUTH.alpha * TRUTH.A / TRUTH.beta / TRUTH.B) ** (1 / (TRUTH.alpha + TRUTH.beta))
     best *= (1e15 / 6) ** (TRUTH.beta / (TRUTH.alpha + TRUTH.beta))

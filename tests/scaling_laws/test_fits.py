@@ -1,4 +1,4 @@
-"""Fits of scaling laws: constants of made-up runs, other optimizers, and the best use of a budget."""
+"""Fits of scaling laws: constants of made-up runs, other optimizers, best use of a budget."""
 
 from __future__ import annotations
 

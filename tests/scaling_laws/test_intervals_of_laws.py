@@ -41,7 +41,7 @@ def test_intervals_are_near_those_of_linearisation() -> None:
     bootstrap = Bootstrap(powers, 1999, seed=3)
     n, d = (np.log(values) - np.log(values).mean() for values in (sizes, tokens))
 
-    def model(_, e, a, alpha, b, beta):  # noqa: ANN001, ANN202
+    def model(_, e, a, alpha, b, beta):
         return e + a * np.exp(-alpha * n) + b * np.exp(-beta * d)
 
     start = [*powers.scaled[0, :2], powers.exponents[0, 0], powers.scaled[0, 2], 0.28]

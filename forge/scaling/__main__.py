@@ -28,6 +28,7 @@ out and predicted from the others; and the best N and D for a budget of FLOPs, m
 an extrapolation. Runs that failed, diverged or stopped early are named and left out. Prints tables,
 and writes SWEEP/scaling/index.html."""
 BUDGET = "budget="
+STDOUT = Path("-")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--trust", action="append", default=[], metavar="PREFIX", help=trust)
     add("--json", action="store_true", help="print all numbers as JSON, and write no page")
     add("--html", type=Path, metavar="FILE", help="the page in this place; - prints it")
+    add("--markdown", type=Path, metavar="FILE", help="the tables as Markdown; - prints them")
     options = cli.parse(parser, argv)
     if options.draws < 100:
         parser.error("--draws takes 100 or more: an interval is of its outer fortieths")
@@ -68,9 +70,8 @@ def _main(options: argparse.Namespace) -> int:
         hint = "python -m forge.scaling sweeps/isoflop_demo budget=1e20"
         raise refusal("SWEEP", "no sweep is named.", hint, COMMAND_LINE)
     ladder = read_ladder(places, metric=options.metric, trust=options.trust)
-    choice = Choice(
-        count=options.params, compute=options.compute, law=options.law, repeats=options.draws
-    )
+    kinds = {"count": options.params, "compute": options.compute, "law": options.law}
+    choice = Choice(**kinds, repeats=options.draws)
     try:
         made = study(ladder, choice, budgets)
     except ValueError:
@@ -81,28 +82,40 @@ def _main(options: argparse.Namespace) -> int:
     if options.json:
         print(cli.printable(json.dumps(content.content(made, compared), indent=1)))
         return 0
-    path, sweep = options.html, ladder.source.path
-    if path is None and sweep is not None:
-        untrusted.check_links(sweep, apart=(POINTS,))
-        path = sweep / "scaling" / "index.html"
-    if str(path) == "-":
-        sys.stdout.write(scaling_page(made, compared))
-        return 0
     title, lines = f"scaling of {ladder.source.name}", tables.headline(made)
-    rendering.print_tables(title, lines, tables.tables(made, compared))
-    if path is not None:
-        _write(scaling_page(made, compared), path)
-        print(f"written: {short(path)}")
+    given = tables.tables(made, compared)
+    files = _files(options, ladder.source.path)
+    prints = STDOUT in files.values()
+    if not prints:
+        rendering.print_tables(title, lines, given)
+    for kind, path in files.items():
+        page = scaling_page(made, compared) if kind == "--html" else None
+        _write(page or rendering.markdown_text(title, lines, given), kind, path)
+    if written := [short(path) for path in files.values() if path != STDOUT]:
+        print(f"written: {', '.join(written)}", file=sys.stderr if prints else sys.stdout)
     return 0
 
 
-def _write(text: str, path: Path) -> None:
+def _files(options: argparse.Namespace, sweep: Path | None) -> dict[str, Path]:
+    """The files to write, by flag: the named ones, else the page of a sweep."""
+    named = {"--html": options.html, "--markdown": options.markdown}
+    files = {flag: path for flag, path in named.items() if path is not None}
+    if not files and sweep is not None:
+        untrusted.check_links(sweep, apart=(POINTS,))
+        files["--html"] = sweep / "scaling" / "index.html"
+    return files
+
+
+def _write(text: str, flag: str, path: Path) -> None:
+    if path == STDOUT:
+        sys.stdout.write(text)
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         message = f"it cannot be written: {error.strerror or error}."
-        raise refusal(str(path), message, "--html FILE elsewhere") from None
+        raise refusal(str(path), message, f"{flag} FILE elsewhere") from None
 
 
 def _budgets(word: str) -> list[float]:

@@ -111,7 +111,7 @@ def test_runs_that_do_not_count_are_named_with_the_reason(ladder: Path, capsys: 
 
 
 def test_tables_and_the_page_say_the_same(ladder: Path, capsys: Printed) -> None:
-    assert main([str(ladder), "budget=1e15"]) == 0
+    assert main([str(ladder), "budget=1e15", "--draws", "199"]) == 0
     printed = capsys.readouterr().out
     page = (ladder / "scaling" / "index.html").read_text(encoding="utf-8")
     assert "12 runs of 4 sizes; 5 left out." in printed
@@ -121,6 +121,10 @@ def test_tables_and_the_page_say_the_same(ladder: Path, capsys: Printed) -> None
     assert "extrapolated" in printed
     assert "An extrapolation: " in page
     assert "inside of the interval" in page
+    assert main([str(ladder), "budget=1e15", "--draws", "199", "--markdown", "-"]) == 0
+    markdown = capsys.readouterr().out
+    assert markdown.startswith("# scaling of ladder\n")
+    assert "| 1e+15 | extrapolated" in markdown
     assert not re.search(r"(src|href)=\"(?!data:)", page)
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     assert list(data["figures"]) == ["fit", "residuals", "best"] or "isoflop" in data["figures"]

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from forge.config.model.tensors import EMBEDDING, HEAD, POSITION
+from forge.config.model.tensors import HEAD
+from forge.config.optimizers.param_groups import TABLES
 from forge.config.problems import COMMAND_LINE, closest, did_you_mean, refusal
 from forge.config.root import Config
 from forge.launch.sweep.state import DONE
@@ -23,8 +24,7 @@ from forge.rundir import saved_config
 from forge.scaling_laws.frontier import Curve
 from forge.scaling_laws.law import FLOPS
 
-TABLES = (EMBEDDING, POSITION, HEAD, "value_embedding")
-"""Roles left out of parameters without embeddings: tables of tokens and positions, and the head."""
+AT_THE_ENDS = (*TABLES, HEAD)  # roles left out of parameters without embeddings
 BY_ITSELF = "end"  # the reason of a run with all its steps done
 OF_LADDER = (  # options that a ladder varies
     *("model", "model.dim", "model.n_layers", "model.n_heads", "model.n_kv_heads"),
@@ -189,7 +189,7 @@ def _measured(run: Run, name: str, config: Config, metric: str, loss: float) -> 
         run=run,
         name=name,
         parameters=sum(spec.active for spec in tensors),
-        matrices=sum(spec.active for spec in tensors if spec.role not in TABLES),
+        matrices=sum(spec.active for spec in tensors if spec.role not in AT_THE_ENDS),
         tokens=float(tokens),
         flops=flops,
         loss=loss,

@@ -17,7 +17,8 @@ HERE = Path(__file__).resolve().parent
 MAIN = "__main__.py"
 FIRST = re.compile(r"`python -m forge\.(\w+.*?)`: (.*)", re.DOTALL)
 ORDER = (
-    *("train", "check", "explain", "resume", "status", "report", "runs", "compare", "generate"),
+    *("train", "check", "explain", "resume", "status", "report", "scaling", "runs", "compare"),
+    "generate",
     *(
         "evaluate",
         "import",

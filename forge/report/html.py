@@ -31,7 +31,7 @@ PAGE = """<!doctype html>
 <body><main>
 <header><h1>{title}</h1>{header}</header>
 {sections}
-<footer>made {time} by python -m forge.report</footer>
+<footer>made {time} by python -m forge.{verb}</footer>
 </main>
 <script type="application/json" id="data">{data}</script>
 <script>{js}</script>
@@ -47,10 +47,17 @@ def escape(text: str) -> str:
 
 
 def document(
-    title: str, *, header: str, sections: Sequence[str], data: Mapping[str, Any], script: str
+    title: str,
+    *,
+    header: str,
+    sections: Sequence[str],
+    data: Mapping[str, Any],
+    script: str,
+    verb: str = "report",
 ) -> str:
     """The HTML document. header, sections: HTML. data: source of the script's figures."""
     return PAGE.format(
+        verb=verb,
         policy=POLICY,
         title=escape(title),
         css=_asset("page.css"),

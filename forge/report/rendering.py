@@ -24,18 +24,25 @@ ON_TERMINAL, IN_MARKDOWN, PIPED_WIDTH = 30, 50, 120
 
 
 def print_report(report: Report, console: Console | None = None, most: int = ON_TERMINAL) -> None:
-    """Print the headline and every table with at most `most` lines, without trailing blanks.
+    """Print the headline and every table with at most `most` lines."""
+    print_tables(report.source.name, headline(report), tables(report, most), console)
+
+
+def print_tables(
+    title: str, lines: Sequence[str], given: Sequence[Table], console: Console | None = None
+) -> None:
+    """Print a title, sentences and tables, without trailing blanks.
 
     The width is the terminal's, else COLUMNS, else 120.
     """
     has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     console = console or Console(force_jupyter=False, width=None if has_width else PIPED_WIDTH)
     with console.capture() as captured:
-        console.print(Text(printable(report.source.name), style="bold"))
-        for line in headline(report):
+        console.print(Text(printable(title), style="bold"))
+        for line in lines:
             console.print(Text(printable(line)))
         console.print()
-        for table in tables(report, most):
+        for table in given:
             console.print(_rich(table))
             for note in table.notes:
                 console.print(Text(printable(note), style="dim"))
@@ -45,8 +52,13 @@ def print_report(report: Report, console: Console | None = None, most: int = ON_
 
 
 def markdown(report: Report, most: int = IN_MARKDOWN) -> str:
-    parts = [f"# {_escaped(report.source.name)}", " ".join(map(_escaped, headline(report)))]
-    for table in tables(report, most):
+    return markdown_text(report.source.name, headline(report), tables(report, most))
+
+
+def markdown_text(title: str, lines: Sequence[str], given: Sequence[Table]) -> str:
+    """A title, sentences and tables as Markdown."""
+    parts = [f"# {_escaped(title)}", " ".join(map(_escaped, lines))]
+    for table in given:
         heads, *lines = ([_escaped(cell) for cell in line] for line in (table.heads, *table.lines))
         rule = ["---:" if table.is_right(i) else "---" for i in range(len(heads))]
         text = "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *lines))

@@ -16,6 +16,7 @@ import forge.config.adapters.qlora
 import forge.config.data.chats
 import forge.config.data.mixture  # to be imported is to be known
 import forge.config.model.hub_folder
+import forge.config.objectives.distill
 import forge.config.objectives.preference
 import forge.config.tokenizers.tokenizer_files  # noqa: F401
 from forge.config import optimizers

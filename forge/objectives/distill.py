@@ -69,7 +69,7 @@ class Distill(NextToken):
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
         section, targets = self.section, batch["targets"]
         layers = self._layers(model) if section.feature.ever else ([], [])
-        teacher_states = states = []
+        teacher_states: list[Tensor] = []
         if "teacher_ids" in batch:
             ids, logps = (batch[f"teacher_{name}"].flatten(0, 1) for name in ("ids", "logps"))
             teacher: OnlineTeacher | StoredTeacher = StoredTeacher(ids, logps, section.tail)
@@ -99,9 +99,21 @@ class Distill(NextToken):
         theirs = list(section.teacher_layers) or (
             ours if section.feature_layers else [len(teacher.blocks) - 1]  # type: ignore[arg-type]
         )
-        pairs = ((model, ours), (teacher, theirs))
-        blocks: Any = [[part.blocks[str(layer)] for layer in layers] for part, layers in pairs]
-        return tuple(blocks)  # type: ignore[return-value]
+        pairs = (("feature_layers", model, ours), ("teacher_layers", teacher, theirs))
+        blocks = [_blocks(key, part, layers) for key, part, layers in pairs]
+        if len(ours) != len(theirs):
+            message = f"{len(theirs)} layers for {len(ours)} of objective.feature_layers"
+            raise ValueError(f"objective.teacher_layers={theirs}: {message}")
+        return blocks[0], blocks[1]
+
+
+def _blocks(key: str, model: Any, layers: list[int]) -> list[nn.Module]:
+    blocks = dict(model.blocks.named_children())
+    for layer in layers:
+        if str(layer) not in blocks:
+            message = f"there are layers 0 to {len(blocks) - 1}"
+            raise ValueError(f"objective.{key}={layers}: {message}")
+    return [blocks[str(layer)] for layer in layers]
 
 
 def without_noise(batch: Mapping[str, Tensor]) -> Batch:
@@ -133,6 +145,10 @@ def feature_distance(
     for ours, theirs in zip(states, teacher_states, strict=True):
         dtype = torch.promote_types(ours.dtype, torch.float32)
         ours, theirs = ours.to(dtype), theirs.to(dtype)
+        if ours.shape != theirs.shape:
+            widths = f"the student's are {ours.shape[-1]} wide, the teacher's {theirs.shape[-1]}"
+            hint = "objective.feature.value=0"
+            raise ValueError(f"objective.feature compares hidden states: {widths}; {hint}")
         if kind == "cosine":
             distance = 1 - F.cosine_similarity(ours, theirs, dim=-1, eps=EPS)
         else:

@@ -22,8 +22,8 @@ HARD = "hard"
 class Terms:
     """The terms of a loss: hard * cross-entropy + temperature^2 * the weighted divergences.
 
-    soft: weights of divergences by name. Cross-entropy is summed even without a weight. The square keeps the gradient's size (arXiv:1503.02531,
-    section 2).
+    soft: weights of divergences by name. Cross-entropy is summed even without a weight. The square
+    keeps the gradient's size (arXiv:1503.02531, section 2).
     """
 
     hard: float
@@ -167,6 +167,10 @@ def _online(
     """Divergences from a model on the rows that both vocabularies have, and the slope by logits."""
     matrix = teacher.head.weight.to(teacher.hidden.dtype)
     theirs = teacher.head.shaped((teacher.hidden @ matrix.T).to(logits.dtype))
+    if head.vocab_size != teacher.head.vocab_size and type(head).total is not Head.total:
+        sizes = f"the student has {head.vocab_size}, the teacher {teacher.head.vocab_size}"
+        message = "over parallel.tp both vocabularies have equally many rows"
+        raise ValueError(f"model.vocab_size: {message}; {sizes}: see model.pad_vocab_to")
     shared = min(logits.shape[1], theirs.shape[1])  # one tokenizer, but rows beyond its ids
     log_p = log_softmax(theirs[:, :shared] / terms.temperature, head)
     log_q = log_softmax(logits[:, :shared], head)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers.ranks import on_ranks
 from parity_run import Tokens, config_of, this_rank, world_of
 
+from forge.objectives.stored_teacher import IDS, LOGPS, Stored
 from forge.parallel.ranks import Ranks
+from forge.parity import side
 from forge.parity.side import Record, measure
 from forge.parity.verdict import BOUNDS, compare_records, may_vanish, verdict_table
 
@@ -27,10 +30,22 @@ CASES = [
     ("moe", "", "parallel.ep=2"),
 ]
 CI = CASES[:2]
+STORED = [
+    "parallel.tp=2",
+    "parallel.dp_shard=2 train.batch_size=2",
+    "parallel.cp=2",
+    "parallel.pp=2 train.batch_size=8 parallel.pp_microbatches=4",
+]
+
+
+class Text(Tokens):
+    """A text that has a name, for what is stored of it."""
+
+    fingerprint = "drawn"
 
 
 def record(model: str, options: str, ranks: Ranks) -> Record:
-    tokens = Tokens(vocab=300)
+    tokens = Text(vocab=300)
     return measure(config_of(model, options), ranks, tokens, dtype=FP64, steps=3, lr=0.05)  # type: ignore[arg-type]
 
 
@@ -47,6 +62,38 @@ def test_a_layout_equals_one_device(model: str, more: str, layout: str, tiny_run
 
     def work(rank: int) -> None:
         found = record(model, f"{options} {layout}", this_rank(many))
+        if rank == 0:
+            verdict = compare_records(one, found, BOUNDS[FP64], may_vanish=may_vanish(many))
+            assert not verdict.faults, verdict_table(verdict, BOUNDS[FP64])
+
+    on_ranks(world_of(many), work)
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(x, marks=[] if x == STORED[0] else pytest.mark.nightly) for x in STORED]
+)
+def test_stored_probabilities_on_a_layout_equal_one_device(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw, tokens, k = np.random.default_rng(0), len(Text(vocab=300)), 5
+    np.save(tmp_path / IDS, draw.random((tokens, 300)).argsort(1)[:, :k].astype(np.uint16))
+    logps = np.log(draw.dirichlet(np.ones(k + 1), tokens))
+    np.save(tmp_path / LOGPS, logps.astype(np.float32))
+    build_objective = side.build_objective
+
+    def with_stored(*args, **options):
+        objective = build_objective(*args, **options)
+        objective.stored = {Text.fingerprint: Stored(tmp_path)}
+        return objective
+
+    monkeypatch.setattr(side, "build_objective", with_stored)
+    options = f"objective=distill objective.offline={tmp_path} {SOFT} model.vocab_size=300"
+    options += " objective.temperature.value=1.5"
+    one = record("llama", options, Ranks())
+    many = config_of("llama", f"{options} {layout}")
+
+    def work(rank: int) -> None:
+        found = record("llama", f"{options} {layout}", this_rank(many))
         if rank == 0:
             verdict = compare_records(one, found, BOUNDS[FP64], may_vanish=may_vanish(many))
             assert not verdict.faults, verdict_table(verdict, BOUNDS[FP64])

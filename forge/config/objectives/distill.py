@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.config.field import Condition, Section, opt, section
 from forge.config.objectives.base import FP32, HeadShape, NextToken, auto_chunk_size
 from forge.config.rule import Findings, rule
+
+if TYPE_CHECKING:
+    from forge.config.parallel import Parallel
+    from forge.config.train import Train
 
 SOFT = ("forward_kl", "reverse_kl", "jsd", "tvd")
 TERMS = ("hard", *SOFT, "feature")
@@ -173,3 +177,16 @@ def of_offline(objective: Distill) -> Findings:
     one_sided = objective.reverse_kl.ever or (objective.jsd.ever and objective.jsd_beta == 1)
     if objective.tail == "zero" and one_sided:
         yield "objective.tail", "objective.tail=bucket"
+
+
+@rule("distill.feature", "objective.feature.value", "parallel.tp", "train.compile_model")
+def of_features(objective: Distill, parallel: Parallel, train: Train) -> Findings:
+    """Hidden states of layers are compared where a rank has them whole and uncompiled: with
+    parallel.tp=1 and train.compile_model=false.
+    """
+    if not objective.feature.ever:
+        return
+    if parallel.tp > 1:
+        yield "parallel.tp", "parallel.tp=1"
+    if train.compile_model:
+        yield "train.compile_model", "train.compile_model=false"

@@ -305,6 +305,20 @@ objective=sft | use_sft
 data.train_on | sft_train_on_completion_only | data.train_on=responses, which it is
 data.formatting_func | formatting_func_path | what is built of data=formatted
 data.formatting_func | formatting_func_kwargs | its other keys
+model | student_overrides | the run's own model
+objective.teacher | teacher_overrides | a run, a checkpoint or a folder, with the shape it has
+objective.offline | offline_data_dir | a folder of python -m forge.teach
+objective.forward_kl.value | distill_alpha | objective.hard.value is 1 - alpha
+objective.temperature.value | distill_temperature
+objective.feature.value | distill_beta
+objective.feature_loss | distill_feature_loss_type
+objective.feature_layers | distill_layer_indices | objective.teacher_layers where they differ
+objective.forward_kl.end | distill_alpha_end | objective.hard.end is 1 - alpha_end
+objective.forward_kl.schedule | distill_alpha_schedule | and objective.hard.schedule
+objective.temperature.end | distill_temperature_end
+objective.temperature.schedule | distill_temperature_schedule
+objective.feature.end | distill_beta_end
+objective.feature.schedule | distill_beta_schedule
 eval.steps | eval_steps | 0 instead of -1 for the whole split
 eval.target | target_eval_loss | null instead of 0 for off; eval.metric says of what
 train.max_bad_steps | abort_on_nan_loss abort_on_inf_loss | such an update is skipped, and so many in a row end the run; 0 = never
@@ -363,6 +377,17 @@ profiling.end_step | profiler_steps | the last step recorded, not a count
 profiling.interval | profile_periodically_period
 tracker=prometheus | prometheus_port | with trackers.prometheus.port; or a text file
 metrics.enable_tensorboard | enable_tensorboard | off by default
+rewards | reward_exact_answer | +reward@rewards.answer=gsm8k_answer, its exact
+rewards | reward_exact_format_match | +reward@rewards.format=gsm8k_format, its exact
+rewards | reward_white_space_format_match | +reward@rewards.answer=gsm8k_answer, its space
+rewards | reward_partial_format_match | +reward@rewards.format=gsm8k_format, its partial
+rewards | reward_ratio_guess_to_answer_high | +reward@rewards.answer=gsm8k_answer, its near
+rewards | reward_ratio_guess_to_answer_low | +reward@rewards.answer=gsm8k_answer, its wide
+rewards | penalty_incorrect_format | +reward@rewards.format=gsm8k_format, its penalty
+rewards | penalty_incorrect_answer | +reward@rewards.answer=gsm8k_answer, its wrong
+rewards | math_verify_timeout | +reward@rewards.math=math_verify, its timeout
+rewards | math_verify_num_procs | +reward@rewards.math=math_verify: a process for each CPU, at most 8
+rewards | reasoning_start_token reasoning_end_token solution_start_token solution_end_token | +reward@rewards.format=gsm8k_format, its tags
 parallel | ici_parallelism | worked out from its axes
 parallel | dcn_parallelism | worked out from its axes; one degree over all networks
 parallel.pp | using_pipeline_parallelism | greater than 1

@@ -20,6 +20,7 @@ from forge.models.head import head_of
 from forge.objectives.distillation_terms import (
     OnlineTeacher,
     StoredTeacher,
+    Teacher,
     Terms,
     distillation_terms,
 )
@@ -67,20 +68,12 @@ class Distill(NextToken):
         return batch
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
-        section, targets = self.section, batch["targets"]
+        section, terms = self.section, self.terms
         layers = self._layers(model) if section.feature.ever else ([], [])
-        teacher_states: list[Tensor] = []
-        if "teacher_ids" in batch:
-            ids, logps = (batch[f"teacher_{name}"].flatten(0, 1) for name in ("ids", "logps"))
-            teacher: OnlineTeacher | StoredTeacher = StoredTeacher(ids, logps, section.tail)
-        else:
-            teacher_model: Any = self.models["teacher"]
-            with torch.no_grad(), outputs_of(layers[1]) as teacher_states:
-                hidden = hidden_of(teacher_model, without_noise(batch)).flatten(0, 1)
-            teacher = OnlineTeacher(hidden, head_of(teacher_model))
+        teacher, teacher_states = self._teacher(batch, terms, layers[1])
         with outputs_of(layers[0]) as states:
             hidden = hidden_of(model, batch)
-        terms, size = self.terms, section.ce_chunk_size
+        targets, size = batch["targets"], section.ce_chunk_size
         total, sums = distillation_terms(
             hidden, head_of(model), teacher, targets, terms, chunk_size=size
         )
@@ -91,6 +84,20 @@ class Distill(NextToken):
             sums["feature"] = distance.detach()
         sums["ce"] = sums.pop("hard")
         return Losses(total=total, sums=sums | {"distill_loss": total.detach()})
+
+    def _teacher(
+        self, batch: Batch, terms: Terms, layers: list[nn.Module]
+    ) -> tuple[Teacher, list[Tensor]]:
+        """What the teacher says of a batch, and the outputs of its compared layers."""
+        if "teacher_ids" in batch:
+            ids, logps = (batch[f"teacher_{name}"].flatten(0, 1) for name in ("ids", "logps"))
+            return StoredTeacher(ids, logps, self.section.tail), []
+        if not terms.soft and not layers:
+            return None, []
+        model: Any = self.models["teacher"]
+        with torch.no_grad(), outputs_of(layers) as states:
+            hidden = hidden_of(model, without_noise(batch)).flatten(0, 1)
+        return OnlineTeacher(hidden, head_of(model)), states
 
     def _layers(self, model: Any) -> tuple[list[nn.Module], list[nn.Module]]:
         """The compared blocks of the student and of the teacher."""

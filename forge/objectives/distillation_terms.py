@@ -58,10 +58,14 @@ class StoredTeacher(NamedTuple):
     tail: str
 
 
+Teacher = OnlineTeacher | StoredTeacher | None
+"""None where no term reads a teacher."""
+
+
 def distillation_terms(
     hidden: Tensor,
     head: Head,
-    teacher: OnlineTeacher | StoredTeacher,
+    teacher: Teacher,
     targets: Tensor,
     terms: Terms,
     *,
@@ -88,7 +92,7 @@ class _Distilled(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         head: Head,
-        teacher: OnlineTeacher | StoredTeacher,
+        teacher: Teacher,
         targets: Tensor,
         terms: Terms,
         size: int,
@@ -129,7 +133,9 @@ class _Distilled(torch.autograd.Function):
         return *grads, None, None, None, None, None
 
 
-def _part(teacher: OnlineTeacher | StoredTeacher, rows: slice) -> OnlineTeacher | StoredTeacher:
+def _part(teacher: Teacher, rows: slice) -> OnlineTeacher | StoredTeacher:
+    if teacher is None:
+        return None
     if isinstance(teacher, OnlineTeacher):
         return teacher._replace(hidden=teacher.hidden[rows])
     return teacher._replace(ids=teacher.ids[rows], logps=teacher.logps[rows])
@@ -138,7 +144,7 @@ def _part(teacher: OnlineTeacher | StoredTeacher, rows: slice) -> OnlineTeacher 
 def _chunk(
     logits: Tensor,
     head: Head,
-    teacher: OnlineTeacher | StoredTeacher,
+    teacher: Teacher,
     targets: Tensor,
     terms: Terms,
 ) -> tuple[Tensor, Tensor]:

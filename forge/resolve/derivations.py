@@ -116,15 +116,15 @@ def of_folder(
 
 @derivation("tokenizer.path", "checkpoint.init_from", "objective", writes=("tokenizer.path",))
 def of_base(tokenizer: TokenizerFile, config: Config) -> Iterator[Derived]:
-    """With tokenizer=file and no path the tokenizer is that of checkpoint.init_from, or a teacher's."""
+    """With tokenizer=file and no path the tokenizer is that of checkpoint.init_from or a teacher."""
     base = config.checkpoint.init_from or getattr(config.objective, "teacher", None)
     if tokenizer.path or not base:
         return
     run = os.path.dirname(base) if os.path.basename(base) == BEST else base
-    for file in (os.path.join(run, TOKENIZER, FILE_NAME), os.path.join(run, FILE_NAME)):
-        if os.path.isfile(os.path.expanduser(file)):
-            yield Derived("tokenizer.path", file, f"that of {run}")
-            return
+    files = (os.path.join(run, TOKENIZER, FILE_NAME), os.path.join(run, FILE_NAME))
+    if file := next((file for file in files if os.path.isfile(os.path.expanduser(file))), ""):
+        name = "checkpoint.init_from" if config.checkpoint.init_from else "objective.teacher"
+        yield Derived("tokenizer.path", file, f"that of {name}")
 
 
 @derivation(

@@ -377,17 +377,9 @@ profiling.end_step | profiler_steps | the last step recorded, not a count
 profiling.interval | profile_periodically_period
 tracker=prometheus | prometheus_port | with trackers.prometheus.port; or a text file
 metrics.enable_tensorboard | enable_tensorboard | off by default
-rewards | reward_exact_answer | +reward@rewards.answer=gsm8k_answer, its exact
-rewards | reward_exact_format_match | +reward@rewards.format=gsm8k_format, its exact
-rewards | reward_white_space_format_match | +reward@rewards.answer=gsm8k_answer, its space
-rewards | reward_partial_format_match | +reward@rewards.format=gsm8k_format, its partial
-rewards | reward_ratio_guess_to_answer_high | +reward@rewards.answer=gsm8k_answer, its near
-rewards | reward_ratio_guess_to_answer_low | +reward@rewards.answer=gsm8k_answer, its wide
-rewards | penalty_incorrect_format | +reward@rewards.format=gsm8k_format, its penalty
-rewards | penalty_incorrect_answer | +reward@rewards.answer=gsm8k_answer, its wrong
-rewards | math_verify_timeout | +reward@rewards.math=math_verify, its timeout
-rewards | math_verify_num_procs | +reward@rewards.math=math_verify: a process for each CPU, at most 8
-rewards | reasoning_start_token reasoning_end_token solution_start_token solution_end_token | +reward@rewards.format=gsm8k_format, its tags
+rewards | reward_exact_answer reward_white_space_format_match reward_ratio_guess_to_answer_high reward_ratio_guess_to_answer_low penalty_incorrect_answer | +reward@rewards.answer=gsm8k_answer, and its options
+rewards | reward_exact_format_match reward_partial_format_match penalty_incorrect_format reasoning_start_token reasoning_end_token solution_start_token solution_end_token | +reward@rewards.format=gsm8k_format, and its options
+rewards | math_verify_timeout math_verify_num_procs | +reward@rewards.math=math_verify, and its options
 parallel | ici_parallelism | worked out from its axes
 parallel | dcn_parallelism | worked out from its axes; one degree over all networks
 parallel.pp | using_pipeline_parallelism | greater than 1

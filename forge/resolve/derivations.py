@@ -116,7 +116,7 @@ def of_folder(
 
 @derivation("tokenizer.path", "checkpoint.init_from", "objective", writes=("tokenizer.path",))
 def of_base(tokenizer: TokenizerFile, config: Config) -> Iterator[Derived]:
-    """With tokenizer=file and no path the tokenizer is that of checkpoint.init_from or a teacher."""
+    """With tokenizer=file and no path the tokenizer is of checkpoint.init_from or a teacher."""
     base = config.checkpoint.init_from or getattr(config.objective, "teacher", None)
     if tokenizer.path or not base:
         return

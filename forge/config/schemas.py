@@ -16,7 +16,9 @@ import forge.config.adapters.qlora
 import forge.config.data.chats
 import forge.config.data.mixture  # to be imported is to be known
 import forge.config.model.hub_folder
+import forge.config.objectives.distill
 import forge.config.objectives.preference
+import forge.config.objectives.reward_model
 import forge.config.tokenizers.tokenizer_files  # noqa: F401
 from forge.config import optimizers, scaling
 from forge.config.field import Section, default_of, types_of, variants_of

@@ -39,7 +39,8 @@ class Objective:
     along_sequence: the fields of a batch of shape [batch, seq, ...]; with context parallelism each
     rank has a part of these fields, and the whole of all others. sums, maxima: names of the results
     of `evaluate`, by their reduction over batches and ranks. compile_backend: of torch.compile, for
-    the parts of the loss worth compiling; null = nothing is compiled. without_adapter: context of a
+    the parts of the loss worth compiling; null = nothing is compiled. progress: share of the run
+    before this step, 0 to 1. without_adapter: context of a
     model without its adapter. looks_ahead: whether `looked_ahead` does anything. counts: for sums
     that are no means over targets, by name, the sum to divide by. A loader process has no models.
     """
@@ -48,6 +49,7 @@ class Objective:
     sums: tuple[str, ...] = ()
     maxima: tuple[str, ...] = ()
     compile_backend: str | None = None
+    progress: float = 0.0
     looks_ahead: bool = False
     counts: Mapping[str, str] = MappingProxyType({})
     without_adapter: Callable[[nn.Module], AbstractContextManager[None]]

@@ -58,6 +58,10 @@ class Preference(Responded):
         """Add `reference` to a batch, for an objective with a reference and a batch without."""
         return batch
 
+    def responses(self, model: LanguageModel, batch: Batch) -> Both:
+        """The responses of each pair under a model."""
+        return pair_responses(model, batch)
+
     def compare(self, both: Both, batch: Batch) -> Compared:
         """Compare the pairs of a batch."""
         raise NotImplementedError
@@ -76,7 +80,7 @@ class Preference(Responded):
     def _compared(self, model: LanguageModel, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Sums over pairs by name, without a graph; and the summed loss with a graph."""
         batch = self.with_reference(model, batch)  # first, while no graph is in memory
-        pairs = pair_responses(model, batch)
+        pairs = self.responses(model, batch)
         complete = pairs.chosen.tokens * pairs.rejected.tokens > 0
         compared = self.compare(pairs, batch)
         chosen, rejected = compared.rewards

@@ -15,6 +15,7 @@ from forge.config.optimizers import param_groups
 from forge.config.parallel import V_SCHEDULE
 from forge.config.precision import BYTES
 from forge.config.root import Config
+from forge.families.folder import is_folder, read_folder
 from forge.planning.activations import Activations, Stage
 from forge.planning.shares import Share, counted, largest, of_trained, share_of
 from forge.planning.state import state_of
@@ -297,6 +298,8 @@ def _frozen_models(config: Config) -> Iterator[Decoder]:
     for source in config.objective.frozen_models().values():
         model = config.decoder
         with suppress(OSError, ValueError, TypeError, KeyError):  # its build reports the fault
-            if source and Path(source).is_dir():
+            if source and is_folder(source):
+                model = read_folder(Path(source)).section
+            elif source and Path(source).is_dir():
                 model = load_config(newest(Path(source)), trust=config.run.trust).decoder
         yield from [model] if model is not None else []

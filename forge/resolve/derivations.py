@@ -113,17 +113,17 @@ def of_folder(
         yield Derived("checkpoint.init_from", model.path, "that of model.path")
 
 
-@derivation("tokenizer.path", "checkpoint.init_from", writes=("tokenizer.path",))
-def of_base(tokenizer: TokenizerFile, checkpoint: Checkpoint) -> Iterator[Derived]:
-    """With tokenizer=file and no path the tokenizer is that of the run in checkpoint.init_from."""
-    base = checkpoint.init_from
-    if tokenizer.path or base is None:
+@derivation("tokenizer.path", "checkpoint.init_from", "objective", writes=("tokenizer.path",))
+def of_base(tokenizer: TokenizerFile, config: Config) -> Iterator[Derived]:
+    """With tokenizer=file and no path the tokenizer is of checkpoint.init_from or a teacher."""
+    base = config.checkpoint.init_from or getattr(config.objective, "teacher", None)
+    if tokenizer.path or not base:
         return
     run = os.path.dirname(base) if os.path.basename(base) == BEST else base
-    for file in (os.path.join(run, TOKENIZER, FILE_NAME), os.path.join(run, FILE_NAME)):
-        if os.path.isfile(os.path.expanduser(file)):
-            yield Derived("tokenizer.path", file, "that of checkpoint.init_from")
-            return
+    files = (os.path.join(run, TOKENIZER, FILE_NAME), os.path.join(run, FILE_NAME))
+    if file := next((file for file in files if os.path.isfile(os.path.expanduser(file))), ""):
+        name = "checkpoint.init_from" if config.checkpoint.init_from else "objective.teacher"
+        yield Derived("tokenizer.path", file, f"that of {name}")
 
 
 @derivation(
@@ -265,15 +265,16 @@ def paths_of_entries(config: Config, data: Data, eval: Eval) -> Iterator[Derived
                     yield Derived(f"{key}.{option}", absolute, TYPED_AT)
 
 
-@derivation("eval.tasks", writes=("eval.tasks",))
-def paths_of_tasks(eval: Eval) -> Iterator[Derived]:
-    """And those of tasks."""
-    for name, entry in eval.tasks.items():
+@derivation("eval.tasks", "rewards", writes=("eval.tasks", "rewards"))
+def paths_of_tasks(config: Config) -> Iterator[Derived]:
+    """And those of tasks and rewards."""
+    dicts = {"eval.tasks": config.eval.tasks, "rewards": config.rewards}
+    for key, entry in ((f"{above}.{n}", e) for above, d in dicts.items() for n, e in d.items()):
         path = entry.get("path") if isinstance(entry, dict) else None
         if isinstance(path, str) and path and not ADDRESS.match(path):
             absolute = os.path.abspath(os.path.expanduser(path))
             if absolute != path:
-                yield Derived(f"eval.tasks.{name}.path", absolute, TYPED_AT)
+                yield Derived(f"{key}.path", absolute, TYPED_AT)
 
 
 @derivation(

@@ -23,6 +23,7 @@ from forge.training.models import build_model, build_objective
 from forge.training.process import check_dtypes, loss_scaler, record_collectives, set_up, stage
 from forge.training.references import add_references, examples_read
 from forge.training.session import Session
+from forge.training.teaching import add_stored
 
 
 def build_session(
@@ -48,6 +49,7 @@ def build_session(
     _show(config, first_lines(config, prepared, device, ranks, model))
     check_dtypes(model, FORMATS[config.precision.param_dtype])
     objective = build_objective(config, device, ranks, tokenizer=prepared.tokenizer)
+    add_stored(objective, config, prepared)
     texts = examples_read(config, prepared, objective, ranks, device)
     add_references(objective, config, texts, device, ranks, tokenizer=prepared.tokenizer)
     return Session(

@@ -12,9 +12,11 @@ from forge.adapters.adapter import adapter_of, adapters_off
 from forge.adapters.packed import plain_parameters
 from forge.build import build
 from forge.config.adapters.adapter import NoAdapter
+from forge.config.model.layer import Model
 from forge.config.root import Config
 from forge.data.tokenizers.tokenizer import Tokenizer
-from forge.families.folder import is_folder
+from forge.families.folder import is_folder, read_folder
+from forge.families.shards import FolderError
 from forge.models.plain import make_model
 from forge.objectives.objective import Objective
 from forge.optim.groups import freeze
@@ -128,10 +130,12 @@ def frozen_model(
     if isinstance(path, CheckpointError):
         raise path
     if source and is_folder(path):
-        hint = "give a run, as python -m forge.import makes it of the folder"
-        raise CheckpointError(f"{path} does not say which tokenizer it was trained with; {hint}")
-    if source and path.is_dir():
+        config = replace(config, model=_section_of(path, tokenizer))
+    elif source and path.is_dir():
         config = replace(config, model=_config_of(path, config, tokenizer).model)
+    if (longest := getattr(config.model, "max_seq_len", 0)) < config.train.seq_len:
+        message = f"it reads {longest} tokens, fewer than train.seq_len={config.train.seq_len}"
+        raise CheckpointError(f"{path}: {message}; train.seq_len={longest}")
     config = replace(config, adapter=NoAdapter())
     of_products = HALF.get(config.precision.mixed_precision) if ranks.mesh is None else None
     model = build_model(config, device, ranks, dtype, stored=of_products)  # FSDP would cast
@@ -147,6 +151,23 @@ def _config_of(path: Path, config: Config, tokenizer: Tokenizer | None) -> Confi
         message = checkpoints.OTHER_TOKENIZER
         raise CheckpointError(f"{path}: {message}; train with its own: tokenizer=file")
     return restore.read_checkpoint_config(path, trust=config.run.trust)
+
+
+def _section_of(path: Path, tokenizer: Tokenizer | None) -> Model:
+    """The model's section of a folder. Raises CheckpointError for another tokenizer, or none."""
+    try:
+        of_folder = Tokenizer.load(path)
+    except Exception as error:  # of the Rust library too
+        hint = "give a run, as python -m forge.import makes it of the folder"
+        message = f"{path} does not say which tokenizer it was trained with"
+        raise CheckpointError(f"{message}; {hint}") from error
+    if tokenizer and tokenizer.ids != of_folder.ids:
+        message = checkpoints.OTHER_TOKENIZER
+        raise CheckpointError(f"{path}: {message}; train with its own: tokenizer=file")
+    try:
+        return read_folder(path).section
+    except FolderError as error:
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def found_place(source: str) -> Path | CheckpointError:

@@ -207,7 +207,7 @@ def _identity(
     path = found_place(source_path) if source_path else None
     if isinstance(path, Exception):
         return path
-    weights: Any = {"seed": config.seed} if path is None else _weights(path)
+    weights: Any = {"seed": config.seed} if path is None else identified_weights(path)
     if not source:
         weights |= {"excluded": [*config.checkpoint.exclude_from_loading], "seed": config.seed}
     pieces = np.ascontiguousarray(plan.pieces, dtype="<i8")
@@ -222,7 +222,7 @@ def _identity(
     }
 
 
-def _weights(path: Path) -> dict[str, Any]:
+def identified_weights(path: Path) -> dict[str, Any]:
     """Identify weights: a checkpoint by metadata, a file by bytes, other folders by their files."""
     if path.is_file():
         return {"file": hash_file(path)}

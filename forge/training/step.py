@@ -226,6 +226,7 @@ class Update:
         clipping in place of a separate pass.
         """
         lr = self.learning_rate.set(number)
+        self.backward.objective.progress = number / self.modules.max_steps
         positions = round(step.n_places * self.backward.objective.learnt)
         self.modules.begin(positions, self.scaler, self.device)
         loss, sums, n_targets = self.backward(step)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.ranks import on_ranks
+from parity_models import TOKENIZER
 from parity_run import Tokens, config_of, this_rank, world_of
 
 from forge.data.batches.examples import plan_examples
@@ -36,6 +37,9 @@ CASES = [
     (f"{DPO} objective.reference=adapter", "lora", "parallel.tp=2"),
     ("objective=orpo", "llama", "parallel.tp=2"),
     ("objective=simpo", "llama", PP2),
+    ("objective=reward_model", "llama", "parallel.tp=2"),
+    ("objective=reward_model", "llama", "parallel.dp_shard=2"),
+    ("objective=reward_model", "llama", PP2),
     ("objective=cpo", "gpt2", "parallel.tp=2 parallel.dp_shard=2 train.batch_size=2"),
     (KTO, "llama", PP2),
     (KTO, "llama", "parallel.tp=2"),
@@ -71,11 +75,14 @@ def record(objective: str, model: str, layout: str, ranks: Ranks, folder: Path) 
         data = data.replace("data=preference", "data=labelled objective.undesirable_weight=0.7")
     if objective == "objective=orpo":
         data = data.replace("objective.beta", "objective.lambda_weight")
+    if objective == "objective=reward_model":
+        data = data.replace("objective.beta=0.5", "objective.center_rewards=0.1")
     config = config_of(model, f"{objective} {data} {layout}")
     store = Preferred()
     plan = plan_examples(store, seq_len=16, too_long="refuse")  # type: ignore[arg-type]
     text = Mixture(stores={"": store}, plans={"": plan})  # type: ignore[dict-item]
-    return measure(config, ranks, text, dtype=FP64, steps=3, lr=0.05)
+    tokenizer = TOKENIZER if "reward_model" in objective else None
+    return measure(config, ranks, text, dtype=FP64, steps=3, lr=0.05, tokenizer=tokenizer)
 
 
 @cache

@@ -23,6 +23,7 @@ from forge.rundir import checkpoints, saved_config
 
 NOTHING_TO_TYPE = {
     "eval.tasks": "a path",
+    "rewards": "a path",
     "data.path": "a path",
     "data.hf_dataset_name": "a name or a path",
     "data.sources": "a path",

@@ -16,11 +16,11 @@ OF_TORCH = {
     "scheduler": "torch.optim.lr_scheduler.LRScheduler",
 }
 """Base classes of groups that take subclasses from the base's own package."""
-OF_FORGE = {
+OF_FORGE: dict[str, str | tuple[str, ...]] = {
     "callbacks": "forge.training.",
     "trackers": "forge.trackers.",
     "eval.tasks": "forge.tasks.",
-    "rewards": "forge.rewards.",
+    "rewards": ("forge.rewards.", "forge.training.learned_reward."),
 }
 """Prefixes of forge's own classes that a group takes without trust."""
 OF_USER = {

@@ -81,6 +81,11 @@ class Tokenizer:
         return None if self.bos_token is None else self._id(self.bos_token)
 
     @property
+    def ids(self) -> dict[str, int]:
+        """The id of each token."""
+        return self._raw.get_vocab()
+
+    @property
     def borders(self) -> frozenset[int]:
         """The tokens beginning or ending documents, in this run or in a text with its own."""
         return frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from forge.build import build
 from forge.config.data.reading import NAME
@@ -10,10 +11,10 @@ from forge.config.problems import ConfigError
 from forge.config.rewards.entry import TARGET, entry_faults, keywords_of
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
-from forge.resolve.rules.run import unstorable
+from forge.resolve.rules.run import path_fault, unstorable
 
 ASSIGNED = re.compile(r"\w+=")
-FORGE = "forge.rewards."
+FORGE, LEARNED = "forge.rewards.", "forge.training.learned_reward.LearnedReward"
 
 
 @rule("rewards")
@@ -31,6 +32,16 @@ def rewards(config: Config) -> Findings:
             yield key, f"{other}, which no file can keep.", hint
         elif str(entry[TARGET]).startswith(FORGE):
             yield from _own_faults(key, entry)
+        elif entry[TARGET] == LEARNED:
+            yield from _learned_faults(key, entry.get("path"))
+
+
+def _learned_faults(key: str, path: Any) -> Findings:
+    if not path:
+        message = "it has no path, of a run of objective=reward_model."
+        yield f"{key}.path", message, f"{key}.path=runs/reward"
+    elif fault := path_fault(str(path)):
+        yield f"{key}.path={path}", *fault
 
 
 def _own_faults(key: str, entry: dict) -> Findings:

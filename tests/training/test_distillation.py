@@ -1,0 +1,97 @@
+"""Runs that learn from a teacher: a run of another size, a folder, or what is stored of it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from run_helpers import assert_bit_equal, built, logged, step_of, stored
+
+from forge import export, worker
+from forge.teach.__main__ import main as teach
+
+STUDENT = "objective=distill model.dim=8 model.n_layers=1 model.ffn_hidden_dim=16 seed=5"
+MOVING = (
+    "objective.hard.end=0 objective.hard.schedule=linear objective.jsd.value=0.3 "
+    "objective.temperature.value=2 objective.temperature.end=1 "
+    "objective.temperature.schedule=cosine"
+)
+
+
+def test_a_teacher_of_another_size_and_a_run_that_goes_on(tiny_run, trained) -> None:
+    teacher = f"{STUDENT} objective.teacher={tiny_run} checkpoint.interval=3 {MOVING}"
+    path = trained(teacher)
+    losses = {name: logged(path, f"train/{name}") for name in ("loss", "forward_kl", "jsd")}
+    assert all(len(values) == 6 for values in losses.values())
+    total = logged(path, "train/distill_loss")
+    for step, hard, temperature in ((1, 0.5, 2.0), (4, 0.25, 1.5)):
+        soft = 0.5 * losses["forward_kl"][step] + 0.3 * losses["jsd"][step]
+        by_hand = hard * losses["loss"][step] + temperature**2 * soft
+        assert total[step] == pytest.approx(by_hand, rel=1e-6)
+
+    weights, metrics = stored(step_of(path, 6)), (path / "metrics.jsonl").read_text()
+    shutil.rmtree(step_of(path, 6))
+    (path / "result.json").unlink()
+    assert worker.main([str(path)]) == 0
+    assert_bit_equal(stored(step_of(path, 6)), weights)
+    assert (path / "metrics.jsonl").read_text() == metrics
+
+
+def test_a_folder_of_hugging_face_teaches_as_its_run(tiny_run, trained, tmp_path) -> None:
+    folder = tmp_path / "folder"
+    assert export.main([str(tiny_run), str(folder), "--format", "hf", "--dtype", "float32"]) == 0
+    options = f"{STUDENT} train.max_steps=2 checkpoint.enabled=false"
+    of_run, of_folder = (
+        logged(trained(f"{options} objective.teacher={place}"), "train/forward_kl")
+        for place in (tiny_run, folder)
+    )
+    assert of_run == pytest.approx(of_folder, rel=1e-6)
+
+
+def test_stored_probabilities_teach_as_the_teacher(
+    tiny_run, trained, new_run, text_file, tmp_path, capsys
+) -> None:
+    out, text = tmp_path / "out", ["data=text", f"data.path={text_file}"]
+    sizes = ["tokenizer.vocab_size=300", "model.vocab_size=300", "train.seq_len=16", "seed=5"]
+    sizes += ["run.device=cpu", "train.batch_size=4", "model.max_seq_len=32", *text]
+    words = [str(out), f"objective.teacher={tiny_run}", *sizes]
+    assert teach([*words, "--k", "300", "--format", "float32"]) == 0
+    options = f"{STUDENT} train.max_steps=3 checkpoint.enabled=false objective.jsd.value=0.3"
+    online = trained(f"{options} objective.teacher={tiny_run}")
+    offline = trained(f"{options} objective.offline={out} data.num_workers=1")
+    for name in ("loss", "forward_kl", "jsd", "distill_loss"):
+        ours, theirs = (logged(path, f"train/{name}") for path in (offline, online))
+        assert ours == pytest.approx(theirs, rel=2e-5), name
+
+    assert teach([str(tmp_path / "few"), *words[1:], "--k", "8"]) == 0
+    assert "8 of 300 tokens at each of" in capsys.readouterr().out
+    few = trained(f"{options} objective.offline={tmp_path / 'few'}")
+    bound, whole = (logged(path, "train/forward_kl")[1] for path in (few, online))
+    assert 0.2 * whole < bound < whole
+
+    capsys.readouterr()
+    for options, message in (
+        ("train.seq_len=8", "it is of another text, or of other sequences of it"),
+        ("objective.temperature.value=2", "it is of temperature 1.0"),
+        ("tokenizer.vocab_size=290", "its teacher read with another tokenizer"),
+    ):
+        path = new_run(f"{STUDENT} objective.offline={out} {options}")
+        with pytest.raises(ValueError, match=message):
+            built(path)
+    longer = f"{STUDENT} objective.teacher={tiny_run} train.seq_len=64 model.max_seq_len=64"
+    path = new_run(longer)
+    with pytest.raises(ValueError, match=r"fewer than train\.seq_len=64"):
+        built(path)
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(tiny_run, new_run, tmp_path, capsys) -> None:
+    folder = tmp_path / "folder"
+    assert export.main([str(tiny_run), str(folder), "--format", "hf"]) == 0
+    for place in (tiny_run, folder):
+        path = new_run(f"{STUDENT} objective.teacher={place} tokenizer.vocab_size=290")
+        capsys.readouterr()
+        assert worker.main([str(path)]) == 2
+        said = capsys.readouterr().err
+        assert "objective, its model 'teacher'" in said
+        assert "it was trained with another tokenizer" in said
+        assert "Traceback" not in said

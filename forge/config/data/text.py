@@ -14,6 +14,12 @@ from forge.config.field import Condition, Section, opt, section
 BORDERS = ("add_bos", "add_eos")
 TEXT_FIELD = "field or column of the text, in rows of JSON, CSV, Parquet or a dataset"
 OF_BAD_ROWS = ("on_bad_row", "max_bad_rows")
+BEST_FIT_CROP, BEST_FIT_PAD = BUFFERED = ("best_fit_crop", "best_fit_pad")
+"""Policies of data.packing that choose among the documents of a buffer."""
+CHOOSES = Condition(
+    lambda config, ranks: config.data.packing in BUFFERED,
+    "with data.packing=best_fit_crop or best_fit_pad",
+)
 
 
 @dataclass(frozen=True)
@@ -78,8 +84,15 @@ class Data(Section):
         "concat_then_split",
         "concat_then_split: cut the text every seq_len tokens; first_fit, best_fit, next_fit:"
         " put whole documents into the first sequence with room, the fullest, or the current "
-        "one; none: one document a sequence",
-        choices=("concat_then_split", "first_fit", "best_fit", "next_fit", "none"),
+        "one; none: one document a sequence; best_fit_crop: fill each with the largest that fits, "
+        "then with the beginning of the shortest, as nanochat; best_fit_pad: then with padding",
+        choices=("concat_then_split", "first_fit", "best_fit", "next_fit", "none", *BUFFERED),
+    )
+    packing_buffer: int = opt(
+        1000,
+        "documents that best_fit_crop and best_fit_pad choose among",
+        gt=0,
+        acts_when=CHOOSES,
     )
     too_long: str = opt(
         "split",

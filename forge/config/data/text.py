@@ -25,14 +25,21 @@ CHOOSES = Condition(
 @dataclass(frozen=True)
 class HeldOut:
     """Part of a text kept for validation: a share, where 1 is the whole text, or a number of
-    documents.
+    documents, or of the last files.
     """
 
     share: float = 0.0
     documents: int = 0
+    files: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.share or self.documents)
+        return bool(self.share or self.documents or self.files)
+
+    @property
+    def identity(self) -> dict[str, float]:
+        """The part in words of a cache, without `files` where it is 0, as in older entries."""
+        stated = {"share": self.share, "documents": self.documents}
+        return stated | ({"files": self.files} if self.files else {})
 
 
 @section
@@ -46,6 +53,7 @@ class Data(Section):
     mixes = False  # whether the section mixes several corpora
     place = "data"  # the config path of the reader
     marks_responses = False  # whether the data mark learnt tokens
+    val_files = 0  # the last files that are held out
     streamed = False  # whether the corpus is read during training: its length is unknown
     _target_: str = MISSING
     val_fraction: float = opt(
@@ -122,6 +130,8 @@ class Data(Section):
         """The part of this text kept for validation."""
         if self.validation:
             return HeldOut()
+        if self.val_files and self.val_fraction < 1:
+            return HeldOut(files=self.val_files)
         return HeldOut(0.0 if self.val_documents else self.val_fraction, self.val_documents)
 
     def borders(self, tokenizer: Any) -> dict[str, bool]:
@@ -146,7 +156,12 @@ SKIPS = Condition(
 class Documents(Section):
     """What a corpus of text says of its documents, beside the options of `Data`."""
 
-    forges_own = (*BORDERS, *OF_BAD_ROWS)
+    forges_own = (*BORDERS, "val_files", *OF_BAD_ROWS)
+    val_files: int = opt(
+        0,
+        "hold out the last files instead, by name: 1 = the last shard, as nanochat does; 0 = off",
+        ge=0,
+    )
     add_bos: bool | None = opt(
         None, "begin every document with tokenizer.bos_token; null = as tokenizer.add_bos"
     )

@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Any
 
 from forge.config.data.text import HeldOut
+from forge.config.numbers import counted
 from forge.data.text.conversation import Conversation
 from forge.data.text.corpus import Corpus
 from forge.data.text.reading import BadFile, Document, Example, Pair, all_of
@@ -47,17 +48,26 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Division of the pieces of one corpus: digests below `threshold` are validation."""
+    """Division of the pieces of one corpus: digests below `threshold` are validation, and so are
+    the last files.
+    """
 
     corpus: Corpus
     unit: int
     threshold: int
     n_bytes: int
+    held_files: int = 0
 
     def pieces(self) -> Iterator[tuple[Piece, bool]]:
         """Yield (piece, whether it is validation) in the order of the corpus."""
-        for piece in pieces(self.corpus.documents(), self.unit):
-            yield piece, piece.digest < self.threshold
+        for number, path in enumerate(self.corpus.files):
+            for piece in pieces(self.corpus.read(path), self.unit):
+                yield piece, self.holds_out(piece, number)
+
+    def holds_out(self, piece: Piece, file: int) -> bool:
+        """Whether a piece of file number `file` is validation."""
+        in_last = file >= len(self.corpus.files) - self.held_files
+        return in_last or piece.digest < self.threshold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +141,8 @@ def split_corpus(corpus: Corpus, held_out: HeldOut) -> Split:
             problem += f" ({corpus.bad_rows.first[0]})"
         raise ValueError(f"data.path = {corpus.source}: {problem}. Give some text to train on.")
     divided = partial(Split, corpus=corpus, unit=unit, n_bytes=n_bytes)
+    if held_out.files:
+        return divided(threshold=0, held_files=_held_files(held_out.files, len(corpus.files)))
     if held_out.share == 1 or not held_out:
         return divided(threshold=HASH_RANGE if held_out else 0)
     if least == greatest:
@@ -145,6 +157,15 @@ def split_corpus(corpus: Corpus, held_out: HeldOut) -> Split:
             )
         return divided(threshold=lowest.greatest + 1)
     return divided(threshold=min(max(round(held_out.share * HASH_RANGE), least + 1), greatest))
+
+
+def _held_files(number: int, files: int) -> int:
+    """The number of files to hold out. ValueError: none would be left to train on."""
+    if number < files:
+        return number
+    problem = f"there {'is' if files == 1 else 'are'} {counted(files, 'file')}"
+    hint = "Hold out fewer, or a share: data.val_files=0"
+    raise ValueError(f"data.val_files = {number}: {problem}, and one must be left. {hint}.")
 
 
 def unit_of(corpus_bytes: int) -> int:

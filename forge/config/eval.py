@@ -12,6 +12,7 @@ CROPPED = Condition(
     lambda config, ranks: config.data.packing == BEST_FIT_CROP, "with data.packing=best_fit_crop"
 )
 
+
 @section
 class Eval(Section):
     """Evaluation on the validation split and further sets: all of each, or sequences spread evenly

@@ -17,6 +17,7 @@ import forge.config.data.chats
 import forge.config.data.mixture  # to be imported is to be known
 import forge.config.model.hub_folder
 import forge.config.objectives.preference
+import forge.config.tokenizers.ranked_bpe
 import forge.config.tokenizers.tokenizer_files  # noqa: F401
 from forge.config import optimizers
 from forge.config.field import Section, default_of, types_of, variants_of

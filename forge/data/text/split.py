@@ -76,15 +76,20 @@ class TrainingText:
 
     splits: tuple[Split, ...]
 
-    def sample(self, max_bytes: int) -> Iterator[str]:
-        """All pieces, or an even sample of at most `max_bytes` in all."""
+    def sample(self, max_bytes: int, document_characters: int = 0) -> Iterator[str]:
+        """All pieces, or an even sample of at most `max_bytes` in all. document_characters: at most
+        so many first ones of each document; 0 = all.
+        """
         share = min(1.0, max_bytes / sum(split.n_bytes for split in self.splits))
-        seen = sampled = 0
+        seen = sampled = before = 0  # before: characters of the document in earlier pieces
         for piece, is_validation in chain.from_iterable(s.pieces() for s in self.splits):
             seen += piece.n_bytes
-            if not is_validation and sampled + piece.n_bytes <= share * seen:
+            text = piece.text[: document_characters - before] if document_characters else piece.text
+            within = not document_characters or before < document_characters
+            before = 0 if piece.last else before + len(piece.text)
+            if not is_validation and within and sampled + piece.n_bytes <= share * seen:
                 sampled += piece.n_bytes
-                yield piece.text
+                yield text
 
 
 class RandomText:
@@ -92,7 +97,7 @@ class RandomText:
     learns nothing.
     """
 
-    def sample(self, max_bytes: int) -> Iterator[str]:
+    def sample(self, max_bytes: int, document_characters: int = 0) -> Iterator[str]:
         """No piece."""
         return iter(())
 

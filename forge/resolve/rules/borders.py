@@ -38,6 +38,9 @@ def borders(config: Config, tokenizer: Tokenizer) -> Findings:
             facts, token = tokenizer.facts(), f"{missing.removeprefix('add_')}_token"
             assert isinstance(facts, Facts)
             yield f"{key}.{missing}=true", *tokenizer.no_token(token, facts.added)
+        elif missing == "add_eos":
+            message = f"{END_OF_TEXT} is none of tokenizer.special_tokens."
+            yield f"{key}.{missing}=true", message, f"{key}.add_eos=false"
         elif missing:
             message = (
                 "a tokenizer that is made for the run has bos_token with tokenizer.add_bos=true "
@@ -82,7 +85,7 @@ def crop_borders(config: Config, data: Data, tokenizer: Tokenizer) -> Findings:
 def _tokens(tokenizer: Tokenizer) -> tuple[str | None, str | None] | None:
     """Tokens that begin and end documents; None for a tokenizer unknown before its build."""
     if isinstance(tokenizer, BPE | Bytes):
-        return tokenizer.begin if tokenizer.add_bos else None, END_OF_TEXT
+        return tokenizer.begin if tokenizer.add_bos else None, tokenizer.end
     facts = tokenizer.facts() if isinstance(tokenizer, Existing) else ""
     if not isinstance(tokenizer, Existing) or isinstance(facts, str):
         return None

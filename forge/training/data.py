@@ -133,8 +133,7 @@ def how_packed(config: Config, text: Mixture) -> Iterator[str]:
                 message = f"{number:,} documents longer than train.seq_len are {fate}"
                 yield f"data: {message}   (data.too_long={data.too_long})"
         if data.packing == BEST_FIT_CROP:
-            message = f"{packed.cropped:,} tokens, {packed.cropped_share:.1%} of the text, are "
-            yield f"data: {message}cropped off   (data.packing_buffer={data.packing_buffer})"
+            yield f"data: {packed.said_cropped()}   (data.packing_buffer={data.packing_buffer})"
 
 
 def warn_of_prompts(config: Config, text: Mixture, empty: Iterable[Empty]) -> None:

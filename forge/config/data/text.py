@@ -38,7 +38,7 @@ class HeldOut:
     @property
     def identity(self) -> dict[str, float]:
         """The part in words of a cache, without `files` where it is 0, as in older entries."""
-        stated = {"share": self.share, "documents": self.documents}
+        stated: dict[str, float] = {"share": self.share, "documents": self.documents}
         return stated | ({"files": self.files} if self.files else {})
 
 
@@ -157,11 +157,6 @@ class Documents(Section):
     """What a corpus of text says of its documents, beside the options of `Data`."""
 
     forges_own = (*BORDERS, "val_files", *OF_BAD_ROWS)
-    val_files: int = opt(
-        0,
-        "hold out the last files instead, by name: 1 = the last shard, as nanochat does; 0 = off",
-        ge=0,
-    )
     add_bos: bool | None = opt(
         None, "begin every document with tokenizer.bos_token; null = as tokenizer.add_bos"
     )
@@ -226,6 +221,17 @@ class Rows(Section):
     )
 
 
+@section
+class ByFile(Section):
+    """What a corpus that is read file by file says of its files, beside the options of `Data`."""
+
+    val_files: int = opt(
+        0,
+        "hold out the last files instead, by name: 1 = the last shard, as nanochat does; 0 = off",
+        ge=0,
+    )
+
+
 STREAM_OPTIONS = ("hf_streaming", "stream_parts", "shuffle_buffer", "val_from_first")
 STREAMED = Condition(
     lambda config, ranks: config.data.hf_streaming, "without data.hf_streaming=true"
@@ -281,7 +287,7 @@ def unstreamed(kind: type[Data], option: str) -> tuple[str, str] | None:
 
 
 @section
-class Text(Documents, Rows, Files):
+class Text(Documents, Rows, ByFile, Files):
     """Your own text: plain files, or rows of JSON, CSV or Parquet."""
 
     schema_name = "text"
@@ -290,7 +296,7 @@ class Text(Documents, Rows, Files):
 
 
 @section
-class Pairs(Streams, Documents, Rows, Files):
+class Pairs(Streams, Documents, Rows, ByFile, Files):
     """Prompts and responses in JSON lines; the tokens of responses are the targets."""
 
     schema_name = "pairs"
@@ -384,7 +390,7 @@ class Dataset(Data):
 
 
 @section
-class HuggingFace(Streams, Documents, Rows, Dataset):
+class HuggingFace(Streams, Documents, Rows, ByFile, Dataset):
     """A dataset that the `datasets` library loads, of the hub or of this machine."""
 
     schema_name = "hf"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forge.config.field import opt, section
+from forge.config.problems import literal, typed_override
 from forge.config.rule import Findings, rule
 from forge.config.tokenizers import tiktoken_ranks
 from forge.config.tokenizers.chat_template import NAMED
@@ -25,7 +26,7 @@ class RankedBPE(BPE):
     )
     special_tokens: list[str] = opt(
         [END_OF_TEXT],
-        "special tokens, the last ids of vocab_size; those that begin and end documents are of them",
+        "special tokens, the last ids of vocab_size; with those that begin and end documents",
         verbatim=True,
     )
     document_characters: int = opt(
@@ -61,8 +62,8 @@ class RankedBPE(BPE):
     *("tokenizer.special_tokens", "tokenizer.vocab_size", "tokenizer.add_bos", "tokenizer.add_eos"),
 )
 def special_tokens(tokenizer: RankedBPE) -> Findings:
-    """tokenizer.special_tokens have the tokens that begin and end documents, each token once, and
-    room in tokenizer.vocab_size behind the 256 bytes.
+    """tokenizer.special_tokens have those that begin and end documents, each once, and room in
+    tokenizer.vocab_size behind the 256 bytes.
     """
     key, names = "tokenizer.special_tokens", tokenizer.special_tokens
     needed = {tokenizer.begin: tokenizer.add_bos, END_OF_TEXT: tokenizer.add_eos}
@@ -72,7 +73,9 @@ def special_tokens(tokenizer: RankedBPE) -> Findings:
         hint = f"add {missing} to them, or tokenizer.{option}=false"
         yield key, f"{missing} is none of them, and tokenizer.{option}=true needs it.", hint
     elif "" in names or len(set(names)) < len(names):
-        yield key, "a token is empty or named twice.", "name each once"
+        once = list(filter(None, dict.fromkeys(names)))
+        hint = typed_override(key, literal(once))
+        yield key, "a token is empty or named twice.", hint
     elif tokenizer.vocab_size < (least := 256 + len(names)):
         message = f"256 bytes and {len(names)} special tokens are {least}."
         yield "tokenizer.vocab_size", message, f"tokenizer.vocab_size={least}"

@@ -63,6 +63,10 @@ class Plan:
         """The share of the planned text that is dropped."""
         return self.cropped / max(self.cropped + self.n_tokens + len(self), 1)
 
+    def said_cropped(self) -> str:
+        """The dropped tokens in words."""
+        return f"{self.cropped:,} tokens, {self.cropped_share:.1%} of the text, are cropped off"
+
 
 def plan_samples(
     store: TokenStore,

@@ -71,7 +71,8 @@ def _write(directory: Path, store: TokenStore, how: dict[str, Any]) -> dict[str,
     parts = buffered_parts(store, **how) if is_buffered else iter([plan_samples(store, **how)])
     options: Any = {"dtype": "<i8", "shard_tokens": sys.maxsize}
     writers = {name: ShardWriter(directory / name, **options) for name in ARRAYS}
-    counts, n_pieces = dict.fromkeys(COUNTED, 0), 0
+    counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
+    n_pieces = 0
     writers["begins"].append(np.zeros(1, np.int64))
     for part in parts:
         writers["pieces"].append(part.pieces.reshape(-1))

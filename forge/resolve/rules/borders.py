@@ -72,8 +72,8 @@ def pack_borders(config: Config, data: Data, tokenizer: Tokenizer) -> Findings:
 
 @rule("data.crop_borders", "data.packing", *READ, "tokenizer.add_bos", "tokenizer.add_eos")
 def crop_borders(config: Config, data: Data, tokenizer: Tokenizer) -> Findings:
-    """best_fit_crop and best_fit_pad find documents by one token in all texts: the one that ends
-    them, or with tokenizer.add_eos=false the one that begins them.
+    """best_fit_crop and best_fit_pad find documents by one token in all texts: their end, or with
+    tokenizer.add_eos=false their beginning.
     """
     border = "add_eos" if tokenizer.add_eos else "add_bos"
     for key, text in all_read(config) if data.packing in BUFFERED else ():

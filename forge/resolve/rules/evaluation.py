@@ -86,7 +86,7 @@ def val_files(data: Data) -> Findings:
         yield "data.val_files", "data.val_files=0"
     elif isinstance(data, HuggingFace) and not data.streamed:
         message = "the `datasets` library gives one table of all files."
-        hint = "data=text data.path=FOLDER, which reads Parquet too, or data.hf_streaming=true"
+        hint = "data=text, which reads Parquet too; or data.hf_streaming=true"
         yield "data.val_files", message, hint
 
 

@@ -13,6 +13,7 @@ import tempfile
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +71,12 @@ def whole(sizes: np.ndarray) -> tuple[float, float]:
         writer.append(tokens)
         writer.close(n_bytes=0, n_documents=len(sizes))
         del tokens
-        how = {"end_of_text": 0, "begin_of_text": 0, "seq_len": SEQ_LEN, "max_segments": 0}
+        how: dict[str, Any] = {
+            "end_of_text": 0,
+            "begin_of_text": 0,
+            "seq_len": SEQ_LEN,
+            "max_segments": 0,
+        }
         how |= {"policy": "best_fit_crop", "too_long": "split", "buffer": 1000}
         store = IndexedStore(Path(folder, "store"))
         begin = time.perf_counter()
@@ -107,9 +113,7 @@ def main() -> None:
     print(
         f"With the tokens read from disk and the plan written, {len(sizes) // 10:,} documents take"
     )
-    print(
-        f"{seconds:.1f} s; Python and numpy hold {memory:,.0f} MiB at most, whose size is a block's."
-    )
+    print(f"{seconds:.1f} s; Python and numpy hold {memory:,.0f} MiB at most, as much as a block.")
     print(f"\nLoad of the machine in the last five minutes: {os.getloadavg()[1]:.1f}.")
 
 

@@ -155,13 +155,16 @@ def split_corpus(corpus: Corpus, held_out: HeldOut) -> Split:
         hint = f"Give more text, at least {2 * MIN_UNIT} bytes or two different documents."
         raise ValueError(f"data.path = {corpus.source}: {problem}. {hint}")
     if held_out.documents:
-        if lowest.greatest == greatest:
-            problem = f"it has {len(lowest.heap):,} documents, and some must be left to train on"
-            raise ValueError(
-                f"data.val_documents = {held_out.documents}: {problem}. Hold out fewer."
-            )
-        return divided(threshold=lowest.greatest + 1)
+        return divided(threshold=_above(lowest, greatest))
     return divided(threshold=min(max(round(held_out.share * HASH_RANGE), least + 1), greatest))
+
+
+def _above(lowest: Lowest, greatest: int) -> int:
+    """The threshold of the lowest digests. ValueError: no document would be left to train on."""
+    if lowest.greatest < greatest:
+        return lowest.greatest + 1
+    problem = f"it has {len(lowest.heap):,} documents, and some must be left to train on"
+    raise ValueError(f"data.val_documents = {lowest.most}: {problem}. Hold out fewer.")
 
 
 def _held_files(number: int, files: int) -> int:

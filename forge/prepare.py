@@ -13,12 +13,16 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge import cli
 from forge.compose.trust import in_project
+from forge.config.data.text import BEST_FIT_CROP
 from forge.config.numbers import counted, duration, time_span
 from forge.config.problems import COMMAND_LINE, ConfigError, refusal
+
+if TYPE_CHECKING:
+    from forge.config.root import Config
 
 DESCRIPTION = "Text of any data kind to a directory of token shards, which data=shards reads."
 EVERY = 10.0  # seconds between lines, where there is no terminal
@@ -87,7 +91,25 @@ def _prepare(out: Path, overrides: Sequence[str], options: argparse.Namespace) -
     )
     meter.end()
     print(_summary(out, manifest))
+    if config.data.packing == BEST_FIT_CROP:
+        print(f"  {_cropped(out, config)}")
     return 0
+
+
+def _cropped(out: Path, config: Config) -> str:
+    """Plan the sequences of training, which a run on OUT reads from the cache, and say how many
+    tokens are cropped off.
+    """
+    from forge.data.batches.plans import kept_plan
+    from forge.data.tokenizers.tokenizer import Tokenizer
+    from forge.data.tokens.cache import cache_root
+    from forge.data.tokens.shards import IndexedStore
+    from forge.training.data import packed_how
+
+    options = packed_how(config, Tokenizer.load(out / "tokenizer"))
+    assert options is not None
+    plan = kept_plan(cache_root(config.data.cache_dir), IndexedStore(out / "train"), **options)
+    return f"packed {len(plan):,} sequences of {config.train.seq_len:,}; {plan.said_cropped()}"
 
 
 def _validate(out: Path) -> int:

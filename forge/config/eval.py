@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from forge.config.field import Section, opt, section
+from forge.config.data.text import BEST_FIT_CROP
+from forge.config.field import Condition, Section, opt, section
 
 TRAINED, EMA = "trained", "ema"
+CROPPED = Condition(
+    lambda config, ranks: config.data.packing == BEST_FIT_CROP, "with data.packing=best_fit_crop"
+)
 
 
 @section
@@ -34,6 +38,12 @@ class Eval(Section):
     )
     target: float | None = opt(None, "stop once `metric` is at least this good; null = off")
     metric: str = opt("loss", "metric of target and patience: one of the objective, or SET/METRIC")
+    packed: bool = opt(
+        False,
+        "evaluation of rows packed as in training, without what is cropped off, as nanochat does; "
+        "false = all of a text, cut at every seq_len",
+        acts_when=CROPPED,
+    )
     sets: dict[str, Any] = opt(
         {}, "further texts to evaluate, by name, each with options of data: {path: my.jsonl}"
     )

@@ -19,6 +19,7 @@ import forge.config.model.hub_folder
 import forge.config.objectives.distill
 import forge.config.objectives.preference
 import forge.config.objectives.reward_model
+import forge.config.tokenizers.ranked_bpe
 import forge.config.tokenizers.tokenizer_files  # noqa: F401
 from forge.config import optimizers, scaling
 from forge.config.field import Section, default_of, types_of, variants_of

@@ -55,7 +55,7 @@ class NextToken(Objective):
 
     def count(self, samples: Samples) -> int:
         if samples.end_of_text is None and not samples.masked:
-            return len(samples) * samples.seq_len
+            return samples.n_tokens if samples.packed else len(samples) * samples.seq_len
         return sum(_targets(sample, samples.end_of_text) for sample in samples)
 
     def evaluate(self, model: LanguageModel, batch: Batch) -> dict[str, Tensor]:

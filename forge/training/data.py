@@ -14,6 +14,7 @@ import torch
 
 from forge.build import build
 from forge.config.data.eval_sets import data_of
+from forge.config.data.text import BEST_FIT_CROP, BUFFERED
 from forge.config.root import Config
 from forge.config.rule import Derived
 from forge.data.batches.examples import Examples, plan_examples
@@ -131,6 +132,8 @@ def how_packed(config: Config, text: Mixture) -> Iterator[str]:
             if number:
                 message = f"{number:,} documents longer than train.seq_len are {fate}"
                 yield f"data: {message}   (data.too_long={data.too_long})"
+        if data.packing == BEST_FIT_CROP:
+            yield f"data: {packed.said_cropped()}   (data.packing_buffer={data.packing_buffer})"
 
 
 def warn_of_prompts(config: Config, text: Mixture, empty: Iterable[Empty]) -> None:
@@ -258,6 +261,9 @@ def packed_how(config: Config, tokenizer: Tokenizer) -> dict[str, Any] | None:
     if data.packing == "concat_then_split" and not most:
         return None
     options: dict[str, Any] = {"end_of_text": tokenizer.eos_id, "seq_len": config.train.seq_len}
+    if data.packing in BUFFERED:
+        options |= {"buffer": data.packing_buffer}
+        options |= {} if tokenizer.add_eos else {"begin_of_text": tokenizer.begin_id}
     return options | {"policy": data.packing, "max_segments": most, "too_long": data.too_long}
 
 
@@ -265,8 +271,10 @@ def evaluated_plan(config: Config, store: TokenStore, objective: Objective) -> P
     """Plan the sequences of an evaluated split; None = windows.
 
     Where only some tokens count, documents are packed as in training: a response keeps its prompt.
+    So are those of running text with eval.packed.
     """
-    if store.counted is None or store.together:
+    packed = config.eval.packed and config.data.packing == BEST_FIT_CROP
+    if (store.counted is None and not packed) or store.together:
         return examples_of(config, store)
     assert objective.tokenizer is not None
     options = packed_how(config, objective.tokenizer)

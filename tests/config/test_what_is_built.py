@@ -24,6 +24,7 @@ FORGE = {
             f"forge.data.tokenizers.tokenizer.{name}"
             for name in ("train_bpe", "load_file", "byte_ids")
         ),
+        "forge.data.tokenizers.ranked_bpe.train_ranks",
         "forge.data.tokenizers.sentencepiece.sentencepiece",
         "forge.data.tokenizers.tiktoken.tiktoken",
     },

@@ -175,7 +175,9 @@ def test_ids_are_those_of_tiktoken(tmp_path: Path, ranks: dict[bytes, int], patt
     known = {"gpt2": openai_public.r50k_pat_str}
     words = known.get(pattern) or getattr(ENCODINGS.get(pattern), "pattern", pattern)
     theirs = tiktoken.Encoding("x", pat_str=words, mergeable_ranks=ranks, special_tokens={})
-    section = Tiktoken(path=write_ranks(tmp_path / "x.tiktoken", ranks), pattern=pattern)
+    borders: Any = {"add_bos": True, "add_eos": False} if pattern == "nanochat" else {}
+    path = write_ranks(tmp_path / "x.tiktoken", ranks)
+    section = Tiktoken(path=path, pattern=pattern, **borders)
     ours = built(section)
     for text in samples():
         assert ours.encode(text) == theirs.encode(text, disallowed_special=()), text

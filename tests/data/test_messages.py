@@ -66,7 +66,7 @@ def test_json_texts_are_decoded_as_transformers_writes_the_objects(tokenizer):
         written({"messages": [USER, call("{city")]}, tokenizer, TEMPLATE)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", ["plain", "chatml"])  # nanochat's has code in place of calls
 def test_own_templates_write_tools_calls_and_reasoning(tokenizer, name):
     answer = {"role": "assistant", "reasoning_content": "it is cold", "content": "5 degrees"}
     row = {"messages": [USER, call({"a": 1}), {"role": "tool", "content": "5"}, answer]}

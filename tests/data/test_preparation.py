@@ -129,7 +129,7 @@ def test_the_number_of_processes_makes_no_difference(tmp_path: Path, data: Text)
 PROGRAM = """if True:
     import sys
     from forge import prepare
-    from forge.data import preparation
+    from forge.data.preparing import shard_folder as preparation
     if __name__ == "__main__":
         preparation.LEAST_PART = preparation.LARGEST_PART = 2000
         preparation.PARTS_AT_LEAST = 1

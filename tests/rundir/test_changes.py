@@ -41,11 +41,13 @@ IDENTITY = {
     "chat_template_path chosen_field completion_field dtype end_responses file_pattern "
     "formatting_func label_field messages_field "
     "hf_data_dir hf_data_files hf_dataset_config hf_dataset_name hf_dataset_split hf_streaming "
-    "max_segments_per_seq mix_temperature on_bad_row overfit_batches pack_sequences packing path "
+    "max_segments_per_seq mix_temperature on_bad_row overfit_batches pack_sequences packing "
+    "packing_buffer path "
     "phases "
     "prompt_field rejected_field response_field seed shuffle shuffle_buffer shuffle_seed sources "
     "stream_parts "
-    "text_field tokens too_long train_on val_documents val_fraction val_from_first validation",
+    "text_field tokens too_long train_on val_documents val_files val_fraction val_from_first "
+    "validation",
     "train": "global_batch_size global_batch_tokens grad_clip_norm grad_clip_value max_steps "
     "batch_stages batch_until seq_len_stages seq_len_until "
     "rampup_increment rampup_samples rampup_start seq_len skip_step_interval skip_step_on_spikes "

@@ -161,9 +161,11 @@ def own_template(stated: Any) -> str | None:
 
 
 def template_beside(tokenizer: Tokenizer) -> str | None:
-    """The Jinja in the files of a tokenizer."""
+    """The Jinja in the files of a tokenizer, or of its options."""
     facts = tokenizer.facts() if isinstance(tokenizer, Existing) else ""
     file = facts.file if isinstance(facts, Facts) else None
+    if tokenizer.template is not None:
+        return tokenizer.template
     return own_template(stated_beside(file).get(TEMPLATE)) if file is not None else None
 
 
@@ -265,7 +267,7 @@ def _ends_no_turn(data: Chats, tokenizer: Tokenizer) -> bool:
     stops.
     """
     facts = tokenizer.facts() if isinstance(tokenizer, Existing) else ""
-    special, end = [END_OF_TEXT, BEGIN_OF_TEXT], END_OF_TEXT
+    special, end = [END_OF_TEXT, BEGIN_OF_TEXT, *tokenizer.specials], END_OF_TEXT
     if isinstance(tokenizer, Existing):
         if not isinstance(facts, Facts):
             return False

@@ -14,19 +14,32 @@ from forge.config.field import Condition, Section, opt, section
 BORDERS = ("add_bos", "add_eos")
 TEXT_FIELD = "field or column of the text, in rows of JSON, CSV, Parquet or a dataset"
 OF_BAD_ROWS = ("on_bad_row", "max_bad_rows")
+BEST_FIT_CROP, BEST_FIT_PAD = BUFFERED = ("best_fit_crop", "best_fit_pad")
+"""Policies of data.packing that choose among the documents of a buffer."""
+CHOOSES = Condition(
+    lambda config, ranks: config.data.packing in BUFFERED,
+    "with data.packing=best_fit_crop or best_fit_pad",
+)
 
 
 @dataclass(frozen=True)
 class HeldOut:
     """Part of a text kept for validation: a share, where 1 is the whole text, or a number of
-    documents.
+    documents, or of the last files.
     """
 
     share: float = 0.0
     documents: int = 0
+    files: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.share or self.documents)
+        return bool(self.share or self.documents or self.files)
+
+    @property
+    def identity(self) -> dict[str, float]:
+        """The part in words of a cache, without `files` where it is 0, as in older entries."""
+        stated: dict[str, float] = {"share": self.share, "documents": self.documents}
+        return stated | ({"files": self.files} if self.files else {})
 
 
 @section
@@ -40,6 +53,7 @@ class Data(Section):
     mixes = False  # whether the section mixes several corpora
     place = "data"  # the config path of the reader
     marks_responses = False  # whether the data mark learnt tokens
+    val_files = 0  # the last files that are held out
     streamed = False  # whether the corpus is read during training: its length is unknown
     _target_: str = MISSING
     val_fraction: float = opt(
@@ -78,8 +92,15 @@ class Data(Section):
         "concat_then_split",
         "concat_then_split: cut the text every seq_len tokens; first_fit, best_fit, next_fit:"
         " put whole documents into the first sequence with room, the fullest, or the current "
-        "one; none: one document a sequence",
-        choices=("concat_then_split", "first_fit", "best_fit", "next_fit", "none"),
+        "one; none: one document a sequence; best_fit_crop: fill each with the largest that fits, "
+        "then with the beginning of the shortest, as nanochat; best_fit_pad: then with padding",
+        choices=("concat_then_split", "first_fit", "best_fit", "next_fit", "none", *BUFFERED),
+    )
+    packing_buffer: int = opt(
+        1000,
+        "documents that best_fit_crop and best_fit_pad choose among",
+        gt=0,
+        acts_when=CHOOSES,
     )
     too_long: str = opt(
         "split",
@@ -109,6 +130,8 @@ class Data(Section):
         """The part of this text kept for validation."""
         if self.validation:
             return HeldOut()
+        if self.val_files and self.val_fraction < 1:
+            return HeldOut(files=self.val_files)
         return HeldOut(0.0 if self.val_documents else self.val_fraction, self.val_documents)
 
     def borders(self, tokenizer: Any) -> dict[str, bool]:
@@ -133,7 +156,7 @@ SKIPS = Condition(
 class Documents(Section):
     """What a corpus of text says of its documents, beside the options of `Data`."""
 
-    forges_own = (*BORDERS, *OF_BAD_ROWS)
+    forges_own = (*BORDERS, "val_files", *OF_BAD_ROWS)
     add_bos: bool | None = opt(
         None, "begin every document with tokenizer.bos_token; null = as tokenizer.add_bos"
     )
@@ -198,6 +221,17 @@ class Rows(Section):
     )
 
 
+@section
+class ByFile(Section):
+    """What a corpus that is read file by file says of its files, beside the options of `Data`."""
+
+    val_files: int = opt(
+        0,
+        "hold out the last files instead, by name: 1 = the last shard, as nanochat does; 0 = off",
+        ge=0,
+    )
+
+
 STREAM_OPTIONS = ("hf_streaming", "stream_parts", "shuffle_buffer", "val_from_first")
 STREAMED = Condition(
     lambda config, ranks: config.data.hf_streaming, "without data.hf_streaming=true"
@@ -253,7 +287,7 @@ def unstreamed(kind: type[Data], option: str) -> tuple[str, str] | None:
 
 
 @section
-class Text(Documents, Rows, Files):
+class Text(Documents, Rows, ByFile, Files):
     """Your own text: plain files, or rows of JSON, CSV or Parquet."""
 
     schema_name = "text"
@@ -262,7 +296,7 @@ class Text(Documents, Rows, Files):
 
 
 @section
-class Pairs(Streams, Documents, Rows, Files):
+class Pairs(Streams, Documents, Rows, ByFile, Files):
     """Prompts and responses in JSON lines; the tokens of responses are the targets."""
 
     schema_name = "pairs"
@@ -356,7 +390,7 @@ class Dataset(Data):
 
 
 @section
-class HuggingFace(Streams, Documents, Rows, Dataset):
+class HuggingFace(Streams, Documents, Rows, ByFile, Dataset):
     """A dataset that the `datasets` library loads, of the hub or of this machine."""
 
     schema_name = "hf"

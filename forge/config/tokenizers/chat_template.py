@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from itertools import pairwise
 from typing import Any
 
 BEGIN, END, BROKEN = "\ufdd0", "\ufdd1", "\ufdd2"
@@ -65,9 +66,38 @@ CHATML = f"""\
 {{%- endfor -%}}
 {{%- if add_generation_prompt -%}}{{{{ '<|im_start|>assistant\\n' }}}}{{%- endif -%}}
 """
-NAMED = {"plain": PLAIN, "chatml": CHATML}
-"""Forge's own templates: one for any tokenizer, with turns that begin with plain text, and
-ChatML.
+NANOCHAT = """\
+{%- set state = namespace(system='', asked=false) -%}
+{{- '<|bos|>' -}}
+{%- for message in messages -%}
+{%- if message.role == 'system' and loop.first -%}
+{%- set state.system = message.content + '\\n\\n' -%}
+{%- elif message.role == 'user' and not state.asked -%}
+{{- '<|user_start|>' + state.system + message.content + '<|user_end|>' -}}
+{%- set state.system = '' -%}
+{%- set state.asked = true -%}
+{%- elif message.role == 'assistant' and state.asked -%}
+{{- '<|assistant_start|>' -}}
+{%- for part in message.parts or [{'type': 'text', 'text': message.content or ''}] -%}
+{%- if part.type == 'python_output' -%}
+{{- '<|output_start|>' + part.text + '<|output_end|>' -}}
+{%- elif part.type == 'python' -%}
+{%- generation -%}{{- '<|python_start|>' + part.text + '<|python_end|>' -}}{%- endgeneration -%}
+{%- else -%}
+{%- generation -%}{{- part.text -}}{%- endgeneration -%}
+{%- endif -%}
+{%- endfor -%}
+{%- generation -%}{{- '<|assistant_end|>' -}}{%- endgeneration -%}
+{%- set state.asked = false -%}
+{%- else -%}
+{{- raise_exception('after an optional system message, turns of user and assistant alternate') -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant_start|>' -}}{%- endif -%}
+"""
+NAMED = {"plain": PLAIN, "chatml": CHATML, "nanochat": NANOCHAT}
+"""Forge's own templates: one for any tokenizer, with turns that begin with plain text, ChatML, and
+nanochat's, whose parts {type: python} and {type: python_output} are code and what it printed.
 """
 
 Messages = Sequence[Mapping[str, Any]]
@@ -193,6 +223,11 @@ class ChatTemplate:
             raise BadTemplate(f"{fault} by {{% generation %}}")
         if list(wanted) == turns:
             return Written(text=text, spans=spans)
+        firsts = self._first_spans(messages, tools, turns) if len(spans) > len(turns) else []
+        if firsts and firsts[-1] < len(spans):
+            edges = dict(zip(turns, pairwise([*firsts, len(spans)]), strict=True))
+            chosen = [spans[slice(*edges[turn])] for turn in wanted]
+            return Written(text=text, spans=[span for turn in chosen for span in turn])
         per_turn, remainder = divmod(len(spans), len(turns))
         if remainder and list(wanted) != turns[-1:]:
             fault = f"it marks {len(spans)} places for {len(turns)} turns of the assistant"
@@ -200,6 +235,18 @@ class ChatTemplate:
         ends = [(len(turns) - turns.index(turn)) * per_turn for turn in wanted]
         chosen = [spans[len(spans) - end :][:per_turn] for end in ends]
         return Written(text=text, spans=[span for turn in chosen for span in turn])
+
+    def _first_spans(self, messages: Messages, tools: Any, turns: Sequence[int]) -> list[int]:
+        """The number of spans before each turn of the assistant, from the beginnings of the
+        conversation; empty where these cannot be written, or turns would have none.
+        """
+        try:
+            beginnings = [self._text(messages[:turn], tools) for turn in turns]
+        except BadTemplate:
+            return []
+        firsts = [len(_unmarked(beginning)[1]) for beginning in beginnings]
+        grows = firsts[0] == 0 and all(low < high for low, high in pairwise(firsts))
+        return firsts if grows else []
 
     def _behind(
         self, messages: Messages, tools: Any, full_text: str, turns: Sequence[int]

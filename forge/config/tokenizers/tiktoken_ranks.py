@@ -1,7 +1,7 @@
 """Files of tiktoken, with the pattern of words and the special tokens of the known ones.
 
 The patterns are published by openai/tiktoken (tiktoken_ext/openai_public.py), Meta's Llama 3
-(models/llama3/tokenizer.py) and Qwen.
+(models/llama3/tokenizer.py), Qwen and karpathy/nanochat (nanochat/tokenizer.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,17 @@ CL100K = "|".join(
         rf"{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}",
         rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}",
     )
+)
+NANOCHAT = "|".join(
+    (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}",
+        r" ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    )
+)
+NANOCHAT_TOKENS = (
+    "<|bos|>",
+    *(f"<|{part}_{end}|>" for part in ("user", "assistant") for end in ("start", "end")),
+    *(f"<|{part}_{end}|>" for part in ("python", "output") for end in ("start", "end")),
 )
 UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 END = "<|endoftext|>"
@@ -75,6 +86,10 @@ ENCODINGS = {
     "qwen": Encoding(
         pattern=CL100K.replace(r"\p{N}{1,3}", r"\p{N}"),
         special={END: 0, "<|im_start|>": 1, "<|im_end|>": 2},
+    ),
+    "nanochat": Encoding(
+        pattern=NANOCHAT,
+        special={token: number for number, token in enumerate(NANOCHAT_TOKENS)},
     ),
 }
 

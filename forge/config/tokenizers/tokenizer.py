@@ -60,6 +60,21 @@ class Tokenizer(Section):
         """The first token of a document, for a tokenizer made here."""
         return BEGIN_OF_TEXT if self.bos_token is None else self.bos_token
 
+    @property
+    def end(self) -> str | None:
+        """The last token of a document, for a tokenizer made here; None without one."""
+        return END_OF_TEXT
+
+    @property
+    def specials(self) -> tuple[str, ...]:
+        """The special tokens that options name."""
+        return tuple(self.add_special_tokens)
+
+    @property
+    def template(self) -> str | None:
+        """The Jinja for chats that options give."""
+        return None
+
 
 @section
 class BPE(Tokenizer):

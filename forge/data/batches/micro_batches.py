@@ -130,6 +130,7 @@ class MicroBatches:
             end_of_text=self.end_of_text,
             apart=self.mixture.apart,
             multiple=self.multiple,
+            packed=self.mixture.packed,
         )
 
     def _read(self, sample: int) -> int:

@@ -10,13 +10,17 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from forge.data.tokens.store import COUNTS, TokenStore, ends_of
+from forge.config.data.text import BEST_FIT_CROP, BUFFERED
+from forge.data.batches.buffered_fit import BufferedFit
+from forge.data.tokens.store import COUNTS, ENDS, GOES_ON, TokenStore, ends_of
 
 BLOCK = 1 << 24
+COUNTED = ("cut_off", "left_out", "cropped")
+"""Counts of a plan, the sums over its parts."""
 Bins = list[list[int]]
 Fit = Callable[[Sequence[int], int, int], Bins]
 """Lengths of pieces in order, the room of a sample and the most pieces of one (0 = any number) ->
@@ -28,13 +32,15 @@ the pieces of each sample.
 class Plan:
     """Pieces of documents by sample. pieces: int64 [pieces, 2], the first token and the
     past-the-end token of each. begins: int64 [samples + 1], the first piece of each sample, then
-    the number of pieces. cut_off, left_out: numbers of documents too long.
+    the number of pieces. cut_off, left_out: numbers of documents too long. cropped: tokens dropped
+    by best_fit_crop.
     """
 
     pieces: np.ndarray
     begins: np.ndarray
     cut_off: int = 0
     left_out: int = 0
+    cropped: int = 0
 
     def __len__(self) -> int:
         return len(self.begins) - 1
@@ -52,6 +58,15 @@ class Plan:
         """The share of text in all sequences."""
         return self.n_tokens / (len(self) * seq_len)
 
+    @property
+    def cropped_share(self) -> float:
+        """The share of the planned text that is dropped."""
+        return self.cropped / max(self.cropped + self.n_tokens + len(self), 1)
+
+    def said_cropped(self) -> str:
+        """The dropped tokens in words."""
+        return f"{self.cropped:,} tokens, {self.cropped_share:.1%} of the text, are cropped off"
+
 
 def plan_samples(
     store: TokenStore,
@@ -61,11 +76,17 @@ def plan_samples(
     policy: str,
     max_segments: int,
     too_long: str = "split",
+    **buffered: Any,
 ) -> Plan:
     """Plan the samples of a store. policy, too_long: as in data.packing and data.too_long.
     max_segments: most documents in a sample; 0 = any number. Documents of one token have no target,
-    and are left out. ValueError: a document is too long, with too_long=refuse.
+    and are left out. buffered: as of `buffered_parts`. ValueError: a document is too long, with
+    too_long=refuse.
     """
+    if policy in BUFFERED:
+        options: Any = {"policy": policy, "max_segments": max_segments, "too_long": too_long}
+        options |= {"end_of_text": end_of_text, "seq_len": seq_len}
+        return joined_parts(list(buffered_parts(store, **options, **buffered)))
     ends = find_ends(store, end_of_text)
     if policy == "concat_then_split":
         windows = list(_windows(ends, len(store), seq_len, max_segments))
@@ -87,6 +108,81 @@ def plan_samples(
     return Plan(pieces=all_pieces, begins=begins, **counts)
 
 
+def buffered_parts(
+    store: TokenStore,
+    *,
+    end_of_text: int,
+    seq_len: int,
+    policy: str,
+    max_segments: int,
+    too_long: str,
+    buffer: int,
+    begin_of_text: int | None = None,
+) -> Iterator[Plan]:
+    """Plan the samples of best_fit_crop or best_fit_pad, a part of the plan at a time. buffer:
+    documents chosen among. begin_of_text: the token beginning documents, where none ends them. No
+    more than a block of tokens and the buffer is in memory.
+    """
+    crop = policy == BEST_FIT_CROP
+    fit = BufferedFit(room=seq_len + 1, size=buffer, crop=crop, most=max_segments)
+    blocks = _document_blocks(store, end_of_text, begin_of_text)
+    short, before = Fitting(np.zeros(0, np.int64), 0, 0), 0
+    for starts, stops in blocks:
+        short = shortened(store, starts, stops, seq_len, too_long)
+        read = short.stops > starts
+        fit.add(starts[read], short.stops[read])
+        yield _part(fit, before, short)
+        before = fit.cropped
+    fit.finish()
+    yield _part(fit, before, short._replace(cut_off=0, left_out=0))
+
+
+def _part(fit: BufferedFit, before: int, short: Fitting) -> Plan:
+    """The rows completed since the last part. before: tokens cropped until then."""
+    pieces, lengths = fit.rows()
+    counts = {"cut_off": short.cut_off, "left_out": short.left_out}
+    begins = np.cumsum([0, *lengths.tolist()])
+    return Plan(pieces=pieces, begins=begins, cropped=fit.cropped - before, **counts)
+
+
+def joined_parts(parts: Sequence[Plan]) -> Plan:
+    """The plan of all parts."""
+    counts = {name: sum(getattr(part, name) for part in parts) for name in COUNTED}
+    offsets = np.cumsum([0, *(len(part.pieces) for part in parts)])
+    begins = [part.begins[1:] + offset for part, offset in zip(parts, offsets, strict=False)]
+    pieces = np.concatenate([part.pieces for part in parts])
+    return Plan(pieces=pieces, begins=np.concatenate([[0], *begins]).astype(np.int64), **counts)
+
+
+def _document_blocks(
+    store: TokenStore, end_of_text: int, begin_of_text: int | None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the first and past-the-end tokens of documents, int64 [documents] each, in order. The
+    last may lack its end.
+    """
+    size, start = len(store), 0
+    for block in range(0, size, BLOCK):
+        stop = min(block + BLOCK, size)
+        tokens = store.read(block, stop)
+        marks = None if store.counted is None else store.counted.read(block, stop)
+        if begin_of_text is None:
+            borders = np.flatnonzero(ends_of(tokens, marks, end_of_text)) + 1
+        else:
+            begins = tokens == begin_of_text
+            ended = np.zeros(0, np.int64)
+            if marks is not None:  # rendered conversations are marked instead
+                begins &= marks & GOES_ON == 0
+                ended = np.flatnonzero(marks & ENDS) + 1
+            borders = np.union1d(np.flatnonzero(begins), ended)
+        stops = borders + block
+        stops = stops[stops > start]
+        if stop == size and (not len(stops) or stops[-1] < size):
+            stops = np.append(stops, size)
+        if len(stops):
+            yield np.append(start, stops[:-1]).astype(np.int64), stops.astype(np.int64)
+            start = int(stops[-1])
+
+
 class Fitting(NamedTuple):
     """stops: past-the-end token of the part read of each document, int64 [documents]. cut_off,
     left_out: numbers of documents ending early, and not read at all.
@@ -103,6 +199,13 @@ def fitting(store: TokenStore, ends: np.ndarray, seq_len: int, too_long: str) ->
     """
     stops = np.append(ends + 1, len(store)) if _unended(ends, len(store)) else ends + 1
     starts = np.append(0, stops[:-1]) if len(stops) else stops
+    return shortened(store, starts, stops, seq_len, too_long)
+
+
+def shortened(
+    store: TokenStore, starts: np.ndarray, stops: np.ndarray, seq_len: int, too_long: str
+) -> Fitting:
+    """The parts to read of documents, as `fitting`; starts, stops: of each document."""
     long = np.flatnonzero(stops - starts > seq_len + 1)
     if too_long == "split" or not len(long):
         return Fitting(stops, 0, 0)
@@ -111,6 +214,7 @@ def fitting(store: TokenStore, ends: np.ndarray, seq_len: int, too_long: str) ->
         fault = f"{size:,} documents are longer than train.seq_len + 1, one of {most:,} tokens"
         hint = "Set train.seq_len larger, or data.too_long=truncate or drop"
         raise ValueError(f"data.too_long = refuse: {fault}. {hint}.")
+    stops = stops.copy()
     stops[long] = starts[long]
     n_cut = 0
     for number in long if too_long == "truncate" else ():

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from forge.data.batches.packing import Plan, plan_samples
+from forge.config.data.text import BUFFERED
+from forge.data.batches.packing import COUNTED, Plan, buffered_parts, plan_samples
 from forge.data.text.fingerprint import hash_file, hash_json
 from forge.data.tokens.cache import explained, read_or_make
 from forge.data.tokens.manifest import read_manifest, write_manifest
@@ -53,20 +54,34 @@ def kept_plan(
 
     def make(directory: Path) -> None:
         announce("plan which documents share a sequence")
-        built = plan_samples(store, **how)
-        for name in ARRAYS:
-            writer = ShardWriter(directory / name, dtype="<i8", shard_tokens=sys.maxsize)
-            writer.append(getattr(built, name).reshape(-1))
-            writer.close(n_bytes=0, n_documents=0)
+        counts = _write(directory, store, how)
         files = {
             f"{name}/{INDEX_FILE}": hash_file(directory / name / INDEX_FILE) for name in ARRAYS
         }
-        too_long = {"cut_off": built.cut_off, "left_out": built.left_out}
-        content = {"identity": identity, "too_long": too_long, "sha256": files}
+        content = {"identity": identity, "too_long": counts, "sha256": files}
         write_manifest(directory, content)
 
     with explained(root):
         return read_or_make(entry, partial(KeptPlan, entry), make)
+
+
+def _write(directory: Path, store: TokenStore, how: dict[str, Any]) -> dict[str, int]:
+    """Write the arrays of a plan, part by part, and return its counts."""
+    is_buffered = how["policy"] in BUFFERED
+    parts = buffered_parts(store, **how) if is_buffered else iter([plan_samples(store, **how)])
+    options: Any = {"dtype": "<i8", "shard_tokens": sys.maxsize}
+    writers = {name: ShardWriter(directory / name, **options) for name in ARRAYS}
+    counts: dict[str, int] = dict.fromkeys(COUNTED, 0)
+    n_pieces = 0
+    writers["begins"].append(np.zeros(1, np.int64))
+    for part in parts:
+        writers["pieces"].append(part.pieces.reshape(-1))
+        writers["begins"].append(part.begins[1:] + n_pieces)
+        n_pieces += len(part.pieces)
+        counts = {name: number + getattr(part, name) for name, number in counts.items()}
+    for writer in writers.values():
+        writer.close(n_bytes=0, n_documents=0)
+    return counts
 
 
 def _mapped(directory: Path) -> np.ndarray:

@@ -72,7 +72,8 @@ class Samples:
     find: the store of a sample and its pieces, by number. masked: whether some tokens do not count
     as targets. end_of_text: the token ending a document, where documents are kept apart;
     null = a sample is one text. apart: whether each piece is a separate row. multiple: rows end
-    with the longest row, rounded up to this multiple; 0 = at seq_len.
+    with the longest row, rounded up to this multiple; 0 = at seq_len. packed: whether some samples
+    have fewer tokens than others.
     """
 
     seq_len: int
@@ -82,6 +83,7 @@ class Samples:
     end_of_text: int | None = None
     apart: bool = False
     multiple: int = 0
+    packed: bool = False
 
     def __len__(self) -> int:
         return len(self.numbers)

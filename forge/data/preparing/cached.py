@@ -100,7 +100,7 @@ def prepare_tokens(
         identity = {
             "format": FORMAT,
             "corpus": fingerprint_of(corpus, root / "fingerprints"),
-            "held_out": asdict(data.held_out),
+            "held_out": data.held_out.identity,
             "tokenizer": identity_of(tokenizer),
         } | ({"borders": borders} if borders else {})
         if corpus.render is not None:
@@ -215,7 +215,7 @@ def _shared_tokenizer(
                 continue
             corpora[name] = corpus
             digest = fingerprint_of(corpora[name], root / "fingerprints")
-            identity["corpora"].append([digest, asdict(part.held_out)])
+            identity["corpora"].append([digest, part.held_out.identity])
     entry = root / "tokenizers" / hash_json(identity)[:16]
 
     def make(directory: Path) -> None:

@@ -1,16 +1,18 @@
-"""Held-out documents of a stream: some of its first, chosen by their hash and cached as tokens."""
+"""Held-out documents of a stream, cached as tokens: some of its first, chosen by their hash, or
+those of its last files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from forge.data.batches.streams import DIGEST_BYTES, digest_of, n_bytes_of
+from forge.data.batches.streams import DIGEST_BYTES, StreamDocument, digest_of, n_bytes_of
 from forge.data.sources.hub_stream import StreamSource
 from forge.data.text.fingerprint import hash_file, hash_json
 from forge.data.text.split import HASH_RANGE
@@ -28,6 +30,7 @@ from forge.data.tokens.shards import (
 )
 
 STORE, DIGESTS = "val", "held_out.bin"
+TOGETHER = 1000  # documents tokenised in one call
 Kept = tuple[IndexedStore, frozenset[bytes], dict[str, Any]]
 """The tokens of the documents, their digests, and a manifest."""
 
@@ -43,7 +46,7 @@ def hold_out(
         "format": FORMAT,
         "stream": source.fingerprint,
         "from_first": section.val_from_first,
-        "held_out": asdict(section.held_out),
+        "held_out": section.held_out.identity,
         "tokenizer": tokenizer.fingerprint,
     }
     if source.render is not None:
@@ -70,41 +73,64 @@ def _open(entry: Path) -> Kept:
 def _make(
     directory: Path, source: StreamSource, tokenizer: Tokenizer, identity: dict[str, Any]
 ) -> None:
-    """Divide as `split_corpus` does, but among the first documents only, without cutting."""
-    section = source.section
-    texts = [*source.first(section.val_from_first)]
+    """Write the held-out documents, and the digests by which training leaves them out."""
+    if source.held:
+        left_out, looked_at = [], 0
+        files = _encode(directory, source, tokenizer, source.held_documents())
+    else:
+        held, left_out, looked_at = _chosen(source)
+        files = _encode(directory, source, tokenizer, iter(held))
+    (directory / DIGESTS).write_bytes(b"".join(left_out))
+    manifest = {
+        "identity": identity,
+        "looked_at": looked_at,
+        "sha256": {name: hash_file(directory / name) for name in [*files, DIGESTS]},
+    }
+    write_manifest(directory, manifest)
+
+
+def _chosen(source: StreamSource) -> tuple[list[StreamDocument], list[bytes], int]:
+    """(documents to hold out, their digests, number of documents looked at): divided as
+    `split_corpus` does, but among the first documents only, without cutting.
+    """
+    texts = [*source.first(source.section.val_from_first)]
     if not texts:
         raise ValueError(f"data: there is no text in {source.source}. Give some to train on.")
     digests = [digest_of(text) for text in texts]
     threshold = _threshold(source, digests)
     below = [int.from_bytes(digest, "little") < threshold for digest in digests]
     held = [text for text, is_held in zip(texts, below, strict=True) if is_held]
+    left_out = sorted({digest for digest, is_held in zip(digests, below, strict=True) if is_held})
+    return held, left_out, len(texts)
+
+
+def _encode(
+    directory: Path,
+    source: StreamSource,
+    tokenizer: Tokenizer,
+    documents: Iterator[StreamDocument],
+) -> list[str]:
+    """Write documents as a store of tokens, a batch in memory at a time. Returns its files."""
     streamed = source.tokens(tokenizer, frozenset())
     writer = ShardWriter(directory / STORE, vocab_size=tokenizer.vocab_size)
     counted = ShardWriter(directory / STORE / COUNTED, dtype="u1") if streamed.masked else None
     lengths: list[int] = []
-    for document in streamed.encoded(held):
-        writer.append(document.tokens)
-        lengths += document.lengths
-        if counted is not None and document.marks is not None:
-            counted.append(document.marks)
+    n_documents = n_bytes = 0
+    while batch := list(islice(documents, TOGETHER)):
+        n_documents, n_bytes = n_documents + len(batch), n_bytes + sum(map(n_bytes_of, batch))
+        for document in streamed.encoded(batch):
+            writer.append(document.tokens)
+            lengths += document.lengths
+            if counted is not None and document.marks is not None:
+                counted.append(document.marks)
     if counted is not None:
         counted.close(n_bytes=0, n_documents=0)
-    n_documents = len(lengths) or len(held)
-    index = writer.close(n_bytes=sum(map(n_bytes_of, held)), n_documents=n_documents)
+    index = writer.close(n_bytes=n_bytes, n_documents=len(lengths) or n_documents)
     if streamed.together:
         write_examples(directory / STORE, index, np.cumsum(lengths), streamed.together)
-    left_out = sorted({digest for digest, is_held in zip(digests, below, strict=True) if is_held})
-    (directory / DIGESTS).write_bytes(b"".join(left_out))
-    files = [f"{STORE}/{INDEX_FILE}", DIGESTS]
+    files = [f"{STORE}/{INDEX_FILE}"]
     files += [f"{STORE}/{COUNTED}/{INDEX_FILE}"] if counted is not None else []
-    files += [f"{STORE}/{DOCUMENTS}"] if streamed.together else []
-    manifest = {
-        "identity": identity,
-        "looked_at": len(texts),
-        "sha256": {name: hash_file(directory / name) for name in files},
-    }
-    write_manifest(directory, manifest)
+    return files + ([f"{STORE}/{DOCUMENTS}"] if streamed.together else [])
 
 
 def _threshold(source: StreamSource, digests: Sequence[bytes]) -> int:

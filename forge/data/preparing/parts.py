@@ -75,9 +75,7 @@ def corpus_parts(
     """
     part, within = Part(number=0), False
     document_pieces = _pieces(split, deduplicate, tally, near)
-    for is_validation, item in with_borders(
-        (piece, piece.digest < split.threshold) for piece in document_pieces
-    ):
+    for is_validation, item in with_borders(document_pieces):
         if part.n_bytes >= part_bytes and item is not Border.END and not (whole and within):
             yield part
             part = Part(number=part.number + 1)
@@ -91,9 +89,10 @@ def corpus_parts(
 
 def _pieces(
     split: Split, deduplicate: bool, tally: Tally, near: np.ndarray | None
-) -> Iterator[Piece]:
+) -> Iterator[tuple[Piece, bool]]:
+    """Yield (piece, whether it is validation) of the documents that are not left out."""
     digests: set[bytes] = set()
-    for path in split.corpus.files:
+    for file, path in enumerate(split.corpus.files):
         documents_before = tally.documents - tally.empty
         for document in split.corpus.read(path):
             number = tally.documents
@@ -118,7 +117,7 @@ def _pieces(
             empty = True
             for piece in document_pieces:
                 empty = False
-                yield piece
+                yield piece, split.holds_out(piece, file)
             tally.empty += empty
         tally.files_without_text += tally.documents - tally.empty == documents_before
 

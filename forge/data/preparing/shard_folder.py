@@ -108,7 +108,7 @@ def prepare_shards(
     identity = {
         "format": FORMAT,
         "corpus": fingerprint_of(corpus, memo),
-        "held_out": asdict(data.held_out),
+        "held_out": data.held_out.identity,
         "tokenizer": identity_of(tokenizer),
         "deduplicate": deduplicate,
         "minhash": minhash,
@@ -213,7 +213,9 @@ def _planned(order: Order, build: Build, progress: Progress) -> Split:
     if "template" in order.identity:
         tokenizer.stated[TEMPLATE] = order.identity["template"]
     tokenizer.save(order.parts / TOKENIZER)
-    division = {name: getattr(split, name) for name in ("unit", "threshold", "n_bytes")}
+    division = {
+        name: getattr(split, name) for name in ("unit", "threshold", "n_bytes", "held_files")
+    }
     write_json(plan_file, {"identity": order.identity, "split": division})
     return split
 

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from forge.config.numbers import counted
 from forge.data.batches.stream_rows import Tokens, Unreadable
 from forge.data.batches.streams import Encode, StreamDocument, Streamed
 from forge.data.preparing.encode import encode_documents
@@ -67,7 +68,8 @@ def text_row(field: str, where: str, row: dict[str, Any], bad: BadRows) -> str |
 @dataclass(frozen=True, kw_only=True)
 class Units:
     """The units of a dataset, each read from its beginning: files, or row groups of Parquet where
-    files are too few. dataset: of the library, each of its shards a unit.
+    files are too few. dataset: of the library, each of its shards a unit. files: of each unit;
+    empty where unknown.
     """
 
     source: str
@@ -76,6 +78,18 @@ class Units:
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     process: int
+    files: tuple[str, ...] = ()
+
+    def of_last_files(self, number: int) -> frozenset[int]:
+        """The units of the last files, by name. ValueError: none would be left to train on."""
+        by_name = sorted(set(self.files))
+        if number and number >= len(by_name):
+            problem = f"the files of {self.source} are not known"
+            if by_name:
+                problem = f"{self.source} has {counted(len(by_name), 'file')}, and one must be left"
+            raise ValueError(f"data.val_files = {number}: {problem}. Hold out fewer.")
+        held = set(by_name[len(by_name) - number :]) if number else set()
+        return frozenset(unit for unit, file in enumerate(self.files) if file in held)
 
     def read(self, unit: int, row: int) -> Iterator[StreamDocument | None]:
         """The document of each row of a unit from `row` on, None for a row left out. Raises
@@ -150,11 +164,14 @@ class Units:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSource:
-    """A dataset before tokenising. units: of the whole dataset; parts: units of each part."""
+    """A dataset before tokenising. units: of the whole dataset; parts: units of each part; held:
+    units of the files held out.
+    """
 
     section: Any
     units: Units
     parts: tuple[tuple[int, ...], ...]
+    held: frozenset[int] = frozenset()
 
     @property
     def source(self) -> str:
@@ -170,6 +187,11 @@ class StreamSource:
     @property
     def render(self) -> Renders | None:
         return self.units.kind.render
+
+    def held_documents(self) -> Iterator[StreamDocument]:
+        """Yield the documents of the files held out."""
+        for unit in sorted(self.held):
+            yield from filter(None, self.units.read(unit, 0))
 
     def first(self, number: int) -> Iterator[StreamDocument]:
         """Yield the first `number` documents, in the order of the dataset."""
@@ -227,12 +249,21 @@ def stream(section: Any, found: Any, kind: RowKind) -> StreamSource:
             if field not in columns:
                 raise ValueError(no_column(source, field, columns, option))
         found = found.select_columns([field for field, _ in kind.fields])
+    number = section.held_out.files
     units = _units(found, source, kind)
-    parts = divided(units.sizes, section.stream_parts)
+    parts = _parts(units, units.of_last_files(number), section.stream_parts)
     if len(parts) < section.stream_parts:  # files are too few, or too uneven
         units = _units(found.reshard(), source, kind)
-        parts = divided(units.sizes, section.stream_parts)
-    return StreamSource(section=section, units=units, parts=parts)
+        parts = _parts(units, units.of_last_files(number), section.stream_parts)
+    held = units.of_last_files(number)
+    return StreamSource(section=section, units=units, parts=parts, held=held)
+
+
+def _parts(units: Units, held: frozenset[int], most: int) -> tuple[tuple[int, ...], ...]:
+    """Divide the units that are not held out."""
+    trained = [unit for unit in range(len(units.names)) if unit not in held]
+    parts = divided([units.sizes[unit] for unit in trained], most)
+    return tuple(tuple(trained[number] for number in part) for part in parts)
 
 
 def divided(sizes: Sequence[int], most: int) -> tuple[tuple[int, ...], ...]:
@@ -275,6 +306,7 @@ def _units(found: Any, source: str, kind: RowKind) -> Units:
         names=tuple(names),
         sizes=tuple(sizes),
         process=os.getpid(),
+        files=tuple(files) if len(files) == number else (),
     )
 
 

@@ -20,6 +20,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 """Roles accepted without a mention in the chat template, since templates may write any role."""
 LEARNT = {"train": True, "training": True, "weight": True, "masked": False}
 """Fields of a message marking a turn as learnt or not, with the value meaning learnt."""
+CODE = ("python", "python_output")
+"""Types of parts that are code an assistant runs, and what the code printed."""
 SPOKEN = 'A message is {"role": "user", "content": "Hello"}'
 CALL = 'A call is {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}'
 
@@ -48,7 +50,7 @@ def messages_of(messages: Any, tools: Any = None, *, asked: int = 0) -> Conversa
             untrained.append(number - 1)
         fields = {k: v for k, v in message.items() if v is not None and k not in LEARNT}
         if isinstance(fields.get("content"), list | tuple):
-            fields["content"] = _joined(fields["content"], where)
+            fields |= _content(fields["content"], where)
         if "tool_calls" in fields:
             fields["tool_calls"] = _calls(fields["tool_calls"], where)
         if not isinstance(fields.get("content"), str):
@@ -121,6 +123,21 @@ def _is_learnt(message: Mapping[str, Any], where: str) -> bool:
     if len(says) > 1:
         raise BadRow(f"{where} is learnt and is not: {stated}", "Leave one of them")
     return says != {False}
+
+
+def _content(parts: Sequence[Any], where: str) -> dict[str, Any]:
+    """The fields of a message with a content of parts: one text, or with parts of code the parts
+    themselves, for a template that writes them.
+    """
+    kinds = {part.get("type") for part in parts if isinstance(part, Mapping)}
+    if not kinds & {*CODE}:
+        return {"content": _joined(parts, where)}
+    read = []
+    for part in parts:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        text = _joined([{**part, "type": "text"} if kind in CODE else part], where)
+        read.append({"type": kind, "text": text})
+    return {"content": "", "parts": read}
 
 
 def _joined(parts: Sequence[Any], where: str) -> str:

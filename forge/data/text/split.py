@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Any
 
 from forge.config.data.text import HeldOut
+from forge.config.numbers import counted
 from forge.data.text.conversation import Conversation
 from forge.data.text.corpus import Corpus
 from forge.data.text.reading import BadFile, Document, Example, Pair, all_of
@@ -47,17 +48,26 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Division of the pieces of one corpus: digests below `threshold` are validation."""
+    """Division of the pieces of one corpus: digests below `threshold` are validation, and so are
+    the last files.
+    """
 
     corpus: Corpus
     unit: int
     threshold: int
     n_bytes: int
+    held_files: int = 0
 
     def pieces(self) -> Iterator[tuple[Piece, bool]]:
         """Yield (piece, whether it is validation) in the order of the corpus."""
-        for piece in pieces(self.corpus.documents(), self.unit):
-            yield piece, piece.digest < self.threshold
+        for number, path in enumerate(self.corpus.files):
+            for piece in pieces(self.corpus.read(path), self.unit):
+                yield piece, self.holds_out(piece, number)
+
+    def holds_out(self, piece: Piece, file: int) -> bool:
+        """Whether a piece of file number `file` is validation."""
+        in_last = file >= len(self.corpus.files) - self.held_files
+        return in_last or piece.digest < self.threshold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +76,20 @@ class TrainingText:
 
     splits: tuple[Split, ...]
 
-    def sample(self, max_bytes: int) -> Iterator[str]:
-        """All pieces, or an even sample of at most `max_bytes` in all."""
+    def sample(self, max_bytes: int, document_characters: int = 0) -> Iterator[str]:
+        """All pieces, or an even sample of at most `max_bytes` in all. document_characters: at most
+        so many first ones of each document; 0 = all.
+        """
         share = min(1.0, max_bytes / sum(split.n_bytes for split in self.splits))
-        seen = sampled = 0
+        seen = sampled = before = 0  # before: characters of the document in earlier pieces
         for piece, is_validation in chain.from_iterable(s.pieces() for s in self.splits):
             seen += piece.n_bytes
-            if not is_validation and sampled + piece.n_bytes <= share * seen:
+            text = piece.text[: document_characters - before] if document_characters else piece.text
+            within = not document_characters or before < document_characters
+            before = 0 if piece.last else before + len(piece.text)
+            if not is_validation and within and sampled + piece.n_bytes <= share * seen:
                 sampled += piece.n_bytes
-                yield piece.text
+                yield text
 
 
 class RandomText:
@@ -82,7 +97,7 @@ class RandomText:
     learns nothing.
     """
 
-    def sample(self, max_bytes: int) -> Iterator[str]:
+    def sample(self, max_bytes: int, document_characters: int = 0) -> Iterator[str]:
         """No piece."""
         return iter(())
 
@@ -131,6 +146,8 @@ def split_corpus(corpus: Corpus, held_out: HeldOut) -> Split:
             problem += f" ({corpus.bad_rows.first[0]})"
         raise ValueError(f"data.path = {corpus.source}: {problem}. Give some text to train on.")
     divided = partial(Split, corpus=corpus, unit=unit, n_bytes=n_bytes)
+    if held_out.files:
+        return divided(threshold=0, held_files=_held_files(held_out.files, len(corpus.files)))
     if held_out.share == 1 or not held_out:
         return divided(threshold=HASH_RANGE if held_out else 0)
     if least == greatest:
@@ -138,13 +155,25 @@ def split_corpus(corpus: Corpus, held_out: HeldOut) -> Split:
         hint = f"Give more text, at least {2 * MIN_UNIT} bytes or two different documents."
         raise ValueError(f"data.path = {corpus.source}: {problem}. {hint}")
     if held_out.documents:
-        if lowest.greatest == greatest:
-            problem = f"it has {len(lowest.heap):,} documents, and some must be left to train on"
-            raise ValueError(
-                f"data.val_documents = {held_out.documents}: {problem}. Hold out fewer."
-            )
-        return divided(threshold=lowest.greatest + 1)
+        return divided(threshold=_above(lowest, greatest))
     return divided(threshold=min(max(round(held_out.share * HASH_RANGE), least + 1), greatest))
+
+
+def _above(lowest: Lowest, greatest: int) -> int:
+    """The threshold of the lowest digests. ValueError: no document would be left to train on."""
+    if lowest.greatest < greatest:
+        return lowest.greatest + 1
+    problem = f"it has {len(lowest.heap):,} documents, and some must be left to train on"
+    raise ValueError(f"data.val_documents = {lowest.most}: {problem}. Hold out fewer.")
+
+
+def _held_files(number: int, files: int) -> int:
+    """The number of files to hold out. ValueError: none would be left to train on."""
+    if number < files:
+        return number
+    problem = f"there {'is' if files == 1 else 'are'} {counted(files, 'file')}"
+    hint = "Hold out fewer, or a share: data.val_files=0"
+    raise ValueError(f"data.val_files = {number}: {problem}, and one must be left. {hint}.")
 
 
 def unit_of(corpus_bytes: int) -> int:

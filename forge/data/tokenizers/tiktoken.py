@@ -21,12 +21,8 @@ def tiktoken(section: Tiktoken, *, text: TrainingText) -> Tokenizer:
     facts = usable(section, "a .tiktoken file")
     ranks = read_ranks(Path(section.path).expanduser())
     special = special_ids(ranks, section.pattern, section.special_tokens)
-    try:
-        words = Regex(pattern_of(section.pattern))
-    except Exception as error:  # the library raises a bare Exception
-        fault = f"it is no regular expression ({error})"
-        raise ValueError(f"tokenizer.pattern = {section.pattern}: {fault}.") from error
-    raw = _convert(ranks, words, special)
+    words = words_of(section.pattern)
+    raw = of_ranks(ranks, words, special)
     for token, number in special.items():
         if number in raw.encode(token).ids:
             fault = f"text that spells {token} would be this token. Name it otherwise."
@@ -35,7 +31,16 @@ def tiktoken(section: Tiktoken, *, text: TrainingText) -> Tokenizer:
     return complete_tokenizer(raw, section, facts)
 
 
-def _convert(
+def words_of(pattern: str) -> Regex:
+    """The compiled pattern of words of tokenizer.pattern. ValueError: no regular expression."""
+    try:
+        return Regex(pattern_of(pattern))
+    except Exception as error:  # the library raises a bare Exception
+        fault = f"it is no regular expression ({error})"
+        raise ValueError(f"tokenizer.pattern = {pattern}: {fault}.") from error
+
+
+def of_ranks(
     ranks: Mapping[bytes, int], words: Regex, special: Mapping[str, int]
 ) -> tokenizers.Tokenizer:
     """Build a BPE of the same words: a known word is one token, else merged in the order of ranks.
@@ -44,7 +49,11 @@ def _convert(
     letters = visible_bytes()
     vocab = {"".join(map(letters.__getitem__, token)): rank for token, rank in ranks.items()}
     model = models.BPE(vocab={**vocab, **special}, merges=merges_of(vocab), ignore_merges=True)
-    raw = tokenizers.Tokenizer(model)
+    return with_words(tokenizers.Tokenizer(model), words)
+
+
+def with_words(raw: tokenizers.Tokenizer, words: Regex) -> tokenizers.Tokenizer:
+    """The tokenizer, which now cuts text into these words before it encodes their bytes."""
     raw.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [
             pre_tokenizers.Split(words, "isolated"),

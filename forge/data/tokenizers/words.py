@@ -30,10 +30,15 @@ CL100K = (
     rf"{ENDINGS}|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{{1,3}}| ?{OTHER}+[\r\n]*"
     rf"|{SPACE}*[\r\n]+|{SPACES}"
 )
+NANOCHAT = (
+    rf"'(?i:[sdmt]|ll|ve|re)|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]{{1,2}}| ?{OTHER}+[\r\n]*"
+    rf"|{SPACE}*[\r\n]|{SPACES}"
+)
 IN_ASCII = {
     ENCODINGS["gpt2"].pattern: GPT2,
     ENCODINGS["cl100k"].pattern: CL100K,
     ENCODINGS["qwen"].pattern: CL100K.replace("{1,3}", ""),
+    ENCODINGS["nanochat"].pattern: NANOCHAT,
 }
 """Patterns of words for ASCII text; Python's own \\s has four more characters."""
 CHUNKS = re.compile(rf"{SPACE}*[^\t-\r ]+|{SPACE}+").findall

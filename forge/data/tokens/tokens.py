@@ -37,7 +37,7 @@ class TokenSource:
 class NoText:
     """Stands for the text of a trained tokenizer where data has none."""
 
-    def sample(self, max_bytes: int) -> Iterator[str]:
+    def sample(self, max_bytes: int, document_characters: int = 0) -> Iterator[str]:
         fault = "tokenizer: it is trained on text, and data holds tokens."
         hint = "Name the one that they are of: tokenizer=file tokenizer.path=my/tokenizer.json."
         raise ValueError(f"{fault} {hint}")

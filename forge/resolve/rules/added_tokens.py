@@ -8,6 +8,7 @@ from forge.config.model.decoder import Decoder
 from forge.config.model.tensors import EMBEDDING, HEAD
 from forge.config.problems import literal, shown, typed_override
 from forge.config.rule import Findings, rule
+from forge.config.tokenizers.ranked_bpe import RankedBPE
 from forge.config.tokenizers.tokenizer import (
     ADDED,
     BPE,
@@ -56,6 +57,8 @@ def _known(tokenizer: Tokenizer) -> dict[str, int]:
     if isinstance(tokenizer, Existing):
         facts = tokenizer.read()
         return {} if isinstance(facts, str) else dict(facts.tokens)
+    if isinstance(tokenizer, RankedBPE):
+        return tokenizer.special_ids
     ids = {END_OF_TEXT: 256 if isinstance(tokenizer, Bytes) else 0}
     if tokenizer.add_bos and tokenizer.begin != END_OF_TEXT:
         ids[tokenizer.begin] = ids[END_OF_TEXT] + 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from forge.config.data.chats import Chats
 from forge.config.data.mixture import Mix
 from forge.config.data.reading import WEIGHT, held_out_section
-from forge.config.data.text import BORDERS, Data
+from forge.config.data.text import BORDERS, BUFFERED, Data
 from forge.config.problems import quoted
 from forge.config.root import Config
 from forge.config.rule import Findings, get, rule
@@ -37,6 +38,9 @@ def borders(config: Config, tokenizer: Tokenizer) -> Findings:
             facts, token = tokenizer.facts(), f"{missing.removeprefix('add_')}_token"
             assert isinstance(facts, Facts)
             yield f"{key}.{missing}=true", *tokenizer.no_token(token, facts.added)
+        elif missing == "add_eos":
+            message = f"{END_OF_TEXT} is none of tokenizer.special_tokens."
+            yield f"{key}.{missing}=true", message, f"{key}.add_eos=false"
         elif missing:
             message = (
                 "a tokenizer that is made for the run has bos_token with tokenizer.add_bos=true "
@@ -56,7 +60,8 @@ def pack_borders(config: Config, data: Data, tokenizer: Tokenizer) -> Findings:
         return
     for key, text in all_read(config):
         overrides = text.borders(tokenizer)
-        if overrides.get("add_eos", tokenizer.add_eos):
+        # The ends of conversations are marked, whatever token a template writes there.
+        if isinstance(text, Chats) or overrides.get("add_eos", tokenizer.add_eos):
             continue
         if "add_eos" not in overrides:
             yield PACKED, f"tokenizer.add_eos=true, or {PACKED}=false"
@@ -65,10 +70,22 @@ def pack_borders(config: Config, data: Data, tokenizer: Tokenizer) -> Findings:
         yield PACKED, message, f"{_typed(config, key, 'add_eos=true')}, or {PACKED}=false"
 
 
+@rule("data.crop_borders", "data.packing", *READ, "tokenizer.add_bos", "tokenizer.add_eos")
+def crop_borders(config: Config, data: Data, tokenizer: Tokenizer) -> Findings:
+    """best_fit_crop and best_fit_pad find documents by one token in all texts: their end, or with
+    tokenizer.add_eos=false their beginning.
+    """
+    border = "add_eos" if tokenizer.add_eos else "add_bos"
+    for key, text in all_read(config) if data.packing in BUFFERED else ():
+        if text.borders(tokenizer).get(border) is False:
+            message = f"documents are told apart by the token of {border}, which {key} does "
+            yield "data.packing", f"{message}without.", f"{_typed(config, key, f'{border}=true')}"
+
+
 def _tokens(tokenizer: Tokenizer) -> tuple[str | None, str | None] | None:
     """Tokens that begin and end documents; None for a tokenizer unknown before its build."""
     if isinstance(tokenizer, BPE | Bytes):
-        return tokenizer.begin if tokenizer.add_bos else None, END_OF_TEXT
+        return tokenizer.begin if tokenizer.add_bos else None, tokenizer.end
     facts = tokenizer.facts() if isinstance(tokenizer, Existing) else ""
     if not isinstance(tokenizer, Existing) or isinstance(facts, str):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from forge.config.checkpoint import Checkpoint
 from forge.config.data.eval_sets import metric_names
 from forge.config.data.reading import NAME
-from forge.config.data.text import Data
+from forge.config.data.text import Data, HuggingFace
 from forge.config.eval import EMA, Eval
 from forge.config.optimizers.schedule_free import ScheduleFreeAdamW
 from forge.config.root import Config
@@ -73,6 +73,21 @@ def validation(config: Config, data: Data) -> Findings:
     """data.validation has options of the data group that say what is read."""
     if data.validation:
         yield from entry_faults(data, "data", "validation", data.validation)
+
+
+@rule("data.val_files", "data.val_files", "data.val_documents", "data.validation")
+def val_files(data: Data) -> Findings:
+    """data.val_files holds out files of a text that is read file by file, and nothing else of it:
+    not with data.validation or data.val_documents.
+    """
+    if not data.val_files:
+        return
+    if data.validation or data.val_documents:
+        yield "data.val_files", "data.val_files=0"
+    elif isinstance(data, HuggingFace) and not data.streamed:
+        message = "the `datasets` library gives one table of all files."
+        hint = "data=text, which reads Parquet too; or data.hf_streaming=true"
+        yield "data.val_files", message, hint
 
 
 @rule("data.val_documents", "data.val_documents", "data.validation")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from forge.config.data.text import Data
+from forge.config.data.text import BEST_FIT_PAD, BUFFERED, Data
 from forge.config.model.decoder import Decoder
 from forge.config.model.document_attention import why_not_flex
 from forge.config.model.layer import Model
@@ -67,10 +67,10 @@ def document_attention(
 
 @rule("data.packing", "data.packing", "data.max_segments_per_seq", OPTION)
 def packing(data: Data, objective: Objective) -> Findings:
-    """Which documents share a sequence is planned only where they are kept apart: with
-    data.pack_sequences.
+    """Which documents share a sequence is planned where they are kept apart, with
+    data.pack_sequences; and by best_fit_crop and best_fit_pad.
     """
-    if data.pack_sequences or "" not in objective.compares:
+    if data.pack_sequences or data.packing in BUFFERED or "" not in objective.compares:
         return
     if data.packing != "concat_then_split":
         yield "data.packing", f"{OPTION}=true"
@@ -80,9 +80,11 @@ def packing(data: Data, objective: Objective) -> Findings:
 
 @rule("data.too_long", "data.too_long", "data.packing")
 def too_long(data: Data) -> Findings:
-    """data.too_long is obeyed where whole documents are packed (first_fit, best_fit, next_fit,
-    none) or are examples.
+    """data.too_long is obeyed where whole documents are packed, or are examples; best_fit_pad
+    divides none.
     """
+    if data.packing == BEST_FIT_PAD and data.too_long == "split":
+        yield "data.too_long", "data.too_long=truncate, drop or refuse"
     if not data.examples and data.too_long != "split" and data.packing == "concat_then_split":
         hint = f"data.packing=best_fit {OPTION}=true, or data.too_long=split"
         yield "data.too_long", hint

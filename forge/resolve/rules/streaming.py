@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge.config.data.text import Data, Rows
+from forge.config.data.text import BUFFERED, Data, Rows
 from forge.config.objectives.preference import Referenced
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
@@ -30,7 +30,14 @@ def packing_of_streams(data: Data) -> Findings:
     """
     if not data.streamed:
         return
-    if data.packing in ("first_fit", "best_fit"):
+    if data.packing in BUFFERED:
+        message = (
+            "a stream goes on from a position, and documents stay in the buffer for any length of "
+            "time: it is planned over prepared text."
+        )
+        hint = "data.hf_streaming=false, or data.packing=concat_then_split"
+        yield "data.packing", message, hint
+    elif data.packing in ("first_fit", "best_fit"):
         apart = "data.packing=next_fit, or data.packing=none"
         yield "data.packing", apart if data.pack_sequences else "data.packing=concat_then_split"
     elif data.packing == "concat_then_split" and data.max_segments_per_seq > 0:

@@ -119,15 +119,15 @@ model.layers | window_pattern | a pattern of model.kinds, one of them with model
 train.max_steps | num_iterations | with scaling=depth a typed one comes before the ratio; there is no -1
 scaling.target_flops | target_flops | with scaling=depth; null instead of -1, and two horizons that are typed are refused
 scaling.target_param_data_ratio | target_param_data_ratio | with scaling=depth
-train.global_batch_tokens | total_batch_size | null instead of -1, and then the accumulation decides, not a scaling rule
-optimizer.groups | embedding_lr | {roles: [embedding], lr: 0.3, lr_base_dim: 768}: a group by role
-optimizer.groups | unembedding_lr | {roles: [head], lr: 0.008, lr_base_dim: 768}
-optimizer.weight_decay | weight_decay | cautious with optimizer=normuon; optimizer.weight_decay_schedule=cosine
-optimizer.lr | matrix_lr | of optimizer=normuon, whose group rest has its own
-optimizer.groups | scalar_lr | {roles: [norm, bias], lr: 0.5}
+train.global_batch_tokens | total_batch_size | with scaling=depth instead of -1: leave it out
+optimizer.groups | embedding_lr | lr of the group embedding of optimizer=nanochat, and half of it for value_embedding
+optimizer.groups | unembedding_lr | lr of the group head of optimizer=nanochat
+optimizer.weight_decay | weight_decay | cautious, and cosine down to 0, with optimizer=nanochat
+optimizer.lr | matrix_lr | of optimizer=nanochat, whose groups have their own
+optimizer.groups | scalar_lr | lr of the group x0_scalar of optimizer=nanochat, and a hundredth of it for residual_scalar
 optimizer.betas | adam_beta1 adam_beta2 | both in one: [beta1, beta2]; of a group too
 scheduler.warmup_ratio | warmup_ratio
-scheduler.decay_ratio | warmdown_ratio | with scheduler=wsd scheduler.wsd_decay_type=linear
+scheduler.decay_ratio | warmdown_ratio | with scheduler=nanochat
 scheduler.min_lr_ratio | final_lr_frac learning_rate_final_fraction
 checkpoint.resume_from | resume_from_step | a step directory, or a run directory for its newest
 eval.interval | eval_every eval_interval | -1 is eval.enabled=false
@@ -312,6 +312,20 @@ objective=sft | use_sft
 data.train_on | sft_train_on_completion_only | data.train_on=responses, which it is
 data.formatting_func | formatting_func_path | what is built of data=formatted
 data.formatting_func | formatting_func_kwargs | its other keys
+model | student_overrides | the run's own model
+objective.teacher | teacher_overrides | a run, a checkpoint or a folder, with the shape it has
+objective.offline | offline_data_dir | a folder of python -m forge.teach
+objective.forward_kl.value | distill_alpha | objective.hard.value is 1 - alpha
+objective.temperature.value | distill_temperature
+objective.feature.value | distill_beta
+objective.feature_loss | distill_feature_loss_type
+objective.feature_layers | distill_layer_indices | objective.teacher_layers where they differ
+objective.forward_kl.end | distill_alpha_end | objective.hard.end is 1 - alpha_end
+objective.forward_kl.schedule | distill_alpha_schedule | and objective.hard.schedule
+objective.temperature.end | distill_temperature_end
+objective.temperature.schedule | distill_temperature_schedule
+objective.feature.end | distill_beta_end
+objective.feature.schedule | distill_beta_schedule
 train.max_steps | steps | always a bound: there is no -1
 eval.steps | eval_steps | 0 instead of -1 for the whole split
 eval.target | target_eval_loss | null instead of 0 for off; eval.metric says of what
@@ -371,6 +385,9 @@ profiling.end_step | profiler_steps | the last step recorded, not a count
 profiling.interval | profile_periodically_period
 tracker=prometheus | prometheus_port | with trackers.prometheus.port; or a text file
 metrics.enable_tensorboard | enable_tensorboard | off by default
+rewards | reward_exact_answer reward_white_space_format_match reward_ratio_guess_to_answer_high reward_ratio_guess_to_answer_low penalty_incorrect_answer | +reward@rewards.answer=gsm8k_answer, and its options
+rewards | reward_exact_format_match reward_partial_format_match penalty_incorrect_format reasoning_start_token reasoning_end_token solution_start_token solution_end_token | +reward@rewards.format=gsm8k_format, and its options
+rewards | math_verify_timeout math_verify_num_procs | +reward@rewards.math=math_verify, and its options
 parallel | ici_parallelism | worked out from its axes
 parallel | dcn_parallelism | worked out from its axes; one degree over all networks
 parallel.pp | using_pipeline_parallelism | greater than 1

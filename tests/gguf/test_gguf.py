@@ -43,11 +43,6 @@ def of(config: Any, **options: Any) -> Any:
     return config(**SIZES, **options)
 
 
-def of(config: Any, **options: Any) -> Any:
-    """A config of transformers with the sizes above and further options."""
-    return config(**SIZES, **options)
-
-
 MODELS: dict[str, tuple[str, Any]] = {
     "llama": ("llama", transformers.LlamaConfig(**SIZES)),
     "llama3": ("llama", of(transformers.LlamaConfig, rope_scaling=LLAMA3)),

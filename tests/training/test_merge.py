@@ -1,4 +1,4 @@
-"""forge.merge: averages of checkpoints against numpy and torch's AveragedModel, read by all verbs."""
+"""forge.merge: averages of checkpoints against numpy and torch's AveragedModel."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_the_mean_is_that_of_torch_and_is_evaluated_sampled_from_saved_and_loade
     plain = assembled(OPTIONS, "train.ema_decay=0 eval.weights=trained checkpoint.last=weights")
     plain.run()
     assert_bit_equal(weights(plain.model), weights(loop.model))
-    with pytest.raises(CheckpointError, match="no moving mean of the weights; train.ema_decay"):
+    with pytest.raises(CheckpointError, match=r"no moving mean of the weights; train\.ema_decay"):
         load_run(plain.run_dir, weights="ema")
 
 

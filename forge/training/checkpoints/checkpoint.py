@@ -88,8 +88,8 @@ class Checkpointer:
     ) -> None:
         """Write step_N; asynchronously from a copy of the tensors, while training goes on.
 
-        extra: further tensors by name, the state of callbacks. weights_only: without the optimizer's
-        state. Raises OSError, with a hint, if writing fails.
+        extra: further tensors by name, the state of callbacks. weights_only: no optimizer state.
+        Raises OSError, with a hint, if writing fails.
         """
         self.wait()  # an earlier save may still read the staging buffer
         if isinstance(optimizer, Offloaded):

@@ -49,7 +49,8 @@ class Attention(Mixer):
             yield from norm("v_norm", head_dim, **of_norm)
         if layer.value_embeddings:
             shape = {"vocab": layer.vocab_size, "heads": kv_heads, "head_dim": head_dim, "dim": dim}
-            yield from value_tensors(**shape, new=tuple(layer.new_rows))
+            first, end = layer.new_rows
+            yield from value_tensors(**shape, new=(first, end))
 
     def flops(self, layer: LayerShape, seq_len: int) -> int:
         """Return 12 * width of all heads * the tokens seen by one token.

@@ -105,7 +105,8 @@ def main() -> int:
     )
     print(
         "of a parameter, ||a - b|| / ||a||, or of the global gradient norm, in any step; and of a"
-        " parameter after the last step.\n"
+        " parameter after the last step. A parameter of one number is compared by the norm of all"
+        " gradients.\n"
     )
     print(f"Every model: `{' '.join(SMALL)}`, with\n")
     print("| model | |\n| --- | --- |")

@@ -141,6 +141,8 @@ class Activations:
         for layer, (_, storages) in zip(stage.layers, blocks, strict=True):
             if storages is None:
                 held += Held(device=self.beside.of_block(layer, self.numbers))
+        if stage.first:
+            held += Held(device=self.residual * self.model.dim / self.cut * self.model.kept_around)
         held = held * self.in_flight(stage)
         if stage.last:
             held += Held(device=(self.residual + self.width) * self.model.dim)
@@ -180,6 +182,7 @@ class Activations:
         stream, entering = self.residual * layer.dim // self.cut, numbers.width * layer.dim
         before_last = 0 if kind.moe else entering  # experts count their input themselves
         around = self._norms(layer) // self.cut + entering + before_last
+        around += stream if layer.rescaled else 0  # for the gradient of its scalar
         unread = frozenset({LAST} if not (layer.norms_after or kind.moe) else ())
         of_layers = layer.moe.kept_around(layer, numbers, rows=rows) if kind.moe else 0.0
         return Block(

@@ -40,5 +40,12 @@ BF16_CASES = [
         ("tp2, logits by fp32", "tp=2", {"both": FP32_HEAD}),
         ("pp2, logits by fp32, chunked", "pp2 chunked", {"both": FP32_HEAD}),
         ("pp2, fp32 between layers", "pp2", {"both": FP32_BETWEEN}),
+        ("fsdp2, nanochat", "dp_shard=2", {"model": "nanochat"}),
+        ("tp2, nanochat", "tp=2", {"model": "nanochat"}),
+        (
+            "fsdp2, nanochat, fp32 between layers",
+            "dp_shard=2",
+            {"model": "nanochat", "both": FP32_BETWEEN},
+        ),
     )
 ]

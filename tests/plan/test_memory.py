@@ -48,6 +48,8 @@ BESIDE = {"moe.shared_experts": 1, "moe.shared_hidden_dim": 20, "moe.shared_expe
 BESIDE |= {"moe.beside_dense": True, "moe.score_on_input": True, "mlp_up_offset": 1}
 DELTA = {"mixer.gdn_num_key_heads": 2, "mixer.gdn_num_value_heads": 4, "mixer.gdn_chunk_size": 8}
 DELTA |= {"mixer.gdn_key_head_dim": 12, "mixer.gdn_value_head_dim": 10}
+SKIPS = dict.fromkeys(("value_embeddings", "residual_scalars", "x0_scalars", "smear"), True)
+SKIPS |= {"backout": True, "norm_with_scale": False}
 MOE = {"moe.num_experts": 8, "moe.ffn_hidden_dim": 96}
 WIDE = {"dim": 128, "n_kv_heads": 2, "ffn_hidden_dim": 320}
 
@@ -150,6 +152,8 @@ def test_weights_gradients_and_optimizer_state_are_exact(
             {"qk_norm": True, "norm_placement": "both"}, "none", marks=pytest.mark.nightly
         ),
         pytest.param(GPT2, "none", marks=pytest.mark.nightly),
+        (SKIPS, "none"),
+        pytest.param(SKIPS, "full", marks=pytest.mark.nightly),
         pytest.param(MOE | GPT_OSS, "none", marks=pytest.mark.nightly),
         pytest.param(DELTA, "none", marks=pytest.mark.nightly),
     ],

@@ -90,6 +90,13 @@ class Skips(ValueEmbeddings, ResidualScalars, Smear, Backout):
     def has_skips(self) -> bool:
         return self.value_embeddings or self.rescaled or self.smear or self.backout
 
+    @property
+    def kept_around(self) -> int:
+        """Hidden states kept for backward outside of layers: of a smear its input and that of the
+        token before; of a backout the states of the middle layer.
+        """
+        return 2 * self.smear + self.backout
+
 
 @section
 class LayerShape(RotaryOptions, AttentionOptions, WindowPattern, Skips, InitialLaw, Model):

@@ -32,7 +32,6 @@ from forge.resolve.rules import (
     run,
     run_directory,
     sft,
-    skips,
     streaming,
     training,
 )
@@ -52,7 +51,6 @@ OF_ALL = (
     stages,
     training,
     sft,
-    skips,
     recompute,
     fused,
     mixture,

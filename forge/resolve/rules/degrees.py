@@ -21,6 +21,12 @@ from forge.planning.world import World
 TP, PP, CP, EP = "parallel.tp", "parallel.pp", "parallel.cp", "parallel.ep"
 SCHEDULE, STAGES = "parallel.pp_schedule", "parallel.pp_stages_per_rank"
 EXPERTS = ("model.moe.num_experts", "model.moe.frequency")
+CARRIED = {
+    "value_embeddings": "the tables of values read tokens, which the first stage alone has",
+    "x0_scalars": "each layer reads the input of the first one, which stays on the first stage",
+    "backout": "the end reads the middle layer, which is on another stage",
+}
+"""Options that a pipeline does not carry, and the reason."""
 
 
 @rule(
@@ -250,6 +256,16 @@ def pp_zero_bubble(parallel: Parallel, train: Train) -> Findings:
     if _zero_bubble(parallel) and train.policy.by_name:
         hint = "train.activation_checkpointing=full, or another schedule"
         yield "train.activation_checkpointing", hint
+
+
+@rule("parallel.pp_skips", "parallel.pp", *(f"model.{option}" for option in CARRIED))
+def pp_skips(model: Decoder, parallel: Parallel) -> Findings:
+    """A pipeline sends hidden states of one layer from stage to stage: nothing passes around
+    layers.
+    """
+    for option, reason in CARRIED.items():
+        if parallel.pp > 1 and getattr(model, option):
+            yield f"model.{option}", f"{reason}.", f"parallel.pp=1, or model.{option}=false"
 
 
 @rule("parallel.pp_torch", PP, SCHEDULE, TP, "model.moe.num_experts")

@@ -11,6 +11,7 @@ from forge.config.model.layer import LayerShape
 from forge.config.model.mixers.base import Mixer
 from forge.config.model.skips.value_embeddings import value_tensors
 from forge.config.model.tensors import BIAS, TensorSpec, linear, norm
+from forge.config.model.window_pattern import LONG, SHORT
 from forge.config.rule import Findings, nearest_divisor, rule
 
 
@@ -49,7 +50,8 @@ class Attention(Mixer):
             yield from norm("v_norm", head_dim, **of_norm)
         if layer.value_embeddings:
             shape = {"vocab": layer.vocab_size, "heads": kv_heads, "head_dim": head_dim, "dim": dim}
-            yield from value_tensors(**shape, new=tuple(layer.new_rows))
+            first, end = layer.new_rows
+            yield from value_tensors(**shape, new=(first, end))
 
     def flops(self, layer: LayerShape, seq_len: int) -> int:
         """Return 12 * width of all heads * the tokens seen by one token.
@@ -111,6 +113,7 @@ def kv_heads(model: LayerShape) -> Findings:
                 yield path, message, hint
 
 
+PATTERN, VALUES = "model.window_pattern", "model.value_embeddings"
 SPANS = ("model.sliding_window_size", "model.chunk_attn_window_size", "model.kinds", "model.layers")
 
 
@@ -126,6 +129,37 @@ def spans(model: LayerShape) -> Findings:
             )
             hint = f"{path}.sliding_window_size=0, or {path}.chunk_attn_window_size=0"
             yield f"{path}.chunk_attn_window_size", message, hint
+
+
+@rule(
+    PATTERN,
+    PATTERN,
+    "model.sliding_window_size",
+    "model.chunk_attn_window_size",
+    "model.kinds",
+    "model.layers",
+)
+def window_pattern(model: LayerShape) -> Findings:
+    """model.window_pattern is of the letters S and L, and sets the windows of all layers alone."""
+    pattern = model.window_pattern
+    if not pattern:
+        return
+    if others := sorted(set(pattern.upper()) - {SHORT, LONG}):
+        message = f"model.window_pattern={pattern} has {others[0]!r}, and a layer is S or L."
+        yield PATTERN, message, "model.window_pattern=SSSL"
+    for layer_key, layer in model.in_use():
+        for option in ("sliding_window_size", "chunk_attn_window_size"):
+            if getattr(layer, option):
+                message = f"{layer_key}.{option} sets a window beside model.window_pattern."
+                yield f"{layer_key}.{option}", message, f"{layer_key}.{option}=0"
+
+
+@rule(VALUES, VALUES, "model.mixer", "model.kinds", "model.layers")
+def value_embeddings(model: LayerShape) -> Findings:
+    """model.value_embeddings is for the values of attention: some layer must have them."""
+    unread = ["value_embeddings" in layer.mixer.unread for _, layer in model.in_use()]
+    if model.value_embeddings and all(unread):
+        yield VALUES, f"{VALUES}=false"
 
 
 @rule(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from forge.training.checkpoints.restore import load_run
 export = importlib.import_module("forge.export").main
 
 
-def average(run: Path, shares: dict[int, float]) -> dict[str, np.ndarray]:
+def average(run: Path, shares: dict[int, float]) -> dict[str, Any]:
     every = {step: stored(step_of(run, step), "model/") for step in shares}
     total = sum(shares.values())
     return {

@@ -79,8 +79,9 @@ def _export(options: argparse.Namespace) -> str:
         raise ValueError(f"--push {options.push}: it is of --format hf and peft")
     if options.public and not options.push:
         raise ValueError("--public: it is of --push ORG/NAME")
-    if options.ema and options.format == "peft":
-        raise ValueError("--ema: the mean is exported with --format hf or safetensors")
+    if options.ema and options.format not in ("hf", "safetensors"):
+        hint = f"python -m forge.merge {options.run} OUT ema=true makes a run of it first"
+        raise ValueError(f"--ema: it is of --format hf and safetensors; {hint}")
     if options.merge and options.format == "peft":
         raise ValueError("--merge: PEFT keeps adapters apart; --format hf, or leave it out")
     path = checkpoint_path(options)

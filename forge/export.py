@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from forge.compose.trust import for_run
+from forge.config.eval import EMA, TRAINED
 from forge.config.model.decoder import Decoder
 from forge.config.numbers import read_amount
 from forge.config.root import Config
@@ -78,6 +79,9 @@ def _export(options: argparse.Namespace) -> str:
         raise ValueError(f"--push {options.push}: it is of --format hf and peft")
     if options.public and not options.push:
         raise ValueError("--public: it is of --push ORG/NAME")
+    if options.ema and options.format not in ("hf", "safetensors"):
+        hint = f"python -m forge.merge {options.run} OUT ema=true makes a run of it first"
+        raise ValueError(f"--ema: it is of --format hf and safetensors; {hint}")
     if options.merge and options.format == "peft":
         raise ValueError("--merge: PEFT keeps adapters apart; --format hf, or leave it out")
     path = checkpoint_path(options)
@@ -94,7 +98,7 @@ def _file(options: argparse.Namespace, saved: checkpoints.Saved) -> str:
     file: Path = options.place
     config = _config_of(options, saved)
     dtype = export_dtype(config, saved.path, options.dtype)
-    weights = Merged(saved.path, config)
+    weights = Merged(saved.path, config, EMA if options.ema else TRAINED)
     tensors = {name: weights[name].to(dtype).contiguous() for name in weights}
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -129,7 +133,8 @@ def _folder(options: argparse.Namespace, saved: checkpoints.Saved) -> str:
         elif options.format == "nanochat":
             text = _nanochat(saved.path, config, scratch, options.dtype)
         else:
-            text = export_folder(saved.path, config, scratch, **common, shard_bytes=size)
+            common |= {"shard_bytes": size, "weights": EMA if options.ema else TRAINED}
+            text = export_folder(saved.path, config, scratch, **common)
         if out.exists():
             shutil.rmtree(out)
         scratch.rename(out)

@@ -14,12 +14,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge import cli
 from forge.compose.trust import for_run
+from forge.config.eval import EMA, TRAINED
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.files import replacing
 from forge.rundir.saved_config import CONFIG
@@ -81,6 +83,8 @@ def reader(prog: str, description: str) -> cli.Parser:
     parser.add_argument("run", type=Path, help="a run directory, or one of its step_N checkpoints")
     best = "the best checkpoint by the run's eval.metric, instead of the newest"
     parser.add_argument("--best", action="store_true", help=best)
+    mean = "the moving mean of the weights (train.ema_decay), instead of the trained ones"
+    parser.add_argument("--ema", action="store_true", help=mean)
     trust = "also build the model from modules like mypkg."
     parser.add_argument("--trust", action="append", default=[], metavar="PREFIX", help=trust)
     return parser
@@ -104,15 +108,15 @@ def _generate(options: argparse.Namespace) -> int:
     if options.logprobs and out is None:
         raise ValueError("--logprobs: they are written to a file; add --out texts.jsonl")
     path = checkpoint_path(options)
-    trust = for_run(path, options.trust)
+    trust, weights = for_run(path, options.trust), EMA if options.ema else TRAINED
     writer_options = {name: getattr(options, name) for name in WRITING}
     if options.parallel is not None:
-        read = partial(_on_ranks, trust, options.parallel, prompts, out, writer_options)
+        read = partial(_on_ranks, trust, options.parallel, prompts, out, writer_options, weights)
         return checkpoints.read_checkpoint(path, read)
     from forge.training.checkpoints.restore import load_run
     from forge.training.writing import Writer
 
-    trained = load_run(path, trust=trust)
+    trained = load_run(path, trust=trust, weights=weights)
     writer = Writer(trained.model, trained.tokenizer, trained.device, **writer_options)
     write_texts(writer, prompts, out)
     return 0
@@ -139,6 +143,7 @@ def _on_ranks(
     prompts: list[Prompt],
     out: Path | None,
     how: dict[str, Any],
+    weights: str,
     saved: checkpoints.Saved,
 ) -> int:
     """Start the ranks of a layout, with the main rank writing, and return the exit code. Raises
@@ -149,6 +154,7 @@ def _on_ranks(
 
     checkpoint_dir = saved.path.resolve()
     config = reading_config(saved_config.load_config(checkpoint_dir / CONFIG, trust=trust), layout)
+    config = replace(config, eval=replace(config.eval, weights=weights))
     request = {"path": str(checkpoint_dir), "prompts": prompts, "out": out and str(out), "how": how}
     module = "forge.generate_worker"
     return run_on_ranks(module, config, request, saved, words="--parallel", trust=trust)[0]

@@ -80,7 +80,7 @@ def _read(word: str) -> tuple[str, Any]:
         if not isinstance(value, list) or not value or not all(map(is_number, value)):
             hint = f"{key}=[{example}]"
             raise refusal(word, f"it must be a list of {kind}.", hint, COMMAND_LINE)
-    elif key == "last" and not (_is_step(value) and value > 0):
+    elif key == "last" and not (_is_step(value) and value != 0):
         raise refusal(word, "it must be a number of checkpoints.", "last=3", COMMAND_LINE)
     elif key == "ema" and not isinstance(value, bool):
         raise refusal(word, "it must be true or false.", "ema=true", COMMAND_LINE)

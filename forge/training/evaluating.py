@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from forge.config.eval import EMA
 from forge.config.root import Config
 from forge.evaluation.cache import Cache
 from forge.evaluation.engine import Engine
@@ -23,7 +24,7 @@ from forge.training.checkpoints.restore import Trained, load_run
 def evaluate_single(config: Config, request: dict[str, Any]) -> list[dict[str, Any]]:
     """Evaluate in this process, on one device."""
     path, device = Path(request["path"]), torch.device(config.run.device)
-    trained = load_run(path, trust=config.run.trust, device=device)
+    trained = load_run(path, trust=config.run.trust, device=device, weights=config.eval.weights)
     return evaluated(config, request, trained, Ranks())
 
 
@@ -35,6 +36,8 @@ def evaluated(
     weights = ranks.from_main(hash_weights(trained.path) if ranks.main else None)
     about = facts(config, weights)
     key = "_".join([weights, str(about["precision"]), str(about["device"])])
+    if config.eval.weights == EMA:  # of the same files, and with other answers
+        key, about = f"{key}_{EMA}", about | {"eval.weights": EMA}
     kept = Cache(cache_path(out, key)) if ranks.main else None
     cache = kept or Cache(None)
     cache.known = ranks.from_main(cache.known)

@@ -12,6 +12,7 @@ from forge.adapters.adapter import adapter_of, adapters_off
 from forge.adapters.packed import plain_parameters
 from forge.build import build
 from forge.config.adapters.adapter import NoAdapter
+from forge.config.eval import EMA
 from forge.config.model.layer import Model
 from forge.config.root import Config
 from forge.data.tokenizers.tokenizer import Tokenizer
@@ -74,6 +75,8 @@ def load_on_ranks(path: Path, config: Config, ranks: Ranks, device: torch.device
     dtype = HALF.get(config.precision.mixed_precision, torch.float32)
     model = build_model(config, device, ranks, dtype, filled=False)
     restore.load_checkpoint(path, model=model, trust=config.run.trust, group=ranks.saver)
+    if config.eval.weights == EMA:
+        restore.load_mean(path, model, ranks.saver)
     round_weights(plain_parameters(model), FORMATS[config.precision.param_dtype])
     return Trained(
         config=config,

@@ -81,6 +81,8 @@ FORGE = {
             "sparsity": "Sparsity",
             "spikes": "Spikes",
             "stopping": "Agreement BadSteps EarlyStopping HealthCheck StopVote TimeLimit",
+            "tasks": "Tasks",
+            "weight_average": "WeightAverage",
         }.items()
         for name in names.split()
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,18 @@ import pytest
 import torch
 from layouts import Train, trains
 from run_helpers import assert_bit_equal, at_step, step_of, stored, weights
+from safetensors.torch import load_file
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import forge
+from forge.merge.__main__ import main as merge
 from forge.training.checkpoints.merging import Merged
 from forge.training.checkpoints.restore import CheckpointError, load_run
 
+export, evaluate, generate = (
+    importlib.import_module(f"forge.{verb}").main for verb in ("export", "evaluate", "generate")
+)
+RANKS = ["--parallel", "fsdp2"]
 MEAN = "parameters/WeightAverage/"
 OPTIONS = (
     "train.ema_decay=0.9 eval.weights=ema train.max_steps=6 eval.enabled=true eval.interval=3 "
@@ -97,3 +105,36 @@ def test_a_mean_goes_on_and_is_cut_as_its_parameter(train, layout):
     moved = train("moved", "single", 6, *options)
     for name, mean in stored(step_of(moved, 6), MEAN).items():
         torch.testing.assert_close(mean, means[name], rtol=1e-3, atol=1e-3)
+
+
+def test_verbs_read_the_mean_on_one_device_and_on_ranks(assembled, tmp_path, capsys):
+    """Export, generation and tasks, whose scores are those of a run with the mean for weights."""
+    loop = assembled(OPTIONS, "eval.enabled=false eval.weights=trained")
+    loop.run()
+    run, mean = str(loop.run_dir), stored(step_of(loop.run_dir, 6), MEAN)
+    file, out = tmp_path / "mean.safetensors", tmp_path / "mean"
+    assert export([run, str(file), "--ema", "--dtype", "float32"]) == 0
+    assert_bit_equal(load_file(file), mean)
+    assert merge([run, str(out), "ema=true"]) == 0
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 4)
+    scores = {}
+    for name, words in {
+        "trained": [run],
+        "mean": [run, "eval.weights=ema"],
+        "merged": [str(out)],
+        "ranks": [run, "eval.weights=ema", "parallel.dp_shard=2"],
+    }.items():
+        capsys.readouterr()
+        place = str(tmp_path / name)
+        assert evaluate([*words, f"eval.data={text}", "--json", "--out", place]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        scores[name] = row["metrics"]["loss"]["value"]
+    assert scores["mean"] == scores["merged"] != scores["trained"]
+    assert scores["ranks"] == pytest.approx(scores["mean"], rel=1e-5)
+    words, written = ["--prompt", "the", "--tokens", "8", "--temperature", "0", "--out"], []
+    for n, line in enumerate(([run, "--ema"], [str(out)], [run, "--ema", *RANKS])):
+        rows = tmp_path / f"{n}.jsonl"
+        assert generate([*line, *words, str(rows)]) == 0
+        written.append(json.loads(rows.read_text())["text"])
+    assert len({*written}) == 1

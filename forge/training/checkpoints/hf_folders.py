@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from forge.config.adapters.adapter import is_added
+from forge.config.eval import TRAINED
 from forge.config.model.decoder import Decoder
 from forge.config.problems import listed
 from forge.config.root import Config
@@ -131,26 +132,27 @@ def export_folder(
     family: str | None,
     dtype: str | None,
     shard_bytes: int,
+    weights: str = TRAINED,
 ) -> str:
     """Write the weights of a checkpoint, of any layout, as a folder for transformers.
 
-    Returns a summary in words. out: a new folder. Raises ValueError for a model outside all
-    families.
+    Returns a summary in words. out: a new folder. weights: trained, or ema, their moving mean.
+    Raises ValueError for a model outside all families.
     """
     section = config.decoder
     if section is None:
         message = f"model._target_={config.model._target_} is no decoder of forge"
         raise ValueError(f"{message}, and only these have families; --format safetensors")
     chosen = choose_family(section, family)
-    weights = Merged(path, config)
+    merged = Merged(path, config, weights)
     rows = chosen.rows(section)
     names = {row.ours.name for row in rows}
-    for name in weights.stored:
+    for name in merged.stored:
         if name not in names and not is_added(name):
-            _check_buffer(name, weights[name], chosen)
+            _check_buffer(name, merged[name], chosen)
     number = export_dtype(config, path, dtype)
     out.mkdir(parents=True)
-    read = weights.__getitem__
+    read = merged.__getitem__
     files = write_weights(out, rows, read, dtype=number, shard_bytes=shard_bytes)
     tokenizer = Tokenizer.load(path / TOKENIZER)
     generation = generation_of(tokenizer, begun=config.checkpoint.init_from is not None)

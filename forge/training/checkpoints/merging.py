@@ -73,11 +73,11 @@ class Merged(Mapping[str, Tensor]):
             for name, meta in stored.items()
             if name.startswith(PREFIX)
         }
-        self.keys = {name: PREFIX + name for name in self.stored}
+        self.stored_names = {name: PREFIX + name for name in self.stored}
         if weights == EMA:
             prefix = mean_prefix(path, stored)
             means = [name for name in self.stored if prefix + name in stored]
-            self.keys |= {name: prefix + name for name in means}
+            self.stored_names |= {name: prefix + name for name in means}
             self.stored |= {name: stored[prefix + name] for name in means}
         self.base: Mapping[str, Tensor] = {}
         self.beside = {}
@@ -150,7 +150,7 @@ class Merged(Mapping[str, Tensor]):
 
     def own(self, name: str) -> Tensor:
         """Read a tensor of the checkpoint without merging."""
-        meta, key = self.stored[name], self.keys[name]
+        meta, key = self.stored[name], self.stored_names[name]
         values = {key: torch.empty(tuple(meta.size), dtype=meta.properties.dtype)}
         with share_damage(self.path):  # other ranks may read other names
             tensor_storage.load_tensors(values, self.path / WEIGHTS, alone=True)

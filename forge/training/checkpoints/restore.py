@@ -217,14 +217,15 @@ def load_checkpoint(
     return _below("callbacks/", targets) | of_parameters
 
 
-def load_mean(path: Path, model: nn.Module) -> None:
+def load_mean(path: Path, model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Replace weights by their moving mean. Raises CheckpointError for a checkpoint without it."""
-    with share_damage(path):
+    with share_damage(path, group):
         stored = tensor_storage.stored_metadata(path / WEIGHTS)
     prefix = mean_prefix(path, stored)
     state = exact_state(model)
-    targets = {key: state[key.removeprefix(prefix)] for key in stored if key.startswith(prefix)}
-    with share_damage(path):
+    names = {key: key.removeprefix(prefix) for key in stored if key.startswith(prefix)}
+    targets = {key: state[name] for key, name in names.items() if name in state}
+    with share_damage(path, group):
         tensor_storage.load_tensors(targets, path / WEIGHTS, alone=True)
 
 

@@ -115,7 +115,7 @@ scaling.depth | depth | with scaling=depth, which sets layers, width, heads, bat
 scaling.aspect_ratio | aspect_ratio | with scaling=depth
 scaling.head_dim | head_dim | with scaling=depth; model.head_dim without: null = model.dim / model.n_heads
 train.seq_len | max_seq_len | with scaling=depth 2048, and model.max_seq_len is the same; else model.max_seq_len bounds it
-model.layers | window_pattern | a pattern of model.kinds, one of them with model.sliding_window_size
+model.window_pattern | window_pattern | the same letters; a short window is a quarter, as in its code
 train.max_steps | num_iterations | with scaling=depth a typed one comes before the ratio; there is no -1
 scaling.target_flops | target_flops | with scaling=depth; null instead of -1, and two horizons that are typed are refused
 scaling.target_param_data_ratio | target_param_data_ratio | with scaling=depth

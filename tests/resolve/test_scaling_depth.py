@@ -18,7 +18,6 @@ from helpers.refusing import only, resolved
 
 from forge import check, explain
 from forge.compose.composition import compose
-from forge.compose.hydra_adapter import CONF
 from forge.config.optimizers.param_groups import groups
 from forge.config.root import Config
 from forge.config.scaling.counts import parameters
@@ -30,9 +29,6 @@ VOCAB = ["tokenizer=bytes", "model.vocab_size=32768"]
 HERE = ["scaling=depth", "parallel=single", "run.device=cpu"]
 PLAIN = [*HERE, *VOCAB, "model.tie_embeddings=false", "model.activation=relu2"]
 NANOCHAT = [*HERE, "model=nanochat", "optimizer=nanochat", "tokenizer=bytes"]
-needs_nanochat = pytest.mark.skipif(
-    not Path(CONF, "model", "nanochat.yaml").exists(), reason="model=nanochat is on its way"
-)
 
 
 def plain(*overrides: str) -> Config:
@@ -74,7 +70,6 @@ def rates(config: Config) -> dict[str, float]:
     return peaks | {"wd": config.optimizer.weight_decay}
 
 
-@needs_nanochat
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_every_number_of_nanochats_dial(depth: int) -> None:
     config = resolved([*NANOCHAT, f"scaling.depth={depth}"], as_point=True).config
@@ -103,7 +98,6 @@ def test_every_number_of_nanochats_dial(depth: int) -> None:
     )
 
 
-@needs_nanochat
 def test_check_prints_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     entry = DEPTHS[20]
     assert check.main([*NANOCHAT, "scaling.depth=20", "train.max_steps=100"]) in (0, 1)

@@ -140,6 +140,8 @@ FLOPS = 6 * D12 + 12 * 12 * 768 * 2048
         (["scaling.target_flops=1e18"], round(1e18 / (FLOPS * 2**19))),
         (["scaling.target_param_data_ratio=8"], 8 * D12 // 2**19),
         (["train.max_steps=77"], 77),
+        (["train.max_tokens=100000000"], 10**8 // 2**19),
+        (["train=llm", "train.seq_len=2048"], 12 * D12 // 2**19),
         (["train.global_batch_tokens=1048576"], 12 * D12 // 2**20),
         (["train.global_batch_size=64", "train.seq_len=1024"], 12 * D12 // 2**16),
     ],
@@ -163,6 +165,13 @@ def test_the_batch_may_follow_the_steps_that_are_taken(steps: int) -> None:
     batch = plain(*typed, "scaling.horizon_for_batch=actual").train.global_batch_tokens
     assert batch == 2 ** round(math.log2(low))
     assert plain(*typed).train.global_batch_tokens == 2**19  # nanochat's: by the ratio
+
+
+def test_the_batch_may_follow_a_budget_of_tokens() -> None:
+    typed = ["scaling.depth=12", "train.max_tokens=30000000000"]
+    batch = plain(*typed, "scaling.horizon_for_batch=actual").train.global_batch_tokens
+    assert batch == 2 ** round(math.log2(law(3e10 / (12 * D12)))) > 2**19
+    assert plain(*typed).train.global_batch_tokens == 2**19
 
 
 def test_the_batch_may_follow_the_flops_that_are_spent() -> None:
@@ -236,6 +245,11 @@ def test_a_config_that_was_worked_out_is_not_scaled_again() -> None:
             "scaling.target_flops=1e18 train.max_steps=5",
             "train.max_steps and scaling.target_flops each say how long the run is.",
             "leave train.max_steps or scaling.target_flops out",
+        ),
+        (
+            "scaling.target_param_data_ratio=8 train.max_tokens=1000000",
+            "train.max_tokens and scaling.target_param_data_ratio each say how long the run is.",
+            "leave train.max_tokens or scaling.target_param_data_ratio out",
         ),
         (
             "scaling.depth=12 model.n_kv_heads=4",

@@ -123,7 +123,7 @@ train.global_batch_tokens | total_batch_size | with scaling=depth instead of -1:
 optimizer.groups | embedding_lr | lr of the group embedding of optimizer=nanochat, and half of it for value_embedding
 optimizer.groups | unembedding_lr | lr of the group head of optimizer=nanochat
 optimizer.weight_decay | weight_decay | cautious, and cosine down to 0, with optimizer=nanochat
-optimizer.lr | matrix_lr | of optimizer=nanochat, whose groups have their own
+optimizer.lr | matrix_lr | of optimizer=nanochat, whose groups have their own; with scaling=depth the rate of the run, or with scaling.scale_typed=true scaled as there
 optimizer.groups | scalar_lr | lr of the group x0_scalar of optimizer=nanochat, and a hundredth of it for residual_scalar
 optimizer.betas | adam_beta1 adam_beta2 | both in one: [beta1, beta2]; of a group too
 scheduler.warmup_ratio | warmup_ratio
@@ -132,6 +132,8 @@ scheduler.min_lr_ratio | final_lr_frac learning_rate_final_fraction
 checkpoint.resume_from | resume_from_step | a step directory, or a run directory for its newest
 eval.interval | eval_every eval_interval | -1 is eval.enabled=false
 eval.max_tokens | eval_tokens | spread evenly over the validation split
+eval.tasks_interval | core_metric_every | with +task@eval.tasks.core=core; 0 instead of -1 for never
+eval.tasks | core_metric_max_per_task | max_per_task of the entry that +task@eval.tasks.core=core adds; 0 instead of -1 for all
 eval.sample_interval | sample_every | 0 = only at the end
 checkpoint.interval | save_every | 0 = only at the end (checkpoint.last says what); checkpoint=off saves nothing
 run.name | model_tag

@@ -115,7 +115,7 @@ scaling.depth | depth | with scaling=depth, which sets layers, width, heads, bat
 scaling.aspect_ratio | aspect_ratio | with scaling=depth
 scaling.head_dim | head_dim | with scaling=depth; model.head_dim without: null = model.dim / model.n_heads
 train.seq_len | max_seq_len | with scaling=depth 2048, and model.max_seq_len is the same; else model.max_seq_len bounds it
-model.layers | window_pattern | a pattern of model.kinds, one of them with model.sliding_window_size
+model.window_pattern | window_pattern | the same letters; a short window is a quarter, as in its code
 train.max_steps | num_iterations | with scaling=depth a typed one comes before the ratio; there is no -1
 scaling.target_flops | target_flops | with scaling=depth; null instead of -1, and two horizons that are typed are refused
 scaling.target_param_data_ratio | target_param_data_ratio | with scaling=depth
@@ -123,7 +123,7 @@ train.global_batch_tokens | total_batch_size | with scaling=depth instead of -1:
 optimizer.groups | embedding_lr | lr of the group embedding of optimizer=nanochat, and half of it for value_embedding
 optimizer.groups | unembedding_lr | lr of the group head of optimizer=nanochat
 optimizer.weight_decay | weight_decay | cautious, and cosine down to 0, with optimizer=nanochat
-optimizer.lr | matrix_lr | of optimizer=nanochat, whose groups have their own
+optimizer.lr | matrix_lr | of optimizer=nanochat, whose groups have their own; with scaling=depth the rate of the run, or with scaling.scale_typed=true scaled as there
 optimizer.groups | scalar_lr | lr of the group x0_scalar of optimizer=nanochat, and a hundredth of it for residual_scalar
 optimizer.betas | adam_beta1 adam_beta2 | both in one: [beta1, beta2]; of a group too
 scheduler.warmup_ratio | warmup_ratio
@@ -132,6 +132,8 @@ scheduler.min_lr_ratio | final_lr_frac learning_rate_final_fraction
 checkpoint.resume_from | resume_from_step | a step directory, or a run directory for its newest
 eval.interval | eval_every eval_interval | -1 is eval.enabled=false
 eval.max_tokens | eval_tokens | spread evenly over the validation split
+eval.tasks_interval | core_metric_every | with +task@eval.tasks.core=core; 0 instead of -1 for never
+eval.tasks | core_metric_max_per_task | max_per_task of the entry that +task@eval.tasks.core=core adds; 0 instead of -1 for all
 eval.sample_interval | sample_every | 0 = only at the end
 checkpoint.interval | save_every | 0 = only at the end (checkpoint.last says what); checkpoint=off saves nothing
 run.name | model_tag

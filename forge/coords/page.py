@@ -1,4 +1,4 @@
-"""The page of a coordinate check: a table, and a plot of sizes over widths."""
+"""The page of a coordinate check: a table, and a plot of changes over sizes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ STYLE = (
 
 
 class Measured(NamedTuple):
-    """The recorded rows of a run, one a step. label: of its scaling."""
+    """The recorded rows of a run, one a step. label: of its scaling. size: width or depth."""
 
     label: str
-    width: int
+    size: int
     rows: list[dict[str, Any]]
 
     def value(self, name: str) -> float:
@@ -51,7 +51,7 @@ def growths(measured: Sequence[Measured]) -> list[Growth]:
     for label in dict.fromkeys(run.label for run in measured):
         for place in PLACES:
             runs = [run for run in measured if run.label == label]
-            sizes = {run.width: run.value(f"{place} change") for run in runs}
+            sizes = {run.size: run.value(f"{place} change") for run in runs}
             found.append(Growth(label, place, sizes, power(sizes)))
     return found
 
@@ -65,11 +65,11 @@ def power(sizes: dict[int, float]) -> float:
     return over / sum((a - middle) ** 2 for a in x)
 
 
-def markdown(measured: Sequence[Measured], steps: int) -> str:
+def markdown(measured: Sequence[Measured], steps: int, axis: str) -> str:
     """The table in Markdown."""
-    widths = sorted({run.width for run in measured})
-    heads = ["scaling", "activation", *map(str, widths), "power of the width", "flat"]
-    lines = [f"Change of activations in {steps - 1} updates (root mean square), by model.dim:", ""]
+    widths = sorted({run.size for run in measured})
+    heads = ["scaling", "activation", *map(str, widths), f"power of {axis}", "flat"]
+    lines = [f"Change of activations in {steps - 1} updates (root mean square), by {axis}:", ""]
     lines += [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     for growth in growths(measured):
         cells = [growth.label, growth.place]
@@ -79,12 +79,14 @@ def markdown(measured: Sequence[Measured], steps: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def page(measured: Sequence[Measured], steps: int, command: str) -> str:
+def page(measured: Sequence[Measured], steps: int, axis: str, command: str) -> str:
     """The page, with no other file."""
     found = growths(measured)
     labels = list(dict.fromkeys(growth.label for growth in found))
     figures = "".join(_figure(label, found) for label in labels)
-    rows = [line.strip("| ").split(" | ") for line in markdown(measured, steps).splitlines()[2:]]
+    rows = [
+        line.strip("| ").split(" | ") for line in markdown(measured, steps, axis).splitlines()[2:]
+    ]
     head, _, *body = [row for row in rows if row != [""]]
     table = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in body
@@ -93,9 +95,9 @@ def page(measured: Sequence[Measured], steps: int, command: str) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         f"<title>Coordinate check</title><style>{STYLE}</style><h1>Coordinate check</h1>"
-        f"<p>Change of activations in {steps - 1} updates on one batch, by the width of the model; "
-        "both axes are logarithmic. A flat line means that the rates of the narrowest model suit "
-        f"the widest.</p>{figures}<table><thead><tr>{heads}</tr></thead><tbody>{table}</tbody>"
+        f"<p>Change of activations in {steps - 1} updates on one batch, by {axis}; both axes are "
+        "logarithmic. A flat line means that the rates of the smallest model suit the largest."
+        f"</p>{figures}<table><thead><tr>{heads}</tr></thead><tbody>{table}</tbody>"
         f"</table><p><code>python -m forge.coords {escape(command)}</code></p></html>\n"
     )
 

@@ -30,6 +30,8 @@ RATES = (
     "train.global_batch_tokens",
     "train.global_batch_size",
     "train.max_steps",
+    "train.max_tokens",
+    "train.tokens_per_parameter",
     "optimizer",
     "scheduler.warmup_steps",
     "scaling.scale_rates",

@@ -27,9 +27,9 @@ def test_the_page_has_every_scaling() -> None:
     measured = [*made_up("standard", 1.0), *made_up("mup", 0.1)]
     found = {(growth.label, growth.is_flat) for growth in growths(measured)}
     assert found == {("standard", False), ("mup", True)}
-    text = markdown(measured, 5)
+    text = markdown(measured, 5, "model.dim")
     assert "| standard | logits | 64 | 256 | +1.00 | no |" in text
-    html = page(measured, 5, "scaling=mup <b>")
+    html = page(measured, 5, "model.dim", "scaling=mup <b>")
     assert html.count("<svg") == 2
     assert html.count("<polyline") == 2 * len(PLACES)
     assert "scaling=mup &lt;b&gt;" in html
@@ -50,27 +50,45 @@ def test_the_recorded_sizes_are_those_of_the_activations(tmp_path: Path) -> None
         assert 0 < later[0][f"{place} change"] < later[1][f"{place} change"]
 
 
+def powers(printed: str) -> dict[tuple[str, str], float]:
+    """The power of the size by scaling and activation, of the printed table."""
+    rows = [line.strip("| ").split(" | ") for line in printed.splitlines() if line[:1] == "|"]
+    return {(row[0], row[1]): float(row[-2]) for row in rows[2:]}
+
+
 @pytest.mark.nightly
 def test_mup_is_flat_where_the_standard_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["scaling=mup", "optimizer=adamw", "--widths", "64,256", "--steps", "6"]
     assert coords.main([*words, "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
+    found = powers(capsys.readouterr().out)
     assert (tmp_path / "coords.html").is_file()
-    rows = [line.strip("| ").split(" | ") for line in printed.splitlines() if line[:1] == "|"]
-    powers = {(row[0], row[1]): float(row[-2]) for row in rows[2:]}
     for place in ("attention", "feed-forward", "stream"):
-        assert abs(powers["mup", place]) < 0.3
-        assert powers["standard", place] > 0.7
+        assert abs(found["mup", place]) < 0.3
+        assert found["standard", place] > 0.7
+
+
+@pytest.mark.nightly
+def test_completep_is_flat_over_depths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["scaling=completep", "optimizer=adamw", "--widths", "64", "--depths", "2,16"]
+    assert coords.main([*words, "--steps", "6", "--out", str(tmp_path)]) == 0
+    assert abs(powers(capsys.readouterr().out)["completep", "stream"]) < 0.3
+
+
+ONE_SIZE = "changes by size need two widths or depths, or more."
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["optimizer=adamw"], "a coordinate check is of a scaling."),
-        (["scaling=mup", "--widths", "64"], "sizes by width need two widths or more."),
-        (["scaling=mup", "--widths", "64,x"], "sizes by width need two widths or more."),
+        (["scaling=mup", "--widths", "64"], ONE_SIZE),
+        (
+            ["scaling=mup", "--widths", "64,x"],
+            ONE_SIZE,
+        ),
+        (["scaling=mup", "--depths", "2"], ONE_SIZE),
         (["scaling=mup", "--widths", "64,100"], "heads 16 wide do not divide a width of 100."),
         (["scaling=mup", "--steps", "1"], "activations change from the second step on."),
     ],

@@ -18,7 +18,6 @@ from helpers.refusing import only, resolved
 
 from forge import check, explain
 from forge.compose.composition import compose
-from forge.compose.hydra_adapter import CONF
 from forge.config.optimizers.param_groups import groups
 from forge.config.root import Config
 from forge.config.scaling.counts import parameters
@@ -30,9 +29,6 @@ VOCAB = ["tokenizer=bytes", "model.vocab_size=32768"]
 HERE = ["scaling=depth", "parallel=single", "run.device=cpu"]
 PLAIN = [*HERE, *VOCAB, "model.tie_embeddings=false", "model.activation=relu2"]
 NANOCHAT = [*HERE, "model=nanochat", "optimizer=nanochat", "tokenizer=bytes"]
-needs_nanochat = pytest.mark.skipif(
-    not Path(CONF, "model", "nanochat.yaml").exists(), reason="model=nanochat is on its way"
-)
 
 
 def plain(*overrides: str) -> Config:
@@ -74,7 +70,6 @@ def rates(config: Config) -> dict[str, float]:
     return peaks | {"wd": config.optimizer.weight_decay}
 
 
-@needs_nanochat
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_every_number_of_nanochats_dial(depth: int) -> None:
     config = resolved([*NANOCHAT, f"scaling.depth={depth}"], as_point=True).config
@@ -103,7 +98,6 @@ def test_every_number_of_nanochats_dial(depth: int) -> None:
     )
 
 
-@needs_nanochat
 def test_check_prints_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     entry = DEPTHS[20]
     assert check.main([*NANOCHAT, "scaling.depth=20", "train.max_steps=100"]) in (0, 1)
@@ -146,6 +140,8 @@ FLOPS = 6 * D12 + 12 * 12 * 768 * 2048
         (["scaling.target_flops=1e18"], round(1e18 / (FLOPS * 2**19))),
         (["scaling.target_param_data_ratio=8"], 8 * D12 // 2**19),
         (["train.max_steps=77"], 77),
+        (["train.max_tokens=100000000"], 10**8 // 2**19),
+        (["train=llm", "train.seq_len=2048"], 12 * D12 // 2**19),
         (["train.global_batch_tokens=1048576"], 12 * D12 // 2**20),
         (["train.global_batch_size=64", "train.seq_len=1024"], 12 * D12 // 2**16),
     ],
@@ -169,6 +165,13 @@ def test_the_batch_may_follow_the_steps_that_are_taken(steps: int) -> None:
     batch = plain(*typed, "scaling.horizon_for_batch=actual").train.global_batch_tokens
     assert batch == 2 ** round(math.log2(low))
     assert plain(*typed).train.global_batch_tokens == 2**19  # nanochat's: by the ratio
+
+
+def test_the_batch_may_follow_a_budget_of_tokens() -> None:
+    typed = ["scaling.depth=12", "train.max_tokens=30000000000"]
+    batch = plain(*typed, "scaling.horizon_for_batch=actual").train.global_batch_tokens
+    assert batch == 2 ** round(math.log2(law(3e10 / (12 * D12)))) > 2**19
+    assert plain(*typed).train.global_batch_tokens == 2**19
 
 
 def test_the_batch_may_follow_the_flops_that_are_spent() -> None:
@@ -242,6 +245,11 @@ def test_a_config_that_was_worked_out_is_not_scaled_again() -> None:
             "scaling.target_flops=1e18 train.max_steps=5",
             "train.max_steps and scaling.target_flops each say how long the run is.",
             "leave train.max_steps or scaling.target_flops out",
+        ),
+        (
+            "scaling.target_param_data_ratio=8 train.max_tokens=1000000",
+            "train.max_tokens and scaling.target_param_data_ratio each say how long the run is.",
+            "leave train.max_tokens or scaling.target_param_data_ratio out",
         ),
         (
             "scaling.depth=12 model.n_kv_heads=4",

@@ -19,8 +19,8 @@ from forge.config.scaling.counts import parameters
 from forge.config.scaling.horizon import (
     FLOPS,
     RATIO,
-    STEPS,
     TOKENS,
+    budget,
     set_batch,
     set_steps,
     typed_batch,
@@ -160,6 +160,8 @@ class Depth(Scaling):
             flops = settings.config.model.flops_per_token(train.seq_len)
             why = f"{self.target_flops:g} FLOPs / {flops:,} a token"
             return Tokens(self.target_flops / flops, of_reference, why)
+        if (tokens := budget(settings, ends_by)) is not None:
+            return Tokens(tokens, of_reference, f"{ends_by}={settings.get(ends_by)}")
         batch = typed_batch(settings)
         if batch is None:  # of steps alone: B = B_ref * (steps * B / D_ref)^e, solved for B
             share = train.max_steps * self.reference_batch_tokens / of_reference
@@ -191,7 +193,7 @@ class Depth(Scaling):
             )
             less, each = f"scaling.target_param_data_ratio={ratio:g}", batch
             hint = f"scaling.target_param_data_ratio={math.ceil(100 * batch / count) / 100:g}"
-        if steps < 1 and ends_by != STEPS:
+        if steps < 1 and ends_by in (FLOPS, RATIO):
             unit = "FLOPs" if ends_by == FLOPS else "tokens"
             message = f"{less} is less than one step, which takes {each:,} {unit}."
             settings.refuse(less, message, f"{hint} or more, or a smaller {TOKENS}=...")

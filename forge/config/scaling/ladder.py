@@ -15,7 +15,7 @@ from forge.config.optimizers.schedules import WSD, Constant
 from forge.config.rule import Findings, rule
 from forge.config.scaling import horizon
 from forge.config.scaling.base import Row, Scaling, Settings
-from forge.config.scaling.horizon import MULTIPLE, STEPS
+from forge.config.scaling.horizon import MULTIPLE
 from forge.config.sweeper import Sweeper
 
 RUNG = "scaling.size"
@@ -85,7 +85,7 @@ class Ladder(Scaling):
         batch = self._batch(settings, number)
         tokens = self.tokens_per_param * self.chinchilla_multiple * number
         steps = round(tokens / batch)
-        if steps < 1 and ends_by != STEPS:
+        if steps < 1 and ends_by == MULTIPLE:
             key = f"{MULTIPLE}={self.chinchilla_multiple:g}"
             message = f"{tokens:,.0f} tokens are less than one step, which has {batch:,}."
             least = batch / (self.tokens_per_param * number)
@@ -100,7 +100,7 @@ class Ladder(Scaling):
         )
         scheduler = settings.config.scheduler
         if isinstance(scheduler, Constant):
-            warmup = min(round(number / batch), settings.get(STEPS))
+            warmup = round(number / batch)
             why = f"a token for each of {number:,} parameters / {batch:,}"
             settings.set("scheduler.warmup_steps", warmup, why)
         self._optimizer(settings, number, batch)

@@ -16,12 +16,12 @@ from forge.launch.sweep.preflight import Preflight
 ROOT = Path(__file__).parents[1]
 NAMES = (
     "getting_started concepts how_to layouts launching experts optimizers "
-    "sweeps slurm reports scaling hugging_face fine_tuning"
+    "sweeps slurm reports scaling scaling_laws hugging_face fine_tuning"
 )
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES.split())]
 # Whose spans are parts of a command.
 PARTS = {"fine_tuning.md", "sweeps.md", "slurm.md", "reports.md", "layouts.md", "experts.md"}
-PARTS |= {"scaling.md"}
+PARTS |= {"scaling.md", "scaling_laws.md"}
 REFUSED = ("optimizer.lrr=1", "model.n_heads=3,4", "scheduler.stable_steps=10")
 # Refused on purpose, a pattern, or the user's own file.
 MADE_BEFORE = ("run.dir=runs/base", "run.dir=runs/chat", "branch_of=runs/", "experiment=wsd_hor")

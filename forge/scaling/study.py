@@ -238,8 +238,9 @@ def _leave_out(ladder: Ladder, choice: Choice, kind: str) -> tuple[list[Held], s
     )
     first = _predicted(ladder, choice, kind, seeds, LARGEST)
     if first is None:
-        count = int((~seeds).sum())
-        return [], f"without it {counted(count, 'run')} are left, too few for the law"
+        sizes = counted(len(set(ladder.sizes(choice.count)[~seeds])), "size")
+        runs = counted(int((~seeds).sum()), "run")
+        return [], f"without it {runs} of {sizes} are left, too few for the law"
     budget = None if (near == seeds).all() else _predicted(ladder, choice, kind, near, BUDGET)
     return [first, budget] if budget else [first], ""
 

@@ -165,6 +165,18 @@ def test_a_ladder_along_one_line_has_a_law_over_compute(tmp_path: Path, capsys: 
     assert "gamma" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+def test_a_ladder_too_short_to_leave_its_largest_run_out_says_so(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    runs = Runs(tmp_path / "short")
+    for dim, steps in ((16, 100), (16, 200), (32, 100), (32, 300), (48, 900)):
+        runs.add(dim, steps)
+    assert main([str(runs.sweep.path), "--law", "compute", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["held"] == []
+    assert found["why_not_held"] == "without it 4 runs of 2 sizes are left, too few for the law"
+
+
 def test_a_ladder_of_one_size_is_refused(tmp_path: Path, capsys: Printed) -> None:
     runs = Runs(tmp_path / "one")
     for steps in STEPS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scaling_coverage import DESIGNS, NOISE, QUANTITIES, TRUTH, coverage
+from scaling_coverage import DESIGNS, NEW_RUN, NOISE, QUANTITIES, TRUTH, coverage
 from scipy.optimize import curve_fit
 from scipy.stats import t
 
@@ -12,6 +12,7 @@ from forge.scaling_laws.bootstrap import Bootstrap
 from forge.scaling_laws.projection import fit
 
 PLACES = list(DESIGNS.values())
+CONSTANTS = ("E", "A", "alpha", "B", "beta", "a")
 
 
 def noisy(places: tuple[np.ndarray, np.ndarray], seed: int = 1) -> np.ndarray:
@@ -22,14 +23,16 @@ def noisy(places: tuple[np.ndarray, np.ndarray], seed: int = 1) -> np.ndarray:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", DESIGNS)
 def test_intervals_cover_as_often_as_they_say(name: str) -> None:
-    """Over 400 ladders an exact interval covers 93 to 97 % of them, within two standard errors of
-    1.1 %; of nine quantities one may be at three.
+    """Over 400 ladders, of which an exact interval holds 93 to 97 %, within two standard errors:
+    of the constants, of the exponent of the best size, and of a new run. What is extrapolated ten
+    times and more is a little off (benchmarks/results/scaling_coverage.md).
     """
-    shares = np.array([held for held, _ in coverage(DESIGNS[name], 400).values()])
-    assert shares.min() > 0.918
-    assert shares.max() < 0.982
-    assert np.sort(shares)[1] >= 0.93
-    assert np.sort(shares)[-2] <= 0.97
+    shares = {quantity: held for quantity, (held, _) in coverage(DESIGNS[name], 400).items()}
+    within = {shares[quantity] for quantity in (*CONSTANTS, NEW_RUN)}
+    assert min(within) >= 0.93
+    assert max(within) <= 0.97
+    assert min(shares.values()) >= 0.9
+    assert max(shares.values()) <= 0.98
 
 
 def test_intervals_are_near_those_of_linearisation() -> None:

@@ -312,20 +312,14 @@ objective=sft | use_sft
 data.train_on | sft_train_on_completion_only | data.train_on=responses, which it is
 data.formatting_func | formatting_func_path | what is built of data=formatted
 data.formatting_func | formatting_func_kwargs | its other keys
-model | student_overrides | the run's own model
+model | student_overrides
 objective.teacher | teacher_overrides | a run, a checkpoint or a folder, with the shape it has
 objective.offline | offline_data_dir | a folder of python -m forge.teach
-objective.forward_kl.value | distill_alpha | objective.hard.value is 1 - alpha
-objective.temperature.value | distill_temperature
-objective.feature.value | distill_beta
+objective.forward_kl.value | distill_alpha distill_alpha_end distill_alpha_schedule | with its end and schedule; objective.hard.value is 1 - alpha
+objective.temperature.value | distill_temperature distill_temperature_end distill_temperature_schedule | with its end and schedule
+objective.feature.value | distill_beta distill_beta_end distill_beta_schedule | with its end and schedule
 objective.feature_loss | distill_feature_loss_type
 objective.feature_layers | distill_layer_indices | objective.teacher_layers where they differ
-objective.forward_kl.end | distill_alpha_end | objective.hard.end is 1 - alpha_end
-objective.forward_kl.schedule | distill_alpha_schedule | and objective.hard.schedule
-objective.temperature.end | distill_temperature_end
-objective.temperature.schedule | distill_temperature_schedule
-objective.feature.end | distill_beta_end
-objective.feature.schedule | distill_beta_schedule
 train.max_steps | steps | always a bound: there is no -1
 eval.steps | eval_steps | 0 instead of -1 for the whole split
 eval.target | target_eval_loss | null instead of 0 for off; eval.metric says of what
@@ -385,9 +379,7 @@ profiling.end_step | profiler_steps | the last step recorded, not a count
 profiling.interval | profile_periodically_period
 tracker=prometheus | prometheus_port | with trackers.prometheus.port; or a text file
 metrics.enable_tensorboard | enable_tensorboard | off by default
-rewards | reward_exact_answer reward_white_space_format_match reward_ratio_guess_to_answer_high reward_ratio_guess_to_answer_low penalty_incorrect_answer | +reward@rewards.answer=gsm8k_answer, and its options
-rewards | reward_exact_format_match reward_partial_format_match penalty_incorrect_format reasoning_start_token reasoning_end_token solution_start_token solution_end_token | +reward@rewards.format=gsm8k_format, and its options
-rewards | math_verify_timeout math_verify_num_procs | +reward@rewards.math=math_verify, and its options
+rewards | reward_exact_answer reward_exact_format_match reward_white_space_format_match reward_partial_format_match reward_ratio_guess_to_answer_high reward_ratio_guess_to_answer_low penalty_incorrect_format penalty_incorrect_answer math_verify_timeout math_verify_num_procs reasoning_start_token reasoning_end_token solution_start_token solution_end_token | as +reward@rewards.NAME=gsm8k_format, gsm8k_answer or math_verify have it
 parallel | ici_parallelism | worked out from its axes
 parallel | dcn_parallelism | worked out from its axes; one degree over all networks
 parallel.pp | using_pipeline_parallelism | greater than 1

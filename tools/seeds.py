@@ -64,13 +64,14 @@ import functools
 TABLE = """
 ROWS
 """
-"""A line for each of our keys: it, theirs, and what differs."""
+"""Our keys, theirs, and what differs: one to a line, or two where nothing differs."""
 
 
 @functools.cache
 def seed_rows() -> dict[str, tuple[str, str]]:
     """By their key ours and what differs."""
-    lines = [line.split(" | ") for line in TABLE.strip().splitlines()]
+    texts = TABLE.strip().replace(" ; ", "\\n").splitlines()
+    lines = [text.split(" | ") for text in texts]
     return {key: (row[0], "".join(row[2:])) for row in lines for key in row[1].split()}
 '''
 
@@ -189,6 +190,9 @@ def render_keys() -> str:
         f"{ours} | {' '.join(keys)}" + (f" | {note}" if note else "")
         for (ours, note), keys in typed.items()
     ]
+    plain = [line for line in lines if line.count(" | ") == 1]  # two of these stand on a line
+    lines = [line for line in lines if line.count(" | ") > 1]
+    lines += [" ; ".join(plain[first : first + 2]) for first in range(0, len(plain), 2)]
     return KEYS.replace("ROWS", "\n".join(lines))
 
 

@@ -9,23 +9,17 @@ from __future__ import annotations
 import functools
 
 TABLE = """
-parallel | distributed fsdp
 model=llama7b | model.model_type | each preset carries its _target_
-model.moe.num_experts | model.num_experts
-model.moe.top_k | model.moe_top_k num_experts_per_tok
-model.moe.frequency | model.moe_frequency interleave_moe_layer_step
 model.moe.router | model.moe_router | the bias of sigmoid_topk moves by model.moe.bias_update_rate, and is used for the choice only
 model.moe.shared_experts | model.moe_shared_experts | as many as asked
 model.moe.aux_loss_weight | model.moe_aux_loss_weight | within each sequence, or with model.moe.balance_scope=micro_batch within a micro-batch
 model.moe.capacity_factor | model.moe_capacity_factor | of all choices of a token together; in training only
 model.moe.sequence_aux_loss_weight | model.moe_sequence_aux_loss_weight | within each sequence, weighted once
 model.moe.gradient_scale | model.moe_gradient_scale | scales the gradients of the weights, and no outputs
-model.moe.bias_schedule | model.moe_bias_schedule
 seed | train.seed trainer.seed | at the root
 precision.mixed_precision | train.mixed_precision | auto is added; fp8 is quantization=fp8, over any precision
 objective.loss_fn | train.loss_fn | of objective=dpo and cpo it says how responses are compared, with default sigmoid
 objective.z_loss_weight | train.z_loss_weight | over unmasked targets only
-objective.ce_chunk_size | train.ce_chunk_size
 optimizer=adamw | optimizer.name | or lion, muon, schedule_free_adamw
 optimizer.momentum | optimizer.muon_momentum | of optimizer=muon; with optimizer=sgd the default is 0.0
 optimizer.ns_steps | optimizer.muon_ns_steps | of optimizer=muon
@@ -48,22 +42,10 @@ data.validation | eval.file_pattern | file_pattern; default {}
 data.validation | eval.hf_dataset_name | hf_dataset_name; default {}
 data.validation | eval.hf_dataset_config | hf_dataset_config; default {}
 data.validation | eval.hf_dataset_split | hf_dataset_split; default {}
-parallel.dp_shard | distributed.dp_shard
-parallel.dp_replicate | distributed.dp_replicate ici_data_parallelism
-parallel.tp | distributed.tp ici_tensor_parallelism
-parallel.pp | distributed.pp ici_pipeline_parallelism
-parallel.pp_schedule | distributed.pp_schedule
-parallel.cp | distributed.cp ici_context_parallelism context_parallel_size
 parallel.ep | distributed.ep | every expert parallel rank draws its own data
-parallel.nccl_timeout_sec | distributed.nccl_timeout_sec
-parallel.backend | distributed.backend
-checkpoint.resume_from | checkpoint.load_path load_full_state_path
 objective | recipe | pretrain, sft for finetune, dpo and its kin for align; any of them with any adapter
 adapter | method | the objective is chosen apart, so that LoRA and DPO go together
-adapter | lora
 train | trainer | the optimizer, scheduler, precision and checkpoint options have groups of their own
-metrics | logging
-run | output
 objective.beta | method_params | with objective=dpo, simpo or cpo; typed options of each objective: objective.gamma of simpo, objective.lambda_weight of orpo
 model.path | model.name | with model=hf: a folder, or a model of the hub; model=NAME names a shape
 adapter.base_format | model.quantization | with adapter=qlora: 4bit is nf4, 8bit is int8
@@ -74,35 +56,20 @@ data.val_fraction | data.eval_split | documents are chosen by a hash of their co
 data.validation | data.eval_path | path; or eval.sets for several
 train.seq_len | data.max_seq_length max_target_length | model.max_seq_len bounds it
 data.hf_streaming | data.streaming | with data=hf
-adapter.rank | lora.rank
-adapter.alpha | lora.alpha
-adapter.dropout | lora.dropout
 adapter.target_modules | lora.target_modules | auto = matrices of attention and feed-forward in every family
 parallel | trainer.strategy | degrees instead of a name: ddp is parallel.dp_replicate, fsdp is parallel.dp_shard; no DeepSpeed
-precision.mixed_precision | trainer.mixed_precision
-train.batch_size | trainer.batch_size device_batch_size
-train.grad_accum_steps | trainer.gradient_accumulation gradient_accumulation_steps
-optimizer.lr | trainer.learning_rate learning_rate
 train.max_epochs | trainer.num_epochs | 0 = off; train.max_steps ends a run too
 train.max_steps | trainer.max_steps | optimizer updates, and always a bound: there is no -1
-scheduler.warmup_steps | trainer.warmup_steps warmup_steps
 scheduler.warmup_ratio | trainer.warmup_ratio | null instead of 0 for steps
 optimizer.weight_decay | trainer.weight_decay | norms and biases are never decayed
-train.grad_clip_norm | trainer.max_grad_norm gradient_clipping_threshold
-checkpoint.interval | trainer.checkpoint_every_n_steps checkpoint_period
 checkpoint.last | trainer.save_last save_checkpoint_on_completion | full; weights alone; or none
 scheduler=cosine | trainer.scheduler | constant_with_warmup is scheduler=constant
 train.activation_checkpointing | trainer.activation_checkpointing fsdp.activation_checkpointing | none, full or selective instead of a switch
 checkpoint.async_mode | trainer.async_checkpoint async_checkpointing | disabled, async or async_with_pinned_mem instead of a switch
 eval.interval | eval.every_n_steps | with eval.enabled=true
-eval.patience | eval.early_stopping_patience
 eval.metric | eval.early_stopping_metric | loss, not eval_loss
-eval.min_delta | eval.early_stopping_min_delta
 metrics | logging.backends | one switch each: metrics.enable_console, metrics.enable_tensorboard, metrics.enable_wandb; others are added, such as +tracker=mlflow
-metrics.wandb_project | logging.project
 metrics.wandb_run_name | logging.run_name | run.name names the run directory
-metrics.log_interval | logging.log_every_n_steps log_period
-run.dir | output.dir
 parallel.dp_shard | fsdp.sharding_strategy | full_shard is a degree of dp_shard, no_shard of dp_replicate, shard_grad_op is parallel.reshard_after_forward=never
 parallel.cpu_offload | fsdp.cpu_offload | weights, gradients and optimizer state together
 parallel.offload_optimizer | deepspeed_config.offload_optimizer | state and masters; parallel.cpu_offload also weights and gradients
@@ -126,9 +93,7 @@ optimizer.weight_decay | weight_decay | cautious, and cosine down to 0, with opt
 optimizer.lr | matrix_lr | of optimizer=nanochat, whose groups have their own; with scaling=depth the rate of the run, or with scaling.scale_typed=true scaled as there
 optimizer.groups | scalar_lr | lr of the group x0_scalar of optimizer=nanochat, and a hundredth of it for residual_scalar
 optimizer.betas | adam_beta1 adam_beta2 | both in one: [beta1, beta2]; of a group too
-scheduler.warmup_ratio | warmup_ratio
 scheduler.decay_ratio | warmdown_ratio | with scheduler=nanochat
-scheduler.min_lr_ratio | final_lr_frac learning_rate_final_fraction
 checkpoint.resume_from | resume_from_step | a step directory, or a run directory for its newest
 eval.interval | eval_every eval_interval | -1 is eval.enabled=false
 eval.max_tokens | eval_tokens | spread evenly over the validation split
@@ -136,12 +101,10 @@ eval.tasks_interval | core_metric_every | with +task@eval.tasks.core=core; 0 ins
 eval.tasks | core_metric_max_per_task | max_per_task of the entry that +task@eval.tasks.core=core adds; 0 instead of -1 for all
 eval.sample_interval | sample_every | 0 = only at the end
 checkpoint.interval | save_every | 0 = only at the end (checkpoint.last says what); checkpoint=off saves nothing
-run.name | model_tag
 run.name | run_name | the readable part of a fresh directory's name; run.dir names the directory itself
 model=llama3_8b | model_name | each of the 68 names in [models.md](models.md)
 plan | debug_sharding | forge.plan --dry-run says what ranks hold, and what cuts it
 run.root | base_output_directory | a local path
-checkpoint.init_from | load_parameters_path
 adapter.init_from | lora_input_adapters_path | a folder of PEFT
 checkpoint.enabled | enable_checkpointing | checkpoint.interval says how often, checkpoint.last what the save at the end holds
 checkpoint.keep_last_n | max_num_checkpoints_to_keep | 0 = all
@@ -158,72 +121,33 @@ quantization.weight_sparsity_update_step | weight_sparsity_update_step | with qu
 quantization.weight_sparsity_start_step | weight_sparsity_start_step | with quantization=sparse
 model=llama3_8b | decoder_block | one decoder shaped by options: each family is a preset of [models.md](models.md)
 scaling.global_parameter_scale | global_parameter_scale | with scaling=power_of_two; the preset's values are the base_ ones
-model.dim | base_emb_dim emb_dim
-model.n_heads | base_num_query_heads num_query_heads
-model.n_kv_heads | base_num_kv_heads num_kv_heads
-model.ffn_hidden_dim | base_mlp_dim mlp_dim
 model.init_std | dense_init_scale | a standard deviation, not a factor of a fan-in rule
-model.n_layers | base_num_decoder_layers num_decoder_layers
 model.head_dim | head_dim | null = model.dim / model.n_heads
 model.kinds | global_head_dim | model.head_dim of the kind of the global layers
 model.activation | mlp_activations | silu and linear together are model.activation=silu with model.gated_mlp=true
 model.mlp_activations_limit | mlp_activations_limit | 0 = no limit, not -1
-model.norm_eps | normalization_layer_epsilon
 model.fused_qkv | fused_qkv | the matrices stay apart in checkpoints
 model.q_bias | attention_bias | with model.k_bias and model.v_bias; model.o_bias is apart
 model.fused_gate_up | fused_mlp | the matrices stay apart in checkpoints
-model.qk_norm_with_scale | qk_norm_with_scale
 model.v_norm_with_scale | v_norm_with_scale | with model.v_norm=true
-model.tie_embeddings | logits_via_embedding
-model.logits_dot_in_fp32 | logits_dot_in_fp32
 model.final_logits_soft_cap | final_logits_soft_cap | 0 = no cap
-objective.z_loss_weight | z_loss_multiplier
 model.sdpa_backend | attention | kernels of scaled dot-product attention
 model.sliding_window_size | attention_type | with model.chunk_attn_window_size; MLA is a mixer
 model.share_kv_projections | share_kv_projections | of any kind of layer
 model.kinds | global_num_kv_heads | model.n_kv_heads of the kind of the global layers
-model.attention_sink | attention_sink
 model.sliding_window_size | sliding_window_size | of a kind of layer too; 0 = all tokens, the present one is counted
 model.chunk_attn_window_size | chunk_attn_window_size | 0 = no chunks; of a kind of layer too
 model.attn_logits_soft_cap | attn_logits_soft_cap | 0 = no cap
 model.norm_placement | use_post_attn_norm use_post_ffw_norm | both; post = after alone
 train.use_qk_clip | use_qk_clip | with every optimizer but schedule-free; attention of groups of heads too
-train.qk_clip_threshold | qk_clip_threshold
-model.mixer.mla_naive_kvcache | mla_naive_kvcache
-model.mixer.q_lora_rank | q_lora_rank
-model.mixer.kv_lora_rank | kv_lora_rank
-model.mixer.qk_nope_head_dim | qk_nope_head_dim
-model.mixer.qk_rope_head_dim | qk_rope_head_dim
-model.mixer.v_head_dim | v_head_dim
 model.qk_norm | use_qk_norm | with model.qk_norm_after_rope=true model.qk_norm_with_scale=false
-model.temperature_tuning | temperature_tuning
 model.moe.num_experts | num_experts | 0 = dense, not 1
 model.moe.capacity_factor | capacity_factor | 0 = nothing is dropped, not -1
-model.moe.ffn_hidden_dim | base_moe_mlp_dim moe_mlp_dim
-model.moe.aux_loss_weight | load_balance_loss_weight
 model.moe.force_balance | use_random_routing | for benchmarks: experts in turn, not at random
-model.moe.norm_topk_prob | norm_topk_prob
-model.moe.float32_gate_logits | float32_gate_logits
 model.moe.kernel | sparse_matmul | with model.moe.capacity_factor a batched product
-model.moe.first_num_dense_layers | first_num_dense_layers
-model.moe.shared_experts | shared_experts
-model.moe.routed_scaling_factor | routed_scaling_factor
-model.moe.router | routed_score_func
 model.moe.bias_update_rate | routed_bias | above 0
-model.moe.bias_update_rate | routed_bias_update_rate
-model.mlp_bias | mlp_bias
 model.moe.n_routing_groups | n_routing_groups | 1 = no groups, not -1
-model.moe.topk_routing_group | topk_routing_group
-model.mixer.gdn_conv_kernel_dim | gdn_conv_kernel_dim
-model.mixer.gdn_key_head_dim | gdn_key_head_dim
-model.mixer.gdn_value_head_dim | gdn_value_head_dim
-model.mixer.gdn_num_key_heads | gdn_num_key_heads
-model.mixer.gdn_num_value_heads | gdn_num_value_heads
-model.mixer.gdn_chunk_size | gdn_chunk_size
-model.mixer.use_qk_norm_in_gdn | use_qk_norm_in_gdn
-model.partial_rotary_factor | partial_rotary_factor
 run.device | hardware | auto, cpu or cuda
-parallel.cp_load_balance | context_parallel_load_balance
 parallel.cp_method | context_parallel_strategy | all_gather or ulysses; there is no ring
 parallel.cp_load_balance | context_parallel_reorder_strategy | one early part with one late part
 plan.sharding_tolerance | sharding_tolerance | of forge.plan --dry-run
@@ -236,30 +160,10 @@ parallel.tp | dcn_tensor_parallelism | one degree over all networks; ranks fill 
 parallel.pp | dcn_pipeline_parallelism | one degree over all networks; ranks fill one node after another, those of tp next to each other
 parallel.ep | dcn_expert_parallelism | one degree over all networks; ranks fill one node after another, those of tp next to each other
 parallel.dp_shard | ici_fsdp_parallelism | -1 = all devices that are left
-parallel.ep | ici_expert_parallelism
 parallel.reshard_after_forward | pipeline_fsdp_ag_per_repeat pipeline_fsdp_ag_once | a pipeline keeps weights gathered
 parallel.pp_layers | num_layers_per_pipeline_stage | a number for each stage
-parallel.pp_stages_per_rank | num_pipeline_repeats
-parallel.pp_microbatches | num_pipeline_microbatches
 train.activation_checkpointing | remat_policy | all ten, by the same names, beside none, selective and auto:GB
-train.recompute.decoder_layer_input | decoder_layer_input
-train.recompute.context | context
-train.recompute.mlpwi | mlpwi
-train.recompute.mlpwi_0 | mlpwi_0
-train.recompute.mlpwi_1 | mlpwi_1
-train.recompute.mlpwo | mlpwo
-train.recompute.moe_mlpwi_0 | moe_mlpwi_0
-train.recompute.moe_mlpwi_1 | moe_mlpwi_1
-train.recompute.moe_mlpwo | moe_mlpwo
-train.recompute.query_proj | query_proj
-train.recompute.key_proj | key_proj
-train.recompute.value_proj | value_proj
-train.recompute.query_wa_proj | query_wa_proj
-train.recompute.kv_wa_proj | kv_wa_proj
 train.recompute.qkv_proj | qkv_proj | queries, keys and values; no matrix makes all three here
-train.recompute.out_proj | out_proj
-train.recompute.mla_q | mla_q
-train.recompute.mla_kv | mla_kv
 train.recompute.attention_out | attention_out | the tensor that context is
 parallel.offload_optimizer | optimizer_memory_host_offload | state and masters
 parallel.cpu_offload | parameter_memory_host_offload | together with gradients and optimizer state
@@ -268,7 +172,6 @@ tokenizer.path | tokenizer_path | with tokenizer=file, tokenizer=sentencepiece o
 tokenizer=sentencepiece | tokenizer_type | sentencepiece and tiktoken by these names; huggingface is tokenizer=file for a folder, tokenizer=hf for an id of the hub; one trained on the corpus: tokenizer=bpe
 data | use_chat_template | data=chat, and the other kinds of conversations, always do
 data.chat_template_path | chat_template_path | a file of Jinja
-data.chat_template | chat_template
 data=shards | tokenize_train_data | tokens that were made before; text otherwise
 data.validation | tokenize_eval_data | data: shards is tokens that were made before
 tokenizer.add_bos | add_bos | the default is False: documents are set apart by the token that ends them; of one text data.add_bos, or add_bos of a source
@@ -293,63 +196,41 @@ data.hf_dataset_name | dataset_name | with data=hf, of the hub; no TensorFlow Da
 data.validation | eval_dataset_name | other text with options of data, a dataset of the hub too; no TensorFlow Datasets
 data.hf_dataset_split | train_split | with data=hf, of the hub; no TensorFlow Datasets
 data.hf_dataset_name | hf_path | or data.path for one on this machine
-data.hf_dataset_config | hf_name
-data.hf_data_dir | hf_data_dir
-data.hf_data_files | hf_train_files
 data.validation | hf_eval_split | hf_dataset_split
 data.validation | hf_eval_files | hf_data_files
 data.path | grain_train_files | with data=parquet, data=shards or data=text; no ArrayRecord
 data.validation | grain_eval_files | path
 data.sources | grain_train_mixture_config_path | weights are of the sources, in the config
 data=parquet | grain_file_type | or data=text, by the name of a file; no ArrayRecord or TFRecord
-data.num_workers | grain_worker_count
-data.prefetch_factor | grain_per_worker_buffer_size
 data.shuffle_buffer | grain_shuffle_buffer_size | of a stream; else a keyed permutation shuffles the whole corpus
 data.path | olmo_index_path | with data=shards the directory of the .npy files, which needs no index
 data | olmo_apply_ngram_filter | forge.prepare --repetition-filter leaves documents out, and says how many; they are not masked while it trains
 objective=dpo | use_dpo | or orpo, simpo, cpo, all with data=preference; objective=kto with data=labelled
 objective.label_smoothing | dpo_label_smoothing | with objective=dpo
 objective.beta | dpo_beta | with objective=dpo; of objective=simpo the default is 2.0
-objective=sft | use_sft
 data.train_on | sft_train_on_completion_only | data.train_on=responses, which it is
 data.formatting_func | formatting_func_path | what is built of data=formatted
 data.formatting_func | formatting_func_kwargs | its other keys
-model | student_overrides | the run's own model
 objective.teacher | teacher_overrides | a run, a checkpoint or a folder, with the shape it has
 objective.offline | offline_data_dir | a folder of python -m forge.teach
-objective.forward_kl.value | distill_alpha | objective.hard.value is 1 - alpha
-objective.temperature.value | distill_temperature
-objective.feature.value | distill_beta
-objective.feature_loss | distill_feature_loss_type
+objective.forward_kl.value | distill_alpha distill_alpha_end distill_alpha_schedule | with its end and schedule; objective.hard.value is 1 - alpha
+objective.temperature.value | distill_temperature distill_temperature_end distill_temperature_schedule | with its end and schedule
+objective.feature.value | distill_beta distill_beta_end distill_beta_schedule | with its end and schedule
 objective.feature_layers | distill_layer_indices | objective.teacher_layers where they differ
-objective.forward_kl.end | distill_alpha_end | objective.hard.end is 1 - alpha_end
-objective.forward_kl.schedule | distill_alpha_schedule | and objective.hard.schedule
-objective.temperature.end | distill_temperature_end
-objective.temperature.schedule | distill_temperature_schedule
-objective.feature.end | distill_beta_end
-objective.feature.schedule | distill_beta_schedule
 train.max_steps | steps | always a bound: there is no -1
 eval.steps | eval_steps | 0 instead of -1 for the whole split
 eval.target | target_eval_loss | null instead of 0 for off; eval.metric says of what
 train.max_bad_steps | abort_on_nan_loss abort_on_inf_loss | such an update is skipped, and so many in a row end the run; 0 = never
 model.dropout | enable_dropout | 0 = off; MaxText's is on at a rate of 0
 model.dropout | dropout_rate | of each feature of each token, not of features of whole sequences
-data.shuffle | enable_data_shuffling
 data.shuffle_seed | data_shuffle_seed | null = seed
 seed | init_weights_seed | one seed; each use has a stream of its own
 optimizer=adamw | opt_type | or adam_pax, sgd, muon
-train.skip_step_on_spikes | skip_step_on_spikes
-train.skip_step_interval | skip_step_interval
-train.skip_step_scaling_factor | skip_step_scaling_factor
 scheduler.decay_ratio | wsd_decay_steps_fraction | default null: a fifth of the run
-scheduler.wsd_decay_type | wsd_decay_style
 scheduler.warmup_ratio | warmup_steps_fraction | default null: a tenth, at most 40 steps
 scheduler.decay_steps | learning_rate_schedule_steps | without the warm-up
 optimizer.trainable_parameters | trainable_parameters_mask | regular expressions that are found in names
 optimizer.betas | adam_b1 adam_b2 | both in one: [beta1, beta2]
-optimizer.eps | adam_eps
-optimizer.eps_root | adam_eps_root
-optimizer.weight_decay | adam_weight_decay
 optimizer.no_decay_parameters | adamw_mask | norms and biases are not decayed without it
 optimizer.mu_dtype | mu_dtype | fp32 or bf16; nu_dtype is the same of the second moment
 optimizer.momentum | muon_beta | of optimizer=muon
@@ -358,25 +239,17 @@ optimizer.consistent_rms | muon_consistent_rms | the preset optimizer=muon has 0
 model.position | use_untrainable_positional_embedding | sinusoidal
 model.position | trainable_position_size | learned; the table has model.max_seq_len rows
 model.layers | nope_layer_interval | a kind of layer with position: none
-model.rope_type | rope_type
-model.rope_theta | rope_max_timescale
 model.rope_factor | rope_linear_scaling_factor | with model.rope_type=linear
 model.kinds | local_rope_max_timescale | model.rope_theta of the kind of the local layers
 model.kinds | global_rope_max_timescale | model.rope_theta of the kind of the global layers
 model.partial_rotary_factor | global_rope_proportion | with model.rope_type=proportional, of the kind of the global layers
 model.partial_rotary_factor | local_rope_proportion | with model.rope_type=proportional, of the kind of the local layers
-model.max_seq_len | max_position_embeddings
-model.original_max_position_embeddings | original_max_position_embeddings
 model.rope_factor | rope_factor | of llama3.1 too, which MaxText has at 8
 model.beta_fast | beta_fast | of llama3.1 too, as its high_freq_factor, which MaxText has at 4
 model.beta_slow | beta_slow | of llama3.1 too, as its low_freq_factor, which MaxText has at 1
 model.mscale | mscale | of every attention; MaxText's scales MLA only
 model.rope_interleave | rope_interleave | of every rope_type; false where MaxText has true
-model.rope_truncate | rope_truncate
-model.rope_attention_scaling | rope_attention_scaling
 eval.sample_prompts | prompt | a list; forge.generate takes --prompt
-eval.sample_top_k | decode_sampling_top_k
-eval.sample_temperature | decode_sampling_temperature
 plan.device | compile_topology | plan.device=h200 names the GPU
 plan.world_size | compile_topology_num_slices | ranks in all, of machines with plan.gpus_per_node
 parallel.nccl_timeout_sec | jax_distributed_initialization_timeout | of every collective
@@ -384,17 +257,13 @@ run.detect_anomaly | max_checkify | names the operation whose backward makes a N
 profiling.enable | profiler | torch.profiler; no nsys
 profiling.start_step | skip_first_n_steps_for_profiler | the first step recorded
 profiling.end_step | profiler_steps | the last step recorded, not a count
-profiling.interval | profile_periodically_period
 tracker=prometheus | prometheus_port | with trackers.prometheus.port; or a text file
 metrics.enable_tensorboard | enable_tensorboard | off by default
-rewards | reward_exact_answer reward_white_space_format_match reward_ratio_guess_to_answer_high reward_ratio_guess_to_answer_low penalty_incorrect_answer | +reward@rewards.answer=gsm8k_answer, and its options
-rewards | reward_exact_format_match reward_partial_format_match penalty_incorrect_format reasoning_start_token reasoning_end_token solution_start_token solution_end_token | +reward@rewards.format=gsm8k_format, and its options
-rewards | math_verify_timeout math_verify_num_procs | +reward@rewards.math=math_verify, and its options
+rewards | reward_exact_answer reward_exact_format_match reward_white_space_format_match reward_partial_format_match reward_ratio_guess_to_answer_high reward_ratio_guess_to_answer_low penalty_incorrect_format penalty_incorrect_answer math_verify_timeout math_verify_num_procs reasoning_start_token reasoning_end_token solution_start_token solution_end_token | as +reward@rewards.NAME=gsm8k_format, gsm8k_answer or math_verify have it
 parallel | ici_parallelism | worked out from its axes
 parallel | dcn_parallelism | worked out from its axes; one degree over all networks
 parallel.pp | using_pipeline_parallelism | greater than 1
 run.num_processes | num_target_devices | ranks on this machine
-train.global_batch_size | global_batch_size_to_train_on global_batch_size_to_load
 eval.batch_size | global_batch_size_to_eval_on global_batch_size_to_load_eval micro_batch_size_to_eval_on | a rank
 train.batch_size | micro_batch_size_to_train_on | a rank
 checkpoint.dir | checkpoint_dir | inside the run directory
@@ -404,12 +273,75 @@ train.activation_checkpointing | tensors_on_device | custom: the names whose pla
 train.activation_checkpointing | tensors_to_offload | custom: the names whose place is offload
 train.rampup_start | global_batch_size_to_load_start | sequences of the first steps; default 0 = no ramp-up
 train.rampup_increment | global_batch_size_to_load_increment | sequences by which the batch grows
+parallel | distributed fsdp ; model.moe.num_experts | model.num_experts
+model.moe.top_k | model.moe_top_k num_experts_per_tok ; model.moe.frequency | model.moe_frequency interleave_moe_layer_step
+model.moe.bias_schedule | model.moe_bias_schedule ; objective.ce_chunk_size | train.ce_chunk_size
+parallel.dp_shard | distributed.dp_shard ; parallel.dp_replicate | distributed.dp_replicate ici_data_parallelism
+parallel.tp | distributed.tp ici_tensor_parallelism ; parallel.pp | distributed.pp ici_pipeline_parallelism
+parallel.pp_schedule | distributed.pp_schedule ; parallel.cp | distributed.cp ici_context_parallelism context_parallel_size
+parallel.nccl_timeout_sec | distributed.nccl_timeout_sec ; parallel.backend | distributed.backend
+checkpoint.resume_from | checkpoint.load_path load_full_state_path ; adapter | lora
+metrics | logging ; run | output
+adapter.rank | lora.rank ; adapter.alpha | lora.alpha
+adapter.dropout | lora.dropout ; precision.mixed_precision | trainer.mixed_precision
+train.batch_size | trainer.batch_size device_batch_size ; train.grad_accum_steps | trainer.gradient_accumulation gradient_accumulation_steps
+optimizer.lr | trainer.learning_rate learning_rate ; scheduler.warmup_steps | trainer.warmup_steps warmup_steps
+train.grad_clip_norm | trainer.max_grad_norm gradient_clipping_threshold ; checkpoint.interval | trainer.checkpoint_every_n_steps checkpoint_period
+eval.patience | eval.early_stopping_patience ; eval.min_delta | eval.early_stopping_min_delta
+metrics.wandb_project | logging.project ; metrics.log_interval | logging.log_every_n_steps log_period
+run.dir | output.dir ; scheduler.warmup_ratio | warmup_ratio
+scheduler.min_lr_ratio | final_lr_frac learning_rate_final_fraction ; run.name | model_tag
+checkpoint.init_from | load_parameters_path ; model.dim | base_emb_dim emb_dim
+model.n_heads | base_num_query_heads num_query_heads ; model.n_kv_heads | base_num_kv_heads num_kv_heads
+model.ffn_hidden_dim | base_mlp_dim mlp_dim ; model.n_layers | base_num_decoder_layers num_decoder_layers
+model.norm_eps | normalization_layer_epsilon ; model.qk_norm_with_scale | qk_norm_with_scale
+model.tie_embeddings | logits_via_embedding ; model.logits_dot_in_fp32 | logits_dot_in_fp32
+objective.z_loss_weight | z_loss_multiplier ; model.attention_sink | attention_sink
+train.qk_clip_threshold | qk_clip_threshold ; model.mixer.mla_naive_kvcache | mla_naive_kvcache
+model.mixer.q_lora_rank | q_lora_rank ; model.mixer.kv_lora_rank | kv_lora_rank
+model.mixer.qk_nope_head_dim | qk_nope_head_dim ; model.mixer.qk_rope_head_dim | qk_rope_head_dim
+model.mixer.v_head_dim | v_head_dim ; model.temperature_tuning | temperature_tuning
+model.moe.ffn_hidden_dim | base_moe_mlp_dim moe_mlp_dim ; model.moe.aux_loss_weight | load_balance_loss_weight
+model.moe.norm_topk_prob | norm_topk_prob ; model.moe.float32_gate_logits | float32_gate_logits
+model.moe.first_num_dense_layers | first_num_dense_layers ; model.moe.shared_experts | shared_experts
+model.moe.routed_scaling_factor | routed_scaling_factor ; model.moe.router | routed_score_func
+model.moe.bias_update_rate | routed_bias_update_rate ; model.mlp_bias | mlp_bias
+model.moe.topk_routing_group | topk_routing_group ; model.mixer.gdn_conv_kernel_dim | gdn_conv_kernel_dim
+model.mixer.gdn_key_head_dim | gdn_key_head_dim ; model.mixer.gdn_value_head_dim | gdn_value_head_dim
+model.mixer.gdn_num_key_heads | gdn_num_key_heads ; model.mixer.gdn_num_value_heads | gdn_num_value_heads
+model.mixer.gdn_chunk_size | gdn_chunk_size ; model.mixer.use_qk_norm_in_gdn | use_qk_norm_in_gdn
+model.partial_rotary_factor | partial_rotary_factor ; parallel.cp_load_balance | context_parallel_load_balance
+parallel.ep | ici_expert_parallelism ; parallel.pp_stages_per_rank | num_pipeline_repeats
+parallel.pp_microbatches | num_pipeline_microbatches ; train.recompute.decoder_layer_input | decoder_layer_input
+train.recompute.context | context ; train.recompute.mlpwi | mlpwi
+train.recompute.mlpwi_0 | mlpwi_0 ; train.recompute.mlpwi_1 | mlpwi_1
+train.recompute.mlpwo | mlpwo ; train.recompute.moe_mlpwi_0 | moe_mlpwi_0
+train.recompute.moe_mlpwi_1 | moe_mlpwi_1 ; train.recompute.moe_mlpwo | moe_mlpwo
+train.recompute.query_proj | query_proj ; train.recompute.key_proj | key_proj
+train.recompute.value_proj | value_proj ; train.recompute.query_wa_proj | query_wa_proj
+train.recompute.kv_wa_proj | kv_wa_proj ; train.recompute.out_proj | out_proj
+train.recompute.mla_q | mla_q ; train.recompute.mla_kv | mla_kv
+data.chat_template | chat_template ; data.hf_dataset_config | hf_name
+data.hf_data_dir | hf_data_dir ; data.hf_data_files | hf_train_files
+data.num_workers | grain_worker_count ; data.prefetch_factor | grain_per_worker_buffer_size
+objective=sft | use_sft ; model | student_overrides
+objective.feature_loss | distill_feature_loss_type ; data.shuffle | enable_data_shuffling
+train.skip_step_on_spikes | skip_step_on_spikes ; train.skip_step_interval | skip_step_interval
+train.skip_step_scaling_factor | skip_step_scaling_factor ; scheduler.wsd_decay_type | wsd_decay_style
+optimizer.eps | adam_eps ; optimizer.eps_root | adam_eps_root
+optimizer.weight_decay | adam_weight_decay ; model.rope_type | rope_type
+model.rope_theta | rope_max_timescale ; model.max_seq_len | max_position_embeddings
+model.original_max_position_embeddings | original_max_position_embeddings ; model.rope_truncate | rope_truncate
+model.rope_attention_scaling | rope_attention_scaling ; eval.sample_top_k | decode_sampling_top_k
+eval.sample_temperature | decode_sampling_temperature ; profiling.interval | profile_periodically_period
+train.global_batch_size | global_batch_size_to_train_on global_batch_size_to_load
 """
-"""A line for each of our keys: it, theirs, and what differs."""
+"""Our keys, theirs, and what differs: one to a line, or two where nothing differs."""
 
 
 @functools.cache
 def seed_rows() -> dict[str, tuple[str, str]]:
     """By their key ours and what differs."""
-    lines = [line.split(" | ") for line in TABLE.strip().splitlines()]
+    texts = TABLE.strip().replace(" ; ", "\n").splitlines()
+    lines = [text.split(" | ") for text in texts]
     return {key: (row[0], "".join(row[2:])) for row in lines for key in row[1].split()}

@@ -133,7 +133,7 @@ class _Distilled(torch.autograd.Function):
         return *grads, None, None, None, None, None
 
 
-def _part(teacher: Teacher, rows: slice) -> OnlineTeacher | StoredTeacher:
+def _part(teacher: Teacher, rows: slice) -> Teacher:
     if teacher is None:
         return None
     if isinstance(teacher, OnlineTeacher):

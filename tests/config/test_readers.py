@@ -13,6 +13,7 @@ import pytest
 from forge.compose.composition import compose
 from forge.config import schemas
 from forge.config.field import default_of, freeze_value
+from forge.config.objectives import distill
 from forge.config.problems import literal
 from forge.config.rule import get
 from forge.config.schemas import variants, walk_options
@@ -47,9 +48,11 @@ DECLARING = {"forge.config.root", "forge.config.model.decoder"} | {
 SCHEMA_FILES = {*map(file_of, DECLARING), *own_files("optimizer")}
 """Files that declare options and read none but by methods."""
 
-READ_BY_NAME = ("train.recompute.", "sweep.question", "sweep.hypothesis")
-"""Names of tensors, and texts that a report takes from sweep.json: tests/parallel/
-test_named_tensors.py and tests/report/test_decision.py have each.
+TERMS = tuple(f"objective.{term}." for term in (*distill.TERMS, "temperature"))
+READ_BY_NAME = ("train.recompute.", "sweep.question", "sweep.hypothesis", *TERMS)
+"""Names of tensors, texts that a report takes from sweep.json, and the weights of distillation:
+tests/parallel/test_named_tensors.py, tests/report/test_decision.py and
+tests/training/test_distillation.py have each.
 """
 
 

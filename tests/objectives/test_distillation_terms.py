@@ -20,7 +20,7 @@ from forge.objectives.distillation_terms import (
 from forge.objectives.divergences import NAMES
 
 TOKENS, VOCAB, DIM, WIDE = 13, 29, 7, 11
-CLOSE = {"rtol": 1e-12, "atol": 1e-12}
+CLOSE: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def drawn(cap: float = 0.0) -> tuple[Tensor, Head, OnlineTeacher, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_stored_probabilities_on_a_layout_equal_one_device(
     build_objective = side.build_objective
 
     def with_stored(*args, **options):
-        objective = build_objective(*args, **options)
+        objective: Any = build_objective(*args, **options)
         objective.stored = {Text.fingerprint: Stored(tmp_path)}
         return objective
 

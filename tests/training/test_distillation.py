@@ -95,3 +95,37 @@ def test_a_teacher_with_another_tokenizer_is_refused(tiny_run, new_run, tmp_path
         assert "objective, its model 'teacher'" in said
         assert "it was trained with another tokenizer" in said
         assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("kind", ["cosine", "l2"])
+def test_every_term_has_its_weight(kind: str, tiny_run, trained, assembled) -> None:
+    """The first loss by hand, from the two models of the first batch."""
+    weights = {"hard": 0.1, "forward_kl": 0.2, "reverse_kl": 0.3, "jsd": 0.4, "tvd": 0.5}
+    weights["feature"] = 0.6
+    options = " ".join(f"objective.{name}.value={value}" for name, value in weights.items())
+    options += f" objective.feature_loss={kind} objective.feature_layers=[0,1] seed=5"
+    options += f" objective.teacher_layers=[1,0] objective.teacher={tiny_run} train.max_steps=1"
+    path = trained(f"objective=distill {options} checkpoint.enabled=false")
+    terms = {name: logged(path, f"train/{name}")[1] for name in weights if name != "hard"}
+    terms["hard"] = logged(path, "train/loss")[1]
+    by_hand = sum(weight * terms[name] for name, weight in weights.items())
+    assert logged(path, "train/distill_loss")[1] == pytest.approx(by_hand, rel=1e-6)
+
+    loop = assembled(f"objective=distill {options} checkpoint.enabled=false")
+    batch, states = next(iter(loop.loader)).batches[0], {}
+    for name, model in (
+        ("student", loop.model),
+        ("teacher", loop.session.objective.models["teacher"]),
+    ):
+        x, states[name] = model.embed(batch["tokens"], 0), []
+        rotations = model._rotations(0, batch["tokens"].shape[1], None)
+        for layer, block in model.blocks.items():
+            x = block(x, rotations.get(model.kinds[int(layer)]), None)
+            states[name].append(x.detach())
+    distances = []
+    for ours, theirs in zip(states["student"], reversed(states["teacher"]), strict=True):
+        cosines = (ours * theirs).sum(-1) / (ours.norm(dim=-1) * theirs.norm(dim=-1))
+        distances.append(
+            (1 - cosines if kind == "cosine" else ((ours - theirs) ** 2).mean(-1)).mean()
+        )
+    assert terms["feature"] == pytest.approx(sum(map(float, distances)) / 2, rel=1e-5)

@@ -37,5 +37,5 @@ def test_a_reward_model_prefers_what_it_was_taught_to(trained, tmp_path) -> None
     scores = Scorer(entries).score(prompts, texts, [[0]] * 4, {})
     run_scores, folder_scores = (scores.by_name[name] for name in ("run", "folder"))
     assert run_scores == pytest.approx(folder_scores, rel=1e-4)
-    good, bad, other_good, other_bad = run_scores
+    good, bad, other_good, other_bad = (score or 0.0 for score in run_scores)
     assert good - bad > 1 < other_good - other_bad

@@ -39,7 +39,7 @@ def keywords_of(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: thaw_value(value) for name, value in entry.items() if name not in reserved}
 
 
-def entry_faults(name: str, entry: Any) -> Iterator[Problem]:
+def reward_faults(name: str, entry: Any) -> Iterator[Problem]:
     """Yield the faults of an entry that show without its target."""
     key = f"rewards.{name}"
     if not isinstance(entry, Mapping):

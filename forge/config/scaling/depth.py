@@ -160,6 +160,9 @@ class Depth(Scaling):
             flops = settings.config.model.flops_per_token(train.seq_len)
             why = f"{self.target_flops:g} FLOPs / {flops:,} a token"
             return Tokens(self.target_flops / flops, of_reference, why)
+        if ends_by in horizon.BUDGETS:
+            run = horizon.tokens_of(settings, ends_by)
+            return Tokens(run, of_reference, ends_by)
         batch = typed_batch(settings)
         if batch is None:  # of steps alone: B = B_ref * (steps * B / D_ref)^e, solved for B
             share = train.max_steps * self.reference_batch_tokens / of_reference
@@ -180,6 +183,9 @@ class Depth(Scaling):
     def _steps(self, settings: Settings, ends_by: str, batch: int, count: int) -> None:
         """Set the number of steps."""
         ratio, flops = self.target_param_data_ratio, self.target_flops
+        if ends_by in horizon.BUDGETS:
+            horizon.set_budget(settings, ends_by, batch)
+            return
         if ends_by == FLOPS and flops is not None:
             each = settings.config.model.flops_per_token(settings.config.train.seq_len) * batch
             steps, why = round(flops / each), f"{flops:g} FLOPs / ({each:,} a step of {batch:,})"

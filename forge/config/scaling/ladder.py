@@ -83,6 +83,20 @@ class Ladder(Scaling):
             return
         number = non_embedding(settings.config.model)
         batch = self._batch(settings, number)
+        if not self._steps(settings, ends_by, number, batch):
+            return
+        scheduler = settings.config.scheduler
+        if isinstance(scheduler, Constant):
+            warmup = min(round(number / batch), settings.get(STEPS))
+            why = f"a token for each of {number:,} parameters / {batch:,}"
+            settings.set("scheduler.warmup_steps", warmup, why)
+        self._optimizer(settings, number, batch)
+
+    def _steps(self, settings: Settings, ends_by: str, number: int, batch: int) -> bool:
+        """Set the number of steps; False where there is not one."""
+        if ends_by in horizon.BUDGETS:
+            horizon.set_budget(settings, ends_by, batch)
+            return True
         tokens = self.tokens_per_param * self.chinchilla_multiple * number
         steps = round(tokens / batch)
         if steps < 1 and ends_by != STEPS:
@@ -90,7 +104,7 @@ class Ladder(Scaling):
             message = f"{tokens:,.0f} tokens are less than one step, which has {batch:,}."
             least = batch / (self.tokens_per_param * number)
             settings.refuse(key, message, f"{MULTIPLE}={1.01 * least:.2g}")
-            return
+            return False
         horizon.set_steps(
             settings,
             ends_by,
@@ -98,12 +112,7 @@ class Ladder(Scaling):
             f"{self.tokens_per_param:g} * {self.chinchilla_multiple:g} * {number:,} parameters / "
             f"{batch:,} tokens",
         )
-        scheduler = settings.config.scheduler
-        if isinstance(scheduler, Constant):
-            warmup = min(round(number / batch), settings.get(STEPS))
-            why = f"a token for each of {number:,} parameters / {batch:,}"
-            settings.set("scheduler.warmup_steps", warmup, why)
-        self._optimizer(settings, number, batch)
+        return True
 
     def _batch(self, settings: Settings, number: int) -> int:
         """Set the tokens of a step and return them."""

@@ -28,7 +28,7 @@ FREE = {
     "model": "fused_gate_up fused_qkv recipe",
     "train": "activation_checkpointing batch_size compile_backend compile_model gc_interval "
     "grad_accum_steps max_bad_steps max_epochs max_time max_tokens tokens_per_parameter "
-    "parameters_counted nccl_health_check_interval "
+    "ema_decay ema_interval ema_start_step ema_warmup parameters_counted nccl_health_check_interval "
     "optimizer_in_backward recompute recompute_every recompute_layers shutdown_timeout_sec",
 }
 FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "plan", "profiling", "run", "sweep"}

@@ -47,7 +47,9 @@ def budget(config: Config, train: Train) -> Iterator[Derived]:
         size = f"{train.global_batch_size or 0} sequences"
         size += " a step, after ramp-up," * (train.rampup_start > 0)
         why += f" / {size} of {tokens_of_sample(config)}"
-        yield Derived(STEPS, steps_of(config, tokens), why)
+        steps = steps_of(config, tokens)
+        if steps != train.max_steps:  # a scaling has set it, and says why
+            yield Derived(STEPS, steps, why)
 
 
 def tokens_of_budget(config: Config, key: str) -> tuple[int, str]:
@@ -90,9 +92,8 @@ def branch(scheduler: WSD, checkpoint: Checkpoint) -> Iterator[Derived]:
         step = first_of_decay(scheduler)
         path = os.path.join(checkpoint.branch_of, checkpoint.dir, f"step_{step}")
         if os.path.isdir(path):  # else a rule reports the fault
-            yield Derived(
-                "checkpoint.resume_from", path, f"scheduler=wsd decays from step {step} on"
-            )
+            why = f"scheduler=wsd decays from step {step} on"
+            yield Derived("checkpoint.resume_from", path, why)
 
 
 def first_of_decay(scheduler: WSD) -> int:

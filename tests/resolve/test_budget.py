@@ -69,3 +69,19 @@ def test_a_run_goes_on_with_another_horizon() -> None:
     own = ["seed=1", "train.max_tokens=64000"]
     assert _without_replaced(own, ["train.max_steps=50"]) == ["seed=1"]
     assert _without_replaced(own, ["train.batch_size=1"]) == own
+
+
+@pytest.mark.parametrize("scaling", ["depth", "ladder"])
+def test_a_scaling_takes_a_budget_of_the_run(scaling: str) -> None:
+    model = ["model=nanochat"] if scaling == "depth" else []
+    words = [f"scaling={scaling}", "tokenizer=bytes", "run.device=cpu", "parallel=single", *model]
+    train = resolved([*words, "train.max_tokens=900000000"]).config.train
+    assert train.max_steps == 900_000_000 // train.global_batch_tokens  # type: ignore[operator]
+    config = resolved([*words, "train.tokens_per_parameter=3"]).config
+    number = parameters(config.model, "all")
+    assert config.train.max_steps == 3 * number // config.train.global_batch_tokens  # type: ignore[operator]
+    two = problems([*words, "train.max_tokens=900000000", "train.max_steps=9"])
+    assert [problem.rule for problem in two if not problem.warning] == ["train.horizon"]
+    other = {"depth": "scaling.target_flops=1e18", "ladder": "scaling.chinchilla_multiple=2"}
+    (problem,) = problems([*words, "train.max_tokens=900000000", other[scaling]])
+    assert "each say how long the run is" in problem.what

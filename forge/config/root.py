@@ -25,6 +25,7 @@ from forge.config.plan import Plan
 from forge.config.precision import Precision
 from forge.config.profiling import Profiling
 from forge.config.quantization import Quantization
+from forge.config.rollouts.rollout import Rollout
 from forge.config.run import Run
 from forge.config.scaling.base import Scaling
 from forge.config.sweep import Sweep
@@ -56,6 +57,7 @@ class Config(Section):
     tokenizer: Tokenizer = MISSING
     data: Data = MISSING
     objective: Objective = MISSING
+    rollout: Rollout = MISSING
     adapter: Adapter = MISSING
     optimizer: Optimizer = MISSING
     scheduler: Scheduler = MISSING

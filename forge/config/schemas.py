@@ -15,8 +15,10 @@ import forge.config.adapters.ia3
 import forge.config.adapters.qlora
 import forge.config.data.chats
 import forge.config.data.mixture  # to be imported is to be known
+import forge.config.data.prompts
 import forge.config.model.hub_folder
 import forge.config.objectives.distill
+import forge.config.objectives.grpo
 import forge.config.objectives.preference
 import forge.config.objectives.reward_model
 import forge.config.tokenizers.ranked_bpe

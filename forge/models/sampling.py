@@ -47,9 +47,10 @@ class How:
     whole text again. ended: whether a row, by its index, ends with the tokens drawn. agree: turns
     the tokens [batch, 1] drawn by this process into the tokens taken by all processes; processes
     sharing a model must draw the same. logprobs: whether to record the model's log-probability of
-    each drawn token, over all rows of the table, before temperature, cuts and penalties. every:
-    number of tokens drawn between two looks at the results; a look waits for the device, and tokens
-    behind a row's end are thrown away. null = 1 on a CPU, else 16.
+    each drawn token, over all rows of the table, before temperature, cuts and penalties.
+    logprobs_at: temperature of these log-probabilities. every: number of tokens drawn between two
+    looks at the results; a look waits for the device, and tokens behind a row's end are thrown
+    away. null = 1 on a CPU, else 16.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -60,6 +61,7 @@ class How:
     ended: Ended | None = None
     agree: Callable[[Tensor], Tensor] = lambda drawn: drawn
     logprobs: bool = False
+    logprobs_at: float = 1.0
     every: int | None = None
 
 
@@ -220,7 +222,7 @@ class _Batch:
         # NONE is negative: the row fails at the next look, but must index until then.
         drawn = drawn.clamp(min=FILLER)
         if options.logprobs:
-            self.logprobs.append(logprobs_of(of_table, drawn))
+            self.logprobs.append(logprobs_of(of_table / options.logprobs_at, drawn))
         if self.had is not None:
             self.had.scatter_(1, drawn, True)
         self.reader.add(drawn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,52 +22,100 @@ def log_probs(hidden: Tensor, head: Head, targets: Tensor, *, chunk_size: int = 
     over ranks three numbers of each token are exchanged, and the gradient of hidden is this rank's
     summand, as of `chunked_cross_entropy`.
     """
+    return _applied(hidden, head, targets, chunk_size, Asked())[0]
+
+
+def log_probs_and_entropies(
+    hidden: Tensor, head: Head, targets: Tensor, *, temperature: float = 1.0, chunk_size: int = 0
+) -> tuple[Tensor, Tensor]:
+    """As `log_probs` of logits divided by a temperature; and the entropy of each distribution, in
+    nats, 0 where masked.
+    """
+    asked = Asked(temperature=temperature, entropy=True)
+    return _applied(hidden, head, targets, chunk_size, asked)
+
+
+class Asked(NamedTuple):
+    """Temperature of the logits, and whether entropies are asked for."""
+
+    temperature: float = 1.0
+    entropy: bool = False
+
+    def tempered(self, logits: Tensor) -> Tensor:
+        return logits if self.temperature == 1 else logits.div_(self.temperature)
+
+
+def _applied(
+    hidden: Tensor, head: Head, targets: Tensor, chunk_size: int, asked: Asked
+) -> tuple[Tensor, Tensor]:
     rows, dim = head.weight.shape
     size = chunk_size or auto_chunk_size(vocab=rows, dim=dim)
     flat = hidden.reshape(-1, dim)
-    return _LogProbs.apply(flat, head.weight, head, targets.flatten(), size).view_as(targets)
+    results = _LogProbs.apply(flat, head.weight, head, targets.flatten(), size, asked)
+    return results[0].view_as(targets), results[1].view_as(targets)
 
 
 class _LogProbs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, head: Head, targets: Tensor, size: int
-    ) -> Tensor:
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        head: Head,
+        targets: Tensor,
+        size: int,
+        asked: Asked,
+    ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         matrix = weight.to(hidden.dtype)
         logps = hidden.new_empty(len(targets), dtype=dtype)
-        log_partitions = torch.empty_like(logps)
+        log_partitions, entropies = torch.empty_like(logps), torch.zeros_like(logps)
         for start in range(0, len(targets), size):
             rows = slice(start, start + size)
-            logits = head.shaped((hidden[rows] @ matrix.T).to(dtype))
+            logits = asked.tempered(head.shaped((hidden[rows] @ matrix.T).to(dtype)))
             labels, is_local = _labels(targets[rows], head, len(matrix))
             target_logits = head.total(logits.gather(1, labels).where(is_local, 0)).squeeze(1)
             peaks = head.largest(logits.amax(1, keepdim=True))
-            partition = head.total(logits.sub_(peaks).exp_().sum(1))
+            shifted = logits.sub_(peaks)
+            masses = shifted.exp() if asked.entropy else shifted.exp_()
+            partition = head.total(masses.sum(1))
             log_partitions[rows] = partition.log() + peaks.squeeze(1)
             logps[rows] = target_logits - log_partitions[rows]
-        ctx.head, ctx.size = head, size
-        ctx.save_for_backward(hidden, weight, targets, log_partitions)
-        return logps.masked_fill_(targets == IGNORE_INDEX, 0)
+            if asked.entropy:
+                mean = head.total(masses.mul_(shifted).sum(1)) / partition
+                entropies[rows] = partition.log() - mean
+        is_masked = targets == IGNORE_INDEX
+        ctx.head, ctx.size, ctx.asked = head, size, asked
+        entropies.masked_fill_(is_masked, 0)
+        ctx.save_for_backward(hidden, weight, targets, log_partitions, entropies)
+        return logps.masked_fill_(is_masked, 0), entropies
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, log_partitions = ctx.saved_tensors
+    def backward(ctx: Any, grads: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, log_partitions, entropies = ctx.saved_tensors
         want_hidden, want_weight = ctx.needs_input_grad[:2]
-        dtype, head = log_partitions.dtype, ctx.head
+        dtype, head, asked = log_partitions.dtype, ctx.head, ctx.asked
         # In fp16 gradients would underflow: the loss is divided by the pairs of the step.
         grad_dtype = dtype if hidden.dtype == torch.float16 else hidden.dtype
-        matrix, factors = weight.to(hidden.dtype), grads.masked_fill(targets == IGNORE_INDEX, 0)
+        is_masked = targets == IGNORE_INDEX
+        matrix, factors = weight.to(hidden.dtype), grads.masked_fill(is_masked, 0)
+        of_entropies = of_entropies.masked_fill(is_masked, 0)
         grad_hidden = torch.empty_like(hidden, dtype=grad_dtype) if want_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=dtype) if want_weight else None
         for start in range(0, len(targets), ctx.size):
             rows = slice(start, start + ctx.size)
             logits = head.shaped((hidden[rows] @ matrix.T).to(dtype))
-            slope = head.slope(logits)
+            slope = head.slope(logits) / asked.temperature
             labels, is_local = _labels(targets[rows], head, len(matrix))
             scale = factors[rows].unsqueeze(1)
-            grad = logits.sub_(log_partitions[rows].unsqueeze(1)).exp_().mul_(-scale)
+            logits = asked.tempered(logits).sub_(log_partitions[rows].unsqueeze(1))
+            if asked.entropy:
+                # d H / d logit = -p (log p + H)
+                surprise = (logits + entropies[rows].unsqueeze(1)) * of_entropies[rows].unsqueeze(1)
+                grad = logits.exp_().mul_(-scale - surprise)
+            else:
+                grad = logits.exp_().mul_(-scale)
             grad = grad.scatter_add_(1, labels, scale.where(is_local, 0)).mul_(slope).to(grad_dtype)
             if grad_hidden is not None:
                 grad_hidden[rows] = grad @ matrix.to(grad_dtype)
@@ -77,7 +125,7 @@ class _LogProbs(torch.autograd.Function):
             grad_hidden = grad_hidden.to(hidden.dtype)
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def _labels(targets: Tensor, head: Head, rows: int) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -165,6 +166,29 @@ class ReshardsOnModeChange(nn.Module):
             if isinstance(module, FSDPModule):
                 module.reshard()
         return super().train(mode)
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """Inside, forward passes find all weights gathered, and ranks may make different numbers of
+    them. A collective; without gradients.
+    """
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    # FSDP gives no way to ask what it does after forward: torch 2.11 to 2.13.
+    groups: list[Any] = [
+        group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups
+    ]
+    after_forward = [group.post_forward_mesh_info for group in groups]
+    for module in modules:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for group, mesh_info in zip(groups, after_forward, strict=True):
+            group.post_forward_mesh_info = mesh_info
+        for module in modules:
+            module.reshard()
 
 
 def reduce_in_backward(model: nn.Module, *, last: bool, each: bool) -> None:

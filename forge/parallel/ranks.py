@@ -106,6 +106,12 @@ class Ranks:
             dist.broadcast(values, src=0)
         return values
 
+    def copy_over_tp(self, values: Tensor) -> Tensor:
+        """The values of the first rank of this tp group, in place. A collective of the group."""
+        if self.mesh is not None and self.mesh.parallel.tp > 1:
+            dist.broadcast(values, group=self.mesh.tp.get_group(), group_src=0)
+        return values
+
     def barrier(self) -> None:
         if self.host is not None:
             dist.barrier(group=self.host)

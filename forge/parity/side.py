@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,11 +17,11 @@ from forge.data.tokens.store import TokenStore
 from forge.objectives.objective import Objective
 from forge.parallel.gather import Tensors, gather_on_main
 from forge.parallel.ranks import Ranks
-from forge.training.data import train_loader
 from forge.training.models import build_model, build_objective
 from forge.training.process import loss_scaler
 from forge.training.references import add_references
 from forge.training.step import Update
+from forge.training.step_source import step_source
 
 LR = 0.1
 FILE = "record.pt"
@@ -74,7 +75,8 @@ def measure(
     texts = [(store, None) for store in Mixture.of(text).stores.values()]
     add_references(objective, config, texts, device, ranks, tokenizer=tokenizer, dtype=dtype)
     update = _plain_sgd(config, model, objective, ranks, device, lr)
-    loader = train_loader(config, text, objective, ranks, device)
+    data: Any = {"tokenizer": tokenizer, "run_dir": None}
+    loader = step_source(config, text, model, objective, ranks, device, **data)
     of_ranks = ranks.of_all([name for name, p in model.named_parameters() if not p.requires_grad])
     frozen = sorted({name for names in of_ranks for name in names})
     record = Record(before=gather_on_main(model.named_parameters(), ranks).tensors, frozen=frozen)

@@ -17,6 +17,7 @@ import yaml
 
 from forge.config.field import Section, thaw_value, types_of, variants_of
 from forge.config.hydra_names import renamed
+from forge.config.rollouts.rollout import NoRollout, Rollout
 from forge.config.root import Config
 from forge.config.targets import own, packages
 from forge.config.targets.target import trusted
@@ -160,15 +161,18 @@ def to_plain(section: Section) -> dict[str, Any]:
 def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...] = ()) -> S:
     """The section written by `to_plain`, not yet frozen.
 
-    An option newer than the file has its default. Raises ValueError for a class not allowed as the
-    section.
+    An option newer than the file has its default, and so has `rollout`. Raises
+    ValueError for a class not allowed as the section.
     """
     hints = types_of(schema)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(schema):
+        hint = hints[field.name]
         if field.name not in plain:
+            if hint is Rollout:
+                values[field.name] = NoRollout()
             continue
-        value, hint = plain[field.name], hints[field.name]
+        value = plain[field.name]
         if isinstance(value, dict) and isinstance(hint, type) and issubclass(hint, Section):
             kind = _kind(value, hint, trust)
             value = from_plain(kind, value, trust=trust)

@@ -18,13 +18,14 @@ from forge.training.callbacks.tasks import Tasks
 from forge.training.callbacks.trackers import trackers_of
 from forge.training.callbacks.weight_average import WeightAverage
 from forge.training.checkpoints.checkpoint import Checkpointer
-from forge.training.data import how_streamed, train_loader
+from forge.training.data import how_streamed
 from forge.training.entries import build_entries
 from forge.training.loop import Loop
 from forge.training.process import say
 from forge.training.session import Session
 from forge.training.start import begin, choose_start
 from forge.training.step import Update
+from forge.training.step_source import source_of
 
 
 def build_loop(session: Session) -> Loop:
@@ -33,7 +34,7 @@ def build_loop(session: Session) -> Loop:
     Raises ValueError for mistakes.
     """
     config, run_dir, ranks = session.config, session.run_dir, session.ranks
-    loader = train_loader(config, session.prepared.train, session.objective, ranks, session.device)
+    loader = source_of(session)
     for line in how_streamed(config, session.prepared.train, ranks.batch[1]):
         say(line)
     spikes = Spikes(session) if Spikes.wanted(session) else None

@@ -15,6 +15,8 @@ import torch
 from forge.build import build
 from forge.config.data.eval_sets import data_of
 from forge.config.data.text import BEST_FIT_CROP, BUFFERED
+from forge.config.objectives.grpo import GRPO
+from forge.config.rollouts.rollout import LocalRollout
 from forge.config.root import Config
 from forge.config.rule import Derived
 from forge.data.batches.examples import Examples, plan_examples
@@ -83,18 +85,11 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
     fitted = copy.deepcopy(config)
     fitted.thaw()
     text = Mixture.of(prepared.train)
-    for line in left_out(prepared.manifest):
-        say(line)
-    empty = check_targets(text, config.data.too_long, config.train.seq_len)
-    for line in how_packed(config, text):
-        say(line)
-    if outcome.rank() == 0:
-        warn_of_prompts(config, text, empty)
-    samples = count_samples(text, config.train.seq_len)
+    samples = _samples_of(config, prepared, text)
     followed = [] if samples is None else fit_epochs(fitted, samples, derived)
     for derivation in followed:
         say(f"{derivation.key} = {derivation.value}   ({derivation.why})")
-    if not config.eval.sample_prompts:
+    if not config.eval.sample_prompts and not config.rollout.active:
         prompt, why = config.data.prompt, "it fits the data"
         if not prompt:
             longest = config.model.max_seq_len // 2
@@ -111,6 +106,22 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
         followed.append(Derived("eval.sample_prompts", [prompt], why))
     fitted.freeze()
     return fitted, list((derived | {d.key: asdict(d) for d in followed}).values())
+
+
+def _samples_of(config: Config, prepared: Prepared, text: Mixture) -> int | None:
+    """Sequences of a pass over the training text; None = unknown. Reports what is read."""
+    if isinstance(config.rollout, LocalRollout) and isinstance(config.objective, GRPO):
+        (prompts,) = text.stores.values()
+        assert isinstance(prompts, TokenStore)
+        return len(prompts) * config.rollout.num_generations * config.objective.num_iterations
+    for line in left_out(prepared.manifest):
+        say(line)
+    empty = check_targets(text, config.data.too_long, config.train.seq_len)
+    for line in how_packed(config, text):
+        say(line)
+    if outcome.rank() == 0:
+        warn_of_prompts(config, text, empty)
+    return count_samples(text, config.train.seq_len)
 
 
 def how_packed(config: Config, text: Mixture) -> Iterator[str]:

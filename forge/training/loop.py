@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from forge.data.batches.loader import Step, TrainLoader
+from forge.data.batches.loader import Step
+from forge.data.batches.source import StepSource
 from forge.optim.train_eval_modes import reading
 from forge.training.callback import Callback, call, callback_name
 from forge.training.callbacks.trackers import Trackers
@@ -187,7 +188,7 @@ class Loop(Moments):
         session: Session,
         *,
         update: Update,
-        loader: TrainLoader,
+        loader: StepSource,
         trackers: Trackers,
         callbacks: Sequence[Callback],
         votes: bool = False,

@@ -14,11 +14,13 @@ from forge.build import build
 from forge.config.adapters.adapter import NoAdapter
 from forge.config.eval import EMA
 from forge.config.model.layer import Model
+from forge.config.rollouts.rollout import LocalRollout
 from forge.config.root import Config
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.families.folder import is_folder, read_folder
 from forge.families.shards import FolderError
 from forge.models.plain import make_model
+from forge.objectives.grpo import GRPO
 from forge.objectives.objective import Objective
 from forge.optim.groups import freeze
 from forge.parallel.apply import apply
@@ -109,6 +111,8 @@ def build_objective(
     )
     if isinstance(objective, Objective):
         objective.without_adapter = adapters_off
+    if isinstance(objective, GRPO) and isinstance(config.rollout, LocalRollout):
+        objective.temperature = config.rollout.temperature
     if config.train.compile_model and isinstance(objective, Objective):
         objective.compile_backend = config.train.compile_backend
     return objective

@@ -259,6 +259,7 @@ class Update:
             skipped=bad if judged is None else bad | judged.spikes.any(),
             judged=judged,
             sums=sums,
+            means={name: loss.new_tensor(value) for name, value in step.means.items()},
             requests=requests,
             factor=factor,
         )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.data.tokenizers.render import prompt_ids, stated_ends, turn_end_ids
+from forge.data.tokenizers.render import encode_prompt, stated_ends, turn_end_ids
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.models.sampling import How, continue_rows
 from forge.models.token_distribution import Sampling
@@ -20,14 +20,6 @@ ROWS = 32  # prompts in a batch
 
 Prompt = str | Sequence[Mapping[str, Any]]
 """A text to continue, or messages for the assistant, by the tokenizer's chat template."""
-
-
-def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt, beginning as documents do; an empty prompt begins a new document."""
-    if not isinstance(prompt, str):
-        return prompt_ids(prompt, tokenizer)
-    begin = [] if tokenizer.begin_id is None else [tokenizer.begin_id]
-    return begin + tokenizer.encode(prompt) or [tokenizer.eos_id]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,7 @@ def test_a_scaling_takes_a_budget_of_the_run(scaling: str) -> None:
     number = parameters(config.model, "all")
     assert config.train.max_steps == 3 * number // config.train.global_batch_tokens  # type: ignore[operator]
     two = problems([*words, "train.max_tokens=900000000", "train.max_steps=9"])
-    assert [problem.rule for problem in two if not problem.warning] == ["train.horizon"]
+    assert [problem.rule for problem in two if not problem.warning] == ["scaling"]
     other = {"depth": "scaling.target_flops=1e18", "ladder": "scaling.chinchilla_multiple=2"}
     (problem,) = problems([*words, "train.max_tokens=900000000", other[scaling]])
     assert "each say how long the run is" in problem.what

@@ -26,6 +26,7 @@ FREE = {
     "last per_decade read_by_one_replica resume_from steps",
     "data": "cache_dir max_bad_rows num_workers pad_to_multiple_of pin_memory prefetch_factor",
     "model": "fused_gate_up fused_qkv recipe",
+    "rollout": "batch_size keep_last",
     "train": "activation_checkpointing batch_size compile_backend compile_model gc_interval "
     "grad_accum_steps max_bad_steps max_epochs max_time max_tokens tokens_per_parameter "
     "parameters_counted nccl_health_check_interval "
@@ -37,7 +38,7 @@ FREE_AS_A_WHOLE |= {"scaling", "sweeper"}
 IDENTITY = {
     "": "hparams rewards seed",
     "checkpoint": "branch_of dir exclude_from_loading init_from init_optimizer",
-    "data": "_target_ add_bos add_eos anneal_start_step anneal_weights chat_template "
+    "data": "_target_ add_bos add_eos anneal_start_step anneal_weights as_messages chat_template "
     "chat_template_kwargs leave_out "
     "chat_template_path chosen_field completion_field dtype end_responses file_pattern "
     "formatting_func label_field messages_field "
@@ -46,7 +47,7 @@ IDENTITY = {
     "packing_buffer path "
     "phases "
     "prompt_field rejected_field response_field seed shuffle shuffle_buffer shuffle_seed sources "
-    "stream_parts "
+    "stream_parts system_prompt "
     "text_field tokens too_long train_on val_documents val_files val_fraction val_from_first "
     "validation",
     "train": "global_batch_size global_batch_tokens grad_clip_norm grad_clip_value max_steps "
@@ -55,7 +56,7 @@ IDENTITY = {
     "skip_step_scaling_factor use_qk_clip qk_clip_threshold",
 }
 IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "quantization", "scheduler"}
-IDENTITY_AS_A_WHOLE |= {"adapter", "tokenizer"}
+IDENTITY_AS_A_WHOLE |= {"adapter", "rollout", "tokenizer"}
 
 
 def test_every_option_is_decided() -> None:

@@ -22,6 +22,7 @@ EXAMPLES = {
     "": "running text",
     "pairs": "pairs of responses",
     "labels": "responses with a label",
+    "prompts": "prompts",
 }
 LOSSES = ("sigmoid", "hinge", "ipo")
 SMOOTHING = "probability that a label is wrong (conservative DPO); 0 = off"

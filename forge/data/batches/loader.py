@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -24,6 +23,7 @@ from forge.data.batches.micro_batches import Batch, Collates, MicroBatches, Read
 from forge.data.batches.mixture import Mixture, MixtureOrder
 from forge.data.batches.packing import Plan
 from forge.data.batches.samples import Pieces, Samples
+from forge.data.batches.source import Step, StepSource
 from forge.data.batches.streams import (
     Positions,
     Streamed,
@@ -34,18 +34,6 @@ from forge.data.batches.streams import (
 )
 from forge.data.tokens.store import TokenStore
 from forge.rundir.process_folders import share_folder
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One rank's share of an update. n_tokens, n_targets, n_places: sums over all ranks of tokens
-    of text, of counting targets, and of the places of all rows computed by the model.
-    """
-
-    batches: list[Batch]
-    n_tokens: int
-    n_targets: int
-    n_places: int
 
 
 def count_samples(text: TokenStore | Streamed | Mixture, seq_len: int) -> int | None:
@@ -104,7 +92,7 @@ def _of(name: str) -> str:
     return f" of data.sources.{name}" if name else ""
 
 
-class TrainLoader:
+class TrainLoader(StepSource):
     """An endless iterator of steps for one rank.
 
     A step is the next G samples, G = grad_accum_steps * num_ranks * batch_size, or by `sizes`; each

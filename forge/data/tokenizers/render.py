@@ -230,6 +230,16 @@ def prompt_ids(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> l
     return [*([begin] if begin is not None and ids[:1] != [begin] else []), *ids.tolist()]
 
 
+def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
+    """Token ids of a text or of messages, beginning as documents do; an empty text begins a new
+    document.
+    """
+    if not isinstance(prompt, str):
+        return prompt_ids(prompt, tokenizer)
+    begin = [] if tokenizer.begin_id is None else [tokenizer.begin_id]
+    return begin + tokenizer.encode(prompt) or [tokenizer.eos_id]
+
+
 def turn_ends(tokenizer: Tokenizer) -> tuple[str, ...]:
     """Spellings of the special token the template ends an answer with; empty without one."""
     template = _chat_template(Render(template=None, train_on="all").source(tokenizer), tokenizer)

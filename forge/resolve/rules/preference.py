@@ -16,8 +16,9 @@ FOR = {
     "": "objective=pretrain",
     "pairs": "objective=dpo, or orpo, simpo, cpo",
     "labels": "objective=kto",
+    "prompts": "objective=grpo, or dapo, rloo, reinforce",
 }
-KIND = {"": "text", "pairs": "preference", "labels": "labelled"}
+KIND = {"": "text", "pairs": "preference", "labels": "labelled", "prompts": "prompts"}
 
 
 @rule("objective.examples", "data._target_", "data.sources", "data.validation", "eval.sets")

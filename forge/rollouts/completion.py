@@ -1,0 +1,76 @@
+"""Completions of a rollout, and their file in the run directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from forge.rundir.files import write_text
+
+FOLDER = "rollouts"
+STOP, LENGTH = "stop", "length"
+
+
+@dataclass(kw_only=True)
+class Completion:
+    """A completion of a prompt.
+
+    prompt: the prompt's place in the rollout; number: of the completion in its group. prompt_ids,
+    ids: tokens, the ending token too. finish: `stop`, or `length` where it was cut off. logprobs,
+    old, reference: of the completion's tokens, by the sampler, by the trained weights at the
+    rollout, and by the reference; empty where not needed. reward: the weighted sum of `rewards`,
+    None = not judged. learnt: whether the completion counts.
+    """
+
+    prompt: int
+    number: int
+    prompt_text: Any
+    text: str
+    finish: str
+    reward: float | None = None
+    rewards: dict[str, float | None] = field(default_factory=dict)
+    advantage: float = 0.0
+    learnt: bool = True
+    prompt_ids: list[int]
+    ids: list[int]
+    logprobs: list[float]
+    old: list[float] = field(default_factory=list)
+    reference: list[float] = field(default_factory=list)
+
+
+NAMES = tuple(entry.name for entry in fields(Completion))
+
+
+def path_of(run_dir: Path, rollout: int) -> Path:
+    return run_dir / FOLDER / f"{rollout:06d}.jsonl"
+
+
+def write_rollout(path: Path, head: dict[str, Any], rows: Sequence[Completion]) -> None:
+    """Write a rollout, complete or not at all: a line about it, then a completion a line.
+
+    Floats are written with all digits: what is read has the same bits.
+    """
+    path.parent.mkdir(exist_ok=True)
+    lines = [head | {"completions": len(rows)}]
+    lines += [{name: getattr(row, name) for name in NAMES} for row in rows]
+    write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def read_rollout(path: Path) -> tuple[dict[str, Any], list[Completion]] | None:
+    """The first line and the completions of a file; None where there is no complete one."""
+    try:
+        lines = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
+        head, rows = lines[0], [Completion(**line) for line in lines[1:]]
+    except (OSError, ValueError, TypeError, IndexError):
+        return None
+    return (head, rows) if head.get("completions") == len(rows) else None
+
+
+def forget(run_dir: Path, last: int, keep: int) -> None:
+    """Delete rollouts but the last `keep` up to `last`; keep: 0 = all."""
+    for path in (run_dir / FOLDER).glob("*.jsonl") if keep else ():
+        if path.stem.isdecimal() and int(path.stem) <= last - keep:
+            path.unlink(missing_ok=True)

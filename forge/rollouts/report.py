@@ -1,0 +1,34 @@
+"""Values of a rollout to log, under TRL's names."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from forge.rollouts.advantages import degenerate, deviation, numbers
+from forge.rollouts.completion import LENGTH, Completion
+
+
+def report_of(rows: Sequence[Completion], group: int) -> dict[str, float]:
+    """Means and deviations of the rewards, and lengths of the completions, of a whole rollout."""
+    totals = [row.reward for row in rows]
+    by_name = {name: [row.rewards[name] for row in rows] for name in rows[0].rewards}
+    lengths = np.array([len(row.ids) for row in rows], dtype=np.float64)
+    ended = np.array([row.finish != LENGTH for row in rows])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of rewards that judge nothing
+        values = {
+            "reward": np.nanmean(numbers(totals)),
+            "reward_std": deviation(numbers(totals)[None])[0, 0],
+            "frac_reward_zero_std": degenerate(totals, group).mean(),
+        }
+        for name, rewards in by_name.items():
+            values[f"rewards/{name}/mean"] = np.nanmean(numbers(rewards))
+            values[f"rewards/{name}/std"] = deviation(numbers(rewards)[None])[0, 0]
+    for prefix, some in (("", lengths), ("terminated_", lengths[ended])):
+        for kind, reduce in (("mean", np.mean), ("min", np.min), ("max", np.max)):
+            values[f"completions/{kind}_{prefix}length"] = reduce(some) if len(some) else 0.0
+    values["completions/clipped_ratio"] = 1 - ended.mean()
+    return {name: float(value) for name, value in values.items()}

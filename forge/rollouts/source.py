@@ -1,0 +1,298 @@
+"""The steps of reinforcement learning: prompts, completions, rewards, advantages, updates.
+
+Rollout n is a function of the seed and of the weights at its beginning, and lies in the run
+directory before the first of its updates: a run that goes on in the middle of one reads it there.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from forge.config.objectives.grpo import GRPO as Section
+from forge.config.rollouts.rollout import LocalRollout
+from forge.config.root import Config
+from forge.data.batches.loader import Batch, Step
+from forge.data.batches.order import SampleOrder
+from forge.data.batches.source import StepSource
+from forge.data.sources.prompts import PromptRow
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.models.reading_mode import evaluating
+from forge.objectives.grpo import GRPO
+from forge.parallel.ranks import Ranks
+from forge.rewards.scorer import Scorer
+from forge.rollouts.advantages import advantages_of, degenerate
+from forge.rollouts.batches import collate, learnt_tokens, weights_of, width_of
+from forge.rollouts.completion import (
+    LENGTH,
+    Completion,
+    forget,
+    path_of,
+    read_rollout,
+    write_rollout,
+)
+from forge.rollouts.report import report_of
+from forge.rollouts.writing import Sampler
+
+log = logging.getLogger(__name__)
+
+
+class Rollouts(StepSource):
+    """An endless iterator of steps for one rank: `objective.updates` of each rollout.
+
+    A rollout has num_mini_batches * global_batch_size completions; update u learns from those of
+    mini-batch u % num_mini_batches. Each micro-batch takes the next ranks * batch_size of these,
+    and each rank its contiguous part.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        rows: Sequence[PromptRow],
+        *,
+        run_dir: Path | None,
+        version: int,
+        model: nn.Module,
+        objective: GRPO,
+        tokenizer: Tokenizer,
+        scorer: Scorer | None,
+        device: torch.device,
+        ranks: Ranks,
+    ) -> None:
+        """run_dir: None = rollouts are not stored. version: of the config; a rollout of another one
+        is made anew. scorer: None on ranks other than the main one. Raises ValueError where no
+        prompt is short enough.
+        """
+        assert isinstance(config.rollout, LocalRollout)
+        assert isinstance(config.objective, Section)
+        self.config, self.section, self.rollout = config, config.objective, config.rollout
+        self.run_dir, self.version, self.scorer = run_dir, version, scorer
+        self.model, self.objective, self.ranks, self.device = model, objective, ranks, device
+        self.size = config.train.global_batch_size or 1
+        self.group = self.rollout.num_generations
+        self.n_prompts = self.size * self.section.num_mini_batches // self.group
+        self.rows = rows
+        data = config.data
+        seed = data.shuffle_seed if data.shuffle_seed is not None else config.seed
+        self.order = SampleOrder(len(rows), seed=seed if data.shuffle else None)
+        self.sampler = Sampler(model, tokenizer, self.rollout, config.seed, device, ranks)
+        parameter = next(model.parameters())
+        self.dtype = torch.promote_types(parameter.dtype, torch.float32)
+        self.samples, self.waited = 0, 0.0
+        self.current: tuple[int, list[Completion]] | None = None
+
+    @property
+    def epoch(self) -> float | None:
+        prompts = self.samples / self.size / self.section.updates * self.n_prompts
+        return prompts / len(self.rows)
+
+    def range_of_last(self, steps: int) -> tuple[int, int]:
+        return max(self.samples - steps * self.size, 0), self.samples - 1
+
+    def close(self) -> None:
+        if self.scorer is not None:
+            self.scorer.close()
+
+    def __next__(self) -> Step:
+        rollout, update = divmod(self.samples // self.size, self.section.updates)
+        begin = time.perf_counter()
+        if self.current is None or self.current[0] != rollout:
+            self.current = rollout, self._rollout(rollout, update)
+        completions = self.current[1]
+        means = report_of(completions, self.group)
+        first = update % self.section.num_mini_batches * self.size
+        step = self._step(completions[first : first + self.size], means)
+        self.samples += self.size
+        self.waited += time.perf_counter() - begin
+        return step
+
+    def _rollout(self, number: int, update: int) -> list[Completion]:
+        """Read a rollout of an earlier start, or make it. A collective."""
+        path, saved = path_of(self.run_dir or Path(), number), None
+        if self.ranks.main and self.run_dir is not None:
+            saved = read_rollout(path)
+            if saved is not None and not update and saved[0].get("version") != self.version:
+                saved = None
+        saved = self.ranks.from_main(saved)
+        if saved is not None:
+            return saved[1]
+        if update:
+            message = f"{path} has no complete rollout, and the run goes on in the middle of it"
+            hint = "go on from a step that is a multiple of"
+            raise ValueError(f"{message}; {hint} {self.section.updates}: checkpoint.resume_from")
+        return self._make(number)
+
+    def _make(self, number: int) -> list[Completion]:
+        """Write, judge and store the completions of a rollout. A collective."""
+        places = range(number * self.n_prompts, (number + 1) * self.n_prompts)
+        prompts = [self.rows[self.order.window(place)] for place in places]
+        begin = time.perf_counter()
+        completions = self.sampler.write(prompts, number)
+        written = time.perf_counter()
+        totals = self._judge(completions, prompts)
+        judged = time.perf_counter()
+        self._read_log_probs(completions)
+        self._advance(completions, totals)
+        if self.ranks.main and self.run_dir is not None:
+            head = {
+                "rollout": number,
+                "version": self.version,
+                "seconds": {
+                    "writing": written - begin,
+                    "rewards": judged - written,
+                    "log_probs": time.perf_counter() - judged,
+                },
+            }
+            write_rollout(path_of(self.run_dir, number), head, completions)
+            forget(self.run_dir, number, self.rollout.keep_last)
+        return completions
+
+    def _judge(
+        self, completions: list[Completion], prompts: Sequence[PromptRow]
+    ) -> list[float | None]:
+        """Give completions their rewards, by the main rank for all. A collective."""
+        scores: Any = None
+        if self.ranks.main:
+            assert self.scorer is not None
+            columns: dict[str, list[Any]] = {}
+            own = [prompts[completion.prompt].columns for completion in completions]
+            for name in dict.fromkeys(name for row in own for name in row):
+                columns[name] = [row.get(name) for row in own]
+            columns.pop(getattr(self.config.data, "prompt_field", "prompt"), None)
+            texts = [
+                row.text
+                if isinstance(row.prompt_text, str)
+                else [{"role": "assistant", "content": row.text}]
+                for row in completions
+            ]
+            try:
+                scores = self.scorer.score(
+                    [row.prompt_text for row in completions],
+                    texts,
+                    [row.ids for row in completions],
+                    columns,
+                )
+            except Exception as error:
+                scores = error
+        scores = self.ranks.from_main(scores)
+        if isinstance(scores, Exception):
+            raise scores
+        for index, completion in enumerate(completions):
+            completion.reward = scores.total[index]
+            completion.rewards = {name: values[index] for name, values in scores.by_name.items()}
+        return list(scores.total)
+
+    def _advance(self, completions: list[Completion], totals: list[float | None]) -> None:
+        """Give completions their advantages, and mark those that count."""
+        section = self.section
+        if section.beta and section.kl_in == "reward":
+            for index, (row, total) in enumerate(zip(completions, totals, strict=True)):
+                if total is not None:
+                    pairs = zip(row.old, row.reference, strict=True)
+                    totals[index] = total - section.beta * math.fsum(a - b for a, b in pairs)
+        names = completions[0].rewards
+        entries = self.config.rewards
+        values = advantages_of(
+            section.advantage,
+            totals,
+            {name: [row.rewards[name] for row in completions] for name in names},
+            {name: float(entries.get(name, {}).get("weight", 1.0)) for name in names},
+            self.group,
+        )
+        dropped = degenerate(totals, self.group).repeat(self.group)
+        for row, advantage, is_equal in zip(completions, values.tolist(), dropped, strict=True):
+            row.advantage = advantage
+            row.learnt = not (
+                (section.drop_degenerate and is_equal)
+                or (section.mask_truncated and row.finish == LENGTH)
+            )
+
+    def _read_log_probs(self, completions: list[Completion]) -> None:
+        """Compute the log-probabilities of trained weights and reference, where needed."""
+        section = self.section
+        by_reference, model = section.beta > 0, cast(Any, self.model)
+        in_reward = by_reference and section.kl_in == "reward"
+        if section.updates > 1 or in_reward:
+            self._compute(completions, "old", lambda batch: self.objective.read(model, batch)[0])
+        if by_reference:
+            read = self.objective.read_reference
+            self._compute(completions, "reference", lambda batch: read(model, batch))
+
+    @torch.no_grad()
+    def _compute(self, completions: list[Completion], name: str, read: Any) -> None:
+        """Fill in log-probabilities, each rank those of its rows of every micro-batch."""
+        index, shares = self.ranks.batch
+        per_rank, results = self.config.train.batch_size, dict[int, list[float]]()
+        along = self.objective.along_sequence
+        with evaluating(self.model):
+            for first in range(0, len(completions), per_rank * shares):
+                start = first + index * per_rank
+                rows = completions[start : start + per_rank]
+                batch = self._batch(rows, [0.0] * len(rows))
+                values = read(self.ranks.own_batch(batch, along, self.device))
+                for place, (row, line) in enumerate(zip(rows, values.tolist(), strict=True)):
+                    begin = len(row.prompt_ids) - 1
+                    results[start + place] = line[begin : begin + len(row.ids)]
+        for part in self.ranks.of_all(results):
+            for place, line in part.items():
+                setattr(completions[place], name, line)
+
+    def _batch(
+        self, rows: Sequence[Completion], weights: Sequence[float], noise: Any = None
+    ) -> Batch:
+        multiple, most = self.config.data.pad_to_multiple_of, self.config.train.seq_len
+        width = width_of(rows, multiple, most)
+        return collate(rows, weights, width, dtype=self.dtype, noise=noise)
+
+    def _step(self, rows: list[Completion], means: dict[str, float]) -> Step:
+        """This rank's share of an update from the completions of all ranks."""
+        index, shares = self.ranks.batch
+        per_rank = self.config.train.batch_size
+        weights = weights_of(self.section, rows, self.rollout.max_new_tokens)
+        batches, places = [], 0
+        for first in range(0, self.size, per_rank * shares):
+            for share in range(shares):
+                part = slice(first + share * per_rank, first + (share + 1) * per_rank)
+                width = width_of(
+                    rows[part], self.config.data.pad_to_multiple_of, self.config.train.seq_len
+                )
+                places += width * len(rows[part])
+                if share == index:
+                    numbers = range(self.samples + part.start, self.samples + part.stop)
+                    noise = (self.config.seed, numbers) if self.config.draws else None
+                    batches.append(self._batch(rows[part], weights[part], noise))
+        return Step(
+            batches=batches,
+            n_tokens=sum(len(row.prompt_ids) + len(row.ids) - 1 for row in rows),
+            n_targets=learnt_tokens(rows),
+            n_places=places,
+            means=means,
+        )
+
+
+def short_enough(config: Config, rows: Sequence[PromptRow]) -> tuple[list[PromptRow], int]:
+    """The rows with room for a completion, and the number of those left out.
+
+    Raises ValueError: a prompt is too long and data.too_long=refuse, or all are.
+    """
+    assert isinstance(config.rollout, LocalRollout)
+    room = config.train.seq_len - config.rollout.max_new_tokens
+    short = [row for row in rows if len(row.ids) <= room]
+    left_out = len(rows) - len(short)
+    why = f"train.seq_len={config.train.seq_len}, less {config.rollout.max_new_tokens} new ones"
+    if left_out and config.data.too_long == "truncate":
+        cut = [PromptRow(prompt=r.prompt, ids=r.ids[-room:], columns=r.columns) for r in rows]
+        return cut, 0
+    if left_out and (config.data.too_long == "refuse" or not short):
+        raise ValueError(
+            f"data: {left_out:,} of {len(rows):,} prompts have more than {room} tokens "
+            f"({why}). Set train.seq_len higher, or data.too_long=truncate."
+        )
+    return short, left_out

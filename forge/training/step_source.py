@@ -1,0 +1,82 @@
+"""The source of a run's steps: a loader of text, or rollouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from forge.config.root import Config
+from forge.data.batches.loader import TrainLoader
+from forge.data.batches.mixture import Mixture
+from forge.data.batches.streams import Streamed
+from forge.data.sources.prompts import PromptStore
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.data.tokens.store import TokenStore
+from forge.objectives.grpo import GRPO
+from forge.objectives.objective import Objective
+from forge.parallel.ranks import Ranks
+from forge.rewards.scorer import Scorer
+from forge.rollouts.source import Rollouts, short_enough
+from forge.rundir import versions
+from forge.training.data import train_loader
+from forge.training.process import say
+from forge.training.session import Session
+
+
+def source_of(session: Session) -> TrainLoader | Rollouts:
+    """Build the source of steps of a run."""
+    return step_source(
+        session.config,
+        session.prepared.train,
+        session.model,
+        session.objective,
+        session.ranks,
+        session.device,
+        tokenizer=session.tokenizer,
+        run_dir=session.run_dir,
+        version=versions.number_in_force(session.run_dir),
+    )
+
+
+def step_source(
+    config: Config,
+    text: TokenStore | Streamed | Mixture,
+    model: nn.Module,
+    objective: Objective,
+    ranks: Ranks,
+    device: torch.device,
+    *,
+    tokenizer: Tokenizer | None,
+    run_dir: Path | None,
+    version: int = 1,
+) -> TrainLoader | Rollouts:
+    """Build the source of this rank's part of every step. Raises ValueError for mistakes.
+
+    run_dir, version: of the run and its config, for files of rollouts; None = rollouts are not
+    stored.
+    """
+    if not config.rollout.active:
+        return train_loader(config, text, objective, ranks, device)
+    store = next(iter(Mixture.of(text).stores.values()))
+    if not isinstance(store, PromptStore) or not isinstance(objective, GRPO) or tokenizer is None:
+        raise ValueError("rollout=local: it needs data=prompts, and objective=grpo or its kin")
+    rows, left_out = short_enough(config, store.rows)
+    if left_out:
+        say(f"data: {left_out:,} of {len(store.rows):,} prompts are too long, and left out")
+    scorer = Scorer(config.rewards, config.run.trust) if ranks.main else None
+    if scorer is not None:
+        scorer.check_columns({name for row in rows[:1] for name in row.columns})
+    return Rollouts(
+        config,
+        rows,
+        run_dir=run_dir,
+        version=version,
+        model=model,
+        objective=objective,
+        tokenizer=tokenizer,
+        scorer=scorer,
+        device=device,
+        ranks=ranks,
+    )

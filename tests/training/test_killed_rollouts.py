@@ -1,0 +1,99 @@
+"""A run that is killed in a rollout, in the rewards, or between two updates of a rollout ends with
+the bits of one that is not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_helpers import assert_bit_equal, logged, step_of, stored
+
+HERE = Path(__file__).parents[1]
+STEPS = 8
+# Two updates a rollout, and a checkpoint after each of them: half of them are in the middle of one.
+OPTIONS = f"""
+objective=dr_grpo data=prompts tokenizer=bytes model.dim=32 model.n_layers=2 model.n_heads=2
+model.max_seq_len=32 train.seq_len=24 train.batch_size=4 train.global_batch_size=8
+train.max_steps={STEPS} optimizer=adamw optimizer.lr=0.003 rollout.num_generations=4
+rollout.max_new_tokens=10 rollout.batch_size=3 objective.num_iterations=2 objective.beta=0.05
++rewards.signs._target_=helpers.rollout_rewards.signs run.trust=[helpers.] checkpoint.interval=1
+checkpoint.keep_last_n=3 metrics.log_interval=3 run.inline=true run.num_threads=1
+""".split()
+# Kills the process at call N of a function. In the second start nothing is killed.
+KILLER = """
+import functools, os, signal, sys
+from forge.rollouts import slots
+from forge.objectives import grpo
+from forge.train import main
+from helpers import rollout_rewards
+owner, name, call = {
+    "writing": (slots._Slots, "_go_on", 30),
+    "rewards": (rollout_rewards, "signs", 3),
+    "update": (grpo.GRPO, "__call__", 12),
+    "": (None, "", 0),
+}[sys.argv.pop(1)]
+def killing(function, calls=[0]):
+    @functools.wraps(function)
+    def counted(*arguments, **keywords):
+        calls[0] += 1
+        if calls[0] == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **keywords)
+    return counted
+if owner is not None:
+    setattr(owner, name, killing(getattr(owner, name)))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def run(path: Path, kill: str = "", *more: str) -> int:
+    rows = path.parent / "rows.jsonl"
+    if not rows.exists():
+        lines = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(9)]
+        rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = [*OPTIONS, f"data.path={rows}", f"run.dir={path}", *more]
+    environment = os.environ | {"PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", KILLER, kill, *options]
+    return subprocess.run(command, env=environment, capture_output=True, timeout=300).returncode
+
+
+def rollouts(path: Path) -> dict[str, list[Any]]:
+    """The completions of each rollout in the run directory."""
+    files = sorted((path / "rollouts").glob("*.jsonl"))
+    return {file.name: file.read_text().split("\n")[1:] for file in files}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("run") / "undisturbed"
+    assert run(path) == 0
+    return path
+
+
+KILLS = [
+    pytest.param("update"),
+    *(pytest.param(k, marks=pytest.mark.nightly) for k in ("writing", "rewards")),
+]
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_a_killed_run_ends_with_the_same_bits(kill: str, undisturbed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "killed"
+    assert run(path, kill) == -signal.SIGKILL
+    step = max(int(p.name.removeprefix("step_")) for p in (path / "checkpoints").glob("step_*"))
+    assert step % 2 == (kill == "update"), "update: killed between two updates of a rollout"
+    assert 0 < step < STEPS
+    assert run(path) == 0
+    ours, theirs = (stored(step_of(p, STEPS)) for p in (path, undisturbed))
+    assert_bit_equal(ours, theirs)
+    assert rollouts(path) == rollouts(undisturbed)
+    for key in ("train/reward", "train/kl", "train/completions/mean_length"):
+        assert logged(path, key) == logged(undisturbed, key)
+        assert len(logged(path, key)) == 3

@@ -101,6 +101,9 @@ eval.tasks_interval | core_metric_every | with +task@eval.tasks.core=core; 0 ins
 eval.tasks | core_metric_max_per_task | max_per_task of the entry that +task@eval.tasks.core=core adds; 0 instead of -1 for all
 eval.sample_interval | sample_every | 0 = only at the end
 checkpoint.interval | save_every | 0 = only at the end (checkpoint.last says what); checkpoint=off saves nothing
+tokenizer.train_bytes | max_chars | in bytes, with tokenizer=nanochat
+tokenizer.document_characters | doc_cap | with tokenizer=nanochat
+tokenizer.vocab_size | vocab_size | with tokenizer=nanochat, its nine special tokens included
 run.name | run_name | the readable part of a fresh directory's name; run.dir names the directory itself
 model=llama3_8b | model_name | each of the 68 names in [models.md](models.md)
 plan | debug_sharding | forge.plan --dry-run says what ranks hold, and what cuts it

@@ -6,19 +6,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.refusing import SMALL, resolved
 
 from forge.config.objectives.base import Pretrain as PretrainConfig
 from forge.data import IGNORE_INDEX
 from forge.data.batches import packing, plans
-from forge.data.batches.loader import TrainLoader
+from forge.data.batches.loader import TrainLoader, eval_batches
 from forge.data.batches.mixture import Mixture
 from forge.data.batches.packing import Plan, plan_samples
 from forge.data.tokens.store import ENDS, TokenStore
 from forge.objectives.pretrain import Pretrain
+from forge.training.data import evaluated_plan
 
 BOS = 0
 
@@ -167,3 +170,26 @@ def test_ranks_and_a_resume_draw_the_same_rows(store, policy: str) -> None:
         counting = sum(target != IGNORE_INDEX for row in targets for target in row)
         assert n_targets == n_tokens == counting
         assert all(row[0] == BOS for row in tokens)
+
+
+def test_evaluations_read_packed_rows_where_asked(store) -> None:
+    """Else all of the text, cut at every seq_len."""
+    texts = documents(4, number=120, longest=60)
+    whole = store(np.concatenate(texts))
+    expected, _ = scanned(texts, seq_len=24, size=30, crop=True)
+    tokenizer: Any = SimpleNamespace(eos_id=-1, begin_id=BOS, add_eos=False)
+    objective: Any = SimpleNamespace(tokenizer=tokenizer)
+    options = ["train.seq_len=24", "data.packing=best_fit_crop", "data.packing_buffer=30"]
+    for packed in (False, True):
+        words = [*SMALL, *options, f"eval.packed={packed}", "eval.enabled=true"]
+        config = resolved(words, as_point=True).config
+        plan = evaluated_plan(config, whole, objective)
+        collates = Pretrain(PretrainConfig())
+        batches = eval_batches(whole, collates, seq_len=24, batch_size=1, plan=plan)
+        rows = [(b["tokens"][0].tolist(), b["targets"][0].tolist()) for b in batches]
+        read = [[*tokens[:1], *(t for t in targets if t >= 0)] for tokens, targets in rows]
+        if packed:
+            assert read == [row for row in expected if len(row) > 1]
+        else:
+            assert plan is None
+            assert [t for row in read for t in row[1:]] == whole.read(1, len(whole)).tolist()

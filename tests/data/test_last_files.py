@@ -10,6 +10,7 @@ import pytest
 from data_helpers import build_section, shards_of, tokens
 from stream_helpers import EOS, TEXTS, loaders, rows, streamed
 
+from forge import prepare
 from forge.config.data.mixture import Mix
 from forge.config.data.text import Text
 from forge.config.tokenizers.tokenizer import Bytes
@@ -76,3 +77,20 @@ def test_a_file_must_be_left_to_train_on(folder: Path) -> None:
         )
     with pytest.raises(ValueError, match=rf"data\.val_files = 3: .* has 3 files, {hint}"):
         streamed(folder, val_files=3)
+
+
+def test_forge_prepare_says_what_packing_crops_off(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the lengths of the documents alone, one of which fits a buffer of one."""
+    texts = [f"data.path={folder}", f"data.cache_dir={tmp_path}/cache", "data.packing_buffer=1"]
+    machine = ["tokenizer=bytes", "model.vocab_size=auto", "train.seq_len=32", "run.device=cpu"]
+    words = [str(tmp_path / "out"), "--processes", "1", "data=climbmix", *texts, *machine]
+    assert prepare.main(words) == 0
+    free, cropped, total = 33, 0, 0
+    for text in filter(None, TEXTS[0] + TEXTS[1]):
+        length = len(text.encode()) + 1
+        total, cropped = total + length, cropped + max(length - free, 0)
+        free = free - min(length, free) or 33
+    said = f"{cropped:,} tokens, {cropped / total:.1%} of the text, are cropped off"
+    assert said in capsys.readouterr().out

@@ -136,6 +136,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("place")
     (path / "my.txt").write_text("some text")
     (path / "empty").mkdir()
+    (path / "pickled").mkdir()
+    (path / "pickled" / "tokenizer.pkl").touch()
     (path / "conf" / "optimizer").mkdir(parents=True)
     (path / "conf" / "optimizer" / "own.yaml").write_text("_target_: torch.optim.Rprop")
     added = [{"id": 10, "content": "<pad>"}, {"id": 11, "content": "<end>"}]

@@ -47,7 +47,7 @@ def test_every_option_of_every_seed_has_one_row():
         "kempnerforge": 129,
         "kempnerforge rule": 64,
         "xaytune": 76,
-        "nanochat": 33,
+        "nanochat": 36,
         "maxtext": 725,
     }
 

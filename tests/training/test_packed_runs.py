@@ -76,3 +76,25 @@ def test_tokens_of_a_source_follow_how_full_its_sequences_are(rows, trained, tex
     found = {name: logged(run, f"data/{name}/tokens")[8] for name in ("few", "sea")}
     assert sum(found.values()) == logged(run, "tokens")[8] < 8 * SIZE * SEQ
     assert found["sea"] == (1 - logged(run, "data/few/share")[8]) * 8 * SIZE * SEQ
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("policy", ["best_fit_crop", "best_fit_pad data.too_long=truncate"])
+def test_rows_of_a_buffer_go_on_where_they_were(rows, trained, policy: str) -> None:
+    """Losses to the last digit, with the padding of best_fit_pad in the middle."""
+    path = rows.split()[1]
+    packing = f"data.packing={policy} data.packing_buffer=9 tokenizer.add_bos=true"
+    options = (
+        "data=text",
+        path,
+        *packing.split(),
+        "checkpoint.interval=2",
+        "metrics.log_interval=1",
+    )
+    whole, other = trained(*options), trained(*options)
+    (other / "checkpoints" / "step_6").rename(other / "gone")
+    (other / "result.json").unlink()
+    assert worker.main([str(other)]) == 0
+    losses = logged(whole, "train/loss")
+    assert len(losses) == STEPS
+    assert logged(other, "train/loss") == losses

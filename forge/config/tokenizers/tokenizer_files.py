@@ -19,6 +19,7 @@ from forge.config.tokenizers.tokenizer import END_OF_TEXT, Tokenizer
 from forge.config.tokenizers.tokenizer_stated import CONFIG_NAME, stated_token
 
 FILE_NAME = "tokenizer.json"
+PICKLE, HOW_TO = "tokenizer.pkl", "docs/how_to.md has the lines that write them"
 LARGEST_FILE = 1 << 28  # bytes; those of 256,000 ids have 33 MB
 USUAL_EOS = (
     "<|endoftext|>",
@@ -299,6 +300,9 @@ def tokenizer_path(tokenizer: TokenizerFile) -> Findings:
         yield "tokenizer.path", hint
     elif os.path.isdir(path):
         message = f"the directory {path} has no {FILE_NAME}."
+        if os.path.isfile(os.path.join(path, PICKLE)):  # of nanochat
+            message = f"{PICKLE} in {path} is a pickle, which may run any code."
+            hint = f"a file of its ranks, as tiktoken has them; {HOW_TO}"
         if os.path.isfile(model := os.path.join(path, "tokenizer.model")):
             hint = f"tokenizer=sentencepiece tokenizer.path={model}"
         elif os.path.isfile(os.path.join(path, "config.json")):  # of a model

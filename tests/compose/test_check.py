@@ -43,7 +43,7 @@ training
   learning rate                  0.01, after 10 steps of warm-up, down to 0 over the last 90 (linear)
   ends after                     100 steps
   tokens                         12,800
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture

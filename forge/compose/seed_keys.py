@@ -97,8 +97,8 @@ scheduler.decay_ratio | warmdown_ratio | with scheduler=nanochat
 checkpoint.resume_from | resume_from_step | a step directory, or a run directory for its newest
 eval.interval | eval_every eval_interval | -1 is eval.enabled=false
 eval.max_tokens | eval_tokens | spread evenly over the validation split
-eval.tasks_interval | core_metric_every | with +task@eval.tasks.core=core; 0 instead of -1 for never
-eval.tasks | core_metric_max_per_task | max_per_task of the entry that +task@eval.tasks.core=core adds; 0 instead of -1 for all
+eval.tasks_interval | core_metric_every | with the option core of the group task among eval.tasks; 0 instead of -1 for never
+eval.tasks | core_metric_max_per_task | max_per_task of an entry that is the option core of the group task; 0 instead of -1 for all
 eval.sample_interval | sample_every | 0 = only at the end
 checkpoint.interval | save_every | 0 = only at the end (checkpoint.last says what); checkpoint=off saves nothing
 tokenizer.train_bytes | max_chars | in bytes, with tokenizer=nanochat

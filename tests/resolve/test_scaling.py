@@ -184,6 +184,11 @@ def test_attention_is_scaled_where_heads_grow() -> None:
             "optimizer=adamw",
         ),
         (
+            "scaling=mup optimizer=adamw model=nanochat model.vocab_size=257",
+            "model.initial_law=nanochat has initial weights of its own.",
+            "model.initial_law=normal",
+        ),
+        (
             "scaling=ladder scaling.size=200M",
             "scaling.size is one of 190M, 370M, 600M, 760M, 1B, 3B, 7B, 13B.",
             "",

@@ -40,7 +40,8 @@ lr 0.01, decay 0.1
 
 training
   global batch                   8 sequences = 128 tokens
-  learning rate                  0.01, after 10 steps of warm-up, down to 0 over the last 90 (linear)
+  learning rate                  0.01, after 10 steps of warm-up, down to 0 \
+over the last 90 (linear)
   ends after                     100 steps
   tokens                         12,800
 """  # noqa: E501

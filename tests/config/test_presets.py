@@ -70,6 +70,7 @@ PARAMETERS = {
     "smollm2_135m": 134_515_008,
     "smollm2_1_7b": 1_711_376_384,
 }
+ENTRIES = {"task": "eval.tasks.", "reward": "rewards."}
 CHATS = ("alpaca", "sharegpt", "chat")
 AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
 
@@ -115,7 +116,7 @@ def needs(file: str, folder: Path) -> list[str]:
         },
         **{
             f"objective/{name}": ["data=preference", f"data.path={folder / 'my.txt'}"]
-            for name in ("dpo", "orpo", "simpo", "cpo")
+            for name in ("dpo", "orpo", "simpo", "cpo", "reward_model")
         },
         "data/hf": [f"data.path={folder / 'my.txt'}"],
         "data/parquet": [f"data.path={folder / 'my.txt'}", "tokenizer=bytes"],
@@ -128,6 +129,8 @@ def needs(file: str, folder: Path) -> list[str]:
         "tracker/wandb": ["metrics.wandb_mode=offline"],
         "tokenizer/sentencepiece": [f"tokenizer.path={folder / 'pieces.model'}"],
         "tokenizer/tiktoken": [f"tokenizer.path={folder / 'ranks.tiktoken'}"],
+        "objective/distill": [f"objective.teacher={folder / 'base'}"],
+        "experiment/distill_demo": [f"objective.teacher={folder / 'base'}"],
         "experiment/sft_demo": [f"checkpoint.init_from={folder / 'base'}"],
         "experiment/lora_demo": [f"checkpoint.init_from={folder / 'base'}"],
         **{
@@ -152,15 +155,15 @@ def test_every_file_composes_and_resolves_to_its_values_and_says_what_it_is_for(
     group, _, option = file.partition("/")
     choice = f"+{group}@model.{group}" if group in schemas.INNER else group
     choice = f"+{group}" if group == "tracker" else choice
-    if group == "task":  # composed alone: what a task reads is the user's, or of an extra
-        _, config = COMPOSER([f"+task@eval.tasks.mine={option}"])
+    if group in ENTRIES:  # composed alone: what it reads is the user's, or of an extra
+        _, config = COMPOSER([f"+{group}@{ENTRIES[group]}mine={option}"])
     else:
         config = resolved([f"{choice}={option}", *needs(file, tmp_path)], as_point=True).config
     content = OmegaConf.to_container(OmegaConf.load(CONF / f"{file}.yaml"))
     assert isinstance(content, dict)
     content.pop("defaults", None)
     above = "" if group in ("experiment", "debug", "recipe") else f"{group}."
-    above = "eval.tasks.mine." if group == "task" else above
+    above = f"{ENTRIES[group]}mine." if group in ENTRIES else above
     if group == "tracker":
         (above,) = re.findall(r"@package (\S+)", (CONF / f"{file}.yaml").read_text())
         above += "."
@@ -183,7 +186,7 @@ def flatten(content: dict, prefix: str):
 
 def test_every_group_is_in_the_primary_config_and_every_folder_is_a_group():
     assert set(Library().groups()) == {path.name for path in CONF.iterdir() if path.is_dir()}
-    apart = {"experiment", "debug", "recipe", "task", "tracker", *schemas.INNER}
+    apart = {"experiment", "debug", "recipe", "tracker", *ENTRIES, *schemas.INNER}
     assert set(schemas.sections()) == set(Library().groups()) - apart
     text = (CONF / "config.yaml").read_text()
     entries = [line for line in text.splitlines() if line.startswith("  - ")]

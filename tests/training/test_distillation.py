@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ from run_helpers import assert_bit_equal, built, logged, step_of, stored
 
 from forge import export, worker
 from forge.teach.__main__ import main as teach
+from forge.training import teaching
 
 STUDENT = "objective=distill model.dim=8 model.n_layers=1 model.ffn_hidden_dim=16 seed=5"
 MOVING = (
@@ -129,3 +131,42 @@ def test_every_term_has_its_weight(kind: str, tiny_run, trained, assembled) -> N
             (1 - cosines if kind == "cosine" else ((ours - theirs) ** 2).mean(-1)).mean()
         )
     assert terms["feature"] == pytest.approx(sum(map(float, distances)) / 2, rel=1e-5)
+
+
+def test_teaching_goes_on_where_it_was_stopped(tiny_run, text_file, tmp_path, capsys, monkeypatch):
+    words = [f"objective.teacher={tiny_run}", "data=text", f"data.path={text_file}"]
+    words += ["tokenizer.vocab_size=300", "model.vocab_size=300", "train.seq_len=16"]
+    words += ["run.device=cpu", "train.batch_size=16", "model.max_seq_len=32", "--k", "3"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert teach([str(whole), *words]) == 0
+    monkeypatch.setattr(teaching, "BATCHES_A_PART", 2)
+    likeliest, calls = teaching._likeliest, []
+
+    def stopped(*args):
+        calls.append(args)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return likeliest(*args)
+
+    monkeypatch.setattr(teaching, "_likeliest", stopped)
+    assert teach([str(parts), *words]) == 130
+    (done,) = json.loads((parts / "teacher.json").read_text())["texts"].values()
+    assert done["done"] == 4 * 16 < done["samples"]
+    assert teach([str(parts), *words]) == 0
+    files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
+    assert len(files) == 3
+    assert [(parts / name).read_bytes() for name in files] == [
+        (whole / name).read_bytes() for name in files
+    ]
+    capsys.readouterr()
+    for more, message in (
+        (["--k", "4"], "is of another k"),
+        (["objective.temperature.value=2"], "is of another temperature"),
+        ([f"objective.teacher={tiny_run}/checkpoints/step_2"], "is of another teacher"),
+    ):
+        assert teach([str(whole), *words, *more]) == 2
+        assert message in capsys.readouterr().err
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    assert teach([str(tmp_path / "other"), *words]) == 2
+    assert "has other files in it" in capsys.readouterr().err

@@ -53,7 +53,6 @@ GUIDES = {
     "adapter": "fine_tuning.md",
     "optimizer": "optimizers.md",
     "scheduler": "optimizers.md",
-    "scaling": "scaling.md",
     "precision": "low_precision.md",
     "quantization": "low_precision.md",
     "parallel": "layouts.md",

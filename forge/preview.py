@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forge import cli
 from forge.compose.trust import in_project
@@ -68,6 +68,9 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
     announce = cache(lambda stage: print(f"data: {stage}", file=sys.stderr))
     prepared = data.prepared_text(config, announce)
     data.check_vocabulary(config, prepared)
+    if config.rollout.active:
+        _print_prompts(config, prepared.train, options)
+        return
     text = data.plan_documents(config, prepared.train, prepared.tokenizer, announce)
     tokenizer, trust = prepared.tokenizer, config.run.trust
     arguments: Any = {"path": "objective", "trust": trust, "tokenizer": tokenizer, "models": {}}
@@ -82,6 +85,25 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
     loader = data.train_loader(config, text, objective, Ranks(), torch.device("cpu"))
     _print_rows(loader, tokenizer, options)
     loader.close()
+
+
+def _print_prompts(config: Config, text: Any, options: argparse.Namespace) -> None:
+    """Print the first prompts in the order of the run, and the columns for rewards."""
+    from forge.data.batches.mixture import Mixture
+    from forge.rollouts.source import order_of, short_enough
+
+    (store,) = Mixture.of(text).stores.values()
+    rows, left_out = short_enough(config, cast(Any, store).rows)
+    order = order_of(config, len(rows))
+    for number in range(min(options.rows, len(rows))):
+        row = rows[order.window(number)]
+        if options.json:
+            print(json.dumps({"tokens": row.ids, "prompt": row.prompt, **row.columns}))
+        else:
+            print(f"prompt {number + 1}: {len(row.ids):,} tokens   {json.dumps(dict(row.columns))}")
+            print(row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt), end="\n\n")
+    if not options.json:
+        print(f"{len(rows):,} prompts; {left_out:,} are too long, and left out")
 
 
 def _print_rows(loader: TrainLoader, tokenizer: Tokenizer, options: argparse.Namespace) -> None:

@@ -79,9 +79,7 @@ class Rollouts(StepSource):
         self.group = self.rollout.num_generations
         self.n_prompts = self.size * self.section.num_mini_batches // self.group
         self.rows = rows
-        data = config.data
-        seed = data.shuffle_seed if data.shuffle_seed is not None else config.seed
-        self.order = SampleOrder(len(rows), seed=seed if data.shuffle else None)
+        self.order = order_of(config, len(rows))
         self.sampler = Sampler(model, tokenizer, self.rollout, config.seed, device, ranks)
         parameter = next(model.parameters())
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
@@ -275,6 +273,13 @@ class Rollouts(StepSource):
             n_places=places,
             means=means,
         )
+
+
+def order_of(config: Config, rows: int) -> SampleOrder:
+    """The order of the prompts: each once in every pass."""
+    data = config.data
+    seed = data.shuffle_seed if data.shuffle_seed is not None else config.seed
+    return SampleOrder(rows, seed=seed if data.shuffle else None)
 
 
 def short_enough(config: Config, rows: Sequence[PromptRow]) -> tuple[list[PromptRow], int]:

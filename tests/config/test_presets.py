@@ -70,7 +70,14 @@ PARAMETERS = {
     "smollm2_135m": 134_515_008,
     "smollm2_1_7b": 1_711_376_384,
 }
-ENTRIES = {"task": "eval.tasks.", "reward": "rewards."}
+ENTRIES = {"task": "eval.tasks.mine", "reward": "rewards.mine"}
+OF_ROLLOUTS = (
+    "tokenizer=bytes",
+    "train.batch_size=8",
+    "train.seq_len=256",
+    "model.max_seq_len=256",
+    "+reward@rewards.exact=exact",
+)
 CHATS = ("alpaca", "sharegpt", "chat")
 AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
 
@@ -116,7 +123,7 @@ def needs(file: str, folder: Path) -> list[str]:
         },
         **{
             f"objective/{name}": ["data=preference", f"data.path={folder / 'my.txt'}"]
-            for name in ("dpo", "orpo", "simpo", "cpo", "reward_model")
+            for name in ("dpo", "orpo", "simpo", "cpo")
         },
         "data/hf": [f"data.path={folder / 'my.txt'}"],
         "data/parquet": [f"data.path={folder / 'my.txt'}", "tokenizer=bytes"],
@@ -129,8 +136,6 @@ def needs(file: str, folder: Path) -> list[str]:
         "tracker/wandb": ["metrics.wandb_mode=offline"],
         "tokenizer/sentencepiece": [f"tokenizer.path={folder / 'pieces.model'}"],
         "tokenizer/tiktoken": [f"tokenizer.path={folder / 'ranks.tiktoken'}"],
-        "objective/distill": [f"objective.teacher={folder / 'base'}"],
-        "experiment/distill_demo": [f"objective.teacher={folder / 'base'}"],
         "experiment/sft_demo": [f"checkpoint.init_from={folder / 'base'}"],
         "experiment/lora_demo": [f"checkpoint.init_from={folder / 'base'}"],
         **{
@@ -141,6 +146,13 @@ def needs(file: str, folder: Path) -> list[str]:
             ]
             for name in ("sft_full", "sft_lora", "sft_qlora", "dpo_lora")
         },
+        **{
+            f"objective/{name}": ["data=sums_demo", *OF_ROLLOUTS]
+            for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce")
+        },
+        "data/prompts": [f"data.path={folder / 'my.txt'}", "objective=grpo", *OF_ROLLOUTS],
+        "data/sums_demo": ["objective=grpo", *OF_ROLLOUTS],
+        "rollout/local": ["objective=grpo", "data=sums_demo", *OF_ROLLOUTS],
         "train/sft": ["model.max_seq_len=1024"],
         "train/long": ["model.max_seq_len=2048"],
     }.get(file, [])
@@ -156,14 +168,14 @@ def test_every_file_composes_and_resolves_to_its_values_and_says_what_it_is_for(
     choice = f"+{group}@model.{group}" if group in schemas.INNER else group
     choice = f"+{group}" if group == "tracker" else choice
     if group in ENTRIES:  # composed alone: what it reads is the user's, or of an extra
-        _, config = COMPOSER([f"+{group}@{ENTRIES[group]}mine={option}"])
+        _, config = COMPOSER([f"+{group}@{ENTRIES[group]}={option}"])
     else:
         config = resolved([f"{choice}={option}", *needs(file, tmp_path)], as_point=True).config
     content = OmegaConf.to_container(OmegaConf.load(CONF / f"{file}.yaml"))
     assert isinstance(content, dict)
     content.pop("defaults", None)
     above = "" if group in ("experiment", "debug", "recipe") else f"{group}."
-    above = f"{ENTRIES[group]}mine." if group in ENTRIES else above
+    above = f"{ENTRIES[group]}." if group in ENTRIES else above
     if group == "tracker":
         (above,) = re.findall(r"@package (\S+)", (CONF / f"{file}.yaml").read_text())
         above += "."

@@ -44,7 +44,7 @@ training
 over the last 90 (linear)
   ends after                     100 steps
   tokens                         12,800
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture

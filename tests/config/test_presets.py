@@ -123,7 +123,7 @@ def needs(file: str, folder: Path) -> list[str]:
         },
         **{
             f"objective/{name}": ["data=preference", f"data.path={folder / 'my.txt'}"]
-            for name in ("dpo", "orpo", "simpo", "cpo")
+            for name in ("dpo", "orpo", "simpo", "cpo", "reward_model")
         },
         "data/hf": [f"data.path={folder / 'my.txt'}"],
         "data/parquet": [f"data.path={folder / 'my.txt'}", "tokenizer=bytes"],
@@ -136,6 +136,8 @@ def needs(file: str, folder: Path) -> list[str]:
         "tracker/wandb": ["metrics.wandb_mode=offline"],
         "tokenizer/sentencepiece": [f"tokenizer.path={folder / 'pieces.model'}"],
         "tokenizer/tiktoken": [f"tokenizer.path={folder / 'ranks.tiktoken'}"],
+        "objective/distill": [f"objective.teacher={folder / 'base'}"],
+        "experiment/distill_demo": [f"objective.teacher={folder / 'base'}"],
         "experiment/sft_demo": [f"checkpoint.init_from={folder / 'base'}"],
         "experiment/lora_demo": [f"checkpoint.init_from={folder / 'base'}"],
         **{

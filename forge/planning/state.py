@@ -47,7 +47,7 @@ def _of_optimizer(config: Config, model: Decoder, share: Share, here: bool) -> d
         state_bytes = name_to_group[name].section.state_bytes(shape) if is_trained(one.name) else 0
         return math.nan if state_bytes is None else state_bytes
 
-    parts = {}
+    parts = _mean_of_weights(config, model, share, here)
     precision, parallel = config.precision, config.parallel
     weight, shards = BYTES[precision.param_dtype], max(parallel.fsdp, 1)
     if config.train.optimizer_in_backward and here:  # gradients of a block, a table or the head
@@ -60,9 +60,6 @@ def _of_optimizer(config: Config, model: Decoder, share: Share, here: bool) -> d
             parts[f"gradients ({kind})"] = weight * count
         if precision.master_weights:
             parts["fp32 masters"] = FP32 * count
-    if config.train.ema_decay:
-        trained_count = of_trained(config, model, share).sharded(parallel) if some_frozen else 0
-        parts["mean of the weights"] = FP32 * (trained_count or share.sharded(parallel)) * here
     by_name = optimizer.groups or some_frozen
     ends = {"first": share.first, "last": share.last}
     state = share_of(model, parallel, config.adapter, of=kept, named=bool(by_name), **ends)
@@ -76,6 +73,15 @@ def _of_optimizer(config: Config, model: Decoder, share: Share, here: bool) -> d
         if precision.master_weights:
             parts["fp32 masters"] = 0
     return parts
+
+
+def _mean_of_weights(config: Config, model: Decoder, share: Share, here: bool) -> dict[str, int]:
+    """Bytes of the fp32 moving mean of the trained weights, where train.ema_decay has one."""
+    if not config.train.ema_decay:
+        return {}
+    frozen = param_groups.some_frozen(config)
+    averaged = of_trained(config, model, share) if frozen else share
+    return {"mean of the weights": FP32 * averaged.sharded(config.parallel) * here}
 
 
 def _largest_state(config: Config, model: Decoder, share: Share, state_bytes: Size) -> float:

@@ -120,8 +120,7 @@ def _run(
             process.stdin.close()  # asks the supervisor to end the program
         _end(process, GRACE if too_much else started + limits.seconds + GRACE - time.monotonic())
     with open(reports, "rb") as stream:
-        lines = [json.loads(line) for line in stream.read().splitlines()]
-    facts = {key: value for line in lines for key, value in line.items()}
+        facts = {k: v for line in stream for k, v in json.loads(line).items()}
     return _ran(facts, outputs, too_much=too_much, seconds=time.monotonic() - started)
 
 

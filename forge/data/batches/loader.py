@@ -126,8 +126,8 @@ class TrainLoader(StepSource):
     ) -> None:
         """shuffle: whether the samples of a text are permuted. sizes: sequences of each step, if
         growing. seq_lens: tokens of the rows of each step, if these grow. overfit_batches: read
-        the first N global batches over and over; 0 = off.
-        end_of_text, multiple: as of `Samples`. noise: as of `MicroBatches`.
+        the first N global batches over and over; 0 = off. end_of_text, multiple: as of `Samples`.
+        noise: as of `MicroBatches`.
 
         ValueError: the split, or a source's split, has no sample.
         """

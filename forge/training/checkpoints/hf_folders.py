@@ -152,8 +152,7 @@ def export_folder(
             _check_buffer(name, merged[name], chosen)
     number = export_dtype(config, path, dtype)
     out.mkdir(parents=True)
-    read = merged.__getitem__
-    files = write_weights(out, rows, read, dtype=number, shard_bytes=shard_bytes)
+    files = write_weights(out, rows, merged.__getitem__, dtype=number, shard_bytes=shard_bytes)
     tokenizer = Tokenizer.load(path / TOKENIZER)
     generation = generation_of(tokenizer, begun=config.checkpoint.init_from is not None)
     # generation_config.json has the only copy in the folder.

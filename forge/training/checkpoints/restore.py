@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,7 +43,7 @@ from forge.training.checkpoints.adapter_base import BASE, located
 from forge.training.checkpoints.callback_state import BY_PARAMETER
 from forge.training.checkpoints.checkpoint import Tensors, prefixed
 from forge.training.checkpoints.damage import share_damage
-from forge.training.checkpoints.merging import Merged, mean_prefix
+from forge.training.checkpoints.merging import Merged, load_mean
 from forge.training.checkpoints.new_rows import fill_tables, tables_with_new_rows
 from forge.training.checkpoints.replicas import Replicas
 from forge.training.checkpoints.room import allocate_for, fill_packed
@@ -192,16 +192,7 @@ def load_checkpoint(
     fitting = _kept(path, shapes, stored_shapes, part.exclude, part.changed)
     targets = prefixed("model", {name: state[name] for name in sorted(fitting & set(state))})
     if optimizer is not None:
-        for key, meta in _below("callbacks/", stored).items():
-            targets[f"callbacks/{key}"] = allocate_for(None, meta)
-        for key, meta in _below(f"{BY_PARAMETER}/", stored).items():
-            name = key.partition("/")[2]
-            if name in fitting and name in state:
-                targets[f"{BY_PARAMETER}/{key}"] = allocate_for(state[name], meta)
-        for key, meta in _below("optimizer/", stored).items():
-            name, _, entry = key.rpartition("/")
-            if part.optimizer_state and name in fitting and name in state:
-                targets[f"optimizer/{key}"] = allocate_for(state[name], meta, in_parts="." in entry)
+        targets |= _further_targets(stored, state, fitting, optimizer_state=part.optimizer_state)
     with _readable(path):
         with share_damage(path, group):
             tensor_storage.load_tensors(targets, path / WEIGHTS, group=group, replicas=replicas)
@@ -217,16 +208,22 @@ def load_checkpoint(
     return _below("callbacks/", targets) | of_parameters
 
 
-def load_mean(path: Path, model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Replace weights by their moving mean. Raises CheckpointError for a checkpoint without it."""
-    with share_damage(path, group):
-        stored = tensor_storage.stored_metadata(path / WEIGHTS)
-    prefix = mean_prefix(path, stored)
-    state = exact_state(model)
-    names = {key: key.removeprefix(prefix) for key in stored if key.startswith(prefix)}
-    targets = {key: state[name] for key, name in names.items() if name in state}
-    with share_damage(path, group):
-        tensor_storage.load_tensors(targets, path / WEIGHTS, alone=True)
+def _further_targets(
+    stored: Mapping[str, Any], state: Tensors, fitting: Collection[str], *, optimizer_state: bool
+) -> Tensors:
+    """Allocate the stored tensors of callbacks and of the optimizer, laid out as parameters are."""
+    targets: Tensors = {}
+    for key, meta in _below("callbacks/", stored).items():
+        targets[f"callbacks/{key}"] = allocate_for(None, meta)
+    for key, meta in _below(f"{BY_PARAMETER}/", stored).items():
+        name = key.partition("/")[2]
+        if name in fitting and name in state:
+            targets[f"{BY_PARAMETER}/{key}"] = allocate_for(state[name], meta)
+    for key, meta in _below("optimizer/", stored).items():
+        name, _, entry = key.rpartition("/")
+        if optimizer_state and name in fitting and name in state:
+            targets[f"optimizer/{key}"] = allocate_for(state[name], meta, in_parts="." in entry)
+    return targets
 
 
 def load_weights(

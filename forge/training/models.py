@@ -30,6 +30,7 @@ from forge.rundir import checkpoints
 from forge.rundir.checkpoints import CheckpointError, Saved
 from forge.tensors.masters import round_weights
 from forge.training.checkpoints import restore
+from forge.training.checkpoints.merging import load_mean
 from forge.training.checkpoints.restore import Trained
 
 
@@ -78,7 +79,7 @@ def load_on_ranks(path: Path, config: Config, ranks: Ranks, device: torch.device
     model = build_model(config, device, ranks, dtype, filled=False)
     restore.load_checkpoint(path, model=model, trust=config.run.trust, group=ranks.saver)
     if config.eval.weights == EMA:
-        restore.load_mean(path, model, ranks.saver)
+        load_mean(path, model, ranks.saver)
     round_weights(plain_parameters(model), FORMATS[config.precision.param_dtype])
     return Trained(
         config=config,

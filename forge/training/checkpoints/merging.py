@@ -7,7 +7,8 @@ from functools import singledispatchmethod
 from pathlib import Path
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from forge.adapters.formats import pack_weight, unpack
 from forge.adapters.ia3 import scaled_weight
@@ -38,6 +39,7 @@ from forge.models.plain import make_model
 from forge.rundir import saved_config
 from forge.rundir.checkpoints import WEIGHTS, CheckpointError, Saved
 from forge.rundir.saved_config import CONFIG
+from forge.tensors.masters import exact_state
 from forge.training.checkpoints import tensor_storage
 from forge.training.checkpoints.adapter_base import BASE, located
 from forge.training.checkpoints.damage import share_damage
@@ -53,6 +55,18 @@ def mean_prefix(path: Path, stored: Collection[str]) -> str:
         return MEAN
     hint = "train.ema_decay=0.999 keeps one beside training"
     raise CheckpointError(f"{path} has no moving mean of the weights; {hint}")
+
+
+def load_mean(path: Path, model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Replace weights by their moving mean. Raises CheckpointError for a checkpoint without it."""
+    with share_damage(path, group):
+        stored = tensor_storage.stored_metadata(path / WEIGHTS)
+    prefix = mean_prefix(path, stored)
+    state = exact_state(model)
+    names = {key: key.removeprefix(prefix) for key in stored if key.startswith(prefix)}
+    targets = {key: state[name] for key, name in names.items() if name in state}
+    with share_damage(path, group):
+        tensor_storage.load_tensors(targets, path / WEIGHTS, alone=True)
 
 
 class Merged(Mapping[str, Tensor]):

@@ -43,7 +43,7 @@ from forge.training.checkpoints.adapter_base import BASE, located
 from forge.training.checkpoints.callback_state import BY_PARAMETER
 from forge.training.checkpoints.checkpoint import Tensors, prefixed
 from forge.training.checkpoints.damage import share_damage
-from forge.training.checkpoints.merging import Merged, mean_prefix
+from forge.training.checkpoints.merging import Merged, load_mean
 from forge.training.checkpoints.new_rows import fill_tables, tables_with_new_rows
 from forge.training.checkpoints.replicas import Replicas
 from forge.training.checkpoints.room import allocate_for, fill_packed
@@ -215,18 +215,6 @@ def load_checkpoint(
             restore_optimizer(model, optimizer, _below("optimizer/", targets))
     of_parameters = {k: v for k, v in targets.items() if k.startswith(f"{BY_PARAMETER}/")}
     return _below("callbacks/", targets) | of_parameters
-
-
-def load_mean(path: Path, model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Replace weights by their moving mean. Raises CheckpointError for a checkpoint without it."""
-    with share_damage(path, group):
-        stored = tensor_storage.stored_metadata(path / WEIGHTS)
-    prefix = mean_prefix(path, stored)
-    state = exact_state(model)
-    names = {key: key.removeprefix(prefix) for key in stored if key.startswith(prefix)}
-    targets = {key: state[name] for key, name in names.items() if name in state}
-    with share_damage(path, group):
-        tensor_storage.load_tensors(targets, path / WEIGHTS, alone=True)
 
 
 def load_weights(

@@ -57,6 +57,18 @@ def mean_prefix(path: Path, stored: Collection[str]) -> str:
     raise CheckpointError(f"{path} has no moving mean of the weights; {hint}")
 
 
+def load_mean(path: Path, model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Replace weights by their moving mean. Raises CheckpointError for a checkpoint without it."""
+    with share_damage(path, group):
+        stored = tensor_storage.stored_metadata(path / WEIGHTS)
+    prefix = mean_prefix(path, stored)
+    state = exact_state(model)
+    names = {key: key.removeprefix(prefix) for key in stored if key.startswith(prefix)}
+    targets = {key: state[name] for key, name in names.items() if name in state}
+    with share_damage(path, group):
+        tensor_storage.load_tensors(targets, path / WEIGHTS, alone=True)
+
+
 class Merged(Mapping[str, Tensor]):
     """Whole tensors by model name, read on access, adapters merged into their base weights.
 
@@ -193,15 +205,3 @@ def _all_weights(
         assert config.decoder is not None
         return _OfFolder(path, config.decoder)
     return Merged(path, saved_config.load_config(path / CONFIG, trust=(*trust, *config.run.trust)))
-
-
-def load_mean(path: Path, model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Replace weights by their moving mean. Raises CheckpointError for a checkpoint without it."""
-    with share_damage(path, group):
-        stored = tensor_storage.stored_metadata(path / WEIGHTS)
-    prefix = mean_prefix(path, stored)
-    state = exact_state(model)
-    names = {key: key.removeprefix(prefix) for key in stored if key.startswith(prefix)}
-    targets = {key: state[name] for key, name in names.items() if name in state}
-    with share_damage(path, group):
-        tensor_storage.load_tensors(targets, path / WEIGHTS, alone=True)

@@ -192,7 +192,7 @@ def load_checkpoint(
     fitting = _kept(path, shapes, stored_shapes, part.exclude, part.changed)
     targets = prefixed("model", {name: state[name] for name in sorted(fitting & set(state))})
     if optimizer is not None:
-        targets |= _further_targets(stored, state, fitting, optimizer_state=part.optimizer_state)
+        targets |= _further_targets(stored, state, fitting, part.optimizer_state)
     with _readable(path):
         with share_damage(path, group):
             tensor_storage.load_tensors(targets, path / WEIGHTS, group=group, replicas=replicas)
@@ -204,12 +204,12 @@ def load_checkpoint(
         round_masters(model)
         if optimizer is not None and part.optimizer_state:
             restore_optimizer(model, optimizer, _below("optimizer/", targets))
-    of_parameters = {k: v for k, v in targets.items() if k.startswith(f"{BY_PARAMETER}/")}
-    return _below("callbacks/", targets) | of_parameters
+    by_parameter = {k: v for k, v in targets.items() if k.startswith(f"{BY_PARAMETER}/")}
+    return _below("callbacks/", targets) | by_parameter
 
 
 def _further_targets(
-    stored: Mapping[str, Any], state: Tensors, fitting: Collection[str], *, optimizer_state: bool
+    stored: Mapping[str, Any], state: Tensors, fitting: Collection[str], optimizer_state: bool
 ) -> Tensors:
     """Allocate the stored tensors of callbacks and of the optimizer, laid out as parameters are."""
     targets: Tensors = {}
@@ -370,8 +370,7 @@ def _kept(
             raise CheckpointError(f"checkpoint.exclude_from_loading: {message}")
     ours = {name: shape for name, shape in model_shapes.items() if not name.startswith(exclude)}
     saved = {name: shape for name, shape in stored.items() if not name.startswith(exclude)}
-    faults = misfits(ours, saved)
-    if faults:
+    if faults := misfits(ours, saved):
         shown = listed(list(faults.values()))
         if not changed:
             hint = "Choose the model it was trained with, or checkpoint.exclude_from_loading"
@@ -396,7 +395,6 @@ def _readable(path: Path, *kinds: type[Exception]) -> Iterator[None]:
         reason = next(iter(str(error).splitlines()), "no details")
         message = f"{path} cannot be read ({type(error).__name__}: {reason})"
         # The message about untrusted code in a config already says what to do.
-        hint = (
-            "" if path.name == CONFIG and type(error) is ValueError else "; take another checkpoint"
-        )
+        untrusted = path.name == CONFIG and type(error) is ValueError
+        hint = "" if untrusted else "; take another checkpoint"
         raise CheckpointError(f"{message}{hint}") from error

@@ -125,9 +125,8 @@ class TrainLoader(StepSource):
         multiple: int = 0,
     ) -> None:
         """shuffle: whether the samples of a text are permuted. sizes: sequences of each step, if
-        growing. seq_lens: tokens of the rows of each step, if these grow. overfit_batches: read
-        the first N global batches over and over; 0 = off.
-        end_of_text, multiple: as of `Samples`. noise: as of `MicroBatches`.
+        growing; seq_lens: tokens of the rows. overfit_batches: read the first N global batches over
+        and over; 0 = off. end_of_text, multiple: as of `Samples`. noise: as of `MicroBatches`.
 
         ValueError: the split, or a source's split, has no sample.
         """

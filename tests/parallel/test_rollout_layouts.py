@@ -126,6 +126,18 @@ def test_layouts_draw_the_same(layout: str, folder: Path) -> None:
     on_ranks(world_of(config), work)
 
 
+@pytest.mark.nightly
+def test_experts_on_other_ranks_answer_alike(folder: Path) -> None:
+    moe = "model.moe.num_experts=4 model.moe.top_k=2 model.moe.ffn_hidden_dim=20"
+    expected = drawn(rollout(config_of(folder, moe), Ranks(), folder))
+    config = config_of(folder, f"{moe} parallel.ep=2")
+
+    def work(rank: int) -> None:
+        assert drawn(rollout(config, this_rank(config), folder)) == expected
+
+    on_ranks(world_of(config), work)
+
+
 def record(folder: Path, more: str, ranks: Ranks) -> Record:
     data, config = prepared(folder), config_of(folder, f"{STEPS} {more}")
     options: dict[str, Any] = {"tokenizer": data.tokenizer, "dtype": FP64}

@@ -42,6 +42,7 @@ FORGE = {
         *(f"forge.data.sources.preferences.{kind}" for kind in ("preference", "chat_preference")),
         "forge.data.sources.preferences.preference_demo",
         *(f"forge.data.sources.labelled.{kind}" for kind in ("labelled", "chat_labelled")),
+        *(f"forge.data.sources.prompts.{kind}" for kind in ("prompts", "sums_demo")),
         "forge.data.sources.hub.dataset",
         "forge.data.tokens.tokens.shards",
         "forge.data.tokens.tokens.synthetic",
@@ -57,7 +58,7 @@ FORGE = {
         "forge.objectives.sft.SFT",
         *(
             f"forge.objectives.{name.lower()}.{name}"
-            for name in ("DPO", "ORPO", "SimPO", "CPO", "KTO")
+            for name in ("DPO", "ORPO", "SimPO", "CPO", "KTO", "GRPO")
         ),
     },
     "optimizer": set(OPTIMIZERS),

@@ -160,6 +160,7 @@ class Lists(dict):
         return self.setdefault(name, [])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize("bonus", [0.0, 0.05])
 @pytest.mark.parametrize("name", LOSSES)

@@ -33,7 +33,6 @@ MODEL = (
     "model.init_std=0.2 train.seq_len=32 train.batch_size=4 train.global_batch_size=16 "
     "train.grad_clip_norm=0 precision=fp32 run.device=cpu"
 )
-MOE = "+feed_forward@model.feed_forward=moe model.feed_forward.num_experts=4"
 ROLLOUT = (
     "objective=grpo data=prompts rollout.num_generations=4 rollout.max_new_tokens=20 "
     "rollout.batch_size=5 rollout.stop=[a,e,i,o,u,n,s,t,r,h] data.path={folder}/rows.jsonl "
@@ -111,11 +110,27 @@ LAYOUTS = [
     "parallel.tp=2",
     "parallel.tp=2 parallel.dp_shard=2",
 ]
+IN_CI = {"parallel.dp_shard=2", "parallel.tp=2"}
+MARKED = [
+    pytest.param(layout, marks=() if layout in IN_CI else pytest.mark.nightly) for layout in LAYOUTS
+]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", MARKED)
 def test_layouts_draw_the_same(layout: str, folder: Path) -> None:
     expected, config = drawn(on_one(folder)), config_of(folder, layout)
+
+    def work(rank: int) -> None:
+        assert drawn(rollout(config, this_rank(config), folder)) == expected
+
+    on_ranks(world_of(config), work)
+
+
+@pytest.mark.nightly
+def test_experts_on_other_ranks_answer_alike(folder: Path) -> None:
+    moe = "model.moe.num_experts=4 model.moe.top_k=2 model.moe.ffn_hidden_dim=20"
+    expected = drawn(rollout(config_of(folder, moe), Ranks(), folder))
+    config = config_of(folder, f"{moe} parallel.ep=2")
 
     def work(rank: int) -> None:
         assert drawn(rollout(config, this_rank(config), folder)) == expected
@@ -141,7 +156,7 @@ def test_accumulation_changes_nothing(folder: Path) -> None:
     assert len(set(whole.losses)) == 6
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", MARKED)
 def test_steps_equal_those_of_one_device(layout: str, folder: Path) -> None:
     """Three rollouts' worth of updates in fp64: two mini-batches, twice, with a reference."""
     one, many = record_of_one(folder), config_of(folder, layout)

@@ -85,16 +85,7 @@ def _run(
     program: str, stdin: str, limits: SandboxLimits, without: tuple[str, ...], folder: Path
 ) -> Ran:
     reports, report = os.pipe()
-    order = {
-        **asdict(limits),
-        "program": program,
-        "stdin": stdin,
-        "without": without,
-        "folder": str(folder),
-        "python": BASE_PYTHON,
-        "prefix": sys.base_prefix,
-        "report": report,
-    }
+    order = _order(program, stdin, limits, without, folder) | {"report": report}
     started = time.monotonic()
     try:
         process = subprocess.Popen(
@@ -112,16 +103,31 @@ def _run(
         raise
     finally:
         os.close(report)
-    assert process.stdin is not None
     with process:
+        assert process.stdin is not None
         _send(process.stdin, json.dumps(order).encode())
         outputs, too_much = _read(process, limits)
         if too_much:
             process.stdin.close()  # asks the supervisor to end the program
-        _end(process, GRACE if too_much else started + limits.seconds + GRACE - time.monotonic())
+        left = 0 if too_much else started + limits.seconds - time.monotonic()
+        _end(process, left + GRACE)
     with open(reports, "rb") as stream:
         facts = {k: v for line in stream for k, v in json.loads(line).items()}
     return _ran(facts, outputs, too_much=too_much, seconds=time.monotonic() - started)
+
+
+def _order(
+    program: str, stdin: str, limits: SandboxLimits, without: tuple[str, ...], folder: Path
+) -> dict[str, Any]:
+    """The program and its limits, as the process inside the sandbox reads them."""
+    return asdict(limits) | {
+        "program": program,
+        "stdin": stdin,
+        "without": without,
+        "folder": str(folder),
+        "python": BASE_PYTHON,
+        "prefix": sys.base_prefix,
+    }
 
 
 def _send(stream: IO[bytes], text: bytes) -> None:

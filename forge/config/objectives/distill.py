@@ -164,8 +164,8 @@ def terms(objective: Distill) -> Findings:
 
 @rule("distill.offline", "objective.offline", "objective.tail")
 def of_offline(objective: Distill) -> Findings:
-    """Stored probabilities are of one temperature, and of no hidden states; a teacher that calls a
-    token impossible is infinitely far by reverse_kl.
+    """Stored probabilities have one temperature and no hidden states; objective.tail=zero makes
+    reverse_kl infinite.
     """
     if objective.offline is None:
         return

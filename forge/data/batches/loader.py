@@ -156,9 +156,8 @@ class TrainLoader(StepSource):
             multiple=multiple,
             seq_lens=seq_lens,
         )
-        self._num_workers = num_workers
+        self._num_workers, self._prefetch_factor = num_workers, prefetch_factor
         self._pin_memory = pin_memory and torch.cuda.is_available()
-        self._prefetch_factor = prefetch_factor
         self._positions: dict[str, Positions] = {}
         self._stream: Iterator[Read | Unreadable] | None = None
         self.waited = 0.0  # seconds of waiting for steps; a caller may reset to 0

@@ -48,9 +48,8 @@ def test_a_derived_value(say: Say) -> None:
         "  rule          scheduler.steps_or_ratio: Warm-up is given in steps or as a share of "
         "train.max_steps, and so is the decay of wsd.",
         "  rule          scheduler.horizon: The schedule should end where the run ends.",
-        "  rule          checkpoint.branch_of: checkpoint.branch_of is a run of the same model, "
-        "data and optimizer with scheduler=constant, and has a checkpoint of the step where "
-        "scheduler=wsd begins to decay.",
+        "  rule          checkpoint.branch_of: A branch begins in a run of equal model, data and "
+        "optimizer with scheduler=constant, at the checkpoint where scheduler=wsd begins to decay.",
     ]
 
 

@@ -22,8 +22,8 @@ OTHER = ("scheduler", "train.max_steps", "checkpoint")
 
 @rule(BRANCH, BRANCH, *SCHEDULE, "scheduler", "train.max_steps", "checkpoint.resume_from")
 def branch_of(config: Config, scheduler: Scheduler, checkpoint: Checkpoint) -> Findings:
-    """checkpoint.branch_of is a run of the same model, data and optimizer with scheduler=constant,
-    and has a checkpoint of the step where scheduler=wsd begins to decay.
+    """A branch begins in a run of equal model, data and optimizer with scheduler=constant, at the
+    checkpoint where scheduler=wsd begins to decay.
     """
     if checkpoint.branch_of is None or has_saved_since(config, "branch_of"):
         return

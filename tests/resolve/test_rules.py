@@ -30,7 +30,7 @@ NOTHING_TO_TYPE = {
     "data.validation": "a path",
     "data.file_pattern": "a path, or a pattern",
     "objective.examples": "a path",
-    "rollout.rewards": "a reward",
+    "rollout.rewards": "an entry of a group",
     "eval.sets": "a path, or another name",
     "tokenizer.path": "a path",
     "tokenizer.name": "a name",

@@ -154,8 +154,7 @@ def needed(rollout: Rollout, objective: Objective) -> Findings:
 def rewards(config: Config, objective: GRPO) -> Findings:
     """Completions need a reward to learn from."""
     if not config.rewards:
-        hint = "+reward@rewards.exact=exact, or +rewards.mine._target_=mypkg.reward"
-        yield "rewards", hint
+        yield "rewards", "+reward@rewards.exact=exact"
 
 
 @rule("rollout.group", "rollout.num_generations", "train.global_batch_size")

@@ -19,9 +19,9 @@ PINNED = """
     tokenizer.vocab_size=300 train.batch_size=4 train.seq_len=16 train.max_steps=100
     train.grad_accum_steps=2 scheduler.warmup_steps=10 run.device=cpu parallel=single"""
 PINNED_SAID = """\
-tokenizer=bpe model=tiny data=python objective=pretrain adapter=none optimizer=muon \
+tokenizer=bpe model=tiny data=python eval=default objective=pretrain adapter=none optimizer=muon \
 scheduler=linear precision=auto quantization=none parallel=single \
-train=quick eval=default checkpoint=default metrics=default profiling=off run=default plan=here
+train=quick checkpoint=default metrics=default profiling=off run=default plan=here
 
 model
   parameters                     37,792

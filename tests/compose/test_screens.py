@@ -103,7 +103,8 @@ def test_a_refusal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.nightly
 def test_what_is_advised_can_be_typed() -> None:
     """But for what is then several values, or lacks an option of its own."""
-    lines = "".join(file.read_text(encoding="utf-8") for file in SCREENS.glob("*.txt"))
+    screens = "".join(file.read_text(encoding="utf-8") for file in SCREENS.glob("*.txt"))
+    lines = "\n".join(line for line in screens.splitlines() if len(line) < 200)  # not cut off
     fixes = dict.fromkeys(re.findall(r"^     -> (.+)$", lines, re.MULTILINE))
     typed = [words for fix in fixes for words in alternatives(fix)]
     assert len(typed) > 50

@@ -103,6 +103,7 @@ def needs(file: str, folder: Path) -> list[str]:
         return ["quantization.emulate=true"]
     return {
         "data/text": [f"data.path={folder / 'my.txt'}"],
+        "data/climbmix": [f"data.path={folder / '*.txt'}"],
         "data/pairs": [f"data.path={folder / 'my.txt'}"],
         **{f"data/{kind}": [f"data.path={folder / 'my.txt'}"] for kind in CHATS},
         "data/formatted": [

@@ -59,9 +59,9 @@ def markdown_text(title: str, lines: Sequence[str], given: Sequence[Table]) -> s
     """A title, sentences and tables as Markdown."""
     parts = [f"# {_escaped(title)}", " ".join(map(_escaped, lines))]
     for table in given:
-        heads, *lines = ([_escaped(cell) for cell in line] for line in (table.heads, *table.lines))
+        heads, *rows = ([_escaped(cell) for cell in line] for line in (table.heads, *table.lines))
         rule = ["---:" if table.is_right(i) else "---" for i in range(len(heads))]
-        text = "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *lines))
+        text = "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rule, *rows))
         parts += [f"## {_escaped(table.title)}", text, *map(_escaped, table.notes)]
     return "\n\n".join(parts) + "\n"
 

@@ -16,7 +16,7 @@ from forge.families.family import decoder_section
 from forge.families.folder import family_of
 from forge.families.keys import Keys
 
-OWN = {"tiny", "small", "moe_tiny", "moe_small", "hf"}
+OWN = {"nanochat", "tiny", "small", "moe_tiny", "moe_small", "hf"}
 """Presets of no published model."""
 PRESETS = sorted({file.stem for file in (CONF / "model").glob("*.yaml")} - OWN)
 IN_CI = ("deepseek2_16b", "gemma_2b", "gpt2", "llama3_2_1b", "mixtral_8x7b", "qwen3_30b_a3b")

@@ -380,7 +380,7 @@ def _kept(
     return set(ours) - set(faults)
 
 
-def _below(prefix: str, items: dict[str, Any]) -> dict[str, Any]:
+def _below(prefix: str, items: Mapping[str, Any]) -> dict[str, Any]:
     return {k.removeprefix(prefix): item for k, item in items.items() if k.startswith(prefix)}
 
 

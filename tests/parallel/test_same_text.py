@@ -52,7 +52,7 @@ def texts(model: Decoder, folder: Path, ranks: Ranks) -> list[str]:
         run_dir=folder,
         ranks=ranks,
     )
-    loop: Any = SimpleNamespace(reading=nullcontext, state=SimpleNamespace(step=4))
+    loop: Any = SimpleNamespace(evaluating=nullcontext, state=SimpleNamespace(step=4))
     samples, file = Samples(session), folder / "samples.jsonl"
     samples.path = file  # also of a rank that writes nothing
     samples.sample(loop)

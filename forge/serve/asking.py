@@ -196,6 +196,7 @@ def _prompt(body: dict[str, Any], limits: Limits) -> Any:
         return prompt
     if not isinstance(prompt, str):
         raise Refusal(400, "prompt: one text, or one list of token ids", param="prompt")
+    _check_text(prompt, "prompt")
     _check_size(len(prompt), limits, "prompt")
     return prompt
 
@@ -221,10 +222,19 @@ def _message(message: Any, number: int) -> dict[str, str]:
         content = "".join(map(str, texts)) if all(isinstance(t, str) for t in texts) else None
     if not isinstance(content, str):
         raise Refusal(400, f"{place}: the content is a text, or parts of text", param=place)
+    _check_text(content, place)
     if extra := set(message) - {"role", "content", "name", "refusal"}:
         raise Refusal(400, f"{place}: there is no field {min(extra)[:100]!r}", param=place)
     role = "system" if message["role"] == "developer" else message["role"]
     return {"role": role, "content": content}
+
+
+def _check_text(text: str, name: str) -> None:
+    """Refuse halves of characters, which JSON can spell and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refusal(400, f"{name}: it has half a surrogate pair", param=name) from None
 
 
 def _check_size(characters: int, limits: Limits, name: str) -> None:

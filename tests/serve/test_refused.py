@@ -21,7 +21,7 @@ SAY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         (b'{"temperature": NaN}', 400, "NaN"),
         (b'{"temperature": 1e999, "messages": []}', 400, "temperature: a number from 0 to 100"),
         (b"{}", 400, "messages: a list"),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "messages: "),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', 400, "half a surrogate"),
         ({"messages": "hi"}, 400, "messages: a list"),
         ({"messages": [{"role": "root", "content": ""}]}, 400, "messages[0]: the role is one of"),
         ({"messages": [{"role": "user"}]}, 400, "messages[0]: the content"),

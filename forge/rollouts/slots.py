@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from forge.models.batching.slots import Prompt, Row, Slots, refillable
 from forge.models.reading_mode import evaluating
 from forge.models.sampling import LOOK_EVERY, Continued, How, continue_rows
-from forge.models.slots import Prompt, Row, Slots, refillable
 
 
 @torch.no_grad()
@@ -54,18 +54,7 @@ def _refilled(
     size: int,
 ) -> Continued:
     """As `write_rows`, in slots of one cache."""
-    ends = how.ends if how.eos_id is None else how.ends | {how.eos_id}
-    rows = [
-        Row(
-            prompt=prompt,
-            number=number,
-            most=min(max_new_tokens, model.max_seq_len - len(prompt)),
-            sampling=how.sampling,
-            ends=ends,
-            ended=partial(how.ended, index) if how.ended else None,
-        )
-        for index, (prompt, number) in enumerate(zip(prompts, numbers, strict=True))
-    ]
+    rows = _rows(model, prompts, numbers, max_new_tokens, how)
     queue = deque(row for row in rows if row.most > 0)
     uses = Counter(row.prompt for row in queue)
     length = max(map(len, prompts), default=0) + max_new_tokens
@@ -86,3 +75,24 @@ def _refilled(
         logprobs=[row.logprobs for row in rows],
         read=slots.n_read,
     )
+
+
+def _rows(
+    model: Any,
+    prompts: Sequence[Prompt],
+    numbers: Sequence[object],
+    max_new_tokens: int,
+    how: How,
+) -> list[Row]:
+    ends = how.ends if how.eos_id is None else how.ends | {how.eos_id}
+    return [
+        Row(
+            prompt=prompt,
+            number=number,
+            most=min(max_new_tokens, model.max_seq_len - len(prompt)),
+            sampling=how.sampling,
+            ends=ends,
+            ended=partial(how.ended, index) if how.ended else None,
+        )
+        for index, (prompt, number) in enumerate(zip(prompts, numbers, strict=True))
+    ]

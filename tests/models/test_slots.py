@@ -9,8 +9,8 @@ import pytest
 import torch
 from test_generation import CPU, SHAPES, continued
 
+from forge.models.batching.slots import Apart, Row, Slots, refillable
 from forge.models.sampling import How
-from forge.models.slots import Apart, Row, Slots, refillable
 from forge.models.token_distribution import Sampling
 
 LIMIT = 24  # max_seq_len of the model

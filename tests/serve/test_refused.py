@@ -25,7 +25,11 @@ SAY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         ({"messages": "hi"}, 400, "messages: a list"),
         ({"messages": [{"role": "root", "content": ""}]}, 400, "messages[0]: the role is one of"),
         ({"messages": [{"role": "user"}]}, 400, "messages[0]: the content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "parts of text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400,
+            "parts of text",
+        ),
         ({**SAY, "n": 5}, 400, "n=5: at most 4"),
         ({**SAY, "max_tokens": 0}, 400, "max_tokens: an integer from 1"),
         ({**SAY, "max_tokens": True}, 400, "max_tokens: an integer"),

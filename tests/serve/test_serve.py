@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-
 from conftest import serving, until
 
 PROMPTS = ["the sea", "a", "ship «é»", "1 the whale said to the man in the white", "  ", "was his"]
@@ -135,9 +134,7 @@ def test_a_flood_is_refused(loaded) -> None:
 
         def ask(number: int) -> httpx.Response:
             body = {"prompt": "the", "max_tokens": 5, "seed": number}
-            return httpx.post(
-                f"{address}/v1/completions", json=body, timeout=60, trust_env=False
-            )
+            return httpx.post(f"{address}/v1/completions", json=body, timeout=60, trust_env=False)
 
         with ThreadPoolExecutor(40) as pool:
             asked = [pool.submit(ask, number) for number in range(40)]

@@ -193,9 +193,7 @@ class Rows:
             self.had[slot] = False
             self.had[slot, torch.tensor([*row.prompt, *row.tokens], device=usable.device)] = True
 
-    def _drawn(
-        self, rows: Sequence[Row], slots: slice, logits: Tensor, uniform: Tensor
-    ) -> Tensor:
+    def _drawn(self, rows: Sequence[Row], slots: slice, logits: Tensor, uniform: Tensor) -> Tensor:
         """Draw a token for each row, [rows]; rows with equal options at once."""
         by_options: dict[Sampling, list[int]] = {}
         for index, row in enumerate(rows):
@@ -215,17 +213,21 @@ class Rows:
         """Give rows their tokens, up to an ending token, and free the slots of ended rows."""
         tokens = torch.cat([part[0] for part in drawn], 1).tolist()
         logprobs = torch.cat([part[1] for part in drawn], 1).tolist()
-        tops = [None if part[2] is None else [t.tolist() for t in part[2]] for part in drawn]
+        likeliest = [_pairs(part[2], len(rows)) for part in drawn]
         for index, row in enumerate(rows):
-            for place, (token, logprob) in enumerate(
-                zip(tokens[index], logprobs[index], strict=True)
-            ):
-                top = tops[place]
-                likeliest = [] if top is None else list(zip(top[1][index], top[0][index]))
-                row.take(token, logprob, likeliest)
+            for place, token in enumerate(tokens[index]):
+                row.take(token, logprobs[index][place], likeliest[place][index])
                 if row.over:
                     self.remove(row)
                     break
+
+
+def _pairs(candidates: Any, rows: int) -> list[list[tuple[int, float]]]:
+    """The candidates of each row, as (id, log-probability); candidates: as of Tensor.topk."""
+    if candidates is None:
+        return [[] for _ in range(rows)]
+    values, ids = candidates[0].tolist(), candidates[1].tolist()
+    return [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
 
 
 class Slots(Rows):

@@ -71,7 +71,7 @@ class Server:
             "prompt_tokens_total": engine.counts["prompt_tokens"],
             "generated_tokens_total": engine.counts["tokens"],
             "cancelled_answers_total": engine.counts["cancelled"],
-            "first_token_seconds_sum": engine.seconds["first_token"],
+            "first_token_seconds_sum": engine.first_seconds,
             "first_token_seconds_count": engine.counts["first_tokens"],
             "live_answers": engine.live,
             "waiting_requests": engine.waiting,

@@ -135,7 +135,7 @@ class Engine:
         self.length = min(int(model.max_seq_len), length or int(model.max_seq_len))
         self.every = 1 if device.type == "cpu" else ON_GPU
         self.counts: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.first_seconds = 0.0  # until the first token, of all requests
         self._queue: deque[Request] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -245,7 +245,7 @@ class Engine:
             self._rows.join(rows)
             self.counts["prompt_tokens"] += len(request.prompt)
             self.counts["first_tokens"] += 1
-            self.seconds["first_token"] += time.perf_counter() - request.came
+            self.first_seconds += time.perf_counter() - request.came
             self._tell(rows)
         self._rows.read.clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from test_generation import CPU, SHAPES, continued
 
 from forge.models.batching.slots import Apart, Row, Slots, refillable
-from forge.models.sampling import How
+from forge.models.sampling import How, continue_rows
 from forge.models.token_distribution import Sampling
+from forge.rollouts.slots import write_rows
 
 LIMIT = 24  # max_seq_len of the model
 PROMPTS = [[7, 7, 3], [1], [*range(10, 30)], [*range(40, 50)], [5] * 23, [2, 9, 4], [7, 7, 3], [8]]
@@ -40,6 +42,7 @@ def served(model: Any, texts: list[Row], size: int, chunk: int) -> None:
             rows.go_on()
 
 
+@pytest.mark.ci("mha", "chunks, sinks", "mla latents", "delta nets", "smear")
 @pytest.mark.parametrize("options", [*SHAPES.values(), *SMEAR.values()], ids=[*SHAPES, *SMEAR])
 def test_a_text_does_not_depend_on_its_neighbours(small_decoder, options) -> None:
     """With options of its own each, at 1, 3 and 16 at once, its prompt read whole or in chunks."""
@@ -58,6 +61,22 @@ def test_a_text_does_not_depend_on_its_neighbours(small_decoder, options) -> Non
         ]
         served(model, rows, size, chunk)
         assert [row.tokens for row in rows] == alone
+
+
+@pytest.mark.parametrize("options", [SMEAR["smear"], SHAPES["delta nets"]], ids=["smear", "delta"])
+def test_rollouts_of_what_is_beside_keys_and_values(small_decoder, options) -> None:
+    """Rows that take the places of ended ones have embeddings, and states, of their own."""
+    model = small_decoder(**options).double().eval()
+    if model.smear is not None:
+        torch.nn.init.normal_(model.smear.gate)
+        torch.nn.init.constant_(model.smear.scale, 0.7)
+    how = How(sampling=WAYS[2], ended=lambda row, drawn: len(drawn) > row % 3, logprobs=True)
+    prompts, numbers = [(*prompt,) for prompt in PROMPTS], range(len(PROMPTS))
+    expected = continue_rows(model, prompts, 9, replace(how, use_cache=False), CPU)
+    written = write_rows(model, prompts, numbers, 9, how, CPU, size=3)
+    assert written.tokens == expected.tokens
+    for mine, theirs in zip(written.logprobs, expected.logprobs, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-6)
 
 
 def test_candidates_and_ends(small_decoder) -> None:

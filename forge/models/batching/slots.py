@@ -181,17 +181,17 @@ class Rows:
     def _mark(self, rows: Sequence[Row], slots: slice, usable: Tensor) -> None:
         """Mark the tokens of new texts, where a repetition penalty needs them."""
         if self.had is None and any(row.sampling.repetition_penalty != 1 for row in rows):
-            self.had = torch.zeros(
-                self.size, usable.shape[1], dtype=torch.bool, device=usable.device
-            )
+            had = torch.zeros(self.size, usable.shape[1], dtype=torch.bool, device=usable.device)
             marked = list(enumerate(self.rows))
         elif self.had is not None:
+            had = self.had
             marked = [(slots.start + n, row) for n, row in enumerate(rows) if not row.tokens]
         else:
             return
+        self.had = had
         for slot, row in marked:
-            self.had[slot] = False
-            self.had[slot, torch.tensor([*row.prompt, *row.tokens], device=usable.device)] = True
+            had[slot] = False
+            had[slot, torch.tensor([*row.prompt, *row.tokens], device=usable.device)] = True
 
     def _drawn(self, rows: Sequence[Row], slots: slice, logits: Tensor, uniform: Tensor) -> Tensor:
         """Draw a token for each row, [rows]; rows with equal options at once."""
@@ -286,8 +286,8 @@ class Slots(Rows):
                 held[slot, ..., length - len(prompt) : length, :] = part
         self.padding[slot] = length - len(prompt)
         if last is not None:
-            if self.embeddings is None:
-                self.embeddings = last.new_zeros(self.size, *last.shape)
+            held = self.embeddings
+            self.embeddings = last.new_zeros(self.size, *last.shape) if held is None else held
             self.embeddings[slot] = last
 
     def _show(self, live: int) -> None:

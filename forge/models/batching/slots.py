@@ -286,9 +286,13 @@ class Slots(Rows):
                 held[slot, ..., length - len(prompt) : length, :] = part
         self.padding[slot] = length - len(prompt)
         if last is not None:
-            held = self.embeddings
-            self.embeddings = last.new_zeros(self.size, *last.shape) if held is None else held
-            self.embeddings[slot] = last
+            embeddings = self.embeddings
+            if embeddings is None:
+                embeddings = torch.zeros(
+                    self.size, *last.shape, dtype=last.dtype, device=self.device
+                )
+            embeddings[slot] = last
+            self.embeddings = embeddings
 
     def _show(self, live: int) -> None:
         """Let the model see the first slots alone."""

@@ -8,10 +8,12 @@ import queue
 import sys
 from pathlib import Path
 
+from forge.cli import CONTROL
 from forge.data.tokenizers.render import encode_prompt, stated_ends, turn_end_ids
 from forge.models.token_distribution import Sampling
 from forge.serve.engine import Engine, Piece, Request
 from forge.serve.loading import talks
+from forge.serve.spelling import UNSURE
 from forge.training.checkpoints.restore import Trained
 
 NUMBERS = {
@@ -187,7 +189,9 @@ def _streamed(request: Request, pieces: queue.Queue[Piece]) -> str:
                 raise ValueError(piece.error)
             # Chat templates leave the space before an answer to the model.
             new = piece.text if text else piece.text.lstrip("\n")
-            print(new, end="", flush=True)
+            # A model may have learned what moves a terminal's cursor.
+            shown = CONTROL.sub(UNSURE, new) if sys.stdout.isatty() else new
+            print(shown, end="", flush=True)
             text += new
             if piece.finish:
                 break

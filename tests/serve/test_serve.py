@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from conftest import serving, until
+from serving import serving, until
 
 PROMPTS = ["the sea", "a", "ship «é»", "1 the whale said to the man in the white", "  ", "was his"]
 MOST = 24

@@ -17,7 +17,7 @@ WORDS = {
         "forge train eval.enabled=true evaluates while it trains": "eval evaluate test validate",
         "forge runs lists the runs": "ls list ps",
         "forge train -m optimizer.lr=1e-3,1e-4 runs a sweep": "sweep multirun tune",
-        "forge generate RUN --chat TEXT answers a message": "chat",
+        "forge serve RUN answers scripts and browsers": "api server",
         "forge generate RUN --prompt TEXT": "sample infer inference predict",
         "forge train objective=sft data=chat data.path=FILE": "finetune sft",
         "forge train objective=dpo data=chat_preference data.path=FILE": "dpo",

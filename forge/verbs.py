@@ -19,6 +19,8 @@ FIRST = re.compile(r"`python -m forge\.(\w+.*?)`: (.*)", re.DOTALL)
 ORDER = (
     *("train", "check", "explain", "resume", "status", "report", "scaling", "runs", "compare"),
     "generate",
+    "chat",
+    "serve",
     *(
         "evaluate",
         "import",

@@ -51,7 +51,7 @@ def test_the_help_of_a_verb_ends_with_its_examples(
         (["eval"], "     -> forge train eval.enabled=true"),
         (["ls"], "     -> forge runs lists"),
         (["sweep"], "     -> forge train -m "),
-        (["chat"], "     -> forge generate RUN --chat TEXT"),
+        (["api"], "     -> forge serve RUN"),
         (["finetune"], "     -> forge train objective=sft data=chat"),
     ],
 )

@@ -34,7 +34,7 @@ from forge.objectives import grpo
 from forge.train import main
 from helpers import rollout_rewards
 owner, name, call = {
-    "writing": (slots._Slots, "_go_on", 30),
+    "writing": (slots.Slots, "go_on", 30),
     "rewards": (rollout_rewards, "signs", 3),
     "update": (grpo.GRPO, "__call__", 12),
     "": (None, "", 0),

@@ -1,0 +1,1 @@
+"""Batches of texts in progress, which texts join and leave."""

@@ -1,0 +1,377 @@
+"""Continuous batching: texts in slots of one cache, which join and leave between steps.
+
+All texts of the cache end at the same place, with padding before each. A prompt is read apart, and
+its keys and values are copied into a free slot. Live texts stand in the first slots, so that a step
+reads no free one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forge.models.cache import KVCache
+from forge.models.contract import Cached
+from forge.models.head import head_of
+from forge.models.sampling import How
+from forge.models.token_distribution import NONE, NOT_FINITE, Sampling, logprobs_of, uniforms
+from forge.tensors.wide import widest
+
+SPARE = 64  # places of a cache beyond the longest text, so that texts are moved rarely
+Prompt = tuple[int, ...]
+
+
+@dataclass(kw_only=True, eq=False)
+class Row:
+    """A text that is written: its prompt, and the tokens drawn, the ending token too.
+
+    number: of its random stream, with the seed of `sampling`. most: tokens to draw at most. ends:
+    ids that end it. ended: whether it ends with the tokens drawn. top: candidates to record at each
+    token, as (id, log-probability), the likeliest first. over: whether it has ended.
+    """
+
+    prompt: Prompt
+    number: object
+    most: int
+    sampling: Sampling
+    ends: frozenset[int] = frozenset()
+    ended: Callable[[list[int]], bool] | None = None
+    top: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    candidates: list[list[tuple[int, float]]] = field(default_factory=list)
+    over: bool = False
+
+    def take(self, token: int, logprob: float, candidates: list[tuple[int, float]]) -> None:
+        """Add a token. Raises FloatingPointError where the logits were not finite."""
+        if token == NONE:
+            raise FloatingPointError(NOT_FINITE)
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if self.top:
+            self.candidates.append(candidates[: self.top])
+        full = len(self.tokens) == self.most
+        self.over = full or token in self.ends or bool(self.ended and self.ended(self.tokens))
+
+
+def refillable(model: Any) -> bool:
+    """Whether rows of the model's cache can be replaced: keys and values of all tokens."""
+    if not (isinstance(model, Cached) and getattr(model, "reads_padding", False)):
+        return False
+    # A layer of a kind without a span, such as a delta net, has a state.
+    if set(getattr(model, "kinds", ())) - set(getattr(model, "spans", ())):
+        return False
+    cache = model.new_cache(1)
+    return isinstance(cache, KVCache) and not any(layer.span.window for layer in cache.layers)
+
+
+class Rows:
+    """Live texts, `size` at most, that draw their tokens together; base of `Slots` and `Apart`.
+
+    new: tokens that a text draws at most. how: n_ids, agree and logprobs_at of it are used. Call
+    all methods in eval mode. n_read: tokens of the prompts read.
+    """
+
+    def __init__(self, model: Any, size: int, new: int, how: How, device: torch.device) -> None:
+        self.model, self.size, self.how, self.device = model, size, how, device
+        self.rows: list[Row] = []
+        self.read: dict[Prompt, Any] = {}
+        self.n_read = 0
+        self.unread = torch.zeros(size, 1, dtype=torch.int64, device=device)
+        self.draws = torch.zeros(size, new, device=device, dtype=widest(device))
+        self.had: Tensor | None = None  # tokens of each text, where one has a repetition penalty
+
+    @property
+    def free(self) -> int:
+        return self.size - len(self.rows)
+
+    @torch.no_grad()
+    def reading(self, prompts: Iterable[Prompt], chunk: int = 0) -> Iterator[None]:
+        """Read prompts, and remember what each leaves behind, in `read`; yields behind each chunk
+        of tokens. chunk: 0 = all at once.
+        """
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def join(self, rows: Sequence[Row]) -> None:
+        """Put rows into free slots, each with its first token; their prompts were read."""
+        begin = len(self.rows)
+        hidden = self._enter(rows)
+        for slot, row in enumerate(rows, begin):
+            stream = uniforms(row.sampling.seed, [row.number], row.most, self.device)
+            self.draws[slot, : row.most] = stream[0]
+        self.rows += rows
+        slots = slice(begin, len(self.rows))
+        drawn = self._draw(rows, slots, hidden, self.draws[slots, 0])
+        self.unread[slots] = drawn[0].clamp(min=0)
+        self._take(rows, [drawn])
+
+    @torch.no_grad()
+    def go_on(self, count: int = 1) -> list[Row]:
+        """Draw `count` tokens for each row, fewer where a row's number ends; returns the rows."""
+        rows = list(self.rows)
+        count = min([count, *(row.most - len(row.tokens) for row in rows)])
+        self._make_room(count)
+        slots = slice(0, len(rows))
+        unread, drawn = self.unread[slots], []
+        position = torch.tensor([len(row.tokens) for row in rows], device=self.device)
+        for number in range(count):
+            hidden = self._hidden(unread)
+            uniform = self.draws[slots].gather(1, (position + number)[:, None])[:, 0]
+            drawn.append(self._draw(rows, slots, hidden, uniform))
+            unread = drawn[-1][0].clamp(min=0)
+        self.unread[slots] = unread
+        self._went_on()
+        self._take(rows, drawn)
+        return rows
+
+    def remove(self, row: Row) -> None:
+        """Free the slot of a row; the last live row moves into it."""
+        slot, last = self.rows.index(row), len(self.rows) - 1
+        if slot != last:
+            for held in (self.unread, self.draws, self.had):
+                if held is not None:
+                    held[slot] = held[last]
+        self._replace(slot, last)
+        self.rows[slot] = self.rows[last]
+        self.rows.pop()
+        self._shrunk()
+
+    def _enter(self, rows: Sequence[Row]) -> Tensor:
+        """Take rows into the next slots; returns the hidden states of the prompts' ends."""
+        raise NotImplementedError
+
+    def _hidden(self, unread: Tensor) -> Tensor:
+        """Hidden states behind the unread token of each live row, [rows, dim]."""
+        raise NotImplementedError
+
+    def _replace(self, slot: int, last: int) -> None:
+        """Move the cache of the last live slot into another."""
+        raise NotImplementedError
+
+    def _make_room(self, count: int) -> None:
+        """Make room for `count` tokens of each live row."""
+
+    def _went_on(self) -> None:
+        """Keep what the model left in its cache beside keys and values."""
+
+    def _shrunk(self) -> None:
+        """Adapt to fewer live rows."""
+
+    def _draw(
+        self, rows: Sequence[Row], slots: slice, hidden: Tensor, uniform: Tensor
+    ) -> tuple[Tensor, Tensor, Any]:
+        """Tokens [rows, 1], their log-probabilities, and the likeliest candidates."""
+        logits = head_of(self.model).logits(hidden)
+        usable = logits[:, : self.how.n_ids]
+        self._mark(rows, slots, usable)
+        drawn = self.how.agree(self._drawn(rows, slots, usable, uniform)[:, None])
+        if self.had is not None:
+            self.had[slots] = self.had[slots].scatter(1, drawn.clamp(min=0), True)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.how.logprobs_at
+        top = min(max(row.top for row in rows), usable.shape[1])
+        candidates = wide.log_softmax(-1)[:, : self.how.n_ids].topk(top) if top else None
+        return drawn, logprobs_of(wide, drawn.clamp(min=0)), candidates
+
+    def _mark(self, rows: Sequence[Row], slots: slice, usable: Tensor) -> None:
+        """Mark the tokens of new texts, where a repetition penalty needs them."""
+        if self.had is None and any(row.sampling.repetition_penalty != 1 for row in rows):
+            had = torch.zeros(self.size, usable.shape[1], dtype=torch.bool, device=usable.device)
+            marked = list(enumerate(self.rows))
+        elif self.had is not None:
+            had = self.had
+            marked = [(slots.start + n, row) for n, row in enumerate(rows) if not row.tokens]
+        else:
+            return
+        self.had = had
+        for slot, row in marked:
+            had[slot] = False
+            had[slot, torch.tensor([*row.prompt, *row.tokens], device=usable.device)] = True
+
+    def _drawn(self, rows: Sequence[Row], slots: slice, logits: Tensor, uniform: Tensor) -> Tensor:
+        """Draw a token for each row, [rows]; rows with equal options at once."""
+        by_options: dict[Sampling, list[int]] = {}
+        for index, row in enumerate(rows):
+            by_options.setdefault(replace(row.sampling, seed=0), []).append(index)
+        had = None if self.had is None else self.had[slots]
+        drawn = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+        for sampling, indices in by_options.items():
+            penalty = sampling.repetition_penalty != 1
+            if len(by_options) == 1:
+                return sampling.draw(logits, uniform, had if penalty else None)
+            places = torch.tensor(indices, device=logits.device)
+            marked = had[places] if had is not None and penalty else None
+            drawn[places] = sampling.draw(logits[places], uniform[places], marked)
+        return drawn
+
+    def _take(self, rows: Sequence[Row], drawn: Sequence[tuple[Tensor, Tensor, Any]]) -> None:
+        """Give rows their tokens, up to an ending token, and free the slots of ended rows."""
+        tokens = torch.cat([part[0] for part in drawn], 1).tolist()
+        logprobs = torch.cat([part[1] for part in drawn], 1).tolist()
+        likeliest = [_pairs(part[2], len(rows)) for part in drawn]
+        for index, row in enumerate(rows):
+            for place, token in enumerate(tokens[index]):
+                row.take(token, logprobs[index][place], likeliest[place][index])
+                if row.over:
+                    self.remove(row)
+                    break
+
+
+def _pairs(candidates: Any, rows: int) -> list[list[tuple[int, float]]]:
+    """The candidates of each row, as (id, log-probability); candidates: as of Tensor.topk."""
+    if candidates is None:
+        return [[] for _ in range(rows)]
+    values, ids = candidates[0].tolist(), candidates[1].tolist()
+    return [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+
+
+class Slots(Rows):
+    """Rows with one cache, each in a slot. length: of the longest text. Models as `refillable`."""
+
+    def __init__(
+        self, model: Any, size: int, length: int, new: int, how: How, device: torch.device
+    ) -> None:
+        super().__init__(model, size, new, how, device)
+        self.padding = torch.zeros(size, dtype=torch.int64, device=device)
+        self.cache = model.new_cache(length + SPARE, self.padding)
+        self.store: list[tuple[Tensor, ...]] = [() for _ in self.cache.layers]
+        self.embeddings: Tensor | None = None  # as last_embedding of the cache
+
+    @torch.no_grad()
+    def reading(self, prompts: Iterable[Prompt], chunk: int = 0) -> Iterator[None]:
+        texts = sorted(set(prompts) - self.read.keys())
+        if not texts:
+            return
+        longest = max(map(len, texts))
+        missing = [longest - len(text) for text in texts]
+        padding = (torch.tensor(missing, device=self.device),) if any(missing) else ()
+        cache = self.model.new_cache(longest, *padding)
+        rows = [[0] * gap + list(text) for gap, text in zip(missing, texts, strict=True)]
+        tokens, hidden = torch.tensor(rows, device=self.device), torch.empty(0)
+        for part in tokens.split(chunk or longest, 1):
+            hidden = self.model.hidden(part, cache=cache)[:, -1]
+            yield
+        for index, (gap, text) in enumerate(zip(missing, texts, strict=True)):
+            states = [
+                tuple(held[index, ..., gap:longest, :] for held in layer.held)
+                for layer in cache.layers
+            ]
+            last = None if cache.last_embedding is None else cache.last_embedding[index]
+            self.read[text] = states, hidden[index], last
+        self.n_read += sum(map(len, texts))
+
+    def _enter(self, rows: Sequence[Row]) -> Tensor:
+        self._move(min(0, self.cache.length - max(len(row.prompt) for row in rows)))
+        for slot, row in enumerate(rows, len(self.rows)):
+            self._copy(slot, row.prompt)
+        self._show(len(self.rows) + len(rows))
+        return torch.stack([self.read[row.prompt][1] for row in rows])
+
+    def _copy(self, slot: int, prompt: Prompt) -> None:
+        """Copy the cache of a prompt into a slot."""
+        states, _, last = self.read[prompt]
+        length = self.cache.length
+        for number, (layer, parts) in enumerate(zip(self.cache.layers, states, strict=True)):
+            if not self.store[number]:
+                self.store[number] = tuple(
+                    part.new_zeros(self.size, *part.shape[:-2], layer.size, part.shape[-1])
+                    for part in parts
+                )
+            for held, part in zip(self.store[number], parts, strict=True):
+                held[slot, ..., length - len(prompt) : length, :] = part
+        self.padding[slot] = length - len(prompt)
+        if last is not None:
+            embeddings = self.embeddings
+            if embeddings is None:
+                embeddings = torch.zeros(
+                    self.size, *last.shape, dtype=last.dtype, device=self.device
+                )
+            embeddings[slot] = last
+            self.embeddings = embeddings
+
+    def _show(self, live: int) -> None:
+        """Let the model see the first slots alone."""
+        self.cache.padding = self.padding[:live]
+        for layer, held in zip(self.cache.layers, self.store, strict=True):
+            layer.padding, layer.held = self.cache.padding, tuple(part[:live] for part in held)
+        if self.embeddings is not None:
+            self.cache.last_embedding = self.embeddings[:live]
+
+    def _shrunk(self) -> None:
+        self._show(len(self.rows))
+
+    def _hidden(self, unread: Tensor) -> Tensor:
+        return self.model.hidden(unread, cache=self.cache)[:, -1]
+
+    def _went_on(self) -> None:
+        if self.embeddings is not None:
+            self.embeddings[: len(self.rows)] = self.cache.last_embedding
+
+    def _replace(self, slot: int, last: int) -> None:
+        if slot != last:
+            for held in [part for parts in self.store for part in parts]:
+                held[slot, ..., : self.cache.length, :] = held[last, ..., : self.cache.length, :]
+            self.padding[slot] = self.padding[last]
+            if self.embeddings is not None:
+                self.embeddings[slot] = self.embeddings[last]
+
+    def _make_room(self, count: int) -> None:
+        """Move texts to the front where all have much padding, or the cache is full."""
+        length = self.cache.length
+        least = length - max(len(row.prompt) + len(row.tokens) - 1 for row in self.rows)
+        if least >= SPARE or length + count > self.cache.max_len:
+            self._move(least)
+
+    def _move(self, places: int) -> None:
+        """Move all texts of the cache to the front by `places`; below 0, to the back."""
+        length = self.cache.length
+        for layer in self.cache.layers:
+            layer.length = length - places
+            for held in layer.held if places else ():
+                texts = held[..., max(places, 0) : length, :].clone()
+                held[..., max(-places, 0) : length - places, :] = texts
+        if places:
+            self.padding.sub_(places).clamp_(min=0)
+
+
+class Apart(Rows):
+    """Rows with a cache each, for models whose caches have no slots (windows, states, or none)."""
+
+    def __init__(self, model: Any, size: int, new: int, how: How, device: torch.device) -> None:
+        super().__init__(model, size, new, how, device)
+        self.cached = isinstance(model, Cached)
+        self.caches: list[Any] = []
+
+    @torch.no_grad()
+    def reading(self, prompts: Iterable[Prompt], chunk: int = 0) -> Iterator[None]:
+        for prompt in sorted(set(prompts) - self.read.keys()):
+            cache = self.model.new_cache() if self.cached else list(prompt)
+            beside = {"cache": cache} if self.cached else {}
+            hidden = self.model.hidden(torch.tensor([prompt], device=self.device), **beside)
+            self.read[prompt] = cache, hidden[0, -1]
+            self.n_read += len(prompt)
+            yield
+
+    def _enter(self, rows: Sequence[Row]) -> Tensor:
+        self.caches += [copy.deepcopy(self.read[row.prompt][0]) for row in rows]
+        return torch.stack([self.read[row.prompt][1] for row in rows])
+
+    def _hidden(self, unread: Tensor) -> Tensor:
+        states = []
+        for cache, token in zip(self.caches, unread, strict=True):
+            if self.cached:
+                hidden = self.model.hidden(token[None], cache=cache)
+            else:
+                cache += token.tolist()
+                hidden = self.model.hidden(torch.tensor([cache], device=self.device))
+            states.append(hidden[0, -1])
+        return torch.stack(states)
+
+    def _replace(self, slot: int, last: int) -> None:
+        self.caches[slot] = self.caches[last]
+        self.caches.pop()

@@ -1,0 +1,268 @@
+"""The engine: a thread in which all live requests draw their tokens together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.models.batching.slots import Apart, Row, Rows, Slots, refillable
+from forge.models.reading_mode import evaluating
+from forge.models.sampling import How
+from forge.models.token_distribution import Sampling
+from forge.serve.spelling import Speller
+
+CHUNK = 256  # tokens of a joining prompt that are read between two steps
+ON_GPU = 4  # tokens that a GPU draws before it is waited for
+
+
+class Full(Exception):
+    """As many requests wait as may."""
+
+
+class Closed(Exception):
+    """The engine takes no more requests."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """A drawn token, with its log-probability and the likeliest candidates, if asked for."""
+
+    id: int
+    logprob: float
+    candidates: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """New text of one of the answers, its tokens, and why it ended; the last has a `finish`.
+
+    finish: `stop` or `length`. error: what went wrong, in the last of all pieces.
+    """
+
+    answer: int = 0
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    finish: str | None = None
+    error: str = ""
+
+
+@dataclass(kw_only=True, eq=False)
+class Request:
+    """A prompt that is to be answered `n` times.
+
+    put: takes each Piece, in the engine's thread. most: tokens of an answer at most. ends: ids that
+    end an answer. top: candidates to record; None = no log-probabilities.
+    """
+
+    prompt: tuple[int, ...]
+    put: Callable[[Piece], None]
+    most: int
+    sampling: Sampling
+    ends: frozenset[int]
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    top: int | None = None
+    came: float = field(default_factory=time.perf_counter)
+    cancelled: bool = False
+    answers: list[Answer] = field(default_factory=list)
+
+    def cancel(self) -> None:
+        """Give the slots back at the next step; nobody waits for an answer."""
+        self.cancelled = True
+
+
+class Answer:
+    """One of the answers of a request: its row, and its text."""
+
+    def __init__(self, request: Request, number: int, tokenizer: Tokenizer) -> None:
+        self.request, self.number = request, number
+        self.speller = Speller(tokenizer, request.ends, request.stop)
+        self.reported = 0
+        # As forge.generate numbers the samples of its first prompt.
+        self.row = Row(
+            prompt=request.prompt,
+            number=f"0 {number}" if number else 0,
+            most=request.most,
+            sampling=request.sampling,
+            ends=request.ends,
+            ended=self.speller.add,
+            top=request.top or 0,
+        )
+
+    def tell(self) -> None:
+        """Hand on what is new of the answer."""
+        row, finish = self.row, None
+        if row.over:
+            finish = self.speller.finish(row.tokens)
+        tokens = []
+        if self.request.top is not None:
+            for place in range(self.reported, len(row.tokens)):
+                candidates = row.candidates[place] if row.top else []
+                token, logprob = row.tokens[place], row.logprobs[place]
+                if token not in self.request.ends:
+                    tokens.append(Token(id=token, logprob=logprob, candidates=candidates))
+        self.reported = len(row.tokens)
+        text = self.speller.new(over=row.over)
+        if text or tokens or finish:
+            self.request.put(Piece(answer=self.number, text=text, tokens=tokens, finish=finish))
+
+
+class Engine:
+    """Answers requests: `slots` answers at once, and `waiting` requests in a queue behind them.
+
+    length: tokens of a prompt with its answer, at most. Start it with `start`, end it with `close`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        *,
+        slots: int = 16,
+        waiting: int = 64,
+        length: int | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.device = model, tokenizer, device
+        self.slots, self.room = slots, waiting
+        self.length = min(int(model.max_seq_len), length or int(model.max_seq_len))
+        self.every = 1 if device.type == "cpu" else ON_GPU
+        self.counts: Counter[str] = Counter()
+        self.first_seconds = 0.0  # until the first token, of all requests
+        self._queue: deque[Request] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._rows = self._empty()
+        self._answers: dict[Row, Answer] = {}
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> Engine:
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """End all requests with an error, and the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, request: Request) -> None:
+        """Put a request in the queue. Raises Full, or Closed."""
+        request.answers = [Answer(request, n, self.tokenizer) for n in range(request.n)]
+        with self._changed:
+            if self._closed:
+                raise Closed
+            self._queue = deque(each for each in self._queue if not each.cancelled)
+            if len(self._queue) >= self.room + max(self.slots - len(self._answers), 0):
+                raise Full
+            self._queue.append(request)
+            self._changed.notify_all()
+
+    @property
+    def live(self) -> int:
+        """Answers that are written now."""
+        return len(self._rows.rows)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return sum(not request.cancelled for request in list(self._queue))
+
+    @property
+    def usable(self) -> bool:
+        return self._thread.is_alive() and not self._closed
+
+    def _empty(self) -> Rows:
+        how = How(n_ids=self.tokenizer.vocab_size)
+        if refillable(self.model):
+            return Slots(self.model, self.slots, self.length, self.length, how, self.device)
+        return Apart(self.model, self.slots, self.length, how, self.device)
+
+    def _run(self) -> None:
+        with evaluating(self.model):
+            while self._wait():
+                try:
+                    self._step()
+                except Exception as error:  # of the model: requests fail, the engine goes on
+                    self._fail(f"{type(error).__name__}: {error}")
+                    self._rows = self._empty()
+        self._fail("the server is closing")
+
+    def _wait(self) -> bool:
+        """Wait for a request; False when closed."""
+        with self._changed:
+            while not (self._closed or self._queue or self._rows.rows):
+                self._changed.wait()
+            return not self._closed
+
+    def _fail(self, why: str) -> None:
+        with self._changed:
+            requests = {answer.request for answer in self._answers.values()}
+            if self._closed:
+                requests |= set(self._queue)
+                self._queue.clear()
+            self._answers = {}
+        for request in requests:
+            request.put(Piece(error=why))
+
+    def _step(self) -> None:
+        """Let requests leave and join, and draw the next token of each answer."""
+        for row, answer in list(self._answers.items()):
+            if answer.request.cancelled:
+                self._leave(row)
+        while (request := self._next()) is not None:
+            self._join(request)
+        self._go_on()
+
+    def _next(self) -> Request | None:
+        """The first request of the queue, if there are slots for all of its answers."""
+        with self._changed:
+            while self._queue and self._queue[0].cancelled:
+                self._queue.popleft()
+            if self._queue and self._queue[0].n <= self._rows.free:
+                return self._queue.popleft()
+            return None
+
+    def _join(self, request: Request) -> None:
+        """Read a prompt, while others go on, and draw the first token of each answer."""
+        rows = [answer.row for answer in request.answers]
+        for row, answer in zip(rows, request.answers, strict=True):
+            self._answers[row] = answer
+        for _ in self._rows.reading([request.prompt], CHUNK):
+            self._go_on()
+            if request.cancelled or self._closed:
+                break
+        else:
+            self._rows.join(rows)
+            self.counts["prompt_tokens"] += len(request.prompt)
+            self.counts["first_tokens"] += 1
+            self.first_seconds += time.perf_counter() - request.came
+            self._tell(rows)
+        self._rows.read.clear()
+
+    def _go_on(self) -> None:
+        if self._rows.rows:
+            self._tell(self._rows.go_on(self.every))
+
+    def _tell(self, rows: list[Row]) -> None:
+        for row in rows:
+            answer = self._answers[row]
+            self.counts["tokens"] += len(row.tokens) - answer.reported
+            answer.tell()
+            if row.over:
+                del self._answers[row]
+
+    def _leave(self, row: Row) -> None:
+        if row in self._rows.rows:
+            self._rows.remove(row)
+        self.counts["cancelled"] += 1
+        del self._answers[row]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from forge.models.cache import KVCache
 from forge.models.contract import Cached
 from forge.models.head import head_of
 from forge.models.reading_mode import evaluating
-from forge.models.sampling import LOOK_EVERY, Continued, How, continue_rows
+from forge.models.sampling import LOOK_EVERY, Continued, Ended, How, continue_rows
 from forge.models.token_distribution import NONE, NOT_FINITE, logprobs_of, uniforms
 from forge.tensors.wide import widest
 
@@ -49,11 +51,19 @@ def write_rows(
         result = Continued(tokens=[])
         for start in range(0, len(prompts), size):
             rows = slice(start, start + size)
-            part = continue_rows(model, prompts[rows], max_new_tokens, how, device, numbers[rows])
+            ended = how.ended and partial(_after, how.ended, start)
+            of_part = replace(how, ended=ended)
+            part = continue_rows(
+                model, prompts[rows], max_new_tokens, of_part, device, numbers[rows]
+            )
             result.tokens += part.tokens
             result.logprobs += part.logprobs
             result.read += part.read
         return result
+
+
+def _after(ended: Ended, start: int, row: int, drawn: list[int]) -> bool:
+    return ended(start + row, drawn)
 
 
 def refillable(model: Any) -> bool:

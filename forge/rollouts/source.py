@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from forge.config.environments.entry import NAME as ENVIRONMENT
 from forge.config.objectives.grpo import GRPO as Section
 from forge.config.rollouts.rollout import LocalRollout
 from forge.config.root import Config
@@ -24,6 +25,7 @@ from forge.data.batches.order import SampleOrder
 from forge.data.batches.source import StepSource
 from forge.data.sources.prompts import PromptRow
 from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.environments.environments import Environments
 from forge.models.reading_mode import evaluating
 from forge.objectives.grpo import GRPO
 from forge.parallel.ranks import Ranks
@@ -31,7 +33,7 @@ from forge.rewards.scorer import Scorer
 from forge.rollouts.advantages import advantages_of, degenerate
 from forge.rollouts.batches import collate, learnt_tokens, weights_of, width_of
 from forge.rollouts.completion import (
-    LENGTH,
+    STOP,
     Completion,
     forget,
     path_of,
@@ -63,12 +65,13 @@ class Rollouts(StepSource):
         objective: GRPO,
         tokenizer: Tokenizer,
         scorer: Scorer | None,
+        environments: Environments | None = None,
         device: torch.device,
         ranks: Ranks,
     ) -> None:
         """run_dir: None = rollouts are not stored. version: of the config; a rollout of another one
-        is made anew. scorer: None on ranks other than the main one. Raises ValueError where no
-        prompt is short enough.
+        is made anew. scorer: None on ranks other than the main one. environments: answer between
+        turns; None = a completion is one turn. Raises ValueError where no prompt is short enough.
         """
         assert isinstance(config.rollout, LocalRollout)
         assert isinstance(config.objective, Section)
@@ -80,9 +83,13 @@ class Rollouts(StepSource):
         self.n_prompts = self.size * self.section.num_mini_batches // self.group
         self.rows = rows
         self.order = order_of(config, len(rows))
-        self.sampler = Sampler(model, tokenizer, self.rollout, config.seed, device, ranks)
+        self.sampler = Sampler(
+            model, tokenizer, self.rollout, config.seed, device, ranks, environments
+        )
         parameter = next(model.parameters())
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
+        entries = {**config.rewards, ENVIRONMENT: config.environment}
+        self.weights = {name: float(e.get("weight", 1.0)) for name, e in entries.items()}
         self.samples, self.waited = 0, 0.0
         self.current: tuple[int, list[Completion]] | None = None
 
@@ -184,8 +191,19 @@ class Rollouts(StepSource):
             raise scores
         for index, completion in enumerate(completions):
             completion.reward = scores.total[index]
-            completion.rewards = {name: values[index] for name, values in scores.by_name.items()}
-        return list(scores.total)
+            by_name = {name: values[index] for name, values in scores.by_name.items()}
+            completion.rewards = by_name | completion.rewards
+        self._add_environment(completions)
+        return [completion.reward for completion in completions]
+
+    def _add_environment(self, completions: list[Completion]) -> None:
+        """Add the rewards of the environment to the sums, where it gave any."""
+        given = any(ENVIRONMENT in completion.rewards for completion in completions)
+        for completion in completions if given else ():
+            value = completion.rewards.setdefault(ENVIRONMENT, None)
+            if value is not None:
+                weighted = self.weights[ENVIRONMENT] * value
+                completion.reward = (completion.reward or 0.0) + weighted
 
     def _advance(self, completions: list[Completion], totals: list[float | None]) -> None:
         """Give completions their advantages, and mark those that count."""
@@ -196,12 +214,11 @@ class Rollouts(StepSource):
                     pairs = zip(row.old, row.reference, strict=True)
                     totals[index] = total - section.beta * math.fsum(a - b for a, b in pairs)
         names = completions[0].rewards
-        entries = self.config.rewards
         values = advantages_of(
             section.advantage,
             totals,
             {name: [row.rewards[name] for row in completions] for name in names},
-            {name: float(entries.get(name, {}).get("weight", 1.0)) for name in names},
+            {name: self.weights[name] for name in names},
             self.group,
         )
         dropped = degenerate(totals, self.group).repeat(self.group)
@@ -209,7 +226,7 @@ class Rollouts(StepSource):
             row.advantage = advantage
             row.learnt = not (
                 (section.drop_degenerate and is_equal)
-                or (section.mask_truncated and row.finish == LENGTH)
+                or (section.mask_truncated and row.finish != STOP)
             )
 
     def _read_log_probs(self, completions: list[Completion]) -> None:

@@ -14,6 +14,7 @@ from forge.data.batches.streams import Streamed
 from forge.data.sources.prompts import PromptStore
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.store import TokenStore
+from forge.environments.environments import Environments
 from forge.objectives.grpo import GRPO
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
@@ -68,6 +69,9 @@ def step_source(
     scorer = Scorer(config.rewards, config.run.trust) if ranks.main else None
     if scorer is not None:
         scorer.check_columns({name for row in rows[:1] for name in row.columns})
+    environments = None
+    if config.environment:
+        environments = Environments(config.environment, config.run.trust)
     return Rollouts(
         config,
         rows,
@@ -77,6 +81,7 @@ def step_source(
         objective=objective,
         tokenizer=tokenizer,
         scorer=scorer,
+        environments=environments,
         device=device,
         ranks=ranks,
     )

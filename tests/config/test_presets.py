@@ -71,7 +71,7 @@ PARAMETERS = {
     "smollm2_135m": 134_515_008,
     "smollm2_1_7b": 1_711_376_384,
 }
-ENTRIES = {"task": "eval.tasks.mine", "reward": "rewards.mine"}
+ENTRIES = {"task": "eval.tasks.mine", "reward": "rewards.mine", "environment": "environment"}
 OF_ROLLOUTS = (
     "tokenizer=bytes",
     "train.batch_size=8",

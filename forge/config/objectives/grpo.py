@@ -150,10 +150,10 @@ def needed(rollout: Rollout, objective: Objective) -> Findings:
         yield "rollout", "this objective learns from the text of its data.", "rollout=none"
 
 
-@rule("rollout.rewards", "rewards", "objective")
+@rule("rollout.rewards", "rewards", "environment", "objective")
 def rewards(config: Config, objective: GRPO) -> Findings:
-    """Completions need a reward to learn from."""
-    if not config.rewards:
+    """Completions need a reward to learn from, or an environment that gives it."""
+    if not (config.rewards or config.environment):
         yield "rewards", "+reward@rewards.exact=exact"
 
 

@@ -35,3 +35,10 @@ def report_of(rows: Sequence[Completion], group: int) -> dict[str, float]:
         values["completions/mean_turns"] = np.mean([row.turns for row in rows])
         values["completions/frac_max_turns"] = np.mean([row.finish == TURNS for row in rows])
     return {name: float(value) for name, value in values.items()}
+
+
+def report_of_dropped(rewards: Sequence[float | None]) -> dict[str, float]:
+    """Groups that were dropped for others, of rewards equal in each, and their mean reward."""
+    judged = [reward for reward in rewards if reward is not None]
+    values = {"refill/groups_dropped": float(len(rewards))}
+    return values | ({"refill/reward_of_dropped": float(np.mean(judged))} if judged else {})

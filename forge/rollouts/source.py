@@ -40,7 +40,7 @@ from forge.rollouts.completion import (
     read_rollout,
     write_rollout,
 )
-from forge.rollouts.report import report_of
+from forge.rollouts.report import report_of, report_of_dropped
 from forge.rollouts.writing import Sampler
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Rollouts(StepSource):
         entries = {**config.rewards, ENVIRONMENT: config.environment}
         self.weights = {name: float(e.get("weight", 1.0)) for name, e in entries.items()}
         self.samples, self.waited = 0, 0.0
-        self.current: tuple[int, list[Completion]] | None = None
+        self.current: tuple[int, dict[str, Any], list[Completion]] | None = None
 
     @property
     def epoch(self) -> float | None:
@@ -109,16 +109,18 @@ class Rollouts(StepSource):
         rollout, update = divmod(self.samples // self.size, self.section.updates)
         begin = time.perf_counter()
         if self.current is None or self.current[0] != rollout:
-            self.current = rollout, self._rollout(rollout, update)
-        completions = self.current[1]
+            self.current = rollout, *self._rollout(rollout, update)
+        _, head, completions = self.current
         means = report_of(completions, self.group)
+        if self.section.refill:
+            means |= report_of_dropped(head.get("dropped", ()))
         first = update % self.section.num_mini_batches * self.size
         step = self._step(completions[first : first + self.size], means)
         self.samples += self.size
         self.waited += time.perf_counter() - begin
         return step
 
-    def _rollout(self, number: int, update: int) -> list[Completion]:
+    def _rollout(self, number: int, update: int) -> tuple[dict[str, Any], list[Completion]]:
         """Read a rollout of an earlier start, or make it. A collective."""
         path, saved = path_of(self.run_dir or Path(), number), None
         if self.ranks.main and self.run_dir is not None:
@@ -127,47 +129,77 @@ class Rollouts(StepSource):
                 saved = None
         saved = self.ranks.from_main(saved)
         if saved is not None:
-            return saved[1]
+            return saved
         if update:
             message = f"{path} has no complete rollout, and the run goes on in the middle of it"
             hint = "go on from a step that is a multiple of"
             raise ValueError(f"{message}; {hint} {self.section.updates}: checkpoint.resume_from")
         return self._make(number)
 
-    def _make(self, number: int) -> list[Completion]:
+    def _make(self, number: int) -> tuple[dict[str, Any], list[Completion]]:
         """Write, judge and store the completions of a rollout. A collective."""
         places = range(number * self.n_prompts, (number + 1) * self.n_prompts)
         prompts = [self.rows[self.order.window(place)] for place in places]
+        seconds = dict.fromkeys(("writing", "rewards", "log_probs"), 0.0)
+        completions = self._judged(prompts, number, 0, seconds)
+        dropped = self._refill(completions, number, seconds)
         begin = time.perf_counter()
-        completions = self.sampler.write(prompts, number)
-        written = time.perf_counter()
-        totals = self._judge(completions, prompts)
-        judged = time.perf_counter()
         self._read_log_probs(completions)
-        self._advance(completions, totals)
+        self._advance(completions, [completion.reward for completion in completions])
+        seconds["log_probs"] = time.perf_counter() - begin
+        head: dict[str, Any] = {"rollout": number, "version": self.version, "seconds": seconds}
+        if self.section.refill:
+            head["dropped"] = dropped
         if self.ranks.main and self.run_dir is not None:
-            head = {
-                "rollout": number,
-                "version": self.version,
-                "seconds": {
-                    "writing": written - begin,
-                    "rewards": judged - written,
-                    "log_probs": time.perf_counter() - judged,
-                },
-            }
             write_rollout(path_of(self.run_dir, number), head, completions)
             forget(self.run_dir, number, self.rollout.keep_last)
+        return head, completions
+
+    def _judged(
+        self, prompts: Sequence[PromptRow], number: int, first: int, seconds: dict[str, float]
+    ) -> list[Completion]:
+        """Completions of prompts with their rewards. first: the place of the first prompt."""
+        begin = time.perf_counter()
+        completions = self.sampler.write(prompts, number, first=first)
+        written = time.perf_counter()
+        self._judge(completions, [prompts[row.prompt - first] for row in completions])
+        seconds["writing"] += written - begin
+        seconds["rewards"] += time.perf_counter() - written
         return completions
 
-    def _judge(
-        self, completions: list[Completion], prompts: Sequence[PromptRow]
+    def _refill(
+        self, completions: list[Completion], number: int, seconds: dict[str, float]
     ) -> list[float | None]:
-        """Give completions their rewards, by the main rank for all. A collective."""
+        """Put groups of further prompts in the place of groups of equal rewards, and return the
+        reward of each group that was dropped. A collective.
+
+        Each round has an order of its own: which prompts are read depends on the rewards, but what
+        is drawn for each does not.
+        """
+        dropped: list[float | None] = []
+        for turn in range(1, self.section.refill + 1):
+            equal = degenerate([row.reward for row in completions], self.group).nonzero()[0]
+            if not len(equal):
+                break
+            order = order_of(self.config, len(self.rows), role=f" refill {turn}")
+            places = range(number * self.n_prompts, number * self.n_prompts + len(equal))
+            prompts = [self.rows[order.window(place)] for place in places]
+            rows = self._judged(prompts, number, turn * self.n_prompts, seconds)
+            for index, place in enumerate((equal * self.group).tolist()):
+                dropped.append(completions[place].reward)
+                group = slice(index * self.group, (index + 1) * self.group)
+                completions[place : place + self.group] = rows[group]
+        return dropped
+
+    def _judge(self, completions: list[Completion], prompts: Sequence[PromptRow]) -> None:
+        """Give completions their rewards, by the main rank for all. prompts: of each completion. A
+        collective.
+        """
         scores: Any = None
         if self.ranks.main:
             assert self.scorer is not None
             columns: dict[str, list[Any]] = {}
-            own = [prompts[completion.prompt].columns for completion in completions]
+            own = [prompt.columns for prompt in prompts]
             for name in dict.fromkeys(name for row in own for name in row):
                 columns[name] = [row.get(name) for row in own]
             columns.pop(getattr(self.config.data, "prompt_field", "prompt"), None)
@@ -194,7 +226,6 @@ class Rollouts(StepSource):
             by_name = {name: values[index] for name, values in scores.by_name.items()}
             completion.rewards = by_name | completion.rewards
         self._add_environment(completions)
-        return [completion.reward for completion in completions]
 
     def _add_environment(self, completions: list[Completion]) -> None:
         """Add the rewards of the environment to the sums, where it gave any."""
@@ -292,11 +323,11 @@ class Rollouts(StepSource):
         )
 
 
-def order_of(config: Config, rows: int) -> SampleOrder:
-    """The order of the prompts: each once in every pass."""
+def order_of(config: Config, rows: int, *, role: str = "") -> SampleOrder:
+    """The order of the prompts: each once in every pass. role: of another order."""
     data = config.data
     seed = data.shuffle_seed if data.shuffle_seed is not None else config.seed
-    return SampleOrder(rows, seed=seed if data.shuffle else None)
+    return SampleOrder(rows, seed=(f"{seed}{role}" if role else seed) if data.shuffle else None)
 
 
 def short_enough(config: Config, rows: Sequence[PromptRow]) -> tuple[list[PromptRow], int]:

@@ -49,9 +49,12 @@ class Sampler:
         # A stop string has no more tokens than bytes; the first tokens of a text may lose a space.
         self.tail = max((len(stop.encode()) for stop in self.stops), default=0) + 4
 
-    def write(self, prompts: Sequence[PromptRow], rollout: int) -> list[Completion]:
-        """All completions of a rollout, those of a prompt in a row; the same on all ranks. A
-        collective. FloatingPointError: the logits are not finite.
+    def write(
+        self, prompts: Sequence[PromptRow], rollout: int, *, first: int = 0
+    ) -> list[Completion]:
+        """All completions of prompts, those of a prompt in a row; the same on all ranks. first: the
+        place of the first prompt in the rollout. A collective. FloatingPointError: the logits are
+        not finite.
         """
         rows = [
             Dialogue(
@@ -61,7 +64,7 @@ class Sampler:
                 key=f"{rollout} {place} {number}",
                 room=self.section.max_new_tokens,
             )
-            for place, prompt in enumerate(prompts)
+            for place, prompt in enumerate(prompts, first)
             for number in range(self.section.num_generations)
         ]
         ends = self._ends(prompts[0])

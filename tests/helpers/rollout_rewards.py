@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -54,3 +55,13 @@ class Capitals:
 
 class NoEnvironment:
     """An object that answers nothing."""
+
+
+def dice(completions: Sequence[str], **columns: Any) -> list[float]:
+    """Random numbers, others at each call."""
+    return [float.fromhex(f"0x0.{os.urandom(6).hex()}") for _ in completions]
+
+
+def capital(completions: Sequence[str], **columns: Any) -> list[float]:
+    """1 for a text with a capital letter: groups of equal rewards are common."""
+    return [float(any(sign.isupper() for sign in text)) for text in completions]

@@ -103,7 +103,7 @@ def test_the_gradient_is_that_of_the_tokens_of_the_model(folder: Path) -> None:
         config, data.train, model, objective, Ranks(), CPU, tokenizer=data.tokenizer, run_dir=None
     )
     step = next(source)
-    rows = source.current[1]
+    rows = source.current[2]
     total, count = torch.zeros((), dtype=FP64), 0
     for row in rows:
         text = torch.tensor([[*row.prompt_ids, *row.ids]])

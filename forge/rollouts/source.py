@@ -6,7 +6,6 @@ directory before the first of its updates: a run that goes on in the middle of o
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Sequence
@@ -43,7 +42,7 @@ from forge.rollouts.completion import (
 from forge.rollouts.report import report_of, report_of_dropped
 from forge.rollouts.writing import Sampler
 
-log = logging.getLogger(__name__)
+PARTS = ("writing", "rewards", "log_probs")
 
 
 class Rollouts(StepSource):
@@ -90,7 +89,7 @@ class Rollouts(StepSource):
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
         entries = {**config.rewards, ENVIRONMENT: config.environment}
         self.weights = {name: float(e.get("weight", 1.0)) for name, e in entries.items()}
-        self.samples, self.waited = 0, 0.0
+        self.samples, self.waited, self.parts = 0, 0.0, dict.fromkeys(PARTS, 0.0)
         self.current: tuple[int, dict[str, Any], list[Completion]] | None = None
 
     @property
@@ -140,13 +139,14 @@ class Rollouts(StepSource):
         """Write, judge and store the completions of a rollout. A collective."""
         places = range(number * self.n_prompts, (number + 1) * self.n_prompts)
         prompts = [self.rows[self.order.window(place)] for place in places]
-        seconds = dict.fromkeys(("writing", "rewards", "log_probs"), 0.0)
+        seconds = dict.fromkeys(PARTS, 0.0)
         completions = self._judged(prompts, number, 0, seconds)
         dropped = self._refill(completions, number, seconds)
         begin = time.perf_counter()
         self._read_log_probs(completions)
         self._advance(completions, [completion.reward for completion in completions])
         seconds["log_probs"] = time.perf_counter() - begin
+        self.parts = {name: self.parts[name] + seconds[name] for name in seconds}
         head: dict[str, Any] = {"rollout": number, "version": self.version, "seconds": seconds}
         if self.section.refill:
             head["dropped"] = dropped

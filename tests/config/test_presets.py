@@ -113,6 +113,7 @@ def needs(file: str, folder: Path) -> list[str]:
         ],
         "data/chat_preference": [f"data.path={folder / 'my.txt'}", "objective=dpo"],
         "data/preference_demo": ["objective=dpo"],
+        "experiment/gsm8k_grpo": [f"model.path={folder}", f"data.path={folder / 'my.txt'}"],
         "experiment/wsd_horizons": ["checkpoint.branch_of=null"],
         "experiment/dpo_demo": [f"tokenizer.path={folder / 'tokenizer.json'}"],
         "experiment/zephyr_dpo_8gpu": ["plan.device=h100", "plan.world_size=8"],

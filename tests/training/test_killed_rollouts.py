@@ -126,6 +126,22 @@ def test_random_rewards_and_replies_are_read_again(tmp_path: Path) -> None:
     assert_bit_equal(stored(step_of(first, STEPS)), stored(step_of(second, STEPS)))
 
 
+def test_the_parts_of_a_rollout_have_their_own_seconds(undisturbed: Path) -> None:
+    """Beside data_seconds, and as in the rollouts."""
+    parts = ("writing", "rewards", "log_probs")
+    logs = [logged(undisturbed, f"{name}_seconds", file="performance.jsonl") for name in parts]
+    data = logged(undisturbed, "data_seconds", file="performance.jsonl")
+    heads = [
+        json.loads(file.read_text().split("\n")[0])["seconds"]
+        for file in sorted((undisturbed / "rollouts").glob("*.jsonl"))
+    ]
+    for name, values in zip(parts, logs, strict=True):
+        spans = [step - before for before, step in zip([0, *values], values, strict=False)]
+        total = sum(span * value for span, value in zip(spans, values.values(), strict=True))
+        assert total == pytest.approx(sum(head[name] for head in heads), rel=0.01)
+    assert max(data.values()) < max(logs[0].values())
+
+
 def test_the_reference_moves_by_its_share_at_its_interval(undisturbed: Path) -> None:
     """The reference in each checkpoint, against the weights of the same checkpoint."""
     names = "parameters/ReferenceAverage/"

@@ -89,23 +89,14 @@ class Turns:
         made = self._on_main(lambda: self.environments.begin(inputs, keys), local=True)
         going = list(range(len(dialogues)))
         while going:
-            waiting: list[tuple[int, str]] = []
             rows = [dialogues[index] for index in going]
-            for index, row, (ids, logprobs) in zip(going, rows, draw(rows), strict=True):
-                row.add(ids, logprobs, learnt=True)
-                row.turns += 1
-                text = self.tokenizer.decode([token for token in ids if token not in ends])
-                if ids[-1] in ends or any(stop in text for stop in self.stops):
-                    waiting.append((index, text))
-                else:
-                    row.finish = LENGTH
-            texts = [text for _, text in waiting]
+            waiting = self._add(dict(zip(going, rows, strict=True)), draw(rows), ends)
             replies = self._on_main(
-                lambda made=made, waiting=waiting, texts=texts: self.environments.step(
-                    [made[index] for index, _ in waiting], texts
+                lambda made=made, waiting=waiting: self.environments.step(
+                    [made[index] for index in waiting], list(waiting.values())
                 )
             )
-            for (index, _), reply in zip(waiting, replies, strict=True):
+            for index, reply in zip(waiting, replies, strict=True):
                 self._take(dialogues[index], reply)
             going = [index for index in going if not dialogues[index].finish]
         cut = sum(dialogue.finish == TURNS for dialogue in dialogues)
@@ -117,6 +108,21 @@ class Turns:
                 len(dialogues),
                 most,
             )
+
+    def _add(
+        self, rows: dict[int, Dialogue], drawn: Sequence[Drawn], ends: frozenset[int | None]
+    ) -> dict[int, str]:
+        """Put turns behind their rows; the text of each turn that was not cut off, by index."""
+        waiting: dict[int, str] = {}
+        for (index, row), (ids, logprobs) in zip(rows.items(), drawn, strict=True):
+            row.add(ids, logprobs, learnt=True)
+            row.turns += 1
+            text = self.tokenizer.decode([token for token in ids if token not in ends])
+            if ids[-1] in ends or any(stop in text for stop in self.stops):
+                waiting[index] = text
+            else:
+                row.finish = LENGTH
+        return waiting
 
     def _take(self, dialogue: Dialogue, reply: Reply) -> None:
         """Put a reply behind a turn, or end the completion."""

@@ -69,9 +69,6 @@ def step_source(
     scorer = Scorer(config.rewards, config.run.trust) if ranks.main else None
     if scorer is not None:
         scorer.check_columns({name for row in rows[:1] for name in row.columns})
-    environments = None
-    if config.environment:
-        environments = Environments(config.environment, config.run.trust)
     return Rollouts(
         config,
         rows,
@@ -81,7 +78,12 @@ def step_source(
         objective=objective,
         tokenizer=tokenizer,
         scorer=scorer,
-        environments=environments,
+        environments=environments_of(config),
         device=device,
         ranks=ranks,
     )
+
+
+def environments_of(config: Config) -> Environments | None:
+    """The environments of the run; None = a completion is one turn."""
+    return Environments(config.environment, config.run.trust) if config.environment else None

@@ -17,7 +17,8 @@ from forge.rollouts import slots
 GRPO = (
     "objective=grpo data=sums_demo tokenizer=bytes +reward@rewards.exact=exact "
     "model.max_seq_len=128 train.seq_len=48 train.batch_size=8 train.global_batch_size=32 "
-    "rollout.max_new_tokens=32 rollout.batch_size=6 model.n_kv_heads=2 precision=fp32 run.device=cpu"
+    "rollout.max_new_tokens=32 rollout.batch_size=6 model.n_kv_heads=2 "
+    "precision=fp32 run.device=cpu"
 )
 MLA = "+mixer@model.mixer=mla"
 

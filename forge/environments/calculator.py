@@ -7,13 +7,14 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from forge.environments.tool import Tool
 
 NUMBERS = re.compile(r"[0-9*+\-/.() ]*")
 TEXTS = re.compile(r"[A-Za-z0-9'\"()._ ]*")
 LONGEST = 1000  # characters of a call
-OPERATORS: Mapping[type, Callable[..., int | float]] = {
+OPERATORS: Mapping[type, Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,

@@ -139,7 +139,7 @@ class Rollouts(StepSource):
         """Write, judge and store the completions of a rollout. A collective."""
         places = range(number * self.n_prompts, (number + 1) * self.n_prompts)
         prompts = [self.rows[self.order.window(place)] for place in places]
-        seconds = dict.fromkeys(PARTS, 0.0)
+        seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         completions = self._judged(prompts, number, 0, seconds)
         dropped = self._refill(completions, number, seconds)
         begin = time.perf_counter()

@@ -79,7 +79,7 @@ class Turns:
         self,
         dialogues: Sequence[Dialogue],
         draw: Callable[[Sequence[Dialogue]], list[Drawn]],
-        ends: frozenset[int | None],
+        ends: frozenset[int],
     ) -> None:
         """Write all completions. draw: the next turn of each, up to its end, a stop string, or its
         room. A collective.
@@ -110,7 +110,7 @@ class Turns:
             )
 
     def _add(
-        self, rows: dict[int, Dialogue], drawn: Sequence[Drawn], ends: frozenset[int | None]
+        self, rows: dict[int, Dialogue], drawn: Sequence[Drawn], ends: frozenset[int]
     ) -> dict[int, str]:
         """Put turns behind their rows; the text of each turn that was not cut off, by index."""
         waiting: dict[int, str] = {}

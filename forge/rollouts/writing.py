@@ -88,14 +88,14 @@ class Sampler:
             return self.ranks.copy_from_main(drawn)
         return self.ranks.copy_over_tp(drawn)
 
-    def _ends(self, prompt: PromptRow) -> frozenset[int | None]:
+    def _ends(self, prompt: PromptRow) -> frozenset[int]:
         """The tokens that end a text, or a turn of a conversation."""
         tokenizer = self.tokenizer
         if isinstance(prompt.prompt, str):
             return frozenset({tokenizer.end_id})
         return frozenset({tokenizer.end_id, *turn_end_ids(tokenizer), *stated_ends(tokenizer)})
 
-    def _draw(self, rows: Sequence[Dialogue], ends: frozenset[int | None]) -> list[Drawn]:
+    def _draw(self, rows: Sequence[Dialogue], ends: frozenset[int]) -> list[Drawn]:
         """Tokens of the next turn of each row, with their log-probabilities. A collective."""
         index, shares = self._share()
         mine = rows[index * len(rows) // shares : (index + 1) * len(rows) // shares]
@@ -109,7 +109,7 @@ class Sampler:
                 raise part
         return [drawn for share in range(shares) for drawn in by_share[share]]
 
-    def _continued(self, rows: Sequence[Dialogue], ends: frozenset[int | None]) -> list[Drawn]:
+    def _continued(self, rows: Sequence[Dialogue], ends: frozenset[int]) -> list[Drawn]:
         tokenizer, section = self.tokenizer, self.section
         longest = max((row.room for row in rows), default=0)
         how = How(
@@ -142,10 +142,10 @@ class Sampler:
         texts = (self.tokenizer.decode(ids) for ids in (drawn[-self.tail :], drawn))
         return all(any(stop in text for stop in self.stops) for text in texts)
 
-    def _text(self, ids: list[int], ends: frozenset[int | None]) -> str:
+    def _text(self, ids: list[int], ends: frozenset[int]) -> str:
         return self.tokenizer.decode([token for token in ids if token not in ends])
 
-    def _completion(self, row: Dialogue, ends: frozenset[int | None]) -> Completion:
+    def _completion(self, row: Dialogue, ends: frozenset[int]) -> Completion:
         text = self._text(row.ids, ends)
         begins = [text.find(stop) for stop in self.stops if stop in text]
         row.finish = STOP if begins or row.ids[-1] in ends else LENGTH

@@ -55,8 +55,7 @@ def step_source(
 ) -> TrainLoader | Rollouts:
     """Build the source of this rank's part of every step. Raises ValueError for mistakes.
 
-    run_dir, version: of the run and its config, for files of rollouts; None = rollouts are not
-    stored.
+    run_dir, version: of the run and its config; None = rollouts are not stored.
     """
     if not config.rollout.active:
         return train_loader(config, text, objective, ranks, device)

@@ -97,7 +97,7 @@ def test_layouts_draw_the_same(layout: str, folder: Path) -> None:
 def test_the_gradient_is_that_of_the_tokens_of_the_model(folder: Path) -> None:
     """Against -A log p summed by hand over each row's own tokens, from the logits of texts."""
     config, data = config_of(folder, f"objective=reinforce {TURNS}"), prepared(folder)
-    model = build_model(config, CPU, Ranks(), FP64)
+    model: Any = build_model(config, CPU, Ranks(), FP64)
     objective = build_objective(config, CPU, Ranks(), tokenizer=data.tokenizer, dtype=FP64)
     source: Any = step_source(
         config, data.train, model, objective, Ranks(), CPU, tokenizer=data.tokenizer, run_dir=None

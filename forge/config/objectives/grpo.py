@@ -179,7 +179,7 @@ def rewards(config: Config, objective: GRPO) -> Findings:
 @rule("rollout.group", "rollout.num_generations", "train.global_batch_size")
 def group(rollout: LocalRollout, objective: GRPO, train: Train) -> Findings:
     """An update learns from whole groups: train.global_batch_size is a multiple of
-    rollout.num_generations, which is above 1 where the advantage is a comparison.
+    rollout.num_generations, which is above 1.
     """
     size, count = train.global_batch_size, rollout.num_generations
     if count == 1:

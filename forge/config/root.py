@@ -89,6 +89,9 @@ class Config(Section):
     rewards: dict[str, Any] = opt(
         {}, "rewards of completions by name, each {_target_: dotted path, weight, and its keywords}"
     )
+    environment: dict[str, Any] = opt(
+        {}, "what answers between the turns of a completion: {_target_: dotted path, its keywords}"
+    )
     tags: list[str] = opt([], "words that forge.runs finds the run by, and W&B", free=True)
     hparams: dict[str, Any] = opt(
         {}, "values of your own by name, for ${hparams.name} in files and overrides"

@@ -17,19 +17,22 @@ from forge.config.precision import BYTES
 from forge.config.root import Config
 from forge.families.folder import is_folder, read_folder
 from forge.planning.activations import Activations, Stage
+from forge.planning.completions import completion_bytes
 from forge.planning.shares import Share, counted, largest, of_trained, share_of
 from forge.planning.state import state_of
 from forge.rundir.saved_config import load_config, newest
 
 FORWARD, LOSS, BACKWARD, UPDATE = "forward", "loss", "backward", "update"
+ROLLOUT = "rollout"
 """Moments of a step: the end of the forward pass with the loss, the begin and the end of the
-backward pass, and the update.
+backward pass, and the update; in reinforcement learning completions are written before.
 """
 WORDS = {
     FORWARD: "at the end of the forward pass",
     LOSS: "at the begin of the backward pass",
     BACKWARD: "at the end of the backward pass",
     UPDATE: "in the update",
+    ROLLOUT: "while completions are written",
 }
 OF_BLOCK = 0.4
 """Gradients of activations inside a block, over what the block keeps: measured."""
@@ -138,16 +141,19 @@ class _OfRank:
         before = self._before()
         in_backward = config.train.optimizer_in_backward
         ends = {} if in_backward else {self.gradients: self.whole}
+        sharded = self.fsdp and parallel.fsdp > 1
         moments = {
             FORWARD: before | self._forward(),
             LOSS: before | self._backward_begins(before),
             BACKWARD: self._backward_ends(before),
             UPDATE: ends | {k: v for k, v in state.items() if k == "optimizer state" and offloads},
         }
+        if writing := completion_bytes(config, self.model, self.share, self.width):
+            gathered = self._gathered("parameters", stay=False) if sharded else 0
+            moments[ROLLOUT] = {"gathered weights": gathered} | writing
         cuda = config.run.device == "cuda"
         apart = {self.gradients} if self.fsdp else set()
         apart |= {"optimizer state"} if offloads else set()
-        sharded = self.fsdp and parallel.fsdp > 1
         return Memory(
             state=state,
             moments={name: _without_zeros(resident | parts) for name, parts in moments.items()},

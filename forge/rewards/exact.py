@@ -58,20 +58,22 @@ class Numeric(Reward):
     without a number.
 
     take: the first or last number of a text; behind: only the text behind the last of these marks,
-    where it has one (GSM8K: "####"). Numbers may have commas: 1,234.5. tolerance: largest
-    difference; relative: largest difference by the size of the answer.
+    where it has one (GSM8K: "####"); needs_mark: a text without it has no number. Numbers may have
+    commas: 1,234.5. tolerance: largest difference; relative: largest difference by the size of the
+    answer.
     """
 
     def __init__(
         self,
         take: str = "last",
         behind: str = "####",
+        needs_mark: bool = False,
         tolerance: float = 0.0,
         relative: float = 0.0,
         correct: float = 1.0,
         wrong: float = 0.0,
     ) -> None:
-        self.take, self.behind = take, behind
+        self.take, self.behind, self.needs_mark = take, behind, needs_mark
         self.tolerance, self.relative = tolerance, relative
         self.correct, self.wrong = correct, wrong
 
@@ -82,7 +84,10 @@ class Numeric(Reward):
 
     def number(self, text: str) -> float | None:
         """The number of a text that counts; None where it has none."""
-        text = text.rpartition(self.behind)[2] if self.behind else text
+        if self.behind:
+            _, mark, text = text.rpartition(self.behind)
+            if self.needs_mark and not mark:
+                return None
         numbers = NUMBER.findall(text)
         value = numbers[-1 if self.take == "last" else 0] if numbers else None
         return None if value is None else float(value.replace(",", ""))

@@ -21,7 +21,11 @@ class RewardError(ValueError):
     """A reward that failed: its name, the failure, and a way out."""
 
     def __init__(self, name: str, message: str, hint: str) -> None:
-        super().__init__(f"rewards.{name}: {message} -> {hint}")
+        super().__init__(name, message, hint)  # as given, so that it can be sent to other ranks
+
+    def __str__(self) -> str:
+        name, message, hint = self.args
+        return f"rewards.{name}: {message} -> {hint}"
 
 
 class RewardFunction:

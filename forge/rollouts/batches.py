@@ -27,11 +27,11 @@ def weights_of(section: GRPO, rows: Sequence[Completion], max_new_tokens: int) -
         "sequence_sum": lambda length: tokens / count,
         "dr_grpo": lambda length: tokens / (count * max_new_tokens),
     }[section.aggregation]
-    return [by_row(len(row.ids)) if row.learnt else 0.0 for row in rows]
+    return [by_row(row.n_targets) if row.learnt else 0.0 for row in rows]
 
 
 def learnt_tokens(rows: Sequence[Completion]) -> int:
-    return sum(len(row.ids) for row in rows if row.learnt)
+    return sum(row.n_targets for row in rows if row.learnt)
 
 
 def width_of(rows: Sequence[Completion], multiple: int, most: int) -> int:
@@ -61,8 +61,9 @@ def collate(
         text = [*row.prompt_ids, *row.ids]
         begin, end = len(row.prompt_ids) - 1, len(text) - 1
         tokens[number, :end] = text[:-1]
-        targets[number, begin:end] = row.ids
-        fields["weights"][number, begin:end] = weight
+        is_target = np.array(row.mask or [1] * len(row.ids), dtype=bool)
+        targets[number, begin:end] = np.where(is_target, row.ids, IGNORE_INDEX)
+        fields["weights"][number, begin:end] = weight * is_target
         for name in names:
             fields[name][number, begin:end] = getattr(row, has[name])
     batch = {"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}

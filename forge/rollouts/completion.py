@@ -11,7 +11,7 @@ from typing import Any
 from forge.rundir.files import write_text
 
 FOLDER = "rollouts"
-STOP, LENGTH = "stop", "length"
+STOP, LENGTH, TURNS = "stop", "length", "turns"
 
 
 @dataclass(kw_only=True)
@@ -19,10 +19,12 @@ class Completion:
     """A completion of a prompt.
 
     prompt: the prompt's place in the rollout; number: of the completion in its group. prompt_ids,
-    ids: tokens, the ending token too. finish: `stop`, or `length` where it was cut off. logprobs,
-    old, reference: of the completion's tokens, by the sampler, by the trained weights at the
-    rollout, and by the reference; empty where not needed. reward: the weighted sum of `rewards`,
-    None = not judged. learnt: whether the completion counts.
+    ids: tokens, the ending token too. finish: `stop`, `length` where it was cut off, or `turns`
+    where it had as many as it may have. mask: 0 for each token of a reply of an environment, which
+    is not learnt; empty = all are the model's. turns: of the model. logprobs, old, reference: of
+    the completion's tokens, by the sampler, by the trained weights at the rollout, and by the
+    reference; 0 in replies, empty where not needed. reward: the weighted sum of `rewards`, None =
+    not judged. learnt: whether the completion counts.
     """
 
     prompt: int
@@ -39,6 +41,13 @@ class Completion:
     logprobs: list[float]
     old: list[float] = field(default_factory=list)
     reference: list[float] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    turns: int = 1
+
+    @property
+    def n_targets(self) -> int:
+        """Tokens that the model wrote."""
+        return sum(self.mask) if self.mask else len(self.ids)
 
 
 NAMES = tuple(entry.name for entry in fields(Completion))

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from forge.rollouts.advantages import degenerate, deviation, numbers
-from forge.rollouts.completion import LENGTH, Completion
+from forge.rollouts.completion import STOP, TURNS, Completion
 
 
 def report_of(rows: Sequence[Completion], group: int) -> dict[str, float]:
     """Means and deviations of the rewards, and lengths of the completions, of a whole rollout."""
     totals = [row.reward for row in rows]
     by_name = {name: [row.rewards[name] for row in rows] for name in rows[0].rewards}
-    lengths = np.array([len(row.ids) for row in rows], dtype=np.float64)
-    ended = np.array([row.finish != LENGTH for row in rows])
+    lengths = np.array([row.n_targets for row in rows], dtype=np.float64)
+    ended = np.array([row.finish == STOP for row in rows])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of rewards that judge nothing
         values = {
@@ -31,4 +31,14 @@ def report_of(rows: Sequence[Completion], group: int) -> dict[str, float]:
         for kind, reduce in (("mean", np.mean), ("min", np.min), ("max", np.max)):
             values[f"completions/{kind}_{prefix}length"] = reduce(some) if len(some) else 0.0
     values["completions/clipped_ratio"] = 1 - ended.mean()
+    if any(row.mask for row in rows):
+        values["completions/mean_turns"] = np.mean([row.turns for row in rows])
+        values["completions/frac_max_turns"] = np.mean([row.finish == TURNS for row in rows])
     return {name: float(value) for name, value in values.items()}
+
+
+def report_of_dropped(rewards: Sequence[float | None]) -> dict[str, float]:
+    """Groups that were dropped for others, of rewards equal in each, and their mean reward."""
+    judged = [reward for reward in rewards if reward is not None]
+    values = {"refill/groups_dropped": float(len(rewards))}
+    return values | ({"refill/reward_of_dropped": float(np.mean(judged))} if judged else {})

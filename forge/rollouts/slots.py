@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from forge.models.batching.slots import Prompt, Row, Slots, refillable
 from forge.models.reading_mode import evaluating
-from forge.models.sampling import LOOK_EVERY, Continued, How, continue_rows
+from forge.models.sampling import LOOK_EVERY, Continued, Ended, How, continue_rows
 
 
 @torch.no_grad()
@@ -37,11 +38,23 @@ def write_rows(
         result = Continued(tokens=[])
         for start in range(0, len(prompts), size):
             rows = slice(start, start + size)
-            part = continue_rows(model, prompts[rows], max_new_tokens, how, device, numbers[rows])
+            ended = how.ended and partial(_after, how.ended, start)
+            part = continue_rows(
+                model,
+                prompts[rows],
+                max_new_tokens,
+                replace(how, ended=ended),
+                device,
+                numbers[rows],
+            )
             result.tokens += part.tokens
             result.logprobs += part.logprobs
             result.read += part.read
         return result
+
+
+def _after(ended: Ended, start: int, row: int, drawn: list[int]) -> bool:
+    return ended(start + row, drawn)
 
 
 def _refilled(

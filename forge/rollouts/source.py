@@ -6,7 +6,6 @@ directory before the first of its updates: a run that goes on in the middle of o
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from forge.config.environments.entry import NAME as ENVIRONMENT
 from forge.config.objectives.grpo import GRPO as Section
 from forge.config.rollouts.rollout import LocalRollout
 from forge.config.root import Config
@@ -24,6 +24,7 @@ from forge.data.batches.order import SampleOrder
 from forge.data.batches.source import StepSource
 from forge.data.sources.prompts import PromptRow
 from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.environments.environments import Environments
 from forge.models.reading_mode import evaluating
 from forge.objectives.grpo import GRPO
 from forge.parallel.ranks import Ranks
@@ -31,17 +32,17 @@ from forge.rewards.scorer import Scorer
 from forge.rollouts.advantages import advantages_of, degenerate
 from forge.rollouts.batches import collate, learnt_tokens, weights_of, width_of
 from forge.rollouts.completion import (
-    LENGTH,
+    STOP,
     Completion,
     forget,
     path_of,
     read_rollout,
     write_rollout,
 )
-from forge.rollouts.report import report_of
+from forge.rollouts.report import report_of, report_of_dropped
 from forge.rollouts.writing import Sampler
 
-log = logging.getLogger(__name__)
+PARTS = ("writing", "rewards", "log_probs")
 
 
 class Rollouts(StepSource):
@@ -63,12 +64,13 @@ class Rollouts(StepSource):
         objective: GRPO,
         tokenizer: Tokenizer,
         scorer: Scorer | None,
+        environments: Environments | None = None,
         device: torch.device,
         ranks: Ranks,
     ) -> None:
         """run_dir: None = rollouts are not stored. version: of the config; a rollout of another one
-        is made anew. scorer: None on ranks other than the main one. Raises ValueError where no
-        prompt is short enough.
+        is made anew. scorer: None on ranks other than the main one. environments: answer between
+        turns; None = a completion is one turn. Raises ValueError where no prompt is short enough.
         """
         assert isinstance(config.rollout, LocalRollout)
         assert isinstance(config.objective, Section)
@@ -80,11 +82,15 @@ class Rollouts(StepSource):
         self.n_prompts = self.size * self.section.num_mini_batches // self.group
         self.rows = rows
         self.order = order_of(config, len(rows))
-        self.sampler = Sampler(model, tokenizer, self.rollout, config.seed, device, ranks)
+        self.sampler = Sampler(
+            model, tokenizer, self.rollout, config.seed, device, ranks, environments
+        )
         parameter = next(model.parameters())
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
-        self.samples, self.waited = 0, 0.0
-        self.current: tuple[int, list[Completion]] | None = None
+        entries = {**config.rewards, ENVIRONMENT: config.environment}
+        self.weights = {name: float(e.get("weight", 1.0)) for name, e in entries.items()}
+        self.samples, self.waited, self.parts = 0, 0.0, dict.fromkeys(PARTS, 0.0)
+        self.current: tuple[int, dict[str, Any], list[Completion]] | None = None
 
     @property
     def epoch(self) -> float | None:
@@ -102,16 +108,18 @@ class Rollouts(StepSource):
         rollout, update = divmod(self.samples // self.size, self.section.updates)
         begin = time.perf_counter()
         if self.current is None or self.current[0] != rollout:
-            self.current = rollout, self._rollout(rollout, update)
-        completions = self.current[1]
+            self.current = rollout, *self._rollout(rollout, update)
+        _, head, completions = self.current
         means = report_of(completions, self.group)
+        if self.section.refill:
+            means |= report_of_dropped(head.get("dropped", ()))
         first = update % self.section.num_mini_batches * self.size
         step = self._step(completions[first : first + self.size], means)
         self.samples += self.size
         self.waited += time.perf_counter() - begin
         return step
 
-    def _rollout(self, number: int, update: int) -> list[Completion]:
+    def _rollout(self, number: int, update: int) -> tuple[dict[str, Any], list[Completion]]:
         """Read a rollout of an earlier start, or make it. A collective."""
         path, saved = path_of(self.run_dir or Path(), number), None
         if self.ranks.main and self.run_dir is not None:
@@ -120,47 +128,78 @@ class Rollouts(StepSource):
                 saved = None
         saved = self.ranks.from_main(saved)
         if saved is not None:
-            return saved[1]
+            return saved
         if update:
             message = f"{path} has no complete rollout, and the run goes on in the middle of it"
             hint = "go on from a step that is a multiple of"
             raise ValueError(f"{message}; {hint} {self.section.updates}: checkpoint.resume_from")
         return self._make(number)
 
-    def _make(self, number: int) -> list[Completion]:
+    def _make(self, number: int) -> tuple[dict[str, Any], list[Completion]]:
         """Write, judge and store the completions of a rollout. A collective."""
         places = range(number * self.n_prompts, (number + 1) * self.n_prompts)
         prompts = [self.rows[self.order.window(place)] for place in places]
+        seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        completions = self._judged(prompts, number, 0, seconds)
+        dropped = self._refill(completions, number, seconds)
         begin = time.perf_counter()
-        completions = self.sampler.write(prompts, number)
-        written = time.perf_counter()
-        totals = self._judge(completions, prompts)
-        judged = time.perf_counter()
         self._read_log_probs(completions)
-        self._advance(completions, totals)
+        self._advance(completions, [completion.reward for completion in completions])
+        seconds["log_probs"] = time.perf_counter() - begin
+        self.parts = {name: self.parts[name] + seconds[name] for name in seconds}
+        head: dict[str, Any] = {"rollout": number, "version": self.version, "seconds": seconds}
+        if self.section.refill:
+            head["dropped"] = dropped
         if self.ranks.main and self.run_dir is not None:
-            head = {
-                "rollout": number,
-                "version": self.version,
-                "seconds": {
-                    "writing": written - begin,
-                    "rewards": judged - written,
-                    "log_probs": time.perf_counter() - judged,
-                },
-            }
             write_rollout(path_of(self.run_dir, number), head, completions)
             forget(self.run_dir, number, self.rollout.keep_last)
+        return head, completions
+
+    def _judged(
+        self, prompts: Sequence[PromptRow], number: int, first: int, seconds: dict[str, float]
+    ) -> list[Completion]:
+        """Completions of prompts with their rewards. first: the place of the first prompt."""
+        begin = time.perf_counter()
+        completions = self.sampler.write(prompts, number, first=first)
+        written = time.perf_counter()
+        self._judge(completions, [prompts[row.prompt - first] for row in completions])
+        seconds["writing"] += written - begin
+        seconds["rewards"] += time.perf_counter() - written
         return completions
 
-    def _judge(
-        self, completions: list[Completion], prompts: Sequence[PromptRow]
+    def _refill(
+        self, completions: list[Completion], number: int, seconds: dict[str, float]
     ) -> list[float | None]:
-        """Give completions their rewards, by the main rank for all. A collective."""
+        """Put groups of further prompts in the place of groups of equal rewards, and return the
+        reward of each group that was dropped. A collective.
+
+        Each round has an order of its own: which prompts are read depends on the rewards, but what
+        is drawn for each does not.
+        """
+        dropped: list[float | None] = []
+        for turn in range(1, self.section.refill + 1):
+            equal = degenerate([row.reward for row in completions], self.group).nonzero()[0]
+            if not len(equal):
+                break
+            order = order_of(self.config, len(self.rows), role=f" refill {turn}")
+            places = range(number * self.n_prompts, number * self.n_prompts + len(equal))
+            prompts = [self.rows[order.window(place)] for place in places]
+            rows = self._judged(prompts, number, turn * self.n_prompts, seconds)
+            for index, place in enumerate((equal * self.group).tolist()):
+                dropped.append(completions[place].reward)
+                group = slice(index * self.group, (index + 1) * self.group)
+                completions[place : place + self.group] = rows[group]
+        return dropped
+
+    def _judge(self, completions: list[Completion], prompts: Sequence[PromptRow]) -> None:
+        """Give completions their rewards, by the main rank for all. prompts: of each completion. A
+        collective.
+        """
         scores: Any = None
         if self.ranks.main:
             assert self.scorer is not None
             columns: dict[str, list[Any]] = {}
-            own = [prompts[completion.prompt].columns for completion in completions]
+            own = [prompt.columns for prompt in prompts]
             for name in dict.fromkeys(name for row in own for name in row):
                 columns[name] = [row.get(name) for row in own]
             columns.pop(getattr(self.config.data, "prompt_field", "prompt"), None)
@@ -184,8 +223,18 @@ class Rollouts(StepSource):
             raise scores
         for index, completion in enumerate(completions):
             completion.reward = scores.total[index]
-            completion.rewards = {name: values[index] for name, values in scores.by_name.items()}
-        return list(scores.total)
+            by_name = {name: values[index] for name, values in scores.by_name.items()}
+            completion.rewards = by_name | completion.rewards
+        self._add_environment(completions)
+
+    def _add_environment(self, completions: list[Completion]) -> None:
+        """Add the rewards of the environment to the sums, where it gave any."""
+        given = any(ENVIRONMENT in completion.rewards for completion in completions)
+        for completion in completions if given else ():
+            value = completion.rewards.setdefault(ENVIRONMENT, None)
+            if value is not None:
+                weighted = self.weights[ENVIRONMENT] * value
+                completion.reward = (completion.reward or 0.0) + weighted
 
     def _advance(self, completions: list[Completion], totals: list[float | None]) -> None:
         """Give completions their advantages, and mark those that count."""
@@ -196,12 +245,11 @@ class Rollouts(StepSource):
                     pairs = zip(row.old, row.reference, strict=True)
                     totals[index] = total - section.beta * math.fsum(a - b for a, b in pairs)
         names = completions[0].rewards
-        entries = self.config.rewards
         values = advantages_of(
             section.advantage,
             totals,
             {name: [row.rewards[name] for row in completions] for name in names},
-            {name: float(entries.get(name, {}).get("weight", 1.0)) for name in names},
+            {name: self.weights[name] for name in names},
             self.group,
         )
         dropped = degenerate(totals, self.group).repeat(self.group)
@@ -209,7 +257,7 @@ class Rollouts(StepSource):
             row.advantage = advantage
             row.learnt = not (
                 (section.drop_degenerate and is_equal)
-                or (section.mask_truncated and row.finish == LENGTH)
+                or (section.mask_truncated and row.finish != STOP)
             )
 
     def _read_log_probs(self, completions: list[Completion]) -> None:
@@ -275,11 +323,11 @@ class Rollouts(StepSource):
         )
 
 
-def order_of(config: Config, rows: int) -> SampleOrder:
-    """The order of the prompts: each once in every pass."""
+def order_of(config: Config, rows: int, *, role: str = "") -> SampleOrder:
+    """The order of the prompts: each once in every pass. role: of another order."""
     data = config.data
     seed = data.shuffle_seed if data.shuffle_seed is not None else config.seed
-    return SampleOrder(rows, seed=seed if data.shuffle else None)
+    return SampleOrder(rows, seed=(f"{seed}{role}" if role else seed) if data.shuffle else None)
 
 
 def short_enough(config: Config, rows: Sequence[PromptRow]) -> tuple[list[PromptRow], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from forge.config.rollouts.rollout import LocalRollout
 from forge.data.sources.prompts import PromptRow
 from forge.data.tokenizers.render import stated_ends, turn_end_ids
 from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.environments.environments import Environments
 from forge.models.reading_mode import evaluating
 from forge.models.sampling import How
 from forge.models.token_distribution import Sampling
@@ -19,6 +21,7 @@ from forge.parallel.fsdp import gathered
 from forge.parallel.ranks import Ranks
 from forge.rollouts.completion import LENGTH, STOP, Completion
 from forge.rollouts.slots import write_rows
+from forge.rollouts.turns import Dialogue, Drawn, Turns
 
 
 class Sampler:
@@ -36,29 +39,42 @@ class Sampler:
         seed: int,
         device: torch.device,
         ranks: Ranks,
+        environments: Environments | None = None,
     ) -> None:
+        """environments: answer between turns; None = a completion is one turn."""
+        self.environments = environments
+        self.stops = (*section.stop, *(environments.stop if environments else ()))
         self.model, self.tokenizer, self.section = model, tokenizer, section
         self.seed, self.device, self.ranks = seed, device, ranks
         # A stop string has no more tokens than bytes; the first tokens of a text may lose a space.
-        self.tail = max((len(stop.encode()) for stop in section.stop), default=0) + 4
+        self.tail = max((len(stop.encode()) for stop in self.stops), default=0) + 4
 
-    def write(self, prompts: Sequence[PromptRow], rollout: int) -> list[Completion]:
-        """All completions of a rollout, those of a prompt in a row; the same on all ranks. A
-        collective. FloatingPointError: the logits are not finite.
+    def write(
+        self, prompts: Sequence[PromptRow], rollout: int, *, first: int = 0
+    ) -> list[Completion]:
+        """All completions of prompts, those of a prompt in a row; the same on all ranks. first: the
+        place of the first prompt in the rollout. A collective. FloatingPointError: the logits are
+        not finite.
         """
-        group = self.section.num_generations
-        pairs = [(place, number) for place in range(len(prompts)) for number in range(group)]
-        index, shares = self._share()
-        mine = pairs[index * len(pairs) // shares : (index + 1) * len(pairs) // shares]
-        try:
-            part: Any = self._draw(prompts, mine, rollout)
-        except FloatingPointError as error:
-            part = error
-        by_share = dict(self.ranks.of_all((index, part)))
-        for part in by_share.values():
-            if isinstance(part, FloatingPointError):
-                raise part
-        return [completion for share in range(shares) for completion in by_share[share]]
+        rows = [
+            Dialogue(
+                prompt=place,
+                number=number,
+                row=prompt,
+                key=f"{rollout} {place} {number}",
+                room=self.section.max_new_tokens,
+            )
+            for place, prompt in enumerate(prompts, first)
+            for number in range(self.section.num_generations)
+        ]
+        ends = self._ends(prompts[0])
+        if self.environments is not None:
+            turns = Turns(self.environments, self.tokenizer, self.ranks, self.stops)
+            turns.write(rows, lambda some: self._draw(some, ends), ends)
+            return [row.completion(self._text(row.ids, ends)) for row in rows]
+        for row, (ids, logprobs) in zip(rows, self._draw(rows, ends), strict=True):
+            row.ids, row.logprobs, row.turns = ids, logprobs, 1
+        return [self._completion(row, ends) for row in rows]
 
     def _share(self) -> tuple[int, int]:
         """(i, n): this rank writes the i-th of n parts."""
@@ -72,66 +88,65 @@ class Sampler:
             return self.ranks.copy_from_main(drawn)
         return self.ranks.copy_over_tp(drawn)
 
-    def _draw(
-        self, prompts: Sequence[PromptRow], pairs: Sequence[tuple[int, int]], rollout: int
-    ) -> list[Completion]:
+    def _ends(self, prompt: PromptRow) -> frozenset[int]:
+        """The tokens that end a text, or a turn of a conversation."""
+        tokenizer = self.tokenizer
+        if isinstance(prompt.prompt, str):
+            return frozenset({tokenizer.end_id})
+        return frozenset({tokenizer.end_id, *turn_end_ids(tokenizer), *stated_ends(tokenizer)})
+
+    def _draw(self, rows: Sequence[Dialogue], ends: frozenset[int]) -> list[Drawn]:
+        """Tokens of the next turn of each row, with their log-probabilities. A collective."""
+        index, shares = self._share()
+        mine = rows[index * len(rows) // shares : (index + 1) * len(rows) // shares]
+        try:
+            part: Any = self._continued(mine, ends)
+        except FloatingPointError as error:
+            part = error
+        by_share = dict(self.ranks.of_all((index, part)))
+        for part in by_share.values():
+            if isinstance(part, FloatingPointError):
+                raise part
+        return [drawn for share in range(shares) for drawn in by_share[share]]
+
+    def _continued(self, rows: Sequence[Dialogue], ends: frozenset[int]) -> list[Drawn]:
         tokenizer, section = self.tokenizer, self.section
-        ends = frozenset(
-            {tokenizer.end_id}
-            if isinstance(prompts[0].prompt, str)
-            else {tokenizer.end_id, *turn_end_ids(tokenizer), *stated_ends(tokenizer)}
-        )
+        longest = max((row.room for row in rows), default=0)
         how = How(
             sampling=Sampling(temperature=section.temperature, seed=self.seed),
             ends=ends,
             n_ids=tokenizer.vocab_size,
-            ended=self._ended if section.stop else None,
+            ended=partial(self._ended, [row.room for row in rows])
+            if self.stops or any(row.room < longest for row in rows)
+            else None,
             agree=self._agree,
             logprobs=True,
             logprobs_at=section.temperature,
         )
-        texts = [prompts[place].ids for place, _ in pairs]
-        numbers = [f"{rollout} {place} {number}" for place, number in pairs]
         with evaluating(self.model), gathered(self.model):
             drawn = write_rows(
                 self.model,
-                texts,
-                numbers,
-                section.max_new_tokens,
+                [(*row.row.ids, *row.ids) for row in rows],
+                [f"{row.key} {row.turns}" if row.turns else row.key for row in rows],
+                longest,
                 how,
                 self.device,
                 size=section.batch_size,
             )
-        return [
-            self._completion(prompts[place], place, number, ids, logprobs, ends)
-            for (place, number), ids, logprobs in zip(
-                pairs, drawn.tokens, drawn.logprobs, strict=True
-            )
-        ]
+        return list(zip(drawn.tokens, drawn.logprobs, strict=True))
 
-    def _ended(self, row: int, drawn: list[int]) -> bool:
-        """Whether a stop string is in the text; looked for in the last tokens first."""
+    def _ended(self, rooms: Sequence[int], row: int, drawn: list[int]) -> bool:
+        """Whether the row is full, or has a stop string: looked for in the last tokens first."""
+        if len(drawn) >= rooms[row]:
+            return True
         texts = (self.tokenizer.decode(ids) for ids in (drawn[-self.tail :], drawn))
-        return all(any(stop in text for stop in self.section.stop) for text in texts)
+        return all(any(stop in text for stop in self.stops) for text in texts)
 
-    def _completion(
-        self,
-        prompt: PromptRow,
-        place: int,
-        number: int,
-        ids: list[int],
-        logprobs: list[float],
-        ends: frozenset[int | None],
-    ) -> Completion:
-        text = self.tokenizer.decode([token for token in ids if token not in ends])
-        begins = [text.find(stop) for stop in self.section.stop if stop in text]
-        return Completion(
-            prompt=place,
-            number=number,
-            prompt_text=prompt.prompt,
-            text=text[: min(begins)] if begins else text,
-            finish=STOP if begins or ids[-1] in ends else LENGTH,
-            prompt_ids=list(prompt.ids),
-            ids=ids,
-            logprobs=logprobs,
-        )
+    def _text(self, ids: list[int], ends: frozenset[int]) -> str:
+        return self.tokenizer.decode([token for token in ids if token not in ends])
+
+    def _completion(self, row: Dialogue, ends: frozenset[int]) -> Completion:
+        text = self._text(row.ids, ends)
+        begins = [text.find(stop) for stop in self.stops if stop in text]
+        row.finish = STOP if begins or row.ids[-1] in ends else LENGTH
+        return row.completion(text[: min(begins)] if begins else text)

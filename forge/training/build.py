@@ -10,6 +10,7 @@ from forge.training.callbacks.garbage import Garbage
 from forge.training.callbacks.metrics import Logger
 from forge.training.callbacks.norms import Norms
 from forge.training.callbacks.progress import StepSigns
+from forge.training.callbacks.reference_average import ReferenceAverage
 from forge.training.callbacks.saving import Saving
 from forge.training.callbacks.sparsity import Sparsity
 from forge.training.callbacks.spikes import Spikes
@@ -92,7 +93,7 @@ def _order_callbacks(
     def wanted(*kinds: type[Callback]) -> list[Callback]:
         return [kind(session) for kind in kinds if kind.wanted(session)]  # type: ignore[call-arg]
 
-    callbacks = [*wanted(StepSigns, Sparsity, WeightAverage), session.signals]
+    callbacks = [*wanted(StepSigns, Sparsity, WeightAverage, ReferenceAverage), session.signals]
     callbacks += wanted(Garbage, Agreement, BadSteps, Logger, Norms, TimeLimit)
     callbacks += [*entries, *wanted(Tasks, HealthCheck)]
     if votes:

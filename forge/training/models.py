@@ -144,7 +144,9 @@ def frozen_model(
         message = f"it reads {longest} tokens, fewer than train.seq_len={config.train.seq_len}"
         raise CheckpointError(f"{path}: {message}; train.seq_len={longest}")
     config = replace(config, adapter=NoAdapter())
-    of_products = HALF.get(config.precision.mixed_precision) if ranks.mesh is None else None
+    moves = getattr(config.objective, "reference_moves", False)  # small moves, lost in 16 bits
+    alone = ranks.mesh is None and not moves
+    of_products = HALF.get(config.precision.mixed_precision) if alone else None
     model = build_model(config, device, ranks, dtype, stored=of_products)  # FSDP would cast
     if path is not None:
         options = {"exclude": exclude, "trust": config.run.trust, "group": ranks.saver}

@@ -14,6 +14,7 @@ from forge.data.batches.streams import Streamed
 from forge.data.sources.prompts import PromptStore
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.store import TokenStore
+from forge.environments.environments import Environments
 from forge.objectives.grpo import GRPO
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
@@ -54,8 +55,7 @@ def step_source(
 ) -> TrainLoader | Rollouts:
     """Build the source of this rank's part of every step. Raises ValueError for mistakes.
 
-    run_dir, version: of the run and its config, for files of rollouts; None = rollouts are not
-    stored.
+    run_dir, version: of the run and its config; None = rollouts are not stored.
     """
     if not config.rollout.active:
         return train_loader(config, text, objective, ranks, device)
@@ -77,6 +77,12 @@ def step_source(
         objective=objective,
         tokenizer=tokenizer,
         scorer=scorer,
+        environments=environments_of(config),
         device=device,
         ranks=ranks,
     )
+
+
+def environments_of(config: Config) -> Environments | None:
+    """The environments of the run; None = a completion is one turn."""
+    return Environments(config.environment, config.run.trust) if config.environment else None

@@ -71,7 +71,7 @@ PARAMETERS = {
     "smollm2_135m": 134_515_008,
     "smollm2_1_7b": 1_711_376_384,
 }
-ENTRIES = {"task": "eval.tasks.mine", "reward": "rewards.mine"}
+ENTRIES = {"task": "eval.tasks.mine", "reward": "rewards.mine", "environment": "environment"}
 OF_ROLLOUTS = (
     "tokenizer=bytes",
     "train.batch_size=8",
@@ -113,6 +113,7 @@ def needs(file: str, folder: Path) -> list[str]:
         ],
         "data/chat_preference": [f"data.path={folder / 'my.txt'}", "objective=dpo"],
         "data/preference_demo": ["objective=dpo"],
+        "experiment/gsm8k_grpo": [f"model.path={folder}", f"data.path={folder / 'my.txt'}"],
         "experiment/wsd_horizons": ["checkpoint.branch_of=null"],
         "experiment/dpo_demo": [f"tokenizer.path={folder / 'tokenizer.json'}"],
         "experiment/zephyr_dpo_8gpu": ["plan.device=h100", "plan.world_size=8"],

@@ -73,7 +73,7 @@ def rollout(config: Config, ranks: Ranks, folder: Path) -> list[Completion]:
     source = step_source(
         config, data.train, model, objective, ranks, CPU, tokenizer=data.tokenizer, run_dir=None
     )
-    return source._make(1)  # type: ignore[union-attr]
+    return source._make(1)[1]  # type: ignore[union-attr]
 
 
 def drawn(completions: list[Completion]) -> list[Any]:

@@ -24,6 +24,7 @@ from forge.rundir import checkpoints, saved_config
 NOTHING_TO_TYPE = {
     "eval.tasks": "a path",
     "rewards": "a path",
+    "environment": "an entry of a group",
     "data.path": "a path",
     "data.hf_dataset_name": "a name or a path",
     "data.sources": "a path",

@@ -36,7 +36,7 @@ FREE = {
 FREE_AS_A_WHOLE = {"eval", "launch", "metrics", "parallel", "plan", "profiling", "run", "sweep"}
 FREE_AS_A_WHOLE |= {"scaling", "sweeper"}
 IDENTITY = {
-    "": "hparams rewards seed",
+    "": "environment hparams rewards seed",
     "checkpoint": "branch_of dir exclude_from_loading init_from init_optimizer",
     "data": "_target_ add_bos add_eos anneal_start_step anneal_weights as_messages chat_template "
     "chat_template_kwargs leave_out "

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from run_helpers import assert_bit_equal, logged, step_of, stored
 
 HERE = Path(__file__).parents[1]
@@ -23,8 +25,9 @@ objective=dr_grpo data=prompts tokenizer=bytes model.dim=32 model.n_layers=2 mod
 model.max_seq_len=32 train.seq_len=24 train.batch_size=4 train.global_batch_size=8
 train.max_steps={STEPS} optimizer=adamw optimizer.lr=0.003 rollout.num_generations=4
 rollout.max_new_tokens=10 rollout.batch_size=3 objective.num_iterations=2 objective.beta=0.05
+objective.reference=ema objective.reference_interval=3 objective.reference_mix=0.25
 +rewards.signs._target_=helpers.rollout_rewards.signs run.trust=[helpers.] checkpoint.interval=1
-checkpoint.keep_last_n=3 metrics.log_interval=3 run.inline=true run.num_threads=1
+checkpoint.keep_last_n=8 metrics.log_interval=3 run.inline=true run.num_threads=1
 """.split()
 # Kills the process at call N of a function. In the second start nothing is killed.
 KILLER = """
@@ -37,6 +40,7 @@ owner, name, call = {
     "writing": (slots.Slots, "go_on", 30),
     "rewards": (rollout_rewards, "signs", 3),
     "update": (grpo.GRPO, "__call__", 12),
+    "last update": (grpo.GRPO, "__call__", 16),
     "": (None, "", 0),
 }[sys.argv.pop(1)]
 def killing(function, calls=[0]):
@@ -97,3 +101,58 @@ def test_a_killed_run_ends_with_the_same_bits(kill: str, undisturbed: Path, tmp_
     for key in ("train/reward", "train/kl", "train/completions/mean_length"):
         assert logged(path, key) == logged(undisturbed, key)
         assert len(logged(path, key)) == 3
+
+
+def test_random_rewards_and_replies_are_read_again(tmp_path: Path) -> None:
+    """A run killed in the second update of its last rollout goes on from what was written, even if
+    its rewards and its environment are random: with the same bits at each try.
+    """
+    more = [
+        "+rewards.dice._target_=helpers.rollout_rewards.dice",
+        "+environment._target_=helpers.rollout_rewards.Capitals",
+        "+environment.random=true",
+        "+environment.max_turns=3",
+    ]
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run(first, "last update", *more) == -signal.SIGKILL
+    written = rollouts(first)
+    last = [json.loads(line) for line in written["000003.jsonl"] if line]
+    assert any(0 in row["mask"] for row in last)
+    assert len({row["rewards"]["dice"] for row in last}) == len(last)
+    shutil.copytree(first, second)
+    for path in (first, second):
+        assert run(path, "", *more) == 0
+        assert rollouts(path) == written
+    assert_bit_equal(stored(step_of(first, STEPS)), stored(step_of(second, STEPS)))
+
+
+def test_the_parts_of_a_rollout_have_their_own_seconds(undisturbed: Path) -> None:
+    """Beside data_seconds, and as in the rollouts."""
+    parts = ("writing", "rewards", "log_probs")
+    logs = [logged(undisturbed, f"{name}_seconds", file="performance.jsonl") for name in parts]
+    data = logged(undisturbed, "data_seconds", file="performance.jsonl")
+    heads = [
+        json.loads(file.read_text().split("\n")[0])["seconds"]
+        for file in sorted((undisturbed / "rollouts").glob("*.jsonl"))
+    ]
+    for name, values in zip(parts, logs, strict=True):
+        spans = [step - before for before, step in zip([0, *values], values, strict=False)]
+        total = sum(span * value for span, value in zip(spans, values.values(), strict=True))
+        assert total == pytest.approx(sum(head[name] for head in heads), rel=0.01)
+    assert max(data.values()) < max(logs[0].values())
+
+
+def test_the_reference_moves_by_its_share_at_its_interval(undisturbed: Path) -> None:
+    """The reference in each checkpoint, against the weights of the same checkpoint."""
+    names = "parameters/ReferenceAverage/"
+    references, trained = (
+        {step: stored(step_of(undisturbed, step), below) for step in range(1, STEPS + 1)}
+        for below in (names, "model/")
+    )
+    for step in range(2, STEPS + 1):
+        for name, before in references[step - 1].items():
+            share = 0.25 if step % 3 == 0 else 0.0
+            expected = before + share * (trained[step][name] - before)
+            torch.testing.assert_close(references[step][name], expected, rtol=1e-6, atol=1e-7)
+    name = "blocks.0.attention.wq.weight"
+    assert not torch.equal(references[2][name], references[3][name])

@@ -26,6 +26,10 @@ COPIED = Condition(
     lambda config, ranks: config.objective.beta > 0 and config.objective.reference == "copy",
     "without a copy as the reference",
 )
+MOVES = Condition(
+    lambda config, ranks: config.objective.beta > 0 and config.objective.reference == "ema",
+    "without objective.reference=ema",
+)
 CORRECTS = Condition(lambda config, ranks: config.objective.mismatch != "none", "without it")
 
 
@@ -94,8 +98,9 @@ class GRPO(Responses):
     )
     reference: str = opt(
         "copy",
-        "a frozen model, or the model without its adapter",
-        choices=("copy", "adapter"),
+        "a frozen model; the model without its adapter; or the initial weights, moved towards the "
+        "trained ones now and then (ema)",
+        choices=("copy", "adapter", "ema"),
         acts_when=KL_ON,
     )
     reference_model: str | None = opt(
@@ -103,6 +108,10 @@ class GRPO(Responses):
         "a run or a checkpoint of it; null = the initial weights, those of checkpoint.init_from",
         path=True,
         acts_when=COPIED,
+    )
+    reference_interval: int = opt(512, "updates between its moves", gt=0, acts_when=MOVES)
+    reference_mix: float = opt(
+        0.6, "share of the trained weights in each move", gt=0, le=1, acts_when=MOVES
     )
     num_iterations: int = opt(1, "passes over each rollout (mu)", gt=0)
     num_mini_batches: int = opt(
@@ -120,6 +129,12 @@ class GRPO(Responses):
     drop_degenerate: bool = opt(
         False, "groups of equal rewards teach nothing: leave them out of every mean too"
     )
+    refill: int = opt(
+        0,
+        "rounds of further prompts that take the place of such groups, at most; 0 = none (dynamic "
+        "sampling, arXiv:2503.14476)",
+        ge=0,
+    )
     mask_truncated: bool = opt(False, "learn nothing from completions cut off at max_new_tokens")
 
     @property
@@ -130,6 +145,10 @@ class GRPO(Responses):
     @property
     def has_reference(self) -> bool:
         return self.beta > 0
+
+    @property
+    def reference_moves(self) -> bool:
+        return self.beta > 0 and self.reference == "ema"
 
     def frozen_models(self) -> dict[str, str | None]:
         source = self.reference_model if self.reference == "copy" else None
@@ -150,17 +169,17 @@ def needed(rollout: Rollout, objective: Objective) -> Findings:
         yield "rollout", "this objective learns from the text of its data.", "rollout=none"
 
 
-@rule("rollout.rewards", "rewards", "objective")
+@rule("rollout.rewards", "rewards", "environment", "objective")
 def rewards(config: Config, objective: GRPO) -> Findings:
-    """Completions need a reward to learn from."""
-    if not config.rewards:
+    """Completions need a reward to learn from, or an environment that gives it."""
+    if not (config.rewards or config.environment):
         yield "rewards", "+reward@rewards.exact=exact"
 
 
 @rule("rollout.group", "rollout.num_generations", "train.global_batch_size")
 def group(rollout: LocalRollout, objective: GRPO, train: Train) -> Findings:
     """An update learns from whole groups: train.global_batch_size is a multiple of
-    rollout.num_generations, which is above 1 where the advantage is a comparison.
+    rollout.num_generations, which is above 1.
     """
     size, count = train.global_batch_size, rollout.num_generations
     if count == 1:
@@ -243,6 +262,13 @@ def mismatch_limits(objective: GRPO) -> Findings:
     """objective.mismatch_min is below objective.mismatch_max."""
     if objective.mismatch != "none" and objective.mismatch_min >= objective.mismatch_max:
         yield "objective.mismatch_min", "objective.mismatch_min=0"
+
+
+@rule("objective.moving_reference", "objective.reference", "objective.beta", "adapter")
+def moving_reference(objective: GRPO, adapter: Adapter) -> Findings:
+    """objective.reference=ema is a mean of all weights: without an adapter."""
+    if objective.reference_moves and adapter.active:
+        yield "objective.reference", "objective.reference=adapter, or adapter=none"
 
 
 @rule("objective.reference_of_adapter", "objective.reference", "objective.beta", "adapter")

@@ -20,6 +20,7 @@ OF_FORGE: dict[str, str | tuple[str, ...]] = {
     "callbacks": "forge.training.",
     "trackers": "forge.trackers.",
     "eval.tasks": "forge.tasks.",
+    "environment": "forge.environments.",
     "rewards": ("forge.rewards.", "forge.training.learned_reward."),
 }
 """Prefixes of forge's own classes that a group takes without trust."""

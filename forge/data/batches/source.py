@@ -28,11 +28,12 @@ class StepSource(Iterator[Step]):
 
     samples: sequences handed out so far, over all ranks. sources: names of a mixture's sources.
     streams: whether ranks have positions of their own. waited: seconds of waiting for steps; a
-    caller may reset to 0.
+    caller may reset to 0. parts: seconds by name of parts of `waited` that are no waiting for data.
     """
 
     samples: int = 0
     waited: float = 0.0
+    parts: Mapping[str, float] = {}
     sources: tuple[str, ...] = ("",)
     streams: bool = False
 

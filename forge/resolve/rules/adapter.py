@@ -21,6 +21,7 @@ from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
 from forge.config.model.tensors import BIAS, EMBEDDING, EXPERT, HEAD, TensorSpec
 from forge.config.objectives.base import Objective
+from forge.config.objectives.grpo import PROMPTS
 from forge.config.quantization import Quantization
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
@@ -221,5 +222,6 @@ def random_weights(
         yield INIT_FROM, message, f"{start}; or adapter=none"
     elif "" not in objective.compares:
         name = objective.schema_name or objective._target_
-        message = f"objective={name} compares responses of a model that has learnt nothing."
+        verb = "learns from completions" if PROMPTS in objective.compares else "compares responses"
+        message = f"objective={name} {verb} of a model that has learnt nothing."
         yield INIT_FROM, message, start

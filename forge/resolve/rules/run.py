@@ -208,6 +208,8 @@ def _read(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
         for name, entry in group_entries.items():
             if isinstance(entry, dict) and "_target_" in entry:
                 yield f"{above}.{name}", entry
+    if "_target_" in config.environment:
+        yield "environment", config.environment
 
 
 def _entries(config: Config) -> Iterator[tuple[str, Any]]:

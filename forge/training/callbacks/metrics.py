@@ -164,6 +164,7 @@ class Logger(Callback):
             unknown = (name for name, value in self.last.items() if math.isnan(value))
             self.last |= {name: previous[name] for name in unknown if name in previous}
         self.since, loop.loader.waited = loop.clock.seconds(), 0.0
+        loop.loader.parts = dict.fromkeys(loop.loader.parts, 0.0)
 
     def results(self) -> dict[str, float]:
         """Values of the last log; tokens a second over all logs but the first.
@@ -195,7 +196,8 @@ class Logger(Callback):
         values = {
             "tokens_per_second": rate,
             "step_seconds": seconds / steps,
-            "data_seconds": loop.loader.waited / steps,
+            "data_seconds": (loop.loader.waited - sum(loop.loader.parts.values())) / steps,
+            **{f"{name}_seconds": part / steps for name, part in loop.loader.parts.items()},
             "memory_gib": peak_memory(self.device) / 2**30,
         }
         if self.device.type == "cuda":

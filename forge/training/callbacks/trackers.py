@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_gib"})
+WALL_CLOCK |= {"writing_seconds", "rewards_seconds", "log_probs_seconds"}  # of rollouts
 CONSOLE = "console"
 FINISH_SECONDS = 120.0  # unsent data then stays in the run directory for `wandb sync`
 

@@ -59,6 +59,12 @@ class Mixer(Section):
         """
         return {"n_heads": layer.n_heads, "n_kv_heads": layer.kv_heads}
 
+    def cached(self, layer: LayerShape, tp: int) -> int:
+        """Return the values of a token that a rank keeps while it writes on; 0 = a state alone."""
+        if "n_kv_heads" in self.unread:
+            return 0
+        return 2 * max(layer.kv_heads // tp, 1) * layer.computed_head_dim
+
     def rotary_dim(self, layer: LayerShape) -> int:
         """Return the width of the rotated part of a head."""
         return layer.rotated(layer.computed_head_dim)

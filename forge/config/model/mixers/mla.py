@@ -43,6 +43,11 @@ class MLA(Mixer):
         """Width of a head's queries and keys."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
+    def cached(self, layer: LayerShape, tp: int) -> int:
+        if self.mla_naive_kvcache:
+            return layer.n_heads // tp * (self.qk_head_dim + self.v_head_dim)
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
     def rotary_dim(self, layer: LayerShape) -> int:
         return layer.rotated(self.qk_rope_head_dim)
 

@@ -1,0 +1,55 @@
+"""The cache of rollouts in the estimate of memory, against the tensors of the sampler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.refusing import resolved
+
+from forge.models.plain import make_model
+from forge.models.sampling import How
+from forge.models.token_distribution import Sampling
+from forge.planning.memory import ROLLOUT, memory_of
+from forge.rollouts import slots
+
+GRPO = (
+    "objective=grpo data=sums_demo tokenizer=bytes +reward@rewards.exact=exact "
+    "model.max_seq_len=128 train.seq_len=48 train.batch_size=8 train.global_batch_size=32 "
+    "rollout.max_new_tokens=32 rollout.batch_size=6 model.n_kv_heads=2 "
+    "precision=fp32 run.device=cpu"
+)
+MLA = "+mixer@model.mixer=mla"
+
+
+@pytest.mark.parametrize("mixer", ["", MLA, f"{MLA} model.mixer.mla_naive_kvcache=false"])
+def test_the_cache_of_completions_is_that_of_the_sampler(
+    mixer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolved([*GRPO.split(), *mixer.split()]).config
+    held: list[int] = []
+    enter = slots._Slots._enter
+
+    def entering(self: Any, *arguments: int) -> None:
+        enter(self, *arguments)
+        held.append(sum(t.nbytes for layer in self.cache.layers for t in layer.held))
+
+    monkeypatch.setattr(slots._Slots, "_enter", entering)
+    model = make_model(config.model)
+    how = How(sampling=Sampling(seed=1), ends=frozenset(), n_ids=257)
+    prompts = [(1,) * 16] * 9
+    slots.write_rows(model, prompts, range(9), 32, how, torch.device("cpu"), size=6)
+    parts = memory_of(config).moments[ROLLOUT]
+    assert held
+    assert parts["cache of completions"] == max(held)
+
+
+def test_many_slots_are_the_largest_need() -> None:
+    few, many = (
+        memory_of(resolved([*GRPO.split(), f"rollout.batch_size={size}", *batch]).config)
+        for size, batch in ((1, []), (4096, ["train.global_batch_size=4096"]))
+    )
+    assert few.moment != ROLLOUT
+    assert many.moment == ROLLOUT
+    assert ROLLOUT not in memory_of(resolved().config).moments

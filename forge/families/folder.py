@@ -34,8 +34,8 @@ OF_BOTH = ("tie_word_embeddings",)
 @functools.cache
 def all_families() -> tuple[Family, ...]:
     """Return every family, in the order of trial."""
-    for module in pkgutil.iter_modules(families.__path__):
-        importlib.import_module(f"{families.__name__}.{module.name}")
+    for module in pkgutil.walk_packages(families.__path__, f"{families.__name__}."):
+        importlib.import_module(module.name)
     ranks = {name: rank for rank, name in enumerate(ORDER)}
     classes = sorted(_below(Family), key=lambda family: family.model_type)
     classes.sort(key=lambda family: ranks.get(family.model_type, len(ranks)))

@@ -64,6 +64,16 @@ LONGROPE: dict[str, Any] = DEFAULT | {"rope_type": "longrope", "factor": 4.0}
 LONGROPE |= {"short_factor": [1.3, 1.1, 1.2], "long_factor": [1.3, 1.1, 1.2]}
 LONGROPE |= {"partial_rotary_factor": 0.75, "original_max_position_embeddings": LONGEST}
 ALPHA: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 30.0, "factor": 1.0}
+HALF: dict[str, Any] = {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}}
+SHARED: dict[str, Any] = EXPERTS | {"shared_expert_intermediate_size": 40}
+ROUTED: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2}
+ROUTED |= {"moe_intermediate_size": 24, "routed_scaling_factor": 1.5, "norm_topk_prob": True}
+ROUTED |= {"first_k_dense_replace": 1, "head_dim": 16}
+LITE = {name: value for name, value in DEEP.items() if name != "first_k_dense_replace"}
+LITE |= {"n_group": 4, "topk_group": 2}
+QWEN3_5: dict[str, Any] = {k: v for k, v in QWEN3_NEXT.items() if k != "norm_topk_prob"}
+DENSE_3_5 = {k: v for k, v in QWEN3_5.items() if k not in SHARED}
+MINIMAX: dict[str, Any] = HALF | {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}
 Config = Callable[[], transformers.PreTrainedConfig]
 
 
@@ -126,9 +136,21 @@ CASES: dict[str, Config] = {
     "hunyuan": _of("HunYuanDenseV1Config", rope_parameters=ALPHA, head_dim=16),
     "starcoder 2": _of("Starcoder2Config", rope_parameters=DEFAULT, sliding_window=WINDOW),
     "olmoe": _of("OlmoeConfig", num_experts=6, num_experts_per_tok=2, rope_parameters=DEFAULT),
+    "qwen2 moe": _of("Qwen2MoeConfig", rope_parameters=DEFAULT, **SHARED),
+    "qwen2 moe, windows": _of(
+        "Qwen2MoeConfig", use_sliding_window=True, sliding_window=WINDOW, **SHARED
+    ),
+    "dots1": _of("Dots1Config", rope_parameters=DEFAULT, **ROUTED),
+    "glm 4": _of("Glm4Config", head_dim=16, **HALF),
+    "glm 4.5": _of("Glm4MoeConfig", use_qk_norm=True, attention_bias=True, **HALF, **ROUTED),
+    "glm 4.7 flash": _of("Glm4MoeLiteConfig", rope_parameters=DEEP_YARN, **LITE),
+    "minimax m2": _of("MiniMaxM2Config", **MINIMAX),
+    "qwen3.5": _of("Qwen3_5TextConfig", **DENSE_3_5),
+    "qwen3.5 moe": _of("Qwen3_5MoeTextConfig", **QWEN3_5),
 }
 """By the name of a case; families have several where they have several shapes."""
-DEVIATION, SLACK = {"qwen3-next": 0.075}, {"qwen3-next": 4.0}
+DELTA = ("qwen3-next", "qwen3.5", "qwen3.5 moe")
+DEVIATION, SLACK = dict.fromkeys(DELTA, 0.075), dict.fromkeys(DELTA, 4.0)
 """Of matrices, 0.15 elsewhere, and factor of bounds, 1 elsewhere: queries and keys of length 1 and
 norms of each head multiply the rounding of fp32, in ours and transformers' alike: each is 2.6e-5
 from fp64 in logits.

@@ -20,7 +20,6 @@ from forge.families.family import Family
 from forge.families.keys import Keys
 from forge.families.patterns import FULL, SLIDING
 
-
 UNROTATED = {"position": "none", "sliding_window_size": 0}
 
 

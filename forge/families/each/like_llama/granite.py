@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from forge.config.model.decoder import Decoder
 from forge.families.common import ATTENTION, NORMS

@@ -73,6 +73,8 @@ LITE = {name: value for name, value in DEEP.items() if name != "first_k_dense_re
 LITE |= {"n_group": 4, "topk_group": 2}
 QWEN3_5: dict[str, Any] = {k: v for k, v in QWEN3_NEXT.items() if k != "norm_topk_prob"}
 DENSE_3_5 = {k: v for k, v in QWEN3_5.items() if k not in SHARED}
+# In three delta nets in a row the gradients of decays cancel to the rounding of fp32.
+DENSE_3_5 |= {"layer_types": ["linear_attention", "full_attention"] * 2}
 MINIMAX: dict[str, Any] = HALF | {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}
 Config = Callable[[], transformers.PreTrainedConfig]
 

@@ -307,6 +307,7 @@ OF_ROTATIONS: dict[str, Any] = {
 def options_of(section: Any) -> Iterator[tuple[str, Any, Field[Any]]]:
     """Options of a section that make it compute something else."""
     skipped = {*OF_TRAINING, "vocab_size", "max_seq_len", "mixer", "feed_forward", "moe", "dropout"}
+    skipped.add("force_balance")  # of benchmarks, where routing is not the model's
     for field in fields(section):
         if field.name not in skipped:
             yield field.name, getattr(section, field.name), field

@@ -24,6 +24,8 @@ from forge.families.table import Row, shapes
 CONFIG, TEXT = "config.json", "text_config"
 INSIDE = "language_model."
 """Prefix of the language model's tensors in a model that reads images too."""
+WITHIN = "model.language_model."
+"""The same in Qwen's, whose head stands beside the language model."""
 EMBEDDING = "embedding.weight"
 ORDER = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """Families first tried for writing a section; the first able family writes, the others follow."""
@@ -181,13 +183,25 @@ def stored_rows(folder: Folder, section: Decoder) -> tuple[list[Row], dict[str, 
     """
     rows = folder.family.rows(section)
     prefix, files = folder.family.prefix, stored_tensors(folder.path)
-    if folder.inside:
-        of_text = {name: x for name, x in files.items() if name.startswith(INSIDE)}
-        files = {name.removeprefix(INSIDE): x for name, x in of_text.items()}
+    files = _of_text(folder, files)
     if prefix and not any(name.startswith(prefix) for name in files):
         head = folder.family.head  # `save_pretrained` of a body without head writes no prefix
         files = {name if name == head else f"{prefix}{name}": x for name, x in files.items()}
     return rows, files
+
+
+def _of_text(folder: Folder, files: dict[str, Stored]) -> dict[str, Stored]:
+    """Return the tensors of the language model, by their names in a folder of it alone."""
+    head, prefix = folder.family.head, folder.family.prefix
+    if any(name.startswith(WITHIN) for name in files):
+        of_text = {name: x for name, x in files.items() if name == head or name.startswith(WITHIN)}
+        return {name.replace(WITHIN, "model.", 1): x for name, x in of_text.items()}
+    if not folder.inside:
+        return files
+    if any(name.startswith(INSIDE) for name in files):
+        of_text = {name: x for name, x in files.items() if name.startswith(INSIDE)}
+        return {name.removeprefix(INSIDE): x for name, x in of_text.items()}
+    return {name: x for name, x in files.items() if name == head or name.startswith(prefix)}
 
 
 def weight_faults(folder: Folder, section: Decoder, exclude: Sequence[str] = ()) -> list[str]:

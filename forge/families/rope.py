@@ -58,6 +58,8 @@ def of_parameters(
     """Return the options of rotary positions from one dict of parameters."""
     inner = Keys(stated)
     kind = inner.take("rope_type", "type", default="default")
+    if kind == "mrope":  # of text all three positions are equal
+        kind = "default"
     options: dict[str, Any] = {"rope_theta": float(inner.number("rope_theta", default=theta))}
     if kind not in TYPES:
         keys.faults.append(f"rope_type={kind!r} is none of {', '.join(TYPES)}")

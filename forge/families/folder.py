@@ -105,7 +105,7 @@ def read_folder(path: str | Path) -> Folder:
 @functools.lru_cache(maxsize=8)  # the points of a sweep read the same folder
 def _read(place: Path, changed: int) -> Folder:
     file = place / CONFIG
-    content, model_type, inside = _read_content(file)
+    content, model_type, inside = read_content(file)
     family = family_of(str(model_type))
     if family is None:
         family_names = ", ".join(known_family.model_type for known_family in all_families())
@@ -145,7 +145,7 @@ def _read(place: Path, changed: int) -> Folder:
     return folder
 
 
-def _read_content(file: Path) -> tuple[dict[str, Any], Any, bool]:
+def read_content(file: Path) -> tuple[dict[str, Any], Any, bool]:
     """The keys and type of the language model in a config.json; whether a section has the keys."""
     try:
         content = read_json(file)

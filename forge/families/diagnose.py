@@ -164,10 +164,16 @@ def _short(entries: Sequence[str]) -> str:
 def _verdict(reading: Reading) -> str:
     """Return the next step."""
     tensors, keys = reading.distance
-    if reading.folder is not None and not tensors and not keys:
-        same = "its names and shapes are this family's; whether it computes the same, only a"
-        return f"nothing is missing: {same} comparison of logits says."
-    if not tensors and reading.unknown and not reading.faults:
+    folder, family = reading.folder, reading.family
+    if folder is None or tensors or reading.faults:
+        return "missing: what is listed above; a family is one file of forge/families/each."
+    steps = []
+    if folder.content["model_type"] not in (family.model_type, *family.model_types):
+        steps.append(f'"model_type": "{family.model_type}" in a copy of its config.json')
+    if keys:
         ignored = ", ".join(text.split("=")[0] for text in reading.unknown)
-        return f"where these keys change nothing: model.ignore_keys=[{ignored}]"
-    return "missing: what is listed above; a family is one file of forge/families/each."
+        steps.append(f"model.ignore_keys=[{ignored}] where these keys change nothing")
+    if not steps:
+        return "nothing is missing: it can be imported."
+    reads = " and ".join(steps)
+    return f"nothing else is missing: {reads}; then compare its logits with its own code's."

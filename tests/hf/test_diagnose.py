@@ -30,7 +30,8 @@ def test_a_family_by_another_name_lacks_nothing(
     renamed(tmp_path, model_type="mine")
     out = diagnosed(tmp_path, capsys)
     assert "model_type='mine' is no family of forge." in out
-    assert "Read as qwen3:" in out and "nothing is missing" in out
+    assert "Read as qwen3:" in out and "nothing else is missing" in out
+    assert '"model_type": "qwen3" in a copy' in out
     assert "tensors that fit: 46 of 46" in out
 
 

@@ -257,6 +257,8 @@ def broken(section: Section) -> bool:
     """Whether rules refuse a model before a run."""
     wrong = [*check_bounds(section, "model."), *check_bounds(section.moe, "model.moe.")]
     lists = section.rope_short_factor, section.rope_long_factor
+    if wrong:
+        return True
     if section.rope_type == "longrope" and {*map(len, lists)} != {section.rotary_dim // 2}:
         return True
     wrong = wrong or [*group_choice.body(section)]

@@ -49,11 +49,11 @@ def llama4() -> Any:
     return transformers.Llama4ForConditionalGeneration(config)
 
 
-QWEN = {**TEXT, "num_hidden_layers": 4, "intermediate_size": 48}
+QWEN: dict[str, Any] = {**TEXT, "num_hidden_layers": 4, "intermediate_size": 48}
 QWEN_VISION: dict[str, Any] = {"depth": 1, "hidden_size": 16, "intermediate_size": 32}
 QWEN_VISION |= {"num_heads": 2, "out_hidden_size": 32, "patch_size": 14}
 TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-QWEN_TOKENS = {name: 97 + number for number, name in enumerate(TOKENS)}
+QWEN_TOKENS: dict[str, Any] = {name: 97 + number for number, name in enumerate(TOKENS)}
 
 
 def qwen3_vl() -> Any:

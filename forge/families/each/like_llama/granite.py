@@ -15,9 +15,9 @@ EXPERTS: Table = {
     "feed_forward.router.weight": f"{PLACE}.router.layer.weight",
     "feed_forward.experts.w_down": f"{PLACE}.output_linear.weight",
 }
-for number, each in enumerate(("w_gate", "w_up")):
+for number, name in enumerate(("w_gate", "w_up")):
     stored = Theirs(name=f"{PLACE}.input_linear.weight", rows=part(number, 1), dim=1)
-    EXPERTS[f"feed_forward.experts.{each}"] = stored
+    EXPERTS[f"feed_forward.experts.{name}"] = stored
 
 
 class Granite(Llama):

@@ -151,7 +151,7 @@ CASES: dict[str, Config] = {
     "qwen3.5 moe": _of("Qwen3_5MoeTextConfig", **QWEN3_5),
 }
 """By the name of a case; families have several where they have several shapes."""
-DELTA = ("qwen3-next", "qwen3.5", "qwen3.5 moe")
+DELTA: tuple[str, ...] = ("qwen3-next", "qwen3.5", "qwen3.5 moe")
 DEVIATION, SLACK = dict.fromkeys(DELTA, 0.075), dict.fromkeys(DELTA, 4.0)
 """Of matrices, 0.15 elsewhere, and factor of bounds, 1 elsewhere: queries and keys of length 1 and
 norms of each head multiply the rounding of fp32, in ours and transformers' alike: each is 2.6e-5

@@ -5,6 +5,7 @@ Examples:
     python -m forge.import my/folder runs/mine
     python -m forge.import openai-community/gpt2 runs/gpt2
     python -m forge.import my/model.gguf runs/mine
+    python -m forge.import my/folder --diagnose
     python -m forge.import base_checkpoints/d12 runs/d12 tokenizer=file tokenizer.path=vocab.json
 """
 
@@ -21,6 +22,7 @@ from forge.compose.trust import in_project
 from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
 from forge.families import folder as folders
 from forge.families import nanochat
+from forge.families.diagnose import diagnosis
 from forge.families.download import fetch_model, is_id
 from forge.families.shards import FolderError
 from forge.gguf.reader import is_gguf
@@ -34,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = cli.parser("forge.import FOLDER OUT", DESCRIPTION)
     revision = "branch, tag or commit of a model on the hub (default main)"
     arguments.add_argument("--revision", default="main", help=revision)
+    unknown = "say which keys and tensors of FOLDER forge knows, and what is missing; no run"
+    arguments.add_argument("--diagnose", action="store_true", help=unknown)
     options = cli.parse(arguments, argv)
     if options.help:
         return cli.help("forge.import FOLDER OUT", arguments, options)
@@ -41,6 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     def verb() -> int:
         typed = [word for word in options.overrides if "=" in word or word.startswith("~")]
         positional = [word for word in options.overrides if word not in typed]
+        if options.diagnose and len(positional) == 1 and not typed:
+            return _diagnose(positional[0], options.revision)
+        if options.diagnose:
+            message = "--diagnose takes a folder, or the id of a model, and nothing else."
+            hint = "python -m forge.import my/folder --diagnose"
+            raise refusal("--diagnose", message, hint, COMMAND_LINE)
         if len(positional) != 2:
             message = "it takes a folder, or the id of a model, and the run directory to make."
             hint = "python -m forge.import my/folder runs/mine"
@@ -57,6 +67,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
     return cli.refuse(verb)
+
+
+def _diagnose(place: str, revision: str) -> int:
+    try:
+        lines = diagnosis(_folder(place, revision))
+    except FolderError as error:
+        raise refusal(place, error.what, error.fix, COMMAND_LINE) from None
+    for line in lines:
+        print(cli.printable(line))
+    return 0
 
 
 def _import(place: str, out: Path, typed: Sequence[str], options) -> str:

@@ -53,6 +53,29 @@ QWEN3_NEXT: dict[str, Any] = {"head_dim": 16, **EXPERTS, "norm_topk_prob": True}
 QWEN3_NEXT |= {"shared_expert_intermediate_size": 40, "linear_num_value_heads": 4}
 QWEN3_NEXT |= {"linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 6}
 QWEN3_NEXT |= {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.25}}
+GRANITE: dict[str, Any] = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4}
+GRANITE |= {"attention_multiplier": 0.2, "logits_scaling": 2.0, "rope_parameters": DEFAULT}
+PHI3: dict[str, Any] = {
+    "pad_token_id": 0,
+    "original_max_position_embeddings": LONGEST,
+    "num_key_value_heads": 2,
+}
+LONGROPE: dict[str, Any] = DEFAULT | {"rope_type": "longrope", "factor": 4.0}
+LONGROPE |= {"short_factor": [1.3, 1.1, 1.2], "long_factor": [1.3, 1.1, 1.2]}
+LONGROPE |= {"partial_rotary_factor": 0.75, "original_max_position_embeddings": LONGEST}
+ALPHA: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 30.0, "factor": 1.0}
+HALF: dict[str, Any] = {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}}
+SHARED: dict[str, Any] = EXPERTS | {"shared_expert_intermediate_size": 40}
+ROUTED: dict[str, Any] = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2}
+ROUTED |= {"moe_intermediate_size": 24, "routed_scaling_factor": 1.5, "norm_topk_prob": True}
+ROUTED |= {"first_k_dense_replace": 1, "head_dim": 16}
+LITE = {name: value for name, value in DEEP.items() if name != "first_k_dense_replace"}
+LITE |= {"n_group": 4, "topk_group": 2}
+QWEN3_5: dict[str, Any] = {k: v for k, v in QWEN3_NEXT.items() if k != "norm_topk_prob"}
+DENSE_3_5 = {k: v for k, v in QWEN3_5.items() if k not in SHARED}
+# In three delta nets in a row the gradients of decays cancel to the rounding of fp32.
+DENSE_3_5 |= {"layer_types": ["linear_attention", "full_attention"] * 2}
+MINIMAX: dict[str, Any] = HALF | {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}
 Config = Callable[[], transformers.PreTrainedConfig]
 
 
@@ -99,9 +122,37 @@ CASES: dict[str, Config] = {
     ),
     "qwen3-next": _of("Qwen3NextConfig", **QWEN3_NEXT),
     "kimi k2": _of("DeepseekV3Config", rope_parameters=DEEP_YARN, **DEEP, n_group=1, topk_group=1),
+    "granite": _of("GraniteConfig", **GRANITE),
+    "granite moe": _of("GraniteMoeConfig", num_local_experts=6, num_experts_per_tok=3, **GRANITE),
+    "smollm 3": _of("SmolLM3Config", rope_parameters=DEFAULT),
+    "seed-oss": _of("SeedOssConfig", rope_parameters=DEFAULT, head_dim=16),
+    "arcee": _of("ArceeConfig", rope_parameters=YARN),
+    "helium": _of("HeliumConfig", rope_parameters=DEFAULT, head_dim=8),
+    "ernie 4.5": _of("Ernie4_5Config", rope_parameters=DEFAULT, head_dim=16),
+    "phi 3": _of("Phi3Config", rope_parameters=DEFAULT, sliding_window=WINDOW, **PHI3),
+    "phi 4 mini": _of("Phi3Config", rope_parameters=LONGROPE, tie_word_embeddings=True, **PHI3),
+    "exaone 4": _of("Exaone4Config", rope_parameters=LLAMA3, sliding_window=WINDOW),
+    "exaone 4, no windows": _of(
+        "Exaone4Config", sliding_window=None, layer_types=["full_attention"] * 4
+    ),
+    "hunyuan": _of("HunYuanDenseV1Config", rope_parameters=ALPHA, head_dim=16),
+    "starcoder 2": _of("Starcoder2Config", rope_parameters=DEFAULT, sliding_window=WINDOW),
+    "olmoe": _of("OlmoeConfig", num_experts=6, num_experts_per_tok=2, rope_parameters=DEFAULT),
+    "qwen2 moe": _of("Qwen2MoeConfig", rope_parameters=DEFAULT, **SHARED),
+    "qwen2 moe, windows": _of(
+        "Qwen2MoeConfig", use_sliding_window=True, sliding_window=WINDOW, **SHARED
+    ),
+    "dots1": _of("Dots1Config", rope_parameters=DEFAULT, **ROUTED),
+    "glm 4": _of("Glm4Config", head_dim=16, **HALF),
+    "glm 4.5": _of("Glm4MoeConfig", use_qk_norm=True, attention_bias=True, **HALF, **ROUTED),
+    "glm 4.7 flash": _of("Glm4MoeLiteConfig", rope_parameters=DEEP_YARN, **LITE),
+    "minimax m2": _of("MiniMaxM2Config", **MINIMAX),
+    "qwen3.5": _of("Qwen3_5TextConfig", **DENSE_3_5),
+    "qwen3.5 moe": _of("Qwen3_5MoeTextConfig", **QWEN3_5),
 }
 """By the name of a case; families have several where they have several shapes."""
-DEVIATION, SLACK = {"qwen3-next": 0.075}, {"qwen3-next": 4.0}
+DELTA: tuple[str, ...] = ("qwen3-next", "qwen3.5", "qwen3.5 moe")
+DEVIATION, SLACK = dict.fromkeys(DELTA, 0.075), dict.fromkeys(DELTA, 4.0)
 """Of matrices, 0.15 elsewhere, and factor of bounds, 1 elsewhere: queries and keys of length 1 and
 norms of each head multiply the rounding of fp32, in ours and transformers' alike: each is 2.6e-5
 from fp64 in logits.

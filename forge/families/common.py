@@ -6,7 +6,7 @@ from typing import Any
 
 from forge.config.model.decoder import Decoder
 from forge.families.keys import NEEDED, Keys
-from forge.families.table import Table, Theirs
+from forge.families.table import Table, Theirs, halves_of_pairs, part
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -48,6 +48,28 @@ MLP: Table = {
     for name, hf_name in PROJECTIONS.items()
     for kind in ("weight", "bias")
 }
+
+FUSED_MLP: Table = {
+    "feed_forward.w_gate.weight": Theirs(name="mlp.gate_up_proj.weight", rows=part(0)),
+    "feed_forward.w_up.weight": Theirs(name="mlp.gate_up_proj.weight", rows=part(1)),
+    "feed_forward.w_down.weight": "mlp.down_proj.weight",
+}
+
+
+def adjacent_pairs(layer: Decoder) -> Table:
+    """Return the table of queries and keys of files that rotate adjacent pairs.
+
+    forge rotates pairs half a rotation apart; with rope_interleave forge follows the files.
+    """
+    if not layer.is_rotary or layer.rope_interleave:
+        return {}
+    table: Table = {}
+    for letter, heads in ("q", layer.n_heads), ("k", layer.kv_heads):
+        rows = halves_of_pairs(heads, layer.rotary_dim, first=True)
+        for kind in ("weight", "bias"):
+            stored = Theirs(name=f"self_attn.{letter}_proj.{kind}", rows=rows)
+            table[f"attention.w{letter}.{kind}"] = stored
+    return table
 
 
 def experts(place: str, names: dict[str, str], router: str) -> Table:

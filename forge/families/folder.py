@@ -24,6 +24,8 @@ from forge.families.table import Row, shapes
 CONFIG, TEXT = "config.json", "text_config"
 INSIDE = "language_model."
 """Prefix of the language model's tensors in a model that reads images too."""
+WITHIN = "model.language_model."
+"""The same in Qwen's, whose head stands beside the language model."""
 EMBEDDING = "embedding.weight"
 ORDER = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """Families first tried for writing a section; the first able family writes, the others follow."""
@@ -34,8 +36,8 @@ OF_BOTH = ("tie_word_embeddings",)
 @functools.cache
 def all_families() -> tuple[Family, ...]:
     """Return every family, in the order of trial."""
-    for module in pkgutil.iter_modules(families.__path__):
-        importlib.import_module(f"{families.__name__}.{module.name}")
+    for module in pkgutil.walk_packages(families.__path__, f"{families.__name__}."):
+        importlib.import_module(module.name)
     ranks = {name: rank for rank, name in enumerate(ORDER)}
     classes = sorted(_below(Family), key=lambda family: family.model_type)
     classes.sort(key=lambda family: ranks.get(family.model_type, len(ranks)))
@@ -103,7 +105,7 @@ def read_folder(path: str | Path) -> Folder:
 @functools.lru_cache(maxsize=8)  # the points of a sweep read the same folder
 def _read(place: Path, changed: int) -> Folder:
     file = place / CONFIG
-    content, model_type, inside = _read_content(file)
+    content, model_type, inside = read_content(file)
     family = family_of(str(model_type))
     if family is None:
         family_names = ", ".join(known_family.model_type for known_family in all_families())
@@ -143,7 +145,7 @@ def _read(place: Path, changed: int) -> Folder:
     return folder
 
 
-def _read_content(file: Path) -> tuple[dict[str, Any], Any, bool]:
+def read_content(file: Path) -> tuple[dict[str, Any], Any, bool]:
     """The keys and type of the language model in a config.json; whether a section has the keys."""
     try:
         content = read_json(file)
@@ -181,13 +183,25 @@ def stored_rows(folder: Folder, section: Decoder) -> tuple[list[Row], dict[str, 
     """
     rows = folder.family.rows(section)
     prefix, files = folder.family.prefix, stored_tensors(folder.path)
-    if folder.inside:
-        of_text = {name: x for name, x in files.items() if name.startswith(INSIDE)}
-        files = {name.removeprefix(INSIDE): x for name, x in of_text.items()}
+    files = _of_text(folder, files)
     if prefix and not any(name.startswith(prefix) for name in files):
         head = folder.family.head  # `save_pretrained` of a body without head writes no prefix
         files = {name if name == head else f"{prefix}{name}": x for name, x in files.items()}
     return rows, files
+
+
+def _of_text(folder: Folder, files: dict[str, Stored]) -> dict[str, Stored]:
+    """Return the tensors of the language model, by their names in a folder of it alone."""
+    head, prefix = folder.family.head, folder.family.prefix
+    if any(name.startswith(WITHIN) for name in files):
+        of_text = {name: x for name, x in files.items() if name == head or name.startswith(WITHIN)}
+        return {name.replace(WITHIN, "model.", 1): x for name, x in of_text.items()}
+    if not folder.inside:
+        return files
+    if any(name.startswith(INSIDE) for name in files):
+        of_text = {name: x for name, x in files.items() if name.startswith(INSIDE)}
+        return {name.removeprefix(INSIDE): x for name, x in of_text.items()}
+    return {name: x for name, x in files.items() if name == head or name.startswith(prefix)}
 
 
 def weight_faults(folder: Folder, section: Decoder, exclude: Sequence[str] = ()) -> list[str]:

@@ -20,6 +20,7 @@ TYPES = {
     "proportional": "proportional",
 }
 """Hugging Face's names and forge's."""
+LENGTH = "original_max_position_embeddings"
 
 
 def read_rope(
@@ -35,12 +36,20 @@ def read_rope(
     too, as in DeepSeek.
     """
     stated = dict(keys.take("rope_parameters", "rope_scaling", default=usual) or {})
-    for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+    for name in ("rope_theta", "partial_rotary_factor", LENGTH):
         value = keys.number(name, default=None)
-        if value is not None:
-            stated.setdefault(name, value)
+        if value is None:
+            continue
+        if stated.setdefault(name, value) != value and name == LENGTH and _by_length(stated):
+            fault = f"{name} is {value} beside the rotation and {stated[name]} in it"
+            keys.faults.append(fault)
     longest = keys.number("max_position_embeddings", default=None)
     return of_parameters(keys, stated, theta=theta, longest=longest, scores=scores)
+
+
+def _by_length(stated: dict[str, Any]) -> bool:
+    """Whether transformers prefers the length beside the rotation to that in it."""
+    return stated.get("rope_type", stated.get("type")) in ("llama3", "yarn", "longrope")
 
 
 def of_parameters(
@@ -49,6 +58,8 @@ def of_parameters(
     """Return the options of rotary positions from one dict of parameters."""
     inner = Keys(stated)
     kind = inner.take("rope_type", "type", default="default")
+    if kind == "mrope":  # of text all three positions are equal
+        kind = "default"
     options: dict[str, Any] = {"rope_theta": float(inner.number("rope_theta", default=theta))}
     if kind not in TYPES:
         keys.faults.append(f"rope_type={kind!r} is none of {', '.join(TYPES)}")

@@ -97,21 +97,40 @@ def part(number: int, dim: int = 0) -> Rows:
     return rows
 
 
+def of_queries(layer: Decoder, ours: TensorSpec) -> Sequence[int]:
+    """Choose the queries of a projection with rows of queries, keys and values in this order."""
+    return range(ours.shape[0])
+
+
+def of_keys(layer: Decoder, ours: TensorSpec) -> Sequence[int]:
+    """Choose the keys of the same projection."""
+    begin = layer.n_heads * layer.computed_head_dim
+    return range(begin, begin + ours.shape[0])
+
+
+def of_values(layer: Decoder, ours: TensorSpec) -> Sequence[int]:
+    """Choose the values of the same projection."""
+    begin = (layer.n_heads + layer.kv_heads) * layer.computed_head_dim
+    return range(begin, begin + ours.shape[0])
+
+
 def every(step: int, first: int, dim: int = 1) -> Rows:
     """Choose each `step`-th row from `first` on."""
     return lambda layer, ours: range(first, ours.shape[dim] * step, step)
 
 
-def halves_of_pairs(heads: int, rotated: int) -> Rows:
+def halves_of_pairs(heads: int, rotated: int, *, first: bool = False) -> Rows:
     """Reorder rotated pairs (2i, 2i + 1) of the file into forge's places (i, i + width/2).
 
-    Only the last `rotated` rows of each head are reordered.
+    Only the last `rotated` rows of each head are reordered; with `first` the first.
     """
 
     def rows(layer: Decoder, ours: TensorSpec) -> Sequence[int]:
         width = ours.shape[0] // heads
-        still = width - rotated
-        order = [*range(still), *range(still, width, 2), *range(still + 1, width, 2)]
+        begin = 0 if first else width - rotated
+        end = begin + rotated
+        pairs = [*range(begin, end, 2), *range(begin + 1, end, 2)]
+        order = [*range(begin), *pairs, *range(end, width)]
         return [head * width + i for head in range(heads) for i in order]
 
     return rows

@@ -257,6 +257,8 @@ def broken(section: Section) -> bool:
     """Whether rules refuse a model before a run."""
     wrong = [*check_bounds(section, "model."), *check_bounds(section.moe, "model.moe.")]
     lists = section.rope_short_factor, section.rope_long_factor
+    if wrong:
+        return True
     if section.rope_type == "longrope" and {*map(len, lists)} != {section.rotary_dim // 2}:
         return True
     wrong = wrong or [*group_choice.body(section)]
@@ -307,6 +309,7 @@ OF_ROTATIONS: dict[str, Any] = {
 def options_of(section: Any) -> Iterator[tuple[str, Any, Field[Any]]]:
     """Options of a section that make it compute something else."""
     skipped = {*OF_TRAINING, "vocab_size", "max_seq_len", "mixer", "feed_forward", "moe", "dropout"}
+    skipped.add("force_balance")  # of benchmarks, where routing is not the model's
     for field in fields(section):
         if field.name not in skipped:
             yield field.name, getattr(section, field.name), field

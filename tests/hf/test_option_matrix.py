@@ -94,11 +94,12 @@ class Read(Keys):
 
 
 WORKED_OUT = {"num_key_value_heads", "n_inner", "layer_types", "moe_layers", "head_dim"}
-WORKED_OUT |= {"n_group", "topk_group", "rope_parameters"}
+WORKED_OUT |= {"n_group", "topk_group", "rope_parameters", "no_rope_layers"}
+WORKED_OUT |= {"mlp_layer_types"}
 """Keys that a class fills in by others, where it has None for them."""
 READ_ELSEWHERE = {"head_dim", "attn_logit_softcapping", "final_logit_softcapping"}
 """Keys whose values of the class stand behind an `or`, or by whether they are there."""
-OF_LATENTS = {("deepseek_v3", "num_key_value_heads")}
+OF_LATENTS = {(name, "num_key_value_heads") for name in ("deepseek_v3", "glm4_moe_lite")}
 """Keys that are known to change nothing."""
 
 

@@ -13,7 +13,7 @@ from forge.families import folder as folders
 from forge.families.table import shapes
 
 PRESETS = sorted(file.stem for file in (CONF / "model").glob("*.yaml") if file.stem != "hf")
-NOT_SAID = {"moe_small", "nanochat"}  # sigmoids with attention, and skips, which no family has
+NOT_SAID = {"nanochat"}  # skips, which no family has
 
 
 def section(preset: str) -> Decoder:

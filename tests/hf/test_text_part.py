@@ -49,7 +49,38 @@ def llama4() -> Any:
     return transformers.Llama4ForConditionalGeneration(config)
 
 
-@pytest.mark.parametrize("make", [gemma3, llama4])
+QWEN: dict[str, Any] = {**TEXT, "num_hidden_layers": 4, "intermediate_size": 48}
+QWEN_VISION: dict[str, Any] = {"depth": 1, "hidden_size": 16, "intermediate_size": 32}
+QWEN_VISION |= {"num_heads": 2, "out_hidden_size": 32, "patch_size": 14}
+TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+QWEN_TOKENS: dict[str, Any] = {name: 97 + number for number, name in enumerate(TOKENS)}
+
+
+def qwen3_vl() -> Any:
+    rotation = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 2, 2]}
+    text = QWEN | {"rope_parameters": rotation | {"mrope_interleaved": True}}
+    vision = QWEN_VISION | {"deepstack_visual_indexes": [0]}
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **QWEN_TOKENS)
+    return transformers.Qwen3VLForConditionalGeneration(config)
+
+
+def qwen2_5_vl() -> Any:
+    rotation = {"type": "mrope", "rope_theta": 500.0, "mrope_section": [2, 1, 1]}
+    text = {name: value for name, value in QWEN.items() if name != "head_dim"}
+    text |= {"rope_parameters": rotation}
+    vision = QWEN_VISION | {"window_size": 28}
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **QWEN_TOKENS)
+    return transformers.Qwen2_5_VLForConditionalGeneration(config)
+
+
+def qwen3_5() -> Any:
+    text = QWEN | {"linear_num_value_heads": 4, "linear_num_key_heads": 2}
+    text |= {"linear_key_head_dim": 8, "linear_value_head_dim": 6}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=QWEN_VISION, **QWEN_TOKENS)
+    return transformers.Qwen3_5ForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("make", [gemma3, llama4, qwen3_vl, qwen2_5_vl, qwen3_5])
 def test_it_computes_what_the_whole_model_does_of_text(make: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = make().eval()
@@ -60,7 +91,7 @@ def test_it_computes_what_the_whole_model_does_of_text(make: Any, tmp_path: Path
     ours = imported(tmp_path).eval()
     folder = folders.read_folder(tmp_path)
     assert folders.weight_faults(folder, folder.section) == []
-    tokens = torch.randint(98, (2, LONGEST))
+    tokens = torch.randint(97, (2, LONGEST))
     with torch.no_grad():
         # Llama 4's whole model of transformers 5.24 asks its text part for images that it has not.
         whole = theirs.language_model if make is llama4 else theirs

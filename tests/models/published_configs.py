@@ -166,6 +166,10 @@ KIMI |= {"original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_di
 SCOUT = {"rope_type": "llama3", "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0}
 SCOUT |= {"original_max_position_embeddings": 8192}
 V2_GROUPS = {"n_group": 8, "topk_group": 3, "topk_method": "group_limited_greedy"}
+SMOL3: Content = {"model_type": "smollm3", "tie_word_embeddings": True}
+SMOL3 |= {"no_rope_layers": [1, 1, 1, 0] * 9, "use_sliding_window": False}
+OLMOE: Content = {"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False}
+OLMOE |= {"clip_qkv": None, "attention_bias": False}
 SMOL = {"theta": 100000.0, "tie_word_embeddings": True}
 PUBLISHED: dict[str, Content] = {
     "llama7b": _llama(32, 4096, 32, 32, 11008, 32000, 4096, theta=1e4),
@@ -213,6 +217,13 @@ PUBLISHED: dict[str, Content] = {
     "gemma3_27b": _gemma3(62, 5376, 32, 16, 21504, 262208, 131072, head_dim=128, scalar=168),
     "gpt_oss_20b": _gpt_oss(24, 32),
     "gpt_oss_120b": _gpt_oss(36, 128),
+    "smollm3_3b": _llama(
+        36, 2048, 16, 4, 11008, 128256, 65536, theta=5e6, **SMOL3 | {"rms_norm_eps": 1e-6}
+    ),
+    "phi4_14b": _llama(40, 5120, 40, 10, 17920, 100352, 16384, theta=250_000.0, model_type="phi3"),
+    "olmoe_7b_a1b": _llama(
+        16, 2048, 16, 16, 1024, 50304, 4096, theta=1e4, model_type="olmoe", **OLMOE
+    ),
     "olmo2_7b": _olmo("olmo2", 32, 4096, 32, 32, 11008, 100352, 4096),
     "olmo2_13b": _olmo("olmo2", 40, 5120, 40, 40, 13824, 100352, 4096),
     "olmo2_32b": _olmo("olmo2", 64, 5120, 40, 8, 27648, 100352, 4096),

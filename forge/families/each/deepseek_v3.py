@@ -115,9 +115,13 @@ class DeepSeekV3(Family):
 
     def ignored(self, name: str, section: Decoder) -> bool:
         """Ignore also layers behind the last, trained to predict further tokens."""
-        layer = re.match(r"model\.layers\.(\d+)\.", name)
-        beyond = layer is not None and int(layer[1]) >= section.n_layers
-        return beyond or super().ignored(name, section)
+        return beyond_last(name, section) or super().ignored(name, section)
+
+
+def beyond_last(name: str, section: Decoder) -> bool:
+    """Whether a tensor is of a layer behind the last."""
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    return layer is not None and int(layer[1]) >= section.n_layers
 
 
 def sizes_of_experts(keys: Keys) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from forge.config.model.decoder import Decoder
 from forge.families import rope
@@ -22,6 +22,7 @@ from forge.families.keys import Keys
 class Llama(Family):
     model_type = "llama"
     architecture = "LlamaForCausalLM"
+    theta: ClassVar[float] = 10000.0
     outside = OUTSIDE
     block = ATTENTION | MLP | NORMS
 
@@ -29,7 +30,8 @@ class Llama(Family):
         biases = bool(keys.take("attention_bias", default=False))
         keys.inert("is_llama_config")
         keys.only("rope_interleaved", False, why="forge rotates halves of a head")
-        options = sizes(keys) | activation(keys, default="silu") | rope.read_rope(keys)
+        options = sizes(keys) | activation(keys, default="silu")
+        options |= rope.read_rope(keys, theta=self.theta)
         options |= {f"{letter}_bias": biases for letter in "qkvo"}
         return options | {"mlp_bias": bool(keys.take("mlp_bias", default=False))}
 

@@ -12,13 +12,14 @@ from forge.families.common import (
     OUTSIDE,
     PROJECTIONS,
     activation,
+    adjacent_pairs,
     sizes,
     write_sizes,
 )
 from forge.families.family import Family
 from forge.families.keys import Keys
 from forge.families.patterns import CHUNKED, FULL
-from forge.families.table import Table, Theirs, halves_of_pairs, part
+from forge.families.table import Table, Theirs, part
 
 PLACE = "feed_forward.experts"
 FEED_FORWARD: Table = {
@@ -111,17 +112,5 @@ class Llama4(Family):
         return config | {"attention_chunk_size": first.chunk_attn_window_size or 8192}
 
     def table(self, layer: Decoder) -> Table:
-        """Return the table, with the rotated projections reordered.
-
-        The files rotate adjacent pairs, forge pairs half a head apart; with rope_interleave forge
-        follows the files.
-        """
-        if layer.position != "rope" or layer.rope_interleave:
-            return self.block
-        turned: Table = {}
-        for letter, heads in ("q", layer.n_heads), ("k", layer.kv_heads):
-            rows = halves_of_pairs(heads, layer.rotary_dim)
-            for kind in ("weight", "bias"):
-                name = f"self_attn.{letter}_proj.{kind}"
-                turned[f"attention.w{letter}.{kind}"] = Theirs(name=name, rows=rows)
-        return self.block | turned
+        """Return the table, with the rotated projections reordered."""
+        return self.block | adjacent_pairs(layer)

@@ -21,6 +21,7 @@ from forge.families.keys import Keys
 
 class Qwen2(Family):
     model_type = "qwen2"
+    model_types = ("qwen2_vl_text", "qwen2_5_vl_text")
     architecture = "Qwen2ForCausalLM"
     absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 32}
     outside = OUTSIDE

@@ -23,6 +23,7 @@ from forge.families.keys import Keys
 
 class Qwen3(Family):
     model_type = "qwen3"
+    model_types = ("qwen3_vl_text",)
     architecture = "Qwen3ForCausalLM"
     absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 32}
     outside = OUTSIDE

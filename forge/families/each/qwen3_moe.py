@@ -12,6 +12,7 @@ from forge.families.keys import Keys
 
 class Qwen3Moe(Qwen3):
     model_type = "qwen3_moe"
+    model_types = ()
     architecture = "Qwen3MoeForCausalLM"
     absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 4}
     block = (

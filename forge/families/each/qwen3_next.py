@@ -94,6 +94,16 @@ class Qwen3Next(Family):
     block = ATTENTION | QK_NORM | MLP | NORMS | SHARED | EXPERTS
 
     def options(self, keys: Keys) -> dict[str, Any]:
+        return self.common(keys) | {"moe": self.routing(keys)}
+
+    def routing(self, keys: Keys) -> dict[str, Any]:
+        """Read the experts and the shared one."""
+        moe = routing(keys) | {"shared_experts": 1, "shared_expert_gate": True}
+        moe["shared_hidden_dim"] = keys.number("shared_expert_intermediate_size", default=512)
+        return moe
+
+    def common(self, keys: Keys) -> dict[str, Any]:
+        """Return the options of all but the experts."""
         options = sizes(keys) | activation(keys, default="silu")
         if options["activation"] != "silu":
             setting = f"hidden_act={keys.take('hidden_act', default='silu')!r}"
@@ -103,25 +113,32 @@ class Qwen3Next(Family):
         options["attention_output_gate"] = True
         biases = bool(keys.take("attention_bias", default=False))
         options |= {f"{letter}_bias": biases for letter in "qkvo"}
-        moe = routing(keys) | {"shared_experts": 1, "shared_expert_gate": True}
-        moe["shared_hidden_dim"] = keys.number("shared_expert_intermediate_size", default=512)
         count = options["n_layers"] or 0
         every = keys.number("full_attention_interval", default=4)
         usual = [LINEAR if (layer + 1) % every else FULL for layer in range(count)]
         types = patterns.read_types(keys, options["n_layers"], usual)
         mixer = {option: keys.number(key) for option, key in WIDTHS.items()}
         by_kind = {LINEAR: {"mixer": {"schema": "gated_delta_net", **mixer}}}
-        return options | {"moe": moe} | patterns.layer_options(types, by_kind)
+        return options | patterns.layer_options(types, by_kind)
 
     def content(self, section: Decoder) -> dict[str, Any]:
+        config = self.write_common(section) | self.write_routing(section)
+        config["shared_expert_intermediate_size"] = section.moe.shared_width(section)
+        return config
+
+    def write_routing(self, section: Decoder) -> dict[str, Any]:
+        """Return the keys of `routing` but those of the shared expert."""
+        return write_routing(section)
+
+    def write_common(self, section: Decoder) -> dict[str, Any]:
+        """Return the keys read by `common`."""
         layers = [section.of_kind(section.kind_of(n).name) for n in range(section.n_layers)]
         mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, GatedDeltaNet)]
         if not mixers:
             raise ValueError("model.layers without a gated delta net")
-        config = write_sizes(section) | rope.write_rope(section) | write_routing(section)
+        config = write_sizes(section) | rope.write_rope(section)
         config |= {key: getattr(mixers[0], option) for option, key in WIDTHS.items()}
         config["attention_bias"] = all(section.attention_biases.values())
-        config["shared_expert_intermediate_size"] = section.moe.shared_width(section)
         linear = [isinstance(layer.mixer, GatedDeltaNet) for layer in layers]
         return config | {"layer_types": [LINEAR if is_linear else FULL for is_linear in linear]}
 

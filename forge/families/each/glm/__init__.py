@@ -1,0 +1,1 @@
+"""Zhipu's GLM-4: dense, with experts, and with latent attention."""

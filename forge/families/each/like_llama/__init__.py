@@ -1,0 +1,1 @@
+"""Llama with a few options changed: dense models, and their relatives with experts."""

@@ -46,7 +46,7 @@ SEVEN_SAID = """\
      -> its options: lr, lr_base_dim, lr_dim_power, weight_decay, weight_decay_schedule, \
 decay_embeddings, no_decay_parameters, trainable_parameters, freeze_parameters, groups, \
 momentum, momentum_start, momentum_warmup_steps, momentum_end, nesterov, ns_steps, ns_dtype, \
-consistent_rms, cautious
+consistent_rms, cautious, scale_decay, coefficients, equilibrate_rows, renormalize
   7. modl.dim=3   [command line]
      there is no group or option 'modl'.
      -> did you mean model.dim=3?

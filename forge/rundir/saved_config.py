@@ -19,6 +19,7 @@ from forge.config.field import Section, thaw_value, types_of, variants_of
 from forge.config.hydra_names import renamed
 from forge.config.rollouts.rollout import NoRollout, Rollout
 from forge.config.root import Config
+from forge.config.scaling.base import NoScaling, Scaling
 from forge.config.targets import own, packages
 from forge.config.targets.target import trusted
 from forge.rundir.files import read_object, read_rows, read_sections, read_yaml, write_text
@@ -27,6 +28,14 @@ from forge.rundir.former_paths import TARGET, TYPE, current
 CONFIG, OVERRIDES, ATTEMPTS = "config.yaml", "overrides.json", "attempts.jsonl"
 CHANGES = "changes.jsonl"
 BEFORE_CONFIG = "run.lock overrides.json derived.json warnings.json provenance.json git.diff"
+NEWER: dict[Any, type[Section]] = {Rollout: NoRollout, Scaling: NoScaling}
+"""Sections that earlier versions of forge had not, and what stands for their absence."""
+EARLIER_REST = ["embedding", "position", "head", "router", "norm", "bias"]
+REST = [
+    *("embedding", "position", "value_embedding", "head", "router", "norm", "bias"),
+    *("residual_scalar", "x0_scalar", "gate"),
+]
+"""Roles of the group `rest` in the presets of Muon, in an earlier version and today."""
 S = TypeVar("S", bound=Section)
 
 
@@ -161,7 +170,7 @@ def to_plain(section: Section) -> dict[str, Any]:
 def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...] = ()) -> S:
     """The section written by `to_plain`, not yet frozen.
 
-    An option newer than the file has its default, and so has `rollout`. Raises
+    An option newer than the file has its default, and a section newer than it is off. Raises
     ValueError for a class not allowed as the section.
     """
     hints = types_of(schema)
@@ -169,8 +178,8 @@ def from_plain(schema: type[S], plain: dict[str, Any], *, trust: tuple[str, ...]
     for field in dataclasses.fields(schema):
         hint = hints[field.name]
         if field.name not in plain:
-            if hint is Rollout:
-                values[field.name] = NoRollout()
+            if hint in NEWER:
+                values[field.name] = NEWER[hint]()
             continue
         value = plain[field.name]
         if isinstance(value, dict) and isinstance(hint, type) and issubclass(hint, Section):
@@ -184,6 +193,16 @@ def save_config(config: Config, path: Path) -> None:
     write_text(path, yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True))
 
 
+def _with_new_roles(plain: dict[str, Any]) -> dict[str, Any]:
+    """The config with the roles that presets have since gained: no parameter of it has one."""
+    optimizer = plain.get("optimizer")
+    groups = optimizer.get("groups") if isinstance(optimizer, dict) else None
+    for entry in groups.values() if isinstance(groups, dict) else ():
+        if isinstance(entry, dict) and list(entry.get("roles") or ()) == EARLIER_REST:
+            entry["roles"] = REST
+    return plain
+
+
 def load_config(path: Path, *, trust: Sequence[str]) -> Config:
     """Read a config written by `save_config`, frozen; run.trust is `trust`, whatever the file says.
 
@@ -193,7 +212,7 @@ def load_config(path: Path, *, trust: Sequence[str]) -> Config:
     if not isinstance(plain, dict) or not isinstance(plain.get("run"), dict):
         raise TypeError("it is empty or damaged")
     plain["run"]["trust"] = list(trust)
-    config = from_plain(Config, renamed(plain), trust=tuple(trust))
+    config = from_plain(Config, _with_new_roles(renamed(plain)), trust=tuple(trust))
     config.freeze()
     return config
 

@@ -64,9 +64,9 @@ def test_a_change_is_kept_in_files_of_its_own() -> None:
         ("scheduler.decay_steps", 36, 46, True),
         ("train.max_steps", 40, 50, True),
     ]
-    assert rows[1]["overrides"] == [*RUN[1:], "metrics.log_interval=3", *typed]
+    assert rows[1]["overrides"] == [*RUN[2:], "metrics.log_interval=3", *typed]
     again = resume_overrides(path)[:-1]
-    assert again == [*RUN[1:], "metrics.log_interval=3", *typed[:-1]], "allowed once only"
+    assert again == [*RUN[2:], "metrics.log_interval=3", *typed[:-1]], "allowed once only"
     assert take("run.dir=run", *rows[1]["overrides"])[1] == []
 
 

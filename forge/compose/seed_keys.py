@@ -59,7 +59,7 @@ data.hf_streaming | data.streaming | with data=hf
 adapter.target_modules | lora.target_modules | auto = matrices of attention and feed-forward in every family
 parallel | trainer.strategy | degrees instead of a name: ddp is parallel.dp_replicate, fsdp is parallel.dp_shard; no DeepSpeed
 train.max_epochs | trainer.num_epochs | 0 = off; train.max_steps ends a run too
-train.max_steps | trainer.max_steps | optimizer updates, and always a bound: there is no -1
+train.max_steps | trainer.max_steps | optimizer updates; -1 = by a budget of tokens
 scheduler.warmup_ratio | trainer.warmup_ratio | null instead of 0 for steps
 optimizer.weight_decay | trainer.weight_decay | norms and biases are never decayed
 checkpoint.last | trainer.save_last save_checkpoint_on_completion | full; weights alone; or none
@@ -83,7 +83,7 @@ scaling.aspect_ratio | aspect_ratio | with scaling=depth
 scaling.head_dim | head_dim | with scaling=depth; model.head_dim without: null = model.dim / model.n_heads
 train.seq_len | max_seq_len | with scaling=depth 2048, and model.max_seq_len is the same; else model.max_seq_len bounds it
 model.window_pattern | window_pattern | the same letters; a short window is a quarter, as in its code
-train.max_steps | num_iterations | with scaling=depth a typed one comes before the ratio; there is no -1
+train.max_steps | num_iterations | with scaling=depth a typed one comes before the ratio; -1 = by a budget of tokens
 scaling.target_flops | target_flops | with scaling=depth; null instead of -1, and two horizons that are typed are refused
 scaling.target_param_data_ratio | target_param_data_ratio | with scaling=depth
 train.global_batch_tokens | total_batch_size | with scaling=depth instead of -1: leave it out
@@ -210,7 +210,7 @@ data.path | olmo_index_path | with data=shards the directory of the .npy files, 
 data | olmo_apply_ngram_filter | forge.prepare --repetition-filter leaves documents out, and says how many; they are not masked while it trains
 objective=dpo | use_dpo | or orpo, simpo, cpo, all with data=preference; objective=kto with data=labelled
 objective.label_smoothing | dpo_label_smoothing | with objective=dpo
-objective.beta | dpo_beta | with objective=dpo; of objective=simpo the default is 2.0
+objective.beta | dpo_beta | with objective=dpo; of objective=simpo the default is 2.0, of grpo and its kin 0.0
 data.train_on | sft_train_on_completion_only | data.train_on=responses, which it is
 data.formatting_func | formatting_func_path | what is built of data=formatted
 data.formatting_func | formatting_func_kwargs | its other keys

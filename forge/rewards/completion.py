@@ -9,7 +9,7 @@ Completion = str | Sequence[dict[str, Any]]
 """A text, or a conversation's messages."""
 
 
-def text_of(completion: Completion) -> str:
+def completion_text(completion: Completion) -> str:
     """The text of a completion: of messages the last one's content."""
     if isinstance(completion, str):
         return completion

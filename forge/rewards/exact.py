@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forge.rewards.completion import Completion, Reward, text_of
+from forge.rewards.completion import Completion, Reward, completion_text
 from forge.tasks.generation import Matching, matching_faults
 
 NUMBER = re.compile(
@@ -44,7 +44,7 @@ class Exact(Reward):
 
     def __call__(self, completions: Sequence[Completion], answer: Sequence[Any]) -> list[float]:
         return [
-            self.correct if self._equal(text_of(text), right) else self.wrong
+            self.correct if self._equal(completion_text(text), right) else self.wrong
             for text, right in zip(completions, answer, strict=True)
         ]
 
@@ -97,7 +97,7 @@ class Numeric(Reward):
     ) -> list[float | None]:
         rewards: list[float | None] = []
         for completion, right in zip(completions, answer, strict=True):
-            expected, number = self.number(str(right)), self.number(text_of(completion))
+            expected, number = self.number(str(right)), self.number(completion_text(completion))
             if expected is None:
                 rewards.append(None)
                 continue
@@ -127,4 +127,6 @@ class Regex(Reward):
     def __call__(self, completions: Sequence[Completion]) -> list[float]:
         pattern = re.compile(self.pattern, re.DOTALL)
         matches = pattern.fullmatch if self.whole else pattern.search
-        return [self.match if matches(text_of(text)) else self.otherwise for text in completions]
+        return [
+            self.match if matches(completion_text(text)) else self.otherwise for text in completions
+        ]

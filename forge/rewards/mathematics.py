@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forge.rewards.completion import Completion, Reward, text_of
+from forge.rewards.completion import Completion, Reward, completion_text
 from forge.rewards.structured import INSTALL
 
 
@@ -38,6 +38,6 @@ class MathVerify(Reward):
             if not gold:
                 rewards.append(None)
                 continue
-            answer = parse(text_of(completion), parsing_timeout=self.seconds)
+            answer = parse(completion_text(completion), parsing_timeout=self.seconds)
             rewards.append(float(verify(gold, answer, timeout_seconds=self.seconds)))
         return rewards

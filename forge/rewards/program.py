@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from forge.rewards.completion import Completion, Reward, text_of
+from forge.rewards.completion import Completion, Reward, completion_text
 from forge.tasks.program import FENCE, Trial, tried
 
 
@@ -31,7 +31,7 @@ class PythonTests(Reward):
         self, completions: Sequence[Completion], tests: Sequence[Any]
     ) -> list[float | None]:
         programs = [
-            [f"{code_in(text_of(text))}\n{test}" for test in _listed(of_row)]
+            [f"{code_in(completion_text(text))}\n{test}" for test in _listed(of_row)]
             for text, of_row in zip(completions, tests, strict=True)
         ]
         different = list(dict.fromkeys(program for row in programs for program in row))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from forge.rewards.completion import Completion, Reward, text_of
+from forge.rewards.completion import Completion, Reward, completion_text
 
 FENCE_OF_JSON = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 INSTALL = "pip install 'forge-lm[rewards]'"
@@ -51,7 +51,7 @@ class JSON(Reward):
     ) -> list[float]:
         schemas = schema or [None] * len(completions)
         pairs = zip(completions, schemas, strict=True)
-        return [self._reward(text_of(completion), own) for completion, own in pairs]
+        return [self._reward(completion_text(completion), own) for completion, own in pairs]
 
     def _reward(self, text: str, schema: Any) -> float:
         block = FENCE_OF_JSON.search(text) if self.fenced else None

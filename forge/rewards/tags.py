@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forge.rewards.completion import Completion, Reward, text_of
+from forge.rewards.completion import Completion, Reward, completion_text
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 NEAR, WIDE = 0.1, 0.2  # relative differences of a guess
@@ -51,7 +51,7 @@ class Format(Tagged):
         self.exact, self.partial, self.penalty = exact, partial, penalty
 
     def __call__(self, completions: Sequence[Completion]) -> list[float]:
-        return [self._format(text_of(completion)) for completion in completions]
+        return [self._format(completion_text(completion)) for completion in completions]
 
     def _format(self, text: str) -> float:
         of_tags = sum(self.partial if text.count(t) == 1 else self.penalty for t in self.tags)
@@ -82,7 +82,9 @@ class TaggedAnswer(Tagged):
 
     def __call__(self, completions: Sequence[Completion], answer: Sequence[Any]) -> list[float]:
         pairs = zip(completions, answer, strict=True)
-        return [self._reward(self.answer_in(text_of(text)), self._right(a)) for text, a in pairs]
+        return [
+            self._reward(self.answer_in(completion_text(text)), self._right(a)) for text, a in pairs
+        ]
 
     def _right(self, answer: Any) -> str:
         """The answer of a row, behind GSM8K's mark."""

@@ -33,10 +33,10 @@ def load_server(
     limits = Limits(
         body=options.max_body, messages=options.max_messages, characters=options.max_characters
     )
-    return Server(engine, name_of(path), limits, talks=talks(trained))
+    return Server(engine, run_name(path), limits, talks=talks(trained))
 
 
-def name_of(path: Path) -> str:
+def run_name(path: Path) -> str:
     """The name of a run: of its directory, without the folders of its checkpoints."""
     parts = [part for part in path.resolve().parts if part not in ("checkpoints", BEST)]
     return parts[-1] if not parts[-1].startswith("step_") else "/".join(parts[-2:])

@@ -15,7 +15,7 @@ from forge.families.folder import is_folder, read_folder
 from forge.models.plain import make_model
 from forge.objectives.reward_model import score_id, scores_of
 from forge.parallel.materialize import allocate
-from forge.rewards.completion import Completion, text_of
+from forge.rewards.completion import Completion, completion_text
 from forge.training.checkpoints import restore
 
 
@@ -50,7 +50,7 @@ class LearnedReward:
         model, tokenizer, token, device = self._loaded
         longest = int(model.max_seq_len)
         rows = [
-            self._ids(tokenizer, prompt, text_of(completion))[-longest:]
+            self._ids(tokenizer, prompt, completion_text(completion))[-longest:]
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
         values = scores_of(

@@ -52,7 +52,7 @@ TERMS = tuple(f"objective.{term}." for term in (*distill.TERMS, "temperature"))
 READ_BY_NAME = ("train.recompute.", "sweep.question", "sweep.hypothesis", *TERMS)
 """Names of tensors, texts that a report takes from sweep.json, and the weights of distillation:
 tests/parallel/test_named_tensors.py, tests/report/test_decision.py and
-tests/training/test_distillation.py have each.
+tests/training/test_distilled_runs.py have each.
 """
 
 

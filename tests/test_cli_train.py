@@ -166,7 +166,15 @@ def test_the_config_is_shown_with_flags_and_overrides_in_any_order(
         assert forge.train.main(words.split()) == 0
         shown = yaml.safe_load(capsys.readouterr().out)
         assert list(shown) == [
-            *("seed", *schemas.sections(), *schemas.free_dicts(), "rewards", "tags", "hparams")
+            *(
+                "seed",
+                *schemas.sections(),
+                *schemas.free_dicts(),
+                "rewards",
+                "environment",
+                "tags",
+                "hparams",
+            )
         ]
         assert (shown["seed"], shown["model"]["dim"]) == (7, 512)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from forge.environments.calculator import Calculator, calculated
 from forge.environments.python import Python
 
 CAPITALS = {"_target_": "helpers.rollout_rewards.Capitals"}
+TESTS = Path(__file__).parents[1]  # where `helpers` is found
 TRUST = ["helpers."]
 
 
@@ -103,7 +106,9 @@ def test_a_run_with_an_environment_that_fails(
     ).split()
     more = [f"+{option}" for option in more]
     command = [sys.executable, "-m", "forge.train", *options, *more]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    environ = os.environ | {"PYTHONPATH": path}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environ)
     said = ran.stdout + ran.stderr
     assert (ran.returncode != 0) == bool(code), said
     assert said.count(text) >= 1, said

@@ -8,7 +8,7 @@ from forge.config.rollouts.rollout import LocalRollout
 from forge.config.root import Config
 from forge.planning.shares import Share
 
-SPARE = 64  # places of the cache beyond the longest text, as `forge.rollouts.slots` has them
+SPARE = 64  # places of the cache beyond the longest text, as `forge.models.batching.slots` has them
 
 
 def completion_bytes(config: Config, model: Decoder, share: Share, width: int) -> dict[str, int]:

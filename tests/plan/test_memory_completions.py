@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.refusing import resolved
 
+from forge.models.batching.slots import Slots
 from forge.models.plain import make_model
 from forge.models.sampling import How
 from forge.models.token_distribution import Sampling
@@ -29,13 +30,13 @@ def test_the_cache_of_completions_is_that_of_the_sampler(
 ) -> None:
     config = resolved([*GRPO.split(), *mixer.split()]).config
     held: list[int] = []
-    enter = slots._Slots._enter
+    join = Slots.join
 
-    def entering(self: Any, *arguments: int) -> None:
-        enter(self, *arguments)
-        held.append(sum(t.nbytes for layer in self.cache.layers for t in layer.held))
+    def joining(self: Slots, rows: Any) -> None:
+        join(self, rows)
+        held.append(sum(t.nbytes for tensors in self.store for t in tensors))
 
-    monkeypatch.setattr(slots._Slots, "_enter", entering)
+    monkeypatch.setattr(Slots, "join", joining)
     model = make_model(config.model)
     how = How(sampling=Sampling(seed=1), ends=frozenset(), n_ids=257)
     prompts = [(1,) * 16] * 9

@@ -162,7 +162,7 @@ def _plain_folder(file: Path, out: Path) -> Path:
         raise refusal("OUT", message, "another OUT, or import that folder", COMMAND_LINE)
     try:
         write_folder(file, folder)
-    except FolderError:
+    except BaseException:  # half a folder is none
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder

@@ -65,6 +65,10 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
         if key.startswith(PREFIX)
     }
     kind, pre = facts.get("model"), str(facts.get("pre", ""))
+    needed = ("tokens", "merges") if kind == "gpt2" else ("tokens", "scores", "token_type")
+    if kind in ("gpt2", "llama") and (missing := [n for n in needed if n not in facts]):
+        message = f"{file.path} lacks {', '.join(PREFIX + name for name in missing)}"
+        raise FolderError(message, "a file with its tokenizer")
     if kind == "gpt2":
         raw = _bpe(file, facts, pre)
     elif kind == "llama":
@@ -79,17 +83,30 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
         if f"{key}_token_id" in facts
     }
-    if begins and "bos_token" in stated:
-        bos, number = stated["bos_token"], int(facts["bos_token_id"])
-        raw.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, number)]
-        )
+    around = {
+        "bos": begins and "bos_token" in stated,
+        "eos": bool(facts.get("add_eos_token", False)) and "eos_token" in stated,
+    }
+    added = {name: stated[f"{name}_token"] for name, is_added in around.items() if is_added}
+    if added:
+        raw.post_processor = _put_around(added, tokens)  # type: ignore[assignment]
     raw.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": begins, **stated}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **stated}
+    config |= {f"add_{name}_token": is_added for name, is_added in around.items()}
     if template := file.metadata.get("tokenizer.chat_template"):
         config["chat_template"] = template
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def _put_around(added: Mapping[str, str], tokens: Sequence[str]) -> processors.TemplateProcessing:
+    """The step that puts BOS before a text and EOS behind it. added: these tokens, by bos, eos."""
+    single = " ".join(filter(None, (added.get("bos"), "$A", added.get("eos"))))
+    return processors.TemplateProcessing(
+        single=single,
+        pair=f"{single} {single.replace('$A', '$B')}",
+        special_tokens=[(token, tokens.index(token)) for token in added.values()],
+    )
 
 
 def _bpe(file: GGUFFile, facts: Mapping[str, Any], pre: str) -> tokenizers.Tokenizer:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from forge.config.model.activations import FP32
 from forge.config.model.decoder import Decoder
-from forge.config.rollouts.rollout import LocalRollout
+from forge.config.rollouts.rollout import SPARE_PLACES, LocalRollout
 from forge.config.root import Config
 from forge.planning.shares import Share
-
-SPARE = 64  # places of the cache beyond the longest text, as `forge.models.batching.slots` has them
 
 
 def completion_bytes(config: Config, model: Decoder, share: Share, width: int) -> dict[str, int]:
@@ -25,7 +23,7 @@ def completion_bytes(config: Config, model: Decoder, share: Share, width: int) -
     rows = min(rollout.batch_size, config.train.global_batch_size or rollout.batch_size)
     prompt = max(config.train.seq_len - rollout.max_new_tokens, 0)
     return {
-        "cache of completions": rows * (config.train.seq_len + SPARE) * token,
+        "cache of completions": rows * (config.train.seq_len + SPARE_PLACES) * token,
         "cache of prompts": rows * prompt * token,
         "logits of a token": 2 * FP32 * rows * int(model.vocab_size),
     }

@@ -164,6 +164,7 @@ def tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_bos_token_id(tokens.index("<s>"))
     writer.add_eos_token_id(tokens.index("</s>"))
     writer.add_add_bos_token(True)
+    writer.add_add_eos_token(True)
 
 
 def tokenizers_bytes() -> dict[int, str]:
@@ -207,8 +208,9 @@ def test_texts_have_the_ids_and_the_first_token_of_the_file(tmp_path: Path) -> N
     ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
     ids = ours(TEXT).input_ids
     assert ids[0] == ours.convert_tokens_to_ids("<s>")
-    assert ids.count(ids[0]) == 1
-    assert ours.decode(ids[1:]) == TEXT
+    assert ids[-1] == ours.convert_tokens_to_ids("</s>")
+    assert (ids.count(ids[0]), ids.count(ids[-1])) == (1, 1)
+    assert ours.decode(ids[1:-1]) == TEXT
     digits = ours.convert_ids_to_tokens(ours("12", add_special_tokens=False).input_ids)
     assert digits == ["1", "2"]  # SmolLM splits digits, so the merge of 1 and 2 is never used
 

@@ -6,6 +6,9 @@ from typing import ClassVar
 
 from forge.config.field import Section, opt, section
 
+SPARE_PLACES = 64
+"""Places of a sampler's cache beyond the longest text, so that texts are moved rarely."""
+
 
 @section
 class Rollout(Section):

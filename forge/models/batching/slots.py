@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge.config.rollouts.rollout import SPARE_PLACES
 from forge.models.cache import KVCache
 from forge.models.contract import Cached
 from forge.models.head import head_of
@@ -22,7 +23,6 @@ from forge.models.sampling import How
 from forge.models.token_distribution import NONE, NOT_FINITE, Sampling, logprobs_of, uniforms
 from forge.tensors.wide import widest
 
-SPARE = 64  # places of a cache beyond the longest text, so that texts are moved rarely
 Prompt = tuple[int, ...]
 
 
@@ -238,7 +238,7 @@ class Slots(Rows):
     ) -> None:
         super().__init__(model, size, new, how, device)
         self.padding = torch.zeros(size, dtype=torch.int64, device=device)
-        self.cache = model.new_cache(length + SPARE, self.padding)
+        self.cache = model.new_cache(length + SPARE_PLACES, self.padding)
         self.store: list[tuple[Tensor, ...]] = [() for _ in self.cache.layers]
         self.embeddings: Tensor | None = None  # as last_embedding of the cache
 
@@ -324,7 +324,7 @@ class Slots(Rows):
         """Move texts to the front where all have much padding, or the cache is full."""
         length = self.cache.length
         least = length - max(len(row.prompt) + len(row.tokens) - 1 for row in self.rows)
-        if least >= SPARE or length + count > self.cache.max_len:
+        if least >= SPARE_PLACES or length + count > self.cache.max_len:
             self._move(least)
 
     def _move(self, places: int) -> None:

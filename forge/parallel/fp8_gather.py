@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from forge.models.contract import StepReport
+from forge.parallel.fsdp_groups import param_group
 from forge.quantization.fp8 import FP8
 from forge.quantization.layers import QuantizedLinear
 from forge.tensors.local import local
@@ -29,7 +30,7 @@ def gather_in_fp8(model: nn.Module, products: FP8) -> None:
     shards = {id(local(shard.weight)) for shard in model.fp8_weights.shards}
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            group: Any = module._get_fsdp_state()._fsdp_param_group
+            group = param_group(module)
             for param in group.fsdp_params if group else ():
                 if id(param._sharded_local_tensor) in shards:
                     param._init_extensions()  # looked at tensors on the meta device before

@@ -25,7 +25,7 @@ from forge.adapters.packed import packed_in
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
 from forge.parallel.fsdp_formats import integers, keep_formats
-from forge.parallel.fsdp_groups import groups_made_once
+from forge.parallel.fsdp_groups import groups_made_once, param_group
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import blocks_of, mix_in
 from forge.tensors.local import local
@@ -175,9 +175,7 @@ def gathered(model: nn.Module) -> Iterator[None]:
     """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     # FSDP gives no way to ask what it does after forward: torch 2.11 to 2.13.
-    groups: list[Any] = [
-        group for module in modules for group in module._get_fsdp_state()._fsdp_param_groups
-    ]
+    groups = [group for module in modules if (group := param_group(module)) is not None]
     after_forward = [group.post_forward_mesh_info for group in groups]
     for module in modules:
         module.set_reshard_after_forward(False, recurse=False)

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from forge.adapters.packed import few_bits
+from forge.parallel.fsdp_groups import param_group
 
 
 class _Torch:
@@ -41,7 +42,7 @@ def keep_formats(model: nn.Module) -> None:
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
-        group: Any = module._get_fsdp_state()._fsdp_param_group
+        group = param_group(module)
         for param in group.fsdp_params if group else ():
             where = param._module_info
             if any(where.param_name in packed.attributes for packed in few_bits(where.module)):

@@ -1,4 +1,4 @@
-"""Groups of adjacent ranks that keep weights between forward and backward, made once."""
+"""Private parts of FSDP: groups of ranks made once, and the parameters of a sharded module."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_init, _fully_shard
 
 NAME = "_get_post_forward_mesh_info"
@@ -36,3 +37,11 @@ def groups_made_once() -> Iterator[None]:
     finally:
         for module in modules:
             setattr(module, NAME, original)
+
+
+def param_group(module: FSDPModule) -> Any:
+    """The group of parameters that FSDP gathers for a module, None for a module without any.
+
+    The name is of torch 2.11, and torch 2.13 has it still.
+    """
+    return module._get_fsdp_state()._fsdp_param_group

@@ -153,11 +153,15 @@ def needs(file: str, folder: Path) -> list[str]:
             f"experiment/nanochat_{depth}/sft": [
                 f"data.path={folder / 'my.txt'}",
                 f"checkpoint.init_from={folder / 'base'}",
+                "tokenizer.bos_token=a",
                 *PLANNED,
             ]
             for depth in ("d12", "d20", "d24")
         },
-        "experiment/nanochat_d4_cpu/sft": [f"checkpoint.init_from={folder / 'base'}"],
+        "experiment/nanochat_d4_cpu/sft": [
+            f"checkpoint.init_from={folder / 'base'}",
+            "tokenizer.bos_token=a",
+        ],
         "experiment/sft_demo": [f"checkpoint.init_from={folder / 'base'}"],
         "experiment/lora_demo": [f"checkpoint.init_from={folder / 'base'}"],
         **{

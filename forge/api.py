@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from forge.objectives.losses import Losses
     from forge.objectives.next_token import NextToken
     from forge.objectives.objective import LookedAhead, Objective, hidden_of
-    from forge.optim.distributed_matrices import WholeMatrices
+    from forge.optim.whole_matrices import WholeMatrices
     from forge.parallel.mesh import Mesh
     from forge.parallel.modules import mix_in_each
     from forge.parallel.ranks import Ranks
@@ -160,7 +160,7 @@ NextToken           objectives.next_token
 LookedAhead         objectives.objective
 Objective           objectives.objective
 hidden_of           objectives.objective
-WholeMatrices       optim.distributed_matrices
+WholeMatrices       optim.whole_matrices
 Mesh                parallel.mesh
 mix_in_each         parallel.modules
 Ranks               parallel.ranks

@@ -21,6 +21,7 @@ from forge.models.cache import KVCache, LayerCache, seen_in, token_positions
 from forge.models.documents import Packed, Seen, as_scores, packed_in_blocks, positions_and_masks
 from forge.models.dropout import Drawing, Jitter, Noise, StreamDropout
 from forge.models.head import Head, weight_of
+from forge.models.mixin import mix_in
 from forge.models.moe import MoE
 from forge.models.norm import NORMS, make_norm
 from forge.models.positions import Positions, Sinusoids
@@ -71,7 +72,8 @@ class Block(nn.Module):
         """x: [batch, seq, dim] -> [batch, seq, dim]. seen: mask of rows shared by documents, see
         `forge.models.documents`. x0: input of the first block. named: for the mixer, as `seen`.
         """
-        x = rescaled(x, self.residual_scalar, self.x0_scalar, x0)
+        if self.residual_scalar is not None or self.x0_scalar is not None:
+            x = rescaled(x, self.residual_scalar, self.x0_scalar, x0)
         norm, post_norm = self.attention_norm, self.attention_post_norm
         y = self.attention(self._entering(x, norm, post_norm), rotation, cache, *seen, **named)
         x = self._added(x, y, post_norm, self.attention_dropout)
@@ -114,7 +116,7 @@ class OutputHead(nn.Linear):
         return F.linear(hidden, weight)
 
 
-class Decoder(Balanced, nn.Module):
+class Decoder(nn.Module):
     """Token ids to next-token logits, or a stage of the model, cut out by `keep`.
 
     A stage takes hidden states instead of tokens, or gives hidden states, or both. Weights are
@@ -129,6 +131,8 @@ class Decoder(Balanced, nn.Module):
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
+        if section.is_moe:
+            mix_in(self, Balanced)
         self.section = section
         self.table = {tensor.name: tensor for tensor in section.tensors()}
         self.max_seq_len = section.max_seq_len
@@ -159,6 +163,7 @@ class Decoder(Balanced, nn.Module):
             {str(n): Block(of_kind[kind], n, self.noise) for n, kind in layers}
         )
         self.backout = Backout() if section.backout else None
+        self.middle = middle(section.n_layers) if section.backout else None
         self.norm: nn.Module | None = make_norm(section)
         self.output: OutputHead | None = None
         if not section.tie_embeddings:
@@ -219,7 +224,7 @@ class Decoder(Balanced, nn.Module):
                 if layer_cache is not None and span not in seen:
                     seen[span] = seen_in(layer_cache, seq, x.dtype)
                 x = block(x, rotations.get(kind), layer_cache, seen[span], **named)
-            of_middle = x if int(layer) == middle(self.section.n_layers) else of_middle
+            of_middle = x if int(layer) == self.middle else of_middle
         return self._received(x if self.backout is None else self.backout(x, of_middle))
 
     def _rotations(self, start: int, seq: int, positions: Tensor | None) -> dict[str, Rotation]:

@@ -15,13 +15,12 @@ from forge.optim.adam_update import Options, Quantize, update_weight
 from forge.optim.elementwise import (
     Elementwise,
     count_of,
-    in_16_bits,
     raise_counts,
-    wide_dtype,
     zeros_of,
 )
 from forge.tensors.local import local
 from forge.tensors.masters import master
+from forge.tensors.wide import in_16_bits, wide_dtype
 
 HALF = {"bf16": torch.bfloat16}
 """Formats of moments, besides the format of the update."""

@@ -15,6 +15,7 @@ from forge.config.optimizers.base import Optimizer as OptimizerSection
 from forge.optim.rounding import Rounding
 from forge.tensors.local import local
 from forge.tensors.masters import master
+from forge.tensors.wide import in_16_bits, wide_dtype
 
 foreach: Any = torch  # pyright takes torch's functions on lists of tensors for private
 
@@ -149,15 +150,6 @@ class ByParts(Elementwise):
         for parameter, weight in zip(parameters, part.weights, strict=True):
             if in_16_bits(parameter):
                 write_rounded(self.rounding, parameter, weight, number)
-
-
-def in_16_bits(parameter: Tensor) -> bool:
-    return parameter.dtype.itemsize == 2
-
-
-def wide_dtype(parameter: Tensor) -> torch.dtype:
-    """The format for computing the update of a parameter: fp32 or wider."""
-    return torch.promote_types(parameter.dtype, torch.float32)
 
 
 def zeros_of(parameter: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from forge.config.optimizers.muon import Muon as MuonSection
-from forge.optim.distributed_matrices import Matrix, WholeMatrices
-from forge.optim.elementwise import KeepsFormats, in_16_bits, wide_dtype, write_rounded, zeros_of
+from forge.optim.elementwise import KeepsFormats, write_rounded, zeros_of
+from forge.optim.matrix import Matrix
 from forge.optim.rounding import Rounding
+from forge.optim.whole_matrices import WholeMatrices
 from forge.tensors.local import local
 from forge.tensors.masters import master
+from forge.tensors.wide import in_16_bits, wide_dtype
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of Newton-Schulz steps, for singular values of about 0.7 to 1.2 (Jordan et al.,

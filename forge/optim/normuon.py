@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from forge.config.optimizers.muon import NorMuon as NorMuonSection
-from forge.optim.distributed_matrices import Matrix
-from forge.optim.elementwise import wide_dtype
+from forge.optim.matrix import Matrix
 from forge.optim.muon import Muon, norm
 from forge.tensors.local import cut_dim, local, owned, select
+from forge.tensors.wide import wide_dtype
 
 LEAST = 1e-10
 

@@ -187,18 +187,3 @@ def gathered(model: nn.Module) -> Iterator[None]:
             group.post_forward_mesh_info = mesh_info
         for module in modules:
             module.reshard()
-
-
-def reduce_in_backward(model: nn.Module, *, last: bool, each: bool) -> None:
-    """Set whether the next backward pass reduces gradients.
-
-    each: reduce gradients of each pass; else the last pass reduces the sum. With replicas each
-    micro-batch is reduced over shards only, and over replicas in the last.
-    """
-    if isinstance(model, FSDPModule):
-        if getattr(model, "keeps_gathered", False):
-            model.set_reshard_after_backward(last)
-        model.set_requires_gradient_sync(last or each)
-        if each:
-            model.set_requires_all_reduce(last)
-        model.set_is_last_backward(last or each)

@@ -1,4 +1,4 @@
-"""The norm of all gradients, wherever their parts are, and clipping by it."""
+"""Reduction of gradients over ranks, their norm wherever their parts are, and clipping by it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from forge.tensors.local import local
@@ -101,3 +102,18 @@ def _is_first_copy(gradient: Tensor) -> bool:
     # Shards differ and replicas repeat: among replicas only index 0 counts.
     placed = zip(coordinate, gradient.placements, strict=True)
     return all(index == 0 for index, placement in placed if isinstance(placement, Replicate))
+
+
+def reduce_in_backward(model: nn.Module, *, last: bool, each: bool) -> None:
+    """Set whether the next backward pass reduces gradients.
+
+    each: reduce gradients of each pass; else the last pass reduces the sum. With replicas each
+    micro-batch is reduced over shards only, and over replicas in the last.
+    """
+    if isinstance(model, FSDPModule):
+        if getattr(model, "keeps_gathered", False):
+            model.set_reshard_after_backward(last)
+        model.set_requires_gradient_sync(last or each)
+        if each:
+            model.set_requires_all_reduce(last)
+        model.set_is_last_backward(last or each)

@@ -17,9 +17,14 @@ from forge.models.reading_mode import evaluating
 from forge.objectives.objective import LookedAhead, Objective
 from forge.optim.combined import told
 from forge.optim.schedules import LearningRate
-from forge.parallel.fsdp import reduce_in_backward
 from forge.parallel.gradient_sums import GradientSums
-from forge.parallel.gradients import clip_factor, clip_values, norm_of, scale_gradients
+from forge.parallel.gradients import (
+    clip_factor,
+    clip_values,
+    norm_of,
+    reduce_in_backward,
+    scale_gradients,
+)
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.training.callbacks.spikes import Spikes

@@ -1,15 +1,13 @@
-"""Whole matrices of parameters laid out over ranks, each matrix on the rank that works on it.
+"""Matrices laid out over ranks, each computed as a whole on the rank that owns it.
 
 Every rank of a group is the owner of some matrices. The owner gets all parts of a matrix, computes,
 and sends each rank its part of the result; during the computation the next matrix is on its way to
-the owner and the last result on its way to the others. A stack of matrices with whole matrices on
-each rank, such as experts, is computed in place.
+the owner and the last result on its way to the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
@@ -19,76 +17,34 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from forge.optim.matrix import Compute, Done, Extras, Matrix, length_of
 from forge.tensors.local import cut_dim, owned
 
-Compute = Callable[["Matrix", Tensor], tuple[Tensor, list[Tensor]]]
-"""Of a matrix or a stack: values -> the result, of equal shape, and tensors kept on all ranks."""
 
+class MatrixRounds:
+    """Matrices of this rank's groups, in rounds with at most one matrix for each owner."""
 
-@dataclass(eq=False)
-class Matrix:
-    """A parameter on this rank: [..., rows, columns].
-
-    shape: of the whole matrices computed by a rank of the group. boxes: for each rank of the group
-    the rows and columns held, as slices or indices, and the replica. group: None = this rank has
-    the whole matrix.
-    """
-
-    parameter: Tensor
-    shape: tuple[int, ...]
-    group: dist.ProcessGroup | None = None
-    boxes: list[tuple[Any, Any, Any]] = field(default_factory=list)
-    owner: int = 0
-
-    @property
-    def cost(self) -> int:
-        """The cost of orthogonalisation, up to a factor: products of the smaller side."""
-        *stack, rows, columns = self.shape
-        return torch.Size(stack).numel() * rows * columns * min(rows, columns)
-
-    def part(self, values: Tensor, rank: int) -> Tensor:
-        """A rank's part of the whole matrix: a view if possible."""
-        rows, columns, _ = self.boxes[rank]
-        return values[..., rows, :][..., columns]
-
-    def numel(self, rank: int) -> int:
-        """Number of values held by a rank."""
-        rows, columns, _ = self.boxes[rank]
-        return torch.Size(self.shape[:-2]).numel() * _length(rows) * _length(columns)
-
-    def sends(self, rank: int) -> int:
-        """Number of values sent by a rank to the owner: 0 outside the owner's replica."""
-        same_replica = self.boxes[rank][2] == self.boxes[self.owner][2]
-        return self.numel(rank) if same_replica else 0
-
-
-class WholeMatrices:
-    """Computes with whole matrices of `parameters`; all ranks construct and call together."""
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        self.matrices = [_matrix(parameter, groups) for parameter in parameters]
-        shared: dict[dist.ProcessGroup, list[Matrix]] = {}
-        for matrix in self.matrices:
-            if matrix.group is not None:
-                shared.setdefault(matrix.group, []).append(matrix)
+    def __init__(self, matrices: Sequence[Matrix]) -> None:
+        by_group: dict[dist.ProcessGroup, list[Matrix]] = {}
+        for matrix in matrices:
+            assert matrix.group is not None, "this rank has the whole matrix"
+            by_group.setdefault(matrix.group, []).append(matrix)
         self.rounds: list[tuple[dist.ProcessGroup, tuple[Matrix, ...]]] = [
-            (group, matrices)
-            for group, members in shared.items()
-            for matrices in _rounds(members, group)
+            (group, round_matrices)
+            for group, members in by_group.items()
+            for round_matrices in _rounds(members, group)
         ]
 
-    def __call__(
+    def begin(
         self,
         values: dict[Matrix, Tensor],
         compute: Compute,
-        extras: Callable[[Matrix], list[tuple[int, ...]]],
-        done: Callable[[Matrix, Tensor, list[Tensor]], None],
-        dtype: Callable[[Matrix], torch.dtype] | None = None,
-    ) -> None:
-        """Compute all matrices. values: the local part of each matrix. compute: see `Compute`.
-        extras: shapes of the tensors kept on all ranks. done: gets the local part of the result,
-        and the kept tensors. dtype: format of the results; None = of the values.
+        extras: Extras,
+        done: Done,
+        dtype: Callable[[Matrix], torch.dtype] | None,
+    ) -> Callable[[], None]:
+        """Compute all rounds, as of `WholeMatrices`. The function returned waits for the results of
+        the last round.
         """
         coming = self._gather(0, values)
         waiting: Callable[[], None] | None = None
@@ -100,11 +56,8 @@ class WholeMatrices:
             if waiting is not None:
                 waiting()
             waiting = sent
-        for matrix in self.matrices:
-            if matrix.group is None:
-                done(matrix, *compute(matrix, values[matrix]))
-        if waiting is not None:
-            waiting()
+        assert waiting is not None, "there is a round"
+        return waiting
 
     def _gather(self, number: int, values: dict[Matrix, Tensor]) -> Callable[[], Tensor | None]:
         """Begin to send the matrices of a round to the owners. The function returned waits, and
@@ -147,8 +100,8 @@ class WholeMatrices:
         whole: Tensor | None,
         values: dict[Matrix, Tensor],
         compute: Compute,
-        extras: Callable[[Matrix], list[tuple[int, ...]]],
-        done: Callable[[Matrix, Tensor, list[Tensor]], None],
+        extras: Extras,
+        done: Done,
         dtype: Callable[[Matrix], torch.dtype] | None,
     ) -> Callable[[], None]:
         """Compute this rank's matrix of a round, and begin to send each rank its part. The function
@@ -194,9 +147,12 @@ class WholeMatrices:
         return wait
 
 
-def _matrix(parameter: Tensor, groups: dict[tuple[int, ...], dist.ProcessGroup]) -> Matrix:
-    if not isinstance(parameter, DTensor):
-        return Matrix(parameter, tuple(parameter.shape))
+def matrix_over_ranks(
+    parameter: DTensor, groups: dict[tuple[int, ...], dist.ProcessGroup]
+) -> Matrix:
+    """The matrix of a parameter laid out over ranks. groups: of ranks, made once; added to. A
+    collective of the parameter's ranks.
+    """
     mesh, last = parameter.device_mesh, parameter.ndim - 2
     cuts = [cut_dim(placement) for placement in parameter.placements]
     shared = [axis for axis, dim in enumerate(cuts) if dim is None or dim >= last]
@@ -251,12 +207,8 @@ def _compact(index: Tensor) -> slice | Tensor:
     return index
 
 
-def _length(index: slice | Tensor) -> int:
-    return index.stop - index.start if isinstance(index, slice) else len(index)
-
-
 def _put(whole: Tensor, rows: slice | Tensor, columns: slice | Tensor, part: Tensor) -> None:
-    shape = (*whole.shape[:-2], _length(rows), _length(columns))
+    shape = (*whole.shape[:-2], length_of(rows), length_of(columns))
     if isinstance(rows, Tensor) or isinstance(columns, Tensor):
         index = [_indices(axis).to(whole.device) for axis in (rows, columns)]
         whole[..., index[0][:, None], index[1]] = part.view(shape)

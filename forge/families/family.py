@@ -18,6 +18,7 @@ from forge.families.table import Row, Table, row
 
 SELECTION_BIAS = "feed_forward.router.selection_bias"
 LATENT_EPS = "mixer.latent_norm_eps"
+NO_EXPERTS = "model.moe.num_experts=0"
 OF_TRAINING = (
     *("init_std", "init_scale_residual", "sdpa_backend", "document_attention", "pad_vocab_to"),
     *("new_rows", "fused_qkv", "fused_gate_up", "logits_dot_in_fp32", "initial_law"),
@@ -131,7 +132,7 @@ class Family:
         if keys.faults or keys.unknown:
             return [*keys.faults, *keys.unknown.values()]
         if "moe" in options and not section.is_moe:
-            return ["model.moe.num_experts=0"]
+            return [NO_EXPERTS]
         restored = decoder_section(options)
         if ignored := self.unread(restored):
             return ignored
@@ -172,7 +173,7 @@ class Family:
             self.content(section)
         except ValueError:
             return False
-        return True
+        return self.unsaid(section) != [NO_EXPERTS]
 
     def differences(self, one: Decoder, other: Decoder) -> list[Difference]:
         """Return the options by which two sections of this family compute different results."""

@@ -21,9 +21,9 @@ from forge.compose.hydra_adapter import (
     CONF,
     VERSION_BASE,
     CachingConfigRepository,
-    ConfigLoaderImpl,
     ConfigSearchPathImpl,
     DefaultsList,
+    Loader,
     ObjectType,
     Override,
     Plugins,
@@ -86,7 +86,7 @@ class Library:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.repository = CachingConfigRepository(Repository(path))
-        self._loader = ConfigLoaderImpl(path)
+        self._loader = Loader(path)
 
     def groups(self) -> list[str]:
         """Names of the selectable groups, in the order of conf/config.yaml."""
@@ -142,7 +142,8 @@ class Library:
                     node._set_value("???")  # empty the section: its value has another schema
                 _begin_own(tree, loaded)
                 try:
-                    tree.merge_with(loaded)
+                    below, part = _below(tree, loaded)
+                    below.merge_with(part)
                 except OmegaConfBaseException:
                     content = OmegaConf.to_container(loaded, resolve=False)
                     for keys, cause in _merge_by_part(tree, content):
@@ -162,6 +163,22 @@ class Library:
                 root = Path(source.path if is_file else str(resources.files(source.path)))
                 return (root / config_path).with_suffix(".yaml")
         return None
+
+
+def _below(tree: DictConfig, loaded: DictConfig) -> tuple[DictConfig, DictConfig]:
+    """The section of the tree that a file is about, and the file's values of it: OmegaConf gives
+    all values of a merged config their parents again, a tenth of the time of a command.
+    """
+    while len(loaded) == 1:
+        (name,) = loaded
+        section, part = tree._get_node(name), loaded._get_node(name)
+        for node in (section, part):
+            if not isinstance(node, DictConfig) or node._is_missing() or node._is_interpolation():
+                return tree, loaded
+        if section._is_none() or part._is_none():
+            return tree, loaded
+        tree, loaded = section, part
+    return tree, loaded
 
 
 def _begin_own(tree: DictConfig, loaded: Any) -> None:

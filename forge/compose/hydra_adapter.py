@@ -4,6 +4,7 @@ files of groups, choices among them and the grammar of overrides, by subclasses 
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,12 @@ __all__ = [
     "CONF",
     "VERSION_BASE",
     "CachingConfigRepository",
-    "ConfigLoaderImpl",
     "ConfigSearchPathImpl",
     "DefaultsList",
     "Glob",
     "GroupDefault",
     "IntervalSweep",
+    "Loader",
     "ObjectType",
     "Override",
     "OverrideType",
@@ -95,6 +96,23 @@ class OwnFiles(FileConfigSource):
             provider=self.provider,
             header=self._get_header_dict(text[:512]),
         )
+
+
+class Loader(ConfigLoaderImpl):
+    """Hydra's loader, without a copy of each file where its package puts it in the config."""
+
+    @staticmethod
+    def _embed_result_config(ret: ConfigResult, package_override: str | None) -> ConfigResult:
+        package = package_override if package_override is not None else ret.header["package"]
+        if not package:
+            return ret
+        tree, config = OmegaConf.create(flags={"no_deepcopy_set_nodes": True}), ret.config
+        # A file chosen twice comes from Hydra's cache, with a place in the config already.
+        is_placed = config._get_parent() is not None
+        OmegaConf.update(tree, package, copy.deepcopy(config) if is_placed else config, merge=False)
+        result = copy.copy(ret)
+        result.config = tree
+        return result
 
 
 class Choices(Overrides):

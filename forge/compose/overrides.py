@@ -21,6 +21,7 @@ from omegaconf import (
     OmegaConf,
     StringNode,
     ValidationError,
+    ValueNode,
     open_dict,
 )
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -260,6 +261,9 @@ def open_ends(tree: DictConfig, written_at: Callable[[str], str]) -> list[Proble
     """
     problems = []
     for key, section, name in list(values_of(tree)):
+        node = section._get_node(name)
+        if isinstance(node, ValueNode) and not node._is_missing() and not node._is_interpolation():
+            continue
         try:
             value = section[name]
             if isinstance(value, LISTS):

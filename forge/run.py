@@ -30,6 +30,7 @@ from forge.resolve.rules.devices import HOST_MEMORY
 from forge.rundir import directory, outcome
 from forge.rundir.checkpoints import newest_usable, saved_folder
 from forge.rundir.directory import Before
+from forge.rundir.ledger import note_submission
 from forge.rundir.outcome import FAILED, Result
 from forge.rundir.saved_config import CHANGES
 
@@ -256,6 +257,7 @@ def _make_run(
     previous = directory.before(config)
     portable_overrides = portable(overrides, config_dirs, config)
     run_dir, changes = directory.prepare_directory(resolution, overrides=portable_overrides)
+    note_submission(run_dir)
     # A fresh local run prints the command to resume only once it has begun.
     goes_on = job and config.checkpoint.enabled if previous.fresh else _can_go_on(run_dir, config)
     resume_note = f"   (goes on with: {directory.resume_command(run_dir)})" if goes_on else ""

@@ -37,6 +37,7 @@ from forge.launch.sweep.state import (
 )
 from forge.rundir.directory import short
 from forge.rundir.files import last_lines
+from forge.rundir.goodput import read_goodput
 from forge.rundir.progress import last_logged, progress
 from forge.rundir.saved_config import is_run
 from forge.rundir.signs import silent_ranks, stalled
@@ -113,6 +114,7 @@ def _row(point: Point, found: Survey) -> dict[str, Any]:
     state, now = found.states[point.number], progress(point.path)
     silent = silent_ranks(point.path) if state == RUNNING else []
     stall = stalled(point.path) if state == RUNNING else ""
+    spent = read_goodput(point.path, running=state == RUNNING)
     return {
         "number": point.number,
         "arm": point.arm,
@@ -126,6 +128,7 @@ def _row(point: Point, found: Survey) -> dict[str, Any]:
         "seconds_left": now.left if state == RUNNING and not silent and not stall else None,
         "silent": silent,
         "stalled": stall or None,
+        "goodput": spent.plain() if spent else None,
         "job": last_job(point),
         "job_state": found.jobs.get(point.number),
         "job_reason": found.reasons.get(point.number),
@@ -175,9 +178,11 @@ def _point_details(point: Point, found: Survey) -> str:
         lines = [messages.line(point, status["state"])]
     rows = [("directory", short(point.path)), ("steps", _steps(status, " of ") or "none")]
     values = {"loss": status["loss"], **status["evaluation"]}
+    spent = read_goodput(point.path, running=status["state"] == RUNNING)
     rows += [(name, _number(value)) for name, value in values.items()]
     rows += [
         ("left", _left(status["seconds_left"])),
+        ("goodput", spent.words() if spent else ""),
         ("job", _job(status)),
         ("why it failed", status["why"]),
         *(("waits" if not n else "", message) for n, message in enumerate(status["silent"])),

@@ -24,6 +24,7 @@ from forge.rundir.checkpoints import newest_usable, saved_folder
 from forge.rundir.directory import prolonging_override, resume_command
 from forge.rundir.failure import FailureReport
 from forge.rundir.files import write_json
+from forge.rundir.ledger import Ledger
 from forge.rundir.lock import InUse, Lock
 from forge.rundir.logs import write_log
 from forge.rundir.outcome import ERROR, FAILED, REASONS, RESULT, Result, ranks
@@ -97,8 +98,9 @@ def _lead(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) ->
             reason = f"{REASONS.get(done.reason, done.reason)}, after {done.step} steps"
             print(f"this run is finished: {reason}; {_how_to_prolong(run_dir, done)}")
             return end(0)
+        ledger = Ledger.open(run_dir)  # looks at the signs of life of the start before
         with signs_of_life(run_dir, outcome.rank(), ranks()):
-            return _guarded(run_dir, trust, rendezvous)
+            return _guarded(run_dir, trust, rendezvous, ledger)
 
 
 def _follow(rendezvous: Rendezvous | None) -> int:
@@ -117,10 +119,12 @@ def _follow(rendezvous: Rendezvous | None) -> int:
         return FAILED
     sys.path[:0] = [folder for folder in command.imports if folder not in sys.path]
     with write_log(run_dir), signs_of_life(run_dir, outcome.rank(), ranks()):
-        return _guarded(run_dir, command.trust, rendezvous)
+        return _guarded(run_dir, command.trust, rendezvous, Ledger())
 
 
-def _guarded(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) -> int:
+def _guarded(
+    run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None, ledger: Ledger
+) -> int:
     """Train, and turn any failure into a message, error.json and an exit code."""
     report = FailureReport(run_dir)
     try:
@@ -129,23 +133,29 @@ def _guarded(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None)
             if rendezvous is not None:
                 imports = search_path().split(os.pathsep)
                 rendezvous.send(Command(run_dir=str(run_dir), trust=list(trust), imports=imports))
-        return _train(run_dir, trust, rendezvous, report)
+        return _train(run_dir, trust, rendezvous, report, ledger)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     except Exception as error:
         return report(error)
+    finally:
+        ledger.close()
 
 
 def _train(
-    run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None, report: FailureReport
+    run_dir: Path,
+    trust: Sequence[str],
+    rendezvous: Rendezvous | None,
+    report: FailureReport,
+    ledger: Ledger,
 ) -> int:
     """Join, build, loop, report."""
     from forge.training.build import build_loop
     from forge.training.build_session import build_session
 
     session = build_session(run_dir, rendezvous, trust=trust)
-    loop = build_loop(session)
+    loop = build_loop(session, ledger)
     if is_main():
         (run_dir / RESULT).unlink(missing_ok=True)  # of an earlier start
     report.starts(loop)

@@ -58,6 +58,12 @@ def silent_ranks(run_dir: Path) -> list[str]:
     return [sign.silence(now) for sign in signs if now - sign.time > SILENT]
 
 
+def last_sign(run_dir: Path) -> float:
+    """The time of the newest sign of life of any rank; 0 without one."""
+    signs = (_read(file) for file in (run_dir / ALIVE).glob(f"{LIFE}*"))
+    return max((sign.time for sign in signs if sign), default=0.0)
+
+
 def stalled(run_dir: Path) -> str:
     """A message for a run with signs of life but no finished step for much too long; else empty."""
     folder = run_dir / ALIVE

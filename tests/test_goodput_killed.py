@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -11,31 +12,11 @@ from pathlib import Path
 import kill_compare
 import kill_ranks
 import pytest
-import torch.distributed as dist
 
 from forge.rundir.goodput import read_goodput
 from forge.rundir.outcome import attempts
-from forge.training.callback import Callback, LoopView
 
-TRUST = "run.trust=[test_goodput_killed.]"
-
-
-class StepMarks(Callback):
-    """Appends a byte to `begun` before each step, and to `ended` after it, on the main rank."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
-
-    def on_start(self, loop: LoopView) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        names = ("begun", "ended") if dist.get_rank() == 0 else ("others", "others")
-        self.files = [os.open(self.folder / name, flags) for name in names]
-
-    def on_step_start(self, loop: LoopView) -> None:
-        os.write(self.files[0], b".")
-
-    def on_step_end(self, loop: LoopView, output: object) -> None:
-        os.write(self.files[1], b".")
+TRUST = "run.trust=[helpers.]"
 
 
 @pytest.mark.nightly
@@ -47,15 +28,17 @@ def test_the_ledger_of_a_run_killed_ten_times(
     """
     kills, steps = 10, 300
     monkeypatch.setattr(kill_ranks, "STEPS_A_KILL", 27)
-    data = ["data=text", f"data.path={text_file}", f"train.max_steps={steps}", TRUST]
+    data = ["data=text", f"data.path={text_file}", TRUST]
     alone, run = tmp_path / "alone", tmp_path / "run"
-    marks = ["+callbacks.marks._target_=test_goodput_killed.StepMarks"]
-    env = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{os.environ['PYTHONPATH']}"}
+    marks = ["+callbacks.marks._target_=helpers.step_marks.StepMarks"]
+    folders = filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
 
     def command(place: Path, folder: Path) -> list[str]:
         folder.mkdir()
         more = [*data, *marks, f"+callbacks.marks.folder={folder}"]
-        return kill_ranks.command_of(place, kills, more)
+        words = kill_ranks.command_of(place, kills, more)
+        return [re.sub(r"^train.max_steps=.*", f"train.max_steps={steps}", word) for word in words]
 
     subprocess.run(
         command(alone, tmp_path / "marks"), check=True, capture_output=True, timeout=300, env=env

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from forge.launch.local import threads
 from forge.rundir import ledger, outcome
@@ -92,6 +93,7 @@ class Ranks:
         self.passed_on: set[int] = set()
         self._first, self._deadline, self._noted = 0, float("inf"), False
         self._workers: list[subprocess.Popen[bytes]] = []
+        self.killed: list[int] = []  # ranks ended by a signal, as the first failure was seen
         (run_dir / ERROR).unlink(missing_ok=True)
         # A blocked interrupt is inherited: a rank takes it only once Python has started.
         previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -117,6 +119,9 @@ class Ranks:
         failed = [rank for rank, code in enumerate(codes) if code]
         if failed and self._first == 0:
             self._first = codes[failed[0]] or 0
+            # SIGABRT is torch's, at a rank that waited in vain for another.
+            ignored = {-number for number in (*self.passed_on, signal.SIGABRT)}
+            self.killed = [r for r in failed if (codes[r] or 0) < 0 and codes[r] not in ignored]
             self._report(failed[0], self._first)
         if None not in codes:
             remove_left()  # files of a killed rank
@@ -169,11 +174,25 @@ class Ranks:
             worker.wait()
 
 
+class Attended(Protocol):
+    """Ranks, started once or again and again."""
+
+    def wait(self) -> int: ...
+
+    def pass_on(self, number: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 def start(
     run_dir: Path, ranks: int = 1, *, module: str = "forge.worker", trust: Sequence[str] = ()
 ) -> int:
     """Run the ranks of a run directory, and pass signals on; the exit code as of `Ranks.poll`."""
-    running = Ranks(run_dir, ranks, module=module, trust=trust)
+    return attend(Ranks(run_dir, ranks, module=module, trust=trust))
+
+
+def attend(running: Attended) -> int:
+    """Wait for ranks, and pass signals on; the exit code as of `Ranks.poll`."""
     try:
         with signals_taken(lambda number, _: running.pass_on(number)):
             return running.wait()

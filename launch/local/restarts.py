@@ -51,7 +51,7 @@ class RestartedRanks:
         self.restarts, self.furthest, self.stuck = 0, ledger.UNBEGUN, 0
         self.passed_on: set[int] = set()
         self._due: float | None = None
-        self._size, self._since, self._growing = ranks, time.monotonic(), False
+        self._size, self._since, self._growing = ranks, time.time(), False
         self._earlier: int | None = None
         self._ranks = self._started(ledger.COMMAND)
         self.say = self._ranks.say
@@ -131,12 +131,12 @@ class RestartedRanks:
     def _try_all_ranks(self) -> None:
         """Ask a run on fewer ranks to save and end, once its time is over."""
         minutes = self.section.elastic_retry_minutes
-        waited = time.monotonic() - self._since
+        waited = time.time() - self._since
         if not self.lost or self._growing or self.passed_on or waited < 60 * minutes:
             return
-        record = ledger.read_record(self.run_dir) or {}
-        if record.get("step", 0) <= record.get("first", 0):
-            return  # a run that has not made a step yet takes no signal
+        record = ledger.read_record(self.run_dir)
+        if record is None or record["began"] < self._since or record["step"] <= record["first"]:
+            return  # a start that has not made a step yet takes no signal
         self._growing = True
         missing = counted(len(self.lost), "rank")
         self.say(f"{missing} left out for {time_span(waited)}: saving, to try all ranks again")
@@ -148,7 +148,7 @@ class RestartedRanks:
         if gpus:
             devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
             options["environ"] = {**(options.get("environ") or {}), **devices}
-        self._since, self._earlier = time.monotonic(), _result_time(self.run_dir)
+        self._since, self._earlier = time.time(), _result_time(self.run_dir)
         return Ranks(self.run_dir, self._size, cause=cause, **options)
 
 

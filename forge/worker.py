@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from forge.config.problems import REFUSED, ConfigError
 from forge.launch.local import threads
@@ -30,9 +30,17 @@ from forge.rundir.logs import write_log
 from forge.rundir.outcome import ERROR, FAILED, REASONS, RESULT, Result, ranks
 from forge.rundir.saved_config import CONFIG, is_run
 from forge.rundir.signs import signs_of_life
+from forge.rundir.stacks import Stacks
 
 if TYPE_CHECKING:
     from forge.training.loop import Loop
+
+
+class Records(NamedTuple):
+    """Records for observers: the ledger of its seconds, and stacks of its threads."""
+
+    ledger: Ledger
+    stacks: Stacks
 
 
 def main(argv: Sequence[str] | None = None, rendezvous: Rendezvous | None = None) -> int:
@@ -99,8 +107,8 @@ def _lead(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) ->
             print(f"this run is finished: {reason}; {_how_to_prolong(run_dir, done)}")
             return end(0)
         ledger = Ledger.open(run_dir)  # looks at the signs of life of the start before
-        with signs_of_life(run_dir, outcome.rank(), ranks()):
-            return _guarded(run_dir, trust, rendezvous, ledger)
+        with signs_of_life(run_dir, outcome.rank(), ranks()) as stacks:
+            return _guarded(run_dir, trust, rendezvous, Records(ledger, stacks))
 
 
 def _follow(rendezvous: Rendezvous | None) -> int:
@@ -118,12 +126,12 @@ def _follow(rendezvous: Rendezvous | None) -> int:
         print(f"{who} does not see {run_dir}; all hosts need one file system", file=sys.stderr)
         return FAILED
     sys.path[:0] = [folder for folder in command.imports if folder not in sys.path]
-    with write_log(run_dir), signs_of_life(run_dir, outcome.rank(), ranks()):
-        return _guarded(run_dir, command.trust, rendezvous, Ledger())
+    with write_log(run_dir), signs_of_life(run_dir, outcome.rank(), ranks()) as stacks:
+        return _guarded(run_dir, command.trust, rendezvous, Records(Ledger(), stacks))
 
 
 def _guarded(
-    run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None, ledger: Ledger
+    run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None, records: Records
 ) -> int:
     """Train, and turn any failure into a message, error.json and an exit code."""
     report = FailureReport(run_dir)
@@ -133,14 +141,14 @@ def _guarded(
             if rendezvous is not None:
                 imports = search_path().split(os.pathsep)
                 rendezvous.send(Command(run_dir=str(run_dir), trust=list(trust), imports=imports))
-        return _train(run_dir, trust, rendezvous, report, ledger)
+        return _train(run_dir, trust, rendezvous, report, records)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     except Exception as error:
         return report(error)
     finally:
-        ledger.close()
+        records.ledger.close()
 
 
 def _train(
@@ -148,14 +156,15 @@ def _train(
     trust: Sequence[str],
     rendezvous: Rendezvous | None,
     report: FailureReport,
-    ledger: Ledger,
+    records: Records,
 ) -> int:
     """Join, build, loop, report."""
     from forge.training.build import build_loop
     from forge.training.build_session import build_session
 
     session = build_session(run_dir, rendezvous, trust=trust)
-    loop = build_loop(session, ledger)
+    records.stacks.interval = session.config.run.stack_trace_interval_seconds
+    loop = build_loop(session, records.ledger)
     if is_main():
         (run_dir / RESULT).unlink(missing_ok=True)  # of an earlier start
     report.starts(loop)

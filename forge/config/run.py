@@ -63,6 +63,11 @@ class Run(Section):
         gt=0,
         acts_when=Condition(lambda config, ranks: bool(config.run.elastic), "without run.elastic"),
     )
+    stack_trace_interval_seconds: float = opt(
+        0.0,
+        "write the stacks of every rank into RUN/stacks so often; 0 = only when a rank hangs",
+        ge=0,
+    )
     objective: str | None = opt(
         None, "metric reported as the objective; null = that of eval, else train/loss"
     )

@@ -33,6 +33,7 @@ from forge.rundir import directory, outcome
 from forge.rundir.checkpoints import newest_usable, saved_folder
 from forge.rundir.directory import Before
 from forge.rundir.ledger import note_submission
+from forge.rundir.on_end import run_on_end
 from forge.rundir.outcome import FAILED, Result
 from forge.rundir.saved_config import CHANGES
 
@@ -229,6 +230,7 @@ def launch(
         from forge import worker
 
         code = worker.main([str(run_dir), *config.run.trust], rendezvous)
+        run_on_end(run_dir, config.run.on_end, code)
     else:
         code = processes.attend(prepared.start())
     return prepared.end(code, rendezvous)

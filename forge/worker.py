@@ -161,6 +161,7 @@ def _train(
     """Join, build, loop, report."""
     from forge.training.build import build_loop
     from forge.training.build_session import build_session
+    from forge.training.export_at_end import export_at_end
 
     session = build_session(run_dir, rendezvous, trust=trust)
     records.stacks.interval = session.config.run.stack_trace_interval_seconds
@@ -172,6 +173,8 @@ def _train(
     if is_main():
         _report(loop, reason, report)
     session.ranks.close()
+    if is_main() and session.config.checkpoint.export_at_end and not loop.interrupted:
+        export_at_end(run_dir, session.config)
     if loop.fault:
         return FAILED
     stopped = signal.Signals.__members__.get(reason, signal.SIGTERM)

@@ -68,6 +68,12 @@ class Run(Section):
         "write the stacks of every rank into RUN/stacks so often; 0 = only when a rank hangs",
         ge=0,
     )
+    on_end: str | None = opt(
+        None,
+        "shell command at the end of the run, with FORGE_RUN_DIR, FORGE_STATUS, FORGE_REASON, "
+        "FORGE_STEP and FORGE_EXIT_CODE",
+        verbatim=True,
+    )
     objective: str | None = opt(
         None, "metric reported as the objective; null = that of eval, else train/loss"
     )

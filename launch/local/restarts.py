@@ -14,6 +14,7 @@ from forge.config.run import Run
 from forge.launch.local.elastic import Elastic
 from forge.launch.local.processes import Ranks
 from forge.rundir import ledger, outcome
+from forge.rundir.on_end import run_on_end
 
 PAUSE = 1.0  # seconds until ports and memory of the dead ranks are free
 STUCK = 3  # deaths in a row without a step beyond the furthest one
@@ -53,6 +54,7 @@ class RestartedRanks:
         self._due: float | None = None
         self._size, self._since, self._growing = ranks, time.time(), False
         self._earlier: int | None = None
+        self._ended = False
         self._ranks = self._started(ledger.COMMAND)
         self.say = self._ranks.say
 
@@ -61,7 +63,14 @@ class RestartedRanks:
         return self._ranks.pid
 
     def poll(self) -> int | None:
-        """The exit code once all ranks have ended for good."""
+        """The exit code once all ranks have ended for good, and run.on_end is done."""
+        code = self._poll()
+        if code is not None and not self._ended:
+            self._ended = True
+            run_on_end(self.run_dir, self.section.on_end, code)
+        return code
+
+    def _poll(self) -> int | None:
         if self._due is not None:
             if self.passed_on:
                 return 128 + max(self.passed_on)

@@ -24,8 +24,8 @@ OPTIONS = [
     "run.num_processes=4",
     "train.batch_size=3",
     "train.global_batch_size=12",
-    "train.max_steps=400",
-    "checkpoint.interval=20",
+    "train.max_steps=150",
+    "checkpoint.interval=10",
     "optimizer=adamw",
     "optimizer.lr=0.001",
 ]
@@ -52,7 +52,7 @@ def test_four_ranks_then_three_then_four(text_file: Path, tmp_path: Path) -> Non
     elastic = ["run.max_restarts=3", "run.elastic=2:4", "run.elastic_retry_minutes=0.05"]
     output = (tmp_path / "output").open("wb+")
     process = subprocess.Popen([*command, *elastic, f"run.dir={run}"], stdout=output, stderr=output)
-    until(lambda: step_of(run) >= 30, process)
+    until(lambda: step_of(run) >= 25, process)
     os.kill(ranks_of(run)[2], signal.SIGKILL)
     assert process.wait(300) == 0
     output.seek(0)
@@ -62,13 +62,13 @@ def test_four_ranks_then_three_then_four(text_file: Path, tmp_path: Path) -> Non
     assert "with 3 ranks" in said
     assert "going on, with 4 ranks" in said
     rows, expected = (read_rows(path / "metrics.jsonl") for path in (run, alone))
-    assert [row["step"] for row in rows] == list(range(1, 401))
+    assert [row["step"] for row in rows] == list(range(1, 151))
     for row, other in zip(rows, expected, strict=True):
         assert row["train/loss"] == pytest.approx(other["train/loss"], abs=1e-5)
         assert row["tokens"] == other["tokens"]
-    loaders = [Saved(path / "checkpoints" / "step_400").meta["loader"] for path in (run, alone)]
+    loaders = [Saved(path / "checkpoints" / "step_150").meta["loader"] for path in (run, alone)]
     assert loaders[0] == loaders[1]
     spent = read_goodput(run)
     assert spent is not None
     assert spent.starts == 3
-    assert spent.lost_steps >= 10
+    assert spent.lost_steps >= 1

@@ -13,6 +13,7 @@ from typing import Any
 GROUPS = 8  # groups of ranks kept in a sign of life, the last used
 ACTIVE = ("scheduled", "started")
 MOST = 8  # ranks named
+UNNAMED = ("", "undefined")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ def last_collectives() -> list[Collective]:
         if entry.get("is_p2p"):
             continue
         name, description = entry["process_group"]
-        group = f"{description or 'group'} ({name})"
+        group = f"group {name[:8]}" if description in UNNAMED else f"{description} ({name[:8]})"
         newest.pop(group, None)
         newest[group] = Collective(
             group=group,
@@ -88,7 +89,9 @@ def who_waits(
         behind = {rank: number for rank, number in behind.items() if number < furthest.number}
         if waiting and behind:
             verb = "waits" if len(waiting) == 1 else "wait"
-            done = [f"rank {r}{places.get(r, '')} has done {n}" for r, n in sorted(behind.items())]
+            done = [
+                f"rank {r}{places.get(r, '')} was last at {n}" for r, n in sorted(behind.items())
+            ]
             return f"{_ranks(waiting)} {verb} in {furthest.words()}; {', '.join(done[:MOST])}"
     return ""
 

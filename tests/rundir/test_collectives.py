@@ -19,7 +19,7 @@ def test_the_rank_behind_is_named() -> None:
     of_ranks[3] = [at(7, "all_reduce", "dp"), at(81)]
     words = who_waits(of_ranks, {3: " (process 12 on node4)"})
     expected = (
-        "ranks 0 to 2, 5 wait in all_gather 82 of tp; rank 3 (process 12 on node4) has done 81"
+        "ranks 0 to 2, 5 wait in all_gather 82 of tp; rank 3 (process 12 on node4) was last at 81"
     )
     assert words == expected
     # All in the same collective, or none waiting: nobody is waited for.

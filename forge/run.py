@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge import cli
 from forge.compose.portable import portable
@@ -16,8 +16,10 @@ from forge.config.problems import REFUSED, ConfigError, refusal, shown
 from forge.config.root import Config
 from forge.launch.local import processes
 from forge.launch.local.background import Background
+from forge.launch.local.elastic import Elastic
 from forge.launch.local.notebook import in_notebook
-from forge.launch.local.processes import Ranks
+from forge.launch.local.restarts import RestartedRanks
+from forge.launch.sweep.local import visible_gpus
 from forge.launch.sweep.messages import OUTPUT
 from forge.planning.launcher_environment import (
     LauncherEnvironment,
@@ -30,6 +32,8 @@ from forge.resolve.rules.devices import HOST_MEMORY
 from forge.rundir import directory, outcome
 from forge.rundir.checkpoints import newest_usable, saved_folder
 from forge.rundir.directory import Before
+from forge.rundir.ledger import note_submission
+from forge.rundir.on_end import run_on_end
 from forge.rundir.outcome import FAILED, Result
 from forge.rundir.saved_config import CHANGES
 
@@ -91,18 +95,11 @@ def _not_behind(what: str, fix: str) -> ConfigError:
 
 def _behind(made: Made) -> Background:
     """Start a run's ranks apart from the signals to this process and its terminal."""
-    config, run_dir = made.resolution.config, made.run_dir
+    run_dir = made.run_dir
     words: list[str] = []
 
-    def start() -> Ranks:
-        return Ranks(
-            run_dir,
-            made.resolution.world.size,
-            output=run_dir / OUTPUT,
-            trust=config.run.trust,
-            say=words.append,
-            apart=True,
-        )
+    def start() -> RestartedRanks:
+        return made.start(output=run_dir / OUTPUT, say=words.append, apart=True)
 
     def end(code: int, asked: bool) -> Result:
         return _result(made.end(code), asked_to_stop=asked)
@@ -179,6 +176,14 @@ class Made:
     run_dir: Path
     resolution: Resolution
     before: Before
+    elastic: Elastic
+
+    def start(self, **options: Any) -> RestartedRanks:
+        """Start the ranks; options: as of `Ranks`."""
+        run, world = self.resolution.config.run, self.resolution.world
+        gpus = visible_gpus(world.size) if world.device == "cuda" and run.elastic else []
+        options |= {"gpus": gpus, "trust": run.trust}
+        return RestartedRanks(self.run_dir, world.size, run, self.elastic, **options)
 
     def end(self, code: int, rendezvous: Rendezvous | None = None) -> Ended:
         """The outcome of the run. A fresh directory is removed when the run was refused before its
@@ -225,8 +230,9 @@ def launch(
         from forge import worker
 
         code = worker.main([str(run_dir), *config.run.trust], rendezvous)
+        run_on_end(run_dir, config.run.on_end, code)
     else:
-        code = processes.start(run_dir, resolution.world.size, trust=config.run.trust)
+        code = processes.attend(prepared.start())
     return prepared.end(code, rendezvous)
 
 
@@ -256,6 +262,7 @@ def _make_run(
     previous = directory.before(config)
     portable_overrides = portable(overrides, config_dirs, config)
     run_dir, changes = directory.prepare_directory(resolution, overrides=portable_overrides)
+    note_submission(run_dir)
     # A fresh local run prints the command to resume only once it has begun.
     goes_on = job and config.checkpoint.enabled if previous.fresh else _can_go_on(run_dir, config)
     resume_note = f"   (goes on with: {directory.resume_command(run_dir)})" if goes_on else ""
@@ -264,7 +271,10 @@ def _make_run(
         was = f"   (was {shown(change.before)}; kept in {CHANGES})"
         print(cli.printable(f"  changed: {change.key}={shown(change.after)}{was}"))
     sys.stdout.flush()
-    return Made(run_dir=run_dir, resolution=resolution, before=previous)
+    elastic = Elastic(
+        run_dir=run_dir, resolution=resolution, overrides=overrides, config_dirs=config_dirs
+    )
+    return Made(run_dir=run_dir, resolution=resolution, before=previous, elastic=elastic)
 
 
 def _can_go_on(run_dir: Path, config: Config) -> bool:

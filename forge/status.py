@@ -37,9 +37,10 @@ from forge.launch.sweep.state import (
 )
 from forge.rundir.directory import short
 from forge.rundir.files import last_lines
+from forge.rundir.goodput import read_goodput
 from forge.rundir.progress import last_logged, progress
 from forge.rundir.saved_config import is_run
-from forge.rundir.signs import silent_ranks, stalled
+from forge.rundir.signs import silent_ranks, stalled, waits_in
 
 EVERY = 5.0  # seconds
 LINES, STEPS = 20, 5  # of the end of a log
@@ -113,6 +114,7 @@ def _row(point: Point, found: Survey) -> dict[str, Any]:
     state, now = found.states[point.number], progress(point.path)
     silent = silent_ranks(point.path) if state == RUNNING else []
     stall = stalled(point.path) if state == RUNNING else ""
+    spent = read_goodput(point.path, running=state == RUNNING)
     return {
         "number": point.number,
         "arm": point.arm,
@@ -125,7 +127,9 @@ def _row(point: Point, found: Survey) -> dict[str, Any]:
         "evaluation": dict([now.evaluation]) if now.evaluation else {},
         "seconds_left": now.left if state == RUNNING and not silent and not stall else None,
         "silent": silent,
+        "waits_in": waits_in(point.path) if silent or stall else "",
         "stalled": stall or None,
+        "goodput": spent.plain() if spent else None,
         "job": last_job(point),
         "job_state": found.jobs.get(point.number),
         "job_reason": found.reasons.get(point.number),
@@ -143,7 +147,8 @@ def _table(sweep: SweepDirectory, points: Sequence[Point], found: Survey) -> str
         point_values = [column[i] for column in varying.values()]
         evaluation = next(iter(status["evaluation"].values()), None)
         numbers = [_number(status["loss"]), _number(evaluation), _left(status["seconds_left"])]
-        why = status["why"] or "; ".join(status["silent"]) or status["stalled"] or ""
+        stall = "; ".join(status["silent"]) or status["stalled"] or ""
+        why = status["why"] or "; ".join(filter(None, [stall, status["waits_in"]]))
         last = [status["state"], _steps(status, "/"), *numbers, _job(status), why]
         cells.append([f"{status['number']:03d}", status["arm"] or "", *point_values, *last])
     states = [found.states[point.number] for point in points]
@@ -175,13 +180,16 @@ def _point_details(point: Point, found: Survey) -> str:
         lines = [messages.line(point, status["state"])]
     rows = [("directory", short(point.path)), ("steps", _steps(status, " of ") or "none")]
     values = {"loss": status["loss"], **status["evaluation"]}
+    spent = read_goodput(point.path, running=status["state"] == RUNNING)
     rows += [(name, _number(value)) for name, value in values.items()]
     rows += [
         ("left", _left(status["seconds_left"])),
+        ("goodput", spent.words() if spent else ""),
         ("job", _job(status)),
         ("why it failed", status["why"]),
         *(("waits" if not n else "", message) for n, message in enumerate(status["silent"])),
         ("hangs?", status["stalled"]),
+        ("collective", status["waits_in"]),
     ]
     logs = logs_of(point)
     rows += [("log" if file == logs[0] else "", short(file)) for file in logs]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from forge.config.problems import REFUSED, ConfigError
 from forge.launch.local import threads
@@ -24,14 +24,23 @@ from forge.rundir.checkpoints import newest_usable, saved_folder
 from forge.rundir.directory import prolonging_override, resume_command
 from forge.rundir.failure import FailureReport
 from forge.rundir.files import write_json
+from forge.rundir.ledger import Ledger
 from forge.rundir.lock import InUse, Lock
 from forge.rundir.logs import write_log
 from forge.rundir.outcome import ERROR, FAILED, REASONS, RESULT, Result, ranks
 from forge.rundir.saved_config import CONFIG, is_run
 from forge.rundir.signs import signs_of_life
+from forge.rundir.stacks import Stacks
 
 if TYPE_CHECKING:
     from forge.training.loop import Loop
+
+
+class Records(NamedTuple):
+    """Records for observers: the ledger of its seconds, and stacks of its threads."""
+
+    ledger: Ledger
+    stacks: Stacks
 
 
 def main(argv: Sequence[str] | None = None, rendezvous: Rendezvous | None = None) -> int:
@@ -97,8 +106,9 @@ def _lead(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) ->
             reason = f"{REASONS.get(done.reason, done.reason)}, after {done.step} steps"
             print(f"this run is finished: {reason}; {_how_to_prolong(run_dir, done)}")
             return end(0)
-        with signs_of_life(run_dir, outcome.rank(), ranks()):
-            return _guarded(run_dir, trust, rendezvous)
+        ledger = Ledger.open(run_dir)  # looks at the signs of life of the start before
+        with signs_of_life(run_dir, outcome.rank(), ranks()) as stacks:
+            return _guarded(run_dir, trust, rendezvous, Records(ledger, stacks))
 
 
 def _follow(rendezvous: Rendezvous | None) -> int:
@@ -116,11 +126,13 @@ def _follow(rendezvous: Rendezvous | None) -> int:
         print(f"{who} does not see {run_dir}; all hosts need one file system", file=sys.stderr)
         return FAILED
     sys.path[:0] = [folder for folder in command.imports if folder not in sys.path]
-    with write_log(run_dir), signs_of_life(run_dir, outcome.rank(), ranks()):
-        return _guarded(run_dir, command.trust, rendezvous)
+    with write_log(run_dir), signs_of_life(run_dir, outcome.rank(), ranks()) as stacks:
+        return _guarded(run_dir, command.trust, rendezvous, Records(Ledger(), stacks))
 
 
-def _guarded(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) -> int:
+def _guarded(
+    run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None, records: Records
+) -> int:
     """Train, and turn any failure into a message, error.json and an exit code."""
     report = FailureReport(run_dir)
     try:
@@ -129,23 +141,31 @@ def _guarded(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None)
             if rendezvous is not None:
                 imports = search_path().split(os.pathsep)
                 rendezvous.send(Command(run_dir=str(run_dir), trust=list(trust), imports=imports))
-        return _train(run_dir, trust, rendezvous, report)
+        return _train(run_dir, trust, rendezvous, report, records)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     except Exception as error:
         return report(error)
+    finally:
+        records.ledger.close()
 
 
 def _train(
-    run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None, report: FailureReport
+    run_dir: Path,
+    trust: Sequence[str],
+    rendezvous: Rendezvous | None,
+    report: FailureReport,
+    records: Records,
 ) -> int:
     """Join, build, loop, report."""
     from forge.training.build import build_loop
     from forge.training.build_session import build_session
+    from forge.training.export_at_end import export_at_end
 
     session = build_session(run_dir, rendezvous, trust=trust)
-    loop = build_loop(session)
+    records.stacks.interval = session.config.run.stack_trace_interval_seconds
+    loop = build_loop(session, records.ledger)
     if is_main():
         (run_dir / RESULT).unlink(missing_ok=True)  # of an earlier start
     report.starts(loop)
@@ -153,6 +173,8 @@ def _train(
     if is_main():
         _report(loop, reason, report)
     session.ranks.close()
+    if is_main() and session.config.checkpoint.export_at_end and not loop.interrupted:
+        export_at_end(run_dir, session.config)
     if loop.fault:
         return FAILED
     stopped = signal.Signals.__members__.get(reason, signal.SIGTERM)

@@ -108,8 +108,13 @@ def test_as_json(sweep: SweepDirectory, capsys: Printed) -> None:
     assert [row["state"] for row in rows] == ["done", "failed", "partial", "waiting"]
     known = {"number": 1, "varied": {"optimizer.lr": "0.1", "seed": "1"}, "overrides": ["seed=1"]}
     known |= {"state": "failed", "step": 3, "of": 10, "loss": 4.7, "evaluation": {}}
-    known |= {"why": "KeyError: no such thing", "path": str(sweep.points()[1].path), "silent": []}
-    nothing = ("arm", "seconds_left", "stalled", "job", "job_state", "job_reason")
+    known |= {
+        "why": "KeyError: no such thing",
+        "path": str(sweep.points()[1].path),
+        "silent": [],
+        "waits_in": "",
+    }
+    nothing = ("arm", "seconds_left", "stalled", "goodput", "job", "job_state", "job_reason")
     assert rows[1] == {**known, **dict.fromkeys(nothing)}
 
 

@@ -82,6 +82,12 @@ class Checkpoint(Section):
         acts_when=REPLICATED,
         free=True,
     )
+    export_at_end: bool = opt(
+        False,
+        "write the last checkpoint as a Hugging Face folder too, RUN/export, once all steps are "
+        "done",
+        free=True,
+    )
     export_dtype: str = opt(
         "auto",
         "number format of exported weights; auto = that of training",

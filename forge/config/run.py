@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from forge.config.field import Section, opt, section
+from forge.config.field import Condition, Section, opt, section
+
+OWN_RANKS = Condition(
+    lambda config, ranks: config.launch.schema_name == "local" and not config.run.inline,
+    "where another launcher restarts ranks (launch.max_requeues), or with run.inline=true",
+)
+
+
+def elastic_bounds(text: str | None) -> tuple[int, int]:
+    """The least and the most ranks of run.elastic. Raises ValueError."""
+    least, colon, most = (text or "").partition(":")
+    if not (colon and least.isdecimal() and most.isdecimal()):
+        raise ValueError("two numbers of ranks, as 2:8")
+    return int(least), int(most)
 
 
 @section
@@ -32,6 +45,35 @@ class Run(Section):
     deterministic: bool = opt(False, "deterministic kernels only; slower on a GPU")
     detect_anomaly: bool = opt(False, "find the operation whose backward makes a NaN; slow")
     inline: bool = opt(False, "run the one rank in this process, for breakpoint() and notebooks")
+    max_restarts: int = opt(
+        0,
+        "starts from the newest checkpoint after a rank has died or failed, by this launcher",
+        ge=0,
+        acts_when=OWN_RANKS,
+    )
+    elastic: str | None = opt(
+        None,
+        "least and most ranks of a restart, as 2:8: killed ranks are left out, at the same batch",
+        verbatim=True,
+        acts_when=OWN_RANKS,
+    )
+    elastic_retry_minutes: float = opt(
+        10.0,
+        "minutes on fewer ranks until the run saves and all ranks are tried again",
+        gt=0,
+        acts_when=Condition(lambda config, ranks: bool(config.run.elastic), "without run.elastic"),
+    )
+    stack_trace_interval_seconds: float = opt(
+        0.0,
+        "write the stacks of every rank into RUN/stacks so often; 0 = only when a rank hangs",
+        ge=0,
+    )
+    on_end: str | None = opt(
+        None,
+        "shell command at the end of the run, with FORGE_RUN_DIR, FORGE_STATUS, FORGE_REASON, "
+        "FORGE_STEP and FORGE_EXIT_CODE",
+        verbatim=True,
+    )
     objective: str | None = opt(
         None, "metric reported as the objective; null = that of eval, else train/loss"
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from forge.config.numbers import byte_size, counted, time_span
 from forge.config.problems import shown
+from forge.launch.sweep.state import RUNNING
 from forge.report.drawing import POINTS, thinned, track_of
 from forge.report.html import NO_SCRIPT, details, document, escape, html_section, html_table, unit
 from forge.report.inventory import Entry
@@ -18,6 +19,7 @@ from forge.report.table import Table
 from forge.rundir import evaluations, outcome, versions
 from forge.rundir.directory import MADE_WITH, own_overrides, short
 from forge.rundir.files import read_object, read_rows
+from forge.rundir.goodput import MEANINGS, read_goodput
 from forge.rundir.progress import SAMPLES
 
 FIGURES = {
@@ -37,7 +39,7 @@ def page_of_run(entry: Entry) -> str:
     run = entry.run
     data = _page_data(run)
     sections = [_figures(data), _tasks(run.path), _samples(run.path), _metrics(run)]
-    sections += [_config(run), _origin(run.path)]
+    sections += [_goodput(run), _config(run), _origin(run.path)]
     lines = "".join(f"<p>{escape(line)}</p>" for line in run_summary(entry))
     return document(
         run.path.name,
@@ -141,6 +143,22 @@ def _tasks(run_dir: Path) -> str:
     heads = ("task", "metric", "value", "std. error", "items", "step")
     result = Table(name="tasks", title="tasks", heads=heads, lines=lines, align="<<>>>>")
     return html_section(html_table(result)) if lines else ""
+
+
+def _goodput(run: Run) -> str:
+    """A table of the wall clock since the submission, by name."""
+    spent = read_goodput(run.path, running=run.state == RUNNING)
+    if spent is None:
+        return ""
+    lines = [
+        (name.replace("_", " "), f"{seconds:,.1f}", f"{seconds / spent.wall:.1%}", MEANINGS[name])
+        for name, seconds in spent.seconds.items()
+    ]
+    heads = ("name", "seconds", "share", "what it is")
+    result = Table(
+        name="goodput", title="where the time went", heads=heads, lines=lines, align="<>><"
+    )
+    return html_section(html_table(result), note=f"{spent.words()}.")
 
 
 def _metrics(run: Run) -> str:

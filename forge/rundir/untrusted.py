@@ -19,7 +19,7 @@ SEARCH, TRUST = "hydra.searchpath", "run.trust"
 PROJECT = "FORGE_PROJECT"  # trust and overrides of the user's project, for messages of workers
 HERE = "local"  # the schema of the launcher that starts ranks as this command's own processes
 LAUNCH = "launch"
-COMMANDS = ("launch.setup", "launch.srun_args", "launch.sbatch")
+COMMANDS = ("launch.setup", "launch.srun_args", "launch.sbatch", "run.on_end")
 FOLDERS = ("checkpoint.dir", "metrics.tensorboard_dir", "profiling.trace_dir")
 # A reference to another option; anything else in ${} may read the environment.
 REFERENCE = re.compile(r"\$\{[\w.\[\]-]*\}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from forge.rundir import directory, versions
 from forge.rundir.checkpoints import TOKENIZER
 from forge.rundir.files import write_json
+from forge.rundir.ledger import Ledger
 from forge.training.callback import Callback, is_users
 from forge.training.callbacks.garbage import Garbage
 from forge.training.callbacks.metrics import Logger
@@ -29,7 +30,7 @@ from forge.training.step import Update
 from forge.training.step_source import source_of
 
 
-def build_loop(session: Session) -> Loop:
+def build_loop(session: Session, ledger: Ledger | None = None) -> Loop:
     """Build the loop of a run, restored to the end of the last start.
 
     Raises ValueError for mistakes.
@@ -75,6 +76,7 @@ def build_loop(session: Session) -> Loop:
             *_order_callbacks(session, entries, checkpointer, votes=votes),
         ],
         votes=votes,
+        ledger=ledger,
     )
     begin(start, checkpointer, loop)
     if ranks.main:

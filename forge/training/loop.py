@@ -15,6 +15,7 @@ import torch
 from forge.data.batches.loader import Step
 from forge.data.batches.source import StepSource
 from forge.optim.train_eval_modes import reading
+from forge.rundir.ledger import Ledger
 from forge.training.callback import Callback, call, callback_name
 from forge.training.callbacks.trackers import Trackers
 from forge.training.session import Session
@@ -192,13 +193,16 @@ class Loop(Moments):
         trackers: Trackers,
         callbacks: Sequence[Callback],
         votes: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
-        """votes: whether `stop` waits for a vote of all ranks, see `StopVote`."""
+        """votes: whether `stop` waits for a vote of all ranks, see `StopVote`. ledger: names the
+        seconds of this start.
+        """
         super().__init__(callbacks)
         self.session, self.config, self.run_dir = session, session.config, session.run_dir
         self.model, self.optimizer = session.model, session.optimizer
         self.update, self.loader, self.trackers = update, loader, trackers
-        self.votes = votes
+        self.votes, self.ledger = votes, ledger or Ledger()
         self.end_step = session.config.train.max_steps
         self.clock = Clock(session.device)
         self.stop_reason: str | None = None
@@ -234,13 +238,23 @@ class Loop(Moments):
         self._acting.clear()
         self.call("on_start")
         steps = iter(self.loader)
+        self.ledger.begin(self.state.step)
         if not self.ending:
-            self._step(next(steps))
+            self._step(self._next(steps))
             self.session.ranks.after_first_step()
         while not self.ending:
-            self._step(next(steps))
+            self._step(self._next(steps))
         self.stop_reason = self.stop_reason or "end"
+        self.ledger.enter("end")
         self.call("on_end")
+
+    def _next(self, steps: Iterator[Step]) -> Step:
+        """Wait for the data of a step; a rollout is no waiting for data."""
+        before = sum(self.loader.parts.values())
+        with self.ledger.span("data_wait"):
+            step = next(steps)
+        self.ledger.rename("data_wait", "rollout", sum(self.loader.parts.values()) - before)
+        return step
 
     def _step(self, step: Step) -> None:
         """Make one update, with the callbacks around it."""
@@ -254,6 +268,7 @@ class Loop(Moments):
         state.samples = self.loader.samples
         state.tokens += step.n_tokens
         self.call("on_step_end", output)
+        self.ledger.step(state.step)
 
     def paused(self) -> AbstractContextManager[None]:
         """A context whose time does not count as training."""
@@ -268,7 +283,7 @@ class Loop(Moments):
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """A paused context, with the weights that eval.weights names."""
-        with self.reading(), ExitStack() as stack:
+        with self.ledger.long_span("evaluation"), self.reading(), ExitStack() as stack:
             for callback in self.acting_at("evaluated_weights"):
                 step = self.state.step
                 stack.enter_context(call(callback, "evaluated_weights", step, self))

@@ -61,11 +61,15 @@ def _set_allocator() -> None:
 
 
 def record_collectives(folder: Path, device: torch.device) -> None:
-    """Have NCCL record the last collectives of this rank, written to `folder` on a timeout.
+    """Have torch record the last collectives of this rank; NCCL writes them to `folder` on a
+    timeout, for `torchfrtrace`.
 
-    For `torchfrtrace`. Variables of torch already set stay unchanged.
+    Signs of life name a collective by the record. Variables of torch already set stay unchanged.
     """
-    if device.type != "cuda" or int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return
+    if device.type != "cuda":
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")
         return
     folder.mkdir(exist_ok=True)
     for name, value in RECORDER.items():

@@ -9,6 +9,7 @@ from forge.config.data.chats import Chats
 from forge.config.objectives.base import NextToken
 from forge.rundir.checkpoints import newest_usable
 from forge.rundir.directory import prolonging_override, resume_command, short
+from forge.rundir.goodput import read_goodput
 from forge.rundir.outcome import REASONS
 from forge.rundir.saved_config import newest
 from forge.rundir.untrusted import of_project
@@ -20,6 +21,8 @@ def result_of(loop: Loop, reason: str, metrics: dict[str, float]) -> dict[str, A
     """Content of result.json. metrics: of `Loop.results`."""
     finite, objective = nulls(metrics), loop.config.run.objective
     ended = "stopped" if loop.interrupted else "finished"
+    loop.ledger.write()
+    spent = read_goodput(loop.run_dir, running=True)
     return {
         "status": "failed" if loop.fault else ended,
         "reason": reason,
@@ -29,6 +32,7 @@ def result_of(loop: Loop, reason: str, metrics: dict[str, float]) -> dict[str, A
         "objective": {"name": objective, "value": finite.get(str(objective))},
         "higher_is_better": sorted(loop.config.objective.higher_is_better),
         "metrics": finite,
+        "goodput": spent.plain() if spent else None,
     }
 
 
@@ -45,6 +49,8 @@ def summary(loop: Loop, reason: str, metrics: dict[str, float]) -> str:
         if evaluated_at != state.step:
             rows["evaluated"] = f"after {evaluated_at} steps"
     rows["tokens a second"] = f"{metrics['tokens_per_second']:,.0f}"
+    if spent := read_goodput(run_dir, running=True):
+        rows["goodput"] = spent.words()
     rows["run directory"] = run_name
     folder = run_dir / config.checkpoint.dir
     if not loop.interrupted and newest_usable(folder)[0]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from forge.launch.local.notebook import STEP, OneLine, in_notebook
-from forge.launch.local.processes import Ranks
+from forge.launch.local.restarts import RestartedRanks
 from forge.rundir import history
 from forge.rundir.directory import short
 from forge.rundir.files import last_lines
@@ -28,7 +28,7 @@ class Background:
         self,
         run_dir: Path,
         output: Path,
-        start: Callable[[], Ranks],
+        start: Callable[[], RestartedRanks],
         end: Callable[[int, bool], Result],
     ) -> None:
         """start: starts the ranks. end: returns the result for the ranks' exit code and a flag for
@@ -38,7 +38,7 @@ class Background:
         self._output, self._partial = output, b""
         self._seen = output.stat().st_size if output.is_file() else 0
         self._stopped = False
-        self._ranks, self._result = Future[Ranks](), Future[Result]()
+        self._ranks, self._result = Future[RestartedRanks](), Future[Result]()
         # Linux ends a child with its starting thread, so the starting thread stays with the ranks.
         threading.Thread(target=self._run, args=(start, end), daemon=True).start()
         self._ranks.result()
@@ -102,7 +102,7 @@ class Background:
         """The metrics logged so far, as `history` of a result."""
         return history.history(self.run_dir, *metrics)
 
-    def _run(self, start: Callable[[], Ranks], end: Callable[[int, bool], Result]) -> None:
+    def _run(self, start: Callable[[], RestartedRanks], end: Callable[[int, bool], Result]) -> None:
         try:
             ranks = start()
         except BaseException as error:

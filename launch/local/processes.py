@@ -16,9 +16,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from forge.launch.local import threads
-from forge.rundir import outcome
+from forge.rundir import ledger, outcome
 from forge.rundir.outcome import ERROR
 from forge.rundir.process_folders import remove_left
 
@@ -80,21 +81,25 @@ class Ranks:
         trust: Sequence[str] = (),
         say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
         apart: bool = False,
+        cause: str = ledger.COMMAND,
     ) -> None:
         """module: the module run by a rank, with the run directory and `trust` as arguments.
         environ: further variables. at_a_time: number of similar runs sharing the cores. say: takes
         the cause of a failure, unless printed by the main rank. apart: interrupts of this process,
-        such as Ctrl-C in its terminal, do not reach the ranks.
+        such as Ctrl-C in its terminal, do not reach the ranks. cause: of this start, for the
+        ledger.
         """
         self.run_dir, self.say = run_dir, say
         self.passed_on: set[int] = set()
-        self._first, self._deadline = 0, float("inf")
+        self._first, self._deadline, self._noted = 0, float("inf"), False
         self._workers: list[subprocess.Popen[bytes]] = []
+        self.killed: list[int] = []  # ranks ended by a signal, as the first failure was seen
         (run_dir / ERROR).unlink(missing_ok=True)
         # A blocked interrupt is inherited: a rank takes it only once Python has started.
         previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            for rank, variables in enumerate(_environments(ranks, environ or {}, at_a_time)):
+            added = {**(environ or {}), ledger.LAUNCHED: f"{time.time()} {cause}"}
+            for rank, variables in enumerate(_environments(ranks, added, at_a_time)):
                 command = [sys.executable, "-m", module, str(run_dir), *trust]
                 log = rank_log(run_dir, rank) if rank else output
                 self._workers.append(_started(command, variables, log, apart))
@@ -114,14 +119,23 @@ class Ranks:
         failed = [rank for rank, code in enumerate(codes) if code]
         if failed and self._first == 0:
             self._first = codes[failed[0]] or 0
+            # SIGABRT is torch's, at a rank that waited in vain for another.
+            ignored = {-number for number in (*self.passed_on, signal.SIGABRT)}
+            self.killed = [r for r in failed if (codes[r] or 0) < 0 and codes[r] not in ignored]
             self._report(failed[0], self._first)
         if None not in codes:
             remove_left()  # files of a killed rank
+            self._note_exit()
             return 128 - self._first if self._first < 0 else self._first
         if time.monotonic() > self._deadline:
             for worker in self._workers:
                 worker.kill()
         return None
+
+    def _note_exit(self) -> None:
+        if not self._noted and (self.run_dir / ledger.RECORD).exists():
+            self._noted = True
+            ledger.note_exit(self.run_dir, self._first)
 
     def wait(self) -> int:
         while (code := self.poll()) is None:
@@ -160,11 +174,25 @@ class Ranks:
             worker.wait()
 
 
+class Attended(Protocol):
+    """Ranks, started once or again and again."""
+
+    def wait(self) -> int: ...
+
+    def pass_on(self, number: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 def start(
     run_dir: Path, ranks: int = 1, *, module: str = "forge.worker", trust: Sequence[str] = ()
 ) -> int:
     """Run the ranks of a run directory, and pass signals on; the exit code as of `Ranks.poll`."""
-    running = Ranks(run_dir, ranks, module=module, trust=trust)
+    return attend(Ranks(run_dir, ranks, module=module, trust=trust))
+
+
+def attend(running: Attended) -> int:
+    """Wait for ranks, and pass signals on; the exit code as of `Ranks.poll`."""
     try:
         with signals_taken(lambda number, _: running.pass_on(number)):
             return running.wait()

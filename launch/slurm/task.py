@@ -19,6 +19,7 @@ from forge.launch.local import threads
 from forge.launch.slurm import queue
 from forge.planning.launcher_environment import launcher_environment
 from forge.rundir import saved_config
+from forge.rundir.on_end import run_on_end
 from forge.rundir.saved_config import newest
 
 LIMIT, PREEMPTION = signal.SIGUSR2, signal.SIGTERM  # before the time limit, and for another job
@@ -36,9 +37,13 @@ class Rank:
         os.environ.update({**threads.of_task(os.environ), **rank_environment()})
         worker = import_module("forge.worker")  # by name: launch may not import training
         code = worker.main([self.run_dir, *self.trust])
+        config = saved_config.load_config(newest(Path(self.run_dir)), trust=self.trust)
         if code:
-            launch = saved_config.load_config(newest(Path(self.run_dir)), trust=self.trust).launch
+            launch = config.launch
             requeue(code, launch.max_requeues if isinstance(launch, Slurm) else 0)
+        if os.environ.get("RANK", "0") == "0":
+            run_on_end(Path(self.run_dir), config.run.on_end, code)
+        if code:
             worker.leave(code)
         # Python drops its handlers on the way out: the signal would kill a finished run.
         signal.signal(LIMIT, signal.SIG_IGN)

@@ -28,6 +28,7 @@ from forge.launch.sweep.state import (
 from forge.resolve.resolve import Resolution
 from forge.rundir import directory
 from forge.rundir.directory import short
+from forge.rundir.ledger import note_submission
 from forge.rundir.lock import InUse, Lock
 from forge.rundir.provenance import Provenance, collect
 
@@ -125,7 +126,8 @@ class Command:
         )
         self._made = self._made or collect()
         overrides = portable(entry.planned.combination.overrides, self.flight.config_dirs, config)
-        directory.prepare_directory(resolution, overrides=overrides, made=self._made)
+        run_dir, _ = directory.prepare_directory(resolution, overrides=overrides, made=self._made)
+        note_submission(run_dir)
 
     def enter(self, planned: Sequence[Planned]) -> list[Entry]:
         """Planned points with their states and rows of the ledger; new points get a new row."""

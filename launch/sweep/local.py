@@ -13,7 +13,9 @@ from types import FrameType
 from forge.config.launch import Local
 from forge.config.numbers import time_span
 from forge.config.problems import ConfigError
-from forge.launch.local.processes import Ranks, signals_taken
+from forge.launch.local.elastic import Elastic
+from forge.launch.local.processes import signals_taken
+from forge.launch.local.restarts import RestartedRanks
 from forge.launch.sweep import messages
 from forge.launch.sweep.command import Command, Entry
 from forge.launch.sweep.directory import Point
@@ -34,7 +36,7 @@ class Active:
     """A running point. failure: the cause, where not reported by the main rank."""
 
     point: Point
-    ranks: Ranks
+    ranks: RestartedRanks
     gpus: list[str]
     failure: list[str]
     began: float = field(default_factory=time.monotonic)
@@ -125,9 +127,18 @@ class LocalPoints:
             return
         gpus = [self.gpus.pop(0) for _ in range(_gpus(entry))]
         words: list[str] = []
-        ranks = Ranks(
+        elastic = Elastic(
+            run_dir=point.path,
+            resolution=entry.planned.resolution,
+            overrides=entry.planned.combination.overrides,
+            config_dirs=self.sweep.flight.config_dirs,
+        )
+        ranks = RestartedRanks(
             point.path,
             entry.planned.resolution.world.size,
+            config.run,
+            elastic,
+            gpus=gpus,
             output=point.path / messages.OUTPUT,
             environ={GPUS: ",".join(gpus)} if gpus else {},
             at_a_time=self.at_a_time,

@@ -34,6 +34,7 @@ ATTACKS: dict[str, tuple[list[str], str]] = {
     "sbatch": ([*SLURM, "+launch.sbatch.chdir={out}"], NOT_ITS_OWN),
     "srun_args": ([*SLURM, "launch.srun_args=['--task-prolog={out}/x']"], NOT_ITS_OWN),
     "setup": ([*SLURM, "launch.setup=['touch {out}/made']"], NOT_ITS_OWN),
+    "on_end": (["run.on_end='touch {out}/made'"], NOT_ITS_OWN),
     "checkpoint.dir": (["checkpoint.dir={out}"], NOT_ITS_OWN),
     "tensorboard_dir": (["metrics.tensorboard_dir=../out"], NOT_ITS_OWN),
     "trace_dir": (["profiling.trace_dir={out}"], NOT_ITS_OWN),

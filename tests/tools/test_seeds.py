@@ -29,8 +29,8 @@ SUBJECTS = set(
     checkpoint conversion; supervised fine-tuning; LoRA; preference objectives;
     reinforcement learning; distillation; quantisation; planner;
     sliding and chunked attention; attention sinks;
-    gated delta nets; multi-token prediction; two-tier checkpoints; elastic restart; DiLoCo;
-    goodput ledger; straggler alarm; stack dumps; DSA indexer;
+    gated delta nets; multi-token prediction; two-tier checkpoints; DiLoCo;
+    straggler alarm; DSA indexer;
     MoBA; hyper-connections; Engram; multimodal towers;
     lm-eval and CORE benchmarks
     """.strip()

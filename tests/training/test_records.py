@@ -36,7 +36,9 @@ def strict(path: Path):
 def test_the_result(trained):
     path = trained(EVALUATE)
     result = strict(path / "result.json")
-    metrics = result.pop("metrics")
+    metrics, spent = result.pop("metrics"), result.pop("goodput")
+    assert sum(spent["seconds"].values()) == pytest.approx(spent["wall_seconds"], abs=0.01)
+    assert (spent["lost_steps"], spent["starts"]) == (0, 1)
     assert result == {
         "status": "finished",
         "reason": "end",

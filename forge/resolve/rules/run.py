@@ -20,11 +20,11 @@ from forge.config.places import address_fault
 from forge.config.problems import literal, shown, typed_override
 from forge.config.root import Config
 from forge.config.rule import Findings, rule, walk
-from forge.config.run import Run
+from forge.config.run import Run, elastic_bounds
 from forge.config.targets.own import Own
 from forge.config.targets.target import group_of_path, inner_faults, target_fault
 from forge.config.tokenizers.tokenizer import BPE
-from forge.planning.world import World
+from forge.planning.world import World, ranks_of
 
 
 @rule("run.device")
@@ -44,6 +44,23 @@ def inline(run: Run, world: World) -> Findings:
     """run.inline runs one rank in this process; more need processes of their own."""
     if run.inline and world.size > 1:
         yield "run.inline", "run.inline=false"
+
+
+@rule("run.elastic", "run.elastic", "run.max_restarts", "run.num_processes")
+def elastic(run: Run, world: World) -> Findings:
+    """run.elastic=LEAST:MOST holds the number of ranks, and takes run.max_restarts."""
+    if run.elastic is None:
+        return
+    try:
+        least, most = elastic_bounds(run.elastic)
+    except ValueError as error:
+        yield "run.elastic", f"it must be {error}.", f"run.elastic=1:{world.size}"
+        return
+    if not 1 <= least <= world.size <= most:
+        message = f"the run starts with {ranks_of(world.size)} (from {world.source})."
+        yield "run.elastic", message, f"run.elastic=1:{world.size}"
+    if not run.max_restarts:
+        yield "run.max_restarts", "nothing is started again without it.", "run.max_restarts=10"
 
 
 @rule("data.path")

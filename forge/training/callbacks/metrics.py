@@ -17,6 +17,7 @@ from forge.config.optimizers.param_groups import OWN
 from forge.optim.build import rates
 from forge.optim.groups import Schedule
 from forge.planning.flops import flops_per_token
+from forge.rundir.goodput import Start, add_up, read_starts
 from forge.training.callback import Callback
 from forge.training.callbacks.trackers import Trackers
 from forge.training.flops import peak_flops
@@ -109,6 +110,7 @@ class Logger(Callback):
         self.work: dict[int, float] = {}
         self.rates: list[tuple[int, float]] = []
         self.group_rates: dict[str, Schedule] = {}
+        self.earlier: list[tuple[list[Start], list[float]]] = []
 
     def on_start(self, loop: Loop) -> None:
         self.trackers = loop.trackers.open()  # not earlier: a live console takes the terminal
@@ -155,7 +157,7 @@ class Logger(Callback):
             self.last[f"lr/{name}" if name != OWN else "lr"] = rate(loop.state.step - 1)
         self.last |= {"tokens": loop.state.tokens, "skipped_steps": loop.state.skipped}
         self.last |= _source_metrics(loop, gathered.losses())
-        loop.trackers.log(loop.state.step, self.last | self._speed(loop))
+        loop.trackers.log(loop.state.step, self.last | self._speed(loop) | self._goodput(loop))
         if gathered.empty and not self.warned:
             self.warned = True
             log.warning(WITHOUT_TARGETS, gathered.empty, gathered.steps)
@@ -207,6 +209,19 @@ class Logger(Callback):
         if self.peak_rate:
             values["mfu"] = work / seconds / self.peak_rate
         return values
+
+    def _goodput(self, loop: Loop) -> dict[str, float]:
+        """The share of useful seconds since the submission of the run, and the seconds by name."""
+        if loop.ledger.run_dir is None:
+            return {}
+        if not self.earlier:  # starts before this one
+            self.earlier.append(read_starts(loop.ledger.run_dir, newest=False))
+        starts, submissions = self.earlier[0]
+        loop.ledger.enter(loop.ledger.name)
+        present = Start(record=loop.ledger.record())
+        total = add_up([*starts, present], submissions)
+        parts = {f"goodput/{name}": seconds for name, seconds in total.seconds.items()}
+        return {"goodput": total.share, **parts}
 
     def _work_of(self, loop: Loop) -> float:
         """FLOPs of a token in the rows of the last step, in those of a row of train.seq_len."""

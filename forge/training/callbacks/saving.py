@@ -52,7 +52,8 @@ class Saving(Callback):
     reads_gradients = False
 
     def on_gradients(self, loop: Loop) -> None:
-        self.checkpointer.wait_to_write()
+        with loop.ledger.span("checkpoint"):
+            self.checkpointer.wait_to_write()
 
     def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
         self.evaluated = (loop.state.step, metrics)
@@ -70,7 +71,7 @@ class Saving(Callback):
             self._announce(loop)
 
     def on_end(self, loop: Loop) -> None:
-        with loop.paused():
+        with loop.ledger.long_span("checkpoint"), loop.paused():
             self.checkpointer.wait()
             missing = self.ranks.from_main(not self.checkpointer.has(loop.state.step))
             if missing and (loop.interrupted or self.section.last != "none"):
@@ -84,7 +85,7 @@ class Saving(Callback):
         self.checkpointer.close()
 
     def save(self, loop: Loop, reason: str) -> None:
-        with loop.paused():
+        with loop.ledger.long_span("checkpoint"), loop.paused():
             plain, tensors = callback_states(loop.callbacks, loop.state.step)
             meta = {
                 "reason": reason,
@@ -113,6 +114,7 @@ class Saving(Callback):
                 # Otherwise on_gradients waits, and the copy overlaps with the next forward pass.
                 if self._changes_soon(loop):
                     self.checkpointer.wait_to_write()
+        loop.ledger.saved(loop.state.step)
         self.saved_at, self.time_is_over = time.monotonic(), False
 
     def requested(self, loop: Loop) -> int:

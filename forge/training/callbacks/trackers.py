@@ -14,6 +14,7 @@ from forge.build import bind
 from forge.config.metrics import Metrics
 from forge.config.regular import read_text
 from forge.config.wandb_login import sends
+from forge.rundir import goodput
 from forge.rundir.files import append_row
 from forge.rundir.history import METRICS, PERFORMANCE
 from forge.rundir.saved_config import to_plain
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_gib"})
 WALL_CLOCK |= {"writing_seconds", "rewards_seconds", "log_probs_seconds"}  # of rollouts
+WALL_CLOCK |= {"goodput", *(f"goodput/{name}" for name in goodput.MEANINGS)}
 CONSOLE = "console"
 FINISH_SECONDS = 120.0  # unsent data then stays in the run directory for `wandb sync`
 

@@ -1,0 +1,204 @@
+"""The ledger of a run: every second of a start has a name, on the disk after every step.
+
+The main rank keeps ledger.json, the record of the present start, in place. ledger.jsonl has the
+records of earlier starts, and rows for submissions, saves and exits of processes.
+`forge.rundir.goodput` adds them up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from forge.rundir.files import append_row, read_object
+from forge.rundir.signs import last_sign
+
+ROWS, RECORD = "ledger.jsonl", "ledger.json"
+SIZE = 1024  # bytes of the record: one length, so that it can be written in place
+LAUNCHED = "FORGE_LAUNCHED"  # variable of a rank: when the launcher started it, and why
+UNBEGUN = -1  # steps of a start that has not come to its first
+COMMAND, RESTART, REQUEUE = "command", "restart", "requeue"
+
+
+def note_submission(run_dir: Path) -> None:
+    """Record that somebody has asked for the run, or for the run to go on: by a command, which
+    began a little earlier, or by a call from Python.
+    """
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    is_command = spec is not None and spec.name.startswith("forge.")
+    _append(run_dir, event="submit", time=_process_began() if is_command else time.time())
+
+
+def note_exit(run_dir: Path, code: int) -> None:
+    """Record that the processes of a start have ended, as seen by the launcher."""
+    _append(run_dir, event="exit", code=code)
+
+
+def launched() -> tuple[float, str]:
+    """The start of this process by a launcher, in seconds since 1970, and the cause."""
+    environ = os.environ
+    when, _, cause = environ.pop(LAUNCHED, "").partition(" ")  # not for processes started from here
+    if when:
+        return float(when), cause
+    if environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        return _process_began(), RESTART
+    if environ.get("SLURM_RESTART_COUNT", "0") != "0":
+        return _process_began(), REQUEUE
+    outside = "TORCHELASTIC_RUN_ID" in environ or "SLURM_JOB_ID" in environ
+    return (_process_began() if outside else time.time()), COMMAND
+
+
+class Ledger:
+    """Names the seconds of one start of a run: a moment has exactly one name.
+
+    seconds: by name. Without a run directory nothing is written, as on all ranks but the main rank.
+    """
+
+    def __init__(self, run_dir: Path | None = None, began: float = 0.0, cause: str = "") -> None:
+        """began: when the process was launched, in seconds since 1970; until now is `start`."""
+        now = time.time()
+        self.seconds: dict[str, float] = {"start": max(now - began, 0.0) if began else 0.0}
+        self.name, self.steps = "start", (UNBEGUN, UNBEGUN)
+        self.run_dir, self.began, self.cause = run_dir, began or now, cause
+        self._since, self._compiled = time.perf_counter(), _compile_seconds()
+        self._file = -1
+
+    @classmethod
+    def open(cls, run_dir: Path) -> Ledger:
+        """The ledger of this start; the record of the start before becomes a row."""
+        ledger = cls(run_dir, *launched())
+        with suppress(OSError):
+            if (record := read_record(run_dir)) is not None:
+                record["time"] = max(record["time"], last_sign(run_dir))
+                append_row(run_dir / ROWS, {"event": "start", **record})
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            ledger._file = os.open(run_dir / RECORD, flags, 0o644)
+        ledger.write()
+        return ledger
+
+    def enter(self, name: str) -> None:
+        """Give a name to the time from now on."""
+        now, compiled = time.perf_counter(), _compile_seconds()
+        passed, compiling = now - self._since, compiled - self._compiled
+        compiling = min(max(compiling, 0.0), passed)  # dynamo counts threads too
+        seconds = self.seconds
+        seconds[self.name] = seconds.get(self.name, 0.0) + passed - compiling
+        if compiling:
+            seconds["compile"] = seconds.get("compile", 0.0) + compiling
+        self.name, self._since, self._compiled = name, now, compiled
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Give a name to the time inside of a context, and go back to the name before."""
+        outer = self.name
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.enter(outer)
+
+    @contextmanager
+    def long_span(self, name: str) -> Iterator[None]:
+        """A span that is on the disk as it begins, in case the process is killed inside."""
+        with self.span(name):
+            self.write()
+            yield
+
+    def rename(self, source: str, target: str, seconds: float) -> None:
+        """Move seconds already counted to another name."""
+        moved = min(seconds, self.seconds.get(source, 0.0))
+        if moved > 0:
+            self.seconds[source] -= moved
+            self.seconds[target] = self.seconds.get(target, 0.0) + moved
+
+    def begin(self, step: int) -> None:
+        """The start is over: steps follow, from this one."""
+        self.steps = (step, step)
+        self.enter("step")
+        self.write()
+
+    def step(self, number: int) -> None:
+        """A step is finished."""
+        self.steps = (self.steps[0], number)
+        self.enter(self.name)
+        self.write()
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of a step exists: later steps are lost if the run dies."""
+        if self._file >= 0:
+            self.enter(self.name)
+            with suppress(OSError):
+                _append(self.run_dir, event="save", step=step, seconds=self._rounded())
+
+    def record(self) -> dict[str, Any]:
+        """The present start up to now, as in ledger.json."""
+        first, step = self.steps
+        return {
+            "began": self.began,
+            "cause": self.cause,
+            "time": time.time() - (time.perf_counter() - self._since),
+            "name": self.name,
+            "first": first,
+            "step": step,
+            "seconds": self._rounded(),
+        }
+
+    def write(self) -> None:
+        """Put the record on the disk; a start-up without a writable disk goes without."""
+        if self._file >= 0:
+            text = json.dumps(self.record())
+            with suppress(OSError):
+                os.pwrite(self._file, f"{text:<{SIZE - 1}}\n".encode(), 0)
+
+    def close(self) -> None:
+        self.enter(self.name)
+        self.write()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _rounded(self) -> dict[str, float]:
+        return {name: round(value, 4) for name, value in self.seconds.items()}
+
+
+def read_record(run_dir: Path) -> dict[str, Any] | None:
+    """The record of the newest start; None without one, or with a damaged one."""
+    try:
+        record = read_object(run_dir / RECORD)
+        numbers = {name: float(record[name]) for name in ("began", "time")}
+        steps = {name: int(record[name]) for name in ("first", "step")}
+        seconds = {str(name): float(value) for name, value in record["seconds"].items()}
+        words = {name: str(record[name]) for name in ("cause", "name")}
+        return {**numbers, **words, **steps, "seconds": seconds}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _append(run_dir: Path | None, **row: Any) -> None:
+    if run_dir is not None:
+        with suppress(OSError):  # a full disk is no reason for a run not to begin, or to end
+            append_row(run_dir / ROWS, {"time": time.time()} | row)
+
+
+def _compile_seconds() -> float:
+    """Seconds that torch.compile has taken in this process so far."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    spent: Mapping[str, int] = getattr(dynamo, "cumulative_time_spent_ns", {})
+    phases = ("entire_frame_compile", "entire_backward_compile")
+    return sum(spent.get(phase, 0) for phase in phases) / 1e9
+
+
+def _process_began() -> float:
+    """When this process began, in seconds since 1970; now, where the system does not say."""
+    try:
+        ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - uptime + int(ticks) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return time.time()

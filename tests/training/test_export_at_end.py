@@ -1,0 +1,27 @@
+"""checkpoint.export_at_end: the folder that forge.export would write, beside the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forge import export
+
+
+def test_the_folder_is_that_of_forge_export(trained, tmp_path: Path) -> None:
+    run = trained("checkpoint.export_at_end=true model=llama_tiny")
+    assert export.main([str(run), str(tmp_path / "hf"), "--format", "hf"]) == 0
+    names = sorted(path.name for path in (tmp_path / "hf").iterdir())
+    assert sorted(path.name for path in (run / "export").iterdir()) == names
+    assert "model.safetensors" in names
+    for name in names:
+        assert (run / "export" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes(), name
+
+
+def test_a_model_outside_of_all_families_is_a_warning(
+    trained, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = trained("checkpoint.export_at_end=true model.norm_kind=layernorm model.use_bias=true")
+    assert not (run / "export").exists()
+    assert "checkpoint.export_at_end: nothing is exported" in caplog.text

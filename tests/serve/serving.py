@@ -14,15 +14,26 @@ import uvicorn
 from forge.serve.app import Server
 from forge.serve.asking import Limits
 from forge.serve.engine import Engine
+from forge.serve.served import Served
 
 LIMITS = Limits(body=20_000, messages=5, characters=3000, n=4)
 
 
 @contextmanager
-def serving(loaded: Any, **options: Any) -> Iterator[tuple[str, Server]]:
-    """The address and the parts of a server."""
+def serving(loaded: Any, **options: Any) -> Iterator[tuple[str, Served]]:
+    """The address of a server, and its model."""
     engine = Engine(loaded.model, loaded.tokenizer, loaded.device, **options)
-    server = Server(engine.start(), "tiny", LIMITS, talks=False)
+    served = Served(engine.start(), "tiny", LIMITS, talks=False)
+    with listening_server(Server([served])) as address:
+        try:
+            yield address, served
+        finally:
+            engine.close()
+
+
+@contextmanager
+def listening_server(server: Server) -> Iterator[str]:
+    """The address of a server, until the block ends."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -33,10 +44,9 @@ def serving(loaded: Any, **options: Any) -> Iterator[tuple[str, Server]]:
     thread.start()
     until(lambda: runner.started)
     try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", server
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         runner.should_exit = runner.force_exit = True
-        engine.close()
         thread.join(10)
         listening.close()
 

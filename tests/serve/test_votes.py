@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from serving import LIMITS, listening_server
 from forge import cli, worker
 from forge.rundir import directory
 from forge.serve import __main__ as serve
+from forge.serve import app
 from forge.serve.app import Server
 from forge.serve.asking import Refusal
 from forge.serve.engine import Engine
@@ -23,6 +28,26 @@ from forge.serve.served import Served
 from forge.serve.votes import Votes
 
 NAMES = ("one", "two")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
+READER = """<script>
+const until = async (holds) => { while (!holds()) await new Promise((go) => setTimeout(go, 20)) };
+const who = () => [...document.querySelectorAll(".pair .who")].map((each) => each.textContent);
+(async () => {
+  await until(() => models.length === 2 && !$("tally").hidden);
+  $("max_tokens").value = 8;
+  $("text").value = "the sea";
+  $("form").requestSubmit();
+  await until(() => document.querySelector(".vote button"));
+  const blind = who(), shown = [...document.querySelectorAll(".pair .said")];
+  document.querySelectorAll(".vote button")[1].click();
+  await until(() => !document.querySelector(".vote"));
+  const seen = { blind, told: who(), tally: $("tally").textContent, second: shown[1].textContent };
+  seen.goes_on_with = turns.at(-1).content;
+  seen.wide = document.documentElement.scrollWidth - innerWidth;
+  document.body.textContent = JSON.stringify(seen);
+})();
+</script>"""
 
 
 @pytest.fixture
@@ -137,3 +162,25 @@ def test_votes_are_trained_on(talker: Path, votes: Votes, tmp_path: Path) -> Non
     path, _ = directory.create(resolution, overrides=composition.overrides)
     assert worker.main([str(path)]) == 0
     assert json.loads((path / "result.json").read_text())["step"] == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_a_vote_in_a_browser(http, votes: Votes, tmp_path: Path, monkeypatch) -> None:
+    """The page names A and B after the vote alone; the talk goes on with the better answer."""
+    page = tmp_path / "page.html"
+    page.write_text(app.PAGE.read_text("utf-8").replace("</body>", f"{READER}</body>"), "utf-8")
+    monkeypatch.setattr(app, "PAGE", page)
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += ["--window-size=390,844", "--virtual-time-budget=60000", str(http.base_url)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    (text,) = re.findall(r"<body[^>]*>(\{.*?\})</body>", done.stdout, re.DOTALL)
+    seen = json.loads(html.unescape(text))
+    assert seen["blind"] == ["A", "B"]
+    assert sorted(seen["told"]) in (["A: one", "B: two"], ["A: two", "B: one"])
+    assert seen["wide"] <= 0
+    (row,) = map(json.loads, votes.path.read_text(encoding="utf-8").splitlines())
+    assert seen["told"][1] == f"B: {row['chosen_model']}"
+    assert row["chosen"] == seen["second"] == seen["goes_on_with"]
+    assert row["prompt"] == "the sea"
+    assert seen["tally"] == ("1 : 0, 0 alike" if row["chosen_model"] == "one" else "0 : 1, 0 alike")

@@ -57,7 +57,7 @@ def check_site(folder: Path) -> list[str]:
             for each in [*links.links, *links.loaded]
             if not _foreign(each) and not _leads(page, each, folder, pages)
         ]
-    for sheet in sorted(folder.rglob("*.css")):
+    for sheet in sorted([*folder.rglob("*.css"), *folder.rglob("*.svg")]):
         for address in FROM_CSS.findall(sheet.read_text(encoding="utf-8")):
             faults.append(f"{sheet.relative_to(folder)}: loads {address}")
     return faults

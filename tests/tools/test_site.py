@@ -82,6 +82,7 @@ def test_what_is_built_is_checked(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(HTML.format("data:,"))
     assert check_site(tmp_path) == []
     (tmp_path / "a.html").write_text(HTML.format("https://example.org/x.png"))
+    (tmp_path / "c.svg").write_text("<style>@font-face { src: url(https://example.org/f) }</style>")
     (tmp_path / "a.css").write_text("@import 'https://example.org/font.css';")
     (tmp_path / "b.html").write_text('<p id="elsewhere"><script src="//example.org/x.js"></script>')
     assert check_site(tmp_path) == [
@@ -89,6 +90,7 @@ def test_what_is_built_is_checked(tmp_path: Path) -> None:
         "a.html: there is no b.html#there",
         "b.html: loads //example.org/x.js",
         "a.css: loads https://example.org/font.css",
+        "c.svg: loads https://example.org/f",
     ]
 
 

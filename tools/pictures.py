@@ -24,7 +24,7 @@ from rich.text import Text
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 REFUSED = "model=lama7b optimizer.lrr=1 train.seq_len=4096 train.max_steps=abc"
 STARTED = "run.dir=runs/first"
-STEPS = 5  # lines of steps that are shown of a start
+STEPS = 4  # lines of steps that are shown of a start
 PAUSE = 1.0
 MOTION = """
 @media screen and (prefers-reduced-motion: no-preference) {{

@@ -38,7 +38,6 @@ import forge
 from forge.serve.app import Server
 from forge.serve.asking import Limits
 from forge.serve.engine import Engine
-from forge.serve.served import Served
 
 REQUESTS = (1, 4, 16)
 SLOTS = 16
@@ -155,12 +154,12 @@ def in_turn(ways: dict[str, Any], tokens: int, times: int) -> dict[str, list[Tur
 def served(trained: Any) -> Iterator[str]:
     """The address of a server of a model, in which no token ends an answer."""
     engine = Engine(trained.model, trained.tokenizer, trained.device, slots=SLOTS).start()
-    model = Served(engine, "model", Limits(), talks=False)
-    model.ends[False] = frozenset()
+    server = Server(engine, "model", Limits(), talks=False)
+    server.ends[False] = frozenset()
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
-        Server([model]).app(), http="h11", ws="none", lifespan="off", log_level="critical"
+        server.app(), http="h11", ws="none", lifespan="off", log_level="critical"
     )
     runner = uvicorn.Server(config)
     thread = threading.Thread(target=runner.run, args=([listening],), daemon=True)

@@ -15,18 +15,23 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.compose.trust import for_run
 from forge.config.eval import EMA, TRAINED
 from forge.generate import checkpoint_path, reader
 
-if TYPE_CHECKING:
-    from forge.serve.app import Server
-
 NEEDED = ("starlette", "uvicorn")
 LOCAL = "127.0.0.1"
 CONNECTIONS = 1000  # open at once
+OF_UVICORN: Any = {
+    "http": "h11",
+    "ws": "none",
+    "lifespan": "off",
+    "log_level": "warning",
+    "limit_concurrency": CONNECTIONS,
+    "timeout_graceful_shutdown": 2,
+}
 LEAST = {"slots": 1, "queue": 0, "length": 2, "max_body": 1, "max_messages": 1, "max_characters": 1}
 
 
@@ -67,43 +72,43 @@ def _serve(options: argparse.Namespace) -> int:
             raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
     if options.votes and not options.run2:
         raise ValueError(f"--votes {options.votes}: give two runs to choose between")
-    options.votes = options.votes or Path("votes.jsonl")
-    paths = [checkpoint_path(options)]
-    if options.run2:
-        options.run = options.run2
-        paths.append(checkpoint_path(options))
-    with _listening(options.host or LOCAL, options.port) as listening:
-        from forge.serve.loading import load_server
+    path = checkpoint_path(options)
+    listening = _listening(options.host or LOCAL, options.port)
+    with listening:
+        import uvicorn
 
-        trusting = [(path, for_run(path, options.trust)) for path in paths]
-        server = load_server(trusting, _weights(options), options)
+        server, engines = _loaded(path, options)
+        for engine in engines:
+            engine.start()
         any_host = options.host is not None and options.host != LOCAL
-        _serve_until_interrupted(server, listening, any_host=any_host)
+        config = uvicorn.Config(server.app(any_host=any_host), **OF_UVICORN)
+        print(f"serving {server.name} at {_address(listening)}; Ctrl-C ends it", flush=True)
+        try:
+            uvicorn.Server(config).run([listening])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            for engine in engines:
+                engine.close()
     return 0
 
 
-def _serve_until_interrupted(server: Server, listening: socket.socket, *, any_host: bool) -> None:
-    import uvicorn
+def _loaded(path: Path, options: argparse.Namespace) -> tuple[Any, list[Any]]:
+    """The server of a run, or of two, and its engines."""
+    from forge.serve.loading import load_server
 
-    engines = [model.engine.start() for model in server.models.values()]
-    config = uvicorn.Config(
-        server.app(any_host=any_host),
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_level="warning",
-        limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=2,
-    )
-    names = " and ".join(server.models)
-    print(f"serving {names} at {_address(listening)}; Ctrl-C ends it", flush=True)
-    try:
-        uvicorn.Server(config).run([listening])
-    except KeyboardInterrupt:
-        pass
-    finally:
-        for engine in engines:
-            engine.close()
+    trusted = for_run(path, options.trust)
+    if options.run2 is None:
+        server = load_server(path, trusted, _weights(options), options)
+        return server, [server.engine]
+    from forge.serve.side_by_side import load_both
+
+    options.votes = options.votes or Path("votes.jsonl")
+    options.run = options.run2
+    second = checkpoint_path(options)
+    paths = [(path, trusted), (second, for_run(second, options.trust))]
+    both = load_both(paths, _weights(options), options)
+    return both, both.engines
 
 
 def _weights(options: argparse.Namespace) -> str:

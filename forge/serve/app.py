@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ from starlette.requests import Request as Call
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from forge.data.tokenizers.render import encode_prompt, stated_ends, turn_end_ids
 from forge.serve.answers import DONE, Writer, error_body, event
-from forge.serve.asking import Refusal, asked_of, parse_body
-from forge.serve.engine import Closed, Full, Piece, Request
+from forge.serve.asking import Asked, Limits, Refusal, asked_of, parse_body
+from forge.serve.engine import Closed, Engine, Full, Piece, Request
 from forge.serve.guard import Guard
-from forge.serve.served import Served
-from forge.serve.votes import Votes
 
 PAGE = Path(__file__).with_name("page.html")
 PATIENCE = 30.0  # seconds for a body to arrive
@@ -30,12 +30,16 @@ NOBODY = 499  # the client has gone; nobody reads this
 
 
 class Server:
-    """Answers calls by one model, or by two whose answers a reader votes on."""
+    """Answers calls by an engine. name: of the model. talks: whether it was trained on chats."""
 
-    def __init__(self, models: Sequence[Served], votes: Votes | None = None) -> None:
-        self.models, self.votes = {model.name: model for model in models}, votes
-        self.first = models[0]
+    def __init__(self, engine: Engine, name: str, limits: Limits, *, talks: bool) -> None:
+        self.engine, self.name, self.talks = engine, name, talks
+        self.limits = replace(limits, tokens=engine.length, n=min(limits.n, engine.slots))
+        self.tokenizer, self.created = engine.tokenizer, int(time.time())
         self.statuses: Counter[int] = Counter()
+        of_answers = turn_end_ids(self.tokenizer).union(stated_ends(self.tokenizer))
+        self.ends = {False: frozenset({self.tokenizer.end_id})}
+        self.ends[True] = self.ends[False] | of_answers
 
     def app(self, *, any_host: bool = False) -> Any:
         """The ASGI application."""
@@ -43,42 +47,48 @@ class Server:
             Route("/", self.page),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
-            Route("/v1/models", self.list_models),
-            Route("/v1/models/{name:path}", self.show_model),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.complete, methods=["POST"]),
         ]
-        if self.votes:
-            routes.append(Route("/votes", self.vote, methods=["GET", "POST"]))
-        handlers: Any = {HTTPException: _http_error, Refusal: _refusal, Exception: _failure}
-        app = Starlette(routes=routes, exception_handlers=handlers)
+        app = Starlette(routes=routes, exception_handlers=HANDLERS)
         return Guard(app, any_host=any_host, statuses=self.statuses)
 
     async def page(self, call: Call) -> Response:
         return HTMLResponse(PAGE.read_text("utf-8"), headers={"cache-control": "no-cache"})
 
     async def health(self, call: Call) -> Response:
-        usable = all(model.engine.usable for model in self.models.values())
-        names = ", ".join(self.models)
-        state = {"status": "ok" if usable else "closing", "model": names}
+        usable = self.engine.usable
+        state = {"status": "ok" if usable else "closing", "model": self.name}
         return JSONResponse(state, 200 if usable else 503)
 
     async def metrics(self, call: Call) -> Response:
-        """Counts in the text format of Prometheus; of two models each with its name."""
-        lines = []
-        for name, model in self.models.items():
-            label = f"{{model={json.dumps(name)}}}" if len(self.models) > 1 else ""
-            lines += [f"forge_{key}{label} {value}" for key, value in model.counts().items()]
-        for status, count in sorted(self.statuses.items()):
-            lines.append(f'forge_responses_total{{status="{status}"}} {count}')
-        return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+        """Counts in the text format of Prometheus."""
+        lines = [f"forge_{name} {value}" for name, value in self.counts().items()]
+        return metrics_reply(lines, self.statuses)
 
-    async def list_models(self, call: Call) -> Response:
-        data = [model.about() for model in self.models.values()]
-        return JSONResponse({"object": "list", "data": data})
+    def counts(self) -> dict[str, float]:
+        """Counts of the engine, by name."""
+        engine = self.engine
+        return {
+            "prompt_tokens_total": engine.counts["prompt_tokens"],
+            "generated_tokens_total": engine.counts["tokens"],
+            "cancelled_answers_total": engine.counts["cancelled"],
+            "first_token_seconds_sum": engine.first_seconds,
+            "first_token_seconds_count": engine.counts["first_tokens"],
+            "live_answers": engine.live,
+            "waiting_requests": engine.waiting,
+            "slots": engine.slots,
+        }
 
-    async def show_model(self, call: Call) -> Response:
-        return JSONResponse(self._named(call.path_params["name"]).about())
+    async def models(self, call: Call) -> Response:
+        return JSONResponse({"object": "list", "data": [self.about()]})
+
+    async def model(self, call: Call) -> Response:
+        if (name := call.path_params["name"]) != self.name:
+            raise Refusal(404, f"there is no model {name[:100]!r}; the model is {self.name!r}")
+        return JSONResponse(self.about())
 
     async def chat(self, call: Call) -> Response:
         return await self._answer(call, chat=True)
@@ -86,44 +96,68 @@ class Server:
     async def complete(self, call: Call) -> Response:
         return await self._answer(call, chat=False)
 
-    async def vote(self, call: Call) -> Response:
-        """The tally; after a POST with the new vote."""
-        assert self.votes
-        if call.method == "GET":
-            return JSONResponse(self.votes.tally())
-        body = parse_body(await _body(call, self.first.limits.body))
-        return JSONResponse(self.votes.add(body))
-
-    def _named(self, name: Any) -> Served:
-        """The model of a name. Raises Refusal."""
-        if not isinstance(name, str) or name not in self.models:
-            known = " and ".join(map(repr, self.models))
-            known = f"the model is {known}" if len(self.models) == 1 else f"models are {known}"
-            message = f"there is no model {str(name)[:100]!r}; {known}"
-            raise Refusal(404, message, param="model")
-        return self.models[name]
+    def about(self) -> dict[str, Any]:
+        """The model as /v1/models shows it."""
+        about = {"chat": self.talks, "max_tokens": self.engine.length}
+        head = {"id": self.name, "object": "model", "created": self.created}
+        return {**head, "owned_by": "forge", "forge": about}
 
     async def _answer(self, call: Call, *, chat: bool) -> Response:
         try:
-            raw = await _body(call, self.first.limits.body)
+            raw = await read_body(call, self.limits.body)
         except ClientDisconnect:
             return Response(status_code=NOBODY)
-        body = parse_body(raw)
-        model = self._named(body.get("model", self.first.name))
-        asked = asked_of(body, chat=chat, limits=model.limits)
+        return await self.answer_body(call, parse_body(raw), chat=chat)
+
+    async def answer_body(self, call: Call, body: dict[str, Any], *, chat: bool) -> Response:
+        """The answer to a body that was read of a call."""
+        asked = asked_of(body, chat=chat, model=self.name, limits=self.limits)
         pieces: asyncio.Queue[Piece] = asyncio.Queue()
-        prompt = await run_in_threadpool(model.encoded, asked)
-        request = model.request(asked, prompt, _put(pieces), chat=chat)
+        prompt = await run_in_threadpool(self._encoded, asked)
+        request = self._request(asked, prompt, _put(pieces), chat=chat)
         try:
-            model.engine.submit(request)
+            self.engine.submit(request)
         except Full:
             raise Refusal(429, "all slots are taken and the queue is full; try again") from None
         except Closed:
             raise Refusal(503, "the server is closing") from None
-        writer = Writer(request, model.tokenizer, model.name, chat=chat)
+        writer = Writer(request, self.tokenizer, self.name, chat=chat)
         if asked.stream:
             return _Stream(request, _events(writer, _received(request, pieces), usage=asked.usage))
         return await _whole(call, writer, request, pieces)
+
+    def _encoded(self, asked: Asked) -> tuple[int, ...]:
+        """The prompt's token ids. Raises Refusal where there is no room for an answer."""
+        prompt, name = asked.prompt, "messages" if _is_chat(asked.prompt) else "prompt"
+        if isinstance(prompt, list) and not _is_chat(prompt):
+            ids = prompt
+            if not all(0 <= token < self.tokenizer.vocab_size for token in ids):
+                message = f"prompt: ids are from 0 to {self.tokenizer.vocab_size - 1}"
+                raise Refusal(400, message, param=name)
+        else:
+            try:
+                ids = encode_prompt(self.tokenizer, prompt)
+            except ValueError as error:
+                raise Refusal(400, f"{name}: {error}", param=name) from None
+        if len(ids) >= self.limits.tokens:
+            room = f"{self.limits.tokens} tokens with its answer at most"
+            raise Refusal(400, f"{name}: {len(ids)} tokens, and {room}", param=name)
+        return tuple(ids)
+
+    def _request(
+        self, asked: Asked, prompt: tuple[int, ...], put: Callable[[Piece], None], *, chat: bool
+    ) -> Request:
+        room = self.limits.tokens - len(prompt)
+        return Request(
+            prompt=prompt,
+            put=put,
+            most=min(room, asked.most or room),
+            sampling=asked.sampling,
+            ends=self.ends[chat],
+            stop=asked.stop,
+            n=asked.n,
+            top=asked.top,
+        )
 
 
 class _Stream(StreamingResponse):
@@ -142,6 +176,10 @@ class _Stream(StreamingResponse):
             self.request.cancel()
 
 
+def _is_chat(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
+
+
 def _put(pieces: asyncio.Queue[Piece]) -> Callable[[Piece], None]:
     """Hand pieces from the engine's thread to the loop of this call."""
     loop = asyncio.get_running_loop()
@@ -153,7 +191,14 @@ def _put(pieces: asyncio.Queue[Piece]) -> Callable[[Piece], None]:
     return put
 
 
-async def _body(call: Call, most: int) -> bytes:
+def metrics_reply(lines: list[str], statuses: Counter[int]) -> Response:
+    """Counts with those of status codes, in the text format of Prometheus."""
+    for status, count in sorted(statuses.items()):
+        lines.append(f'forge_responses_total{{status="{status}"}} {count}')
+    return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+
+async def read_body(call: Call, most: int) -> bytes:
     """The body. Raises Refusal for one of more than `most` bytes, or that does not arrive."""
     refusal = Refusal(413, f"the body has more than {most:,} bytes")
     stated = call.headers.get("content-length", "")
@@ -240,3 +285,7 @@ async def _http_error(call: Call, error: Exception) -> Response:
 
 async def _failure(call: Call, error: Exception) -> Response:
     return JSONResponse(error_body(500, f"{type(error).__name__}"), 500)
+
+
+HANDLERS: Any = {HTTPException: _http_error, Refusal: _refusal, Exception: _failure}
+"""What is answered where a call fails."""

@@ -95,8 +95,11 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def asked_of(body: dict[str, Any], *, chat: bool, limits: Limits) -> Asked:
+def asked_of(body: dict[str, Any], *, chat: bool, model: str, limits: Limits) -> Asked:
     """Check a body. Raises Refusal naming the field at fault."""
+    if (name := body.get("model", model)) != model:
+        known = f"the model is {model!r}"
+        raise Refusal(404, f"there is no model {str(name)[:100]!r}; {known}", param="model")
     _check_names(body, "messages" if chat else "prompt")
     values = {name: _number(body, name) for name in BOUNDS if name in body}
     stream, n = _boolean(body, "stream"), values.get("n", 1)

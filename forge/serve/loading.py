@@ -13,47 +13,27 @@ from forge.rundir.checkpoints import BEST
 from forge.serve.app import Server
 from forge.serve.asking import Limits
 from forge.serve.engine import Engine
-from forge.serve.served import Served
-from forge.serve.votes import Votes
 from forge.training.checkpoints.restore import Trained, load_run
 from forge.training.loaded import chosen_device
 
 
 def load_server(
-    paths: Sequence[tuple[Path, Sequence[str]]], weights: str, options: argparse.Namespace
+    path: Path, trust: Sequence[str], weights: str, options: argparse.Namespace
 ) -> Server:
-    """Load a checkpoint, or two, and make their server by the options of forge.serve.
-
-    paths: each with what is trusted. ValueError: one of two that cannot be compared.
-    """
+    """Load a checkpoint, and make its server by the options of forge.serve."""
+    trained = load_run(path, trust=trust, weights=weights, device=chosen_device(options.device))
+    engine = Engine(
+        trained.model,
+        trained.tokenizer,
+        trained.device,
+        slots=options.slots,
+        waiting=options.queue,
+        length=options.length,
+    )
     limits = Limits(
         body=options.max_body, messages=options.max_messages, characters=options.max_characters
     )
-    names = run_names([path for path, _ in paths])
-    votes = Votes(options.votes, (names[0], names[1]), limits) if len(names) > 1 else None
-    models = []
-    for (path, trust), name in zip(paths, names, strict=True):
-        trained = load_run(path, trust=trust, weights=weights, device=chosen_device(options.device))
-        engine = Engine(
-            trained.model,
-            trained.tokenizer,
-            trained.device,
-            slots=options.slots,
-            waiting=options.queue,
-            length=options.length,
-        )
-        models.append(Served(engine, name, limits, talks=talks(trained)))
-    return Server(models, votes)
-
-
-def run_names(paths: Sequence[Path]) -> list[str]:
-    """A name for each of one or two checkpoints; its path where both would be the same."""
-    names = [run_name(path) for path in paths]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in paths]
-    if len(set(names)) < len(names):
-        raise ValueError(f"{paths[0]} and {paths[1]} are one model: give two to compare")
-    return names
+    return Server(engine, run_name(path), limits, talks=talks(trained))
 
 
 def run_name(path: Path) -> str:

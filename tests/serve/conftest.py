@@ -14,7 +14,7 @@ from serving import serving
 import forge
 from forge import cli, worker
 from forge.rundir import directory
-from forge.serve.served import Served
+from forge.serve.app import Server
 
 
 @pytest.fixture(scope="session")
@@ -35,12 +35,12 @@ def loaded(talker: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def served(loaded: Any) -> Iterator[tuple[str, Served]]:
+def served(loaded: Any) -> Iterator[tuple[str, Server]]:
     with serving(loaded, slots=16) as both:
         yield both
 
 
 @pytest.fixture
-def http(served: tuple[str, Served]) -> Iterator[httpx.Client]:
+def http(served: tuple[str, Server]) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=served[0], timeout=30, trust_env=False) as client:
         yield client

@@ -14,31 +14,28 @@ import uvicorn
 from forge.serve.app import Server
 from forge.serve.asking import Limits
 from forge.serve.engine import Engine
-from forge.serve.served import Served
 
 LIMITS = Limits(body=20_000, messages=5, characters=3000, n=4)
 
 
 @contextmanager
-def serving(loaded: Any, **options: Any) -> Iterator[tuple[str, Served]]:
-    """The address of a server, and its model."""
+def serving(loaded: Any, **options: Any) -> Iterator[tuple[str, Server]]:
+    """The address and the parts of a server."""
     engine = Engine(loaded.model, loaded.tokenizer, loaded.device, **options)
-    served = Served(engine.start(), "tiny", LIMITS, talks=False)
-    with listening_server(Server([served])) as address:
-        try:
-            yield address, served
-        finally:
-            engine.close()
+    server = Server(engine.start(), "tiny", LIMITS, talks=False)
+    try:
+        with listening_at(server.app()) as url:
+            yield url, server
+    finally:
+        engine.close()
 
 
 @contextmanager
-def listening_server(server: Server) -> Iterator[str]:
-    """The address of a server, until the block ends."""
+def listening_at(app: Any) -> Iterator[str]:
+    """The address of an application, until the block ends."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        server.app(), http="h11", ws="none", lifespan="off", log_level="critical"
-    )
+    config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_level="critical")
     runner = uvicorn.Server(config)
     thread = threading.Thread(target=runner.run, args=([listening],), daemon=True)
     thread.start()

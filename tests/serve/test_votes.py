@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from helpers.tiny import TWO_LAYERS
-from serving import LIMITS, listening_server
+from serving import LIMITS, listening_at
 
 from forge import cli, worker
 from forge.rundir import directory
@@ -23,8 +23,7 @@ from forge.serve import app
 from forge.serve.app import Server
 from forge.serve.asking import Refusal
 from forge.serve.engine import Engine
-from forge.serve.loading import run_names
-from forge.serve.served import Served
+from forge.serve.side_by_side import SideBySide
 from forge.serve.votes import Votes
 
 NAMES = ("one", "two")
@@ -60,8 +59,8 @@ def http(loaded: Any, votes: Votes) -> Iterator[httpx.Client]:
     """A client of a server of two models, which are one model under two names."""
     engines = [Engine(loaded.model, loaded.tokenizer, loaded.device, slots=2) for _ in NAMES]
     started = zip(engines, NAMES, strict=True)
-    models = [Served(engine.start(), name, LIMITS, talks=False) for engine, name in started]
-    with listening_server(Server(models, votes)) as url:
+    servers = [Server(engine.start(), name, LIMITS, talks=False) for engine, name in started]
+    with listening_at(SideBySide(servers, votes).app()) as url:
         with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
             yield client
         for engine in engines:
@@ -134,8 +133,6 @@ def test_a_vote_that_cannot_be(votes: Votes, body: dict[str, Any], said: str) ->
 
 
 def test_two_runs_that_cannot_be_compared(talker: Path, tmp_path: Path, capsys) -> None:
-    assert run_names([Path("/a/x"), Path("/b/x/checkpoints/step_4")]) == ["x", "x/step_4"]
-    assert run_names([Path("/a/x"), Path("/b/x")]) == ["/a/x", "/b/x"]
     for words, said in (
         ([str(talker), "--votes", "v.jsonl"], "--votes v.jsonl: give two runs"),
         ([str(talker), str(tmp_path)], str(tmp_path)),

@@ -6,8 +6,9 @@ AT_ONCE := --numprocesses=2 --dist=loadfile --no-loadscope-reorder # two files o
 OLDEST := .venv-oldest
 NEWEST := .venv-newest
 CUDA := .venv-cuda
+DOCS := .venv-docs
 IGNORED_VULNERABILITIES := # their ids, each with its reason in a line here: what make audit leaves out
-.PHONY: install train test fast oldest newest cuda nightly lint audit constraints docs clean
+.PHONY: install train test fast oldest newest cuda nightly lint audit constraints docs site clean
 
 install: $(VENV)/.installed
 
@@ -51,7 +52,7 @@ $(CUDA)/.installed: setup.cfg pyproject.toml
 	$(CUDA)/bin/python -m pip install --quiet --disable-pip-version-check 'torch===2.11.0' --editable .
 	touch $@
 
-nightly: install lint audit oldest newest cuda ## everything, on both ends of the ranges
+nightly: install lint audit oldest newest cuda site ## everything, on both ends of the ranges
 	$(BIN)/python -m pytest $(AT_ONCE)
 
 lint: install
@@ -71,5 +72,17 @@ docs: install ## the pages that are made from the schema
 	$(BIN)/python tools/seeds.py --write docs/reference/coming_from
 	$(BIN)/python tools/seeds.py --keys forge/compose/seed_keys.py
 
+	$(BIN)/python tools/site_pages.py --llms
+
+site: $(DOCS)/.installed ## the documentation as a site in site/html, with every link checked
+	$(DOCS)/bin/python tools/site_pages.py
+
+# setup.cfg's extra `docs` alone: the pages are made without forge.
+$(DOCS)/.installed: setup.cfg
+	$(PYTHON) -m venv $(DOCS)
+	$(PYTHON) -c 'import configparser as c; p = c.ConfigParser(inline_comment_prefixes="#"); p.read("setup.cfg"); print(p["options.extras_require"]["docs"])' > $(DOCS)/requirements.txt
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r $(DOCS)/requirements.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(CUDA) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(CUDA) $(DOCS) site build dist *.egg-info .pytest_cache .ruff_cache

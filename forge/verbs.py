@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 MAIN = "__main__.py"
-FIRST = re.compile(r"`python -m forge\.(\w+.*?)`: (.*)", re.DOTALL)
+FIRST = re.compile(r"`python -m forge\.(\w+.*?)`:\s(.*)", re.DOTALL)
 ORDER = (
     *("train", "check", "explain", "resume", "status", "report", "scaling", "runs", "compare"),
     "generate",

@@ -16,7 +16,8 @@ from forge.launch.sweep.preflight import Preflight
 ROOT = Path(__file__).parents[1]
 NAMES = (
     "getting_started concepts how_to layouts launching experts optimizers "
-    "sweeps slurm reports scaling scaling_laws hugging_face fine_tuning"
+    "sweeps slurm reports scaling scaling_laws hugging_face fine_tuning "
+    "index readers/use readers/fine_tune readers/extend"
 )
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMES.split())]
 # Whose spans are parts of a command.

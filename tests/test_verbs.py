@@ -23,7 +23,7 @@ def test_every_verb_is_listed_with_what_it_does(capsys: pytest.CaptureFixture[st
     listed = capsys.readouterr().out.splitlines()
     for name, verb in KNOWN.items():
         assert f"  {name:<12} {verb.what}" in listed
-    assert {"train", "check", "resume", "report", "runs", "doctor"} <= set(KNOWN)
+    assert {"train", "check", "resume", "report", "runs", "evaluate", "doctor"} <= set(KNOWN)
     assert "worker" not in KNOWN
 
 

@@ -24,7 +24,7 @@ USE = [
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
 
 pytestmark = pytest.mark.nightly
-KINDS = (".py", ".tsv", ".css", ".js", ".typed")
+KINDS = (".py", ".tsv", ".css", ".html", ".js", ".typed")
 
 
 def run(*command: object, cwd: Path, **env: str) -> str:
@@ -57,7 +57,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("forge", "launch", "conf"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=LEFT_OUT)
     shutil.rmtree(source / "conf" / "local", ignore_errors=True)  # settings of this machine
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(EXAMPLE, folder / "example", ignore=LEFT_OUT)
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "out"]

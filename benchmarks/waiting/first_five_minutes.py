@@ -63,7 +63,7 @@ def timed(place: Path):
     for name in ("forge", "launch", "conf"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=LEFT_OUT)
     shutil.rmtree(source / "conf" / "local", ignore_errors=True)  # settings of this machine
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", place / "dist"]
     yield "building the wheel (a user has it)", step(*build, source, cwd=place)

@@ -4,6 +4,7 @@ Examples:
     python -m forge.serve runs/mine
     python -m forge.serve runs/mine --port 9000 --slots 32 --best
     python -m forge.serve runs/mine --host 0.0.0.0
+    python -m forge.serve runs/one runs/two --votes votes.jsonl
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib.util
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from forge.compose.trust import for_run
@@ -22,6 +24,14 @@ from forge.generate import checkpoint_path, reader
 NEEDED = ("starlette", "uvicorn")
 LOCAL = "127.0.0.1"
 CONNECTIONS = 1000  # open at once
+OF_UVICORN: Any = {
+    "http": "h11",
+    "ws": "none",
+    "lifespan": "off",
+    "log_level": "warning",
+    "limit_concurrency": CONNECTIONS,
+    "timeout_graceful_shutdown": 2,
+}
 LEAST = {"slots": 1, "queue": 0, "length": 2, "max_body": 1, "max_messages": 1, "max_characters": 1}
 
 
@@ -29,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until interrupted; exit 2 for a run without a usable checkpoint, or a taken port."""
     parser = reader("forge.serve", "Serve the newest checkpoint of a run over HTTP.")
     add = parser.add_argument
+    other = "a second run: the page shows both answers, and takes blind votes"
+    add("run2", type=Path, nargs="?", help=other)
+    kept = "where votes are kept, as rows of data=preference (default votes.jsonl)"
+    add("--votes", type=Path, metavar="FILE.jsonl", help=kept)
     host = f"address to listen at (default {LOCAL}); any other one is open to the network"
     add("--host", metavar="ADDRESS", help=host)
     add("--port", type=int, default=8000, help="port to listen at; 0 = a free one (default 8000)")
@@ -42,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     characters = "characters of all messages, or of a prompt (default 200,000)"
     add("--max-characters", type=int, default=200_000, help=characters)
     try:
-        return _serve(parser.parse_args(argv))
+        return _serve(parser.parse_intermixed_args(argv))
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -56,32 +70,45 @@ def _serve(options: argparse.Namespace) -> int:
     for name, least in LEAST.items():
         if (value := getattr(options, name)) is not None and value < least:
             raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
+    if options.votes and not options.run2:
+        raise ValueError(f"--votes {options.votes}: give two runs to choose between")
     path = checkpoint_path(options)
     listening = _listening(options.host or LOCAL, options.port)
     with listening:
         import uvicorn
 
-        from forge.serve.loading import load_server
-
-        server = load_server(path, for_run(path, options.trust), _weights(options), options)
-        server.engine.start()
-        config = uvicorn.Config(
-            server.app(any_host=options.host is not None and options.host != LOCAL),
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_level="warning",
-            limit_concurrency=CONNECTIONS,
-            timeout_graceful_shutdown=2,
-        )
+        server, engines = _loaded(path, options)
+        for engine in engines:
+            engine.start()
+        any_host = options.host is not None and options.host != LOCAL
+        config = uvicorn.Config(server.app(any_host=any_host), **OF_UVICORN)
         print(f"serving {server.name} at {_address(listening)}; Ctrl-C ends it", flush=True)
         try:
             uvicorn.Server(config).run([listening])
         except KeyboardInterrupt:
             pass
         finally:
-            server.engine.close()
+            for engine in engines:
+                engine.close()
     return 0
+
+
+def _loaded(path: Path, options: argparse.Namespace) -> tuple[Any, list[Any]]:
+    """The server of a run, or of two, and its engines."""
+    from forge.serve.loading import load_server
+
+    trusted = for_run(path, options.trust)
+    if options.run2 is None:
+        server = load_server(path, trusted, _weights(options), options)
+        return server, [server.engine]
+    from forge.serve.side_by_side import load_both
+
+    options.votes = options.votes or Path("votes.jsonl")
+    options.run = options.run2
+    second = checkpoint_path(options)
+    paths = [(path, trusted), (second, for_run(second, options.trust))]
+    both = load_both(paths, _weights(options), options)
+    return both, both.engines
 
 
 def _weights(options: argparse.Namespace) -> str:

@@ -52,8 +52,7 @@ class Server:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.complete, methods=["POST"]),
         ]
-        handlers: Any = {HTTPException: _http_error, Refusal: _refusal, Exception: _failure}
-        app = Starlette(routes=routes, exception_handlers=handlers)
+        app = Starlette(routes=routes, exception_handlers=HANDLERS)
         return Guard(app, any_host=any_host, statuses=self.statuses)
 
     async def page(self, call: Call) -> Response:
@@ -66,8 +65,13 @@ class Server:
 
     async def metrics(self, call: Call) -> Response:
         """Counts in the text format of Prometheus."""
+        lines = [f"forge_{name} {value}" for name, value in self.counts().items()]
+        return metrics_reply(lines, self.statuses)
+
+    def counts(self) -> dict[str, float]:
+        """Counts of the engine, by name."""
         engine = self.engine
-        values = {
+        return {
             "prompt_tokens_total": engine.counts["prompt_tokens"],
             "generated_tokens_total": engine.counts["tokens"],
             "cancelled_answers_total": engine.counts["cancelled"],
@@ -77,18 +81,14 @@ class Server:
             "waiting_requests": engine.waiting,
             "slots": engine.slots,
         }
-        lines = [f"forge_{name} {value}" for name, value in values.items()]
-        for status, count in sorted(self.statuses.items()):
-            lines.append(f'forge_responses_total{{status="{status}"}} {count}')
-        return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     async def models(self, call: Call) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        return JSONResponse({"object": "list", "data": [self.about()]})
 
     async def model(self, call: Call) -> Response:
         if (name := call.path_params["name"]) != self.name:
             raise Refusal(404, f"there is no model {name[:100]!r}; the model is {self.name!r}")
-        return JSONResponse(self._model())
+        return JSONResponse(self.about())
 
     async def chat(self, call: Call) -> Response:
         return await self._answer(call, chat=True)
@@ -96,17 +96,22 @@ class Server:
     async def complete(self, call: Call) -> Response:
         return await self._answer(call, chat=False)
 
-    def _model(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Any]:
+        """The model as /v1/models shows it."""
         about = {"chat": self.talks, "max_tokens": self.engine.length}
         head = {"id": self.name, "object": "model", "created": self.created}
         return {**head, "owned_by": "forge", "forge": about}
 
     async def _answer(self, call: Call, *, chat: bool) -> Response:
         try:
-            raw = await _body(call, self.limits.body)
+            raw = await read_body(call, self.limits.body)
         except ClientDisconnect:
             return Response(status_code=NOBODY)
-        asked = asked_of(parse_body(raw), chat=chat, model=self.name, limits=self.limits)
+        return await self.answer_body(call, parse_body(raw), chat=chat)
+
+    async def answer_body(self, call: Call, body: dict[str, Any], *, chat: bool) -> Response:
+        """The answer to a body that was read of a call."""
+        asked = asked_of(body, chat=chat, model=self.name, limits=self.limits)
         pieces: asyncio.Queue[Piece] = asyncio.Queue()
         prompt = await run_in_threadpool(self._encoded, asked)
         request = self._request(asked, prompt, _put(pieces), chat=chat)
@@ -186,7 +191,14 @@ def _put(pieces: asyncio.Queue[Piece]) -> Callable[[Piece], None]:
     return put
 
 
-async def _body(call: Call, most: int) -> bytes:
+def metrics_reply(lines: list[str], statuses: Counter[int]) -> Response:
+    """Counts with those of status codes, in the text format of Prometheus."""
+    for status, count in sorted(statuses.items()):
+        lines.append(f'forge_responses_total{{status="{status}"}} {count}')
+    return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+
+async def read_body(call: Call, most: int) -> bytes:
     """The body. Raises Refusal for one of more than `most` bytes, or that does not arrive."""
     refusal = Refusal(413, f"the body has more than {most:,} bytes")
     stated = call.headers.get("content-length", "")
@@ -273,3 +285,7 @@ async def _http_error(call: Call, error: Exception) -> Response:
 
 async def _failure(call: Call, error: Exception) -> Response:
     return JSONResponse(error_body(500, f"{type(error).__name__}"), 500)
+
+
+HANDLERS: Any = {HTTPException: _http_error, Refusal: _refusal, Exception: _failure}
+"""What is answered where a call fails."""

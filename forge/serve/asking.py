@@ -107,7 +107,7 @@ def asked_of(body: dict[str, Any], *, chat: bool, model: str, limits: Limits) ->
         raise Refusal(400, f"n={n}: at most {limits.n}", param="n")
     most = values.get("max_completion_tokens", values.get("max_tokens", None if chat else 16))
     return Asked(
-        prompt=_messages(body, limits) if chat else _prompt(body, limits),
+        prompt=checked_messages(body, limits) if chat else _prompt(body, limits),
         sampling=_sampling(values, n),
         n=n,
         most=most,
@@ -196,12 +196,11 @@ def _prompt(body: dict[str, Any], limits: Limits) -> Any:
         return prompt
     if not isinstance(prompt, str):
         raise Refusal(400, "prompt: one text, or one list of token ids", param="prompt")
-    _check_text(prompt, "prompt")
-    _check_size(len(prompt), limits, "prompt")
-    return prompt
+    return checked_text(prompt, "prompt", limits)
 
 
-def _messages(body: dict[str, Any], limits: Limits) -> list[dict[str, str]]:
+def checked_messages(body: dict[str, Any], limits: Limits) -> list[dict[str, str]]:
+    """The messages of a body. Raises Refusal."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Refusal(400, "messages: a list of messages, one at least", param="messages")
@@ -227,6 +226,13 @@ def _message(message: Any, number: int) -> dict[str, str]:
         raise Refusal(400, f"{place}: there is no field {min(extra)[:100]!r}", param=place)
     role = "system" if message["role"] == "developer" else message["role"]
     return {"role": role, "content": content}
+
+
+def checked_text(text: str, name: str, limits: Limits) -> str:
+    """A text that can be encoded and is not too long. Raises Refusal."""
+    _check_text(text, name)
+    _check_size(len(text), limits, name)
+    return text
 
 
 def _check_text(text: str, name: str) -> None:

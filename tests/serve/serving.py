@@ -23,20 +23,27 @@ def serving(loaded: Any, **options: Any) -> Iterator[tuple[str, Server]]:
     """The address and the parts of a server."""
     engine = Engine(loaded.model, loaded.tokenizer, loaded.device, **options)
     server = Server(engine.start(), "tiny", LIMITS, talks=False)
+    try:
+        with listening_at(server.app()) as url:
+            yield url, server
+    finally:
+        engine.close()
+
+
+@contextmanager
+def listening_at(app: Any) -> Iterator[str]:
+    """The address of an application, until the block ends."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        server.app(), http="h11", ws="none", lifespan="off", log_level="critical"
-    )
+    config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_level="critical")
     runner = uvicorn.Server(config)
     thread = threading.Thread(target=runner.run, args=([listening],), daemon=True)
     thread.start()
     until(lambda: runner.started)
     try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", server
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         runner.should_exit = runner.force_exit = True
-        engine.close()
         thread.join(10)
         listening.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from forge.config.adapters.adapter import is_added
 from forge.config.eval import TRAINED
 from forge.config.model.decoder import Decoder
+from forge.config.numbers import counted
 from forge.config.problems import listed
 from forge.config.root import Config
 from forge.config.tokenizers.chat_template import BadTemplate
@@ -22,8 +24,10 @@ from forge.data.tokenizers.render import stated_ends, turn_end_ids
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.families import folder as folders
 from forge.families.family import Family
+from forge.families.keys import QUANTIZATION
 from forge.families.shards import FolderError
 from forge.hf.card import card
+from forge.hf.quantized import quantization_config, write_quantized
 from forge.hf.read import DTYPES, read_tensor
 from forge.hf.write import write_weights
 from forge.models.plain import make_model
@@ -133,37 +137,46 @@ def export_folder(
     dtype: str | None,
     shard_bytes: int,
     weights: str = TRAINED,
+    quantize: str | None = None,
 ) -> str:
     """Write the weights of a checkpoint, of any layout, as a folder for transformers.
 
     Returns a summary in words. out: a new folder. weights: trained, or ema, their moving mean.
-    Raises ValueError for a model outside all families.
+    quantize: a format of `forge.hf.quantized`. Raises ValueError for a model outside all families.
     """
-    section = config.decoder
-    if section is None:
+    if (section := config.decoder) is None:
         message = f"model._target_={config.model._target_} is no decoder of forge"
         raise ValueError(f"{message}, and only these have families; --format safetensors")
     chosen = choose_family(section, family)
     merged = Merged(path, config, weights)
     rows = chosen.rows(section)
     names = {row.ours.name for row in rows}
-    for name in merged.stored:
-        if name not in names and not is_added(name):
-            _check_buffer(name, merged[name], chosen)
+    for name in [n for n in merged.stored if n not in names and not is_added(n)]:
+        _check_buffer(name, merged[name], chosen)
     number = export_dtype(config, path, dtype)
+    content = _config_json(chosen, section, Tokenizer.load(path / TOKENIZER), number)
     out.mkdir(parents=True)
-    files = write_weights(out, rows, merged.__getitem__, dtype=number, shard_bytes=shard_bytes)
+    write: Any = write_weights
+    if quantize is not None:
+        write = partial(write_quantized, how=quantize)
+        content[QUANTIZATION] = quantization_config(quantize)
+    files = write(out, rows, merged.__getitem__, dtype=number, shard_bytes=shard_bytes)
+    _write(out / folders.CONFIG, content)
+    _write_tokenizer(path, config, out)
+    word = str(number).removeprefix("torch.") + (f" and {quantize}" if quantize else "")
+    (out / "README.md").write_text(card(Saved(path), config, chosen, word), encoding="utf-8")
+    step = Saved(path).step
+    return f"{chosen.architecture} of step {step} in {word}, {counted(len(files), 'file')}"
+
+
+def _write_tokenizer(path: Path, config: Config, out: Path) -> None:
+    """Write the tokenizer of a checkpoint and generation_config.json."""
     tokenizer = Tokenizer.load(path / TOKENIZER)
     generation = generation_of(tokenizer, begun=config.checkpoint.init_from is not None)
     # generation_config.json has the only copy in the folder.
     tokenizer.stated.pop(GENERATION, None)
     tokenizer.save(out)
-    _write(out / folders.CONFIG, _config_json(chosen, section, tokenizer, number))
     _write(out / GENERATION_NAME, generation)
-    word = str(number).removeprefix("torch.")
-    (out / "README.md").write_text(card(Saved(path), config, chosen, word), encoding="utf-8")
-    count = f"{len(files)} file" + "s" * (len(files) > 1)
-    return f"{chosen.architecture} of step {Saved(path).step} in {word}, {count}"
 
 
 def export_dtype(config: Config, path: Path, dtype_name: str | None) -> torch.dtype:

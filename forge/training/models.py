@@ -20,6 +20,7 @@ from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.families.folder import is_folder, read_folder
 from forge.families.shards import FolderError
 from forge.models.plain import make_model
+from forge.models.value_head import add_value_head
 from forge.objectives.grpo import GRPO
 from forge.objectives.objective import Objective
 from forge.optim.groups import freeze
@@ -54,6 +55,7 @@ def build_model(
     def make() -> nn.Module:
         model = make_model(config.model, config.run.trust)
         adapter.inject(model)
+        add_value_head(model, config.objective.added(config.model))
         freeze(model, config)
         model = model.to(dtype)
         # Buffers stay in `dtype`; only parameters take the stored format.

@@ -19,6 +19,7 @@ from forge.objectives.grpo import GRPO
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
 from forge.rewards.scorer import Scorer
+from forge.rollouts.on_policy import OnPolicy
 from forge.rollouts.source import Rollouts, short_enough
 from forge.rundir import versions
 from forge.training.data import train_loader
@@ -58,7 +59,12 @@ def step_source(
     run_dir, version: of the run and its config; None = rollouts are not stored.
     """
     if not config.rollout.active:
-        return train_loader(config, text, objective, ranks, device)
+        loader = train_loader(config, text, objective, ranks, device)
+        if getattr(config.objective, "lmbda", 0):
+            if tokenizer is None:
+                raise ValueError("objective.lmbda: the student writes with the run's tokenizer")
+            loader.rewrite = OnPolicy(config, loader, model, tokenizer, device, ranks)
+        return loader
     store = next(iter(Mixture.of(text).stores.values()))
     if not isinstance(store, PromptStore) or not isinstance(objective, GRPO) or tokenizer is None:
         raise ValueError("rollout=local: it needs data=prompts, and objective=grpo or its kin")

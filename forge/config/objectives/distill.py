@@ -11,6 +11,7 @@ from forge.config.objectives.base import FP32, HeadShape, NextToken, auto_chunk_
 from forge.config.rule import Findings, rule
 
 if TYPE_CHECKING:
+    from forge.config.data.text import Data
     from forge.config.parallel import Parallel
     from forge.config.train import Train
 
@@ -23,6 +24,7 @@ OFFLINE = Condition(
 FEATURES = Condition(
     lambda config, ranks: config.objective.feature.ever, "with objective.feature.value=0"
 )
+ON_POLICY = Condition(lambda config, ranks: config.objective.lmbda > 0, "with objective.lmbda=0")
 JSD = Condition(lambda config, ranks: config.objective.jsd.ever, "with objective.jsd.value=0")
 
 
@@ -105,6 +107,19 @@ class Distill(NextToken):
     )
     teacher_layers: list[int] = opt(
         [], "the teacher's layer for each of these; [] = the same", acts_when=FEATURES
+    )
+    lmbda: float = opt(
+        0.0,
+        "lambda: share of rows whose last response the student writes anew before it learns from "
+        "it (on-policy distillation, GKD, arXiv:2306.13649)",
+        ge=0,
+        le=1,
+    )
+    max_new_tokens: int = opt(
+        128, "tokens of what the student writes, at most", gt=0, acts_when=ON_POLICY
+    )
+    sampling_temperature: float = opt(
+        1.0, "softmax temperature of its writing", gt=0, acts_when=ON_POLICY
     )
     ce_chunk_size: int = opt(0, "tokens a chunk; 0 = by the vocabulary", ge=0)
 
@@ -190,3 +205,40 @@ def of_features(objective: Distill, parallel: Parallel, train: Train) -> Finding
         yield "parallel.tp", "parallel.tp=1"
     if train.compile_model:
         yield "train.compile_model", "train.compile_model=false"
+
+
+@rule("distill.on_policy", "objective.lmbda", "objective.offline", "objective.hard.value")
+def on_policy(objective: Distill) -> Findings:
+    """With objective.lmbda a teacher reads what the student wrote, whose cross-entropy with itself
+    teaches nothing.
+    """
+    if objective.lmbda and objective.offline is not None:
+        message = "objective.offline has probabilities of the stored text alone."
+        yield "objective.lmbda", message, "objective.lmbda=0"
+    if objective.lmbda and objective.hard.ever:
+        message = "the expected gradient of that term is 0: it only adds noise."
+        hint = "objective.hard.value=0 objective.hard.end=null"
+        yield "objective.hard.value", message, hint
+
+
+@rule("distill.on_policy_data", "objective.lmbda", "data._target_", "data.packing")
+def on_policy_data(objective: Distill, data: Data, train: Train) -> Findings:
+    """objective.lmbda reads prompts of data with responses, one in each row of a step."""
+    if not objective.lmbda:
+        return
+    if not data.marks_responses:
+        message = "nothing of this text is marked as a response, so there is no prompt."
+        yield "objective.lmbda", message, "objective.lmbda=0; or data=pairs data.path=my.jsonl"
+    elif data.packing != "none":
+        yield "data.packing", "data.packing=none"
+    if train.seq_len_stages:
+        yield "train.seq_len_stages", "train.seq_len_stages={}"
+
+
+@rule("distill.on_policy_layout", "objective.lmbda", "parallel.pp", "parallel.cp")
+def on_policy_layout(objective: Distill, parallel: Parallel) -> Findings:
+    """A student writes token by token on one, ddp, fsdp, tp and ep layouts."""
+    for name in ("pp", "cp") if objective.lmbda else ():
+        if getattr(parallel, name) > 1:
+            message = "a token is one position of one stage: the other ranks would wait."
+            yield f"parallel.{name}", message, f"parallel.{name}=1"

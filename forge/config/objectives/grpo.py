@@ -320,9 +320,10 @@ def reference(objective: GRPO, adapter: Adapter) -> Findings:
 
 
 @rule("objective.value_head", "objective.advantage", "model._target_")
-def value_head(objective: GRPO, config: Config) -> Findings:
+def value_head(objective: GRPO, model: Model) -> Findings:
     """objective.advantage=gae reads values from the hidden states of one of forge's decoders."""
-    if objective.has_critic and config.decoder is None:
+    is_ours = model.has_blocks and model._target_ == type(model)._target_
+    if objective.has_critic and not is_ours:
         message = "the model is no decoder of forge, so its hidden states may be logits."
         yield "objective.advantage", message, "objective.advantage=group"
 

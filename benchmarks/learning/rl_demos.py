@@ -123,8 +123,8 @@ def of_distillation(folder: Path) -> Iterator[str]:
         for arm, of_arm in runs.items()
     }
     tokens = [max(rows(run, "train/tokens").values(), default=0) for run in runs["alone"]]
-    yield "\n## distill\n\n`experiment=distill_demo`, whose teacher is the default run: cross-entropy"
-    yield "with held-out text at the end, in nats; both arms read equally many tokens.\n"
+    yield "\n## distill\n\n`experiment=distill_demo`, whose teacher is the default run:"
+    yield "cross-entropy with held-out text at the end, in nats, after equally many tokens.\n"
     if any(tokens):
         yield f"Tokens of a run: {tokens[0]:,.0f}.\n"
     yield "| arm | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " | mean | 95 % interval |"

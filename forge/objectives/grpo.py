@@ -14,11 +14,11 @@ from forge.data.batches.loader import Batch
 from forge.models.contract import LanguageModel
 from forge.models.head import head_of
 from forge.models.reading_mode import evaluating
-from forge.models.value_head import NAME as VALUE_HEAD
 from forge.objectives.log_probs import log_probs_and_entropies
 from forge.objectives.losses import Losses
 from forge.objectives.objective import Objective, hidden_of
 from forge.objectives.policy import divergence, mismatch_weight, policy_loss, ratio_of
+from forge.objectives.value_head import NAME as VALUE_HEAD
 from forge.objectives.values import value_loss
 
 OLD, SAMPLED, REFERENCE = "old", "sampled", "reference"

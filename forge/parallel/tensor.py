@@ -28,7 +28,7 @@ from forge.models.norm import NormOfHeads, eps_for
 from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import PositionTable, Rotation
 from forge.models.skips.smear import Smear
-from forge.models.value_head import ValueHead
+from forge.objectives.value_head import ValueHead
 from forge.parallel.collectives import (
     gather,
     gather_equal,

@@ -20,9 +20,9 @@ from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.families.folder import is_folder, read_folder
 from forge.families.shards import FolderError
 from forge.models.plain import make_model
-from forge.models.value_head import add_value_head
 from forge.objectives.grpo import GRPO
 from forge.objectives.objective import Objective
+from forge.objectives.value_head import add_value_head
 from forge.optim.groups import freeze
 from forge.parallel.apply import apply
 from forge.parallel.modules import FORMATS, HALF

@@ -11,8 +11,8 @@ from test_grpo_trl import DIM, FP64, LENGTHS, MOST, Table, completions
 from torch import Tensor, nn
 
 from forge.config.objectives.grpo import GRPO as Section
-from forge.models.value_head import ValueHead
 from forge.objectives.grpo import GRPO
+from forge.objectives.value_head import ValueHead
 from forge.rollouts.batches import collate, learnt_tokens, weights_of
 from forge.rollouts.completion import Completion
 from forge.rollouts.gae import advance_by_values, gae

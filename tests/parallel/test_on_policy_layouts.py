@@ -146,6 +146,8 @@ LAYOUTS = [
     pytest.param("parallel.dp_shard=2", marks=pytest.mark.nightly),
     "parallel.tp=2",
     pytest.param("parallel.tp=2 parallel.dp_shard=2", marks=pytest.mark.nightly),
+    # Ranks whose rows are of different lengths share the teacher's layers.
+    pytest.param("parallel.dp_shard=2 objective.teacher_tp=2", marks=pytest.mark.nightly),
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.config.field import Condition, Section, opt, section
@@ -24,6 +24,7 @@ OFFLINE = Condition(
 FEATURES = Condition(
     lambda config, ranks: config.objective.feature.ever, "with objective.feature.value=0"
 )
+ONLINE = Condition(lambda config, ranks: config.objective.offline is None, "with objective.offline")
 ON_POLICY = Condition(lambda config, ranks: config.objective.lmbda > 0, "with objective.lmbda=0")
 JSD = Condition(lambda config, ranks: config.objective.jsd.ever, "with objective.jsd.value=0")
 
@@ -72,8 +73,16 @@ class Distill(NextToken):
     teacher: str | None = opt(
         None,
         "a run, a checkpoint, or a folder of Hugging Face with the run's tokenizer; it is laid out "
-        "as the student",
+        "as the student, or by teacher_tp",
         path=True,
+    )
+    teacher_tp: int = opt(
+        0,
+        "ranks that share each layer of the teacher beside a student without tp, and read the "
+        "batches of one another; 0 = it is laid out as the student",
+        ge=0,
+        free=True,
+        acts_when=ONLINE,
     )
     offline: str | None = opt(
         None, "a folder of python -m forge.teach, in place of a teacher", path=True
@@ -133,6 +142,13 @@ class Distill(NextToken):
 
     def frozen_models(self) -> dict[str, str | None]:
         return {} if self.offline is not None else {"teacher": self.teacher}
+
+    def layout_of_frozen(self, parallel: Parallel) -> Parallel:
+        if self.teacher_tp < 2:
+            return parallel
+        shards = parallel.dp_replicate * parallel.dp_shard // self.teacher_tp
+        degrees = {"dp_replicate": 1, "dp_shard": shards, "tp": self.teacher_tp}
+        return replace(parallel, **degrees, sequence_parallel=False)
 
     def logits_bytes(self, head: HeadShape) -> int:
         """Bytes of the loss: what a chunk has of both models' logits, and gradients."""
@@ -242,3 +258,21 @@ def on_policy_layout(objective: Distill, parallel: Parallel) -> Findings:
         if getattr(parallel, name) > 1:
             message = "a token is one position of one stage: the other ranks would wait."
             yield f"parallel.{name}", message, f"parallel.{name}=1"
+
+
+@rule("distill.teacher_tp", "objective.teacher_tp", "parallel.tp", "parallel.cp", "parallel.ep")
+def teacher_tp(objective: Distill, parallel: Parallel) -> Findings:
+    """objective.teacher_tp divides the ranks of a student that has data parallelism alone."""
+    degree, ranks = objective.teacher_tp, parallel.dp_replicate * parallel.dp_shard
+    if degree < 2:
+        return
+    shared = [name for name in ("tp", "cp", "ep", "pp") if getattr(parallel, name) > 1]
+    for name in shared:
+        message = "ranks of the student share a batch, and the teacher would read it twice."
+        yield f"parallel.{name}", message, "objective.teacher_tp=0"
+    if ranks % degree and not shared:
+        message = f"it does not divide the ranks of the student, {ranks}."
+        yield "objective.teacher_tp", message, "objective.teacher_tp=0"
+    if objective.feature.ever:
+        message = "hidden states of the teacher's layers are of the batches of all ranks together."
+        yield "objective.feature.value", message, "objective.teacher_tp=0"

@@ -58,8 +58,11 @@ LAYOUTS = [
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_updates_equal_those_of_one_device(layout: str, folder: Path) -> None:
     one, many = record_of_one(folder), config_of(folder, f"{PPO} {layout}")
-    assert not one.before[NAME].any()
-    assert one.after[NAME].abs().min() > 0
+    before, after = one.before[NAME], one.after[NAME]
+    assert before is not None
+    assert after is not None
+    assert not before.any()
+    assert after.abs().min() > 0
 
     def work(rank: int) -> None:
         other = record(folder, layout, this_rank(many))

@@ -1,11 +1,12 @@
 """Reinforcement learning, PPO and distillation over three seeds: the demos, with intervals.
 
-    python benchmarks/learning/rl_demos.py [--folder FOLDER] [--table] [PART ...]
+    python benchmarks/learning/rl_demos.py [--folder FOLDER] [--table] [--steps N] [PART ...]
 
 Parts: grpo and ppo, the demo from rewards alone by either advantage; distill, a student beside
 itself trained alone at equal tokens. Writes results/rl_demos.md of the parts that are there.
 FOLDER: where the runs are, which are not made again; default: a temporary one. --table: run
-nothing. Each run has one thread, and runs one after another.
+nothing. --steps: of distill's students, without which they have those of the demo. Each run has
+one thread, and runs one after another.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--steps", type=int)
     parser.add_argument("parts", nargs="*", default=[*REWARDED, "distill"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        for words, name in runs_of(options.parts, folder) if not options.table else ():
+        runs = runs_of(options.parts, folder, options.steps)
+        for words, name in runs if not options.table else ():
             train(folder, name, words)
         machine = f"{platform.machine()}, torch {torch.__version__}, one thread a run"
         parts = ["# Reinforcement learning and distillation over three seeds\n"]
@@ -55,17 +58,18 @@ def main() -> None:
     (RESULTS / "rl_demos.md").write_text("\n".join(parts), encoding="utf-8")
 
 
-def runs_of(parts: Sequence[str], folder: Path) -> Iterator[tuple[str, str]]:
+def runs_of(parts: Sequence[str], folder: Path, steps: int | None) -> Iterator[tuple[str, str]]:
     """Overrides and name of each run, in the order in which they are needed."""
     for part in parts:
         if part != "distill":
             yield from ((f"{REWARDED[part]} seed={seed}", f"{part}-{seed}") for seed in SEEDS)
             continue
+        length = f"train.max_steps={steps} eval.interval={steps}" if steps else ""
         yield "", "base"
         for seed in SEEDS:
             for arm, more in ARMS.items():
                 teacher = f"experiment=distill_demo objective.teacher={folder / 'base'}"
-                yield f"{teacher} seed={seed} {more}", f"{arm}-{seed}"
+                yield f"{teacher} seed={seed} {more} {length}", f"{arm}-{seed}"
 
 
 def train(folder: Path, name: str, words: str) -> None:
@@ -122,11 +126,10 @@ def of_distillation(folder: Path) -> Iterator[str]:
         arm: [list(rows(run, "eval/loss").values())[-1] for run in of_arm]
         for arm, of_arm in runs.items()
     }
-    tokens = [max(rows(run, "train/tokens").values(), default=0) for run in runs["alone"]]
+    steps = max(rows(runs["alone"][0], "train/loss"))
     yield "\n## distill\n\n`experiment=distill_demo`, whose teacher is the default run:"
     yield "cross-entropy with held-out text at the end, in nats, after equally many tokens.\n"
-    if any(tokens):
-        yield f"Tokens of a run: {tokens[0]:,.0f}.\n"
+    yield f"Steps of a student: {steps}.\n"
     yield "| arm | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " | mean | 95 % interval |"
     yield "| --- |" + " ---: |" * (len(SEEDS) + 2)
     pairs = zip(losses["distilled"], losses["alone"], strict=True)

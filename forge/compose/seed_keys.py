@@ -262,6 +262,19 @@ profiling.start_step | skip_first_n_steps_for_profiler | the first step recorded
 profiling.end_step | profiler_steps | the last step recorded, not a count
 tracker=prometheus | prometheus_port | with trackers.prometheus.port; or a text file
 metrics.enable_tensorboard | enable_tensorboard | off by default
+parallel.dp_shard | rollout_data_parallelism | completions are written in the layout of training
+parallel.tp | rollout_tensor_parallelism | completions are written in the layout of training
+parallel.ep | rollout_expert_parallelism | completions are written in the layout of training
+objective.beta | grpo_beta | its estimate there is k1, whose expected gradient is 0: objective.kl
+objective.ratio_level | loss_algo | gspo-token is sequence_token
+data.system_prompt | system_prompt | of data=prompts
+train.global_batch_size | batch_size | which counts completions: prompts times rollout.num_generations
+eval.tasks_items | num_test_batches | of tasks that generate, in eval.tasks
+data.val_fraction | train_fraction | the share that is held out
+eval.tasks | eval_sampling_strategy | temperature of an entry; 0 = greedy
+eval.tasks | generation_configs | an entry for each, with its temperature and samples
+eval.tasks | num_eval_passes | samples of an entry
+eval.tasks | eval_mode | pass_at_N, maj_at_N and exact_match (pass_at_1) of an entry with N samples
 rewards | reward_exact_answer reward_exact_format_match reward_white_space_format_match reward_partial_format_match reward_ratio_guess_to_answer_high reward_ratio_guess_to_answer_low penalty_incorrect_format penalty_incorrect_answer math_verify_timeout math_verify_num_procs reasoning_start_token reasoning_end_token solution_start_token solution_end_token | as +reward@rewards.NAME=gsm8k_format, gsm8k_answer or math_verify have it
 parallel | ici_parallelism | worked out from its axes
 parallel | dcn_parallelism | worked out from its axes; one degree over all networks
@@ -276,6 +289,7 @@ train.activation_checkpointing | tensors_on_device | custom: the names whose pla
 train.activation_checkpointing | tensors_to_offload | custom: the names whose place is offload
 train.rampup_start | global_batch_size_to_load_start | sequences of the first steps; default 0 = no ramp-up
 train.rampup_increment | global_batch_size_to_load_increment | sequences by which the batch grows
+objective=grpo | rl | with the sections objective, rollout and rewards
 parallel | distributed fsdp ; model.moe.num_experts | model.num_experts
 model.moe.top_k | model.moe_top_k num_experts_per_tok ; model.moe.frequency | model.moe_frequency interleave_moe_layer_step
 model.moe.bias_schedule | model.moe_bias_schedule ; objective.ce_chunk_size | train.ce_chunk_size
@@ -287,7 +301,7 @@ checkpoint.resume_from | checkpoint.load_path load_full_state_path ; adapter | l
 metrics | logging ; run | output
 adapter.rank | lora.rank ; adapter.alpha | lora.alpha
 adapter.dropout | lora.dropout ; precision.mixed_precision | trainer.mixed_precision
-train.batch_size | trainer.batch_size device_batch_size ; train.grad_accum_steps | trainer.gradient_accumulation gradient_accumulation_steps
+train.batch_size | trainer.batch_size device_batch_size train_micro_batch_size ; train.grad_accum_steps | trainer.gradient_accumulation gradient_accumulation_steps
 optimizer.lr | trainer.learning_rate learning_rate ; scheduler.warmup_steps | trainer.warmup_steps warmup_steps
 train.grad_clip_norm | trainer.max_grad_norm gradient_clipping_threshold ; checkpoint.interval | trainer.checkpoint_every_n_steps checkpoint_period
 eval.patience | eval.early_stopping_patience ; eval.min_delta | eval.early_stopping_min_delta
@@ -327,8 +341,9 @@ train.recompute.mla_q | mla_q ; train.recompute.mla_kv | mla_kv
 data.chat_template | chat_template ; data.hf_dataset_config | hf_name
 data.hf_data_dir | hf_data_dir ; data.hf_data_files | hf_train_files
 data.num_workers | grain_worker_count ; data.prefetch_factor | grain_per_worker_buffer_size
-objective=sft | use_sft ; model | student_overrides
-objective.feature_loss | distill_feature_loss_type ; data.shuffle | enable_data_shuffling
+objective=sft | use_sft ; objective=grpo | use_grpo
+model | student_overrides ; objective.feature_loss | distill_feature_loss_type
+optimizer.trainable_parameters | student_params_to_update ; data.shuffle | enable_data_shuffling
 train.skip_step_on_spikes | skip_step_on_spikes ; train.skip_step_interval | skip_step_interval
 train.skip_step_scaling_factor | skip_step_scaling_factor ; scheduler.wsd_decay_type | wsd_decay_style
 optimizer.eps | adam_eps ; optimizer.eps_root | adam_eps_root
@@ -337,7 +352,10 @@ model.rope_theta | rope_max_timescale ; model.max_seq_len | max_position_embeddi
 model.original_max_position_embeddings | original_max_position_embeddings ; model.rope_truncate | rope_truncate
 model.rope_attention_scaling | rope_attention_scaling ; eval.sample_top_k | decode_sampling_top_k
 eval.sample_temperature | decode_sampling_temperature ; profiling.interval | profile_periodically_period
-train.global_batch_size | global_batch_size_to_train_on global_batch_size_to_load
+rollout.num_generations | num_generations ; objective.num_iterations | num_iterations
+objective.epsilon | grpo_epsilon ; objective.drop_degenerate | degenerate_group_masking
+objective.epsilon_high | epsilon_high ; train.max_steps | num_batches
+rollout.batch_size | rollout_micro_batch_size ; train.global_batch_size | global_batch_size_to_train_on global_batch_size_to_load
 """
 """Our keys, theirs, and what differs: one to a line, or two where nothing differs."""
 

@@ -37,7 +37,7 @@ def ratio_of(section: Section, logp: Tensor, old: Tensor, mask: Tensor) -> Tenso
 
 
 def policy_loss(section: Section, logp: Tensor, ratio: Tensor, advantages: Tensor) -> PolicyLoss:
-    """The loss of each token. advantages: [rows, 1]."""
+    """The loss of each token. advantages: [rows, 1], or of each token, [rows, seq]."""
     high = section.epsilon if section.epsilon_high is None else section.epsilon_high
     value, above = ratio.detach(), advantages > 0
     none = torch.zeros_like(value, dtype=torch.bool)

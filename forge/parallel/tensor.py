@@ -28,6 +28,7 @@ from forge.models.norm import NormOfHeads, eps_for
 from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import PositionTable, Rotation
 from forge.models.skips.smear import Smear
+from forge.objectives.value_head import ValueHead
 from forge.parallel.collectives import (
     gather,
     gather_equal,
@@ -238,11 +239,23 @@ class NormOverRanks:
         return y.view_as(x)
 
 
+class ValueOverRanks:
+    """Mixin of a value head: each rank reads its part of the hidden states' width."""
+
+    over_tp: Width
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        width = self.over_tp
+        part = hidden[..., width.part(hidden.shape[-1])]
+        return sum_over(super().forward(part), width.group)  # type: ignore[misc]
+
+
 SEAMS: dict[type, type] = {
     Positions: PartOfPositions,
     Sinusoids: PartOfPositions,
     NormOfHeads: NormOverRanks,
     Smear: SmearOfWhole,
+    ValueHead: ValueOverRanks,
     nn.Embedding: Rows,
     StreamDropout: PartOfNoise,
     Jitter: PartOfNoise,

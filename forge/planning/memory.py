@@ -177,8 +177,9 @@ class _OfRank:
             zeroed = counted(config, self.model, self.share, beside)
             parts["zeroed weights, masks"] = zeroed.sharded(parallel)
         for frozen in _frozen_models(config):
-            whole = share_of(frozen, parallel, first=True, last=True)
-            of_model = self.width * whole.at_once * self.fsdp + FP32 * whole.sharded(parallel)
+            layout = config.objective.layout_of_frozen(parallel)
+            whole = share_of(frozen, layout, first=True, last=True)
+            of_model = self.width * whole.at_once * self.fsdp + FP32 * whole.sharded(layout)
             parts["frozen models"] = parts.get("frozen models", 0) + of_model
         return parts
 

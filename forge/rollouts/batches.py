@@ -11,8 +11,10 @@ from forge.config.objectives.grpo import GRPO
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import Batch
 from forge.data.batches.noise import noise_of
-from forge.objectives.grpo import OLD, REFERENCE, SAMPLED
+from forge.objectives.grpo import OLD, REFERENCE, RETURNS, SAMPLED, VALUES
 from forge.rollouts.completion import Completion
+
+ADVANTAGES = "advantages"
 
 
 def weights_of(section: GRPO, rows: Sequence[Completion], max_new_tokens: int) -> list[float]:
@@ -54,7 +56,8 @@ def collate(
     tokens = np.zeros((len(rows), width), dtype=np.int64)
     targets = np.full_like(tokens, IGNORE_INDEX)
     fields = {"weights": np.zeros(tokens.shape)}
-    has = {SAMPLED: "logprobs", OLD: "old", REFERENCE: "reference"}
+    has = {SAMPLED: "logprobs", OLD: "old", REFERENCE: "reference", VALUES: "values"}
+    has |= {RETURNS: "returns", ADVANTAGES: "advantages"}
     names = [name for name, attribute in has.items() if rows and getattr(rows[0], attribute)]
     fields |= {name: np.zeros(tokens.shape) for name in names}
     for number, (row, weight) in enumerate(zip(rows, weights, strict=True)):
@@ -68,7 +71,8 @@ def collate(
             fields[name][number, begin:end] = getattr(row, has[name])
     batch = {"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}
     batch |= {name: torch.from_numpy(values).to(dtype) for name, values in fields.items()}
-    batch["advantages"] = torch.tensor([row.advantage for row in rows], dtype=dtype)
+    if ADVANTAGES not in batch:
+        batch[ADVANTAGES] = torch.tensor([row.advantage for row in rows], dtype=dtype)
     if noise is not None:
         batch["noise"] = noise_of(noise[0], noise[1], width)
     return batch

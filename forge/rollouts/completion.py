@@ -23,7 +23,8 @@ class Completion:
     where it had as many as it may have. mask: 0 for each token of a reply of an environment, which
     is not learnt; empty = all are the model's. turns: of the model. logprobs, old, reference: of
     the completion's tokens, by the sampler, by the trained weights at the rollout, and by the
-    reference; 0 in replies, empty where not needed. reward: the weighted sum of `rewards`, None =
+    reference; 0 in replies, empty where not needed. values, advantages, returns: of these tokens,
+    with a value head; `advantage` is then the mean. reward: the weighted sum of `rewards`, None =
     not judged. learnt: whether the completion counts.
     """
 
@@ -41,6 +42,9 @@ class Completion:
     logprobs: list[float]
     old: list[float] = field(default_factory=list)
     reference: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    advantages: list[float] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     turns: int = 1
 

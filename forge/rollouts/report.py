@@ -9,6 +9,7 @@ import numpy as np
 
 from forge.rollouts.advantages import degenerate, deviation, numbers
 from forge.rollouts.completion import STOP, TURNS, Completion
+from forge.rollouts.gae import mask_of
 
 
 def report_of(rows: Sequence[Completion], group: int) -> dict[str, float]:
@@ -22,8 +23,9 @@ def report_of(rows: Sequence[Completion], group: int) -> dict[str, float]:
         values = {
             "reward": np.nanmean(numbers(totals)),
             "reward_std": deviation(numbers(totals)[None])[0, 0],
-            "frac_reward_zero_std": degenerate(totals, group).mean(),
         }
+        if group > 1:
+            values["frac_reward_zero_std"] = degenerate(totals, group).mean()
         for name, rewards in by_name.items():
             values[f"rewards/{name}/mean"] = np.nanmean(numbers(rewards))
             values[f"rewards/{name}/std"] = deviation(numbers(rewards)[None])[0, 0]
@@ -34,7 +36,21 @@ def report_of(rows: Sequence[Completion], group: int) -> dict[str, float]:
     if any(row.mask for row in rows):
         values["completions/mean_turns"] = np.mean([row.turns for row in rows])
         values["completions/frac_max_turns"] = np.mean([row.finish == TURNS for row in rows])
+    if rows[0].values:
+        values |= report_of_values(rows)
     return {name: float(value) for name, value in values.items()}
+
+
+def report_of_values(rows: Sequence[Completion]) -> dict[str, float]:
+    """The mean value of a rollout's tokens, and the share of the returns' variance it explains."""
+    masks = [mask_of(row) for row in rows]
+    values, returns = (
+        np.concatenate([np.array(of_row)[m] for of_row, m in zip(part, masks, strict=True)])
+        for part in ([row.values for row in rows], [row.returns for row in rows])
+    )
+    variance = float(returns.var())
+    explained = 1 - float((returns - values).var()) / variance if variance else 0.0
+    return {"values/mean": float(values.mean()), "values/explained_variance": explained}
 
 
 def report_of_dropped(rewards: Sequence[float | None]) -> dict[str, float]:

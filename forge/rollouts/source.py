@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from forge.config.environments.entry import NAME as ENVIRONMENT
 from forge.config.objectives.grpo import GRPO as Section
@@ -32,6 +32,7 @@ from forge.rewards.scorer import Scorer
 from forge.rollouts.advantages import advantages_of, degenerate
 from forge.rollouts.batches import collate, learnt_tokens, weights_of, width_of
 from forge.rollouts.completion import (
+    LENGTH,
     STOP,
     Completion,
     forget,
@@ -39,6 +40,7 @@ from forge.rollouts.completion import (
     read_rollout,
     write_rollout,
 )
+from forge.rollouts.gae import advance_by_values
 from forge.rollouts.report import report_of, report_of_dropped
 from forge.rollouts.writing import Sampler
 
@@ -239,6 +241,14 @@ class Rollouts(StepSource):
     def _advance(self, completions: list[Completion], totals: list[float | None]) -> None:
         """Give completions their advantages, and mark those that count."""
         section = self.section
+        for index, row in enumerate(completions if section.missing_eos_penalty else ()):
+            if row.finish == LENGTH and (total := totals[index]) is not None:
+                totals[index] = total - section.missing_eos_penalty
+        if section.has_critic:
+            for row in completions:
+                row.learnt = not section.mask_truncated or row.finish == STOP
+            advance_by_values(section, completions, totals)
+            return
         if section.beta and section.kl_in == "reward":
             for index, (row, total) in enumerate(zip(completions, totals, strict=True)):
                 if total is not None:
@@ -261,33 +271,43 @@ class Rollouts(StepSource):
             )
 
     def _read_log_probs(self, completions: list[Completion]) -> None:
-        """Compute the log-probabilities of trained weights and reference, where needed."""
+        """Compute what trained weights and the reference say of completions, where needed."""
         section = self.section
         by_reference, model = section.beta > 0, cast(Any, self.model)
         in_reward = by_reference and section.kl_in == "reward"
-        if section.updates > 1 or in_reward:
-            self._compute(completions, "old", lambda batch: self.objective.read(model, batch)[0])
+
+        def read(batch: Batch) -> dict[str, Tensor]:
+            reading, values = self.objective.read(model, batch), {}
+            if section.updates > 1 or in_reward:
+                values["old"] = reading.logp
+            if reading.values is not None:
+                values["values"] = reading.values
+            return values
+
+        if section.updates > 1 or in_reward or section.has_critic:
+            self._compute(completions, read)
         if by_reference:
-            read = self.objective.read_reference
-            self._compute(completions, "reference", lambda batch: read(model, batch))
+            of_reference = self.objective.read_reference
+            self._compute(completions, lambda batch: {"reference": of_reference(model, batch)})
 
     @torch.no_grad()
-    def _compute(self, completions: list[Completion], name: str, read: Any) -> None:
-        """Fill in log-probabilities, each rank those of its rows of every micro-batch."""
+    def _compute(self, completions: list[Completion], read: Any) -> None:
+        """Fill in numbers of tokens by name, each rank those of its rows of every micro-batch."""
         index, shares = self.ranks.batch
-        per_rank, results = self.config.train.batch_size, dict[int, list[float]]()
+        per_rank, results = self.config.train.batch_size, dict[tuple[int, str], list[float]]()
         along = self.objective.along_sequence
         with evaluating(self.model):
             for first in range(0, len(completions), per_rank * shares):
                 start = first + index * per_rank
                 rows = completions[start : start + per_rank]
                 batch = self._batch(rows, [0.0] * len(rows))
-                values = read(self.ranks.own_batch(batch, along, self.device))
-                for place, (row, line) in enumerate(zip(rows, values.tolist(), strict=True)):
-                    begin = len(row.prompt_ids) - 1
-                    results[start + place] = line[begin : begin + len(row.ids)]
+                by_name = read(self.ranks.own_batch(batch, along, self.device))
+                for name, values in by_name.items():
+                    for place, (row, line) in enumerate(zip(rows, values.tolist(), strict=True)):
+                        begin = len(row.prompt_ids) - 1
+                        results[start + place, name] = line[begin : begin + len(row.ids)]
         for part in self.ranks.of_all(results):
-            for place, line in part.items():
+            for (place, name), line in part.items():
                 setattr(completions[place], name, line)
 
     def _batch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -56,7 +57,9 @@ class Matching:
 class Generation(Task):
     """Base of tasks judged by what the model writes. `data["answers"]`: the right answers.
 
-    exact_match: share of an item's samples that equal an answer. matching: options of `Matching`.
+    exact_match: share of an item's samples that equal an answer. Of N samples also pass_at_N,
+    whether any does, and maj_at_N, whether the commonest answer does. matching: options of
+    `Matching`.
     """
 
     main = "exact_match"
@@ -73,7 +76,19 @@ class Generation(Task):
         assert isinstance(generated, Generated)
         right = [self.matching.equal(text, item.data["answers"]) for text in generated.texts]
         found = [self.matching.found(text) for text in generated.texts]
-        return Judged({"exact_match": sum(right) / len(right)}, detail={"found": found})
+        metrics, count = {"exact_match": sum(right) / len(right)}, len(right)
+        if count > 1:
+            metrics |= {f"pass_at_{count}": float(any(right))}
+            metrics |= {f"maj_at_{count}": float(majority(found, right))}
+        return Judged(metrics, detail={"found": found})
+
+
+def majority(answers: Sequence[str | None], right: Sequence[bool]) -> bool:
+    """Whether the commonest answer is right; the earliest of equally common ones counts, and texts
+    without an answer have no vote.
+    """
+    votes = Counter(answer for answer in answers if answer is not None)
+    return bool(votes) and right[answers.index(votes.most_common(1)[0][0])]
 
 
 def matching_faults(options: dict[str, Any]) -> Iterator[tuple[str, str]]:

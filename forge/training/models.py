@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,9 @@ from forge.adapters.packed import plain_parameters
 from forge.build import build
 from forge.config.adapters.adapter import NoAdapter
 from forge.config.eval import EMA
+from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
+from forge.config.parallel import Parallel
 from forge.config.rollouts.rollout import LocalRollout
 from forge.config.root import Config
 from forge.data.tokenizers.tokenizer import Tokenizer
@@ -22,10 +25,14 @@ from forge.families.shards import FolderError
 from forge.models.plain import make_model
 from forge.objectives.grpo import GRPO
 from forge.objectives.objective import Objective
+from forge.objectives.value_head import add_value_head
 from forge.optim.groups import freeze
 from forge.parallel.apply import apply
+from forge.parallel.mesh import make_mesh
 from forge.parallel.modules import FORMATS, HALF
 from forge.parallel.ranks import Ranks
+from forge.parallel.shared_model import SharedModel
+from forge.resolve.rules.degrees import tp_divides
 from forge.rundir import checkpoints
 from forge.rundir.checkpoints import CheckpointError, Saved
 from forge.tensors.masters import round_weights
@@ -54,6 +61,7 @@ def build_model(
     def make() -> nn.Module:
         model = make_model(config.model, config.run.trust)
         adapter.inject(model)
+        add_value_head(model, config.objective.added(config.model))
         freeze(model, config)
         model = model.to(dtype)
         # Buffers stay in `dtype`; only parameters take the stored format.
@@ -102,7 +110,10 @@ def build_objective(
     models = {}
     for name, source in config.objective.frozen_models().items():
         try:
-            models[name] = frozen_model(config, source, device, ranks, tokenizer, dtype)
+            layout = config.objective.layout_of_frozen(config.parallel)
+            args = config, source, device, ranks, tokenizer, dtype
+            apart = ranks.mesh is not None and layout is not config.parallel
+            models[name] = shared_model(layout, *args) if apart else frozen_model(*args)
         except CheckpointError as error:
             raise CheckpointError(f"objective, its model '{name}': {error}") from error
     trust = config.run.trust
@@ -116,6 +127,20 @@ def build_objective(
     if config.train.compile_model and isinstance(objective, Objective):
         objective.compile_backend = config.train.compile_backend
     return objective
+
+
+def shared_model(
+    layout: Parallel,
+    config: Config,
+    source: str | None,
+    device: torch.device,
+    ranks: Ranks,
+    *rest: Any,
+) -> nn.Module:
+    """A frozen model in a layout of its own, cut over tp, over the same ranks. A collective."""
+    mesh = make_mesh(layout, device.type)
+    of_layout = replace(config, parallel=layout), source, device, replace(ranks, mesh=mesh)
+    return SharedModel(frozen_model(*of_layout, *rest), mesh).eval()
 
 
 def frozen_model(
@@ -140,6 +165,9 @@ def frozen_model(
         config = replace(config, model=_section_of(path, tokenizer))
     elif source and path.is_dir():
         config = replace(config, model=_config_of(path, config, tokenizer).model)
+    if config.parallel.tp > 1 and isinstance(config.model, Decoder):
+        for _, message, *_ in tp_divides.body(config.model, config.parallel):
+            raise CheckpointError(f"{path}: {message}")
     if (longest := getattr(config.model, "max_seq_len", 0)) < config.train.seq_len:
         message = f"it reads {longest} tokens, fewer than train.seq_len={config.train.seq_len}"
         raise CheckpointError(f"{path}: {message}; train.seq_len={longest}")

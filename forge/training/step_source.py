@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from forge.config.objectives.distill import Distill
 from forge.config.root import Config
 from forge.data.batches.loader import TrainLoader
 from forge.data.batches.mixture import Mixture
@@ -19,6 +20,7 @@ from forge.objectives.grpo import GRPO
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
 from forge.rewards.scorer import Scorer
+from forge.rollouts.on_policy import OnPolicy
 from forge.rollouts.source import Rollouts, short_enough
 from forge.rundir import versions
 from forge.training.data import train_loader
@@ -58,7 +60,7 @@ def step_source(
     run_dir, version: of the run and its config; None = rollouts are not stored.
     """
     if not config.rollout.active:
-        return train_loader(config, text, objective, ranks, device)
+        return _loader(config, text, model, objective, ranks, device, tokenizer)
     store = next(iter(Mixture.of(text).stores.values()))
     if not isinstance(store, PromptStore) or not isinstance(objective, GRPO) or tokenizer is None:
         raise ValueError("rollout=local: it needs data=prompts, and objective=grpo or its kin")
@@ -81,6 +83,23 @@ def step_source(
         device=device,
         ranks=ranks,
     )
+
+
+def _loader(
+    config: Config,
+    text: TokenStore | Streamed | Mixture,
+    model: nn.Module,
+    objective: Objective,
+    ranks: Ranks,
+    device: torch.device,
+    tokenizer: Tokenizer | None,
+) -> TrainLoader:
+    """The loader of text, some of whose responses the student writes with objective.lmbda."""
+    loader = train_loader(config, text, objective, ranks, device)
+    if isinstance(config.objective, Distill) and config.objective.lmbda:
+        assert tokenizer is not None
+        loader.rewrite = OnPolicy(config, loader, model, tokenizer, device, ranks)
+    return loader
 
 
 def environments_of(config: Config) -> Environments | None:

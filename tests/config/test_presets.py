@@ -144,6 +144,12 @@ def needs(file: str, folder: Path) -> list[str]:
         "tokenizer/sentencepiece": [f"tokenizer.path={folder / 'pieces.model'}"],
         "tokenizer/tiktoken": [f"tokenizer.path={folder / 'ranks.tiktoken'}"],
         "objective/distill": [f"objective.teacher={folder / 'base'}"],
+        "objective/gkd": [
+            f"objective.teacher={folder / 'base'}",
+            "data=pairs",
+            f"data.path={folder / 'my.txt'}",
+            "data.packing=none",
+        ],
         "experiment/distill_demo": [f"objective.teacher={folder / 'base'}"],
         **{
             f"experiment/nanochat_{depth}": [f"data.path={folder / '*.txt'}", *PLANNED]
@@ -174,7 +180,7 @@ def needs(file: str, folder: Path) -> list[str]:
         },
         **{
             f"objective/{name}": ["data=sums_demo", *OF_ROLLOUTS]
-            for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce")
+            for name in ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "ppo")
         },
         "data/prompts": [f"data.path={folder / 'my.txt'}", "objective=grpo", *OF_ROLLOUTS],
         "data/sums_demo": ["objective=grpo", *OF_ROLLOUTS],

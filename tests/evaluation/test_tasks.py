@@ -15,8 +15,8 @@ from forge.config.horizon import is_named
 from forge.tasks import olmes
 from forge.tasks.choice import Choice
 from forge.tasks.declared import built, completed, faults
-from forge.tasks.generation import Matching
-from forge.tasks.item import Item, Pair, Score
+from forge.tasks.generation import Generation, Matching
+from forge.tasks.item import Generated, Item, Pair, Score
 
 
 def test_a_choice_is_judged_by_four_norms() -> None:
@@ -143,3 +143,28 @@ def test_steps_evenly_spaced_in_their_logarithm() -> None:
         *(1, 2, 5, 10, 22, 46, 100, 215, 464, 1000)
     ]
     assert [s for s in range(9) if is_named(s, [3, 5])] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("texts", "mean", "any_right", "majority"),
+    [
+        (("= 7", "= 5", "= 7"), 2 / 3, 1.0, 1.0),
+        (("= 5", "= 5", "= 7"), 1 / 3, 1.0, 0.0),
+        (("?", "?", "= 7"), 1 / 3, 1.0, 1.0),  # texts without an answer have no vote
+        (("= 5", "= 7"), 0.5, 1.0, 0.0),  # the earliest of equally common ones
+        (("?", "??"), 0.0, 0.0, 0.0),
+    ],
+)
+def test_samples_are_judged_together(
+    texts: tuple[str, ...], mean: float, any_right: float, majority: float
+) -> None:
+    item = Item(id="0", asks=(), data={"answers": ["7"]})
+    metrics = Generation(regex=r"= (\d)").judge(item, [Generated(texts)]).metrics
+    n = len(texts)
+    assert metrics == {
+        "exact_match": mean,
+        f"pass_at_{n}": any_right,
+        f"maj_at_{n}": majority,
+    }
+    alone = Generation(regex=r"= (\d)").judge(item, [Generated(("= 7",))])
+    assert alone.metrics == {"exact_match": 1.0}

@@ -16,6 +16,8 @@ from forge.parallel.ranks import Ranks
 from forge.parity import side
 from forge.parity.side import Record, measure
 from forge.parity.verdict import BOUNDS, compare_records, may_vanish, verdict_table
+from forge.rundir.checkpoints import CheckpointError
+from forge.training.models import build_objective
 
 FP64 = torch.float64
 SOFT = "objective.reverse_kl.value=0.2 objective.jsd.value=0.3 objective.tvd.value=0.1"
@@ -29,8 +31,12 @@ CASES = [
     ("llama", FEATURE, "parallel.cp=2"),
     ("gemma2", "", "parallel.tp=2"),
     ("moe", "", "parallel.ep=2"),
+    # The teacher is cut over tp, and the student is sharded or replicated.
+    ("llama", "", "objective.teacher_tp=2 parallel.dp_shard=2 train.batch_size=2"),
+    ("llama", "", "objective.teacher_tp=2 parallel.dp_replicate=2 train.batch_size=2"),
+    ("llama", "", "objective.teacher_tp=2 parallel.dp_shard=4 train.batch_size=1"),
 ]
-CI = CASES[:2]
+CI = [*CASES[:2], CASES[-3]]
 STORED = [
     "parallel.tp=2",
     "parallel.dp_shard=2 train.batch_size=2",
@@ -100,3 +106,16 @@ def test_stored_probabilities_on_a_layout_equal_one_device(
             assert not verdict.faults, verdict_table(verdict, BOUNDS[FP64])
 
     on_ranks(world_of(many), work)
+
+
+def test_a_teacher_that_cannot_be_cut_is_refused(tiny_run: Path) -> None:
+    """It has two heads, and four ranks are to share them."""
+    options = f"objective=distill objective.teacher={tiny_run} objective.teacher_tp=4"
+    sizes = "model.vocab_size=300 parallel.dp_shard=4 train.batch_size=2"
+    config = config_of("llama", f"{options} {sizes}")
+
+    def work(rank: int) -> None:
+        with pytest.raises(CheckpointError, match=r"n_heads \(2\) must be divisible"):
+            build_objective(config, torch.device("cpu"), this_rank(config))
+
+    on_ranks(4, work)

@@ -54,3 +54,15 @@ def test_many_slots_are_the_largest_need() -> None:
     assert few.moment != ROLLOUT
     assert many.moment == ROLLOUT
     assert ROLLOUT not in memory_of(resolved().config).moments
+
+
+def test_on_policy_distillation_has_the_cache_of_its_rows() -> None:
+    """train.batch_size rows of train.seq_len tokens, as rollouts of that size; none at lambda 0."""
+    words = ["objective=gkd", "objective.teacher=runs/none", "data=chat_demo", "data.packing=none"]
+    sizes = ["train.seq_len=48", "train.batch_size=8", "model.n_kv_heads=2", "tokenizer=bytes"]
+    common = [*words, *sizes, "model.max_seq_len=128", "precision=fp32", "run.device=cpu"]
+    name = "cache of completions"
+    parts = memory_of(resolved(common).config).moments[ROLLOUT]
+    rollouts = resolved([*GRPO.split(), "rollout.batch_size=8"]).config
+    assert parts[name] == memory_of(rollouts).moments[ROLLOUT][name]
+    assert ROLLOUT not in memory_of(resolved([*common, "objective.lmbda=0"]).config).moments

@@ -39,6 +39,31 @@ def test_a_teacher_of_another_size_and_a_run_that_goes_on(tiny_run, trained) -> 
     assert (path / "metrics.jsonl").read_text() == metrics
 
 
+def test_a_student_that_writes_goes_on_with_the_same_bits(trained, tmp_path) -> None:
+    """Half the rows are written by the student; the steps behind a checkpoint are made again."""
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"def f{n}(", "response": f"x{n}): return {n}"} for n in range(40)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    student = STUDENT.replace("=distill", "=gkd")
+    data = f"data=pairs data.path={file} data.packing=none"
+    teacher = trained(f"{data} objective=sft train.max_steps=1")
+    path = trained(
+        f"{student} {data} objective.teacher={teacher} objective.max_new_tokens=6 "
+        "checkpoint.interval=3 model.dropout=0.1"
+    )
+    written = logged(path, "train/on_policy/rows")
+    assert 0 < sum(written.values()) < 4 * len(written)
+    assert max(logged(path, "train/on_policy/mean_length").values()) <= 6
+    seconds = logged(path, "writing_seconds", file="performance.jsonl")
+    assert min(seconds.values()) > 0
+    weights, metrics = stored(step_of(path, 6)), (path / "metrics.jsonl").read_text()
+    shutil.rmtree(step_of(path, 6))
+    (path / "result.json").unlink()
+    assert worker.main([str(path)]) == 0
+    assert_bit_equal(stored(step_of(path, 6)), weights)
+    assert (path / "metrics.jsonl").read_text() == metrics
+
+
 def test_a_folder_of_hugging_face_teaches_as_its_run(tiny_run, trained, tmp_path) -> None:
     folder = tmp_path / "folder"
     assert export.main([str(tiny_run), str(folder), "--format", "hf", "--dtype", "float32"]) == 0

@@ -25,6 +25,7 @@ TAKEN_A, TAKEN_B = "lora_taken_a", "lora_taken_b"
 """B A as taken out of a weight at the start of its adapter, with the scale in B."""
 RANDOM, PISSA = "random", "pissa"
 SCALES = "ia3_scales"
+VALUE_HEAD = "value_head.weight"
 _OF_ATTENTION = "wq,wk,wv"
 _WORDS = {
     _OF_ATTENTION: "c_attn qkv_proj query_key_value Wqkv qkv",
@@ -54,12 +55,14 @@ Hugging Face, torchtune and Megatron.
 SAVED = {"lm_head": "output", "embed_tokens": "embedding", "wte": "embedding"}
 """Our names by entries of PEFT's modules_to_save, as families name them."""
 OF_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
-ADDED = re.compile(rf"(\.|_)({A}|{B}|{MAGNITUDE}|{TAKEN_A}|{TAKEN_B}|{SCALES})$")
+ADDED = re.compile(
+    rf"(\.|_)({A}|{B}|{MAGNITUDE}|{TAKEN_A}|{TAKEN_B}|{SCALES})$|^{re.escape(VALUE_HEAD)}$"
+)
 TAKEN = re.compile(rf"(\.|_)({TAKEN_A}|{TAKEN_B})$")
 
 
 def is_added(name: str) -> bool:
-    """Whether a name is of an adapter's own parameter."""
+    """Whether a name is of a parameter beside the model: an adapter's, or the value head."""
     return ADDED.search(name) is not None
 
 

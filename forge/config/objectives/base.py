@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from omegaconf import MISSING
 
 from forge.config.field import Condition, Section, opt, section
+
+if TYPE_CHECKING:
+    from forge.config.model.layer import Model
+    from forge.config.model.tensors import TensorSpec
+    from forge.config.parallel import Parallel
 
 FP32 = 4  # bytes
 MAX_CHUNK_TOKENS, CHUNK_BYTES = 4096, 64 << 20
@@ -75,6 +81,14 @@ class Objective(Section):
         .safetensors file; None for the initial weights, those of checkpoint.init_from if given.
         """
         return {}
+
+    def layout_of_frozen(self, parallel: Parallel) -> Parallel:
+        """The layout of the frozen models; that of the trained model unless said otherwise."""
+        return parallel
+
+    def added(self, model: Model) -> Iterator[TensorSpec]:
+        """Yield the parameters that the objective adds to a model, which no export has."""
+        return iter(())
 
     @property
     def chunked(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.config.field import Condition, Section, opt, section
@@ -11,6 +11,7 @@ from forge.config.objectives.base import FP32, HeadShape, NextToken, auto_chunk_
 from forge.config.rule import Findings, rule
 
 if TYPE_CHECKING:
+    from forge.config.data.text import Data
     from forge.config.parallel import Parallel
     from forge.config.train import Train
 
@@ -23,6 +24,8 @@ OFFLINE = Condition(
 FEATURES = Condition(
     lambda config, ranks: config.objective.feature.ever, "with objective.feature.value=0"
 )
+ONLINE = Condition(lambda config, ranks: config.objective.offline is None, "with objective.offline")
+ON_POLICY = Condition(lambda config, ranks: config.objective.lmbda > 0, "with objective.lmbda=0")
 JSD = Condition(lambda config, ranks: config.objective.jsd.ever, "with objective.jsd.value=0")
 
 
@@ -70,8 +73,16 @@ class Distill(NextToken):
     teacher: str | None = opt(
         None,
         "a run, a checkpoint, or a folder of Hugging Face with the run's tokenizer; it is laid out "
-        "as the student",
+        "as the student, or by teacher_tp",
         path=True,
+    )
+    teacher_tp: int = opt(
+        0,
+        "ranks that share each layer of the teacher beside a student without tp, and read the "
+        "batches of one another; 0 = it is laid out as the student",
+        ge=0,
+        free=True,
+        acts_when=ONLINE,
     )
     offline: str | None = opt(
         None, "a folder of python -m forge.teach, in place of a teacher", path=True
@@ -106,6 +117,19 @@ class Distill(NextToken):
     teacher_layers: list[int] = opt(
         [], "the teacher's layer for each of these; [] = the same", acts_when=FEATURES
     )
+    lmbda: float = opt(
+        0.0,
+        "lambda: share of rows whose last response the student writes anew before it learns from "
+        "it (on-policy distillation, GKD, arXiv:2306.13649)",
+        ge=0,
+        le=1,
+    )
+    max_new_tokens: int = opt(
+        128, "tokens of what the student writes, at most", gt=0, acts_when=ON_POLICY
+    )
+    sampling_temperature: float = opt(
+        1.0, "softmax temperature of its writing", gt=0, acts_when=ON_POLICY
+    )
     ce_chunk_size: int = opt(0, "tokens a chunk; 0 = by the vocabulary", ge=0)
 
     @property
@@ -118,6 +142,13 @@ class Distill(NextToken):
 
     def frozen_models(self) -> dict[str, str | None]:
         return {} if self.offline is not None else {"teacher": self.teacher}
+
+    def layout_of_frozen(self, parallel: Parallel) -> Parallel:
+        if self.teacher_tp < 2:
+            return parallel
+        shards = parallel.dp_replicate * parallel.dp_shard // self.teacher_tp
+        degrees = {"dp_replicate": 1, "dp_shard": shards, "tp": self.teacher_tp}
+        return replace(parallel, **degrees, sequence_parallel=False)
 
     def logits_bytes(self, head: HeadShape) -> int:
         """Bytes of the loss: what a chunk has of both models' logits, and gradients."""
@@ -190,3 +221,58 @@ def of_features(objective: Distill, parallel: Parallel, train: Train) -> Finding
         yield "parallel.tp", "parallel.tp=1"
     if train.compile_model:
         yield "train.compile_model", "train.compile_model=false"
+
+
+@rule("distill.on_policy", "objective.lmbda", "objective.offline", "objective.hard.value")
+def on_policy(objective: Distill) -> Findings:
+    """With objective.lmbda a teacher reads what the student wrote, whose cross-entropy with itself
+    teaches nothing.
+    """
+    if objective.lmbda and objective.offline is not None:
+        message = "objective.offline has probabilities of the stored text alone."
+        yield "objective.lmbda", message, "objective.lmbda=0"
+    if objective.lmbda and objective.hard.ever:
+        message = "the expected gradient of that term is 0: it only adds noise."
+        hint = "objective.hard.value=0 objective.hard.end=null"
+        yield "objective.hard.value", message, hint
+
+
+@rule("distill.on_policy_data", "objective.lmbda", "data._target_", "data.packing")
+def on_policy_data(objective: Distill, data: Data, train: Train) -> Findings:
+    """objective.lmbda reads prompts of data with responses, one in each row of a step."""
+    if not objective.lmbda:
+        return
+    if not data.marks_responses:
+        message = "nothing of this text is marked as a response, so there is no prompt."
+        yield "objective.lmbda", message, "objective.lmbda=0; or data=pairs data.path=my.jsonl"
+    elif data.packing != "none":
+        yield "data.packing", "data.packing=none"
+    if train.seq_len_stages:
+        yield "train.seq_len_stages", "train.seq_len_stages={}"
+
+
+@rule("distill.on_policy_layout", "objective.lmbda", "parallel.pp", "parallel.cp")
+def on_policy_layout(objective: Distill, parallel: Parallel) -> Findings:
+    """A student writes token by token on one, ddp, fsdp, tp and ep layouts."""
+    for name in ("pp", "cp") if objective.lmbda else ():
+        if getattr(parallel, name) > 1:
+            message = "a token is one position of one stage: the other ranks would wait."
+            yield f"parallel.{name}", message, f"parallel.{name}=1"
+
+
+@rule("distill.teacher_tp", "objective.teacher_tp", "parallel.tp", "parallel.cp", "parallel.ep")
+def teacher_tp(objective: Distill, parallel: Parallel) -> Findings:
+    """objective.teacher_tp divides the ranks of a student that has data parallelism alone."""
+    degree, ranks = objective.teacher_tp, parallel.dp_replicate * parallel.dp_shard
+    if degree < 2:
+        return
+    shared = [name for name in ("tp", "cp", "ep", "pp") if getattr(parallel, name) > 1]
+    for name in shared:
+        message = "ranks of the student share a batch, and the teacher would read it twice."
+        yield f"parallel.{name}", message, "objective.teacher_tp=0"
+    if ranks % degree and not shared:
+        message = f"it does not divide the ranks of the student, {ranks}."
+        yield "objective.teacher_tp", message, "objective.teacher_tp=0"
+    if objective.feature.ever:
+        message = "hidden states of the teacher's layers are of the batches of all ranks together."
+        yield "objective.feature.value", message, "objective.teacher_tp=0"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from forge.config.adapters.adapter import Adapter
+from collections.abc import Iterator
+
+from forge.config.adapters.adapter import VALUE_HEAD, Adapter
 from forge.config.data.prompts import Prompts
 from forge.config.field import Condition, opt, section
+from forge.config.model.layer import Model
+from forge.config.model.tensors import HEAD, TensorSpec
 from forge.config.objectives.base import Objective
 from forge.config.objectives.preference import Responses
 from forge.config.parallel import Parallel
@@ -14,6 +18,7 @@ from forge.config.rule import Findings, rule
 from forge.config.train import Train
 
 PROMPTS = "prompts"
+GAE = "gae"
 KL_ON = Condition(lambda config, ranks: config.objective.beta > 0, "with objective.beta=0")
 CLIPS = Condition(
     lambda config, ranks: config.objective.clip not in ("none", "sapo"),
@@ -29,6 +34,9 @@ COPIED = Condition(
 MOVES = Condition(
     lambda config, ranks: config.objective.beta > 0 and config.objective.reference == "ema",
     "without objective.reference=ema",
+)
+CRITIC = Condition(
+    lambda config, ranks: config.objective.advantage == GAE, "without objective.advantage=gae"
 )
 CORRECTS = Condition(lambda config, ranks: config.objective.mismatch != "none", "without it")
 
@@ -46,9 +54,24 @@ class GRPO(Responses):
     advantage: str = opt(
         "group",
         "reward less the group's mean, over the group's deviation; without division (centred); "
-        "over the batch's deviation; less the mean of the others (rloo); or each reward by its "
-        "group, summed, then by the batch (GDPO, arXiv:2601.05242)",
-        choices=("group", "centred", "batch", "rloo", "per_reward"),
+        "over the batch's deviation; less the mean of the others (rloo); each reward by its "
+        "group, summed, then by the batch (GDPO, arXiv:2601.05242); or of each token, by a value "
+        "head (gae, arXiv:1506.02438)",
+        choices=("group", "centred", "batch", "rloo", "per_reward", GAE),
+    )
+    gamma: float = opt(1.0, "discount of later rewards, a token", gt=0, le=1, acts_when=CRITIC)
+    lam: float = opt(
+        0.95, "lambda: 1 = returns less values, 0 = one token ahead", ge=0, le=1, acts_when=CRITIC
+    )
+    whiten_advantages: bool = opt(
+        True, "mean 0 and deviation 1 over the tokens of the rollout", acts_when=CRITIC
+    )
+    vf_coef: float = opt(0.1, "weight of the loss of the value head", gt=0, acts_when=CRITIC)
+    cliprange_value: float = opt(
+        0.2,
+        "values move so far from those at the rollout without loss of gradient; 0 = any way",
+        ge=0,
+        acts_when=CRITIC,
     )
     ratio_level: str = opt(
         "token",
@@ -92,7 +115,7 @@ class GRPO(Responses):
     kl_in: str = opt(
         "loss",
         "whether the divergence is in the loss, or its sum over a completion is taken off the "
-        "reward",
+        "reward; with advantage=gae each token's off that token's",
         choices=("loss", "reward"),
         acts_when=KL_ON,
     )
@@ -135,12 +158,24 @@ class GRPO(Responses):
         "sampling, arXiv:2503.14476)",
         ge=0,
     )
+    missing_eos_penalty: float = opt(
+        0.0, "taken off the reward of completions cut off at max_new_tokens", ge=0
+    )
     mask_truncated: bool = opt(False, "learn nothing from completions cut off at max_new_tokens")
 
     @property
     def updates(self) -> int:
         """Updates of each rollout."""
         return self.num_iterations * self.num_mini_batches
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value head is trained beside the policy."""
+        return self.advantage == GAE
+
+    def added(self, model: Model) -> Iterator[TensorSpec]:
+        if self.has_critic and (dim := model.known_dim) is not None:
+            yield TensorSpec(name=VALUE_HEAD, shape=(dim,), role=HEAD, part="output head", tp=0)
 
     @property
     def has_reference(self) -> bool:
@@ -179,10 +214,10 @@ def rewards(config: Config, objective: GRPO) -> Findings:
 @rule("rollout.group", "rollout.num_generations", "train.global_batch_size")
 def group(rollout: LocalRollout, objective: GRPO, train: Train) -> Findings:
     """An update learns from whole groups: train.global_batch_size is a multiple of
-    rollout.num_generations, which is above 1.
+    rollout.num_generations, which is above 1 without a value head.
     """
     size, count = train.global_batch_size, rollout.num_generations
-    if count == 1:
+    if count == 1 and not objective.has_critic:
         message = "one completion has no others to compare with: its advantage would be 0."
         yield "rollout.num_generations", message, "rollout.num_generations=8"
     elif size and size % count:
@@ -282,3 +317,23 @@ def reference(objective: GRPO, adapter: Adapter) -> Findings:
     elif adapter.trains_base:
         message = "weights of the base are trained too."
         yield "objective.reference", message, "objective.reference=copy"
+
+
+@rule("objective.value_head", "objective.advantage", "model._target_")
+def value_head(objective: GRPO, model: Model) -> Findings:
+    """objective.advantage=gae reads values from the hidden states of one of forge's decoders."""
+    is_ours = model.has_blocks and model._target_ == type(model)._target_
+    if objective.has_critic and not is_ours:
+        message = "the model is no decoder of forge, so its hidden states may be logits."
+        yield "objective.advantage", message, "objective.advantage=group"
+
+
+@rule("objective.gae_groups", "objective.drop_degenerate", "objective.refill")
+def gae_groups(objective: GRPO) -> Findings:
+    """With a value head groups of equal rewards teach as any other, and none is left out."""
+    if not objective.has_critic:
+        return
+    if objective.drop_degenerate:
+        yield "objective.drop_degenerate", "objective.drop_degenerate=false"
+    if objective.refill:
+        yield "objective.refill", "objective.refill=0"

@@ -126,8 +126,13 @@ def some_frozen(config: Config) -> bool:
 
 
 def named_parameters(config: Config) -> list[Named]:
-    """All known parameters of a model and its adapters."""
-    return [(tensor.name, tensor.role) for tensor in adapted(config.model, config.adapter)]
+    """All known parameters of a model, its adapters and its objective."""
+    return [(tensor.name, tensor.role) for tensor in _all_tensors(config)]
+
+
+def _all_tensors(config: Config) -> list[TensorSpec]:
+    model = config.model
+    return [*adapted(model, config.adapter), *config.objective.added(model)]
 
 
 def found(patterns: Sequence[str], name: str) -> bool:
@@ -170,7 +175,7 @@ def tensors_in(config: Config) -> dict[str | None, list[TensorSpec]]:
     """The parameters of each non-empty group, frozen ones under None; {} if unknown."""
     if not config.model.has_blocks:
         return {}
-    tensors = adapted(config.model, config.adapter)
+    tensors = _all_tensors(config)
     member = members(config, ((tensor.name, tensor.role) for tensor in tensors))
     by_group: dict[str | None, list[TensorSpec]] = {}
     for tensor in tensors:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -98,8 +98,11 @@ class TrainLoader(StepSource):
     A step is the next G samples, G = grad_accum_steps * num_ranks * batch_size, or by `sizes`; each
     micro-batch takes the next num_ranks * batch_size, and each rank its contiguous part. So the
     global batch depends on G only, and the whole state is the number of samples handed out and the
-    positions of streams.
+    positions of streams. rewrite: of each step, with the number of its first sample; None = as
+    read.
     """
+
+    rewrite: Callable[[Step, int], Step] | None = None
 
     def __init__(
         self,
@@ -177,15 +180,16 @@ class TrainLoader(StepSource):
         begin = time.perf_counter()
         read = [self._next(self._stream) for _ in range(size // self._stride)]
         self.waited += time.perf_counter() - begin
-        self.samples += size
+        first, self.samples = self.samples, self.samples + size
         for micro_batch in read:
             self._positions = further(self._positions, micro_batch.positions)
-        return Step(
+        step = Step(
             batches=[micro_batch.batch for micro_batch in read],
             n_tokens=sum(micro_batch.n_tokens for micro_batch in read),
             n_targets=sum(micro_batch.n_targets for micro_batch in read),
             n_places=sum(micro_batch.n_places for micro_batch in read),
         )
+        return step if self.rewrite is None else self.rewrite(step, first)
 
     @staticmethod
     def _next(stream: Iterator[Read | Unreadable]) -> Read:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from forge.adapters.adapter import adapter_of
 from forge.adapters.packed import Packed, packed_in, plain_parameters
 from forge.adapters.pissa import leave_rest
-from forge.config.adapters.adapter import is_added
+from forge.config.adapters.adapter import VALUE_HEAD, is_added
 from forge.config.eval import EMA, TRAINED
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.layer import Model
@@ -75,10 +75,9 @@ def load_run(
 ) -> Trained:
     """Load the model of a run directory (its newest usable checkpoint) or of a step_N directory.
 
-    Weights get the format of the run's products, or the stored fp32; on a CPU and on mps always
-    fp32. trust: prefixes of trusted modules outside of forge for building the model. device: None =
-    as in the run, or the CPU without a GPU. weights: trained, or ema, their moving mean. Raises
-    ValueError for a missing checkpoint or mean, a misfit, or untrusted code.
+    Weights get the format of the run's products, or the stored fp32; on a CPU and mps always fp32.
+    trust: prefixes of modules outside of forge. device: None = as in the run, or the CPU without a
+    GPU. weights: trained or ema. ValueError: no checkpoint or mean, a misfit, untrusted code.
     """
     options = {"trust": trust, "fp32": fp32, "device": device, "weights": weights}
     return checkpoints.read_checkpoint(run, partial(_trained, **options))
@@ -173,16 +172,18 @@ def load_checkpoint(
 ) -> Tensors:
     """Load weights, and the state of a given optimizer, in place; returns the callbacks' tensors.
 
-    part: null = all. init_from: present path of the adapters' base. Raises CheckpointError naming
-    the parameters of one side only or of different shape, and an unused prefix, and Damaged, on all
-    ranks of the group. trust: as of `read_checkpoint_config`, for a base. group: of all ranks;
-    parameters may differ by rank. replicas: as of `load_tensors`.
+    part: null = all; a stored value head goes to models with one. init_from: present path of the
+    adapters' base. trust: for a base. group: of all ranks; parameters may differ by rank. replicas:
+    as of `load_tensors`. Raises CheckpointError naming parameters of one side only or of different
+    shape, and an unused prefix, and Damaged, on all ranks of the group.
     """
     part = part or Part()
     with _readable(path), share_damage(path, group):
         stored = tensor_storage.stored_metadata(path / WEIGHTS)
     stored_shapes = {name: tuple(meta.size) for name, meta in _below("model/", stored).items()}
     state, packed = _state(model, stored_shapes, adapters=part.adapters)
+    if VALUE_HEAD not in state:
+        stored_shapes.pop(VALUE_HEAD, None)
     base = Saved(path).meta.get(BASE) if part.adapters else None
     if base is not None:
         _load_base(base, path, init_from, model, trust, group)
@@ -396,5 +397,4 @@ def _readable(path: Path, *kinds: type[Exception]) -> Iterator[None]:
         message = f"{path} cannot be read ({type(error).__name__}: {reason})"
         # The message about untrusted code in a config already says what to do.
         untrusted = path.name == CONFIG and type(error) is ValueError
-        hint = "" if untrusted else "; take another checkpoint"
-        raise CheckpointError(f"{message}{hint}") from error
+        raise CheckpointError(message + "; take another checkpoint" * (not untrusted)) from error

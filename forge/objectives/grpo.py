@@ -21,7 +21,7 @@ from forge.objectives.policy import divergence, mismatch_weight, policy_loss, ra
 from forge.objectives.value_head import NAME as VALUE_HEAD
 from forge.objectives.values import value_loss
 
-OLD, SAMPLED, REFERENCE = "old", "sampled", "reference"
+OLD, SAMPLED, REFERENCE, SUPPORT = "old", "sampled", "reference", "support"
 VALUES, RETURNS = "values", "returns"
 BY_TOKEN = ("tokens", "targets", "weights", OLD, SAMPLED, REFERENCE, VALUES, RETURNS)
 
@@ -44,7 +44,8 @@ class GRPO(Objective):
     rollout, left out where these are the trained ones; `sampled`, of the sampler; `reference`.
     values, returns: [rows, seq], by the value head at the rollout, and its targets. weights: by
     `objective.aggregation`, times the targets of the step, 0 where nothing is learnt. temperature:
-    of the sampler.
+    of the sampler. support: [rows, seq, candidates], ids that the sampler's cut left to draw from,
+    -1 in places without one; all distributions are over these alone.
     """
 
     section: GRPOConfig
@@ -57,7 +58,11 @@ class GRPO(Objective):
         """
         hidden, targets = hidden_of(model, batch), batch["targets"]
         both = log_probs_and_entropies(
-            hidden, head_of(model), targets, temperature=self.temperature
+            hidden,
+            head_of(model),
+            targets,
+            temperature=self.temperature,
+            support=batch.get(SUPPORT),
         )
         head = getattr(model, VALUE_HEAD, None) if self.section.has_critic else None
         return Reading(*both, values=None if head is None else head(hidden))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,14 +17,12 @@ from torch import Tensor, nn
 
 from forge.config.environments.entry import NAME as ENVIRONMENT
 from forge.config.objectives.grpo import GRPO as Section
-from forge.config.rollouts.rollout import LocalRollout
+from forge.config.rollouts.rollout import SampledRollout
 from forge.config.root import Config
 from forge.data.batches.loader import Batch, Step
 from forge.data.batches.order import SampleOrder
 from forge.data.batches.source import StepSource
 from forge.data.sources.prompts import PromptRow
-from forge.data.tokenizers.tokenizer import Tokenizer
-from forge.environments.environments import Environments
 from forge.models.reading_mode import evaluating
 from forge.objectives.grpo import GRPO
 from forge.parallel.ranks import Ranks
@@ -36,13 +34,13 @@ from forge.rollouts.completion import (
     STOP,
     Completion,
     forget,
-    path_of,
     read_rollout,
     write_rollout,
 )
 from forge.rollouts.gae import advance_by_values
-from forge.rollouts.report import report_of, report_of_dropped
+from forge.rollouts.report import report_of, report_of_dropped, report_of_held_out
 from forge.rollouts.writing import Sampler
+from forge.rundir.rollouts import rollout_path
 
 PARTS = ("writing", "rewards", "log_probs")
 
@@ -64,17 +62,15 @@ class Rollouts(StepSource):
         version: int,
         model: nn.Module,
         objective: GRPO,
-        tokenizer: Tokenizer,
         scorer: Scorer | None,
-        environments: Environments | None = None,
+        sampler: Sampler,
         device: torch.device,
         ranks: Ranks,
     ) -> None:
         """run_dir: None = rollouts are not stored. version: of the config; a rollout of another one
-        is made anew. scorer: None on ranks other than the main one. environments: answer between
-        turns; None = a completion is one turn. Raises ValueError where no prompt is short enough.
+        is made anew. scorer: None on ranks other than the main one.
         """
-        assert isinstance(config.rollout, LocalRollout)
+        assert isinstance(config.rollout, SampledRollout)
         assert isinstance(config.objective, Section)
         self.config, self.section, self.rollout = config, config.objective, config.rollout
         self.run_dir, self.version, self.scorer = run_dir, version, scorer
@@ -84,9 +80,7 @@ class Rollouts(StepSource):
         self.n_prompts = self.size * self.section.num_mini_batches // self.group
         self.rows = rows
         self.order = order_of(config, len(rows))
-        self.sampler = Sampler(
-            model, tokenizer, self.rollout, config.seed, device, ranks, environments
-        )
+        self.sampler = sampler
         parameter = next(model.parameters())
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
         entries = {**config.rewards, ENVIRONMENT: config.environment}
@@ -121,9 +115,36 @@ class Rollouts(StepSource):
         self.waited += time.perf_counter() - begin
         return step
 
+    def evaluate(
+        self, prompts: Sequence[PromptRow], name: str, watch: Callable[[], None]
+    ) -> dict[str, float]:
+        """The report of a group of completions of each prompt, which nothing is learnt from. A
+        collective.
+
+        name: of the streams to draw from. watch: called between the parts.
+        """
+        completions: list[Completion] = []
+        for first in range(0, len(prompts), self.n_prompts):
+            watch()
+            part = prompts[first : first + self.n_prompts]
+            rows = self.sampler.write(part, name, first=first)
+            self._judge(rows, [prompts[row.prompt] for row in rows])
+            completions += rows
+        return report_of_held_out(completions, self.group)
+
+    def preview(self, groups: int) -> list[Completion]:
+        """The first groups of the first rollout, with their rewards. A collective."""
+        places = range(min(groups, self.n_prompts))
+        prompts = [self.rows[self.order.window(place)] for place in places]
+        return self._judged(prompts, 0, 0, dict.fromkeys(PARTS, 0.0))
+
+    def written(self) -> list[Completion]:
+        """The completions of the rollout at hand."""
+        return self.current[2] if self.current is not None else []
+
     def _rollout(self, number: int, update: int) -> tuple[dict[str, Any], list[Completion]]:
         """Read a rollout of an earlier start, or make it. A collective."""
-        path, saved = path_of(self.run_dir or Path(), number), None
+        path, saved = rollout_path(self.run_dir or Path(), number), None
         if self.ranks.main and self.run_dir is not None:
             saved = read_rollout(path)
             if saved is not None and not update and saved[0].get("version") != self.version:
@@ -142,6 +163,9 @@ class Rollouts(StepSource):
         places = range(number * self.n_prompts, (number + 1) * self.n_prompts)
         prompts = [self.rows[self.order.window(place)] for place in places]
         seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        begin = time.perf_counter()
+        self.sampler.prepare(number)
+        seconds["writing"] = time.perf_counter() - begin
         completions = self._judged(prompts, number, 0, seconds)
         dropped = self._refill(completions, number, seconds)
         begin = time.perf_counter()
@@ -153,7 +177,7 @@ class Rollouts(StepSource):
         if self.section.refill:
             head["dropped"] = dropped
         if self.ranks.main and self.run_dir is not None:
-            write_rollout(path_of(self.run_dir, number), head, completions)
+            write_rollout(rollout_path(self.run_dir, number), head, completions)
             forget(self.run_dir, number, self.rollout.keep_last)
         return head, completions
 
@@ -355,7 +379,7 @@ def short_enough(config: Config, rows: Sequence[PromptRow]) -> tuple[list[Prompt
 
     Raises ValueError: a prompt is too long and data.too_long=refuse, or all are.
     """
-    assert isinstance(config.rollout, LocalRollout)
+    assert isinstance(config.rollout, SampledRollout)
     room = config.train.seq_len - config.rollout.max_new_tokens
     short = [row for row in rows if len(row.ids) <= room]
     left_out = len(rows) - len(short)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forge.config.rollouts.rollout import LocalRollout
+from forge.config.rollouts.rollout import LocalRollout, SampledRollout
 from forge.data.sources.prompts import PromptRow
 from forge.data.tokenizers.render import stated_ends, turn_end_ids
 from forge.data.tokenizers.tokenizer import Tokenizer
@@ -31,6 +31,8 @@ class Sampler:
     on no other completion, nor on the ranks, but for how sums of another shape are rounded.
     """
 
+    section: Any
+
     def __init__(
         self,
         model: nn.Module,
@@ -42,19 +44,32 @@ class Sampler:
         environments: Environments | None = None,
     ) -> None:
         """environments: answer between turns; None = a completion is one turn."""
+        self._set_up(tokenizer, section, seed, ranks, environments)
+        self.model, self.device = model, device
+
+    def _set_up(
+        self,
+        tokenizer: Tokenizer,
+        section: SampledRollout,
+        seed: int,
+        ranks: Ranks,
+        environments: Environments | None,
+    ) -> None:
+        self.tokenizer, self.section, self.seed, self.ranks = tokenizer, section, seed, ranks
         self.environments = environments
         self.stops = (*section.stop, *(environments.stop if environments else ()))
-        self.model, self.tokenizer, self.section = model, tokenizer, section
-        self.seed, self.device, self.ranks = seed, device, ranks
         # A stop string has no more tokens than bytes; the first tokens of a text may lose a space.
         self.tail = max((len(stop.encode()) for stop in self.stops), default=0) + 4
 
+    def prepare(self, rollout: int) -> None:
+        """Act before a rollout is written. A collective."""
+
     def write(
-        self, prompts: Sequence[PromptRow], rollout: int, *, first: int = 0
+        self, prompts: Sequence[PromptRow], rollout: int | str, *, first: int = 0
     ) -> list[Completion]:
-        """All completions of prompts, those of a prompt in a row; the same on all ranks. first: the
-        place of the first prompt in the rollout. A collective. FloatingPointError: the logits are
-        not finite.
+        """All completions of prompts, those of a prompt in a row; the same on all ranks. rollout:
+        its number or name. first: the place of the first prompt in it. A collective.
+        FloatingPointError: the logits are not finite.
         """
         rows = [
             Dialogue(
@@ -72,8 +87,9 @@ class Sampler:
             turns = Turns(self.environments, self.tokenizer, self.ranks, self.stops)
             turns.write(rows, lambda some: self._draw(some, ends), ends)
             return [row.completion(self._text(row.ids, ends)) for row in rows]
-        for row, (ids, logprobs) in zip(rows, self._draw(rows, ends), strict=True):
-            row.ids, row.logprobs, row.turns = ids, logprobs, 1
+        for row, drawn in zip(rows, self._draw(rows, ends), strict=True):
+            row.ids, row.logprobs, row.support = drawn
+            row.turns = 1
         return [self._completion(row, ends) for row in rows]
 
     def _share(self) -> tuple[int, int]:
@@ -113,7 +129,12 @@ class Sampler:
         tokenizer, section = self.tokenizer, self.section
         longest = max((row.room for row in rows), default=0)
         how = How(
-            sampling=Sampling(temperature=section.temperature, seed=self.seed),
+            sampling=Sampling(
+                temperature=section.temperature,
+                top_k=section.top_k,
+                top_p=section.top_p,
+                seed=self.seed,
+            ),
             ends=ends,
             n_ids=tokenizer.vocab_size,
             ended=partial(self._ended, [row.room for row in rows])
@@ -121,7 +142,7 @@ class Sampler:
             else None,
             agree=self._agree,
             logprobs=True,
-            logprobs_at=section.temperature,
+            as_drawn=True,
         )
         with evaluating(self.model), gathered(self.model):
             drawn = write_rows(
@@ -133,7 +154,8 @@ class Sampler:
                 self.device,
                 size=section.batch_size,
             )
-        return list(zip(drawn.tokens, drawn.logprobs, strict=True))
+        support = drawn.support or [[] for _ in rows]
+        return list(map(Drawn, drawn.tokens, drawn.logprobs, support))
 
     def _ended(self, rooms: Sequence[int], row: int, drawn: list[int]) -> bool:
         """Whether the row is full, or has a stop string: looked for in the last tokens first."""

@@ -23,6 +23,8 @@ from forge.generate import checkpoint_path, reader
 
 NEEDED = ("starlette", "uvicorn")
 LOCAL = "127.0.0.1"
+MODES = ("raw_logprobs", "processed_logprobs")
+"""Log-probabilities of the model itself, or after temperature and cuts, as tokens are drawn."""
 CONNECTIONS = 1000  # open at once
 OF_UVICORN: Any = {
     "http": "h11",
@@ -55,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--max-messages", type=int, default=256, help="messages of a request (default 256)")
     characters = "characters of all messages, or of a prompt (default 200,000)"
     add("--max-characters", type=int, default=200_000, help=characters)
+    others = "directory: /v1/load_weights reads weights of Hugging Face folders in it, on request"
+    add("--weights-from", metavar="DIR", help=others)
+    add("--logprobs-mode", choices=MODES, default=MODES[0], help=f"as vLLM's (default {MODES[0]})")
     try:
         return _serve(parser.parse_intermixed_args(argv))
     except (ValueError, OSError) as error:
@@ -72,6 +77,10 @@ def _serve(options: argparse.Namespace) -> int:
             raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
     if options.votes and not options.run2:
         raise ValueError(f"--votes {options.votes}: give two runs to choose between")
+    if options.weights_from is not None and not Path(options.weights_from).is_dir():
+        raise ValueError(f"--weights-from {options.weights_from}: there is no such directory")
+    if options.weights_from is not None and options.run2:
+        raise ValueError("--weights-from: one run alone, not two side by side, reads new weights")
     path = checkpoint_path(options)
     listening = _listening(options.host or LOCAL, options.port)
     with listening:

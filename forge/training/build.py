@@ -12,6 +12,7 @@ from forge.training.callbacks.metrics import Logger
 from forge.training.callbacks.norms import Norms
 from forge.training.callbacks.progress import StepSigns
 from forge.training.callbacks.reference_average import ReferenceAverage
+from forge.training.callbacks.rollout_tables import RolloutTables
 from forge.training.callbacks.saving import Saving
 from forge.training.callbacks.sparsity import Sparsity
 from forge.training.callbacks.spikes import Spikes
@@ -22,6 +23,7 @@ from forge.training.callbacks.weight_average import WeightAverage
 from forge.training.checkpoints.checkpoint import Checkpointer
 from forge.training.data import how_streamed
 from forge.training.entries import build_entries
+from forge.training.handing_over import hand_over_of
 from forge.training.loop import Loop
 from forge.training.process import say
 from forge.training.session import Session
@@ -36,7 +38,8 @@ def build_loop(session: Session, ledger: Ledger | None = None) -> Loop:
     Raises ValueError for mistakes.
     """
     config, run_dir, ranks = session.config, session.run_dir, session.ranks
-    loader = source_of(session)
+    hand_over = hand_over_of(session)
+    loader = source_of(session, hand_over)
     for line in how_streamed(config, session.prepared.train, ranks.batch[1]):
         say(line)
     spikes = Spikes(session) if Spikes.wanted(session) else None
@@ -62,6 +65,8 @@ def build_loop(session: Session, ledger: Ledger | None = None) -> Loop:
         directory.run_id(run_dir),
         ranks,
     )
+    if hand_over is not None:
+        hand_over.of(checkpointer)
     start = choose_start(session, checkpointer)
     trackers = trackers_of(session)
     entries = build_entries(session)
@@ -96,7 +101,8 @@ def _order_callbacks(
         return [kind(session) for kind in kinds if kind.wanted(session)]  # type: ignore[call-arg]
 
     callbacks = [*wanted(StepSigns, Sparsity, WeightAverage, ReferenceAverage), session.signals]
-    callbacks += wanted(Garbage, Agreement, BadSteps, Logger, Norms, TimeLimit)
+    callbacks += wanted(Garbage, Agreement, BadSteps, Logger, Norms, RolloutTables)
+    callbacks += wanted(TimeLimit)
     callbacks += [*entries, *wanted(Tasks, HealthCheck)]
     if votes:
         callbacks.append(StopVote(session))

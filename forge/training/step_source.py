@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from forge.config.objectives.distill import Distill
+from forge.config.rollouts.openai import OpenAIRollout
+from forge.config.rollouts.rollout import LocalRollout
 from forge.config.root import Config
 from forge.data.batches.loader import TrainLoader
 from forge.data.batches.mixture import Mixture
 from forge.data.batches.streams import Streamed
-from forge.data.sources.prompts import PromptStore
+from forge.data.sources.prompts import PromptRow, PromptStore
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.store import TokenStore
 from forge.environments.environments import Environments
@@ -21,14 +24,16 @@ from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
 from forge.rewards.scorer import Scorer
 from forge.rollouts.on_policy import OnPolicy
+from forge.rollouts.served import HandOver, ServedSampler
 from forge.rollouts.source import Rollouts, short_enough
+from forge.rollouts.writing import Sampler
 from forge.rundir import versions
 from forge.training.data import train_loader
 from forge.training.process import say
 from forge.training.session import Session
 
 
-def source_of(session: Session) -> TrainLoader | Rollouts:
+def source_of(session: Session, hand_over: HandOver | None = None) -> TrainLoader | Rollouts:
     """Build the source of steps of a run."""
     return step_source(
         session.config,
@@ -40,6 +45,7 @@ def source_of(session: Session) -> TrainLoader | Rollouts:
         tokenizer=session.tokenizer,
         run_dir=session.run_dir,
         version=versions.number_in_force(session.run_dir),
+        hand_over=hand_over,
     )
 
 
@@ -54,22 +60,22 @@ def step_source(
     tokenizer: Tokenizer | None,
     run_dir: Path | None,
     version: int = 1,
+    hand_over: HandOver | None = None,
 ) -> TrainLoader | Rollouts:
     """Build the source of this rank's part of every step. Raises ValueError for mistakes.
 
-    run_dir, version: of the run and its config; None = rollouts are not stored.
+    run_dir, version: of the run and its config; None = rollouts are not stored. hand_over: gives
+    the weights to the server of rollout=openai.
     """
     if not config.rollout.active:
         return _loader(config, text, model, objective, ranks, device, tokenizer)
     store = next(iter(Mixture.of(text).stores.values()))
     if not isinstance(store, PromptStore) or not isinstance(objective, GRPO) or tokenizer is None:
-        raise ValueError("rollout=local: it needs data=prompts, and objective=grpo or its kin")
+        raise ValueError("rollout: it needs data=prompts, and objective=grpo or its kin")
     rows, left_out = short_enough(config, store.rows)
     if left_out:
         say(f"data: {left_out:,} of {len(store.rows):,} prompts are too long, and left out")
-    scorer = Scorer(config.rewards, config.run.trust) if ranks.main else None
-    if scorer is not None:
-        scorer.check_columns({name for row in rows[:1] for name in row.columns})
+    scorer = scorer_of(config, rows) if ranks.main else None
     return Rollouts(
         config,
         rows,
@@ -77,9 +83,8 @@ def step_source(
         version=version,
         model=model,
         objective=objective,
-        tokenizer=tokenizer,
+        sampler=sampler_of(config, model, tokenizer, device, ranks, hand_over),
         scorer=scorer,
-        environments=environments_of(config),
         device=device,
         ranks=ranks,
     )
@@ -100,6 +105,29 @@ def _loader(
         assert tokenizer is not None
         loader.rewrite = OnPolicy(config, loader, model, tokenizer, device, ranks)
     return loader
+
+
+def scorer_of(config: Config, rows: Sequence[PromptRow]) -> Scorer:
+    """The rewards of a run. Raises ValueError where one asks for a column that rows lack."""
+    scorer = Scorer(config.rewards, config.run.trust)
+    scorer.check_columns({name for row in rows[:1] for name in row.columns})
+    return scorer
+
+
+def sampler_of(
+    config: Config,
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    ranks: Ranks,
+    hand_over: HandOver | None = None,
+) -> Sampler:
+    """The sampler of a run, on its ranks or at a server."""
+    section, environments = config.rollout, environments_of(config)
+    if isinstance(section, OpenAIRollout):
+        return ServedSampler(tokenizer, section, config.seed, ranks, environments, hand_over)
+    assert isinstance(section, LocalRollout)
+    return Sampler(model, tokenizer, section, config.seed, device, ranks, environments)
 
 
 def environments_of(config: Config) -> Environments | None:

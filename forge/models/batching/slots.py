@@ -8,55 +8,26 @@ reads no free one.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forge.config.rollouts.rollout import SPARE_PLACES
+from forge.models.batching.row import Drawn, Prompt, Row
 from forge.models.cache import KVCache
 from forge.models.contract import Cached
 from forge.models.head import head_of
 from forge.models.sampling import How
-from forge.models.token_distribution import NONE, NOT_FINITE, Sampling, logprobs_of, uniforms
+from forge.models.token_distribution import (
+    NONE,
+    logprobs_of,
+    logprobs_within,
+    scaled,
+    uniforms,
+)
 from forge.tensors.wide import widest
-
-Prompt = tuple[int, ...]
-
-
-@dataclass(kw_only=True, eq=False)
-class Row:
-    """A text that is written: its prompt, and the tokens drawn, the ending token too.
-
-    number: of its random stream, with the seed of `sampling`. most: tokens to draw at most. ends:
-    ids that end it. ended: whether it ends with the tokens drawn. top: candidates to record at each
-    token, as (id, log-probability), the likeliest first. over: whether it has ended.
-    """
-
-    prompt: Prompt
-    number: object
-    most: int
-    sampling: Sampling
-    ends: frozenset[int] = frozenset()
-    ended: Callable[[list[int]], bool] | None = None
-    top: int = 0
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    candidates: list[list[tuple[int, float]]] = field(default_factory=list)
-    over: bool = False
-
-    def take(self, token: int, logprob: float, candidates: list[tuple[int, float]]) -> None:
-        """Add a token. Raises FloatingPointError where the logits were not finite."""
-        if token == NONE:
-            raise FloatingPointError(NOT_FINITE)
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        if self.top:
-            self.candidates.append(candidates[: self.top])
-        full = len(self.tokens) == self.most
-        self.over = full or token in self.ends or bool(self.ended and self.ended(self.tokens))
 
 
 def refillable(model: Any) -> bool:
@@ -108,7 +79,7 @@ class Rows:
         self.rows += rows
         slots = slice(begin, len(self.rows))
         drawn = self._draw(rows, slots, hidden, self.draws[slots, 0])
-        self.unread[slots] = drawn[0].clamp(min=0)
+        self.unread[slots] = drawn.tokens.clamp(min=0)
         self._take(rows, [drawn])
 
     @torch.no_grad()
@@ -124,7 +95,7 @@ class Rows:
             hidden = self._hidden(unread)
             uniform = self.draws[slots].gather(1, (position + number)[:, None])[:, 0]
             drawn.append(self._draw(rows, slots, hidden, uniform))
-            unread = drawn[-1][0].clamp(min=0)
+            unread = drawn[-1].tokens.clamp(min=0)
         self.unread[slots] = unread
         self._went_on()
         self._take(rows, drawn)
@@ -163,20 +134,45 @@ class Rows:
     def _shrunk(self) -> None:
         """Adapt to fewer live rows."""
 
-    def _draw(
-        self, rows: Sequence[Row], slots: slice, hidden: Tensor, uniform: Tensor
-    ) -> tuple[Tensor, Tensor, Any]:
-        """Tokens [rows, 1], their log-probabilities, and the likeliest candidates."""
+    def _draw(self, rows: Sequence[Row], slots: slice, hidden: Tensor, uniform: Tensor) -> Drawn:
+        """The next token of each row."""
         logits = head_of(self.model).logits(hidden)
         usable = logits[:, : self.how.n_ids]
         self._mark(rows, slots, usable)
         drawn = self.how.agree(self._drawn(rows, slots, usable, uniform)[:, None])
         if self.had is not None:
             self.had[slots] = self.had[slots].scatter(1, drawn.clamp(min=0), True)
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.how.logprobs_at
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         top = min(max(row.top for row in rows), usable.shape[1])
-        candidates = wide.log_softmax(-1)[:, : self.how.n_ids].topk(top) if top else None
-        return drawn, logprobs_of(wide, drawn.clamp(min=0)), candidates
+        candidates = None
+        if top:
+            of_table = scaled(wide, self.how.logprobs_at).log_softmax(-1)
+            candidates = of_table[:, : self.how.n_ids].topk(top)
+        logprobs, support = self._logprobs(rows, wide, usable, drawn.clamp(min=0))
+        return Drawn(tokens=drawn, logprobs=logprobs, candidates=candidates, support=support)
+
+    def _logprobs(
+        self, rows: Sequence[Row], wide: Tensor, usable: Tensor, drawn: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities of tokens, [rows, 1], and what a cut left to draw from. wide: logits
+        of all tokens; usable: of those that may be drawn.
+        """
+        ways = {row.sampling.options for row in rows}
+        if not self.how.as_drawn:
+            return logprobs_of(scaled(wide, self.how.logprobs_at), drawn), None
+        if len(ways) > 1:
+            parts = [
+                self._logprobs([row], *(held[index : index + 1] for held in (wide, usable, drawn)))
+                for index, row in enumerate(rows)
+            ]
+            return torch.cat([part[0] for part in parts]), None
+        sampling = rows[0].sampling
+        # Greedy rows have no other distribution than the model's.
+        wide = scaled(wide, sampling.temperature or 1.0)
+        if not sampling.cuts or not sampling.temperature:
+            return logprobs_of(wide, drawn), None
+        support = sampling.support(usable)
+        return logprobs_within(wide, drawn, support), support
 
     def _mark(self, rows: Sequence[Row], slots: slice, usable: Tensor) -> None:
         """Mark the tokens of new texts, where a repetition penalty needs them."""
@@ -195,12 +191,13 @@ class Rows:
 
     def _drawn(self, rows: Sequence[Row], slots: slice, logits: Tensor, uniform: Tensor) -> Tensor:
         """Draw a token for each row, [rows]; rows with equal options at once."""
-        by_options: dict[Sampling, list[int]] = {}
+        by_options: dict[tuple[float, ...], list[int]] = {}
         for index, row in enumerate(rows):
-            by_options.setdefault(replace(row.sampling, seed=0), []).append(index)
+            by_options.setdefault(row.sampling.options, []).append(index)
         had = None if self.had is None else self.had[slots]
         drawn = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        for sampling, indices in by_options.items():
+        for indices in by_options.values():
+            sampling = rows[indices[0]].sampling
             penalty = sampling.repetition_penalty != 1
             if len(by_options) == 1:
                 return sampling.draw(logits, uniform, had if penalty else None)
@@ -209,14 +206,17 @@ class Rows:
             drawn[places] = sampling.draw(logits[places], uniform[places], marked)
         return drawn
 
-    def _take(self, rows: Sequence[Row], drawn: Sequence[tuple[Tensor, Tensor, Any]]) -> None:
+    def _take(self, rows: Sequence[Row], drawn: Sequence[Drawn]) -> None:
         """Give rows their tokens, up to an ending token, and free the slots of ended rows."""
-        tokens = torch.cat([part[0] for part in drawn], 1).tolist()
-        logprobs = torch.cat([part[1] for part in drawn], 1).tolist()
-        likeliest = [_pairs(part[2], len(rows)) for part in drawn]
+        tokens = torch.cat([part.tokens for part in drawn], 1).tolist()
+        logprobs = torch.cat([part.logprobs for part in drawn], 1).tolist()
+        likeliest = [_pairs(part.candidates, len(rows)) for part in drawn]
+        support = [None if part.support is None else part.support.tolist() for part in drawn]
         for index, row in enumerate(rows):
             for place, token in enumerate(tokens[index]):
                 row.take(token, logprobs[index][place], likeliest[place][index])
+                if (ids := support[place]) is not None:
+                    row.support.append([each for each in ids[index] if each != NONE])
                 if row.over:
                     self.remove(row)
                     break

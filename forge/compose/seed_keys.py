@@ -260,7 +260,13 @@ run.detect_anomaly | max_checkify | names the operation whose backward makes a N
 profiling.enable | profiler | torch.profiler; no nsys
 profiling.start_step | skip_first_n_steps_for_profiler | the first step recorded
 profiling.end_step | profiler_steps | the last step recorded, not a count
+run.stack_trace_interval_seconds | collect_stack_trace | 0 = only when a rank hangs
+run.stack_trace_interval_seconds | stack_trace_interval_seconds | into RUN/stacks
 tracker=prometheus | prometheus_port | with trackers.prometheus.port; or a text file
+run.elastic | elastic_enabled | the least and the most ranks
+run.elastic_retry_minutes | elastic_timeout_seconds | the run goes on with fewer ranks meanwhile, and nothing fails at the end of it
+run.max_restarts | elastic_max_retries | trying lost ranks again does not count; three deaths in a row without a new step end the run
+run.elastic | elastic_min_slice_count | its first number
 metrics.enable_tensorboard | enable_tensorboard | off by default
 rewards | reward_exact_answer reward_exact_format_match reward_white_space_format_match reward_partial_format_match reward_ratio_guess_to_answer_high reward_ratio_guess_to_answer_low penalty_incorrect_format penalty_incorrect_answer math_verify_timeout math_verify_num_procs reasoning_start_token reasoning_end_token solution_start_token solution_end_token | as +reward@rewards.NAME=gsm8k_format, gsm8k_answer or math_verify have it
 parallel | ici_parallelism | worked out from its axes

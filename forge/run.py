@@ -232,7 +232,8 @@ def launch(
         code = worker.main([str(run_dir), *config.run.trust], rendezvous)
         run_on_end(run_dir, config.run.on_end, code)
     else:
-        code = processes.attend(prepared.start())
+        size, trust = resolution.world.size, config.run.trust
+        code = processes.start(run_dir, size, trust=trust, begun=prepared.start)
     return prepared.end(code, rendezvous)
 
 

@@ -56,12 +56,12 @@ def last_collectives() -> list[Collective]:
     return list(newest.values())[-GROUPS:]
 
 
-def plain(collectives: Iterable[Collective]) -> list[list[Any]]:
+def collective_rows(collectives: Iterable[Collective]) -> list[list[Any]]:
     return [[each.group, each.number, each.name, each.waiting] for each in collectives]
 
 
-def from_plain(rows: Any) -> list[Collective]:
-    """Read `plain`. Raises ValueError and TypeError."""
+def read_collectives(rows: Any) -> list[Collective]:
+    """Read `collective_rows`. Raises ValueError and TypeError."""
     return [
         Collective(group=str(group), number=int(number), name=str(name), waiting=bool(waiting))
         for group, number, name, waiting in rows

@@ -21,9 +21,9 @@ from forge.config.numbers import time_span
 from forge.config.regular import open_regular, parse_json
 from forge.rundir.collectives import (
     Collective,
-    from_plain,
+    collective_rows,
     last_collectives,
-    plain,
+    read_collectives,
     who_waits,
 )
 from forge.rundir.stacks import Stacks
@@ -190,7 +190,7 @@ class _Watch:
     def _touched(self) -> float:
         """Write the sign of life; returns the time by the file system's clock."""
         who = {"host": platform.node(), "process": os.getpid()}
-        text = json.dumps({**who, "collectives": plain(last_collectives())})
+        text = json.dumps({**who, "collectives": collective_rows(last_collectives())})
         with suppress(OSError):
             # In place and of one length: a reader sees all of it.
             descriptor = os.open(self.own, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -222,7 +222,7 @@ def _read(file: Path) -> Sign | None:
             time=touched,
             host=str(content["host"]),
             process=int(content["process"]),
-            collectives=tuple(from_plain(content.get("collectives", ()))),
+            collectives=tuple(read_collectives(content.get("collectives", ()))),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -185,14 +185,18 @@ class Attended(Protocol):
 
 
 def start(
-    run_dir: Path, ranks: int = 1, *, module: str = "forge.worker", trust: Sequence[str] = ()
+    run_dir: Path,
+    ranks: int = 1,
+    *,
+    module: str = "forge.worker",
+    trust: Sequence[str] = (),
+    begun: Callable[[], Attended] | None = None,
 ) -> int:
-    """Run the ranks of a run directory, and pass signals on; the exit code as of `Ranks.poll`."""
-    return attend(Ranks(run_dir, ranks, module=module, trust=trust))
+    """Run the ranks of a run directory, and pass signals on; the exit code as of `Ranks.poll`.
 
-
-def attend(running: Attended) -> int:
-    """Wait for ranks, and pass signals on; the exit code as of `Ranks.poll`."""
+    begun: starts the ranks, where these are more than `Ranks`.
+    """
+    running = begun() if begun else Ranks(run_dir, ranks, module=module, trust=trust)
     try:
         with signals_taken(lambda number, _: running.pass_on(number)):
             return running.wait()

@@ -27,7 +27,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Run directories that a worker was started for; it ends at once, with a result."""
     seen: list[Path] = []
 
-    def start(run_dir: Path, ranks: int, *, trust: tuple[str, ...] = ()) -> int:
+    def start(run_dir: Path, ranks: int, *, trust: tuple[str, ...] = (), **_: object) -> int:
         seen.append(run_dir)
         content = {"status": "finished", "reason": "end", "step": 7, "metrics": {"eval/loss": 2.5}}
         files.write_json(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from forge.rundir.collectives import Collective, from_plain, plain, who_waits
+from forge.rundir.collectives import Collective, collective_rows, read_collectives, who_waits
 from forge.rundir.stacks import Stacks
 
 
@@ -26,7 +26,7 @@ def test_the_rank_behind_is_named() -> None:
     assert who_waits({0: [waiting], 1: [waiting]}) == ""
     assert who_waits({0: [at(82)], 1: [at(81)]}) == ""
     assert who_waits({0: [waiting], 1: []}) == ""
-    assert from_plain(plain([waiting, at(3)])) == [waiting, at(3)]
+    assert read_collectives(collective_rows([waiting, at(3)])) == [waiting, at(3)]
 
 
 def test_stacks_on_request_and_from_time_to_time(tmp_path: Path) -> None:

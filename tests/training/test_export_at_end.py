@@ -10,7 +10,7 @@ from forge import export
 
 
 def test_the_folder_is_that_of_forge_export(trained, tmp_path: Path) -> None:
-    run = trained("checkpoint.export_at_end=true model=llama_tiny")
+    run = trained("checkpoint.export_at_end=true")
     assert export.main([str(run), str(tmp_path / "hf"), "--format", "hf"]) == 0
     names = sorted(path.name for path in (tmp_path / "hf").iterdir())
     assert sorted(path.name for path in (run / "export").iterdir()) == names
@@ -19,9 +19,7 @@ def test_the_folder_is_that_of_forge_export(trained, tmp_path: Path) -> None:
         assert (run / "export" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes(), name
 
 
-def test_a_model_outside_of_all_families_is_a_warning(
-    trained, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = trained("checkpoint.export_at_end=true model.norm_kind=layernorm model.use_bias=true")
+def test_weights_beside_adapters_are_a_warning(trained, caplog: pytest.LogCaptureFixture) -> None:
+    run = trained("checkpoint.export_at_end=true adapter=lora adapter.rank=2")
     assert not (run / "export").exists()
     assert "checkpoint.export_at_end: nothing is exported" in caplog.text

@@ -133,10 +133,14 @@ class Server:
 
     async def _answer(self, call: Call, *, chat: bool) -> Response:
         try:
-            raw = await read_body(call, self.limits.body)
+            body = await self.body_of(call)
         except ClientDisconnect:
             return Response(status_code=NOBODY)
-        return await self.answer_body(call, parse_body(raw), chat=chat)
+        return await self.answer_body(call, body, chat=chat)
+
+    async def body_of(self, call: Call) -> dict[str, Any]:
+        """The JSON object that a call brings. Raises Refusal, or ClientDisconnect."""
+        return parse_body(await _body(call, self.limits.body))
 
     async def answer_body(self, call: Call, body: dict[str, Any], *, chat: bool) -> Response:
         """The answer to a body that was read of a call."""
@@ -228,7 +232,7 @@ def metrics_reply(lines: list[str], statuses: Counter[int]) -> Response:
     return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
-async def read_body(call: Call, most: int) -> bytes:
+async def _body(call: Call, most: int) -> bytes:
     """The body. Raises Refusal for one of more than `most` bytes, or that does not arrive."""
     refusal = Refusal(413, f"the body has more than {most:,} bytes")
     stated = call.headers.get("content-length", "")

@@ -15,8 +15,8 @@ from starlette.requests import Request as Call
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from forge.serve.app import HANDLERS, NOBODY, Server, metrics_reply, read_body
-from forge.serve.asking import Refusal, parse_body
+from forge.serve.app import HANDLERS, NOBODY, Server, metrics_reply
+from forge.serve.asking import Refusal
 from forge.serve.engine import Engine
 from forge.serve.guard import Guard
 from forge.serve.loading import load_server
@@ -81,12 +81,11 @@ class SideBySide:
         """The tally; after a POST with the new vote."""
         if call.method == "GET":
             return JSONResponse(self.votes.tally())
-        body = parse_body(await read_body(call, self.first.limits.body))
-        return JSONResponse(self.votes.add(body))
+        return JSONResponse(self.votes.add(await self.first.body_of(call)))
 
     async def _answer(self, call: Call, *, chat: bool) -> Response:
         try:
-            body = parse_body(await read_body(call, self.first.limits.body))
+            body = await self.first.body_of(call)
         except ClientDisconnect:
             return Response(status_code=NOBODY)
         server = self._named(body.get("model", self.first.name))

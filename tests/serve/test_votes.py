@@ -67,7 +67,7 @@ def http(loaded: Any, votes: Votes) -> Iterator[httpx.Client]:
             engine.close()
 
 
-def vote(better: str | None, *, one: str = "a", two: str = "b", **more: Any) -> dict[str, Any]:
+def vote(better: Any, *, one: Any = "a", two: Any = "b", **more: Any) -> dict[str, Any]:
     return {"prompt": "say", "answers": {"one": one, "two": two}, "better": better} | more
 
 

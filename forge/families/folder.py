@@ -17,8 +17,10 @@ from forge.config.model.tensors import HEAD, misfits
 from forge.config.regular import NotRegular, read_json
 from forge.families import each as families
 from forge.families.family import Family, decoder_section
+from forge.families.formats.format import plain_tensors
+from forge.families.keys import QUANTIZATION
 from forge.families.peft import is_peft
-from forge.families.shards import AGAIN, FolderError, Stored, same_bytes, stored_tensors
+from forge.families.shards import AGAIN, FolderError, Stored, same_bytes
 from forge.families.table import Row, shapes
 
 CONFIG, TEXT = "config.json", "text_config"
@@ -29,7 +31,7 @@ WITHIN = "model.language_model."
 EMBEDDING = "embedding.weight"
 ORDER = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """Families first tried for writing a section; the first able family writes, the others follow."""
-OF_BOTH = ("tie_word_embeddings",)
+OF_BOTH = ("tie_word_embeddings", QUANTIZATION)
 """Keys of a whole model shared by its language model."""
 
 
@@ -182,7 +184,10 @@ def stored_rows(folder: Folder, section: Decoder) -> tuple[list[Row], dict[str, 
     Raises FolderError.
     """
     rows = folder.family.rows(section)
-    prefix, files = folder.family.prefix, stored_tensors(folder.path)
+    prefix, files = (
+        folder.family.prefix,
+        plain_tensors(folder.path, folder.content.get(QUANTIZATION)),
+    )
     files = _of_text(folder, files)
     if prefix and not any(name.startswith(prefix) for name in files):
         head = folder.family.head  # `save_pretrained` of a body without head writes no prefix

@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from forge.families.formats.format import format_of
+
 NEEDED = object()
 INERT = (
     # origin, and the format of the weights, stated by the weight files themselves
@@ -44,9 +46,8 @@ INERT = (
     "router_jitter_noise",
 )
 """Keys without effect on logits."""
+QUANTIZATION = "quantization_config"
 REFUSED = {
-    "quantization_config": "its weights are quantised, and forge reads only plain ones: give the "
-    "folder of the model before quantisation",
     "text_config": "it is of a model that reads more than text, and forge has the text part alone: "
     "save its language model by itself",
     "vision_config": "it is of a model that reads images",
@@ -142,6 +143,11 @@ class Keys:
 
     def finish(self) -> None:
         """Refuse keys with values outside of forge, and sort the unread keys."""
+        if (config := self._content.get(QUANTIZATION)) is not None:
+            try:
+                format_of(config)
+            except ValueError as error:
+                self.faults.insert(0, f"{QUANTIZATION}: {error}")
         for name, why in REFUSED.items():
             if self._content.get(name) is not None and name not in self._read:
                 self.faults.insert(0, f"{name}: {why}")
@@ -151,7 +157,7 @@ class Keys:
         for name, values in OFF.items():
             if name not in self._read and name in self._content:
                 self.only(name, *values, why="forge has no such model")
-        expected: Collection[str] = {*self._read, *INERT, *REFUSED, *OFF}
+        expected: Collection[str] = {*self._read, *INERT, *REFUSED, *OFF, QUANTIZATION}
         for name, value in self._content.items():
             if name in expected or value is None:
                 continue

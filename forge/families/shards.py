@@ -14,8 +14,11 @@ from typing import Any
 from forge.config.regular import open_regular, parse_json, read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Readable number formats, with their bytes."""
+PLAIN = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+"""Number formats of plain weights, with their bytes."""
+BYTES = PLAIN | {"BOOL": 1, "I8": 1, "U8": 1, "I16": 2, "I32": 4, "I64": 8}
+BYTES |= {"F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+"""Number formats of files; those beside the plain ones are parts of quantised weights."""
 LONGEST_HEADER = 100_000_000
 COMPARED_AT_ONCE = 1 << 22  # bytes
 AGAIN = "download it again"
@@ -48,10 +51,10 @@ class Stored:
 
 def stored_tensors(folder: Path) -> dict[str, Stored]:
     """Return every tensor of a folder by its name. Raises FolderError."""
-    return dict(_stored(folder, _stamp(folder)))
+    return dict(_stored(folder, stamp(folder)))
 
 
-def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+def stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Return names, sizes and times of the files, different after every change."""
     files = [*folder.glob("*.safetensors"), *folder.glob(INDEX)]
     stats = [(file.name, file.stat()) for file in sorted(files)]
@@ -59,7 +62,7 @@ def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 
 @functools.lru_cache(maxsize=4)  # a rule, the ranks' loader and the points of a sweep ask
-def _stored(folder: Path, stamp: Any) -> dict[str, Stored]:
+def _stored(folder: Path, stamped: Any) -> dict[str, Stored]:
     index = folder / INDEX
     if not index.is_file():
         return _header(_only_file(folder))

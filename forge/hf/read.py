@@ -15,6 +15,7 @@ from forge.config.model.tensors import EMBEDDING, HEAD
 from forge.config.problems import listed
 from forge.config.regular import open_regular
 from forge.families import folder as folders
+from forge.families.formats.coded import Coded
 from forge.families.shards import AGAIN, FolderError, Stored
 from forge.families.table import Row
 from forge.hf.new_rows import are_new, filled
@@ -128,7 +129,9 @@ def read_part(stored: Stored, wanted: Sequence[Tensor]) -> Tensor:
 
 
 def _rows(stored: Stored, first: int, last: int) -> Tensor:
-    """Return rows of the first dimension, in the stored format."""
+    """Return rows of the first dimension, in the stored format; those in codes in fp32."""
+    if isinstance(stored, Coded):
+        return torch.from_numpy(stored.rows(first, last))
     values = torch.empty((last - first, *stored.shape[1:]), dtype=DTYPES[stored.dtype])
     row = values.element_size() * (values.numel() // (last - first))
     content = values.view(-1).view(torch.uint8).numpy().data

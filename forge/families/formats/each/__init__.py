@@ -1,0 +1,1 @@
+"""The formats of quantised weights, one file each."""

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
-SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96}
+SIZES: dict[str, Any] = {"vocab_size": 260, "hidden_size": 64, "intermediate_size": 96}
 SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES |= {"max_position_embeddings": 64}
 WORDS = 1 << 32
@@ -179,7 +179,11 @@ def bitsandbytes_rows(weight: Tensor) -> Encoded:
     from bitsandbytes.functional import int8_vectorwise_dequant, int8_vectorwise_quant
 
     codes, scales, _ = int8_vectorwise_quant(weight.half())
-    stored = {".weight": codes, ".SCB": scales, ".weight_format": torch.tensor(0, dtype=torch.uint8)}
+    stored = {
+        ".weight": codes,
+        ".SCB": scales,
+        ".weight_format": torch.tensor(0, dtype=torch.uint8),
+    }
     return Encoded(stored, int8_vectorwise_dequant(codes, scales))
 
 
@@ -290,7 +294,7 @@ E2M1 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 
 def nvfp4(weight: Tensor) -> Encoded:
     """Codes of two a byte with a scale in E4M3 for each 16, and one that divides these."""
-    rows, inputs = weight.shape
+    rows = len(weight)
     whole = 448 * 6 / weight.abs().max()
     scale = weight.reshape(rows, -1, 16).abs().amax(-1) / 6 * whole
     scale = scale.to(torch.float8_e4m3fn)
@@ -300,6 +304,25 @@ def nvfp4(weight: Tensor) -> Encoded:
     stored = {".weight_packed": codes[:, ::2] | codes[:, 1::2] << 4, ".weight_scale": scale}
     stored |= {".weight_global_scale": whole.reshape(1), ".input_global_scale": torch.ones(1)}
     return Encoded(stored, torch.tensor(E2M1)[codes.long()] * steps)
+
+
+def write_mxfp4(plain: Path, place: Path) -> Path:
+    """A folder of gpt-oss with its experts in MXFP4 and all else in bf16, as it is published."""
+    content, stored = json.loads((plain / "config.json").read_text()), Tensors()
+    for name, weight in load_file(plain / "model.safetensors").items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            stored[name] = weight.bfloat16()
+            continue
+        experts, inputs, outputs = weight.shape
+        blocks = weight.swapaxes(1, 2).reshape(experts, outputs, inputs // 32, 32)
+        powers = (blocks.abs().amax(-1) / 6).log2().ceil()
+        ratio = blocks / powers.exp2()[..., None]
+        codes = (ratio[..., None] - torch.tensor(E2M1)).abs().argmin(-1).to(torch.uint8)
+        stored[f"{name}_blocks"] = codes[..., ::2] | codes[..., 1::2] << 4
+        stored[f"{name}_scales"] = (powers + 127).to(torch.uint8)
+    config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    write(place, content | {"dtype": "bfloat16", "quantization_config": config}, stored)
+    return place
 
 
 def of_groups(layout: str, bits: int, kind: str, **more: Any) -> dict[str, Any]:

@@ -103,8 +103,8 @@ WRONG: dict[str, tuple[Damage, str, str]] = {
         "a model of one that is: llama, mistral",
     ),
     "quantised": (
-        keys(quantization_config={"quant_method": "fp8"}),
-        "{folder}/config.json: quantization_config: its weights are quantised",
+        keys(quantization_config={"quant_method": "hqq"}),
+        "{folder}/config.json: quantization_config: quant_method='hqq' is none of awq, ",
         "a model without it",
     ),
     "an unknown key": (

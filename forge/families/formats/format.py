@@ -101,11 +101,14 @@ def _check_formats(tensors: Mapping[str, Stored], reads: str) -> None:
 
 
 def groups(
-    files: Mapping[str, Stored], suffixes: tuple[str, ...], rest: dict[str, Stored]
+    files: Mapping[str, Stored],
+    suffixes: tuple[str, ...],
+    rest: dict[str, Stored],
+    faults: list[str],
 ) -> Iterator[tuple[str, dict[str, Stored]]]:
     """Yield stems of names with the stored tensors behind them, by suffix; others go to `rest`.
 
-    suffixes: the first must be there for a stem to be a quantised tensor.
+    suffixes: the first is that of the codes, without which the others are a fault.
     """
     by_stem: dict[str, dict[str, Stored]] = {}
     for name, tensor in files.items():
@@ -115,10 +118,8 @@ def groups(
         else:
             by_stem.setdefault(name.removesuffix(suffix), {})[suffix] = tensor
     for stem, parts in by_stem.items():
-        if suffixes[0] in parts:
+        if not lacking(stem, parts, suffixes[:1], faults):
             yield stem, parts
-        else:
-            rest |= {f"{stem}{suffix}": tensor for suffix, tensor in parts.items()}
 
 
 def lacking(

@@ -67,7 +67,7 @@ class AWQ(Format):
 
     def plain(self, files: Mapping[str, Stored], faults: list[str]) -> dict[str, Stored]:
         tensors: dict[str, Stored] = {}
-        for stem, parts in groups(files, SUFFIXES, tensors):
+        for stem, parts in groups(files, SUFFIXES, tensors, faults):
             if lacking(stem, parts, (ZEROS, SCALES), faults):
                 continue
             inputs, words = parts[CODES].shape

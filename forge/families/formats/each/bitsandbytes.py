@@ -89,7 +89,7 @@ class BitsAndBytes(Format):
     def _rows(self, files: Mapping[str, Stored], faults: list[str]) -> dict[str, Stored]:
         tensors: dict[str, Stored] = {}
         used = {name: x for name, x in files.items() if not name.endswith(".weight_format")}
-        for stem, parts in groups(used, (".weight", ".SCB"), tensors):
+        for stem, parts in groups(used, (".weight", ".SCB"), tensors, faults):
             codes = parts[".weight"]
             if codes.dtype != "I8":
                 tensors |= {f"{stem}{suffix}": stored for suffix, stored in parts.items()}

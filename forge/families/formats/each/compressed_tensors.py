@@ -123,7 +123,7 @@ class CompressedTensors(Format):
         tensors: dict[str, Stored] = {}
         in_words = {name.removesuffix(PACKED) for name in files if name.endswith(PACKED)}
         packed = {n: x for n, x in files.items() if n.rpartition(".")[0] in in_words}
-        for stem, parts in groups(packed, SUFFIXES, tensors):
+        for stem, parts in groups(packed, SUFFIXES, tensors, faults):
             if lacking(stem, parts, (SCALE,), faults):
                 continue
             whole = parts[PACKED].dtype == "U8"
@@ -132,7 +132,7 @@ class CompressedTensors(Format):
                 tensors[stem + WEIGHT] = tensor
         others = {name: x for name, x in files.items() if name not in packed}
         of_weight = tuple(suffix for suffix in SUFFIXES if suffix != PACKED)
-        for stem, parts in groups(others, of_weight, tensors):
+        for stem, parts in groups(others, of_weight, tensors, faults):
             if parts[WEIGHT].dtype not in ("F8_E4M3", "I8"):
                 tensors |= {f"{stem}{suffix}": stored for suffix, stored in parts.items()}
             elif not lacking(stem, parts, (SCALE,), faults):

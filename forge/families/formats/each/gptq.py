@@ -74,7 +74,7 @@ class GPTQ(Format):
     def plain(self, files: Mapping[str, Stored], faults: list[str]) -> dict[str, Stored]:
         tensors: dict[str, Stored] = {}
         per_word = 32 // self.bits
-        for stem, parts in groups(files, SUFFIXES, tensors):
+        for stem, parts in groups(files, SUFFIXES, tensors, faults):
             needed = (ZEROS, SCALES, INDEX) if self.config.get("desc_act") else (ZEROS, SCALES)
             if lacking(stem, parts, needed, faults):
                 continue

@@ -37,7 +37,7 @@ class MXFP4(Format):
 
     def plain(self, files: Mapping[str, Stored], faults: list[str]) -> dict[str, Stored]:
         tensors: dict[str, Stored] = {}
-        for stem, parts in groups(files, (BLOCKS, SCALES), tensors):
+        for stem, parts in groups(files, (BLOCKS, SCALES), tensors, faults):
             if lacking(stem, parts, (SCALES,), faults):
                 continue
             codes = parts[BLOCKS]

@@ -299,11 +299,33 @@ def nvfp4(weight: Tensor) -> Encoded:
     scale = weight.reshape(rows, -1, 16).abs().amax(-1) / 6 * whole
     scale = scale.to(torch.float8_e4m3fn)
     steps = (scale.float() / whole).repeat_interleave(16, 1)
-    ratio = (weight / steps).nan_to_num()
-    codes = (ratio[..., None] - torch.tensor(E2M1)).abs().argmin(-1).to(torch.uint8)
+    codes = nearest(weight / steps)
     stored = {".weight_packed": codes[:, ::2] | codes[:, 1::2] << 4, ".weight_scale": scale}
     stored |= {".weight_global_scale": whole.reshape(1), ".input_global_scale": torch.ones(1)}
     return Encoded(stored, torch.tensor(E2M1)[codes.long()] * steps)
+
+
+def nearest(ratio: Tensor) -> Tensor:
+    """Codes of the nearest values of E2M1."""
+    return (ratio.nan_to_num()[..., None] - torch.tensor(E2M1)).abs().argmin(-1).to(torch.uint8)
+
+
+def microscaled(bits: int) -> Encode:
+    """Codes of 4 or 8 bits with a power of two for each 32."""
+
+    def encode(weight: Tensor) -> Encoded:
+        blocks = weight.reshape(len(weight), -1, 32)
+        powers = (blocks.abs().amax(-1) / (6 if bits == 4 else 448)).log2().ceil()
+        steps = powers.exp2().repeat_interleave(32, 1)
+        stored = {".weight_scale": (powers + 127).to(torch.uint8)}
+        if bits == 8:
+            codes = (weight / steps).to(torch.float8_e4m3fn)
+            return Encoded(stored | {".weight": codes}, codes.float() * steps)
+        codes = nearest(weight / steps)
+        stored[".weight_packed"] = codes[:, ::2] | codes[:, 1::2] << 4
+        return Encoded(stored, torch.tensor(E2M1)[codes.long()] * steps)
+
+    return encode
 
 
 def write_mxfp4(plain: Path, place: Path) -> Path:
@@ -316,8 +338,7 @@ def write_mxfp4(plain: Path, place: Path) -> Path:
         experts, inputs, outputs = weight.shape
         blocks = weight.swapaxes(1, 2).reshape(experts, outputs, inputs // 32, 32)
         powers = (blocks.abs().amax(-1) / 6).log2().ceil()
-        ratio = blocks / powers.exp2()[..., None]
-        codes = (ratio[..., None] - torch.tensor(E2M1)).abs().argmin(-1).to(torch.uint8)
+        codes = nearest(blocks / powers.exp2()[..., None])
         stored[f"{name}_blocks"] = codes[..., ::2] | codes[..., 1::2] << 4
         stored[f"{name}_scales"] = (powers + 127).to(torch.uint8)
     config = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
@@ -340,6 +361,7 @@ BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 GPTQ = {"quant_method": "gptq", "sym": False}
 PACK = "pack-quantized"
 FOUR = of_groups(PACK, 4, "int", group_size=32, strategy="group")
+ASYMMETRIC = of_groups(PACK, 4, "int", group_size=32, strategy="group", symmetric=False)
 CASES: dict[str, tuple[Encode, dict[str, Any]]] = {
     "fp8_blocks": (fp8_blocks(32, 32), BLOCKS),
     "fp8_ragged_blocks": (fp8_blocks(40, 48), RAGGED),
@@ -358,11 +380,31 @@ CASES: dict[str, tuple[Encode, dict[str, Any]]] = {
     "gptq_8_bits": (gptq(8, 16, True, False), GPTQ | {"bits": 8, "group_size": 16}),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
     "compressed_int4": (compressed(4, 32, False), FOUR),
-    "compressed_int4_zeros": (compressed(4, 32, True), FOUR),
+    "compressed_int4_zeros": (compressed(4, 32, True), ASYMMETRIC),
     "compressed_int4_index": (compressed(4, 32, False, shuffled=True), FOUR),
-    "compressed_int8_packed": (compressed(8, 1 << 20, False), of_groups(PACK, 8, "int")),
-    "compressed_int8": (int8_rows, of_groups("int-quantized", 8, "int")),
-    "compressed_fp8": (fp8_rows, of_groups("float-quantized", 8, "float")),
-    "compressed_nvfp4": (nvfp4, of_groups("nvfp4-pack-quantized", 4, "float", group_size=16)),
+    "compressed_int8_packed": (
+        compressed(8, 1 << 20, False),
+        of_groups(PACK, 8, "int", strategy="channel"),
+    ),
+    "compressed_int8": (int8_rows, of_groups("int-quantized", 8, "int", strategy="channel")),
+    "compressed_fp8": (fp8_rows, of_groups("float-quantized", 8, "float", strategy="channel")),
+    "compressed_nvfp4": (
+        nvfp4,
+        of_groups(
+            "nvfp4-pack-quantized",
+            4,
+            "float",
+            strategy="tensor_group",
+            group_size=16,
+        ),
+    ),
+    "compressed_mxfp4": (
+        microscaled(4),
+        of_groups("mxfp4-pack-quantized", 4, "float", strategy="group", group_size=32),
+    ),
+    "compressed_mxfp8": (
+        microscaled(8),
+        of_groups("mxfp8-quantized", 8, "float", strategy="group", group_size=32),
+    ),
 }
 """By name, the encoder of a matrix and the quantization_config."""

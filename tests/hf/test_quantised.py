@@ -122,6 +122,27 @@ def test_a_folder_by_bitsandbytes_in_transformers(plain: Path, tmp_path: Path) -
     check_equal(weights(tmp_path / "model"), weights(theirs))
 
 
+OF_PACKAGE = [name for name in CASES if name.startswith("compressed") and "index" not in name]
+"""Cases that compressed-tensors decodes itself; it leaves an index of groups to the kernels."""
+
+
+@pytest.mark.parametrize("case", OF_PACKAGE)
+def test_the_reference_is_that_of_the_package(case: str) -> None:
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    quantization = pytest.importorskip("compressed_tensors.quantization")
+    encode, config = CASES[case]
+    encoded = encode(torch.randn(32, 64, generator=torch.Generator().manual_seed(0)))
+    (group,) = config["config_groups"].values()
+    scheme = quantization.QuantizationScheme(**group)
+    stored = {name.removeprefix("."): values for name, values in encoded.stored.items()}
+    scale = stored["weight_scale"]
+    if scale.dtype == torch.bfloat16:  # the package decodes in the format of the scales
+        stored["weight_scale"] = scale.float()
+    compressor = compressors.BaseCompressor.load_from_registry(config["format"])
+    found = compressor.decompress(stored, scheme=scheme)["weight"]
+    assert torch.equal(found, encoded.values.to(found.dtype))  # of FP4 in bf16
+
+
 def test_mxfp4_is_read_as_transformers_decodes_it(mxfp4: Path, tmp_path: Path) -> None:
     chosen = transformers.Mxfp4Config(dequantize=True)
     options = {"quantization_config": chosen, "dtype": torch.bfloat16}

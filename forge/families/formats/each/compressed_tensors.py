@@ -27,7 +27,8 @@ from forge.families.formats.format import Format, groups, lacking, misfit
 from forge.families.shards import Stored
 
 LAYOUTS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
-LAYOUTS += ("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision", "dense")
+LAYOUTS += ("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized")
+LAYOUTS += ("mixed-precision", "dense")
 SUFFIXES = (".weight_packed", ".weight", ".weight_scale", ".weight_zero_point", ".weight_shape")
 SUFFIXES += (".weight_g_idx", ".weight_global_scale")
 PACKED, WEIGHT, SCALE, ZERO, SHAPE, INDEX, GLOBAL = SUFFIXES
@@ -104,6 +105,8 @@ class CompressedTensors(Format):
                 f"compressed-tensors with sparsity_config.format={sparse!r}; dense is read"
             )
         self.bits = {int(entry["num_bits"]) for entry in weights if entry}
+        if odd := self.bits - {2, 4, 8}:
+            raise ValueError(f"compressed-tensors with num_bits={max(odd)}; 2, 4 and 8 are read")
         self.kinds = {str(entry["type"]) for entry in weights if entry}
         self.blocks = {tuple(entry.get("block_structure") or (1, 1)) for entry in weights if entry}
         if len(self.blocks) > 1:

@@ -7,7 +7,7 @@ of the name alone, every scale multiplies.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,13 @@ def scaled(
     block: tuple[int, ...],
     faults: list[str],
 ) -> Scaled:
-    """A tensor of stored numbers and their scales. faults: gains scales of other shapes."""
-    codes = parts["codes"]
+    """A tensor of stored numbers and their scales; scales in bytes are powers of two.
+
+    faults: gains scales of other shapes.
+    """
+    codes, scales = parts["codes"], parts["scales"]
+    if scales.dtype == "U8":
+        parts = {**parts, "scales": replace(scales, dtype="F8_E8M0")}
     for meaning, stored in parts.items():
         if meaning != "codes" and not fits_grid(stored.shape, codes.shape, block):
             shapes = f"{list(stored.shape)} for {list(codes.shape)} in blocks of {list(block)}"

@@ -7,6 +7,7 @@ Examples:
     python -m forge.export runs/adapters my-adapters --format peft
     python -m forge.export runs/adapters my-model --format hf --merge
     python -m forge.export runs/mine my-model --format hf --push me/my-model
+    python -m forge.export runs/mine my-model-fp8 --format hf --quantize fp8
     python -m forge.export runs/d12 base_checkpoints/d12 --format nanochat
 """
 
@@ -28,6 +29,7 @@ from forge.generate import checkpoint_path, reader
 from forge.rundir import checkpoints
 from forge.rundir.files import replacing
 
+QUANTIZED = ("fp8", "int8", "nvfp4", "int4")
 FORMATS = ("safetensors", "hf", "peft", "nanochat")
 UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9}
 
@@ -54,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="with hf, peft: a model_type such as llama (default: the first that fits)",
     )
     add("--shard-size", default="5GB", help="with hf: bytes of a file at most (default 5GB)")
+    few = "with hf: matrices in few bits (int4: compressed-tensors, else torchao); needs no data"
+    add("--quantize", choices=QUANTIZED, help=few)
     pushed = "with hf, peft: put the folder on the hub too, as this id; a new model is private"
     add("--push", metavar="ORG/NAME", help=pushed)
     add("--public", action="store_true", help="with --push: a new model is seen by all")
@@ -82,6 +86,8 @@ def _export(options: argparse.Namespace) -> str:
     if options.ema and options.format not in ("hf", "safetensors"):
         hint = f"python -m forge.merge {options.run} OUT ema=true makes a run of it first"
         raise ValueError(f"--ema: it is of --format hf and safetensors; {hint}")
+    if options.quantize and options.format != "hf":
+        raise ValueError(f"--quantize {options.quantize}: it is of --format hf")
     if options.merge and options.format == "peft":
         raise ValueError("--merge: PEFT keeps adapters apart; --format hf, or leave it out")
     path = checkpoint_path(options)
@@ -134,6 +140,7 @@ def _folder(options: argparse.Namespace, saved: checkpoints.Saved) -> str:
             text = _nanochat(saved.path, config, scratch, options.dtype)
         else:
             common |= {"shard_bytes": size, "weights": EMA if options.ema else TRAINED}
+            common["quantize"] = options.quantize
             text = export_folder(saved.path, config, scratch, **common)
         if out.exists():
             shutil.rmtree(out)

@@ -39,7 +39,7 @@ class Piece:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def _pieces(rows: Sequence[Row], dtype: torch.dtype) -> list[Piece]:
+def stored_pieces(rows: Sequence[Row], dtype: torch.dtype) -> list[Piece]:
     """Return every stored tensor in the order of forge's tensors. Buffers stay in fp32."""
     sizes, joined = shapes(rows), dict[str, list[tuple[Row, int | None]]]()
     for row in rows:
@@ -65,7 +65,7 @@ def write_weights(
     At most one stored tensor and its parts in forge are in memory.
     """
     cached = _Last(read)
-    pieces = _pieces(rows, dtype)
+    pieces = stored_pieces(rows, dtype)
     return write_pieces(folder, pieces, lambda piece: theirs(piece, cached), shard_bytes)
 
 
@@ -114,6 +114,11 @@ def theirs(piece: Piece, read: Read) -> Tensor:
     if layout.transposed and joined.dim() > 1:
         joined = joined.transpose(-1, -2)
     return joined if layout.singleton is None else joined.unsqueeze(layout.singleton)
+
+
+def cached_reader(read: Read) -> Read:
+    """A reader that reads a tensor once for several requests in a row."""
+    return _Last(read)
 
 
 class _Last:

@@ -22,8 +22,10 @@ from forge.data.tokenizers.render import stated_ends, turn_end_ids
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.families import folder as folders
 from forge.families.family import Family
+from forge.families.keys import QUANTIZATION
 from forge.families.shards import FolderError
 from forge.hf.card import card
+from forge.hf.quantized import quantization_config, write_quantized
 from forge.hf.read import DTYPES, read_tensor
 from forge.hf.write import write_weights
 from forge.models.plain import make_model
@@ -133,11 +135,13 @@ def export_folder(
     dtype: str | None,
     shard_bytes: int,
     weights: str = TRAINED,
+    quantize: str | None = None,
 ) -> str:
     """Write the weights of a checkpoint, of any layout, as a folder for transformers.
 
     Returns a summary in words. out: a new folder. weights: trained, or ema, their moving mean.
-    Raises ValueError for a model outside all families.
+    quantize: None = plain, or a format of `forge.hf.quantized`. Raises ValueError for a model
+    outside all families, or outside the format.
     """
     section = config.decoder
     if section is None:
@@ -151,16 +155,22 @@ def export_folder(
         if name not in names and not is_added(name):
             _check_buffer(name, merged[name], chosen)
     number = export_dtype(config, path, dtype)
+    options: dict[str, Any] = {"dtype": number, "shard_bytes": shard_bytes}
+    content: dict[str, Any] = {}
     out.mkdir(parents=True)
-    files = write_weights(out, rows, merged.__getitem__, dtype=number, shard_bytes=shard_bytes)
+    if quantize is None:
+        files = write_weights(out, rows, merged.__getitem__, **options)
+    else:
+        files = write_quantized(out, rows, merged.__getitem__, **options, how=quantize)
+        content = {QUANTIZATION: quantization_config(quantize)}
     tokenizer = Tokenizer.load(path / TOKENIZER)
     generation = generation_of(tokenizer, begun=config.checkpoint.init_from is not None)
     # generation_config.json has the only copy in the folder.
     tokenizer.stated.pop(GENERATION, None)
     tokenizer.save(out)
-    _write(out / folders.CONFIG, _config_json(chosen, section, tokenizer, number))
+    _write(out / folders.CONFIG, _config_json(chosen, section, tokenizer, number) | content)
     _write(out / GENERATION_NAME, generation)
-    word = str(number).removeprefix("torch.")
+    word = str(number).removeprefix("torch.") + (f" and {quantize}" if quantize else "")
     (out / "README.md").write_text(card(Saved(path), config, chosen, word), encoding="utf-8")
     count = f"{len(files)} file" + "s" * (len(files) > 1)
     return f"{chosen.architecture} of step {Saved(path).step} in {word}, {count}"

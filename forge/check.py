@@ -29,6 +29,7 @@ from forge.config.root import Config
 from forge.config.rule import get
 from forge.config.sweeper import Optuna
 from forge.config.train import Train
+from forge.families.folder import is_folder, read_folder
 from forge.planning.activations import host_bytes
 from forge.planning.allocation import Allocation, allocation
 from forge.planning.flops import flops_in_all, flops_per_token, sequences_of, tokens_in_all
@@ -144,6 +145,7 @@ def report(composition: Composition, resolution: Resolution) -> str:
     where = [
         ("world", f"{ranks_of(world.size)} on {world.device}, {devices}"),
         ("directory", config.run.dir or f"{config.run.root}/<date>_{name}_<id>"),
+        *_start(config),
         *_job(config, world.size),
         *_resumed(config),
     ]
@@ -319,6 +321,18 @@ def _job(config: Config, ranks: int) -> list[Row]:
     nodes = f"{needs.nodes} node{'s' * (needs.nodes > 1)} with {needs.tasks_per_node} ranks"
     gpus = f", {needs.gpus_per_node} GPUs each" if needs.gpus_per_node else ""
     return [("job", f"{nodes}{gpus}, {section.time} minutes")]
+
+
+def _start(config: Config) -> list[Row]:
+    """The format of a quantised folder in checkpoint.init_from."""
+    start = config.checkpoint.init_from
+    if start is None or not is_folder(start):
+        return []
+    quantization = read_folder(start).quantization
+    if quantization is None:
+        return []
+    dtype = config.precision.param_dtype
+    return [("begins with", f"{start}, in {quantization.name}; its weights are read as {dtype}")]
 
 
 def _resumed(config: Config) -> list[Row]:

@@ -32,7 +32,9 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
-        run("write", folder)
+        fp8, gptq = Path(place) / "fp8", Path(place) / "gptq"
+        for kind in (folder, fp8, gptq):
+            run("write" if kind is folder else "write_quantised", kind)
         total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         count = len([*folder.glob("*.safetensors")])
         largest = 2 * SIZES["vocab_size"] * SIZES["hidden_size"]
@@ -40,6 +42,10 @@ def main() -> int:
             "forge, one rank, bf16": [run("forge", folder, "bfloat16")],
             "forge, two ranks of FSDP, bf16": ranks(folder, "bfloat16"),
             "forge, two ranks of FSDP, fp32 masters": ranks(folder, "float32"),
+            "forge, one rank, of FP8 blocks, bf16": [run("forge", fp8, "bfloat16")],
+            "forge, two ranks of FSDP, of FP8 blocks, bf16": ranks(fp8, "bfloat16"),
+            "forge, two ranks of FSDP, of FP8 blocks, fp32 masters": ranks(fp8, "float32"),
+            "forge, two ranks of FSDP, of GPTQ in 4 bits, bf16": ranks(gptq, "bfloat16"),
             "from_pretrained, bf16": [run("theirs", folder, "bfloat16")],
             "from_pretrained on two ranks, bf16": [
                 run("theirs", folder, "bfloat16") for _ in range(2)
@@ -53,7 +59,11 @@ def main() -> int:
         print(f"{SIZES['num_hidden_layers']} layers; its largest tensor has {largest // MIB} MiB.")
         print(f"torch {torch.__version__}, transformers {transformers.__version__}, on a CPU of")
         print("2 cores, with the files in the page cache. MiB of the rank that has most: what it")
-        print("holds of weights, how much its resident memory grew at its peak, and the rest.\n")
+        print("holds of weights, how much its resident memory grew at its peak, and the rest.")
+        print(
+            "Of FP8 blocks and of GPTQ: the same model with its matrices in codes, decoded as each"
+        )
+        print("rank reads its rows.\n")
         print("| way | weights | peak | beyond its weights | seconds |\n|---|---|---|---|---|")
         for name, found in ways.items():
             held, peak = (max(one[key] for one in found) // MIB for key in ("held", "peak"))
@@ -64,7 +74,7 @@ def main() -> int:
 
 def ranks(folder: Path, dtype: str) -> list[dict[str, Any]]:
     """What each of two ranks says."""
-    store = folder.parent / f"store_{dtype}"
+    store = folder.parent / f"store_{folder.name}_{dtype}"
     words = [["forge", folder, dtype, rank, store] for rank in range(2)]
     begun = [subprocess.Popen(command(*one), stdout=subprocess.PIPE, text=True) for one in words]
     return [json.loads(one.communicate()[0].splitlines()[-1]) for one in begun]
@@ -93,6 +103,41 @@ def write(folder: Path) -> dict[str, Any]:
     for parameter in model.parameters():
         parameter.data.fill_(0.01)
     model.save_pretrained(folder, max_shard_size="300MB")
+    return {}
+
+
+def write_quantised(folder: Path) -> dict[str, Any]:
+    """The same model with its matrices in FP8 blocks of 128 x 128, or in 4 bits of GPTQ."""
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    config = transformers.LlamaConfig(**SIZES)
+    with torch.device("meta"):
+        shapes = transformers.LlamaForCausalLM(config).state_dict()
+    is_fp8 = folder.name == "fp8"
+    tensors: dict[str, torch.Tensor] = {}
+    for name, like in shapes.items():
+        stem = name.removesuffix(".weight")
+        if not name.endswith("_proj.weight"):
+            tensors[name] = torch.full(like.shape, 0.01, dtype=torch.bfloat16)
+        elif is_fp8:
+            tensors[name] = torch.ones(like.shape).to(torch.float8_e4m3fn)
+            grid = [size // 128 for size in like.shape]
+            tensors[f"{stem}.weight_scale_inv"] = torch.full(grid, 0.01)
+        else:
+            rows, columns = like.shape
+            words, zeros = (columns // 8, rows), (columns // 128, rows // 8)
+            tensors[f"{stem}.qweight"] = torch.full(words, 0x11111111, dtype=torch.int32)
+            tensors[f"{stem}.qzeros"] = torch.full(zeros, 0x22222222, dtype=torch.int32)
+            tensors[f"{stem}.scales"] = torch.full((columns // 128, rows), 0.01).half()
+    quantization: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    if is_fp8:
+        quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    content = config.to_dict() | {"quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(content))
     return {}
 
 
@@ -158,8 +203,8 @@ if __name__ == "__main__":
     if len(sys.argv) == 1:
         sys.exit(main())
     what, place, *rest = sys.argv[1:]
-    if what == "write":
-        print(json.dumps(write(Path(place))))
+    if what in ("write", "write_quantised"):
+        print(json.dumps({"write": write, "write_quantised": write_quantised}[what](Path(place))))
     elif what == "theirs":
         print(json.dumps(theirs(Path(place), rest[0])))
     else:

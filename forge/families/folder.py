@@ -17,7 +17,7 @@ from forge.config.model.tensors import HEAD, misfits
 from forge.config.regular import NotRegular, read_json
 from forge.families import each as families
 from forge.families.family import Family, decoder_section
-from forge.families.formats.format import plain_tensors
+from forge.families.formats.format import Format, format_of, plain_tensors
 from forge.families.keys import QUANTIZATION
 from forge.families.peft import is_peft
 from forge.families.shards import AGAIN, FolderError, Stored, same_bytes
@@ -79,6 +79,12 @@ class Folder:
     def section(self) -> Decoder:
         """The section of the folder's model."""
         return decoder_section(self.options)
+
+    @property
+    def quantization(self) -> Format | None:
+        """The format of its quantised weights."""
+        config = self.content.get(QUANTIZATION)
+        return None if config is None else format_of(config)
 
 
 def is_folder(path: str | Path) -> bool:

@@ -157,6 +157,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "my.model").write_text("some text")
     write_folder(path / "hf")
     write_folder(path / "extra", unsloth_fixed=True)
+    write_folder(path / "awq", quantization_config={"quant_method": "awq", "bits": 4})
     write_folder(path / "worded")
     (path / "worded" / "tokenizer.json").write_text((path / "tokenizer.json").read_text())
     ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))

@@ -44,7 +44,7 @@ class Coded(Stored):
         raise NotImplementedError
 
 
-def raw(stored: Stored, first: int = 0, last: int | None = None) -> np.ndarray:
+def read_codes(stored: Stored, first: int = 0, last: int | None = None) -> np.ndarray:
     """Rows [first, last) of a stored tensor, in its stored format; a scalar has one row."""
     shape = stored.shape or (1,)
     last = shape[0] if last is None else last
@@ -57,9 +57,9 @@ def raw(stored: Stored, first: int = 0, last: int | None = None) -> np.ndarray:
     return values
 
 
-def numbers(stored: Stored, first: int = 0, last: int | None = None) -> np.ndarray:
+def read_numbers(stored: Stored, first: int = 0, last: int | None = None) -> np.ndarray:
     """Rows of a stored tensor of numbers, in fp32."""
-    values = raw(stored, first, last)
+    values = read_codes(stored, first, last)
     if stored.dtype == "BF16":
         return (values.astype(np.uint32) << 16).view(np.float32)
     if stored.dtype == "F8_E4M3":
@@ -103,7 +103,9 @@ def nibbles(packed: np.ndarray, bits: int) -> np.ndarray:
     return codes.astype(np.int32).reshape(*packed.shape[:-1], -1)
 
 
-def spread(stored: Stored, shape: tuple[int, ...], first: int, last: int, block) -> np.ndarray:
+def spread_scales(
+    stored: Stored, shape: tuple[int, ...], first: int, last: int, block
+) -> np.ndarray:
     """Scales of rows [first, last) of a tensor, in a shape that broadcasts over these rows.
 
     stored: a scalar, a number a row, or a grid with a number for each block. block: sizes of a
@@ -112,15 +114,15 @@ def spread(stored: Stored, shape: tuple[int, ...], first: int, last: int, block)
     block = (1,) * (len(shape) - len(block)) + tuple(block)
     grid = stored.shape or (1,)
     if prod(grid) == 1:
-        return numbers(stored).reshape((1,) * len(shape))
+        return read_numbers(stored).reshape((1,) * len(shape))
     grid += (1,) * (len(shape) - len(grid))
     if grid[0] == 1:
-        scales = numbers(stored).reshape(grid)
+        scales = read_numbers(stored).reshape(grid)
     elif grid[0] == shape[0]:
-        scales = numbers(stored, first, last).reshape(-1, *grid[1:])
+        scales = read_numbers(stored, first, last).reshape(-1, *grid[1:])
     else:
         begin, end = first // block[0], (last - 1) // block[0] + 1
-        in_blocks = numbers(stored, begin, end).reshape(-1, *grid[1:])
+        in_blocks = read_numbers(stored, begin, end).reshape(-1, *grid[1:])
         scales = in_blocks[np.arange(first, last) // block[0] - begin]
     for dim in range(1, len(shape)):
         if grid[dim] not in (1, shape[dim]):
@@ -130,7 +132,7 @@ def spread(stored: Stored, shape: tuple[int, ...], first: int, last: int, block)
 
 
 def fits_grid(grid: tuple[int, ...], shape: tuple[int, ...], block) -> bool:
-    """Whether scales of this shape cover a tensor, as `spread` reads them."""
+    """Whether scales of this shape cover a tensor, as `spread_scales` reads them."""
     if prod(grid) == 1:
         return True
     block = (1,) * (len(shape) - len(block)) + tuple(block)

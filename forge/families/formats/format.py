@@ -100,7 +100,7 @@ def _check_formats(tensors: Mapping[str, Stored], reads: str) -> None:
             raise FolderError(message, BEFORE)
 
 
-def groups(
+def grouped_parts(
     files: Mapping[str, Stored],
     suffixes: tuple[str, ...],
     rest: dict[str, Stored],
@@ -118,11 +118,11 @@ def groups(
         else:
             by_stem.setdefault(name.removesuffix(suffix), {})[suffix] = tensor
     for stem, parts in by_stem.items():
-        if not lacking(stem, parts, suffixes[:1], faults):
+        if not lacks_parts(stem, parts, suffixes[:1], faults):
             yield stem, parts
 
 
-def lacking(
+def lacks_parts(
     stem: str, parts: Mapping[str, Stored], needed: tuple[str, ...], faults: list[str]
 ) -> bool:
     """Whether parts of a tensor are missing; each is a fault."""

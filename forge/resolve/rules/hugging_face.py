@@ -112,6 +112,21 @@ def other_tokenizer(config: Config, checkpoint: Checkpoint) -> Findings:
         yield "tokenizer", message, f"tokenizer=file tokenizer.path={start}"
 
 
+@rule("checkpoint.few_bits", *READS, "adapter", warning=True)
+def rounded_folder(config: Config, adapter: Adapter, checkpoint: Checkpoint) -> Findings:
+    """A folder that was quantised after its training has the weights of a rounded model."""
+    start = _folder(config, checkpoint)
+    if start is None or adapter.active:
+        return
+    try:
+        quantization = folders.read_folder(start).quantization
+    except FolderError:
+        return  # another rule reports it
+    if quantization is not None and quantization.rounded:
+        message = f"{start} is in {quantization.name}, and training begins with rounded weights."
+        yield INIT_FROM, message, "the folder before quantisation, or adapter=qlora"
+
+
 ALL_WEIGHTS, ADAPTERS = 2e-4, 2e-3
 """Largest usual learning rates to fine-tune pretrained weights, and adapters."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from forge.config.adapters.adapter import is_added
 from forge.config.eval import TRAINED
 from forge.config.model.decoder import Decoder
+from forge.config.numbers import counted
 from forge.config.problems import listed
 from forge.config.root import Config
 from forge.config.tokenizers.chat_template import BadTemplate
@@ -140,8 +141,7 @@ def export_folder(
     """Write the weights of a checkpoint, of any layout, as a folder for transformers.
 
     Returns a summary in words. out: a new folder. weights: trained, or ema, their moving mean.
-    quantize: None = plain, or a format of `forge.hf.quantized`. Raises ValueError for a model
-    outside all families, or outside the format.
+    quantize: a format of `forge.hf.quantized`. Raises ValueError for a model outside all families.
     """
     section = config.decoder
     if section is None:
@@ -151,29 +151,33 @@ def export_folder(
     merged = Merged(path, config, weights)
     rows = chosen.rows(section)
     names = {row.ours.name for row in rows}
-    for name in merged.stored:
-        if name not in names and not is_added(name):
-            _check_buffer(name, merged[name], chosen)
+    for name in [n for n in merged.stored if n not in names and not is_added(n)]:
+        _check_buffer(name, merged[name], chosen)
     number = export_dtype(config, path, dtype)
+    content = _config_json(chosen, section, Tokenizer.load(path / TOKENIZER), number)
     options: dict[str, Any] = {"dtype": number, "shard_bytes": shard_bytes}
-    content: dict[str, Any] = {}
     out.mkdir(parents=True)
     if quantize is None:
         files = write_weights(out, rows, merged.__getitem__, **options)
     else:
         files = write_quantized(out, rows, merged.__getitem__, **options, how=quantize)
-        content = {QUANTIZATION: quantization_config(quantize)}
+        content[QUANTIZATION] = quantization_config(quantize)
+    _write(out / folders.CONFIG, content)
+    _write_tokenizer(path, config, out)
+    word = str(number).removeprefix("torch.") + (f" and {quantize}" if quantize else "")
+    (out / "README.md").write_text(card(Saved(path), config, chosen, word), encoding="utf-8")
+    step = Saved(path).step
+    return f"{chosen.architecture} of step {step} in {word}, {counted(len(files), 'file')}"
+
+
+def _write_tokenizer(path: Path, config: Config, out: Path) -> None:
+    """Write the tokenizer of a checkpoint and generation_config.json."""
     tokenizer = Tokenizer.load(path / TOKENIZER)
     generation = generation_of(tokenizer, begun=config.checkpoint.init_from is not None)
     # generation_config.json has the only copy in the folder.
     tokenizer.stated.pop(GENERATION, None)
     tokenizer.save(out)
-    _write(out / folders.CONFIG, _config_json(chosen, section, tokenizer, number) | content)
     _write(out / GENERATION_NAME, generation)
-    word = str(number).removeprefix("torch.") + (f" and {quantize}" if quantize else "")
-    (out / "README.md").write_text(card(Saved(path), config, chosen, word), encoding="utf-8")
-    count = f"{len(files)} file" + "s" * (len(files) > 1)
-    return f"{chosen.architecture} of step {Saved(path).step} in {word}, {count}"
 
 
 def export_dtype(config: Config, path: Path, dtype_name: str | None) -> torch.dtype:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from forge.families.formats.coded import AT_ONCE, Coded, nibbles, numbers, raw
-from forge.families.formats.format import Format, groups, lacking, misfit
+from forge.families.formats.coded import AT_ONCE, Coded, nibbles, read_codes, read_numbers
+from forge.families.formats.format import Format, grouped_parts, lacks_parts, misfit
 from forge.families.shards import Stored
 
 SUFFIXES = (".qweight", ".qzeros", ".scales")
@@ -30,13 +30,13 @@ class AlongOutput(Coded):
     def rows(self, first: int, last: int) -> np.ndarray:
         outputs, inputs = self.shape
         values = np.empty((last - first, inputs), np.float32)
-        scales = numbers(self.parts[SCALES])[:, first:last]
-        zeros = _outputs(raw(self.parts[ZEROS]), first, last)
+        scales = read_numbers(self.parts[SCALES])[:, first:last]
+        zeros = _outputs(read_codes(self.parts[ZEROS]), first, last)
         step = max(1, AT_ONCE // outputs)
         for begin in range(0, inputs, step):
             end = min(begin + step, inputs)
             groups = np.arange(begin, end) // self.group
-            codes = _outputs(raw(self.parts[CODES], begin, end), first, last)
+            codes = _outputs(read_codes(self.parts[CODES], begin, end), first, last)
             values[:, begin:end] = ((codes - zeros[groups]) * scales[groups]).T
         return values
 
@@ -67,8 +67,8 @@ class AWQ(Format):
 
     def plain(self, files: Mapping[str, Stored], faults: list[str]) -> dict[str, Stored]:
         tensors: dict[str, Stored] = {}
-        for stem, parts in groups(files, SUFFIXES, tensors, faults):
-            if lacking(stem, parts, (ZEROS, SCALES), faults):
+        for stem, parts in grouped_parts(files, SUFFIXES, tensors, faults):
+            if lacks_parts(stem, parts, (ZEROS, SCALES), faults):
                 continue
             inputs, words = parts[CODES].shape
             group = self.group if self.group > 0 else inputs

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from forge.families.formats.coded import Coded, numbers, raw
-from forge.families.formats.format import Format, groups, lacking, misfit
+from forge.families.formats.coded import Coded, read_codes, read_numbers
+from forge.families.formats.format import Format, grouped_parts, lacks_parts, misfit
 from forge.families.shards import Stored
 
 STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
@@ -37,19 +37,19 @@ class Blocks(Coded):
     def decode(self, first: int, last: int) -> np.ndarray:
         width = prod(self.shape[1:])
         begin, end = first * width, last * width
-        packed = raw(self.parts[""], begin // 2, -(-end // 2)).reshape(-1)
+        packed = read_codes(self.parts[""], begin // 2, -(-end // 2)).reshape(-1)
         codes = np.stack([packed >> 4, packed & 15], axis=1).reshape(-1)
         codes = codes[begin % 2 : begin % 2 + end - begin]
         blocks = np.arange(begin, end) // self.block
         scales = self._scales(begin // self.block, (end - 1) // self.block + 1)
-        values = numbers(self.parts[MAP])[codes] * scales[blocks - begin // self.block]
+        values = read_numbers(self.parts[MAP])[codes] * scales[blocks - begin // self.block]
         return values.reshape(-1, *self.shape[1:])
 
     def _scales(self, begin: int, end: int) -> np.ndarray:
         if not self.nested:
-            return numbers(self.parts[ABSMAX], begin, end)
-        codes = numbers(self.parts[NESTED_MAP])[raw(self.parts[ABSMAX], begin, end)]
-        scales = numbers(self.parts[NESTED])[np.arange(begin, end) // self.nested]
+            return read_numbers(self.parts[ABSMAX], begin, end)
+        codes = read_numbers(self.parts[NESTED_MAP])[read_codes(self.parts[ABSMAX], begin, end)]
+        scales = read_numbers(self.parts[NESTED])[np.arange(begin, end) // self.nested]
         return codes * scales + np.float32(self.offset)
 
 
@@ -58,8 +58,8 @@ class Rows(Coded):
     """Codes of 8 bits with a scale for each row."""
 
     def decode(self, first: int, last: int) -> np.ndarray:
-        scales = numbers(self.parts[".SCB"], first, last)[:, None]
-        return numbers(self.parts[".weight"], first, last) * scales * np.float32(ROWS)
+        scales = read_numbers(self.parts[".SCB"], first, last)[:, None]
+        return read_numbers(self.parts[".weight"], first, last) * scales * np.float32(ROWS)
 
 
 class BitsAndBytes(Format):
@@ -89,12 +89,12 @@ class BitsAndBytes(Format):
     def _rows(self, files: Mapping[str, Stored], faults: list[str]) -> dict[str, Stored]:
         tensors: dict[str, Stored] = {}
         used = {name: x for name, x in files.items() if not name.endswith(".weight_format")}
-        for stem, parts in groups(used, (".weight", ".SCB"), tensors, faults):
+        for stem, parts in grouped_parts(used, (".weight", ".SCB"), tensors, faults):
             codes = parts[".weight"]
             if codes.dtype != "I8":
                 tensors |= {f"{stem}{suffix}": stored for suffix, stored in parts.items()}
                 continue
-            if lacking(stem, parts, (".SCB",), faults):
+            if lacks_parts(stem, parts, (".SCB",), faults):
                 continue
             misfit(f"{stem}.SCB", parts[".SCB"], codes.shape[:1], faults)
             plain: dict[str, Any] = {"shape": codes.shape, "start": codes.start, "parts": parts}
@@ -111,7 +111,7 @@ class BitsAndBytes(Format):
             state = next((parts.pop(s) for s in STATES if s in parts), None)
             if state is None:
                 faults.append(f"{name}{STATES[0]} is missing")
-            elif not lacking(name, parts, (ABSMAX, MAP), faults):
+            elif not lacks_parts(name, parts, (ABSMAX, MAP), faults):
                 tensors[name] = self._of_state(name, parts | {"": codes}, state, faults)
         return tensors
 
@@ -120,7 +120,7 @@ class BitsAndBytes(Format):
     ) -> Stored:
         codes = parts[""]
         try:
-            options = json.loads(raw(state).tobytes())
+            options = json.loads(read_codes(state).tobytes())
             shape = tuple(int(size) for size in options["shape"])
             block, nested = int(options["blocksize"]), int(options.get("nested_blocksize") or 0)
             offset = float(options.get("nested_offset") or 0.0)
@@ -131,7 +131,7 @@ class BitsAndBytes(Format):
         misfit(name, codes, (-(-count // 2), 1), faults)
         misfit(name + ABSMAX, parts[ABSMAX], (-(-count // block),), faults)
         misfit(name + MAP, parts[MAP], (16,), faults)
-        if nested and not lacking(name, parts, (NESTED, NESTED_MAP), faults):
+        if nested and not lacks_parts(name, parts, (NESTED, NESTED_MAP), faults):
             scales = -(-parts[ABSMAX].shape[0] // nested)
             misfit(name + NESTED, parts[NESTED], (scales,), faults)
         return Blocks(

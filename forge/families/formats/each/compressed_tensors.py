@@ -17,13 +17,13 @@ from forge.families.formats.coded import (
     e2m1_pairs,
     fits_grid,
     nibbles,
-    numbers,
     powers_of_two,
-    raw,
-    spread,
+    read_codes,
+    read_numbers,
+    spread_scales,
 )
 from forge.families.formats.each.fp8 import scaled
-from forge.families.formats.format import Format, groups, lacking, misfit
+from forge.families.formats.format import Format, grouped_parts, lacks_parts, misfit
 from forge.families.shards import Stored
 
 LAYOUTS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
@@ -43,22 +43,23 @@ class Integers(Coded):
 
     def decode(self, first: int, last: int) -> np.ndarray:
         inputs, middle = self.shape[1], 1 << self.bits - 1
-        values = nibbles(raw(self.parts[PACKED], first, last), self.bits)[:, :inputs] - middle
+        words = read_codes(self.parts[PACKED], first, last)
+        values = nibbles(words, self.bits)[:, :inputs] - middle
         columns = np.arange(inputs) // self.group
-        if INDEX in self.parts and (index := raw(self.parts[INDEX])).min() >= 0:
+        if INDEX in self.parts and (index := read_codes(self.parts[INDEX])).min() >= 0:
             columns = index
         if ZERO in self.parts:
             values = values - self._zeros(first, last)[:, columns]
-        return values * numbers(self.parts[SCALE], first, last)[:, columns]
+        return values * read_numbers(self.parts[SCALE], first, last)[:, columns]
 
     def _zeros(self, first: int, last: int) -> np.ndarray:
         """Zeros [rows, groups]; in words they are packed along the rows of the matrix."""
         stored = self.parts[ZERO]
         if stored.dtype != "I32":
-            return raw(stored, first, last)
+            return read_codes(stored, first, last)
         per_word = 32 // self.bits
         begin, end = first // per_word, -(-last // per_word)
-        words = np.ascontiguousarray(raw(stored, begin, end).T)
+        words = np.ascontiguousarray(read_codes(stored, begin, end).T)
         zeros = nibbles(words, self.bits).T - (1 << self.bits - 1)
         return zeros[first - begin * per_word : last - begin * per_word]
 
@@ -70,12 +71,12 @@ class Floats(Coded):
     group: int
 
     def decode(self, first: int, last: int) -> np.ndarray:
-        values = e2m1_pairs()[raw(self.parts[PACKED], first, last)].reshape(last - first, -1)
+        values = e2m1_pairs()[read_codes(self.parts[PACKED], first, last)].reshape(last - first, -1)
         if GLOBAL in self.parts:
-            scales = spread(self.parts[SCALE], self.shape, first, last, (1, self.group))
-            scales = scales / numbers(self.parts[GLOBAL]).reshape(1, 1)
+            scales = spread_scales(self.parts[SCALE], self.shape, first, last, (1, self.group))
+            scales = scales / read_numbers(self.parts[GLOBAL]).reshape(1, 1)
         else:
-            scales = powers_of_two(raw(self.parts[SCALE], first, last))
+            scales = powers_of_two(read_codes(self.parts[SCALE], first, last))
             scales = np.repeat(scales, self.group, axis=1)
         values *= scales
         return values
@@ -126,8 +127,8 @@ class CompressedTensors(Format):
         tensors: dict[str, Stored] = {}
         in_words = {name.removesuffix(PACKED) for name in files if name.endswith(PACKED)}
         packed = {n: x for n, x in files.items() if n.rpartition(".")[0] in in_words}
-        for stem, parts in groups(packed, SUFFIXES, tensors, faults):
-            if lacking(stem, parts, (SCALE,), faults):
+        for stem, parts in grouped_parts(packed, SUFFIXES, tensors, faults):
+            if lacks_parts(stem, parts, (SCALE,), faults):
                 continue
             whole = parts[PACKED].dtype == "U8"
             read = self._floats if whole else self._integers
@@ -135,10 +136,10 @@ class CompressedTensors(Format):
                 tensors[stem + WEIGHT] = tensor
         others = {name: x for name, x in files.items() if name not in packed}
         of_weight = tuple(suffix for suffix in SUFFIXES if suffix != PACKED)
-        for stem, parts in groups(others, of_weight, tensors, faults):
+        for stem, parts in grouped_parts(others, of_weight, tensors, faults):
             if parts[WEIGHT].dtype not in ("F8_E4M3", "I8"):
                 tensors |= {f"{stem}{suffix}": stored for suffix, stored in parts.items()}
-            elif not lacking(stem, parts, (SCALE,), faults):
+            elif not lacks_parts(stem, parts, (SCALE,), faults):
                 meanings = {"codes": WEIGHT, "scales": SCALE, "zeros": ZERO}
                 named = {key: parts[suffix] for key, suffix in meanings.items() if suffix in parts}
                 tensors[stem + WEIGHT] = self._scaled(stem + WEIGHT, named, faults)
@@ -152,9 +153,9 @@ class CompressedTensors(Format):
         return scaled(name, parts, block, faults)
 
     def _integers(self, stem: str, parts: Mapping[str, Stored], faults: list[str]) -> Any:
-        if lacking(stem, parts, (SHAPE,), faults):
+        if lacks_parts(stem, parts, (SHAPE,), faults):
             return None
-        shape = tuple(int(size) for size in raw(parts[SHAPE]))
+        shape = tuple(int(size) for size in read_codes(parts[SHAPE]))
         rows, words = parts[PACKED].shape
         bits = [b for b in self.bits if 32 % b == 0 and -(-shape[-1] // (32 // b)) == words]
         if len(shape) != 2 or shape[0] != rows or len(bits) != 1:
@@ -170,7 +171,7 @@ class CompressedTensors(Format):
     def _floats(self, stem: str, parts: Mapping[str, Stored], faults: list[str]) -> Any:
         rows, half = parts[PACKED].shape
         of_nvidia = parts[SCALE].dtype == "F8_E4M3"
-        if of_nvidia and lacking(stem, parts, (GLOBAL,), faults):
+        if of_nvidia and lacks_parts(stem, parts, (GLOBAL,), faults):
             return None
         if of_nvidia and prod(parts[GLOBAL].shape) != 1:
             faults.append(f"{stem}{GLOBAL} has the shape {list(parts[GLOBAL].shape)}, not [1]")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from forge.families.formats.coded import Coded, fits_grid, numbers, spread
+from forge.families.formats.coded import Coded, fits_grid, read_numbers, spread_scales
 from forge.families.formats.format import Format
 from forge.families.shards import Stored
 
@@ -27,10 +27,10 @@ class Scaled(Coded):
     block: tuple[int, ...]
 
     def decode(self, first: int, last: int) -> np.ndarray:
-        values = numbers(self.parts["codes"], first, last)
+        values = read_numbers(self.parts["codes"], first, last)
         if "zeros" in self.parts:
-            values -= spread(self.parts["zeros"], self.shape, first, last, self.block)
-        values *= spread(self.parts["scales"], self.shape, first, last, self.block)
+            values -= spread_scales(self.parts["zeros"], self.shape, first, last, self.block)
+        values *= spread_scales(self.parts["scales"], self.shape, first, last, self.block)
         return values
 
 

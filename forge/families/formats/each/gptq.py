@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from forge.families.formats.coded import AT_ONCE, Coded, nibbles, numbers, raw
-from forge.families.formats.format import Format, groups, lacking, misfit
+from forge.families.formats.coded import AT_ONCE, Coded, nibbles, read_codes, read_numbers
+from forge.families.formats.format import Format, grouped_parts, lacks_parts, misfit
 from forge.families.shards import Stored
 
 SUFFIXES = (".qweight", ".qzeros", ".scales", ".g_idx")
@@ -32,18 +32,20 @@ class AlongInput(Coded):
         outputs, inputs = self.shape
         per_word = 32 // self.bits
         values = np.empty((last - first, inputs), np.float32)
-        scales = numbers(self.parts[SCALES])[:, first:last]
-        zeros = nibbles(raw(self.parts[ZEROS]), self.bits)[:, first:last]
+        scales = read_numbers(self.parts[SCALES])[:, first:last]
+        zeros = nibbles(read_codes(self.parts[ZEROS]), self.bits)[:, first:last]
         if self.lowered:  # the sum has only the bits of a code, as in the kernels of AutoGPTQ
             zeros = zeros + 1 & (1 << self.bits) - 1
         group_of = np.arange(inputs) // self.group
         if INDEX in self.parts:
-            group_of = raw(self.parts[INDEX])
+            group_of = read_codes(self.parts[INDEX])
         words = inputs // per_word
         step = max(1, AT_ONCE // (outputs * per_word))
         for begin in range(0, words, step):
             end = min(begin + step, words)
-            packed = np.ascontiguousarray(raw(self.parts[CODES], begin, end)[:, first:last].T)
+            packed = np.ascontiguousarray(
+                read_codes(self.parts[CODES], begin, end)[:, first:last].T
+            )
             columns = slice(begin * per_word, end * per_word)
             codes = nibbles(packed, self.bits) - zeros[group_of[columns]].T
             values[:, columns] = codes * scales[group_of[columns]].T
@@ -74,9 +76,9 @@ class GPTQ(Format):
     def plain(self, files: Mapping[str, Stored], faults: list[str]) -> dict[str, Stored]:
         tensors: dict[str, Stored] = {}
         per_word = 32 // self.bits
-        for stem, parts in groups(files, SUFFIXES, tensors, faults):
+        for stem, parts in grouped_parts(files, SUFFIXES, tensors, faults):
             needed = (ZEROS, SCALES, INDEX) if self.config.get("desc_act") else (ZEROS, SCALES)
-            if lacking(stem, parts, needed, faults):
+            if lacks_parts(stem, parts, needed, faults):
                 continue
             words, outputs = parts[CODES].shape
             inputs = words * per_word
@@ -99,6 +101,6 @@ class GPTQ(Format):
         return tensors
 
     def _check_index(self, stem: str, stored: Stored, count: int, faults: list[str]) -> None:
-        index = raw(stored)
+        index = read_codes(stored)
         if index.min() < 0 or index.max() >= count:
             faults.append(f"{stem}{INDEX} names groups outside of 0 to {count - 1}")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forge.families.formats.coded import Coded, e2m1_pairs, powers_of_two, raw
-from forge.families.formats.format import Format, groups, lacking, misfit
+from forge.families.formats.coded import Coded, e2m1_pairs, powers_of_two, read_codes
+from forge.families.formats.format import Format, grouped_parts, lacks_parts, misfit
 from forge.families.shards import Stored
 
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -22,10 +22,10 @@ class Transposed(Coded):
     """Experts [experts, in, out], stored as blocks [experts, out, in / 32, 16] of two codes."""
 
     def decode(self, first: int, last: int) -> np.ndarray:
-        values = e2m1_pairs()[raw(self.parts[BLOCKS], first, last)]
+        values = e2m1_pairs()[read_codes(self.parts[BLOCKS], first, last)]
         experts, rows, blocks = values.shape[:3]
         values = values.reshape(experts, rows, blocks, -1)
-        values *= powers_of_two(raw(self.parts[SCALES], first, last))[..., None]
+        values *= powers_of_two(read_codes(self.parts[SCALES], first, last))[..., None]
         return values.reshape(experts, rows, -1).swapaxes(1, 2)
 
 
@@ -37,8 +37,8 @@ class MXFP4(Format):
 
     def plain(self, files: Mapping[str, Stored], faults: list[str]) -> dict[str, Stored]:
         tensors: dict[str, Stored] = {}
-        for stem, parts in groups(files, (BLOCKS, SCALES), tensors, faults):
-            if lacking(stem, parts, (SCALES,), faults):
+        for stem, parts in grouped_parts(files, (BLOCKS, SCALES), tensors, faults):
+            if lacks_parts(stem, parts, (SCALES,), faults):
                 continue
             codes = parts[BLOCKS]
             if len(codes.shape) != 4 or codes.shape[3] != 16:

@@ -151,7 +151,8 @@ def _by_torchao(how: str) -> Callable[[str, Tensor], Parts]:
         linear = nn.Linear(values.shape[1], values.shape[0], bias=False, device="meta")
         linear.weight = nn.Parameter(values, requires_grad=False)
         quantize_(linear, config)
-        tensors, metadata = flatten_tensor_state_dict({name: linear.weight.detach()})
+        quantized: dict[str, Any] = {name: linear.weight.detach()}
+        tensors, metadata = flatten_tensor_state_dict(quantized)
         return tensors, metadata[name]
 
     return encode

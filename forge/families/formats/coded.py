@@ -49,7 +49,7 @@ def read_codes(stored: Stored, first: int = 0, last: int | None = None) -> np.nd
     shape = stored.shape or (1,)
     last = shape[0] if last is None else last
     values = np.empty((last - first, *shape[1:]), NUMPY[stored.dtype])
-    content = memoryview(values.reshape(-1).view(np.uint8))
+    content = values.reshape(-1).view(np.uint8).data
     with open_regular(stored.file) as file:
         file.seek(stored.start + first * (prod(shape[1:]) * values.itemsize))
         if file.readinto(content) < len(content):

@@ -21,23 +21,19 @@ BEFORE = "give the folder of the model before quantisation"
 class Format:
     """A way to store weights in few bits, by its `quant_method`.
 
-    methods: values of quant_method. rounded: whether it rounds weights to few bits after training,
-    so that training all of them begins with a rounded model. inert: suffixes of stored tensors
-    without effect on weights, such as scales of activations and caches.
+    methods: values of quant_method. name: the format in words. rounded: whether it rounds weights
+    to few bits after training, so that training all of them begins with a rounded model. inert:
+    suffixes of stored tensors without effect on weights, such as scales of activations and caches.
     """
 
     methods: ClassVar[tuple[str, ...]]
-    rounded: ClassVar[bool] = False
+    name: str
+    rounded: bool = False
     inert: ClassVar[tuple[str, ...]] = (".k_scale", ".v_scale", ".input_scale", ".q_scale")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Raises ValueError for options without a decoder."""
         self.config = config
-
-    @property
-    def name(self) -> str:
-        """The format in words."""
-        raise NotImplementedError
 
     def plain(self, files: Mapping[str, Stored], faults: list[str]) -> dict[str, Stored]:
         """Plain tensors by name, of the stored tensors. faults: gains what does not fit."""

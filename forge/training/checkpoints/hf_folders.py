@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,7 @@ def export_folder(
     Returns a summary in words. out: a new folder. weights: trained, or ema, their moving mean.
     quantize: a format of `forge.hf.quantized`. Raises ValueError for a model outside all families.
     """
-    section = config.decoder
-    if section is None:
+    if (section := config.decoder) is None:
         message = f"model._target_={config.model._target_} is no decoder of forge"
         raise ValueError(f"{message}, and only these have families; --format safetensors")
     chosen = choose_family(section, family)
@@ -155,13 +155,12 @@ def export_folder(
         _check_buffer(name, merged[name], chosen)
     number = export_dtype(config, path, dtype)
     content = _config_json(chosen, section, Tokenizer.load(path / TOKENIZER), number)
-    options: dict[str, Any] = {"dtype": number, "shard_bytes": shard_bytes}
     out.mkdir(parents=True)
-    if quantize is None:
-        files = write_weights(out, rows, merged.__getitem__, **options)
-    else:
-        files = write_quantized(out, rows, merged.__getitem__, **options, how=quantize)
+    write: Any = write_weights
+    if quantize is not None:
+        write = partial(write_quantized, how=quantize)
         content[QUANTIZATION] = quantization_config(quantize)
+    files = write(out, rows, merged.__getitem__, dtype=number, shard_bytes=shard_bytes)
     _write(out / folders.CONFIG, content)
     _write_tokenizer(path, config, out)
     word = str(number).removeprefix("torch.") + (f" and {quantize}" if quantize else "")

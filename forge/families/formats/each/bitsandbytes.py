@@ -70,18 +70,11 @@ class BitsAndBytes(Format):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
+        self.in_rows = bool(config.get("load_in_8bit") or config.get("_load_in_8bit"))
+        self.name = f"bitsandbytes in {8 if self.in_rows else 4} bits"
         storage = config.get("bnb_4bit_quant_storage") or "uint8"
         if not self.in_rows and storage != "uint8":
             raise ValueError(f"bitsandbytes with bnb_4bit_quant_storage={storage}; uint8 is read")
-
-    @property
-    def in_rows(self) -> bool:
-        """Whether codes have 8 bits."""
-        return bool(self.config.get("load_in_8bit") or self.config.get("_load_in_8bit"))
-
-    @property
-    def name(self) -> str:
-        return f"bitsandbytes in {8 if self.in_rows else 4} bits"
 
     def plain(self, files: Mapping[str, Stored], faults: list[str]) -> dict[str, Stored]:
         return self._rows(files, faults) if self.in_rows else self._blocks(files, faults)

@@ -109,19 +109,12 @@ class CompressedTensors(Format):
         if odd := self.bits - {2, 4, 8}:
             raise ValueError(f"compressed-tensors with num_bits={max(odd)}; 2, 4 and 8 are read")
         self.kinds = {str(entry["type"]) for entry in weights if entry}
+        bits, kinds = " and ".join(map(str, sorted(self.bits))), " and ".join(sorted(self.kinds))
+        self.name = f"compressed-tensors, {kinds} in {bits} bits"
+        self.rounded = "int" in self.kinds and min(self.bits) <= 4
         self.blocks = {tuple(entry.get("block_structure") or (1, 1)) for entry in weights if entry}
         if len(self.blocks) > 1:
             raise ValueError("compressed-tensors with several block_structure; one is read")
-
-    @property
-    def name(self) -> str:
-        bits, kinds = " and ".join(map(str, sorted(self.bits))), " and ".join(sorted(self.kinds))
-        return f"compressed-tensors, {kinds} in {bits} bits"
-
-    @property
-    def rounded(self) -> bool:  # type: ignore[override]
-        """Whether weights are integers of few bits."""
-        return "int" in self.kinds and min(self.bits) <= 4
 
     def plain(self, files: Mapping[str, Stored], faults: list[str]) -> dict[str, Stored]:
         tensors: dict[str, Stored] = {}

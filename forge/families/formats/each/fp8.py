@@ -67,11 +67,8 @@ class BlockFP8(Format):
         self.block = tuple(int(size) for size in config.get("weight_block_size") or (1, 1))
         if len(self.block) != 2 or min(self.block) < 1:
             raise ValueError(f"weight_block_size={list(self.block)} is no size of a block")
-
-    @property
-    def name(self) -> str:
         sizes = " x ".join(map(str, self.block))
-        return "FP8" if self.block == (1, 1) else f"FP8 in blocks of {sizes}"
+        self.name = "FP8" if self.block == (1, 1) else f"FP8 in blocks of {sizes}"
 
     def plain(self, files: Mapping[str, Stored], faults: list[str]) -> dict[str, Stored]:
         tensors = dict(files)

@@ -68,10 +68,7 @@ class GPTQ(Format):
             raise ValueError(
                 f"GPTQ with checkpoint_format={self.version!r}; gptq, gptq_v2 are read"
             )
-
-    @property
-    def name(self) -> str:
-        return f"GPTQ in {self.bits} bits"
+        self.name = f"GPTQ in {self.bits} bits"
 
     def plain(self, files: Mapping[str, Stored], faults: list[str]) -> dict[str, Stored]:
         tensors: dict[str, Stored] = {}

@@ -12,15 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
+from encoded_matrices import Tensors, bitsandbytes_blocks, fp8_blocks
 from helpers.ranks import on_ranks
 from helpers.refusing import problems
 from quantised_folders import (
     CASES,
     FP8,
     SIZES,
-    Tensors,
-    bitsandbytes_blocks,
-    fp8_blocks,
     write_mxfp4,
     write_plain,
     write_quantised,

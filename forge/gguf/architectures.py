@@ -206,6 +206,38 @@ def _gemma2(metadata: Metadata, config: Config) -> Config:
     }
 
 
+def _gemma3(metadata: Metadata, config: Config) -> Config:
+    of_27b = config["num_hidden_layers"] == 62  # as llama.cpp tells it apart
+    scalar = config["hidden_size"] // config["num_attention_heads"] if of_27b else None
+    if int(metadata.take("attention.sliding_window_pattern", 6)) != 6:
+        metadata.faults.append("attention.sliding_window_pattern is not 6")
+    cap = _decimal(metadata.take("final_logit_softcapping", 0.0))
+    return {
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": int(metadata.take("attention.sliding_window")),
+        "rope_local_base_freq": _decimal(metadata.take("rope.freq_base_swa", 10000.0)),
+        "query_pre_attn_scalar": scalar or config["head_dim"],
+        "final_logit_softcapping": cap or None,
+    }
+
+
+def _phi3(metadata: Metadata, config: Config) -> Config:
+    window = int(metadata.take("attention.sliding_window", 0))
+    return {
+        "model_type": "phi3",
+        "architectures": ["Phi3ForCausalLM"],
+        "original_max_position_embeddings": config["max_position_embeddings"],
+        "sliding_window": window or None,
+        "pad_token_id": None,
+    }
+
+
+def _olmo2(metadata: Metadata, config: Config) -> Config:
+    return {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(extra=_llama, pairs=True),
     "qwen2": Architecture(extra=_qwen2),
@@ -213,4 +245,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3moe": Architecture(extra=_qwen3_moe),
     "gemma": Architecture(extra=_gemma, norm_offset=1.0),
     "gemma2": Architecture(extra=_gemma2, norm_offset=1.0),
+    "gemma3": Architecture(extra=_gemma3, norm_offset=1.0),
+    "phi3": Architecture(extra=_phi3),
+    "olmo2": Architecture(extra=_olmo2),
 }

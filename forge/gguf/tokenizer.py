@@ -50,6 +50,7 @@ SPLITS: Mapping[str, Callable[[], Split]] = {
     "olmo": _gpt2,
     "smollm": _digits_first,
     "llama-bpe": lambda: _pattern("llama3"),
+    "dbrx": lambda: _pattern("llama3"),
     "qwen2": lambda: _pattern("qwen"),
 }
 """Splits of text into words by the names of llama.cpp."""

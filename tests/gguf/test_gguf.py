@@ -62,6 +62,15 @@ MODELS: dict[str, tuple[str, Any]] = {
             **SIZES, head_dim=16, sliding_window=8, query_pre_attn_scalar=16,
         ),
     ),
+    "gemma3": (
+        "gemma3",
+        transformers.Gemma3TextConfig(
+            **SIZES | {"num_hidden_layers": 6}, head_dim=16, sliding_window=8,
+            query_pre_attn_scalar=16,
+        ),
+    ),
+    "phi3": ("phi3", transformers.Phi3Config(**SIZES, sliding_window=8, pad_token_id=None)),
+    "olmo2": ("olmo2", transformers.Olmo2Config(**SIZES)),
 }  # fmt: skip
 
 
@@ -85,19 +94,24 @@ def made(
     }
     if architecture == "qwen3moe":
         facts |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
-    if architecture in ("qwen3", "qwen3moe", "gemma2"):
+    if architecture in ("qwen3", "qwen3moe", "gemma2", "gemma3"):
         facts |= {
             "attention.key_length": config.head_dim,
             "attention.value_length": config.head_dim,
         }
-    if architecture == "gemma2":
+    if architecture in ("gemma2", "gemma3", "phi3"):
         facts["attention.sliding_window"] = config.sliding_window
+    if architecture == "phi3":
+        facts["rope.scaling.original_context_length"] = config.max_position_embeddings
+        facts["rope.dimension_count"] = 16
+    if architecture == "gemma2":
         writer.add_float32("gemma2.attn_logit_softcapping", config.attn_logit_softcapping)
         writer.add_float32("gemma2.final_logit_softcapping", config.final_logit_softcapping)
     for key, value in (facts | (changes or {})).items():
         writer.add_uint32(f"{architecture}.{key}", value)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
-    writer.add_float32(f"{architecture}.rope.freq_base", config.rope_parameters["rope_theta"])
+    turns = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_float32(f"{architecture}.rope.freq_base", turns["rope_theta"])
     tokenizer(writer)
     stored = gguf.get_tensor_name_map(
         {n: a for a, n in gguf.MODEL_ARCH_NAMES.items()}[architecture], config.num_hidden_layers
@@ -140,7 +154,7 @@ def put(writer, stored, key, values, architecture, config, kind) -> None:
         heads = config.num_attention_heads if q else config.num_key_value_heads
         halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
         values = halves.swapaxes(1, 2).reshape(values.shape)
-    if architecture == "gemma2" and name.endswith("norm.weight"):
+    if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
         values = values + 1
     fits = values.ndim > 1 and values.shape[-1] % 32 == 0 and "gate_inp" not in name
     chosen = kind if fits else Kind.F32

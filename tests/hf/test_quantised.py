@@ -12,14 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
+from encoded_matrices import Tensors, bitsandbytes_blocks, fp8_blocks
 from helpers.ranks import on_ranks
 from helpers.refusing import problems
 from quantised_folders import (
     CASES,
     FP8,
     SIZES,
-    Tensors,
-    fp8_blocks,
     write_mxfp4,
     write_plain,
     write_quantised,
@@ -27,6 +26,7 @@ from quantised_folders import (
 from safetensors.torch import load_file, save_file
 
 import forge
+from forge.adapters.formats import pack_weight
 from forge.families import folder as folders
 from forge.families.formats.coded import Coded
 from forge.hf.read import load_folder, read_part
@@ -158,11 +158,19 @@ def test_mxfp4_is_read_as_transformers_decodes_it(mxfp4: Path, tmp_path: Path) -
         assert float((ours.eval()(tokens) - expected).abs().max()) < 1e-5
 
 
+def test_qlora_of_nf4_keeps_the_codes_of_bitsandbytes() -> None:
+    weight = torch.randn(96, 128, generator=torch.Generator().manual_seed(0)) * 0.02
+    encoded = bitsandbytes_blocks("nf4", False)(weight)
+    packed = pack_weight(encoded.values, "nf4")
+    assert torch.equal(packed["codes"].flatten(), encoded.stored[".weight"].flatten())
+    assert torch.equal(packed["scales"].flatten(), encoded.stored[".weight.absmax"])
+
+
 COMMON = "tokenizer=bytes data=synthetic train.seq_len=32 optimizer=adamw run.device=cpu"
 LAYOUTS = [
     ("gptq_v2_desc_act", "parallel.dp_shard=2 parallel.tp=2"),
-    ("bnb_nf4_double", "parallel.dp_shard=2 parallel.tp=2"),
-    ("fp8_ragged_blocks", "parallel.pp=2 parallel.tp=2"),
+    pytest.param("bnb_nf4_double", "parallel.dp_shard=2 parallel.tp=2", marks=pytest.mark.nightly),
+    pytest.param("fp8_ragged_blocks", "parallel.pp=2 parallel.tp=2", marks=pytest.mark.nightly),
     ("mxfp4", "parallel.ep=2 parallel.tp=2"),
 ]
 

@@ -104,7 +104,7 @@ def of_rewards(folder: Path, part: str) -> Iterator[str]:
     curves = [rows(run.parent, "train/rewards/exact/mean") for run in done]
     last = max(curves[0])
     yield f"## {part}\n\n`{REWARDED[part]}`: share of right answers, its mean over the"
-    yield f"{last * SHARE:.0f} steps up to each; the interval is Student's t over {len(SEEDS)} seeds,"
+    yield f"{last * SHARE:.0f} steps up to each; the interval is Student's t over the seeds,"
     yield "and knows of no 0 and 1.\n"
     yield "| steps | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " | mean | 95 % interval |"
     yield "| ---: |" + " ---: |" * (len(SEEDS) + 2)

@@ -103,8 +103,9 @@ def of_rewards(folder: Path, part: str) -> Iterator[str]:
         return
     curves = [rows(run.parent, "train/rewards/exact/mean") for run in done]
     last = max(curves[0])
-    yield f"## {part}\n\n`{REWARDED[part]}`: share of right answers, over the {SHARE:.0%} of the"
-    yield f"{last} steps up to each; the interval is Student's t over {len(SEEDS)} seeds.\n"
+    yield f"## {part}\n\n`{REWARDED[part]}`: share of right answers, its mean over the"
+    yield f"{last * SHARE:.0f} steps up to each; the interval is Student's t over the seeds,"
+    yield "and knows of no 0 and 1.\n"
     yield "| steps | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " | mean | 95 % interval |"
     yield "| ---: |" + " ---: |" * (len(SEEDS) + 2)
     for step in [round(last * share) for share in (SHARE, 0.25, 0.5, 0.75, 1.0)]:

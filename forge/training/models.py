@@ -31,13 +31,13 @@ from forge.parallel.apply import apply
 from forge.parallel.mesh import make_mesh
 from forge.parallel.modules import FORMATS, HALF
 from forge.parallel.ranks import Ranks
-from forge.parallel.shared_model import SharedModel
 from forge.resolve.rules.degrees import tp_divides
 from forge.rundir import checkpoints
 from forge.rundir.checkpoints import CheckpointError, Saved
 from forge.tensors.masters import round_weights
 from forge.training.checkpoints import merging, restore
 from forge.training.checkpoints.restore import Trained
+from forge.training.shared_model import SharedModel
 
 
 def build_model(

@@ -134,6 +134,7 @@ def record_of_one(folder: Path, share: float) -> Record:
     return record(folder, f"objective.lmbda={share}", Ranks())
 
 
+@pytest.mark.nightly
 def test_a_share_of_0_is_distillation_from_text_to_the_bit(folder: Path) -> None:
     """Against a share so small that no row is drawn, and the whole way is gone."""
     text, none = record_of_one(folder, 0), record(folder, "objective.lmbda=1e-12", Ranks())
@@ -145,7 +146,7 @@ def test_a_share_of_0_is_distillation_from_text_to_the_bit(folder: Path) -> None
 
 LAYOUTS = [
     pytest.param("parallel.dp_shard=2", marks=pytest.mark.nightly),
-    "parallel.tp=2",
+    pytest.param("parallel.tp=2", marks=pytest.mark.nightly),
     pytest.param("parallel.tp=2 parallel.dp_shard=2", marks=pytest.mark.nightly),
     # Ranks whose rows are of different lengths share the teacher's layers.
     pytest.param("parallel.dp_shard=2 objective.teacher_tp=2", marks=pytest.mark.nightly),

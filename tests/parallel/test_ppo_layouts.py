@@ -47,7 +47,7 @@ def record_of_one(folder: Path) -> Record:
 
 
 LAYOUTS = [
-    "parallel.dp_shard=2",
+    pytest.param("parallel.dp_shard=2", marks=pytest.mark.nightly),
     "parallel.tp=2",
     pytest.param("parallel.tp=2 parallel.sequence_parallel=false", marks=pytest.mark.nightly),
     pytest.param("parallel.tp=2 parallel.dp_shard=2", marks=pytest.mark.nightly),
@@ -73,6 +73,7 @@ def test_updates_equal_those_of_one_device(layout: str, folder: Path) -> None:
     on_ranks(world_of(many), work)
 
 
+@pytest.mark.nightly
 def test_accumulation_changes_nothing(folder: Path) -> None:
     whole = record(folder, "train.batch_size=16", Ranks())
     verdict = compare_records(record_of_one(folder), whole, BOUNDS[FP64])

@@ -175,16 +175,15 @@ class Engine:
             self._queue.append(request)
             self._changed.notify_all()
 
-    def between(self, change: Callable[[], Any]) -> None:
+    def between(self, change: Callable[[], object]) -> None:
         """Call a function when no answer is written, in the engine's thread; requests that wait
         come behind it. Raises Closed, or what the function raises.
         """
-        done: Future[None] = Future()
+        done: Future[object] = Future()
 
         def call() -> None:
             try:
-                change()
-                done.set_result(None)
+                done.set_result(change())
             except BaseException as error:
                 done.set_exception(error)
 

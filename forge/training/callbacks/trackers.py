@@ -14,7 +14,6 @@ from forge.build import bind
 from forge.config.metrics import Metrics
 from forge.config.regular import read_text
 from forge.config.wandb_login import sends
-from forge.rundir import goodput
 from forge.rundir.files import append_row
 from forge.rundir.history import METRICS, PERFORMANCE
 from forge.rundir.saved_config import to_plain
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_gib"})
 WALL_CLOCK |= {"writing_seconds", "rewards_seconds", "log_probs_seconds"}  # of rollouts
-WALL_CLOCK |= {"goodput", *(f"goodput/{name}" for name in goodput.MEANINGS)}
 CONSOLE = "console"
 FINISH_SECONDS = 120.0  # unsent data then stays in the run directory for `wandb sync`
 
@@ -234,8 +232,8 @@ class WandB:
         """A wandb.Table of the step."""
         import wandb
 
-        columns: Any = list(rows[0])
-        data: Any = [[row.get(key) for key in columns] for row in rows]
+        columns: list[Any] = list(rows[0])
+        data: list[Any] = [[row.get(key) for key in columns] for row in rows]
         table = wandb.Table(columns=columns, data=data, allow_mixed_types=True)
         self._run.log({name: table}, step=step)
 

@@ -46,8 +46,8 @@ class Sampling:
         where logits are not finite. had: as of `penalised`.
         """
         logits = logits.float()
-        # With a NaN in a row both extremes are NaN; the row's draw is masked below.
-        usable = torch.stack(logits.aminmax(dim=-1)).isfinite().all(0)
+        # 0 times infinity is NaN; cheaper than a look for extremes. The row's draw is masked below.
+        usable = (logits * 0).sum(-1) == 0
         if had is not None:
             logits = penalised(logits, had, self.repetition_penalty)
         if self.temperature == 0:
@@ -56,6 +56,12 @@ class Sampling:
             cuts = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
             drawn = _drawn(*_likeliest(logits, self.temperature, **cuts), uniform)
         return drawn.masked_fill(~usable, NONE)
+
+    @property
+    def options(self) -> tuple[float, ...]:
+        """All but the seed: rows with equal options are drawn at once."""
+        cuts = (self.top_k, self.top_p, self.min_p)
+        return (self.temperature, *cuts, self.repetition_penalty)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Probabilities of the next token: logits [batch, vocab] -> [batch, vocab]."""
@@ -93,7 +99,7 @@ def _likeliest(
     vocab = logits.shape[-1]
     cut = 0 < top_k < vocab
     if not cut and top_p == 1 and min_p == 0:
-        return torch.softmax(logits / temperature, dim=-1), None
+        return torch.softmax(scaled(logits, temperature), dim=-1), None
     if cut:
         ids = _first_of(logits, top_k)
         likeliest = torch.softmax(logits.gather(-1, ids) / temperature, dim=-1)
@@ -128,6 +134,10 @@ def _drawn(probabilities: Tensor, ids: Tensor | None, uniform: Tensor) -> Tensor
     return ids.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
+def scaled(logits: Tensor, temperature: float) -> Tensor:
+    return logits if temperature == 1 else logits / temperature
+
+
 def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
     """Log-probabilities of tokens: [batch, 1] by logits: [batch, vocab] -> [batch, 1], in fp32 at
     least, with NaN where logits are not finite.
@@ -151,9 +161,9 @@ def drawn_from(probabilities: Tensor, uniform: Tensor) -> Tensor:
     upto = running_sum(probabilities.to(uniform.dtype))
     thresholds = uniform[:, None] * upto[:, -1:]
     # right=True takes the first sum above the threshold, so a token of probability 0 is never
-    # drawn; where rounding leaves no such sum, the last token with a probability.
-    last = probabilities.shape[-1] - 1 - probabilities.flip(-1).ne(0).int().argmax(-1)
-    return torch.searchsorted(upto, thresholds, right=True).squeeze(-1).minimum(last)
+    # drawn; where rounding leaves no such sum, the last token that adds to it.
+    last = torch.searchsorted(upto, upto[:, -1:].contiguous())
+    return torch.searchsorted(upto, thresholds, right=True).minimum(last).squeeze(-1)
 
 
 def running_sum(values: Tensor) -> Tensor:

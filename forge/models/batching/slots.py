@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from forge.models.cache import KVCache
 from forge.models.contract import Cached
 from forge.models.head import head_of
 from forge.models.sampling import How
-from forge.models.token_distribution import NONE, NOT_FINITE, Sampling, logprobs_of, uniforms
+from forge.models.token_distribution import NONE, NOT_FINITE, Sampling, logprobs_of, scaled, uniforms
 from forge.tensors.wide import widest
 
 Prompt = tuple[int, ...]
@@ -173,7 +173,8 @@ class Rows:
         drawn = self.how.agree(self._drawn(rows, slots, usable, uniform)[:, None])
         if self.had is not None:
             self.had[slots] = self.had[slots].scatter(1, drawn.clamp(min=0), True)
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.how.logprobs_at
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        wide = scaled(wide, self.how.logprobs_at)
         top = min(max(row.top for row in rows), usable.shape[1])
         candidates = wide.log_softmax(-1)[:, : self.how.n_ids].topk(top) if top else None
         return drawn, logprobs_of(wide, drawn.clamp(min=0)), candidates
@@ -195,12 +196,13 @@ class Rows:
 
     def _drawn(self, rows: Sequence[Row], slots: slice, logits: Tensor, uniform: Tensor) -> Tensor:
         """Draw a token for each row, [rows]; rows with equal options at once."""
-        by_options: dict[Sampling, list[int]] = {}
+        by_options: dict[tuple[float, ...], list[int]] = {}
         for index, row in enumerate(rows):
-            by_options.setdefault(replace(row.sampling, seed=0), []).append(index)
+            by_options.setdefault(row.sampling.options, []).append(index)
         had = None if self.had is None else self.had[slots]
         drawn = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-        for sampling, indices in by_options.items():
+        for indices in by_options.values():
+            sampling = rows[indices[0]].sampling
             penalty = sampling.repetition_penalty != 1
             if len(by_options) == 1:
                 return sampling.draw(logits, uniform, had if penalty else None)

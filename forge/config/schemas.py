@@ -21,6 +21,7 @@ import forge.config.objectives.distill
 import forge.config.objectives.grpo
 import forge.config.objectives.preference
 import forge.config.objectives.reward_model
+import forge.config.rollouts.openai
 import forge.config.tokenizers.ranked_bpe
 import forge.config.tokenizers.tokenizer_files  # noqa: F401
 from forge.config import optimizers, scaling

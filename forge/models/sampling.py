@@ -15,7 +15,14 @@ from forge.models.cache import can_select, select_rows
 from forge.models.contract import Cached, LanguageModel
 from forge.models.head import head_of
 from forge.models.reading_mode import evaluating
-from forge.models.token_distribution import NONE, NOT_FINITE, Sampling, logprobs_of, uniforms
+from forge.models.token_distribution import (
+    NONE,
+    NOT_FINITE,
+    Sampling,
+    logprobs_of,
+    logprobs_within,
+    uniforms,
+)
 
 Ended = Callable[[int, list[int]], bool]
 FILLER = 0  # id of a token that nobody reads
@@ -27,12 +34,14 @@ class Continued:
     """The continuations of all rows.
 
     tokens: drawn tokens of each row, the ending token too. logprobs: of each drawn token, on
-    request. read: number of tokens of all prompts, equal prompts counted once; reading, writing:
-    seconds until the first token of each row, and for all later tokens.
+    request; kept: with them the tokens that a cut left to draw from, at each token. read: number of
+    tokens of all prompts, equal prompts counted once; reading, writing: seconds until the first
+    token of each row, and for all later tokens.
     """
 
     tokens: list[list[int]]
     logprobs: list[list[float]] = field(default_factory=list)
+    kept: list[list[list[int]]] = field(default_factory=list)
     read: int = 0
     reading: float = 0.0
     writing: float = 0.0
@@ -48,7 +57,8 @@ class How:
     the tokens [batch, 1] drawn by this process into the tokens taken by all processes; processes
     sharing a model must draw the same. logprobs: whether to record the model's log-probability of
     each drawn token, over all rows of the table, before temperature, cuts and penalties.
-    logprobs_at: temperature of these log-probabilities. every: number of tokens drawn between two
+    logprobs_at: temperature of these log-probabilities. as_drawn: they are of the distribution that
+    is drawn from instead, after temperature and cuts. every: number of tokens drawn between two
     looks at the results; a look waits for the device, and tokens behind a row's end are thrown
     away. null = 1 on a CPU, else 16.
     """
@@ -62,7 +72,13 @@ class How:
     agree: Callable[[Tensor], Tensor] = lambda drawn: drawn
     logprobs: bool = False
     logprobs_at: float = 1.0
+    as_drawn: bool = False
     every: int | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the tokens left to draw from are recorded."""
+        return self.logprobs and self.as_drawn and self.sampling.cuts
 
 
 def generate(
@@ -121,6 +137,7 @@ def continue_rows(
     most = [min(max_new_tokens, limit - length) for length in lengths]
     result = Continued(tokens=[[] for _ in prompts], read=sum(lengths))
     result.logprobs = [[] for _ in prompts] if how.logprobs else []
+    result.kept = [[] for _ in prompts] if how.keeps else []
     going = [row for row, count in enumerate(most) if count > 0]
     if going:
         texts = [list(prompts[row]) for row in going]
@@ -142,6 +159,7 @@ def _by_length(
     """Continue rows of equal length at a time, for a model that cannot read padded rows."""
     result = Continued(tokens=[[] for _ in prompts])
     result.logprobs = [[] for _ in prompts] if how.logprobs else []
+    result.kept = [[] for _ in prompts] if how.keeps else []
     for length in sorted(set(map(len, prompts))):
         rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
         part = continue_rows(
@@ -156,6 +174,8 @@ def _by_length(
             result.tokens[row] = part.tokens[index]
             if how.logprobs:
                 result.logprobs[row] = part.logprobs[index]
+            if how.keeps:
+                result.kept[row] = part.kept[index]
         result.read += part.read
         result.reading += part.reading
         result.writing += part.writing
@@ -183,6 +203,7 @@ class _Batch:
         self.had: Tensor | None = None
         self.drawn: list[Tensor] = []  # since the last look
         self.logprobs: list[Tensor] = []
+        self.kept: list[Tensor] = []
 
     def write(self, result: Continued, most: Sequence[int]) -> None:
         """Draw tokens until all rows have ended. The first token is looked at alone, for its time;
@@ -222,21 +243,34 @@ class _Batch:
         # NONE is negative: the row fails at the next look, but must index until then.
         drawn = drawn.clamp(min=FILLER)
         if options.logprobs:
-            self.logprobs.append(logprobs_of(of_table / options.logprobs_at, drawn))
+            self.logprobs.append(self._logprobs(of_table, logits, drawn))
         if self.had is not None:
             self.had.scatter_(1, drawn, True)
         self.reader.add(drawn)
+
+    def _logprobs(self, of_table: Tensor, logits: Tensor, drawn: Tensor) -> Tensor:
+        options, sampling = self.how, self.how.sampling
+        if not options.as_drawn or not sampling.temperature:
+            return logprobs_of(of_table / options.logprobs_at, drawn)
+        if not sampling.cuts:
+            return logprobs_of(of_table / sampling.temperature, drawn)
+        kept = sampling.kept(logits)
+        self.kept.append(kept)
+        return logprobs_within(of_table / sampling.temperature, drawn, kept)
 
     def look(self, result: Continued, most: Sequence[int]) -> dict[int, int]:
         """Give each row the tokens drawn; returns the unfinished rows, with their indices."""
         drawn = torch.cat(self.drawn, 1).tolist()
         logprobs = torch.cat(self.logprobs, 1).tolist() if self.logprobs else None
-        self.drawn, self.logprobs, stay = [], [], {}
+        kept = torch.stack(self.kept, 1).tolist() if self.kept else None
+        self.drawn, self.logprobs, self.kept, stay = [], [], [], {}
         for row, slot in self.places.items():
             tokens = result.tokens[row]
             count, over = self._take(row, drawn[slot], tokens, most[row])
             if logprobs is not None:
                 result.logprobs[row] += logprobs[slot][:count]
+            if kept is not None:
+                result.kept[row] += [_present(ids) for ids in kept[slot][:count]]
             if not over:
                 stay[row] = slot
         return stay
@@ -253,6 +287,10 @@ class _Batch:
             if len(tokens) == most or token in self.ends or (ended and ended(row, tokens)):
                 return count, True
         return len(new), False
+
+
+def _present(ids: list[int]) -> list[int]:
+    return [token for token in ids if token != NONE]
 
 
 def _had(prompts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:

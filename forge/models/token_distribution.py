@@ -58,6 +58,20 @@ class Sampling:
         return drawn.masked_fill(~usable, NONE)
 
     @property
+    def cuts(self) -> bool:
+        """Whether some tokens are never drawn."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    def kept(self, logits: Tensor) -> Tensor:
+        """Ids of the tokens that may be drawn from logits: [batch, vocab], the likeliest first:
+        [batch, candidates], NONE behind the last of them. With top_k or top_p.
+        """
+        cuts = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
+        probabilities, ids = _likeliest(logits.float(), self.temperature, **cuts)
+        assert ids is not None
+        return ids.masked_fill(probabilities == 0, NONE)
+
+    @property
     def options(self) -> tuple[float, ...]:
         """All but the seed: rows with equal options are drawn at once."""
         cuts = (self.top_k, self.top_p, self.min_p)
@@ -144,6 +158,15 @@ def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return wide.gather(-1, tokens) - wide.logsumexp(-1, keepdim=True)
+
+
+def logprobs_within(logits: Tensor, tokens: Tensor, kept: Tensor) -> Tensor:
+    """As `logprobs_of`, of a distribution over the tokens `kept` alone: [batch, candidates], with
+    NONE in places without a token.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    among = wide.gather(-1, kept.clamp(min=0)).masked_fill(kept == NONE, -torch.inf)
+    return wide.gather(-1, tokens) - among.logsumexp(-1, keepdim=True)
 
 
 def penalised(logits: Tensor, had: Tensor, penalty: float) -> Tensor:

@@ -49,6 +49,7 @@ def write_rows(
             )
             result.tokens += part.tokens
             result.logprobs += part.logprobs
+            result.kept += part.kept
             result.read += part.read
         return result
 
@@ -86,6 +87,7 @@ def _refilled(
     return Continued(
         tokens=[row.tokens for row in rows],
         logprobs=[row.logprobs for row in rows],
+        kept=[row.kept for row in rows] if how.keeps else [],
         read=slots.n_read,
     )
 

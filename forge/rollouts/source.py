@@ -17,14 +17,12 @@ from torch import nn
 
 from forge.config.environments.entry import NAME as ENVIRONMENT
 from forge.config.objectives.grpo import GRPO as Section
-from forge.config.rollouts.rollout import LocalRollout
+from forge.config.rollouts.rollout import SampledRollout
 from forge.config.root import Config
 from forge.data.batches.loader import Batch, Step
 from forge.data.batches.order import SampleOrder
 from forge.data.batches.source import StepSource
 from forge.data.sources.prompts import PromptRow
-from forge.data.tokenizers.tokenizer import Tokenizer
-from forge.environments.environments import Environments
 from forge.models.reading_mode import evaluating
 from forge.objectives.grpo import GRPO
 from forge.parallel.ranks import Ranks
@@ -62,17 +60,15 @@ class Rollouts(StepSource):
         version: int,
         model: nn.Module,
         objective: GRPO,
-        tokenizer: Tokenizer,
         scorer: Scorer | None,
-        environments: Environments | None = None,
+        sampler: Sampler,
         device: torch.device,
         ranks: Ranks,
     ) -> None:
         """run_dir: None = rollouts are not stored. version: of the config; a rollout of another one
-        is made anew. scorer: None on ranks other than the main one. environments: answer between
-        turns; None = a completion is one turn. Raises ValueError where no prompt is short enough.
+        is made anew. scorer: None on ranks other than the main one.
         """
-        assert isinstance(config.rollout, LocalRollout)
+        assert isinstance(config.rollout, SampledRollout)
         assert isinstance(config.objective, Section)
         self.config, self.section, self.rollout = config, config.objective, config.rollout
         self.run_dir, self.version, self.scorer = run_dir, version, scorer
@@ -82,9 +78,7 @@ class Rollouts(StepSource):
         self.n_prompts = self.size * self.section.num_mini_batches // self.group
         self.rows = rows
         self.order = order_of(config, len(rows))
-        self.sampler = Sampler(
-            model, tokenizer, self.rollout, config.seed, device, ranks, environments
-        )
+        self.sampler = sampler
         parameter = next(model.parameters())
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)
         entries = {**config.rewards, ENVIRONMENT: config.environment}
@@ -140,6 +134,9 @@ class Rollouts(StepSource):
         places = range(number * self.n_prompts, (number + 1) * self.n_prompts)
         prompts = [self.rows[self.order.window(place)] for place in places]
         seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+        begin = time.perf_counter()
+        self.sampler.prepare(number)
+        seconds["writing"] = time.perf_counter() - begin
         completions = self._judged(prompts, number, 0, seconds)
         dropped = self._refill(completions, number, seconds)
         begin = time.perf_counter()
@@ -335,7 +332,7 @@ def short_enough(config: Config, rows: Sequence[PromptRow]) -> tuple[list[Prompt
 
     Raises ValueError: a prompt is too long and data.too_long=refuse, or all are.
     """
-    assert isinstance(config.rollout, LocalRollout)
+    assert isinstance(config.rollout, SampledRollout)
     room = config.train.seq_len - config.rollout.max_new_tokens
     short = [row for row in rows if len(row.ids) <= room]
     left_out = len(rows) - len(short)

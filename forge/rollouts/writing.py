@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forge.config.rollouts.rollout import LocalRollout
+from forge.config.rollouts.rollout import LocalRollout, SampledRollout
 from forge.data.sources.prompts import PromptRow
 from forge.data.tokenizers.render import stated_ends, turn_end_ids
 from forge.data.tokenizers.tokenizer import Tokenizer
@@ -31,6 +31,8 @@ class Sampler:
     on no other completion, nor on the ranks, but for how sums of another shape are rounded.
     """
 
+    section: Any
+
     def __init__(
         self,
         model: nn.Module,
@@ -42,12 +44,25 @@ class Sampler:
         environments: Environments | None = None,
     ) -> None:
         """environments: answer between turns; None = a completion is one turn."""
+        self._set_up(tokenizer, section, seed, ranks, environments)
+        self.model, self.device = model, device
+
+    def _set_up(
+        self,
+        tokenizer: Tokenizer,
+        section: SampledRollout,
+        seed: int,
+        ranks: Ranks,
+        environments: Environments | None,
+    ) -> None:
+        self.tokenizer, self.section, self.seed, self.ranks = tokenizer, section, seed, ranks
         self.environments = environments
         self.stops = (*section.stop, *(environments.stop if environments else ()))
-        self.model, self.tokenizer, self.section = model, tokenizer, section
-        self.seed, self.device, self.ranks = seed, device, ranks
         # A stop string has no more tokens than bytes; the first tokens of a text may lose a space.
         self.tail = max((len(stop.encode()) for stop in self.stops), default=0) + 4
+
+    def prepare(self, rollout: int) -> None:
+        """Act before a rollout is written. A collective."""
 
     def write(
         self, prompts: Sequence[PromptRow], rollout: int, *, first: int = 0

@@ -13,6 +13,7 @@ import importlib.util
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from forge.compose.trust import for_run
@@ -21,6 +22,8 @@ from forge.generate import checkpoint_path, reader
 
 NEEDED = ("starlette", "uvicorn")
 LOCAL = "127.0.0.1"
+MODES = ("raw_logprobs", "processed_logprobs")
+"""Log-probabilities of the model itself, or after temperature and cuts, as tokens are drawn."""
 CONNECTIONS = 1000  # open at once
 LEAST = {"slots": 1, "queue": 0, "length": 2, "max_body": 1, "max_messages": 1, "max_characters": 1}
 
@@ -41,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--max-messages", type=int, default=256, help="messages of a request (default 256)")
     characters = "characters of all messages, or of a prompt (default 200,000)"
     add("--max-characters", type=int, default=200_000, help=characters)
+    others = "directory: /v1/load_weights reads weights of Hugging Face folders in it, on request"
+    add("--weights-from", metavar="DIR", help=others)
+    add("--logprobs-mode", choices=MODES, default=MODES[0], help=f"as vLLM's (default {MODES[0]})")
     try:
         return _serve(parser.parse_args(argv))
     except (ValueError, OSError) as error:
@@ -56,6 +62,8 @@ def _serve(options: argparse.Namespace) -> int:
     for name, least in LEAST.items():
         if (value := getattr(options, name)) is not None and value < least:
             raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
+    if options.weights_from is not None and not Path(options.weights_from).is_dir():
+        raise ValueError(f"--weights-from {options.weights_from}: there is no such directory")
     path = checkpoint_path(options)
     listening = _listening(options.host or LOCAL, options.port)
     with listening:

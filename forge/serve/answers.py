@@ -92,10 +92,14 @@ class Writer:
     def _choice(
         self, number: int, content: dict[str, Any], tokens: Sequence[Token], finish: str | None
     ) -> dict[str, Any]:
-        logprobs = None
+        logprobs: Any = None
         if self.request.top is not None and (tokens or not self.chat):
             logprobs = self._chat_logprobs(tokens) if self.chat else self._logprobs(tokens)
-        return {"index": number, **content, "logprobs": logprobs, "finish_reason": finish}
+        beside: dict[str, Any] = {"logprobs": logprobs, "finish_reason": finish}
+        if self.request.ids:
+            beside["token_ids"] = [token.id for token in tokens]
+            beside["prompt_token_ids"] = list(self.request.prompt)
+        return {"index": number, **content, **beside}
 
     def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
         text = self.tokenizer.decode([token])

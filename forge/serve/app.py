@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from forge.serve.answers import DONE, Writer, error_body, event
 from forge.serve.asking import Asked, Limits, Refusal, asked_of, parse_body
 from forge.serve.engine import Closed, Engine, Full, Piece, Request
 from forge.serve.guard import Guard
+from forge.serve.new_weights import WeightReader
 
 PAGE = Path(__file__).with_name("page.html")
 PATIENCE = 30.0  # seconds for a body to arrive
@@ -32,8 +34,17 @@ NOBODY = 499  # the client has gone; nobody reads this
 class Server:
     """Answers calls by an engine. name: of the model. talks: whether it was trained on chats."""
 
-    def __init__(self, engine: Engine, name: str, limits: Limits, *, talks: bool) -> None:
-        self.engine, self.name, self.talks = engine, name, talks
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        limits: Limits,
+        *,
+        talks: bool,
+        weights: WeightReader | None = None,
+    ) -> None:
+        """weights: reads other weights on request; None = no request may."""
+        self.engine, self.name, self.talks, self.weights = engine, name, talks, weights
         self.limits = replace(limits, tokens=engine.length, n=min(limits.n, engine.slots))
         self.tokenizer, self.created = engine.tokenizer, int(time.time())
         self.statuses: Counter[int] = Counter()
@@ -52,6 +63,8 @@ class Server:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.complete, methods=["POST"]),
         ]
+        if self.weights is not None:
+            routes.append(Route("/v1/load_weights", self.load_weights, methods=["POST"]))
         handlers: Any = {HTTPException: _http_error, Refusal: _refusal, Exception: _failure}
         app = Starlette(routes=routes, exception_handlers=handlers)
         return Guard(app, any_host=any_host, statuses=self.statuses)
@@ -95,6 +108,22 @@ class Server:
 
     async def complete(self, call: Call) -> Response:
         return await self._answer(call, chat=False)
+
+    async def load_weights(self, call: Call) -> Response:
+        """Read the weights of a folder, when the answers of now are written."""
+        assert self.weights is not None
+        folder = parse_body(await _body(call, self.limits.body)).get("folder")
+        if not isinstance(folder, str):
+            raise Refusal(400, "folder: a path", param="folder")
+        try:
+            path = self.weights.path_of(folder)
+            read = partial(self.weights.read, path)
+            await run_in_threadpool(self.engine.between, read)
+        except Closed:
+            raise Refusal(503, "the server is closing") from None
+        except ValueError as error:
+            raise Refusal(400, str(error), param="folder") from None
+        return JSONResponse({"folder": str(path)})
 
     def _model(self) -> dict[str, Any]:
         about = {"chat": self.talks, "max_tokens": self.engine.length}
@@ -148,10 +177,11 @@ class Server:
             put=put,
             most=min(room, asked.most or room),
             sampling=asked.sampling,
-            ends=self.ends[chat],
+            ends=self.ends[chat] | asked.ends,
             stop=asked.stop,
             n=asked.n,
             top=asked.top,
+            ids=asked.ids,
         )
 
 

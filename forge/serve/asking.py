@@ -26,6 +26,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
+    "skip_special_tokens": (False,),
 }
 """Fields that are not obeyed, with the values that ask for nothing."""
 BOUNDS: Mapping[str, tuple[type, float, float]] = {
@@ -42,6 +43,7 @@ BOUNDS: Mapping[str, tuple[type, float, float]] = {
 }
 DRAWING = ("temperature", "top_p", "min_p", "top_k", "repetition_penalty", "seed")
 OTHERS = {"model", "stream", "stream_options", "stop", "logprobs"}
+OTHERS |= {"return_token_ids", "stop_token_ids"}  # as vLLM has them
 
 
 class Refusal(Exception):
@@ -67,7 +69,8 @@ class Limits:
 class Asked:
     """A checked body. prompt: a text, token ids, or messages. most: None = all there is room for.
 
-    top: candidates to report at each token; None = no log-probabilities. usage: in a stream.
+    top: candidates to report at each token; None = no log-probabilities. usage: in a stream. ids:
+    whether to report token ids, the ending token too. ends: further ids that end an answer.
     """
 
     prompt: Any
@@ -78,6 +81,8 @@ class Asked:
     top: int | None
     stream: bool
     usage: bool
+    ids: bool = False
+    ends: frozenset[int] = frozenset()
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
@@ -115,6 +120,8 @@ def asked_of(body: dict[str, Any], *, chat: bool, model: str, limits: Limits) ->
         top=_top(body, values, chat=chat),
         stream=stream,
         usage=stream and _boolean(_object(body, "stream_options"), "include_usage"),
+        ids=_boolean(body, "return_token_ids"),
+        ends=_ends(body),
     )
 
 
@@ -172,6 +179,13 @@ def _stop(body: dict[str, Any]) -> tuple[str, ...]:
         message = f"stop: a text, or up to {STOPS} of them, of 1 to 1000 characters"
         raise Refusal(400, message, param="stop")
     return tuple(stops)
+
+
+def _ends(body: dict[str, Any]) -> frozenset[int]:
+    ids = body.get("stop_token_ids", [])
+    if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+        raise Refusal(400, "stop_token_ids: a list of token ids", param="stop_token_ids")
+    return frozenset(ids)
 
 
 def _top(body: dict[str, Any], values: dict[str, Any], *, chat: bool) -> int | None:

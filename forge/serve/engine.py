@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +59,8 @@ class Request:
     """A prompt that is to be answered `n` times.
 
     put: takes each Piece, in the engine's thread. most: tokens of an answer at most. ends: ids that
-    end an answer. top: candidates to record; None = no log-probabilities.
+    end an answer. top: candidates to record; None = no log-probabilities. ids: whether all tokens
+    are reported, the ending token too.
     """
 
     prompt: tuple[int, ...]
@@ -69,6 +71,7 @@ class Request:
     stop: tuple[str, ...] = ()
     n: int = 1
     top: int | None = None
+    ids: bool = False
     came: float = field(default_factory=time.perf_counter)
     cancelled: bool = False
     answers: list[Answer] = field(default_factory=list)
@@ -102,11 +105,11 @@ class Answer:
         if row.over:
             finish = self.speller.finish(row.tokens)
         tokens = []
-        if self.request.top is not None:
+        if self.request.top is not None or self.request.ids:
             for place in range(self.reported, len(row.tokens)):
                 candidates = row.candidates[place] if row.top else []
                 token, logprob = row.tokens[place], row.logprobs[place]
-                if token not in self.request.ends:
+                if self.request.ids or token not in self.request.ends:
                     tokens.append(Token(id=token, logprob=logprob, candidates=candidates))
         self.reported = len(row.tokens)
         text = self.speller.new(over=row.over)
@@ -117,7 +120,8 @@ class Answer:
 class Engine:
     """Answers requests: `slots` answers at once, and `waiting` requests in a queue behind them.
 
-    length: tokens of a prompt with its answer, at most. Start it with `start`, end it with `close`.
+    length: tokens of a prompt with its answer, at most. processed_logprobs: log-probabilities are
+    reported after temperature and cuts, not before. Start it with `start`, end it with `close`.
     """
 
     def __init__(
@@ -129,16 +133,19 @@ class Engine:
         slots: int = 16,
         waiting: int = 64,
         length: int | None = None,
+        processed_logprobs: bool = False,
     ) -> None:
         self.model, self.tokenizer, self.device = model, tokenizer, device
-        self.slots, self.room = slots, waiting
+        self.slots, self.room, self.processed = slots, waiting, processed_logprobs
         self.length = min(int(model.max_seq_len), length or int(model.max_seq_len))
         self.every = 1 if device.type == "cpu" else ON_GPU
         self.counts: Counter[str] = Counter()
         self.first_seconds = 0.0  # until the first token, of all requests
         self._queue: deque[Request] = deque()
         self._changed = threading.Condition()
+        self._changing = threading.Lock()  # one change of weights at a time
         self._closed = False
+        self._change: Callable[[], None] | None = None
         self._rows = self._empty()
         self._answers: dict[Row, Answer] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -167,6 +174,29 @@ class Engine:
             self._queue.append(request)
             self._changed.notify_all()
 
+    def between(self, change: Callable[[], None]) -> None:
+        """Call a function when no answer is written, in the engine's thread; requests that wait
+        come behind it. Raises Closed, or what the function raises.
+        """
+        done: Future[None] = Future()
+
+        def call() -> None:
+            try:
+                done.set_result(change())
+            except BaseException as error:
+                done.set_exception(error)
+
+        with self._changing, self._changed:
+            if self._closed:
+                raise Closed
+            self._change = call
+            self._changed.notify_all()
+            while self._change is call and not self._closed:
+                self._changed.wait(0.2)
+        if not done.done():
+            raise Closed
+        done.result()
+
     @property
     def live(self) -> int:
         """Answers that are written now."""
@@ -182,7 +212,7 @@ class Engine:
         return self._thread.is_alive() and not self._closed
 
     def _empty(self) -> Rows:
-        how = How(n_ids=self.tokenizer.vocab_size)
+        how = How(n_ids=self.tokenizer.vocab_size, as_drawn=self.processed)
         if refillable(self.model):
             return Slots(self.model, self.slots, self.length, self.length, how, self.device)
         return Apart(self.model, self.slots, self.length, how, self.device)
@@ -200,7 +230,7 @@ class Engine:
     def _wait(self) -> bool:
         """Wait for a request; False when closed."""
         with self._changed:
-            while not (self._closed or self._queue or self._rows.rows):
+            while not (self._closed or self._queue or self._rows.rows or self._change):
                 self._changed.wait()
             return not self._closed
 
@@ -219,6 +249,11 @@ class Engine:
         for row, answer in list(self._answers.items()):
             if answer.request.cancelled:
                 self._leave(row)
+        if self._change is not None and not self._rows.rows:
+            self._change()
+            with self._changed:
+                self._change = None
+                self._changed.notify_all()
         while (request := self._next()) is not None:
             self._join(request)
         self._go_on()
@@ -228,7 +263,7 @@ class Engine:
         with self._changed:
             while self._queue and self._queue[0].cancelled:
                 self._queue.popleft()
-            if self._queue and self._queue[0].n <= self._rows.free:
+            if self._change is None and self._queue and self._queue[0].n <= self._rows.free:
                 return self._queue.popleft()
             return None
 

@@ -13,8 +13,11 @@ from forge.rundir.checkpoints import BEST
 from forge.serve.app import Server
 from forge.serve.asking import Limits
 from forge.serve.engine import Engine
+from forge.serve.new_weights import WeightReader
 from forge.training.checkpoints.restore import Trained, load_run
 from forge.training.loaded import chosen_device
+
+PROCESSED = "processed_logprobs"
 
 
 def load_server(
@@ -29,11 +32,15 @@ def load_server(
         slots=options.slots,
         waiting=options.queue,
         length=options.length,
+        processed_logprobs=options.logprobs_mode == PROCESSED,
     )
     limits = Limits(
         body=options.max_body, messages=options.max_messages, characters=options.max_characters
     )
-    return Server(engine, run_name(path), limits, talks=talks(trained))
+    weights = None
+    if options.weights_from is not None:
+        weights = WeightReader(trained.model, Path(options.weights_from))
+    return Server(engine, run_name(path), limits, talks=talks(trained), weights=weights)
 
 
 def run_name(path: Path) -> str:

@@ -21,6 +21,7 @@ from forge.training.callbacks.weight_average import WeightAverage
 from forge.training.checkpoints.checkpoint import Checkpointer
 from forge.training.data import how_streamed
 from forge.training.entries import build_entries
+from forge.training.handing_over import hand_over_of
 from forge.training.loop import Loop
 from forge.training.process import say
 from forge.training.session import Session
@@ -35,7 +36,8 @@ def build_loop(session: Session) -> Loop:
     Raises ValueError for mistakes.
     """
     config, run_dir, ranks = session.config, session.run_dir, session.ranks
-    loader = source_of(session)
+    hand_over = hand_over_of(session)
+    loader = source_of(session, hand_over)
     for line in how_streamed(config, session.prepared.train, ranks.batch[1]):
         say(line)
     spikes = Spikes(session) if Spikes.wanted(session) else None
@@ -61,6 +63,8 @@ def build_loop(session: Session) -> Loop:
         directory.run_id(run_dir),
         ranks,
     )
+    if hand_over is not None:
+        hand_over.of(checkpointer)
     start = choose_start(session, checkpointer)
     trackers = trackers_of(session)
     entries = build_entries(session)

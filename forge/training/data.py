@@ -16,7 +16,7 @@ from forge.build import build
 from forge.config.data.eval_sets import data_of
 from forge.config.data.text import BEST_FIT_CROP, BUFFERED
 from forge.config.objectives.grpo import GRPO
-from forge.config.rollouts.rollout import LocalRollout
+from forge.config.rollouts.rollout import SampledRollout
 from forge.config.root import Config
 from forge.config.rule import Derived
 from forge.data.batches.examples import Examples, plan_examples
@@ -110,7 +110,7 @@ def fit(config: Config, run_dir: Path, prepared: Prepared) -> tuple[Config, list
 
 def _samples_of(config: Config, prepared: Prepared, text: Mixture) -> int | None:
     """Sequences of a pass over the training text; None = unknown. Reports what is read."""
-    if isinstance(config.rollout, LocalRollout) and isinstance(config.objective, GRPO):
+    if isinstance(config.rollout, SampledRollout) and isinstance(config.objective, GRPO):
         (prompts,) = text.stores.values()
         assert isinstance(prompts, TokenStore)
         return len(prompts) * config.rollout.num_generations * config.objective.num_iterations

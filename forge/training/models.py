@@ -14,7 +14,7 @@ from forge.build import build
 from forge.config.adapters.adapter import NoAdapter
 from forge.config.eval import EMA
 from forge.config.model.layer import Model
-from forge.config.rollouts.rollout import LocalRollout
+from forge.config.rollouts.rollout import SampledRollout
 from forge.config.root import Config
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.families.folder import is_folder, read_folder
@@ -111,7 +111,7 @@ def build_objective(
     )
     if isinstance(objective, Objective):
         objective.without_adapter = adapters_off
-    if isinstance(objective, GRPO) and isinstance(config.rollout, LocalRollout):
+    if isinstance(objective, GRPO) and isinstance(config.rollout, SampledRollout):
         objective.temperature = config.rollout.temperature
     if config.train.compile_model and isinstance(objective, Objective):
         objective.compile_backend = config.train.compile_backend

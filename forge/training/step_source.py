@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from forge.config.rollouts.openai import OpenAIRollout
+from forge.config.rollouts.rollout import LocalRollout
 from forge.config.root import Config
 from forge.data.batches.loader import TrainLoader
 from forge.data.batches.mixture import Mixture
@@ -19,14 +21,16 @@ from forge.objectives.grpo import GRPO
 from forge.objectives.objective import Objective
 from forge.parallel.ranks import Ranks
 from forge.rewards.scorer import Scorer
+from forge.rollouts.served import HandOver, ServedSampler
 from forge.rollouts.source import Rollouts, short_enough
+from forge.rollouts.writing import Sampler
 from forge.rundir import versions
 from forge.training.data import train_loader
 from forge.training.process import say
 from forge.training.session import Session
 
 
-def source_of(session: Session) -> TrainLoader | Rollouts:
+def source_of(session: Session, hand_over: HandOver | None = None) -> TrainLoader | Rollouts:
     """Build the source of steps of a run."""
     return step_source(
         session.config,
@@ -38,6 +42,7 @@ def source_of(session: Session) -> TrainLoader | Rollouts:
         tokenizer=session.tokenizer,
         run_dir=session.run_dir,
         version=versions.number_in_force(session.run_dir),
+        hand_over=hand_over,
     )
 
 
@@ -52,16 +57,18 @@ def step_source(
     tokenizer: Tokenizer | None,
     run_dir: Path | None,
     version: int = 1,
+    hand_over: HandOver | None = None,
 ) -> TrainLoader | Rollouts:
     """Build the source of this rank's part of every step. Raises ValueError for mistakes.
 
-    run_dir, version: of the run and its config; None = rollouts are not stored.
+    run_dir, version: of the run and its config; None = rollouts are not stored. hand_over: gives
+    the weights to the server of rollout=openai.
     """
     if not config.rollout.active:
         return train_loader(config, text, objective, ranks, device)
     store = next(iter(Mixture.of(text).stores.values()))
     if not isinstance(store, PromptStore) or not isinstance(objective, GRPO) or tokenizer is None:
-        raise ValueError("rollout=local: it needs data=prompts, and objective=grpo or its kin")
+        raise ValueError("rollout: it needs data=prompts, and objective=grpo or its kin")
     rows, left_out = short_enough(config, store.rows)
     if left_out:
         say(f"data: {left_out:,} of {len(store.rows):,} prompts are too long, and left out")
@@ -75,12 +82,27 @@ def step_source(
         version=version,
         model=model,
         objective=objective,
-        tokenizer=tokenizer,
+        sampler=sampler_of(config, model, tokenizer, device, ranks, hand_over),
         scorer=scorer,
-        environments=environments_of(config),
         device=device,
         ranks=ranks,
     )
+
+
+def sampler_of(
+    config: Config,
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    ranks: Ranks,
+    hand_over: HandOver | None = None,
+) -> Sampler:
+    """The sampler of a run, on its ranks or at a server."""
+    section, environments = config.rollout, environments_of(config)
+    if isinstance(section, OpenAIRollout):
+        return ServedSampler(tokenizer, section, config.seed, ranks, environments, hand_over)
+    assert isinstance(section, LocalRollout)
+    return Sampler(model, tokenizer, section, config.seed, device, ranks, environments)
 
 
 def environments_of(config: Config) -> Environments | None:

@@ -19,10 +19,10 @@ LIMITS = Limits(body=20_000, messages=5, characters=3000, n=4)
 
 
 @contextmanager
-def serving(loaded: Any, **options: Any) -> Iterator[tuple[str, Server]]:
+def serving(loaded: Any, *, weights: Any = None, **options: Any) -> Iterator[tuple[str, Server]]:
     """The address and the parts of a server."""
     engine = Engine(loaded.model, loaded.tokenizer, loaded.device, **options)
-    server = Server(engine.start(), "tiny", LIMITS, talks=False)
+    server = Server(engine.start(), "tiny", LIMITS, talks=False, weights=weights)
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     config = uvicorn.Config(

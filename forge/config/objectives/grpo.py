@@ -8,7 +8,7 @@ from forge.config.field import Condition, opt, section
 from forge.config.objectives.base import Objective
 from forge.config.objectives.preference import Responses
 from forge.config.parallel import Parallel
-from forge.config.rollouts.rollout import LocalRollout, Rollout
+from forge.config.rollouts.rollout import Rollout, SampledRollout
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.train import Train
@@ -157,7 +157,7 @@ class GRPO(Responses):
 
 @rule("rollout.needed", "rollout", "objective", "data._target_")
 def needed(rollout: Rollout, objective: Objective) -> Findings:
-    """An objective that learns from completions needs rollout=local; no other does."""
+    """An objective that learns from completions needs rollout=local or openai; no other does."""
     learns = PROMPTS in objective.compares
     if learns and not rollout.active:
         yield (
@@ -177,7 +177,7 @@ def rewards(config: Config, objective: GRPO) -> Findings:
 
 
 @rule("rollout.group", "rollout.num_generations", "train.global_batch_size")
-def group(rollout: LocalRollout, objective: GRPO, train: Train) -> Findings:
+def group(rollout: SampledRollout, objective: GRPO, train: Train) -> Findings:
     """An update learns from whole groups: train.global_batch_size is a multiple of
     rollout.num_generations, which is above 1.
     """
@@ -191,7 +191,7 @@ def group(rollout: LocalRollout, objective: GRPO, train: Train) -> Findings:
 
 
 @rule("rollout.room", "rollout.max_new_tokens", "train.seq_len")
-def room(rollout: LocalRollout, objective: GRPO, train: Train) -> Findings:
+def room(rollout: SampledRollout, objective: GRPO, train: Train) -> Findings:
     """A row has room for a prompt and its completion: rollout.max_new_tokens is below
     train.seq_len.
     """
@@ -200,14 +200,14 @@ def room(rollout: LocalRollout, objective: GRPO, train: Train) -> Findings:
 
 
 @rule("rollout.stop")
-def stop(rollout: LocalRollout) -> Findings:
+def stop(rollout: SampledRollout) -> Findings:
     """A text that ends a completion is not empty: every text begins with the empty one."""
     if "" in rollout.stop:
         yield "rollout.stop", "rollout.stop=[]"
 
 
 @rule("rollout.layout", "parallel.pp", "parallel.cp", "rollout")
-def layout(rollout: LocalRollout, parallel: Parallel) -> Findings:
+def layout(rollout: SampledRollout, parallel: Parallel) -> Findings:
     """Completions are written token by token on one, ddp, fsdp, tp and ep layouts."""
     if parallel.pp > 1:
         message = "token by token all stages but one would wait: a pipeline writes no completions."
@@ -218,14 +218,14 @@ def layout(rollout: LocalRollout, parallel: Parallel) -> Findings:
 
 
 @rule("rollout.ramp", "train.rampup_start", "rollout")
-def ramp(rollout: LocalRollout, train: Train) -> Findings:
+def ramp(rollout: SampledRollout, train: Train) -> Findings:
     """Rollouts have one size: no ramp-up of the batch."""
     if train.rampup_start:
         yield "train.rampup_start", "train.rampup_start=0"
 
 
 @rule("rollout.data", "data._target_", "data.shuffle", "data.overfit_batches", "rollout")
-def data(config: Config, rollout: LocalRollout) -> Findings:
+def data(config: Config, rollout: SampledRollout) -> Findings:
     """Rollouts read data=prompts alone, in whole passes."""
     if config.data.mixes:
         yield "data.sources", "prompts of one source are read.", "data=prompts data.path=my.jsonl"

@@ -25,21 +25,27 @@ class NoRollout(Rollout):
 
 
 @section
-class LocalRollout(Rollout):
-    """Completions by forge's sampler, on the ranks that train."""
+class SampledRollout(Rollout):
+    """Base of the sections whose completions a model draws."""
 
     active = True
-    schema_name = "local"
     num_generations: int = opt(8, "completions of each prompt: a group", gt=0)
     max_new_tokens: int = opt(128, "tokens of a completion at most", gt=0)
     temperature: float = opt(1.0, "softmax temperature, of the loss too", gt=0)
     stop: list[str] = opt([], "texts that end a completion, beside the end of text")
-    batch_size: int = opt(
-        16, "rows a rank writes at a time; one that ends makes room for the next", gt=0, free=True
-    )
     keep_last: int = opt(
         0,
         "rollouts kept in rollouts/ of the run directory, the last ones; 0 = all",
         ge=0,
         free=True,
+    )
+
+
+@section
+class LocalRollout(SampledRollout):
+    """Completions by forge's sampler, on the ranks that train."""
+
+    schema_name = "local"
+    batch_size: int = opt(
+        16, "rows a rank writes at a time; one that ends makes room for the next", gt=0, free=True
     )

@@ -20,7 +20,15 @@ from forge.models.cache import KVCache
 from forge.models.contract import Cached
 from forge.models.head import head_of
 from forge.models.sampling import How
-from forge.models.token_distribution import NONE, NOT_FINITE, Sampling, logprobs_of, scaled, uniforms
+from forge.models.token_distribution import (
+    NONE,
+    NOT_FINITE,
+    Sampling,
+    logprobs_of,
+    logprobs_within,
+    scaled,
+    uniforms,
+)
 from forge.tensors.wide import widest
 
 Prompt = tuple[int, ...]
@@ -32,7 +40,8 @@ class Row:
 
     number: of its random stream, with the seed of `sampling`. most: tokens to draw at most. ends:
     ids that end it. ended: whether it ends with the tokens drawn. top: candidates to record at each
-    token, as (id, log-probability), the likeliest first. over: whether it has ended.
+    token, as (id, log-probability), the likeliest first. kept: ids that a cut left to draw from, at
+    each token. over: whether it has ended.
     """
 
     prompt: Prompt
@@ -45,6 +54,7 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     candidates: list[list[tuple[int, float]]] = field(default_factory=list)
+    kept: list[list[int]] = field(default_factory=list)
     over: bool = False
 
     def take(self, token: int, logprob: float, candidates: list[tuple[int, float]]) -> None:
@@ -57,6 +67,18 @@ class Row:
             self.candidates.append(candidates[: self.top])
         full = len(self.tokens) == self.most
         self.over = full or token in self.ends or bool(self.ended and self.ended(self.tokens))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A token of each row, [rows, 1], its log-probability, and on request the likeliest candidates,
+    as of Tensor.topk, and the ids that a cut left to draw from, as of `Sampling.kept`.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    candidates: Any
+    kept: Tensor | None
 
 
 def refillable(model: Any) -> bool:
@@ -108,7 +130,7 @@ class Rows:
         self.rows += rows
         slots = slice(begin, len(self.rows))
         drawn = self._draw(rows, slots, hidden, self.draws[slots, 0])
-        self.unread[slots] = drawn[0].clamp(min=0)
+        self.unread[slots] = drawn.tokens.clamp(min=0)
         self._take(rows, [drawn])
 
     @torch.no_grad()
@@ -124,7 +146,7 @@ class Rows:
             hidden = self._hidden(unread)
             uniform = self.draws[slots].gather(1, (position + number)[:, None])[:, 0]
             drawn.append(self._draw(rows, slots, hidden, uniform))
-            unread = drawn[-1][0].clamp(min=0)
+            unread = drawn[-1].tokens.clamp(min=0)
         self.unread[slots] = unread
         self._went_on()
         self._take(rows, drawn)
@@ -163,10 +185,8 @@ class Rows:
     def _shrunk(self) -> None:
         """Adapt to fewer live rows."""
 
-    def _draw(
-        self, rows: Sequence[Row], slots: slice, hidden: Tensor, uniform: Tensor
-    ) -> tuple[Tensor, Tensor, Any]:
-        """Tokens [rows, 1], their log-probabilities, and the likeliest candidates."""
+    def _draw(self, rows: Sequence[Row], slots: slice, hidden: Tensor, uniform: Tensor) -> Drawn:
+        """The next token of each row."""
         logits = head_of(self.model).logits(hidden)
         usable = logits[:, : self.how.n_ids]
         self._mark(rows, slots, usable)
@@ -174,10 +194,36 @@ class Rows:
         if self.had is not None:
             self.had[slots] = self.had[slots].scatter(1, drawn.clamp(min=0), True)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        wide = scaled(wide, self.how.logprobs_at)
         top = min(max(row.top for row in rows), usable.shape[1])
-        candidates = wide.log_softmax(-1)[:, : self.how.n_ids].topk(top) if top else None
-        return drawn, logprobs_of(wide, drawn.clamp(min=0)), candidates
+        candidates = None
+        if top:
+            of_table = scaled(wide, self.how.logprobs_at).log_softmax(-1)
+            candidates = of_table[:, : self.how.n_ids].topk(top)
+        logprobs, kept = self._logprobs(rows, wide, usable, drawn.clamp(min=0))
+        return Drawn(tokens=drawn, logprobs=logprobs, candidates=candidates, kept=kept)
+
+    def _logprobs(
+        self, rows: Sequence[Row], wide: Tensor, usable: Tensor, drawn: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities of tokens, [rows, 1], and what a cut left to draw from. wide: logits
+        of all tokens; usable: of those that may be drawn.
+        """
+        ways = {row.sampling.options for row in rows}
+        if not self.how.as_drawn:
+            return logprobs_of(scaled(wide, self.how.logprobs_at), drawn), None
+        if len(ways) > 1:
+            parts = [
+                self._logprobs([row], *(held[index : index + 1] for held in (wide, usable, drawn)))
+                for index, row in enumerate(rows)
+            ]
+            return torch.cat([part[0] for part in parts]), None
+        sampling = rows[0].sampling
+        # Greedy rows have no other distribution than the model's.
+        wide = scaled(wide, sampling.temperature or 1.0)
+        if not sampling.cuts or not sampling.temperature:
+            return logprobs_of(wide, drawn), None
+        kept = sampling.kept(usable)
+        return logprobs_within(wide, drawn, kept), kept
 
     def _mark(self, rows: Sequence[Row], slots: slice, usable: Tensor) -> None:
         """Mark the tokens of new texts, where a repetition penalty needs them."""
@@ -211,14 +257,17 @@ class Rows:
             drawn[places] = sampling.draw(logits[places], uniform[places], marked)
         return drawn
 
-    def _take(self, rows: Sequence[Row], drawn: Sequence[tuple[Tensor, Tensor, Any]]) -> None:
+    def _take(self, rows: Sequence[Row], drawn: Sequence[Drawn]) -> None:
         """Give rows their tokens, up to an ending token, and free the slots of ended rows."""
-        tokens = torch.cat([part[0] for part in drawn], 1).tolist()
-        logprobs = torch.cat([part[1] for part in drawn], 1).tolist()
-        likeliest = [_pairs(part[2], len(rows)) for part in drawn]
+        tokens = torch.cat([part.tokens for part in drawn], 1).tolist()
+        logprobs = torch.cat([part.logprobs for part in drawn], 1).tolist()
+        likeliest = [_pairs(part.candidates, len(rows)) for part in drawn]
+        kept = [None if part.kept is None else part.kept.tolist() for part in drawn]
         for index, row in enumerate(rows):
             for place, token in enumerate(tokens[index]):
                 row.take(token, logprobs[index][place], likeliest[place][index])
+                if (ids := kept[place]) is not None:
+                    row.kept.append([each for each in ids[index] if each != NONE])
                 if row.over:
                     self.remove(row)
                     break

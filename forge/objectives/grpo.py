@@ -19,7 +19,7 @@ from forge.objectives.losses import Losses
 from forge.objectives.objective import Objective, hidden_of
 from forge.objectives.policy import divergence, mismatch_weight, policy_loss, ratio_of
 
-OLD, SAMPLED, REFERENCE = "old", "sampled", "reference"
+OLD, SAMPLED, REFERENCE, KEPT = "old", "sampled", "reference", "kept"
 BY_TOKEN = ("tokens", "targets", "weights", OLD, SAMPLED, REFERENCE)
 
 
@@ -29,7 +29,9 @@ class GRPO(Objective):
     A batch has tokens, targets, weights, [rows, seq], and advantages, [rows]; and log-probabilities
     of targets, [rows, seq]: `old`, of the weights at the rollout, left out where these are the
     trained ones; `sampled`, of the sampler; `reference`. weights: by `objective.aggregation`, times
-    the targets of the step, 0 where nothing is learnt. temperature: of the sampler.
+    the targets of the step, 0 where nothing is learnt. temperature: of the sampler. `kept`: [rows,
+    seq, candidates], ids that the sampler's cut left to draw from, -1 in places without one: all
+    distributions are over these alone.
     """
 
     section: GRPOConfig
@@ -40,7 +42,11 @@ class GRPO(Objective):
         """Log-probabilities of the targets, and entropies: [rows, seq] each, 0 where masked."""
         hidden, targets = hidden_of(model, batch), batch["targets"]
         return log_probs_and_entropies(
-            hidden, head_of(model), targets, temperature=self.temperature
+            hidden,
+            head_of(model),
+            targets,
+            temperature=self.temperature,
+            kept=batch.get(KEPT),
         )
 
     @torch.no_grad()

@@ -13,6 +13,9 @@ from forge.data import IGNORE_INDEX
 from forge.models.head import Head
 from forge.objectives.chunked_cross_entropy import add_product
 
+LEAST = -1e4
+"""In place of the logarithm of 0, whose product with 0 is NaN."""
+
 
 def log_probs(hidden: Tensor, head: Head, targets: Tensor, *, chunk_size: int = 0) -> Tensor:
     """The log-probability of each target, 0 where masked: [...], in fp32 (fp64 of fp64 inputs).
@@ -26,13 +29,22 @@ def log_probs(hidden: Tensor, head: Head, targets: Tensor, *, chunk_size: int = 
 
 
 def log_probs_and_entropies(
-    hidden: Tensor, head: Head, targets: Tensor, *, temperature: float = 1.0, chunk_size: int = 0
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_size: int = 0,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `log_probs` of logits divided by a temperature; and the entropy of each distribution, in
     nats, 0 where masked.
+
+    kept: [..., candidates], ids of the tokens that each distribution is over, the target among
+    them, with -1 in places without one; None = all tokens.
     """
     asked = Asked(temperature=temperature, entropy=True)
-    return _applied(hidden, head, targets, chunk_size, asked)
+    return _applied(hidden, head, targets, chunk_size, asked, kept)
 
 
 class Asked(NamedTuple):
@@ -46,12 +58,18 @@ class Asked(NamedTuple):
 
 
 def _applied(
-    hidden: Tensor, head: Head, targets: Tensor, chunk_size: int, asked: Asked
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    chunk_size: int,
+    asked: Asked,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     rows, dim = head.weight.shape
     size = chunk_size or auto_chunk_size(vocab=rows, dim=dim)
     flat = hidden.reshape(-1, dim)
-    results = _LogProbs.apply(flat, head.weight, head, targets.flatten(), size, asked)
+    kept = None if kept is None else kept.reshape(-1, kept.shape[-1])
+    results = _LogProbs.apply(flat, head.weight, head, targets.flatten(), size, asked, kept)
     return results[0].view_as(targets), results[1].view_as(targets)
 
 
@@ -65,6 +83,7 @@ class _LogProbs(torch.autograd.Function):
         targets: Tensor,
         size: int,
         asked: Asked,
+        kept: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         matrix = weight.to(hidden.dtype)
@@ -75,6 +94,7 @@ class _LogProbs(torch.autograd.Function):
             logits = asked.tempered(head.shaped((hidden[rows] @ matrix.T).to(dtype)))
             labels, is_local = _labels(targets[rows], head, len(matrix))
             target_logits = head.total(logits.gather(1, labels).where(is_local, 0)).squeeze(1)
+            logits = logits if kept is None else _among(logits, kept[rows], head)[0]
             peaks = head.largest(logits.amax(1, keepdim=True))
             shifted = logits.sub_(peaks)
             masses = shifted.exp() if asked.entropy else shifted.exp_()
@@ -82,18 +102,20 @@ class _LogProbs(torch.autograd.Function):
             log_partitions[rows] = partition.log() + peaks.squeeze(1)
             logps[rows] = target_logits - log_partitions[rows]
             if asked.entropy:
-                mean = head.total(masses.mul_(shifted).sum(1)) / partition
+                # Of a token that is left out the mass is 0, and the logarithm infinite.
+                terms = masses.mul_(shifted if kept is None else shifted.clamp_(min=LEAST))
+                mean = head.total(terms.sum(1)) / partition
                 entropies[rows] = partition.log() - mean
         is_masked = targets == IGNORE_INDEX
         ctx.head, ctx.size, ctx.asked = head, size, asked
         entropies.masked_fill_(is_masked, 0)
-        ctx.save_for_backward(hidden, weight, targets, log_partitions, entropies)
+        ctx.save_for_backward(hidden, weight, targets, log_partitions, entropies, kept)
         return logps.masked_fill_(is_masked, 0), entropies
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grads: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, log_partitions, entropies = ctx.saved_tensors
+        hidden, weight, targets, log_partitions, entropies, kept = ctx.saved_tensors
         want_hidden, want_weight = ctx.needs_input_grad[:2]
         dtype, head, asked = log_partitions.dtype, ctx.head, ctx.asked
         # In fp16 gradients would underflow: the loss is divided by the pairs of the step.
@@ -110,9 +132,15 @@ class _LogProbs(torch.autograd.Function):
             labels, is_local = _labels(targets[rows], head, len(matrix))
             scale = factors[rows].unsqueeze(1)
             logits = asked.tempered(logits).sub_(log_partitions[rows].unsqueeze(1))
+            if kept is not None:
+                among, places = _among(logits, kept[rows], head)
+                # Nothing of what is left out: its probability is exp(-inf).
+                logits = torch.full_like(logits, -torch.inf)
+                logits = logits.scatter_reduce_(1, places, among, "amax")
             if asked.entropy:
                 # d H / d logit = -p (log p + H)
-                surprise = (logits + entropies[rows].unsqueeze(1)) * of_entropies[rows].unsqueeze(1)
+                finite = logits if kept is None else logits.clamp(min=LEAST)
+                surprise = (finite + entropies[rows].unsqueeze(1)) * of_entropies[rows].unsqueeze(1)
                 grad = logits.exp_().mul_(-scale - surprise)
             else:
                 grad = logits.exp_().mul_(-scale)
@@ -125,7 +153,17 @@ class _LogProbs(torch.autograd.Function):
             grad_hidden = grad_hidden.to(hidden.dtype)
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None
+
+
+def _among(logits: Tensor, kept: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+    """The logits of the tokens `kept` and their columns, [tokens, candidates]; -inf for tokens of
+    other ranks, and for -1.
+    """
+    places = kept - head.first
+    is_local = (kept >= 0) & (places >= 0) & (places < logits.shape[1])
+    places = places.where(is_local, 0)
+    return logits.gather(1, places).masked_fill(~is_local, -torch.inf), places
 
 
 def _labels(targets: Tensor, head: Head, rows: int) -> tuple[Tensor, Tensor]:

@@ -98,4 +98,4 @@ class ServedSampler(Sampler):
             fault = f"{len(ids)} tokens, up to id {max(ids)}"
             limit = f"{row.room} of ids below {self.tokenizer.vocab_size} were asked for"
             raise ServerFailed(f"rollout.model={client.model}: it wrote {fault}, and {limit}")
-        return ids, logprobs
+        return Drawn(ids, logprobs, [])

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from forge.config.environments.entry import NAME
 from forge.data.sources.prompts import PromptRow
@@ -16,7 +16,14 @@ from forge.parallel.ranks import Ranks
 from forge.rollouts.completion import LENGTH, STOP, TURNS, Completion
 
 log = logging.getLogger(__name__)
-Drawn = tuple[list[int], list[float]]
+
+
+class Drawn(NamedTuple):
+    """Tokens of a turn, their log-probabilities, and with cuts the ids that each was drawn from."""
+
+    ids: list[int]
+    logprobs: list[float]
+    kept: list[list[int]]
 
 
 @dataclass(kw_only=True)
@@ -31,6 +38,7 @@ class Dialogue:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
+    kept: list[list[int]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     turns: int = 0
     finish: str = ""
@@ -39,6 +47,8 @@ class Dialogue:
         self.ids += ids
         self.logprobs += logprobs
         self.mask += [int(learnt)] * len(ids)
+        if self.kept:
+            self.kept += [[]] * (len(self.ids) - len(self.kept))
         self.room -= len(ids)
 
     def completion(self, text: str) -> Completion:
@@ -53,6 +63,7 @@ class Dialogue:
             ids=self.ids,
             logprobs=self.logprobs,
             mask=self.mask,
+            kept=self.kept,
             turns=self.turns,
         )
 
@@ -114,7 +125,8 @@ class Turns:
     ) -> dict[int, str]:
         """Put turns behind their rows; the text of each turn that was not cut off, by index."""
         waiting: dict[int, str] = {}
-        for (index, row), (ids, logprobs) in zip(rows.items(), drawn, strict=True):
+        for (index, row), (ids, logprobs, kept) in zip(rows.items(), drawn, strict=True):
+            row.kept += kept
             row.add(ids, logprobs, learnt=True)
             row.turns += 1
             text = self.tokenizer.decode([token for token in ids if token not in ends])

@@ -87,8 +87,9 @@ class Sampler:
             turns = Turns(self.environments, self.tokenizer, self.ranks, self.stops)
             turns.write(rows, lambda some: self._draw(some, ends), ends)
             return [row.completion(self._text(row.ids, ends)) for row in rows]
-        for row, (ids, logprobs) in zip(rows, self._draw(rows, ends), strict=True):
-            row.ids, row.logprobs, row.turns = ids, logprobs, 1
+        for row, drawn in zip(rows, self._draw(rows, ends), strict=True):
+            row.ids, row.logprobs, row.kept = drawn
+            row.turns = 1
         return [self._completion(row, ends) for row in rows]
 
     def _share(self) -> tuple[int, int]:
@@ -128,7 +129,12 @@ class Sampler:
         tokenizer, section = self.tokenizer, self.section
         longest = max((row.room for row in rows), default=0)
         how = How(
-            sampling=Sampling(temperature=section.temperature, seed=self.seed),
+            sampling=Sampling(
+                temperature=section.temperature,
+                top_k=section.top_k,
+                top_p=section.top_p,
+                seed=self.seed,
+            ),
             ends=ends,
             n_ids=tokenizer.vocab_size,
             ended=partial(self._ended, [row.room for row in rows])
@@ -136,7 +142,7 @@ class Sampler:
             else None,
             agree=self._agree,
             logprobs=True,
-            logprobs_at=section.temperature,
+            as_drawn=True,
         )
         with evaluating(self.model), gathered(self.model):
             drawn = write_rows(
@@ -148,7 +154,8 @@ class Sampler:
                 self.device,
                 size=section.batch_size,
             )
-        return list(zip(drawn.tokens, drawn.logprobs, strict=True))
+        kept = drawn.kept or [[] for _ in rows]
+        return list(map(Drawn, drawn.tokens, drawn.logprobs, kept))
 
     def _ended(self, rooms: Sequence[int], row: int, drawn: list[int]) -> bool:
         """Whether the row is full, or has a stop string: looked for in the last tokens first."""

@@ -104,6 +104,27 @@ def test_log_probs_are_those_of_a_forward_pass(folder: Path) -> None:
         assert max(row.logprobs) < 0
 
 
+CUT = "rollout.top_k=7 rollout.top_p=0.9 rollout.temperature=0.7"
+
+
+def test_cuts_are_those_of_the_loss(folder: Path) -> None:
+    """Log-probabilities over the tokens drawn from, of the sampler and of the objective."""
+    more = f"{CUT} objective.num_iterations=2 objective.beta=0.1"
+    config = config_of(folder, more)
+    rows = rollout(config, Ranks(), folder)
+    sizes = {len(ids) for row in rows for ids in row.kept}
+    assert max(sizes) == 7
+    assert len(sizes) > 3
+    for row in rows:
+        assert all(token in ids for token, ids in zip(row.ids, row.kept, strict=True))
+        assert row.logprobs == pytest.approx(row.old, abs=1e-5)
+        # The reference is a copy of the first weights, over the same tokens.
+        assert row.reference == pytest.approx(row.old, abs=1e-5)
+    assert drawn(rollout(config_of(folder, f"{more} rollout.batch_size=1"), Ranks(), folder)) == (
+        drawn(rows)
+    )
+
+
 LAYOUTS = [
     "parallel.dp_replicate=2",
     "parallel.dp_shard=2",
@@ -136,6 +157,20 @@ def test_experts_on_other_ranks_answer_alike(folder: Path) -> None:
         assert drawn(rollout(config, this_rank(config), folder)) == expected
 
     on_ranks(world_of(config), work)
+
+
+def test_steps_with_cuts_equal_those_of_one_device(folder: Path) -> None:
+    """With the vocabulary cut over tp, so that each rank has some of the tokens drawn from."""
+    layout, one = "parallel.tp=2", record(folder, CUT, Ranks())
+    many = config_of(folder, layout)
+
+    def work(rank: int) -> None:
+        other = record(folder, f"{CUT} {layout}", this_rank(many))
+        if rank == 0:
+            verdict = compare_records(one, other, BOUNDS[FP64], may_vanish=may_vanish(many))
+            assert not verdict.faults, verdict_table(verdict, BOUNDS[FP64])
+
+    on_ranks(world_of(many), work)
 
 
 def record(folder: Path, more: str, ranks: Ranks) -> Record:

@@ -8,7 +8,7 @@ from forge.config.field import Condition, opt, section
 from forge.config.objectives.base import Objective
 from forge.config.objectives.preference import Responses
 from forge.config.parallel import Parallel
-from forge.config.rollouts.rollout import Rollout, SampledRollout
+from forge.config.rollouts.rollout import LocalRollout, Rollout, SampledRollout
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.train import Train
@@ -204,6 +204,15 @@ def stop(rollout: SampledRollout) -> Findings:
     """A text that ends a completion is not empty: every text begins with the empty one."""
     if "" in rollout.stop:
         yield "rollout.stop", "rollout.stop=[]"
+
+
+@rule("rollout.top_p", "rollout.top_p", "rollout.top_k")
+def top_p(rollout: LocalRollout) -> Findings:
+    """The loss compares distributions over the tokens that were drawn from: rollout.top_p goes with
+    rollout.top_k, which bounds their number.
+    """
+    if rollout.top_p < 1 and not rollout.top_k:
+        yield "rollout.top_p", f"rollout.top_k=50 rollout.top_p={rollout.top_p:g}"
 
 
 @rule("rollout.layout", "parallel.pp", "parallel.cp", "rollout")

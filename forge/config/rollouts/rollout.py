@@ -49,3 +49,9 @@ class LocalRollout(SampledRollout):
     batch_size: int = opt(
         16, "rows a rank writes at a time; one that ends makes room for the next", gt=0, free=True
     )
+    top_k: int = opt(
+        0, "tokens to draw from, the likeliest, in the loss too; 0 = all", ge=0, le=1000
+    )
+    top_p: float = opt(
+        1.0, "of these the fewest with this joint probability, in the loss too", gt=0, le=1
+    )

@@ -34,14 +34,14 @@ class Continued:
     """The continuations of all rows.
 
     tokens: drawn tokens of each row, the ending token too. logprobs: of each drawn token, on
-    request; kept: with them the tokens that a cut left to draw from, at each token. read: number of
-    tokens of all prompts, equal prompts counted once; reading, writing: seconds until the first
+    request; support: with them the tokens that a cut left to draw from, at each token. read: number
+    of tokens of all prompts, equal prompts counted once; reading, writing: seconds until the first
     token of each row, and for all later tokens.
     """
 
     tokens: list[list[int]]
     logprobs: list[list[float]] = field(default_factory=list)
-    kept: list[list[list[int]]] = field(default_factory=list)
+    support: list[list[list[int]]] = field(default_factory=list)
     read: int = 0
     reading: float = 0.0
     writing: float = 0.0
@@ -76,7 +76,7 @@ class How:
     every: int | None = None
 
     @property
-    def keeps(self) -> bool:
+    def with_support(self) -> bool:
         """Whether the tokens left to draw from are recorded."""
         return self.logprobs and self.as_drawn and self.sampling.cuts
 
@@ -137,7 +137,7 @@ def continue_rows(
     most = [min(max_new_tokens, limit - length) for length in lengths]
     result = Continued(tokens=[[] for _ in prompts], read=sum(lengths))
     result.logprobs = [[] for _ in prompts] if how.logprobs else []
-    result.kept = [[] for _ in prompts] if how.keeps else []
+    result.support = [[] for _ in prompts] if how.with_support else []
     going = [row for row, count in enumerate(most) if count > 0]
     if going:
         texts = [list(prompts[row]) for row in going]
@@ -159,7 +159,7 @@ def _by_length(
     """Continue rows of equal length at a time, for a model that cannot read padded rows."""
     result = Continued(tokens=[[] for _ in prompts])
     result.logprobs = [[] for _ in prompts] if how.logprobs else []
-    result.kept = [[] for _ in prompts] if how.keeps else []
+    result.support = [[] for _ in prompts] if how.with_support else []
     for length in sorted(set(map(len, prompts))):
         rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
         part = continue_rows(
@@ -174,8 +174,8 @@ def _by_length(
             result.tokens[row] = part.tokens[index]
             if how.logprobs:
                 result.logprobs[row] = part.logprobs[index]
-            if how.keeps:
-                result.kept[row] = part.kept[index]
+            if how.with_support:
+                result.support[row] = part.support[index]
         result.read += part.read
         result.reading += part.reading
         result.writing += part.writing
@@ -203,7 +203,7 @@ class _Batch:
         self.had: Tensor | None = None
         self.drawn: list[Tensor] = []  # since the last look
         self.logprobs: list[Tensor] = []
-        self.kept: list[Tensor] = []
+        self.support: list[Tensor] = []
 
     def write(self, result: Continued, most: Sequence[int]) -> None:
         """Draw tokens until all rows have ended. The first token is looked at alone, for its time;
@@ -254,23 +254,23 @@ class _Batch:
             return logprobs_of(of_table / options.logprobs_at, drawn)
         if not sampling.cuts:
             return logprobs_of(of_table / sampling.temperature, drawn)
-        kept = sampling.kept(logits)
-        self.kept.append(kept)
-        return logprobs_within(of_table / sampling.temperature, drawn, kept)
+        support = sampling.support(logits)
+        self.support.append(support)
+        return logprobs_within(of_table / sampling.temperature, drawn, support)
 
     def look(self, result: Continued, most: Sequence[int]) -> dict[int, int]:
         """Give each row the tokens drawn; returns the unfinished rows, with their indices."""
         drawn = torch.cat(self.drawn, 1).tolist()
         logprobs = torch.cat(self.logprobs, 1).tolist() if self.logprobs else None
-        kept = torch.stack(self.kept, 1).tolist() if self.kept else None
-        self.drawn, self.logprobs, self.kept, stay = [], [], [], {}
+        support = torch.stack(self.support, 1).tolist() if self.support else None
+        self.drawn, self.logprobs, self.support, stay = [], [], [], {}
         for row, slot in self.places.items():
             tokens = result.tokens[row]
             count, over = self._take(row, drawn[slot], tokens, most[row])
             if logprobs is not None:
                 result.logprobs[row] += logprobs[slot][:count]
-            if kept is not None:
-                result.kept[row] += [_present(ids) for ids in kept[slot][:count]]
+            if support is not None:
+                result.support[row] += [_present(ids) for ids in support[slot][:count]]
             if not over:
                 stay[row] = slot
         return stay

@@ -62,7 +62,7 @@ class Sampling:
         """Whether some tokens are never drawn."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
-    def kept(self, logits: Tensor) -> Tensor:
+    def support(self, logits: Tensor) -> Tensor:
         """Ids of the tokens that may be drawn from logits: [batch, vocab], the likeliest first:
         [batch, candidates], NONE behind the last of them. With top_k or top_p.
         """
@@ -160,12 +160,12 @@ def logprobs_of(logits: Tensor, tokens: Tensor) -> Tensor:
     return wide.gather(-1, tokens) - wide.logsumexp(-1, keepdim=True)
 
 
-def logprobs_within(logits: Tensor, tokens: Tensor, kept: Tensor) -> Tensor:
-    """As `logprobs_of`, of a distribution over the tokens `kept` alone: [batch, candidates], with
+def logprobs_within(logits: Tensor, tokens: Tensor, support: Tensor) -> Tensor:
+    """As `logprobs_of`, of a distribution over the tokens `support` alone, [batch, candidates];
     NONE in places without a token.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    among = wide.gather(-1, kept.clamp(min=0)).masked_fill(kept == NONE, -torch.inf)
+    among = wide.gather(-1, support.clamp(min=0)).masked_fill(support == NONE, -torch.inf)
     return wide.gather(-1, tokens) - among.logsumexp(-1, keepdim=True)
 
 

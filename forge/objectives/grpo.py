@@ -19,7 +19,7 @@ from forge.objectives.losses import Losses
 from forge.objectives.objective import Objective, hidden_of
 from forge.objectives.policy import divergence, mismatch_weight, policy_loss, ratio_of
 
-OLD, SAMPLED, REFERENCE, KEPT = "old", "sampled", "reference", "kept"
+OLD, SAMPLED, REFERENCE, SUPPORT = "old", "sampled", "reference", "support"
 BY_TOKEN = ("tokens", "targets", "weights", OLD, SAMPLED, REFERENCE)
 
 
@@ -29,8 +29,8 @@ class GRPO(Objective):
     A batch has tokens, targets, weights, [rows, seq], and advantages, [rows]; and log-probabilities
     of targets, [rows, seq]: `old`, of the weights at the rollout, left out where these are the
     trained ones; `sampled`, of the sampler; `reference`. weights: by `objective.aggregation`, times
-    the targets of the step, 0 where nothing is learnt. temperature: of the sampler. `kept`: [rows,
-    seq, candidates], ids that the sampler's cut left to draw from, -1 in places without one: all
+    the targets of the step, 0 where nothing is learnt. temperature: of the sampler. `support`:
+    [rows, seq, candidates], ids that the sampler's cut left to draw from, -1 in places without one: all
     distributions are over these alone.
     """
 
@@ -46,7 +46,7 @@ class GRPO(Objective):
             head_of(model),
             targets,
             temperature=self.temperature,
-            kept=batch.get(KEPT),
+            support=batch.get(SUPPORT),
         )
 
     @torch.no_grad()

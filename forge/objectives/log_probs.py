@@ -35,16 +35,16 @@ def log_probs_and_entropies(
     *,
     temperature: float = 1.0,
     chunk_size: int = 0,
-    kept: Tensor | None = None,
+    support: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `log_probs` of logits divided by a temperature; and the entropy of each distribution, in
     nats, 0 where masked.
 
-    kept: [..., candidates], ids of the tokens that each distribution is over, the target among
+    support: [..., candidates], ids of the tokens that each distribution is over, the target among
     them, with -1 in places without one; None = all tokens.
     """
     asked = Asked(temperature=temperature, entropy=True)
-    return _applied(hidden, head, targets, chunk_size, asked, kept)
+    return _applied(hidden, head, targets, chunk_size, asked, support)
 
 
 class Asked(NamedTuple):
@@ -63,13 +63,13 @@ def _applied(
     targets: Tensor,
     chunk_size: int,
     asked: Asked,
-    kept: Tensor | None = None,
+    support: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     rows, dim = head.weight.shape
     size = chunk_size or auto_chunk_size(vocab=rows, dim=dim)
     flat = hidden.reshape(-1, dim)
-    kept = None if kept is None else kept.reshape(-1, kept.shape[-1])
-    results = _LogProbs.apply(flat, head.weight, head, targets.flatten(), size, asked, kept)
+    support = None if support is None else support.reshape(-1, support.shape[-1])
+    results = _LogProbs.apply(flat, head.weight, head, targets.flatten(), size, asked, support)
     return results[0].view_as(targets), results[1].view_as(targets)
 
 
@@ -83,7 +83,7 @@ class _LogProbs(torch.autograd.Function):
         targets: Tensor,
         size: int,
         asked: Asked,
-        kept: Tensor | None,
+        support: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         matrix = weight.to(hidden.dtype)
@@ -94,7 +94,7 @@ class _LogProbs(torch.autograd.Function):
             logits = asked.tempered(head.shaped((hidden[rows] @ matrix.T).to(dtype)))
             labels, is_local = _labels(targets[rows], head, len(matrix))
             target_logits = head.total(logits.gather(1, labels).where(is_local, 0)).squeeze(1)
-            logits = logits if kept is None else _among(logits, kept[rows], head)[0]
+            logits = logits if support is None else _among(logits, support[rows], head)[0]
             peaks = head.largest(logits.amax(1, keepdim=True))
             shifted = logits.sub_(peaks)
             masses = shifted.exp() if asked.entropy else shifted.exp_()
@@ -103,19 +103,19 @@ class _LogProbs(torch.autograd.Function):
             logps[rows] = target_logits - log_partitions[rows]
             if asked.entropy:
                 # Of a token that is left out the mass is 0, and the logarithm infinite.
-                terms = masses.mul_(shifted if kept is None else shifted.clamp_(min=LEAST))
+                terms = masses.mul_(shifted if support is None else shifted.clamp_(min=LEAST))
                 mean = head.total(terms.sum(1)) / partition
                 entropies[rows] = partition.log() - mean
         is_masked = targets == IGNORE_INDEX
         ctx.head, ctx.size, ctx.asked = head, size, asked
         entropies.masked_fill_(is_masked, 0)
-        ctx.save_for_backward(hidden, weight, targets, log_partitions, entropies, kept)
+        ctx.save_for_backward(hidden, weight, targets, log_partitions, entropies, support)
         return logps.masked_fill_(is_masked, 0), entropies
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grads: Tensor, of_entropies: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, log_partitions, entropies, kept = ctx.saved_tensors
+        hidden, weight, targets, log_partitions, entropies, support = ctx.saved_tensors
         want_hidden, want_weight = ctx.needs_input_grad[:2]
         dtype, head, asked = log_partitions.dtype, ctx.head, ctx.asked
         # In fp16 gradients would underflow: the loss is divided by the pairs of the step.
@@ -132,14 +132,14 @@ class _LogProbs(torch.autograd.Function):
             labels, is_local = _labels(targets[rows], head, len(matrix))
             scale = factors[rows].unsqueeze(1)
             logits = asked.tempered(logits).sub_(log_partitions[rows].unsqueeze(1))
-            if kept is not None:
-                among, places = _among(logits, kept[rows], head)
+            if support is not None:
+                among, places = _among(logits, support[rows], head)
                 # Nothing of what is left out: its probability is exp(-inf).
                 logits = torch.full_like(logits, -torch.inf)
                 logits = logits.scatter_reduce_(1, places, among, "amax")
             if asked.entropy:
                 # d H / d logit = -p (log p + H)
-                finite = logits if kept is None else logits.clamp(min=LEAST)
+                finite = logits if support is None else logits.clamp(min=LEAST)
                 surprise = (finite + entropies[rows].unsqueeze(1)) * of_entropies[rows].unsqueeze(1)
                 grad = logits.exp_().mul_(-scale - surprise)
             else:
@@ -156,12 +156,12 @@ class _LogProbs(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None, None
 
 
-def _among(logits: Tensor, kept: Tensor, head: Head) -> tuple[Tensor, Tensor]:
-    """The logits of the tokens `kept` and their columns, [tokens, candidates]; -inf for tokens of
-    other ranks, and for -1.
+def _among(logits: Tensor, support: Tensor, head: Head) -> tuple[Tensor, Tensor]:
+    """The logits of the tokens `support` and their columns, [tokens, candidates]; -inf for tokens
+    of other ranks, and for -1.
     """
-    places = kept - head.first
-    is_local = (kept >= 0) & (places >= 0) & (places < logits.shape[1])
+    places = support - head.first
+    is_local = (support >= 0) & (places >= 0) & (places < logits.shape[1])
     places = places.where(is_local, 0)
     return logits.gather(1, places).masked_fill(~is_local, -torch.inf), places
 

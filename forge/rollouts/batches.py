@@ -11,7 +11,7 @@ from forge.config.objectives.grpo import GRPO
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import Batch
 from forge.data.batches.noise import noise_of
-from forge.objectives.grpo import KEPT, OLD, REFERENCE, SAMPLED
+from forge.objectives.grpo import OLD, REFERENCE, SAMPLED, SUPPORT
 from forge.rollouts.completion import Completion
 
 
@@ -68,23 +68,23 @@ def collate(
             fields[name][number, begin:end] = getattr(row, has[name])
     batch = {"tokens": torch.from_numpy(tokens), "targets": torch.from_numpy(targets)}
     batch |= {name: torch.from_numpy(values).to(dtype) for name, values in fields.items()}
-    if rows and rows[0].kept:
-        batch[KEPT] = torch.from_numpy(kept_of(rows, targets))
+    if rows and rows[0].support:
+        batch[SUPPORT] = torch.from_numpy(support_of(rows, targets))
     batch["advantages"] = torch.tensor([row.advantage for row in rows], dtype=dtype)
     if noise is not None:
         batch["noise"] = noise_of(noise[0], noise[1], width)
     return batch
 
 
-def kept_of(rows: Sequence[Completion], targets: np.ndarray) -> np.ndarray:
+def support_of(rows: Sequence[Completion], targets: np.ndarray) -> np.ndarray:
     """The ids that each target was drawn from, [rows, width, candidates]; -1 = none. A place
     without a target has token 0 alone.
     """
-    most = max(len(ids) for row in rows for ids in row.kept)
-    kept = np.full((*targets.shape, most), -1, dtype=np.int64)
-    kept[..., 0] = 0
+    most = max(len(ids) for row in rows for ids in row.support)
+    support = np.full((*targets.shape, most), -1, dtype=np.int64)
+    support[..., 0] = 0
     for number, row in enumerate(rows):
-        for place, ids in enumerate(row.kept, len(row.prompt_ids) - 1):
+        for place, ids in enumerate(row.support, len(row.prompt_ids) - 1):
             if targets[number, place] != IGNORE_INDEX:
-                kept[number, place, : len(ids)] = ids
-    return kept
+                support[number, place, : len(ids)] = ids
+    return support

@@ -8,6 +8,7 @@ import os
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -48,7 +49,7 @@ class Client:
             reason = str(choice["finish_reason"])
             tokens, logprobs = choice.get("token_ids"), choice.get("logprobs")
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise self._failed(address, f"its answer has no choices: {shown(answer)}") from None
+            raise self._failed(address, f"its answer has no choices: {_in_short(answer)}") from None
         if not _are(tokens, int):
             raise self._failed(address, NO_KEYS.format(name="token_ids"))
         values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
@@ -63,8 +64,7 @@ class Client:
 
     def reload(self, folder: str) -> None:
         """Tell the server of a folder with new weights. Raises ServerFailed."""
-        spelled = json.dumps(folder)[1:-1]
-        body = json.loads(self.section.reload_body.replace(FOLDER, spelled))
+        body = _filled(self.section.reload_body or {"folder": FOLDER}, folder)
         for address in self.section.reload:
             self._asked(address, body, key="rollout.reload")
 
@@ -74,7 +74,7 @@ class Client:
         try:
             names = [str(entry["id"]) for entry in answer["data"]]
         except (KeyError, TypeError):
-            raise self._failed(address, f"it lists no models: {shown(answer)}") from None
+            raise self._failed(address, f"it lists no models: {_in_short(answer)}") from None
         if len(names) == 1:
             return names[0]
         listed = f"the server has {', '.join(names) or 'no model'}"
@@ -112,7 +112,16 @@ class Client:
         return ServerFailed(f"{key}: the server at {address} is of no use: {fault}. {hint}")
 
 
-def shown(answer: Any) -> str:
+def _filled(value: Any, folder: str) -> Any:
+    """A value of JSON with the path in place of {folder}, at any depth."""
+    if isinstance(value, Mapping):
+        return {name: _filled(inner, folder) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_filled(inner, folder) for inner in value]
+    return value.replace(FOLDER, folder) if isinstance(value, str) else value
+
+
+def _in_short(answer: Any) -> str:
     return json.dumps(answer)[:200]
 
 

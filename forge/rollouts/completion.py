@@ -24,8 +24,8 @@ class Completion:
     is not learnt; empty = all are the model's. turns: of the model. logprobs, old, reference: of
     the completion's tokens, by the sampler, by the trained weights at the rollout, and by the
     reference; 0 in replies, empty where not needed. reward: the weighted sum of `rewards`, None =
-    not judged. learnt: whether the completion counts. kept: ids that top_k and top_p left to draw
-    each token from; empty without them.
+    not judged. learnt: whether the completion counts. support: ids that top_k and top_p left to
+    draw each token from; empty without them.
     """
 
     prompt: int
@@ -44,7 +44,7 @@ class Completion:
     reference: list[float] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     turns: int = 1
-    kept: list[list[int]] = field(default_factory=list)
+    support: list[list[int]] = field(default_factory=list)
 
     @property
     def n_targets(self) -> int:

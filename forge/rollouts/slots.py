@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from forge.models.batching.slots import Prompt, Row, Slots, refillable
+from forge.models.batching.row import Prompt, Row
+from forge.models.batching.slots import Slots, refillable
 from forge.models.reading_mode import evaluating
 from forge.models.sampling import LOOK_EVERY, Continued, Ended, How, continue_rows
 
@@ -49,7 +50,7 @@ def write_rows(
             )
             result.tokens += part.tokens
             result.logprobs += part.logprobs
-            result.kept += part.kept
+            result.support += part.support
             result.read += part.read
         return result
 
@@ -87,7 +88,7 @@ def _refilled(
     return Continued(
         tokens=[row.tokens for row in rows],
         logprobs=[row.logprobs for row in rows],
-        kept=[row.kept for row in rows] if how.keeps else [],
+        support=[row.support for row in rows] if how.with_support else [],
         read=slots.n_read,
     )
 

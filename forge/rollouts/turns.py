@@ -23,7 +23,7 @@ class Drawn(NamedTuple):
 
     ids: list[int]
     logprobs: list[float]
-    kept: list[list[int]]
+    support: list[list[int]]
 
 
 @dataclass(kw_only=True)
@@ -38,7 +38,7 @@ class Dialogue:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
-    kept: list[list[int]] = field(default_factory=list)
+    support: list[list[int]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     turns: int = 0
     finish: str = ""
@@ -47,8 +47,8 @@ class Dialogue:
         self.ids += ids
         self.logprobs += logprobs
         self.mask += [int(learnt)] * len(ids)
-        if self.kept:
-            self.kept += [[]] * (len(self.ids) - len(self.kept))
+        if self.support:
+            self.support += [[]] * (len(self.ids) - len(self.support))
         self.room -= len(ids)
 
     def completion(self, text: str) -> Completion:
@@ -63,7 +63,7 @@ class Dialogue:
             ids=self.ids,
             logprobs=self.logprobs,
             mask=self.mask,
-            kept=self.kept,
+            support=self.support,
             turns=self.turns,
         )
 
@@ -125,8 +125,8 @@ class Turns:
     ) -> dict[int, str]:
         """Put turns behind their rows; the text of each turn that was not cut off, by index."""
         waiting: dict[int, str] = {}
-        for (index, row), (ids, logprobs, kept) in zip(rows.items(), drawn, strict=True):
-            row.kept += kept
+        for (index, row), (ids, logprobs, support) in zip(rows.items(), drawn, strict=True):
+            row.support += support
             row.add(ids, logprobs, learnt=True)
             row.turns += 1
             text = self.tokenizer.decode([token for token in ids if token not in ends])

@@ -88,7 +88,7 @@ class Sampler:
             turns.write(rows, lambda some: self._draw(some, ends), ends)
             return [row.completion(self._text(row.ids, ends)) for row in rows]
         for row, drawn in zip(rows, self._draw(rows, ends), strict=True):
-            row.ids, row.logprobs, row.kept = drawn
+            row.ids, row.logprobs, row.support = drawn
             row.turns = 1
         return [self._completion(row, ends) for row in rows]
 
@@ -154,8 +154,8 @@ class Sampler:
                 self.device,
                 size=section.batch_size,
             )
-        kept = drawn.kept or [[] for _ in rows]
-        return list(map(Drawn, drawn.tokens, drawn.logprobs, kept))
+        support = drawn.support or [[] for _ in rows]
+        return list(map(Drawn, drawn.tokens, drawn.logprobs, support))
 
     def _ended(self, rooms: Sequence[int], row: int, drawn: list[int]) -> bool:
         """Whether the row is full, or has a stop string: looked for in the last tokens first."""

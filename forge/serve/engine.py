@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from forge.data.tokenizers.tokenizer import Tokenizer
-from forge.models.batching.slots import Apart, Row, Rows, Slots, refillable
+from forge.models.batching.row import Row
+from forge.models.batching.slots import Apart, Rows, Slots, refillable
 from forge.models.reading_mode import evaluating
 from forge.models.sampling import How
 from forge.models.token_distribution import Sampling

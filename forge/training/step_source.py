@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from forge.config.root import Config
 from forge.data.batches.loader import TrainLoader
 from forge.data.batches.mixture import Mixture
 from forge.data.batches.streams import Streamed
-from forge.data.sources.prompts import PromptStore
+from forge.data.sources.prompts import PromptRow, PromptStore
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.store import TokenStore
 from forge.environments.environments import Environments
@@ -72,9 +73,7 @@ def step_source(
     rows, left_out = short_enough(config, store.rows)
     if left_out:
         say(f"data: {left_out:,} of {len(store.rows):,} prompts are too long, and left out")
-    scorer = Scorer(config.rewards, config.run.trust) if ranks.main else None
-    if scorer is not None:
-        scorer.check_columns({name for row in rows[:1] for name in row.columns})
+    scorer = scorer_of(config, rows) if ranks.main else None
     return Rollouts(
         config,
         rows,
@@ -87,6 +86,13 @@ def step_source(
         device=device,
         ranks=ranks,
     )
+
+
+def scorer_of(config: Config, rows: Sequence[PromptRow]) -> Scorer:
+    """The rewards of a run. Raises ValueError where one asks for a column that rows lack."""
+    scorer = Scorer(config.rewards, config.run.trust)
+    scorer.check_columns({name for row in rows[:1] for name in row.columns})
+    return scorer
 
 
 def sampler_of(

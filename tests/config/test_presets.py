@@ -178,6 +178,7 @@ def needs(file: str, folder: Path) -> list[str]:
         },
         "data/prompts": [f"data.path={folder / 'my.txt'}", "objective=grpo", *OF_ROLLOUTS],
         "data/sums_demo": ["objective=grpo", *OF_ROLLOUTS],
+        "rollout/openai": ["objective=grpo", "data=sums_demo", *OF_ROLLOUTS],
         "rollout/local": ["objective=grpo", "data=sums_demo", *OF_ROLLOUTS],
         "train/sft": ["model.max_seq_len=1024"],
         "train/long": ["model.max_seq_len=2048"],

@@ -10,7 +10,8 @@ import pytest
 import torch
 from test_generation import CPU, SHAPES, continued
 
-from forge.models.batching.slots import Apart, Row, Slots, refillable
+from forge.models.batching.row import Row
+from forge.models.batching.slots import Apart, Slots, refillable
 from forge.models.sampling import How, continue_rows
 from forge.models.token_distribution import Sampling
 from forge.rollouts.slots import write_rows

@@ -112,11 +112,11 @@ def test_cuts_are_those_of_the_loss(folder: Path) -> None:
     more = f"{CUT} objective.num_iterations=2 objective.beta=0.1"
     config = config_of(folder, more)
     rows = rollout(config, Ranks(), folder)
-    sizes = {len(ids) for row in rows for ids in row.kept}
+    sizes = {len(ids) for row in rows for ids in row.support}
     assert max(sizes) == 7
     assert len(sizes) > 3
     for row in rows:
-        assert all(token in ids for token, ids in zip(row.ids, row.kept, strict=True))
+        assert all(token in ids for token, ids in zip(row.ids, row.support, strict=True))
         assert row.logprobs == pytest.approx(row.old, abs=1e-5)
         # The reference is a copy of the first weights, over the same tokens.
         assert row.reference == pytest.approx(row.old, abs=1e-5)

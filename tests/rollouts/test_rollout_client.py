@@ -114,11 +114,13 @@ def test_what_is_asked_and_what_comes_back(monkeypatch: pytest.MonkeyPatch) -> N
     written = []
     for _ in range(2):
         with server(right) as (url, bodies):
-            made = sampler(url, temperature=0.7, stop=["zz"])
+            body = {"method": "reload", "kwargs": {"paths": ["{folder}"]}}
+            made = sampler(url, temperature=0.7, stop=["zz"], reload_body=body)
             made.prepare(4)
             written.append(made.write(PROMPTS, 4))
         told, *asked = bodies
-        assert (told["path"], told["folder"]) == ("/v1/load", "/weights/4")
+        assert (told["path"], told["method"]) == ("/v1/load", "reload")
+        assert told["kwargs"] == {"paths": ["/weights/4"]}
         assert sorted(body["prompt"] for body in asked) == [[97, 98]] * 3 + [[99]] * 3
         assert len({body["seed"] for body in asked}) == 6
         for body in asked:

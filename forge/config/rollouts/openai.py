@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 from forge.config.field import Condition, opt, section
 from forge.config.rollouts.rollout import SampledRollout
@@ -42,11 +42,10 @@ class OpenAIRollout(SampledRollout):
         free=True,
         acts_when=HANDS_OVER,
     )
-    reload_body: str = opt(
-        '{"folder": "{folder}"}',
-        "JSON of that request; {folder} stands for the path",
+    reload_body: dict[str, Any] = opt(
+        {},
+        "fields of that request, where {folder} stands for the path; empty = folder: {folder}",
         free=True,
-        verbatim=True,
         acts_when=HANDS_OVER,
     )
 
@@ -60,17 +59,9 @@ def url(rollout: OpenAIRollout) -> Findings:
         yield "rollout.reload", "rollout.reload=[http://127.0.0.1:8000/v1/load_weights]"
 
 
-@rule("rollout.reload", "rollout.weights_interval", "rollout.reload", "rollout.reload_body")
+@rule("rollout.reload", "rollout.weights_interval", "rollout.reload")
 def reload(rollout: OpenAIRollout) -> Findings:
-    """A server is told of new weights: rollout.reload has an address, rollout.reload_body JSON."""
-    if not rollout.weights_interval:
-        return
-    if not rollout.reload:
-        hint = (
-            "rollout.reload=[http://127.0.0.1:8000/v1/load_weights], or rollout.weights_interval=0"
-        )
-        yield "rollout.reload", hint
-    try:
-        json.loads(rollout.reload_body)
-    except ValueError:
-        yield "rollout.reload_body", """rollout.reload_body='{"folder": "{folder}"}'"""
+    """A server is told of new weights: rollout.reload has an address."""
+    if rollout.weights_interval and not rollout.reload:
+        address = "http://127.0.0.1:8000/v1/load_weights"
+        yield "rollout.reload", f"rollout.reload=[{address}], or rollout.weights_interval=0"

@@ -8,77 +8,26 @@ reads no free one.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forge.config.rollouts.rollout import SPARE_PLACES
+from forge.models.batching.row import Drawn, Prompt, Row
 from forge.models.cache import KVCache
 from forge.models.contract import Cached
 from forge.models.head import head_of
 from forge.models.sampling import How
 from forge.models.token_distribution import (
     NONE,
-    NOT_FINITE,
-    Sampling,
     logprobs_of,
     logprobs_within,
     scaled,
     uniforms,
 )
 from forge.tensors.wide import widest
-
-Prompt = tuple[int, ...]
-
-
-@dataclass(kw_only=True, eq=False)
-class Row:
-    """A text that is written: its prompt, and the tokens drawn, the ending token too.
-
-    number: of its random stream, with the seed of `sampling`. most: tokens to draw at most. ends:
-    ids that end it. ended: whether it ends with the tokens drawn. top: candidates to record at each
-    token, as (id, log-probability), the likeliest first. kept: ids that a cut left to draw from, at
-    each token. over: whether it has ended.
-    """
-
-    prompt: Prompt
-    number: object
-    most: int
-    sampling: Sampling
-    ends: frozenset[int] = frozenset()
-    ended: Callable[[list[int]], bool] | None = None
-    top: int = 0
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    candidates: list[list[tuple[int, float]]] = field(default_factory=list)
-    kept: list[list[int]] = field(default_factory=list)
-    over: bool = False
-
-    def take(self, token: int, logprob: float, candidates: list[tuple[int, float]]) -> None:
-        """Add a token. Raises FloatingPointError where the logits were not finite."""
-        if token == NONE:
-            raise FloatingPointError(NOT_FINITE)
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        if self.top:
-            self.candidates.append(candidates[: self.top])
-        full = len(self.tokens) == self.most
-        self.over = full or token in self.ends or bool(self.ended and self.ended(self.tokens))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """A token of each row, [rows, 1], its log-probability, and on request the likeliest candidates,
-    as of Tensor.topk, and the ids that a cut left to draw from, as of `Sampling.kept`.
-    """
-
-    tokens: Tensor
-    logprobs: Tensor
-    candidates: Any
-    kept: Tensor | None
 
 
 def refillable(model: Any) -> bool:
@@ -199,8 +148,8 @@ class Rows:
         if top:
             of_table = scaled(wide, self.how.logprobs_at).log_softmax(-1)
             candidates = of_table[:, : self.how.n_ids].topk(top)
-        logprobs, kept = self._logprobs(rows, wide, usable, drawn.clamp(min=0))
-        return Drawn(tokens=drawn, logprobs=logprobs, candidates=candidates, kept=kept)
+        logprobs, support = self._logprobs(rows, wide, usable, drawn.clamp(min=0))
+        return Drawn(tokens=drawn, logprobs=logprobs, candidates=candidates, support=support)
 
     def _logprobs(
         self, rows: Sequence[Row], wide: Tensor, usable: Tensor, drawn: Tensor
@@ -222,8 +171,8 @@ class Rows:
         wide = scaled(wide, sampling.temperature or 1.0)
         if not sampling.cuts or not sampling.temperature:
             return logprobs_of(wide, drawn), None
-        kept = sampling.kept(usable)
-        return logprobs_within(wide, drawn, kept), kept
+        support = sampling.support(usable)
+        return logprobs_within(wide, drawn, support), support
 
     def _mark(self, rows: Sequence[Row], slots: slice, usable: Tensor) -> None:
         """Mark the tokens of new texts, where a repetition penalty needs them."""
@@ -262,12 +211,12 @@ class Rows:
         tokens = torch.cat([part.tokens for part in drawn], 1).tolist()
         logprobs = torch.cat([part.logprobs for part in drawn], 1).tolist()
         likeliest = [_pairs(part.candidates, len(rows)) for part in drawn]
-        kept = [None if part.kept is None else part.kept.tolist() for part in drawn]
+        support = [None if part.support is None else part.support.tolist() for part in drawn]
         for index, row in enumerate(rows):
             for place, token in enumerate(tokens[index]):
                 row.take(token, logprobs[index][place], likeliest[place][index])
-                if (ids := kept[place]) is not None:
-                    row.kept.append([each for each in ids[index] if each != NONE])
+                if (ids := support[place]) is not None:
+                    row.support.append([each for each in ids[index] if each != NONE])
                 if row.over:
                     self.remove(row)
                     break

@@ -2,6 +2,7 @@
 
 Examples:
     python -m forge.preview data=chat_demo
+    python -m forge.preview experiment=grpo_demo --group --rows 1
     python -m forge.preview data=chat data.path=my.jsonl data.chat_template=chatml --rows 1 --tokens
 """
 
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = arguments.add_argument
     add("--rows", type=int, default=4, metavar="N", help="rows that are shown (default 4)")
     add("--tokens", action="store_true", help="put | between tokens")
+    add("--group", action="store_true", help="completions of the model, with their rewards")
     add("--json", action="store_true", help="a line a row: ids, and 1 for each that is learnt")
     options = cli.parse(arguments, argv)
     if options.help:
@@ -68,8 +70,10 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
     announce = cache(lambda stage: print(f"data: {stage}", file=sys.stderr))
     prepared = data.prepared_text(config, announce)
     data.check_vocabulary(config, prepared)
+    if options.group and not config.rollout.active:
+        raise ValueError("--group: this run writes no completions; objective=grpo, or its kin")
     if config.rollout.active:
-        _print_prompts(config, prepared.train, options)
+        (_print_groups if options.group else _print_prompts)(config, prepared, options)
         return
     text = data.plan_documents(config, prepared.train, prepared.tokenizer, announce)
     tokenizer, trust = prepared.tokenizer, config.run.trust
@@ -87,12 +91,48 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
     loader.close()
 
 
-def _print_prompts(config: Config, text: Any, options: argparse.Namespace) -> None:
+def _print_groups(config: Config, prepared: Any, options: argparse.Namespace) -> None:
+    """Write and print the first groups of the first rollout, with the rewards."""
+    from dataclasses import asdict
+
+    from forge.parallel.ranks import Ranks
+    from forge.rundir.rollouts import table_rows
+    from forge.training.loaded import chosen_device
+    from forge.training.models import build_objective, frozen_model
+    from forge.training.step_source import step_source
+
+    device, ranks, tokenizer = chosen_device(config.run.device), Ranks(), prepared.tokenizer
+    model = frozen_model(config, None, device, ranks, tokenizer)
+    objective = build_objective(config, device, ranks, tokenizer=tokenizer)
+    given: Any = {"tokenizer": tokenizer, "run_dir": None}
+    source = step_source(config, prepared.train, model, objective, ranks, device, **given)
+    try:
+        completions = cast(Any, source).preview(options.rows)
+    finally:
+        source.close()
+    for prompt, group in groupby(completions, key=lambda row: row.prompt):
+        rows = table_rows(asdict(row) for row in group)
+        if options.json:
+            for row in rows:
+                print(json.dumps(row))
+            continue
+        print(f"prompt {prompt + 1}:\n{cli.printable(rows[0]['prompt'])}\n")
+        for row in rows:
+            numbers = {name: row[name] for name in list(row)[2:] if name != "advantage"}
+            said = "   ".join(f"{name} {_short(value)}" for name, value in numbers.items())
+            print(f"{said}\n{cli.printable(row['completion'])}\n")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _print_prompts(config: Config, prepared: Any, options: argparse.Namespace) -> None:
     """Print the first prompts in the order of the run, and the columns for rewards."""
     from forge.data.batches.mixture import Mixture
     from forge.rollouts.source import order_of, short_enough
 
-    (store,) = Mixture.of(text).stores.values()
+    (store,) = Mixture.of(prepared.train).stores.values()
     rows, left_out = short_enough(config, cast(Any, store).rows)
     order = order_of(config, len(rows))
     for number in range(min(options.rows, len(rows))):

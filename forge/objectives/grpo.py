@@ -30,8 +30,8 @@ class GRPO(Objective):
     of targets, [rows, seq]: `old`, of the weights at the rollout, left out where these are the
     trained ones; `sampled`, of the sampler; `reference`. weights: by `objective.aggregation`, times
     the targets of the step, 0 where nothing is learnt. temperature: of the sampler. `support`:
-    [rows, seq, candidates], ids that the sampler's cut left to draw from, -1 in places without one: all
-    distributions are over these alone.
+    [rows, seq, candidates], ids that the sampler's cut left to draw from, -1 in places without one;
+    all distributions are over these alone.
     """
 
     section: GRPOConfig

@@ -10,6 +10,7 @@ from typing import Any
 
 from forge.config.numbers import byte_size, counted, time_span
 from forge.config.problems import shown
+from forge.report.completions import completions
 from forge.report.drawing import POINTS, thinned, track_of
 from forge.report.html import NO_SCRIPT, details, document, escape, html_section, html_table, unit
 from forge.report.inventory import Entry
@@ -36,7 +37,8 @@ NOTE = "Time is of training. Long curves are thinned out: neighbours are average
 def page_of_run(entry: Entry) -> str:
     run = entry.run
     data = _page_data(run)
-    sections = [_figures(data), _tasks(run.path), _samples(run.path), _metrics(run)]
+    sections = [_figures(data), _tasks(run.path), _samples(run.path), completions(run.path)]
+    sections += [_metrics(run)]
     sections += [_config(run), _origin(run.path)]
     lines = "".join(f"<p>{escape(line)}</p>" for line in run_summary(entry))
     return document(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from forge.rundir.files import write_text
+from forge.rundir.rollouts import read_lines, rollout_numbers, rollout_path
 
-FOLDER = "rollouts"
 STOP, LENGTH, TURNS = "stop", "length", "turns"
 
 
@@ -55,10 +55,6 @@ class Completion:
 NAMES = tuple(entry.name for entry in fields(Completion))
 
 
-def path_of(run_dir: Path, rollout: int) -> Path:
-    return run_dir / FOLDER / f"{rollout:06d}.jsonl"
-
-
 def write_rollout(path: Path, head: dict[str, Any], rows: Sequence[Completion]) -> None:
     """Write a rollout, complete or not at all: a line about it, then a completion a line.
 
@@ -72,16 +68,18 @@ def write_rollout(path: Path, head: dict[str, Any], rows: Sequence[Completion]) 
 
 def read_rollout(path: Path) -> tuple[dict[str, Any], list[Completion]] | None:
     """The first line and the completions of a file; None where there is no complete one."""
-    try:
-        lines = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
-        head, rows = lines[0], [Completion(**line) for line in lines[1:]]
-    except (OSError, ValueError, TypeError, IndexError):
+    lines = read_lines(path)
+    if lines is None:
         return None
-    return (head, rows) if head.get("completions") == len(rows) else None
+    head, rows = lines
+    try:
+        return head, [Completion(**row) for row in rows]
+    except TypeError:  # of another version
+        return None
 
 
 def forget(run_dir: Path, last: int, keep: int) -> None:
     """Delete rollouts but the last `keep` up to `last`; keep: 0 = all."""
-    for path in (run_dir / FOLDER).glob("*.jsonl") if keep else ():
-        if path.stem.isdecimal() and int(path.stem) <= last - keep:
-            path.unlink(missing_ok=True)
+    for number in rollout_numbers(run_dir) if keep else ():
+        if number <= last - keep:
+            rollout_path(run_dir, number).unlink(missing_ok=True)

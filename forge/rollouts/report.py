@@ -37,6 +37,19 @@ def report_of(rows: Sequence[Completion], group: int) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
+def report_of_held_out(rows: Sequence[Completion], group: int) -> dict[str, float]:
+    """Mean rewards and lengths, and the mean over prompts of the best reward of a group, which is
+    pass@group of rewards 0 and 1.
+    """
+    report = report_of(rows, group)
+    values = {name: report[name] for name in report if name.endswith(("/mean", "/mean_length"))}
+    values |= {name: report[name] for name in ("reward", "reward_std", "completions/clipped_ratio")}
+    rewards = numbers([row.reward for row in rows]).reshape(-1, group)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return values | {"best_reward": float(np.nanmean(np.nanmax(rewards, axis=1)))}
+
+
 def report_of_dropped(rewards: Sequence[float | None]) -> dict[str, float]:
     """Groups that were dropped for others, of rewards equal in each, and their mean reward."""
     judged = [reward for reward in rewards if reward is not None]

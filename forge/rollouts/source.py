@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,12 +33,12 @@ from forge.rollouts.completion import (
     STOP,
     Completion,
     forget,
-    path_of,
     read_rollout,
     write_rollout,
 )
-from forge.rollouts.report import report_of, report_of_dropped
+from forge.rollouts.report import report_of, report_of_dropped, report_of_held_out
 from forge.rollouts.writing import Sampler
+from forge.rundir.rollouts import rollout_path
 
 PARTS = ("writing", "rewards", "log_probs")
 
@@ -113,9 +113,36 @@ class Rollouts(StepSource):
         self.waited += time.perf_counter() - begin
         return step
 
+    def evaluate(
+        self, prompts: Sequence[PromptRow], name: str, watch: Callable[[], None]
+    ) -> dict[str, float]:
+        """The report of a group of completions of each prompt, which nothing is learnt from. A
+        collective.
+
+        name: of the streams to draw from. watch: called between the parts.
+        """
+        completions: list[Completion] = []
+        for first in range(0, len(prompts), self.n_prompts):
+            watch()
+            part = prompts[first : first + self.n_prompts]
+            rows = self.sampler.write(part, name, first=first)
+            self._judge(rows, [prompts[row.prompt] for row in rows])
+            completions += rows
+        return report_of_held_out(completions, self.group)
+
+    def preview(self, groups: int) -> list[Completion]:
+        """The first groups of the first rollout, with their rewards. A collective."""
+        places = range(min(groups, self.n_prompts))
+        prompts = [self.rows[self.order.window(place)] for place in places]
+        return self._judged(prompts, 0, 0, dict.fromkeys(PARTS, 0.0))
+
+    def written(self) -> list[Completion]:
+        """The completions of the rollout at hand."""
+        return self.current[2] if self.current is not None else []
+
     def _rollout(self, number: int, update: int) -> tuple[dict[str, Any], list[Completion]]:
         """Read a rollout of an earlier start, or make it. A collective."""
-        path, saved = path_of(self.run_dir or Path(), number), None
+        path, saved = rollout_path(self.run_dir or Path(), number), None
         if self.ranks.main and self.run_dir is not None:
             saved = read_rollout(path)
             if saved is not None and not update and saved[0].get("version") != self.version:
@@ -148,7 +175,7 @@ class Rollouts(StepSource):
         if self.section.refill:
             head["dropped"] = dropped
         if self.ranks.main and self.run_dir is not None:
-            write_rollout(path_of(self.run_dir, number), head, completions)
+            write_rollout(rollout_path(self.run_dir, number), head, completions)
             forget(self.run_dir, number, self.rollout.keep_last)
         return head, completions
 

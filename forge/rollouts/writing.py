@@ -65,11 +65,11 @@ class Sampler:
         """Act before a rollout is written. A collective."""
 
     def write(
-        self, prompts: Sequence[PromptRow], rollout: int, *, first: int = 0
+        self, prompts: Sequence[PromptRow], rollout: int | str, *, first: int = 0
     ) -> list[Completion]:
-        """All completions of prompts, those of a prompt in a row; the same on all ranks. first: the
-        place of the first prompt in the rollout. A collective. FloatingPointError: the logits are
-        not finite.
+        """All completions of prompts, those of a prompt in a row; the same on all ranks. rollout:
+        its number or name. first: the place of the first prompt in it. A collective.
+        FloatingPointError: the logits are not finite.
         """
         rows = [
             Dialogue(

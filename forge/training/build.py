@@ -11,6 +11,7 @@ from forge.training.callbacks.metrics import Logger
 from forge.training.callbacks.norms import Norms
 from forge.training.callbacks.progress import StepSigns
 from forge.training.callbacks.reference_average import ReferenceAverage
+from forge.training.callbacks.rollout_tables import RolloutTables
 from forge.training.callbacks.saving import Saving
 from forge.training.callbacks.sparsity import Sparsity
 from forge.training.callbacks.spikes import Spikes
@@ -98,7 +99,8 @@ def _order_callbacks(
         return [kind(session) for kind in kinds if kind.wanted(session)]  # type: ignore[call-arg]
 
     callbacks = [*wanted(StepSigns, Sparsity, WeightAverage, ReferenceAverage), session.signals]
-    callbacks += wanted(Garbage, Agreement, BadSteps, Logger, Norms, TimeLimit)
+    callbacks += wanted(Garbage, Agreement, BadSteps, Logger, Norms, RolloutTables)
+    callbacks += wanted(TimeLimit)
     callbacks += [*entries, *wanted(Tasks, HealthCheck)]
     if votes:
         callbacks.append(StopVote(session))

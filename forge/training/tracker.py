@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 
 @runtime_checkable
@@ -24,6 +25,15 @@ class Tracker(Protocol):
 
         Called once, in any case short of a kill; no `log` follows.
         """
+        ...
+
+
+@runtime_checkable
+class Tables(Protocol):
+    """A tracker that shows tables too."""
+
+    def table(self, step: int, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Receive a table: rows with the same columns, of texts and numbers."""
         ...
 
 

@@ -26,7 +26,8 @@ FREE = {
     "last per_decade read_by_one_replica resume_from steps",
     "data": "cache_dir max_bad_rows num_workers pad_to_multiple_of pin_memory prefetch_factor",
     "model": "fused_gate_up fused_qkv recipe",
-    "rollout": "batch_size keep_last key_variable model reload reload_body retries timeout url",
+    "rollout": "batch_size keep_last key_variable model reload reload_body retries table_rows "
+    "timeout url",
     "train": "activation_checkpointing batch_size compile_backend compile_model gc_interval "
     "grad_accum_steps max_bad_steps max_epochs max_time max_tokens tokens_per_parameter "
     "parameters_counted nccl_health_check_interval "

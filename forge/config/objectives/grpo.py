@@ -42,6 +42,8 @@ class GRPO(Responses):
 
     schema_name = "grpo"
     compares = (PROMPTS,)
+    metrics = ("reward", "best_reward")
+    higher_is_better = frozenset({"reward", "best_reward"})
     _target_: str = "forge.objectives.grpo.GRPO"
     advantage: str = opt(
         "group",

@@ -33,6 +33,9 @@ class SampledRollout(Rollout):
     max_new_tokens: int = opt(128, "tokens of a completion at most", gt=0)
     temperature: float = opt(1.0, "softmax temperature, of the loss too", gt=0)
     stop: list[str] = opt([], "texts that end a completion, beside the end of text")
+    table_rows: int = opt(
+        16, "completions in the table that trackers get at every log; 0 = no table", ge=0, free=True
+    )
     keep_last: int = opt(
         0,
         "rollouts kept in rollouts/ of the run directory, the last ones; 0 = all",

@@ -13,11 +13,13 @@ from forge.config.eval import Eval
 from forge.config.root import Config
 from forge.config.train import Train
 from forge.data.batches.loader import Batch, eval_batches
+from forge.data.sources.prompts import PromptRow, PromptStore
 from forge.data.tokens.store import TokenStore
 from forge.models.reading_mode import evaluating
 from forge.objectives.objective import Objective
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
+from forge.rollouts.source import Rollouts, short_enough
 from forge.tensors.wide import widest
 from forge.training.callback import Callback
 from forge.training.data import end_of_text, evaluated_plan
@@ -152,12 +154,24 @@ class Evaluation(Callback):
         self.due = True
         try:
             with loop.evaluating():
-                metrics = self.run(lambda: self.session.signals.interrupted(loop))
+                metrics = self._metrics(loop, lambda: self.session.signals.interrupted(loop))
         except Interrupted:
             return
         self.due = False
         self.at, self.metrics = loop.state.step, metrics
         loop.call("on_evaluation", metrics)
+
+    def _metrics(self, loop: Loop, interrupted: Callable[[], bool]) -> dict[str, float]:
+        """Of rollouts the rewards of held-out prompts; else of the held-out text."""
+        loader = loop.loader
+        if not isinstance(loader, Rollouts):
+            return self.run(interrupted)
+
+        def watch() -> None:
+            if interrupted():
+                raise Interrupted
+
+        return loader.evaluate(held_out(self.session), f"evaluation {loop.state.step}", watch)
 
     def run(self, interrupted: Callable[[], bool]) -> dict[str, float]:
         """interrupted: asked between batches; raises Interrupted if true."""
@@ -185,6 +199,16 @@ class Evaluation(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.due, self.at, self.metrics = state["due"], state["at"], state["metrics"]
+
+
+def held_out(session: Session) -> list[PromptRow]:
+    """The held-out prompts, in order: as many as the sequences of an evaluation ask for."""
+    config, store = session.config, session.prepared.val
+    assert isinstance(store, PromptStore)
+    rows, _ = short_enough(config, store.rows)
+    group = getattr(config.rollout, "num_generations", 1)
+    most = most_sequences(config.eval, config.train)
+    return rows[: max(most // group, 1)] if most else rows
 
 
 def unless(

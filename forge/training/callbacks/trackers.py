@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from forge.rundir.files import append_row
 from forge.rundir.history import METRICS, PERFORMANCE
 from forge.rundir.saved_config import to_plain
 from forge.rundir.trusted import waits_for_trust
-from forge.training.tracker import Steps, Tracker
+from forge.training.tracker import Steps, Tables, Tracker
 
 if TYPE_CHECKING:
     from forge.training.session import Session
@@ -55,6 +55,12 @@ class Trackers:
     def log(self, step: int, values: dict[str, float]) -> None:
         for name, tracker in list(self._active.items()):
             self._give(name, tracker, lambda tracker=tracker: tracker.log(step, values))
+
+    def table(self, step: int, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Give a table to the trackers that show tables."""
+        for tracker_name, tracker in list(self._active.items()):
+            if isinstance(tracker, Tables):
+                self._give(tracker_name, tracker, partial(tracker.table, step, name, rows))
 
     def step(self, step: int) -> None:
         """Move the bar after an update, without reading any of its numbers."""
@@ -173,6 +179,11 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
+    def table(self, step: int, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """As text, in Markdown."""
+        self._writer.add_text(name, markdown(rows), step)
+        self._writer.flush()
+
     def close(self) -> None:
         self._writer.close()
 
@@ -217,6 +228,15 @@ class WandB:
     def log(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)
 
+    def table(self, step: int, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A wandb.Table of the step."""
+        import wandb
+
+        columns = list(rows[0])
+        data = [[row.get(key) for key in columns] for row in rows]
+        table = wandb.Table(columns=columns, data=data, allow_mixed_types=True)
+        self._run.log({name: table}, step=step)
+
     def close(self) -> None:
         """Raises W&B's error if its process is gone, as when Slurm ends all of a job."""
         import wandb
@@ -227,3 +247,19 @@ class WandB:
             with contextlib.suppress(Exception):
                 wandb.teardown()  # else W&B tries again as Python ends, with a traceback
             raise
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table in Markdown; signs of Markdown in texts stay as they are typed."""
+    lines = [list(rows[0]), ["---"] * len(rows[0])]
+    lines += [[cell(value) for value in row.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    signs = str("" if value is None else value).replace("\\", "\\\\")
+    for sign in "|`*_<[":
+        signs = signs.replace(sign, f"\\{sign}")
+    return signs.replace("\r", "").replace("\n", "<br>")

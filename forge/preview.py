@@ -95,14 +95,16 @@ def _print_groups(config: Config, prepared: Any, options: argparse.Namespace) ->
     """Write and print the first groups of the first rollout, with the rewards."""
     from dataclasses import asdict
 
+    import torch
+
     from forge.parallel.ranks import Ranks
     from forge.rundir.rollouts import table_rows
-    from forge.training.loaded import chosen_device
     from forge.training.models import build_objective, frozen_model
+    from forge.training.process import set_up
     from forge.training.step_source import step_source
 
-    device, ranks, tokenizer = chosen_device(config.run.device), Ranks(), prepared.tokenizer
-    model = frozen_model(config, None, device, ranks, tokenizer)
+    device, ranks, tokenizer = set_up(config), Ranks(), prepared.tokenizer
+    model = frozen_model(config, None, device, ranks, tokenizer, torch.float32)
     objective = build_objective(config, device, ranks, tokenizer=tokenizer)
     given: Any = {"tokenizer": tokenizer, "run_dir": None}
     source = step_source(config, prepared.train, model, objective, ranks, device, **given)

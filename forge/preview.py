@@ -67,11 +67,11 @@ def _preview(config: Config, options: argparse.Namespace) -> None:
     from forge.parallel.ranks import Ranks
     from forge.training import data
 
+    if options.group and not config.rollout.active:
+        raise ValueError("--group: this run writes no completions; objective=grpo, or its kin")
     announce = cache(lambda stage: print(f"data: {stage}", file=sys.stderr))
     prepared = data.prepared_text(config, announce)
     data.check_vocabulary(config, prepared)
-    if options.group and not config.rollout.active:
-        raise ValueError("--group: this run writes no completions; objective=grpo, or its kin")
     if config.rollout.active:
         (_print_groups if options.group else _print_prompts)(config, prepared, options)
         return

@@ -170,6 +170,19 @@ def test_offline_wandb_scalars_equal_the_jsonl(tmp_path, wandb):
     assert found == scalars(read_jsonl(run_dir))
 
 
+def test_offline_wandb_has_tables(tmp_path, wandb):
+    section = Metrics(enable_wandb=True, wandb_mode="offline", **QUIET)
+    trackers = build_trackers(section, tmp_path, total_steps=9, config_dict={}).open()
+    rows = [{"text": "a|b", "reward": 1.0, "style": None}, {"text": "é", "reward": 0, "style": 2.5}]
+    trackers.table(3, "train/completions", rows)
+    trackers.close()
+    wandb.teardown()
+    (path,) = tmp_path.glob("wandb/offline-run-*/files/media/table/train/*.table.json")
+    table = json.loads(path.read_text())
+    assert table["columns"] == ["text", "reward", "style"]
+    assert table["data"] == [["a|b", 1.0, None], ["é", 0, 2.5]]
+
+
 def test_offline_wandb_goes_on_under_its_id(tmp_path, wandb):
     for _ in range(2):
         write(Metrics(enable_wandb=True, wandb_mode="offline", **QUIET), tmp_path)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from forge.training.callback import LoopView as Loop
     from forge.training.session import Session
     from forge.training.step_output import StepOutput
-    from forge.training.tracker import Tracker
+    from forge.training.tracker import Tables, Tracker
 
 __all__ = [
     "Attention",
@@ -103,6 +103,7 @@ __all__ = [
     "TokenSource",
     "Tokenizer",
     "TokenizerSection",
+    "Tables",
     "Tracker",
     "WholeMatrices",
     "copy_local",
@@ -180,6 +181,7 @@ Callback            training.callback
 Loop                training.callback LoopView
 Session             training.session
 StepOutput          training.step_output
+Tables              training.tracker
 Tracker             training.tracker
 """
 """A line for each name: its module below forge, and its name there where that is another. A test

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -97,3 +99,44 @@ def test_the_folder_has_the_weights_of_the_rollout(place: Path) -> None:
     torch.testing.assert_close(
         folder[name], trained["blocks.1.attention.wo.weight"], atol=0, rtol=0
     )
+
+
+def test_other_weights_are_read_from_named_places_alone(
+    base: Any, place: Path, tmp_path: Path
+) -> None:
+    """A folder elsewhere, behind a link, torn, or of another model changes nothing."""
+    before = {name: value.clone() for name, value in base.model.state_dict().items()}
+    folder = place / "run" / "weights" / "current"
+    (elsewhere := tmp_path / "folder").mkdir()
+    for path in folder.iterdir():
+        (elsewhere / path.name).write_bytes(path.read_bytes())
+    (place / "link").symlink_to(elsewhere)
+    shutil.copytree(folder, place / "torn")
+    content = (folder / "model.safetensors").read_bytes()
+    (place / "torn" / "model.safetensors").write_bytes(content[:-1000])
+    shutil.copytree(folder, place / "wider")
+    config = json.loads((folder / "config.json").read_text())
+    (place / "wider" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    wrong = {
+        elsewhere: "it is no folder in",
+        place / "link": "it is no folder in",
+        place / "absent": "it is no folder in",
+        place / "torn": "torn",
+        place / "wider": "does not fit the model",
+    }
+    with serving_base(base, place) as (address, _):
+        for path, message in wrong.items():
+            reply = posted(address, str(path))
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "folder")
+            assert message in reply.json()["error"]["message"]
+            after = base.model.state_dict()
+            assert all(torch.equal(after[name], before[name]) for name in before), path
+        assert posted(address, str(folder)).status_code == 200
+        assert not torch.equal(after["embedding.weight"], before["embedding.weight"])
+    with serving(base) as (address, _):
+        assert posted(address, str(folder)).status_code == 404
+
+
+def posted(address: str, folder: str) -> httpx.Response:
+    body = {"folder": folder}
+    return httpx.post(f"{address}/v1/load_weights", json=body, timeout=60, trust_env=False)

@@ -47,12 +47,13 @@ class Client:
         try:
             choice = answer["choices"][0]
             reason = str(choice["finish_reason"])
-            tokens, logprobs = choice.get("token_ids"), choice.get("logprobs")
+            tokens: Any = choice.get("token_ids")
+            logprobs = choice.get("logprobs")
         except (KeyError, IndexError, TypeError, AttributeError):
             raise self._failed(address, f"its answer has no choices: {_in_short(answer)}") from None
         if not _are(tokens, int):
             raise self._failed(address, NO_KEYS.format(name="token_ids"))
-        values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
+        values: Any = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
         if not _are(values, float):
             raise self._failed(address, NO_KEYS.format(name="logprobs.token_logprobs"))
         if len(values) != len(tokens):

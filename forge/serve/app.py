@@ -117,8 +117,7 @@ class Server:
             raise Refusal(400, "folder: a path", param="folder")
         try:
             path = self.weights.path_of(folder)
-            read = partial(self.weights.read, path)
-            await run_in_threadpool(self.engine.between, read)
+            await run_in_threadpool(self.engine.between, partial(self.weights.read, path))
         except Closed:
             raise Refusal(503, "the server is closing") from None
         except ValueError as error:

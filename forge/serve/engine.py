@@ -175,11 +175,11 @@ class Engine:
             self._queue.append(request)
             self._changed.notify_all()
 
-    def between(self, change: Callable[[], None]) -> None:
+    def between(self, change: Callable[[], object]) -> None:
         """Call a function when no answer is written, in the engine's thread; requests that wait
         come behind it. Raises Closed, or what the function raises.
         """
-        done: Future[None] = Future()
+        done: Future[object] = Future()
 
         def call() -> None:
             try:

@@ -37,10 +37,10 @@ def load_server(
     limits = Limits(
         body=options.max_body, messages=options.max_messages, characters=options.max_characters
     )
-    weights = None
+    others = None
     if options.weights_from is not None:
-        weights = WeightReader(trained.model, Path(options.weights_from))
-    return Server(engine, run_name(path), limits, talks=talks(trained), weights=weights)
+        others = WeightReader(trained.model, Path(options.weights_from))
+    return Server(engine, run_name(path), limits, talks=talks(trained), weights=others)
 
 
 def run_name(path: Path) -> str:

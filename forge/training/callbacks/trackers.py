@@ -232,8 +232,8 @@ class WandB:
         """A wandb.Table of the step."""
         import wandb
 
-        columns = list(rows[0])
-        data = [[row.get(key) for key in columns] for row in rows]
+        columns: list[Any] = list(rows[0])
+        data: list[Any] = [[row.get(key) for key in columns] for row in rows]
         table = wandb.Table(columns=columns, data=data, allow_mixed_types=True)
         self._run.log({name: table}, step=step)
 

@@ -65,7 +65,7 @@ def bits(words: Sequence[str]) -> float:
     return run(words)["metrics"]["eval/bits_per_byte"]
 
 
-def speed(rounds: int = 5) -> None:
+def speed(rounds: int = 3) -> None:
     """Print tokens a second of both, in alternation on two threads."""
     rows: dict[str, list[float]] = {"nanochat_d4_cpu": [], "default": []}
     for _ in range(rounds):

@@ -1,6 +1,7 @@
 """Peak memory and seconds of reading 2 GB of shards on two ranks, beside transformers' own.
 
     python benchmarks/checkpoints/import_memory.py > benchmarks/results/import_memory.md
+    python benchmarks/checkpoints/import_memory.py --quantised 12 >> the same
 
 Each reading is in processes of its own, started anew: what a rank grows by from the model without
 weights to the model with them, and what it holds then.
@@ -32,9 +33,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
-        fp8, gptq = Path(place) / "fp8", Path(place) / "gptq"
-        for kind in (folder, fp8, gptq):
-            run("write" if kind is folder else "write_quantised", kind)
+        run("write", folder)
         total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         count = len([*folder.glob("*.safetensors")])
         largest = 2 * SIZES["vocab_size"] * SIZES["hidden_size"]
@@ -42,10 +41,6 @@ def main() -> int:
             "forge, one rank, bf16": [run("forge", folder, "bfloat16")],
             "forge, two ranks of FSDP, bf16": ranks(folder, "bfloat16"),
             "forge, two ranks of FSDP, fp32 masters": ranks(folder, "float32"),
-            "forge, one rank, of FP8 blocks, bf16": [run("forge", fp8, "bfloat16")],
-            "forge, two ranks of FSDP, of FP8 blocks, bf16": ranks(fp8, "bfloat16"),
-            "forge, two ranks of FSDP, of FP8 blocks, fp32 masters": ranks(fp8, "float32"),
-            "forge, two ranks of FSDP, of GPTQ in 4 bits, bf16": ranks(gptq, "bfloat16"),
             "from_pretrained, bf16": [run("theirs", folder, "bfloat16")],
             "from_pretrained on two ranks, bf16": [
                 run("theirs", folder, "bfloat16") for _ in range(2)
@@ -64,12 +59,36 @@ def main() -> int:
             "Of FP8 blocks and of GPTQ: the same model with its matrices in codes, decoded as each"
         )
         print("rank reads its rows.\n")
-        print("| way | weights | peak | beyond its weights | seconds |\n|---|---|---|---|---|")
-        for name, found in ways.items():
-            held, peak = (max(one[key] for one in found) // MIB for key in ("held", "peak"))
-            seconds = max(one["seconds"] for one in found)
-            print(f"| {name} | {held:,} | {peak:,} | {peak - held:,} | {seconds:.1f} |")
+        print_table(ways)
     return 0
+
+
+def quantised(layers: int) -> int:
+    """Write quantised folders of the same model with this many layers, and print their table."""
+    ways = {}
+    with tempfile.TemporaryDirectory() as place:
+        print("## Quantised folders\n\n`python benchmarks/checkpoints/import_memory.py", end=" ")
+        print(f"--quantised {layers}`: the same model with {layers} layers and its matrices in")
+        print("codes, which each rank decodes for the rows that it reads.\n")
+        for name, words in (("fp8", "FP8 blocks"), ("gptq", "GPTQ in 4 bits")):
+            folder = Path(place) / name
+            run("write_quantised", folder, layers)
+            size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+            of = f"of {words} ({size / 1e9:.2f} GB)"
+            ways[f"one rank {of}, bf16"] = [run("forge", folder, "bfloat16")]
+            ways[f"two ranks of FSDP {of}, bf16"] = ranks(folder, "bfloat16")
+            ways[f"two ranks of FSDP {of}, fp32 masters"] = ranks(folder, "float32")
+    print_table(ways)
+    return 0
+
+
+def print_table(ways: dict[str, list[dict[str, Any]]]) -> None:
+    """Print a row for each way to read."""
+    print("| way | weights | peak | beyond its weights | seconds |\n|---|---|---|---|---|")
+    for name, found in ways.items():
+        held, peak = (max(one[key] for one in found) // MIB for key in ("held", "peak"))
+        seconds = max(one["seconds"] for one in found)
+        print(f"| {name} | {held:,} | {peak:,} | {peak - held:,} | {seconds:.1f} |")
 
 
 def ranks(folder: Path, dtype: str) -> list[dict[str, Any]]:
@@ -106,13 +125,13 @@ def write(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def write_quantised(folder: Path) -> dict[str, Any]:
+def write_quantised(folder: Path, layers: int) -> dict[str, Any]:
     """The same model with its matrices in FP8 blocks of 128 x 128, or in 4 bits of GPTQ."""
     import torch
     import transformers
     from safetensors.torch import save_file
 
-    config = transformers.LlamaConfig(**SIZES)
+    config = transformers.LlamaConfig(**SIZES | {"num_hidden_layers": layers})
     with torch.device("meta"):
         shapes = transformers.LlamaForCausalLM(config).state_dict()
     is_fp8 = folder.name == "fp8"
@@ -203,8 +222,12 @@ if __name__ == "__main__":
     if len(sys.argv) == 1:
         sys.exit(main())
     what, place, *rest = sys.argv[1:]
-    if what in ("write", "write_quantised"):
-        print(json.dumps({"write": write, "write_quantised": write_quantised}[what](Path(place))))
+    if what == "--quantised":
+        sys.exit(quantised(int(place)))
+    if what == "write":
+        print(json.dumps(write(Path(place))))
+    elif what == "write_quantised":
+        print(json.dumps(write_quantised(Path(place), int(rest[0]))))
     elif what == "theirs":
         print(json.dumps(theirs(Path(place), rest[0])))
     else:

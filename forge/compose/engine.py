@@ -172,13 +172,18 @@ def _below(tree: DictConfig, loaded: DictConfig) -> tuple[DictConfig, DictConfig
     while len(loaded) == 1:
         (name,) = loaded
         section, part = tree._get_node(name), loaded._get_node(name)
-        for node in (section, part):
-            if not isinstance(node, DictConfig) or node._is_missing() or node._is_interpolation():
-                return tree, loaded
-        if section._is_none() or part._is_none():
-            return tree, loaded
+        if not (_has_values(section) and _has_values(part)):
+            break
+        assert isinstance(section, DictConfig)
+        assert isinstance(part, DictConfig)
         tree, loaded = section, part
     return tree, loaded
+
+
+def _has_values(node: Any) -> bool:
+    return isinstance(node, DictConfig) and not (
+        node._is_missing() or node._is_interpolation() or node._is_none()
+    )
 
 
 def _begin_own(tree: DictConfig, loaded: Any) -> None:

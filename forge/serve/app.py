@@ -112,7 +112,7 @@ class Server:
     async def load_weights(self, call: Call) -> Response:
         """Read the weights of a folder, when the answers of now are written."""
         assert self.weights is not None
-        folder = parse_body(await read_body(call, self.limits.body)).get("folder")
+        folder = (await self.body_of(call)).get("folder")
         if not isinstance(folder, str):
             raise Refusal(400, "folder: a path", param="folder")
         try:

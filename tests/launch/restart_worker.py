@@ -37,10 +37,13 @@ def main() -> None:
         starts.write_text(json.dumps(seen))
         go.touch()
     if isinstance(what, dict):
-        time.sleep(0.1)
+        dying = go.with_name(f"dying_{go.name}")
         if what.get(rank) == "kill":
+            dying.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.3)
+        while not dying.exists():
+            time.sleep(0.005)
+        time.sleep(0.5)
         os._exit(1)  # as by a lost peer
     while what == "stop" and not stopped:
         time.sleep(0.005)

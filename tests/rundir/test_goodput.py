@@ -89,9 +89,9 @@ def test_a_start_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             saved = time.time()
     at_work = read_goodput(tmp_path, running=True)
     assert at_work is not None
-    assert at_work.wall == pytest.approx(time.time() - began, abs=0.02)
+    assert at_work.wall == pytest.approx(time.time() - began, abs=0.05)
     assert at_work.seconds["rollout"] == pytest.approx(0.06, abs=1e-3)
-    assert at_work.seconds["data_wait"] == pytest.approx(0.03, abs=0.02)
+    assert at_work.seconds["data_wait"] >= 3 * 0.03 - 0.06 - 1e-3
     assert at_work.seconds["checkpoint"] >= 0.02
     # Killed: no close. The launcher sees the end, and starts the ranks again.
     time.sleep(0.05)
@@ -106,9 +106,9 @@ def test_a_start_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     note_exit(tmp_path, 0)
     total = read_goodput(tmp_path)
     assert total is not None
-    assert total.wall == pytest.approx(time.time() - began, abs=0.02)
+    assert total.wall == pytest.approx(time.time() - began, abs=0.05)
     assert (total.lost_steps, total.starts) == (1, 2)
-    assert total.seconds["lost"] == pytest.approx(lost, abs=0.01)
+    assert total.seconds["lost"] == pytest.approx(lost, abs=0.05)
     assert "1 steps made again" in total.words()
     assert json.loads((tmp_path / ledgers.RECORD).read_text())["name"] == "end"
 

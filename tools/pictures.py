@@ -24,7 +24,7 @@ from rich.text import Text
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 REFUSED = "model=lama7b optimizer.lrr=1 train.seq_len=4096 train.max_steps=abc"
 STARTED = "run.dir=runs/first"
-STEPS = 4  # lines of steps that are shown of a start
+STEPS = 0  # lines of steps that are shown of a start, whose speed is that of this machine now
 PAUSE = 1.0
 MOTION = """
 @media screen and (prefers-reduced-motion: no-preference) {{
@@ -59,7 +59,8 @@ def start() -> None:
         for line in run.stdout:
             lines.append(line.rstrip())
             times.append(time.monotonic() - begun)
-            if sum(each.startswith("step ") for each in lines) == STEPS:
+            steps = sum(each.startswith("step ") for each in lines)
+            if steps >= STEPS and any(each.startswith("goes on with") for each in lines):
                 break
         run.send_signal(signal.SIGINT)
         run.communicate()

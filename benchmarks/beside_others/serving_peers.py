@@ -1,6 +1,6 @@
 """Requests to forge.serve, 1, 4 and 16 at once, beside `transformers.generate` one by one.
 
-    python benchmarks/speed/serving.py runs/mine > benchmarks/results/serving.md
+    python benchmarks/beside_others/serving_peers.py runs/mine > benchmarks/results/serving.md
 
 Of each run that is named, and of a model of random weights in the shape of SmolLM2-135M. Both
 programs have the same weights, prompts and process; they take turns, after a short turn of each
@@ -75,7 +75,7 @@ def main() -> None:
     add("--times", type=int, default=3)
     options = parser.parse_args()
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    command = " ".join(["python", "benchmarks/speed/serving.py", *words])
+    command = " ".join(["python", "benchmarks/beside_others/serving_peers.py", *words])
     print("# Requests to forge.serve, beside transformers.generate one by one\n")
     print(f"`{command}`, torch {torch.__version__}, transformers {transformers.__version__},")
     print(f"{platform.machine()}, {options.threads} threads, float32.\n")

@@ -131,7 +131,8 @@ def write_quantised(folder: Path, layers: int) -> dict[str, Any]:
     import transformers
     from safetensors.torch import save_file
 
-    config = transformers.LlamaConfig(**SIZES | {"num_hidden_layers": layers})
+    sizes: dict[str, Any] = SIZES | {"num_hidden_layers": layers}
+    config = transformers.LlamaConfig(**sizes)
     with torch.device("meta"):
         shapes = transformers.LlamaForCausalLM(config).state_dict()
     is_fp8 = folder.name == "fp8"

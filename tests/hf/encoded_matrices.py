@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,6 +103,7 @@ def bitsandbytes_blocks(kind: str, nested: bool) -> Encode:
     def encode(weight: Tensor) -> Encoded:
         from bitsandbytes.functional import dequantize_4bit, dequantize_blockwise, quantize_4bit
 
+        state: Any
         codes, state = quantize_4bit(weight, quant_type=kind, compress_statistics=nested)
         packed = state.as_dict(packed=True)
         stored = {f".weight.{name}": values for name, values in packed.items()}

@@ -24,6 +24,7 @@ from quantised_folders import (
     write_quantised,
 )
 from safetensors.torch import load_file, save_file
+from transformers.utils.quantization_config import Mxfp4Config
 
 import forge
 from forge.adapters.formats import pack_weight
@@ -113,7 +114,7 @@ def test_a_folder_by_bitsandbytes_in_transformers(plain: Path, tmp_path: Path) -
     chosen = transformers.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
     )
-    sizes = SIZES | {"intermediate_size": 128}  # whole blocks in every row
+    sizes: dict[str, Any] = SIZES | {"intermediate_size": 128}  # whole blocks in every row
     unquantised = write_plain(tmp_path / "plain", transformers.LlamaConfig(**sizes))
     options: dict[str, Any] = {"quantization_config": chosen, "dtype": torch.float32}
     model = transformers.AutoModelForCausalLM.from_pretrained(unquantised, **options)
@@ -144,7 +145,7 @@ def test_the_reference_is_that_of_the_package(case: str) -> None:
 
 
 def test_mxfp4_is_read_as_transformers_decodes_it(mxfp4: Path, tmp_path: Path) -> None:
-    chosen = transformers.Mxfp4Config(dequantize=True)
+    chosen = Mxfp4Config(dequantize=True)
     options = {"quantization_config": chosen, "dtype": torch.bfloat16}
     theirs = decoded_by_transformers(mxfp4, tmp_path / "theirs", **options)
     check_equal(weights(mxfp4), weights(theirs))

@@ -18,7 +18,7 @@ from forge.families.shards import FolderError
 from forge.hf.read import load_folder
 from forge.models.decoder import Decoder
 
-SIDES = SIZES | {"hidden_size": 64, "intermediate_size": 128}
+SIDES: dict[str, Any] = SIZES | {"hidden_size": 64, "intermediate_size": 128}
 TOKENS = torch.arange(24)[None] * 11 % 260
 
 

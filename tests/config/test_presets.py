@@ -184,6 +184,12 @@ def needs(file: str, folder: Path) -> list[str]:
         },
         "data/prompts": [f"data.path={folder / 'my.txt'}", "objective=grpo", *OF_ROLLOUTS],
         "data/sums_demo": ["objective=grpo", *OF_ROLLOUTS],
+        "eval/rollouts": [
+            "objective=grpo",
+            "data=sums_demo",
+            "data.val_fraction=0.2",
+            *OF_ROLLOUTS,
+        ],
         "rollout/openai": ["objective=grpo", "data=sums_demo", *OF_ROLLOUTS],
         "rollout/local": ["objective=grpo", "data=sums_demo", *OF_ROLLOUTS],
         "train/sft": ["model.max_seq_len=1024"],

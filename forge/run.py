@@ -32,10 +32,10 @@ from forge.resolve.rules.devices import HOST_MEMORY
 from forge.rundir import directory, outcome
 from forge.rundir.checkpoints import newest_usable, saved_folder
 from forge.rundir.directory import Before
-from forge.rundir.ledger import note_submission
 from forge.rundir.on_end import run_on_end
 from forge.rundir.outcome import FAILED, Result
 from forge.rundir.saved_config import CHANGES
+from forge.rundir.wall_clock.ledger import note_submission
 
 if TYPE_CHECKING:
     from forge.parallel.rendezvous import Rendezvous

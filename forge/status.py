@@ -37,10 +37,10 @@ from forge.launch.sweep.state import (
 )
 from forge.rundir.directory import short
 from forge.rundir.files import last_lines
-from forge.rundir.goodput import read_goodput
 from forge.rundir.progress import last_logged, progress
 from forge.rundir.saved_config import is_run
 from forge.rundir.signs import silent_ranks, stalled, waits_in
+from forge.rundir.wall_clock.goodput import read_goodput
 
 EVERY = 5.0  # seconds
 LINES, STEPS = 20, 5  # of the end of a log

@@ -24,13 +24,13 @@ from forge.rundir.checkpoints import newest_usable, saved_folder
 from forge.rundir.directory import prolonging_override, resume_command
 from forge.rundir.failure import FailureReport
 from forge.rundir.files import write_json
-from forge.rundir.ledger import Ledger
 from forge.rundir.lock import InUse, Lock
 from forge.rundir.logs import write_log
 from forge.rundir.outcome import ERROR, FAILED, REASONS, RESULT, Result, ranks
 from forge.rundir.saved_config import CONFIG, is_run
 from forge.rundir.signs import signs_of_life
 from forge.rundir.stacks import Stacks
+from forge.rundir.wall_clock.ledger import Ledger
 
 if TYPE_CHECKING:
     from forge.training.loop import Loop
@@ -161,7 +161,7 @@ def _train(
     """Join, build, loop, report."""
     from forge.training.build import build_loop
     from forge.training.build_session import build_session
-    from forge.training.export_at_end import export_at_end
+    from forge.training.checkpoints.export_at_end import export_at_end
 
     session = build_session(run_dir, rendezvous, trust=trust)
     records.stacks.interval = session.config.run.stack_trace_interval_seconds

@@ -13,8 +13,8 @@ import kill_compare
 import kill_ranks
 import pytest
 
-from forge.rundir.goodput import read_goodput
 from forge.rundir.outcome import attempts
+from forge.rundir.wall_clock.goodput import read_goodput
 
 TRUST = "run.trust=[helpers.]"
 

@@ -260,7 +260,13 @@ run.detect_anomaly | max_checkify | names the operation whose backward makes a N
 profiling.enable | profiler | torch.profiler; no nsys
 profiling.start_step | skip_first_n_steps_for_profiler | the first step recorded
 profiling.end_step | profiler_steps | the last step recorded, not a count
+run.stack_trace_interval_seconds | collect_stack_trace | 0 = only when a rank hangs
+run.stack_trace_interval_seconds | stack_trace_interval_seconds | into RUN/stacks
 tracker=prometheus | prometheus_port | with trackers.prometheus.port; or a text file
+run.elastic | elastic_enabled | the least and the most ranks
+run.elastic_retry_minutes | elastic_timeout_seconds | the run goes on with fewer ranks meanwhile, and nothing fails at the end of it
+run.max_restarts | elastic_max_retries | trying lost ranks again does not count; three deaths in a row without a new step end the run
+run.elastic | elastic_min_slice_count | its first number
 metrics.enable_tensorboard | enable_tensorboard | off by default
 parallel.dp_shard | rollout_data_parallelism | completions are written in the layout of training
 parallel.tp | rollout_tensor_parallelism | completions are written in the layout of training

@@ -15,22 +15,13 @@ from forge.config.model.tensors import EXPERT, MATRIX
 from forge.families.shards import INDEX, SINGLE
 from forge.families.table import Row
 from forge.hf.write import Piece, Read, cached_reader, stored_pieces, theirs
+from forge.tensors.torchao_adapter import weight_only
 
 GROUP = 32
 """Weights of a row with one scale in int4."""
 OFF = {"include_input_output_embeddings": False, "untie_embedding_weights": False}
 Parts = tuple[dict[str, Tensor], str]
 """The tensors stored for a weight by their names, and its entry in the metadata."""
-
-
-def _torchao_config(how: str) -> Any:
-    if how == "nvfp4":
-        from torchao.prototype.mx_formats import NVFP4WeightOnlyConfig
-
-        return NVFP4WeightOnlyConfig()
-    from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
-
-    return Float8WeightOnlyConfig() if how == "fp8" else Int8WeightOnlyConfig()
 
 
 def check_quantizable(rows: Sequence[Row], how: str) -> None:
@@ -62,9 +53,7 @@ def quantization_config(how: str) -> dict[str, Any]:
         config = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
         config |= {"quantization_status": "compressed", "ignore": ["lm_head"]}
         return config | {"config_groups": {"group_0": group}}
-    from torchao.core.config import config_to_dict
-
-    quant_type = {"default": config_to_dict(_torchao_config(how))}
+    quant_type = {"default": weight_only(how).as_dict}
     return {
         "quant_method": "torchao",
         "quant_type": quant_type,
@@ -142,17 +131,12 @@ def _in_files(
 
 
 def _by_torchao(how: str) -> Callable[[str, Tensor], Parts]:
-    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
-    from torchao.quantization import quantize_
-
-    config = _torchao_config(how)
+    quantize = weight_only(how).quantize
 
     def encode(name: str, values: Tensor) -> Parts:
         linear = nn.Linear(values.shape[1], values.shape[0], bias=False, device="meta")
         linear.weight = nn.Parameter(values, requires_grad=False)
-        quantize_(linear, config)
-        quantized: dict[str, Any] = {name: linear.weight.detach()}
-        tensors, metadata = flatten_tensor_state_dict(quantized)
+        tensors, metadata = quantize(linear, name)
         return tensors, metadata[name]
 
     return encode

@@ -20,8 +20,8 @@ from forge.report.table import Table
 from forge.rundir import evaluations, outcome, versions
 from forge.rundir.directory import MADE_WITH, own_overrides, short
 from forge.rundir.files import read_object, read_rows
-from forge.rundir.goodput import MEANINGS, read_goodput
 from forge.rundir.progress import SAMPLES
+from forge.rundir.wall_clock.goodput import MEANINGS, read_goodput
 
 FIGURES = {
     "loss": lambda name: (

@@ -116,3 +116,30 @@ def _without_warnings() -> Iterator[None]:
         yield
     finally:
         logging.disable(level)
+
+
+class WeightOnly(NamedTuple):
+    """A format of stored weights: its entry in config.json, and the tensors stored for a layer's
+    weight, given its name, with an entry in the metadata of the file.
+    """
+
+    as_dict: dict[str, Any]
+    quantize: Callable[[Any, str], tuple[dict[str, Tensor], dict[str, str]]]
+
+
+def weight_only(how: str) -> WeightOnly:
+    """The format of fp8, int8 or nvfp4 weights."""
+    from torchao.core.config import config_to_dict
+    from torchao.prototype.mx_formats import NVFP4WeightOnlyConfig
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+    from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
+
+    configs = {"nvfp4": NVFP4WeightOnlyConfig, "fp8": Float8WeightOnlyConfig}
+    config = configs.get(how, Int8WeightOnlyConfig)()
+
+    def quantize(layer: Any, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+        quantize_(layer, config)
+        weights: dict[str, Any] = {name: layer.weight.detach()}
+        return flatten_tensor_state_dict(weights)
+
+    return WeightOnly(config_to_dict(config), quantize)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from forge.rundir import directory, versions
 from forge.rundir.checkpoints import TOKENIZER
 from forge.rundir.files import write_json
-from forge.rundir.ledger import Ledger
+from forge.rundir.wall_clock.ledger import Ledger
 from forge.training.callback import Callback, is_users
+from forge.training.callbacks.every_step import Agreement, BadSteps
 from forge.training.callbacks.garbage import Garbage
 from forge.training.callbacks.metrics import Logger
 from forge.training.callbacks.norms import Norms
@@ -16,14 +17,14 @@ from forge.training.callbacks.rollout_tables import RolloutTables
 from forge.training.callbacks.saving import Saving
 from forge.training.callbacks.sparsity import Sparsity
 from forge.training.callbacks.spikes import Spikes
-from forge.training.callbacks.stopping import Agreement, BadSteps, HealthCheck, StopVote, TimeLimit
+from forge.training.callbacks.stopping import HealthCheck, StopVote, TimeLimit
 from forge.training.callbacks.tasks import Tasks
 from forge.training.callbacks.trackers import trackers_of
 from forge.training.callbacks.weight_average import WeightAverage
 from forge.training.checkpoints.checkpoint import Checkpointer
+from forge.training.checkpoints.handing_over import hand_over_of
 from forge.training.data import how_streamed
 from forge.training.entries import build_entries
-from forge.training.handing_over import hand_over_of
 from forge.training.loop import Loop
 from forge.training.process import say
 from forge.training.session import Session

@@ -15,7 +15,7 @@ import torch
 from forge.data.batches.loader import Step
 from forge.data.batches.source import StepSource
 from forge.optim.train_eval_modes import reading
-from forge.rundir.ledger import Ledger
+from forge.rundir.wall_clock.ledger import Ledger
 from forge.training.callback import Callback, call, callback_name
 from forge.training.callbacks.trackers import Trackers
 from forge.training.session import Session

@@ -9,10 +9,10 @@ from forge.config.data.chats import Chats
 from forge.config.objectives.base import NextToken
 from forge.rundir.checkpoints import newest_usable
 from forge.rundir.directory import prolonging_override, resume_command, short
-from forge.rundir.goodput import read_goodput
 from forge.rundir.outcome import REASONS
 from forge.rundir.saved_config import newest
 from forge.rundir.untrusted import of_project
+from forge.rundir.wall_clock.goodput import read_goodput
 from forge.training.callbacks.metrics import nulls
 from forge.training.loop import Loop
 

@@ -19,9 +19,10 @@ from types import FrameType
 from typing import Protocol
 
 from forge.launch.local import threads
-from forge.rundir import ledger, outcome
+from forge.rundir import outcome
 from forge.rundir.outcome import ERROR
 from forge.rundir.process_folders import remove_left
+from forge.rundir.wall_clock import ledger
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 GRACE = 5.0  # seconds for ranks to end after the failure of a rank

@@ -13,8 +13,9 @@ from forge.config.problems import REFUSED, ConfigError
 from forge.config.run import Run
 from forge.launch.local.elastic import Elastic
 from forge.launch.local.processes import Ranks
-from forge.rundir import ledger, outcome
+from forge.rundir import outcome
 from forge.rundir.on_end import run_on_end
+from forge.rundir.wall_clock import ledger
 
 PAUSE = 1.0  # seconds until ports and memory of the dead ranks are free
 STUCK = 3  # deaths in a row without a step beyond the furthest one

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from forge.rundir.ledger import Ledger
+from forge.rundir.wall_clock.ledger import Ledger
 
 
 def main() -> None:

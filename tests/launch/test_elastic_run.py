@@ -16,7 +16,7 @@ from kill_ranks import ranks_of
 
 from forge.rundir.checkpoints import Saved
 from forge.rundir.files import last_rows, read_rows
-from forge.rundir.goodput import read_goodput
+from forge.rundir.wall_clock.goodput import read_goodput
 
 OPTIONS = [
     *(word for word in TINY if not word.startswith(("train.batch_size", "train.max_steps"))),

@@ -17,7 +17,7 @@ from forge.launch.local import restarts
 from forge.launch.local.elastic import Elastic, layout_words
 from forge.launch.local.restarts import RestartedRanks
 from forge.rundir import directory, saved_config
-from forge.rundir.goodput import read_goodput
+from forge.rundir.wall_clock.goodput import read_goodput
 
 
 class Layouts:

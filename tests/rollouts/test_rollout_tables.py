@@ -16,7 +16,7 @@ from forge.report.__main__ import main as write_report
 from forge.rundir.files import read_rows
 from forge.rundir.rollouts import read_lines, rollout_path
 from forge.train import main
-from forge.training.callbacks.trackers import markdown
+from forge.training.callbacks.tracker_services import markdown
 
 OPTIONS = """
 objective=dr_grpo data=prompts tokenizer=bytes model.dim=32 model.n_layers=2 model.n_heads=2

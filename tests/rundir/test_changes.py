@@ -26,6 +26,7 @@ FREE = {
     "keep_best keep_last_n last per_decade read_by_one_replica resume_from steps",
     "data": "cache_dir max_bad_rows num_workers pad_to_multiple_of pin_memory prefetch_factor",
     "model": "fused_gate_up fused_qkv recipe",
+    "objective": "teacher_tp",
     "rollout": "batch_size keep_last key_variable model reload reload_body retries table_rows "
     "timeout url",
     "train": "activation_checkpointing batch_size compile_backend compile_model gc_interval "

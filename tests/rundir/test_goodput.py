@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from forge.rundir import ledger as ledgers
-from forge.rundir.goodput import Start, add_up, read_goodput
-from forge.rundir.ledger import LAUNCHED, Ledger, note_exit, note_submission
+from forge.rundir.wall_clock import ledger as ledgers
+from forge.rundir.wall_clock.goodput import Start, add_up, read_goodput
+from forge.rundir.wall_clock.ledger import LAUNCHED, Ledger, note_exit, note_submission
 
 
 def start(

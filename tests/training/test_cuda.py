@@ -11,7 +11,7 @@ from run_helpers import assert_bit_equal, built, logged, step_of, stored, weight
 from test_guard import Poisoned, state_of
 
 from forge.parallel.ranks import Ranks
-from forge.training.callbacks.stopping import Agreement
+from forge.training.callbacks.every_step import Agreement
 
 pytestmark = [
     pytest.mark.cuda,

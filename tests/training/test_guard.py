@@ -20,7 +20,7 @@ from forge.config.objectives.base import Pretrain as PretrainConfig
 from forge.config.optimizers.adam import AdamW as AdamWConfig
 from forge.config.train import Train
 from forge.objectives.pretrain import Pretrain
-from forge.training.callbacks.stopping import BadSteps
+from forge.training.callbacks.every_step import BadSteps
 from forge.training.loop import TrainState
 
 

@@ -14,7 +14,7 @@ from run_helpers import assert_bit_equal, logged, meta, read, step_of, stored
 from forge import worker
 from forge.rundir import checkpoints, outcome
 from forge.training.callbacks import evaluation
-from forge.training.callbacks.stopping import BadSteps
+from forge.training.callbacks.every_step import BadSteps
 
 OPTIONS = """
     eval.enabled=true eval.interval=2 eval.steps=3 eval.patience=90 eval.sample_prompts=[the]

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from forge.config.metrics import Metrics
-from forge.training.callbacks.trackers import FINISH_SECONDS, WandB, build_trackers
+from forge.training.callbacks.tracker_services import FINISH_SECONDS, WandB
+from forge.training.callbacks.trackers import build_trackers
 
 LOGS = [
     (10, {"train/loss": 3.141592653589793, "lr": 3e-4, "tokens_per_second": 12345.6}),

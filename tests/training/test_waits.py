@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from waits import Waits
 
-from forge.training.callbacks.stopping import BadSteps
+from forge.training.callbacks.every_step import BadSteps
 from forge.training.loop import Loop
 
 STEPS = 4

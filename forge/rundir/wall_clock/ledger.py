@@ -2,7 +2,7 @@
 
 The main rank keeps ledger.json, the record of the present start, in place. ledger.jsonl has the
 records of earlier starts, and rows for submissions, saves and exits of processes.
-`forge.rundir.goodput` adds them up.
+`forge.rundir.wall_clock.goodput` adds them up.
 """
 
 from __future__ import annotations

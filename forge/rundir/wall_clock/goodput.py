@@ -10,8 +10,8 @@ from typing import Any
 
 from forge.config.numbers import time_span
 from forge.rundir.files import rows_if_readable
-from forge.rundir.ledger import COMMAND, RESTART, ROWS, UNBEGUN, read_record
 from forge.rundir.signs import last_sign
+from forge.rundir.wall_clock.ledger import COMMAND, RESTART, ROWS, UNBEGUN, read_record
 
 MEANINGS = {
     "queue": "from the submission, or from Slurm's queueing it again, to the launch",

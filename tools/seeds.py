@@ -177,6 +177,10 @@ def _table(head: list[str], lines: Iterable[list[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
+OF_SEVERAL = ("batch_size",)
+"""Keys with another meaning in other tools, which forge.compose.aliases answers."""
+
+
 def render_keys() -> str:
     """The module that answers an option of a seed which is typed: those that exist under another
     key, with the note on what differs.
@@ -184,7 +188,8 @@ def render_keys() -> str:
     typed: dict[tuple[str, str], list[str]] = {}
     for row in rows():
         key = row.key.lstrip("-").replace("-", "_").lower()
-        if row.status == TAKEN and row.seed != RULES and key != row.ours and _is_typed(row.ours):
+        answers = row.status == TAKEN and row.seed != RULES and key not in OF_SEVERAL
+        if answers and key != row.ours and _is_typed(row.ours):
             typed.setdefault((row.ours, row.note), []).append(key)
     lines = [
         f"{ours} | {' '.join(keys)}" + (f" | {note}" if note else "")

@@ -274,7 +274,6 @@ parallel.ep | rollout_expert_parallelism | completions are written in the layout
 objective.beta | grpo_beta | its estimate there is k1, whose expected gradient is 0: objective.kl
 objective.ratio_level | loss_algo | gspo-token is sequence_token
 data.system_prompt | system_prompt | of data=prompts
-train.global_batch_size | batch_size | which counts completions: prompts times rollout.num_generations
 eval.tasks_items | num_test_batches | of tasks that generate, in eval.tasks
 data.val_fraction | train_fraction | the share that is held out
 eval.tasks | eval_sampling_strategy | temperature of an entry; 0 = greedy

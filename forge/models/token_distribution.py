@@ -186,6 +186,7 @@ def drawn_from(probabilities: Tensor, uniform: Tensor) -> Tensor:
     # right=True takes the first sum above the threshold, so a token of probability 0 is never
     # drawn; where rounding leaves no such sum, the last token that adds to it.
     last = torch.searchsorted(upto, upto[:, -1:].contiguous())
+    last = last.clamp(max=upto.shape[-1] - 1)  # NaN has no place in an order
     return torch.searchsorted(upto, thresholds, right=True).minimum(last).squeeze(-1)
 
 

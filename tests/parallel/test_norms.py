@@ -42,7 +42,8 @@ def measured(model: str, layout: str, ranks: Ranks) -> tuple[dict[str, float], d
         ranks=ranks,
     )
     metrics = SimpleNamespace(log_interval=2, norms_by_role=True)
-    own = SimpleNamespace(metrics=metrics, model=config.model, adapter=config.adapter)
+    sections = {"model": config.model, "adapter": config.adapter}
+    own = SimpleNamespace(metrics=metrics, objective=config.objective, **sections)
     session: Any = SimpleNamespace(config=own, ranks=ranks, model=built, device=device)
     assert Norms.wanted(session)
     logs: list[dict[str, float]] = []

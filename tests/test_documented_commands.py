@@ -25,8 +25,14 @@ PARTS = {"fine_tuning.md", "sweeps.md", "slurm.md", "reports.md", "layouts.md", 
 PARTS |= {"scaling.md", "scaling_laws.md"}
 REFUSED = ("optimizer.lrr=1", "model.n_heads=3,4", "scheduler.stable_steps=10")
 # Refused on purpose, a pattern, or the user's own file.
-MADE_BEFORE = ("run.dir=runs/base", "run.dir=runs/chat", "branch_of=runs/", "experiment=wsd_hor")
-LEFT_OUT = (*REFUSED, *MADE_BEFORE, "group=option", "...", "<", "experiment=tune")
+MADE_BEFORE = (
+    "nanochat_d4_cpu/sft",
+    "run.dir=runs/base",
+    "run.dir=runs/chat",
+    "branch_of=runs/",
+    "experiment=wsd_hor",
+)
+LEFT_OUT = (*REFUSED, *MADE_BEFORE, "group=option", "LEAST:MOST", "...", "<", "experiment=tune")
 
 
 def commands() -> list[tuple[str, str]]:

@@ -37,6 +37,9 @@ class Rank:
         os.environ.update({**threads.of_task(os.environ), **rank_environment()})
         worker = import_module("forge.worker")  # by name: launch may not import training
         code = worker.main([self.run_dir, *self.trust])
+        if not code:
+            # Python drops its handlers on the way out: the signal would kill a finished run.
+            signal.signal(LIMIT, signal.SIG_IGN)
         config = saved_config.load_config(newest(Path(self.run_dir)), trust=self.trust)
         if code:
             launch = config.launch
@@ -45,8 +48,6 @@ class Rank:
             run_on_end(Path(self.run_dir), config.run.on_end, code)
         if code:
             worker.leave(code)
-        # Python drops its handlers on the way out: the signal would kill a finished run.
-        signal.signal(LIMIT, signal.SIG_IGN)
 
 
 def rank_environment() -> dict[str, str]:

@@ -216,7 +216,7 @@ def rewards(config: Config, objective: GRPO) -> Findings:
 @rule("rollout.group", "rollout.num_generations", "train.global_batch_size")
 def group(rollout: SampledRollout, objective: GRPO, train: Train) -> Findings:
     """An update learns from whole groups: train.global_batch_size is a multiple of
-    rollout.num_generations, which is above 1 without a value head.
+    rollout.num_generations, above 1 without a value head.
     """
     size, count = train.global_batch_size, rollout.num_generations
     if count == 1 and not objective.has_critic:

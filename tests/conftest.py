@@ -15,6 +15,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of commands are started: compiled once
 
 
+SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines())
+"""Tests left to the night, by tools/slow_tests.py."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def forge_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Prepared data goes to a temporary place, shared by the tests of one session."""
@@ -110,6 +114,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Those of Slurm come after them: its jobs have time limits, which other tests of many ranks
     beside them use up.
     """
+    for item in items:
+        if item.nodeid in SLOW:
+            item.add_marker(pytest.mark.nightly)
     leave_to_nightly(items, whole=not any("::" in arg for arg in config.args))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     slurm = {item.path for item in items if item.get_closest_marker("slurm")}

@@ -17,6 +17,7 @@ from forge.config.optimizers.adam import AdamW as AdamWSection
 from forge.rundir import versions
 
 FINAL = ("result.json", "error.json", "attempts.jsonl", "run.lock", "rank_0.log", "data.json")
+FINAL += ("ledger.json", "ledger.jsonl")
 CHANGED = "the text has changed under this run"
 
 

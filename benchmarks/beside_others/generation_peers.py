@@ -63,24 +63,35 @@ def main() -> None:
         _compare(options, Path(scratch))
 
 
-def _compare(options: argparse.Namespace, scratch: Path) -> None:
+def models_of(
+    options: argparse.Namespace, scratch: Path, make: Callable[[Path], Path], title: str
+) -> tuple[Any, Any, torch.device]:
+    """The model of a folder by forge and by transformers, and their device, under a heading that
+    says what they are. make: a folder of random weights, without --folder.
+    """
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
-    folder = options.folder or made(scratch / "folder")
+    folder = options.folder or make(scratch / "folder")
     with contextlib.redirect_stdout(io.StringIO()):
         failed = import_module("forge.import").main([str(folder), str(scratch / "run")])
     if failed:
         sys.exit(failed)
     ours = forge.load(scratch / "run", device=options.device).model.to(dtype)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    theirs = theirs.to(device)  # type: ignore[arg-type]
+    theirs: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    theirs = theirs.to(device)
     torch.set_num_threads(options.threads)  # which loading a run sets
     size = sum(parameter.numel() for parameter in theirs.parameters()) / 1e6
     where = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     threads = "" if device.type == "cuda" else f", {options.threads} threads"
-    command = " ".join(["python", "benchmarks/beside_others/generation_peers.py", *sys.argv[1:]])
-    print("# Tokens a second of generation, forge and transformers\n")
+    script = f"benchmarks/beside_others/{Path(sys.argv[0]).name}"
+    print(f"# Tokens a second of {title}, forge and transformers\n")
+    command = " ".join(["python", script, *sys.argv[1:]])
     print(f"`{command}`, torch {torch.__version__}, transformers {transformers.__version__},")
     print(f"{where}{threads}; {size:.1f}M parameters, {options.dtype}.\n")
+    return ours, theirs, device
+
+
+def _compare(options: argparse.Namespace, scratch: Path) -> None:
+    ours, theirs, device = models_of(options, scratch, made, "generation")
     shown = {"prompt": options.prompt, "least": options.prompt // 2}
     print(ABOUT.format(tokens=options.tokens, times=options.times, **shown))
     print("\n| rows | prompts | drawn | forge, tokens/s | transformers | ratio | CPU | same text |")

@@ -1,7 +1,7 @@
 """Tokens a second of rollouts beside a loop of `transformers.generate`, on one folder.
 
-    python benchmarks/speed/rollouts.py > benchmarks/results/rollouts.md
-    python benchmarks/speed/rollouts.py --folder my/model --device cuda --dtype bfloat16
+    python benchmarks/beside_others/rollouts.py > benchmarks/results/rollouts.md
+    python benchmarks/beside_others/rollouts.py --folder my/model --device cuda --dtype bfloat16
 
 Without a folder it makes one of random weights. Both programs write the same completions, `--rows`
 at a time, in turn, `--times` times, after a short turn each that nobody measures. A completion ends
@@ -11,24 +11,18 @@ at one of some hundred ending tokens, or after `--tokens` tokens.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-import io
-import platform
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from generation_peers import models_of
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-import forge
 from forge.config.tokenizers.tokenizer import END_OF_TEXT
 from forge.data.tokenizers.byte_text import ByteText
 from forge.data.tokenizers.tokenizer import Tokenizer
@@ -73,23 +67,7 @@ def main() -> None:
 
 
 def _compare(options: argparse.Namespace, scratch: Path) -> None:
-    device, dtype = torch.device(options.device), getattr(torch, options.dtype)
-    folder = options.folder or made(scratch / "folder")
-    with contextlib.redirect_stdout(io.StringIO()):
-        failed = import_module("forge.import").main([str(folder), str(scratch / "run")])
-    if failed:
-        sys.exit(failed)
-    ours = forge.load(scratch / "run", device=options.device).model.to(dtype)
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    theirs = theirs.to(device)  # type: ignore[arg-type]
-    torch.set_num_threads(options.threads)  # which loading a run sets
-    size = sum(parameter.numel() for parameter in theirs.parameters()) / 1e6
-    where = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
-    threads = "" if device.type == "cuda" else f", {options.threads} threads"
-    command = " ".join(["python", "benchmarks/speed/rollouts.py", *sys.argv[1:]])
-    print("# Tokens a second of rollouts, forge and transformers\n")
-    print(f"`{command}`, torch {torch.__version__}, transformers {transformers.__version__},")
-    print(f"{where}{threads}; {size:.1f}M parameters, {options.dtype}.\n")
+    ours, theirs, device = models_of(options, scratch, made, "rollouts")
     vocab = theirs.config.vocab_size
     ending = list(range(0, vocab, 64))
     print(ABOUT.format(**vars(options), ends=len(ending), vocab=vocab))

@@ -54,15 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--n", type=int, default=1, metavar="N", help=several)
     logprobs = "with --out: the id of each token, and the logarithm of what the model gave it"
     add("--logprobs", action="store_true", help=logprobs)
-    heat = "0 = always the likeliest token (default 0.8)"
-    add("--temperature", type=float, default=0.8, help=heat)
-    add("--top-k", type=int, default=50, help="among the k likeliest; 0 = all (default 50)")
-    most = "among the likeliest that reach this probability (default 1)"
-    add("--top-p", type=float, default=1.0, help=most)
-    least = "among those with this share of the likeliest one's probability (default 0)"
-    add("--min-p", type=float, default=0.0, help=least)
-    penalty = "above 1: what the text has is less likely (default 1)"
-    add("--repetition-penalty", type=float, default=1.0, help=penalty)
+    add_sampling(parser)
     stops = "end a text before this string, or the first of several"
     add("--stop", action="append", default=[], metavar="TEXT", help=stops)
     add("--seed", type=int, default=0, help="the same seed writes the same text (default 0)")
@@ -75,6 +67,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, FloatingPointError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Add the options by which each token is drawn."""
+    add = parser.add_argument
+    heat = "0 = always the likeliest token (default 0.8)"
+    add("--temperature", type=float, default=0.8, help=heat)
+    add("--top-k", type=int, default=50, help="among the k likeliest; 0 = all (default 50)")
+    most = "among the likeliest that reach this probability (default 1)"
+    add("--top-p", type=float, default=1.0, help=most)
+    least = "among those with this share of the likeliest one's probability (default 0)"
+    add("--min-p", type=float, default=0.0, help=least)
+    penalty = "above 1: what the text has is less likely (default 1)"
+    add("--repetition-penalty", type=float, default=1.0, help=penalty)
 
 
 def reader(prog: str, description: str) -> cli.Parser:

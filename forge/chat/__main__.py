@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from forge.compose.trust import for_run
 from forge.config.eval import EMA, TRAINED
-from forge.generate import checkpoint_path, reader
+from forge.generate import add_sampling, checkpoint_path, reader
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,15 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--system", metavar="TEXT", help="the system turn before the conversation")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:N or mps (default: as in the run)")
     add("--tokens", type=int, default=512, help="tokens of an answer at most (default 512)")
-    heat = "0 = always the likeliest token (default 0.8)"
-    add("--temperature", type=float, default=0.8, help=heat)
-    add("--top-k", type=int, default=50, help="among the k likeliest; 0 = all (default 50)")
-    most = "among the likeliest that reach this probability (default 1)"
-    add("--top-p", type=float, default=1.0, help=most)
-    least = "among those with this share of the likeliest one's probability (default 0)"
-    add("--min-p", type=float, default=0.0, help=least)
-    penalty = "above 1: what the text has is less likely (default 1)"
-    add("--repetition-penalty", type=float, default=1.0, help=penalty)
+    add_sampling(parser)
     stops = "end an answer before this string, or the first of several"
     add("--stop", action="append", default=[], metavar="TEXT", help=stops)
     add("--seed", type=int, default=0, help="of the first answer; +1 for each one more (default 0)")

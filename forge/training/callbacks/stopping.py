@@ -1,4 +1,4 @@
-"""Reasons to end a run before its last step, with its metrics, its clock or a user in mind."""
+"""Ends of a run before its last step: by time, by its metrics or asked for; and hanging ranks."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from forge.rundir.checkpoints import TOKENIZER
 from forge.rundir.files import write_json
 from forge.rundir.wall_clock.ledger import Ledger
 from forge.training.callback import Callback, is_users
+from forge.training.callbacks.diloco import OuterStep
 from forge.training.callbacks.every_step import Agreement, BadSteps
 from forge.training.callbacks.garbage import Garbage
 from forge.training.callbacks.metrics import Logger
@@ -101,7 +102,9 @@ def _order_callbacks(
     def wanted(*kinds: type[Callback]) -> list[Callback]:
         return [kind(session) for kind in kinds if kind.wanted(session)]  # type: ignore[call-arg]
 
-    callbacks = [*wanted(StepSigns, Sparsity, WeightAverage, ReferenceAverage), session.signals]
+    callbacks = wanted(OuterStep)
+    checkpointer.apart = next(iter(callbacks), None)  # type: ignore[assignment]
+    callbacks += [*wanted(StepSigns, Sparsity, WeightAverage, ReferenceAverage), session.signals]
     callbacks += wanted(Garbage, Agreement, BadSteps, Logger, Norms, RolloutTables)
     callbacks += wanted(TimeLimit)
     callbacks += [*entries, *wanted(Tasks, HealthCheck)]

@@ -24,6 +24,8 @@ LAYOUTS = {
     "pp2": "parallel.pp=2",
     "cp2": "parallel.cp=2",
     "hsdp 2x2": "parallel.dp_shard=2 parallel.dp_replicate=2",
+    "replicas2": "parallel.dp_shard=1 parallel.dp_replicate=2",
+    "replicas2 x fsdp2": "parallel.dp_shard=2 parallel.dp_replicate=2",
     "interleaved": "parallel.pp=2 parallel.dp_shard=2 parallel.pp_schedule=interleaved_1f1b",
 }
 OF_EXPERTS = {

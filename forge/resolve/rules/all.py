@@ -35,7 +35,7 @@ from forge.resolve.rules import (
     streaming,
     training,
 )
-from forge.resolve.rules.steps import branch, horizon, stages
+from forge.resolve.rules.steps import branch, diloco, horizon, stages
 
 OF_COMPONENTS = [sys.modules[name] for name in schemas.schema_modules()]
 OF_ALL = (
@@ -49,6 +49,7 @@ OF_ALL = (
     streaming,
     horizon,
     stages,
+    diloco,
     training,
     sft,
     recompute,

@@ -9,6 +9,7 @@ from forge.config.horizon import is_named
 from forge.config.objectives.base import is_higher_better
 from forge.data.batches.streams import joined
 from forge.optim.train_eval_modes import Modes
+from forge.rundir.checkpoints import Saved
 from forge.rundir.files import row_sizes
 from forge.rundir.progress import row_files
 from forge.training.callback import Callback
@@ -168,9 +169,11 @@ class Saving(Callback):
             loop.call("on_checkpoint", path)
 
 
-def restore(meta: dict[str, Any], tensors: Tensors, loop: Loop) -> None:
+def restore(checkpoint: Saved, tensors: Tensors, loop: Loop) -> None:
+    meta = checkpoint.meta
     loop.state.load_state_dict(meta["train"])
     loop.clock.before = meta["seconds"]
     if meta["scaler"]:
         loop.session.scaler.load_state_dict(meta["scaler"])
     load_states(loop.callbacks, meta["callbacks"], tensors, loop.state.step)
+    loop.call("on_restore", checkpoint.path)

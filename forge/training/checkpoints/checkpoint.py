@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,14 @@ Tensors = dict[str, Tensor]
 PARTIAL, REMOVED, UNDONE = "partial", "removed", "undone"
 
 
+class Apart(Protocol):
+    """Replicas with weights of their own, see `forge.training.callbacks.diloco`."""
+
+    def saved_weights(self, weights: Tensors) -> Tensors: ...
+
+    def saved_state(self, optimizer: torch.optim.Optimizer) -> Tensors: ...
+
+
 class Checkpointer:
     """Saves the checkpoints of one run, and removes surplus checkpoints.
 
@@ -47,7 +55,8 @@ class Checkpointer:
     written as `.step_N.partial`.
 
     base: of a run with an adapter, see `adapter_base`; then only trained tensors are saved. passed:
-    checkpoints passed over at the start. before_commit: called with the partial directory once all
+    checkpoints passed over at the start. apart: of replicas with weights of their own.
+    before_commit: called with the partial directory once all
     but meta.json is written; for tests of a kill's remains.
     """
 
@@ -64,6 +73,7 @@ class Checkpointer:
         self.base: dict[str, Any] | None = None
         self.passed = checkpoints.PassedOver()
         self.before_commit: list[Callable[[Path], None]] = []
+        self.apart: Apart | None = None
         self._thread = pool(1, name="checkpoint")
         self._staging: Staging | None = None
         self._copies: Copies | None = None
@@ -119,8 +129,12 @@ class Checkpointer:
         """The tensors of a checkpoint; optimizer: None = weights alone."""
         # The frozen weights below an adapter are referenced by `base`, not saved.
         weights = exact_state(model) if self.base is None else trained_state(model)
+        if self.apart is not None:
+            weights = self.apart.saved_weights(weights)
         tensors = prefixed("model", weights)
-        if optimizer is not None:
+        if optimizer is not None and self.apart is not None:
+            tensors |= self.apart.saved_state(optimizer)
+        elif optimizer is not None:
             tensors |= prefixed("optimizer", optimizer_tensors(model, optimizer))
         return tensors | extra
 

@@ -155,6 +155,7 @@ parallel.cp_method | context_parallel_strategy | all_gather or ulysses; there is
 parallel.cp_load_balance | context_parallel_reorder_strategy | one early part with one late part
 plan.sharding_tolerance | sharding_tolerance | of forge.plan --dry-run
 parallel.dp_shard | shard_optimizer_over_data | parallel=zero1: state is sharded over dp_shard, and weights are gathered once a step
+parallel.dp_replicate | dcn_diloco_parallelism ici_diloco_parallelism | with diloco=on: one degree over all networks
 parallel.dp_replicate | dcn_data_parallelism | one degree over all networks; ranks fill one node after another, those of tp next to each other
 parallel.dp_shard | dcn_fsdp_parallelism | one degree over all networks; ranks fill one node after another, those of tp next to each other
 parallel.sequence_parallel | dcn_sequence_parallelism dcn_tensor_sequence_parallelism ici_sequence_parallelism ici_tensor_sequence_parallelism | on or off: its degree is parallel.tp
@@ -281,6 +282,7 @@ eval.tasks | generation_configs | an entry for each, with its temperature and sa
 eval.tasks | num_eval_passes | samples of an entry
 eval.tasks | eval_mode | pass_at_N, maj_at_N and exact_match (pass_at_1) of an entry with N samples
 rewards | reward_exact_answer reward_exact_format_match reward_white_space_format_match reward_partial_format_match reward_ratio_guess_to_answer_high reward_ratio_guess_to_answer_low penalty_incorrect_format penalty_incorrect_answer math_verify_timeout math_verify_num_procs reasoning_start_token reasoning_end_token solution_start_token solution_end_token | as +reward@rewards.NAME=gsm8k_format, gsm8k_answer or math_verify have it
+diloco.replicas | num_diloco_replicas | worked out: parallel.dp_replicate
 parallel | ici_parallelism | worked out from its axes
 parallel | dcn_parallelism | worked out from its axes; one degree over all networks
 parallel.pp | using_pipeline_parallelism | greater than 1
@@ -349,6 +351,8 @@ data.num_workers | grain_worker_count ; data.prefetch_factor | grain_per_worker_
 objective=sft | use_sft ; objective=grpo | use_grpo
 model | student_overrides ; objective.feature_loss | distill_feature_loss_type
 optimizer.trainable_parameters | student_params_to_update ; data.shuffle | enable_data_shuffling
+diloco.enabled | enable_diloco ; diloco.sync_period | diloco_sync_period
+diloco.outer_lr | diloco_outer_lr ; diloco.outer_momentum | diloco_outer_momentum
 train.skip_step_on_spikes | skip_step_on_spikes ; train.skip_step_interval | skip_step_interval
 train.skip_step_scaling_factor | skip_step_scaling_factor ; scheduler.wsd_decay_type | wsd_decay_style
 optimizer.eps | adam_eps ; optimizer.eps_root | adam_eps_root

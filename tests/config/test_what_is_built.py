@@ -70,6 +70,7 @@ FORGE = {
         f"forge.training.callbacks.{file}.{name}"
         for file, names in {
             "bench": "Bench",
+            "diloco": "OuterStep",
             "evaluation": "Evaluation",
             "garbage": "Garbage",
             "metrics": "Logger",

@@ -58,7 +58,7 @@ IDENTITY = {
     "skip_step_scaling_factor use_qk_clip qk_clip_threshold",
 }
 IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "quantization", "scheduler"}
-IDENTITY_AS_A_WHOLE |= {"adapter", "rollout", "tokenizer"}
+IDENTITY_AS_A_WHOLE |= {"adapter", "diloco", "rollout", "tokenizer"}
 
 
 def test_every_option_is_decided() -> None:

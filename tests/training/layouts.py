@@ -24,8 +24,6 @@ LAYOUTS = {
     "pp2": "parallel.pp=2",
     "cp2": "parallel.cp=2",
     "hsdp 2x2": "parallel.dp_shard=2 parallel.dp_replicate=2",
-    "replicas2": "parallel.dp_shard=1 parallel.dp_replicate=2",
-    "replicas2 x fsdp2": "parallel.dp_shard=2 parallel.dp_replicate=2",
     "interleaved": "parallel.pp=2 parallel.dp_shard=2 parallel.pp_schedule=interleaved_1f1b",
 }
 OF_EXPERTS = {
@@ -33,6 +31,11 @@ OF_EXPERTS = {
     "ep4": "parallel.ep=4",
     "ep2 x tp2": "parallel.ep=2 parallel.tp=2",
     "pp2 x ep2": "parallel.pp=2 parallel.ep=2",
+}
+APART = {
+    "replicas2": "parallel.dp_shard=1 parallel.dp_replicate=2",
+    "replicas2 x fsdp2": "parallel.dp_shard=2 parallel.dp_replicate=2",
+    "replicas2 x tp2": "parallel.dp_shard=1 parallel.tp=2 parallel.dp_replicate=2",
 }
 SMALL = """
     model.dim=20 model.n_heads=2 model.n_layers=4 model.ffn_hidden_dim=34 model.vocab_size=301
@@ -51,7 +54,7 @@ def trains(folder: Path, text_file: Path) -> Train:
 
     def run(name: str, layout: str, steps: int, *overrides: str) -> Path:
         place = f"run.dir={folder / name} data=text data.path={text_file}"
-        chosen = f"{SMALL} {(LAYOUTS | OF_EXPERTS)[layout]} train.max_steps={steps} {place}"
+        chosen = f"{SMALL} {(LAYOUTS | OF_EXPERTS | APART)[layout]} train.max_steps={steps} {place}"
         path, _ = take(*" ".join([chosen, *overrides]).split())
         (path / "batches").mkdir(exist_ok=True)
         parallel, port = saved_config.load_own(path).parallel, str(free_port())

@@ -14,9 +14,7 @@ class DiLoCo(Section):
     """
 
     enabled: bool = opt(False, "replicas of parallel.dp_replicate train apart, and are joined")
-    sync_period: int = opt(
-        36, "join the replicas after this many steps", gt=0, acts_when=DILOCO
-    )
+    sync_period: int = opt(36, "join the replicas after this many steps", gt=0, acts_when=DILOCO)
     outer_lr: float = opt(
         0.3, "learning rate of the outer SGD; 1 with momentum 0 = the mean", gt=0, acts_when=DILOCO
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge.rundir import directory, versions
+from forge.rundir import directory, outcome, versions
 from forge.rundir.checkpoints import TOKENIZER
 from forge.rundir.files import write_json
 from forge.rundir.wall_clock.ledger import Ledger
@@ -24,6 +24,7 @@ from forge.training.callbacks.trackers import trackers_of
 from forge.training.callbacks.weight_average import WeightAverage
 from forge.training.checkpoints.checkpoint import Checkpointer
 from forge.training.checkpoints.handing_over import hand_over_of
+from forge.training.checkpoints.local_tier import LocalTier, local_tier_of
 from forge.training.data import how_streamed
 from forge.training.entries import build_entries
 from forge.training.loop import Loop
@@ -69,6 +70,9 @@ def build_loop(session: Session, ledger: Ledger | None = None) -> Loop:
     )
     if hand_over is not None:
         hand_over.of(checkpointer)
+    local = local_tier_of(checkpointer)
+    if local and outcome.resumed_from(run_dir) == config.checkpoint.resume_from:
+        local.put_together()
     start = choose_start(session, checkpointer)
     trackers = trackers_of(session)
     entries = build_entries(session)
@@ -80,19 +84,26 @@ def build_loop(session: Session, ledger: Ledger | None = None) -> Loop:
         trackers=trackers,
         callbacks=[
             *([spikes] if spikes else []),
-            *_order_callbacks(session, entries, checkpointer, votes=votes),
+            *_order_callbacks(session, entries, checkpointer, local, votes=votes),
         ],
         votes=votes,
         ledger=ledger,
     )
     begin(start, checkpointer, loop)
+    if local:
+        local.forget_after(loop.state.step)
     if ranks.main:
         keep(session)
     return loop
 
 
 def _order_callbacks(
-    session: Session, entries: list[Callback], checkpointer: Checkpointer, *, votes: bool
+    session: Session,
+    entries: list[Callback],
+    checkpointer: Checkpointer,
+    local: LocalTier | None,
+    *,
+    votes: bool,
 ) -> list[Callback]:
     """Order the entries of `callbacks` among the callbacks for stopping, logging and saving.
 
@@ -111,7 +122,7 @@ def _order_callbacks(
     if votes:
         callbacks.append(StopVote(session))
     if Saving.wanted(session):
-        callbacks.append(Saving(session, checkpointer))
+        callbacks.append(Saving(session, checkpointer, local))
     return callbacks
 
 

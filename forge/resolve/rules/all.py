@@ -35,7 +35,7 @@ from forge.resolve.rules import (
     streaming,
     training,
 )
-from forge.resolve.rules.steps import branch, diloco, horizon, stages
+from forge.resolve.rules.steps import branch, diloco, horizon, local_tier, stages
 
 OF_COMPONENTS = [sys.modules[name] for name in schemas.schema_modules()]
 OF_ALL = (
@@ -50,6 +50,7 @@ OF_ALL = (
     horizon,
     stages,
     diloco,
+    local_tier,
     training,
     sft,
     recompute,

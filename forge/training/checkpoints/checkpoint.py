@@ -84,7 +84,7 @@ class Checkpointer:
         """Begin to pin memory for the first save, while training goes on."""
         if self._staging is None:
             self._staging = Staging(pinned=True)
-            self._staging.reserve(self._saved(model, optimizer, extra).values())
+            self._staging.reserve(self.tensors_of(model, optimizer, extra).values())
 
     def save(
         self,
@@ -105,9 +105,9 @@ class Checkpointer:
         if isinstance(optimizer, Offloaded):
             optimizer.settle()
         target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
-        tensors = self._saved(model, None if weights_only else optimizer, extra)
+        tensors = self.tensors_of(model, None if weights_only else optimizer, extra)
         tensors = {name: _readable_by_threads(tensor) for name, tensor in tensors.items()}
-        about = self._about(step, meta, weights_only=weights_only)
+        about = self.about(step, meta, weights_only=weights_only)
         fault = self._prepare(scratch, _disk_bytes(tensors)) if self.ranks.main else None
         # A fault of the main rank is raised by all ranks, since writing is a collective.
         fault = self.ranks.from_main(fault)
@@ -123,7 +123,7 @@ class Checkpointer:
         write = self._thread.submit(self._write, tensors, scratch, target, about, self._copies)
         self._pending.append(write)
 
-    def _saved(
+    def tensors_of(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: Tensors
     ) -> dict[str, Tensor]:
         """The tensors of a checkpoint; optimizer: None = weights alone."""
@@ -150,10 +150,13 @@ class Checkpointer:
         tensors = prefixed("model", like)
         if fault := self._prepare(scratch, _disk_bytes(tensors)):
             raise self._failed(target, scratch, fault) from fault
-        about = self._about(step, meta, weights_only=True)
+        about = self.about(step, meta, weights_only=True)
         self._write(tensors, scratch, target, about, values=values)
 
-    def _about(self, step: int, meta: dict[str, Any], *, weights_only: bool) -> dict[str, Any]:
+    def about(
+        self, step: int, meta: dict[str, Any], *, weights_only: bool = False
+    ) -> dict[str, Any]:
+        """The content of meta.json but for the files."""
         return {
             "format": FORMAT,
             "step": step,
@@ -180,9 +183,14 @@ class Checkpointer:
         while self._pending:
             self._pending.pop(0).result()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no save is being written."""
+        return all(save.done() for save in self._pending)
+
     def committed(self) -> list[Path]:
         """The checkpoints committed since the last call. Raises failures."""
-        if all(save.done() for save in self._pending):
+        if self.is_idle:
             self.wait()
         done, self._committed = self._committed, []
         return done
@@ -273,11 +281,15 @@ class Checkpointer:
             if free < needed:
                 message = f"it needs {byte_size(needed)}, and {byte_size(free)} are free"
                 raise OSError(errno.ENOSPC, message)
-            saved_config.save_config(self.config, scratch / CONFIG)
-            self.tokenizer.save(scratch / TOKENIZER)
+            self.write_small_files(scratch)
         except OSError as error:
             return error
         return None
+
+    def write_small_files(self, scratch: Path) -> None:
+        """Write the config and the tokenizer. Raises OSError."""
+        saved_config.save_config(self.config, scratch / CONFIG)
+        self.tokenizer.save(scratch / TOKENIZER)
 
     def _commit(self, scratch: Path, target: Path, about: dict[str, Any]) -> None:
         for hook in self.before_commit:

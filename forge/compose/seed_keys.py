@@ -267,7 +267,9 @@ profiling.start_step | skip_first_n_steps_for_profiler | the first step recorded
 profiling.end_step | profiler_steps | the last step recorded, not a count
 run.stack_trace_interval_seconds | collect_stack_trace | 0 = only when a rank hangs
 run.stack_trace_interval_seconds | stack_trace_interval_seconds | into RUN/stacks
+metrics.internals | record_internal_nn_metrics | every N steps
 tracker=prometheus | prometheus_port | with trackers.prometheus.port; or a text file
+metrics.monitor_step_time_deviation | monitor_step_time_deviation | the time that others wait for a rank
 run.elastic | elastic_enabled | the least and the most ranks
 run.elastic_retry_minutes | elastic_timeout_seconds | the run goes on with fewer ranks meanwhile, and nothing fails at the end of it
 run.max_restarts | elastic_max_retries | trying lost ranks again does not count; three deaths in a row without a new step end the run
@@ -365,11 +367,11 @@ model.rope_type | rope_type ; model.rope_theta | rope_max_timescale
 model.max_seq_len | max_position_embeddings ; model.original_max_position_embeddings | original_max_position_embeddings
 model.rope_truncate | rope_truncate ; model.rope_attention_scaling | rope_attention_scaling
 eval.sample_top_k | decode_sampling_top_k ; eval.sample_temperature | decode_sampling_temperature
-profiling.interval | profile_periodically_period ; rollout.num_generations | num_generations
-objective.num_iterations | num_iterations ; objective.epsilon | grpo_epsilon
-objective.drop_degenerate | degenerate_group_masking ; objective.epsilon_high | epsilon_high
-train.max_steps | num_batches ; rollout.batch_size | rollout_micro_batch_size
-train.global_batch_size | global_batch_size_to_train_on global_batch_size_to_load
+profiling.interval | profile_periodically_period ; metrics.step_deviation_interval_seconds | step_deviation_interval_seconds
+rollout.num_generations | num_generations ; objective.num_iterations | num_iterations
+objective.epsilon | grpo_epsilon ; objective.drop_degenerate | degenerate_group_masking
+objective.epsilon_high | epsilon_high ; train.max_steps | num_batches
+rollout.batch_size | rollout_micro_batch_size ; train.global_batch_size | global_batch_size_to_train_on global_batch_size_to_load
 """
 """Our keys, theirs, and what differs: one to a line, or two where nothing differs."""
 

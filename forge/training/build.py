@@ -10,6 +10,7 @@ from forge.training.callback import Callback, is_users
 from forge.training.callbacks.diloco import OuterStep
 from forge.training.callbacks.every_step import Agreement, BadSteps
 from forge.training.callbacks.garbage import Garbage
+from forge.training.callbacks.internals import Internals
 from forge.training.callbacks.metrics import Logger
 from forge.training.callbacks.norms import Norms
 from forge.training.callbacks.progress import StepSigns
@@ -19,6 +20,7 @@ from forge.training.callbacks.saving import Saving
 from forge.training.callbacks.sparsity import Sparsity
 from forge.training.callbacks.spikes import Spikes
 from forge.training.callbacks.stopping import HealthCheck, StopVote, TimeLimit
+from forge.training.callbacks.stragglers import Stragglers
 from forge.training.callbacks.tasks import Tasks
 from forge.training.callbacks.trackers import trackers_of
 from forge.training.callbacks.weight_average import WeightAverage
@@ -115,8 +117,11 @@ def _order_callbacks(
 
     callbacks = wanted(OuterStep)
     checkpointer.apart = next(iter(callbacks), None)  # type: ignore[assignment]
-    callbacks += [*wanted(StepSigns, Sparsity, WeightAverage, ReferenceAverage), session.signals]
-    callbacks += wanted(Garbage, Agreement, BadSteps, Logger, Norms, RolloutTables)
+    callbacks += [
+        *wanted(StepSigns, Stragglers, Sparsity, WeightAverage, ReferenceAverage),
+        session.signals,
+    ]
+    callbacks += wanted(Garbage, Agreement, BadSteps, Logger, Norms, Internals, RolloutTables)
     callbacks += wanted(TimeLimit)
     callbacks += [*entries, *wanted(Tasks, HealthCheck)]
     if votes:

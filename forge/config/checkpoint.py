@@ -57,8 +57,8 @@ class Checkpoint(Section):
     )
     local_dir: str | None = opt(
         None,
-        "folder on each node's own disk or in its memory, as /dev/shm/forge; %n = the node's number, "
-        "%N = its name, as in Slurm",
+        "folder on each node's own disk or in its memory, as /dev/shm/forge; %n in it = the number "
+        "of the node, %N = its name, as in Slurm",
         free=True,
         path=True,
         acts_when=LOCAL,

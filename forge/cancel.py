@@ -95,7 +95,7 @@ def _end_command(sweep: SweepDirectory) -> bool:
 def _end(point: Point, found: Survey) -> tuple[str, bool]:
     state, job = found.states[point.number], found.jobs.get(point.number)
     if state in (RUNNING, QUEUED) and job is not None:
-        return f"job {last_job(point) or manifests.name_of(point.path)}, which was {job}", True
+        return f"job {last_job(point) or manifests.name_of_job(point.path)}, which was {job}", True
     if state != RUNNING:
         return f"it was {state}", True
     pid, host = process_of(point) or (0, "")

@@ -29,7 +29,7 @@ def check_run(resolution: Resolution) -> str | None:
     """
     run, section = resolution.config.run, resolution.config.launch
     if isinstance(section, Manifest):
-        return submit.check_run(resolution, name=_name(resolution))
+        return submit.check_submission(resolution, name=_name(resolution))
     if not isinstance(section, Slurm):
         return None
     path = Path(run.dir) if run.dir else Path(run.root) / "<run directory>"
@@ -45,7 +45,7 @@ def start_run(run_dir: Path, resolution: Resolution) -> int:
     """
     section, name, trust = resolution.config.launch, _name(resolution), resolution.config.run.trust
     if isinstance(section, Manifest):
-        return submit.start_run(run_dir, resolution, name=name)
+        return submit.submit_run(run_dir, resolution, name=name)
     assert isinstance(section, Submitit)
     points = [(run_dir, resolution.world)]
     (job,), local_jobs = _submit(section, points, name, run_dir / FOLDER, trust)

@@ -105,7 +105,7 @@ def _read_pace(file: Path) -> Pace | None:
         return None
 
 
-def waited_for(paces: Sequence[Pace]) -> dict[int, float]:
+def shares_waited(paces: Sequence[Pace]) -> dict[int, float]:
     """Share of the time that most ranks of a group wait for a rank in collectives, by rank.
 
     Where collectives were timed, as by NCCL, a rank that comes late spends less time in them. Else
@@ -128,7 +128,7 @@ def waited_for(paces: Sequence[Pace]) -> dict[int, float]:
 
 
 def _of_group(members: Mapping[int, Mapping[int, tuple[float, float | None]]]) -> dict[int, float]:
-    """`waited_for` of the ranks of a group; empty with too few collectives in common."""
+    """`shares_waited` of the ranks of a group; empty with too few collectives in common."""
     numbers = set.intersection(*map(set, members.values()))
     if len(members) < 2 or len(numbers) < FEWEST:
         return {}
@@ -149,7 +149,7 @@ def _of_group(members: Mapping[int, Mapping[int, tuple[float, float | None]]]) -
 def straggler(run_dir: Path) -> str:
     """A sentence on the rank that the others wait for most; empty if they wait for none."""
     paces = read_paces(run_dir)
-    shares = waited_for(paces)
+    shares = shares_waited(paces)
     late = max(shares, key=shares.__getitem__, default=None)
     if late is None or shares[late] < LATE:
         return ""

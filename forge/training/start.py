@@ -232,8 +232,7 @@ def _go_on(start: Start, path: Path, checkpointer: Checkpointer, loop: Loop) -> 
             group=loop.session.ranks.saver,
             replicas=replicas_of(loop.session),
         )
-    assert start.checkpoint is not None
-    load_state(start.checkpoint, tensors, loop)
+    load_state(Saved(path), tensors, loop)
     _take_place(start, loop, same_text)
     source = str(path.relative_to(run_dir)) if path.is_relative_to(run_dir) else str(path)
     where = "where it stopped in the data"

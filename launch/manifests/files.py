@@ -76,20 +76,18 @@ def jobset(
         "backoffLimit": 0,
         "template": {"spec": pod},
     }
+    spec = {
+        "suspend": True if section.queue else None,  # until Kueue admits it
+        "network": {"enableDNSHostnames": True, "subdomain": name},
+        "failurePolicy": {"maxRestarts": section.max_restarts},
+        "replicatedJobs": [{"name": RANKS, "replicas": 1, "template": {"spec": job}}],
+    }
     labels = {"kueue.x-k8s.io/queue-name": section.queue} if section.queue else None
-    metadata = {"name": name, "namespace": section.namespace, "labels": labels}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": _without_none(metadata),
-        "spec": _without_none(
-            {
-                "suspend": True if section.queue else None,  # until Kueue admits it
-                "network": {"enableDNSHostnames": True, "subdomain": name},
-                "failurePolicy": {"maxRestarts": section.max_restarts},
-                "replicatedJobs": [{"name": RANKS, "replicas": 1, "template": {"spec": job}}],
-            }
-        ),
+        "metadata": _without_none({"name": name, "namespace": section.namespace, "labels": labels}),
+        "spec": _without_none(spec),
     }
 
 
@@ -180,7 +178,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def text_of(documents: Sequence[dict[str, Any]]) -> str:
+def yaml_of(documents: Sequence[dict[str, Any]]) -> str:
     """YAML of one or several documents."""
     # Without aliases: limits and requests are the same.
     _Dumper.ignore_aliases = lambda self, data: True  # type: ignore[method-assign]

@@ -33,7 +33,7 @@ def job_of(run_dir: Path) -> dict[str, Any] | None:
     return content if usable and content.get("cluster") in COMMANDS else None
 
 
-def name_of(run_dir: Path) -> str:
+def name_of_job(run_dir: Path) -> str:
     """The name of the last job of a run; empty without one."""
     job = job_of(run_dir)
     return job["name"] if job else ""
@@ -77,7 +77,7 @@ def cancel_job(run_dir: Path) -> str:
     words = [*kubectl(job["namespace"]), *REMOVE, "--wait=false", job["name"]]
     if job["cluster"] == "skypilot":
         words = ["sky", "jobs", "cancel", "-y", "-n", job["name"]]
-    code, errors = run_command(words)
+    code, errors = answer_of(words)
     if code:
         raise refusal(short(run_dir), f"{words[0]} fails: {errors}", "again when it answers")
     return job["name"]
@@ -87,7 +87,7 @@ def kubectl(namespace: str | None) -> list[str]:
     return ["kubectl", *(["--namespace", namespace] if namespace else [])]
 
 
-def run_command(command: list[str], text: str | None = None) -> tuple[int, str]:
+def answer_of(command: list[str], text: str | None = None) -> tuple[int, str]:
     """Exit code and errors in a line of a command."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SECONDS)

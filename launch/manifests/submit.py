@@ -15,9 +15,9 @@ from forge.launch.manifests.queue import (
     COMMANDS,
     JOB,
     REMOVE,
+    answer_of,
     kubectl,
-    name_of,
-    run_command,
+    name_of_job,
     states_of,
 )
 from forge.launch.slurm.queue import has_ended
@@ -54,7 +54,7 @@ class Submission:
         return cls(run_dir=run_dir, name=named, document=document)
 
 
-def check_run(resolution: Resolution, *, name: str) -> str | None:
+def check_submission(resolution: Resolution, *, name: str) -> str | None:
     """The file of a run for a dry run; else None, once the cluster would take the job. Raises
     ConfigError.
     """
@@ -63,12 +63,12 @@ def check_run(resolution: Resolution, *, name: str) -> str | None:
     path = Path(run.dir) if run.dir else Path(run.root) / "RUN_DIRECTORY"
     submission = Submission.of(path, resolution, name=name)
     if section.dry_run:
-        return files.text_of([submission.document])
+        return files.yaml_of([submission.document])
     _check(section, [submission])
     return None
 
 
-def start_run(run_dir: Path, resolution: Resolution, *, name: str) -> int:
+def submit_run(run_dir: Path, resolution: Resolution, *, name: str) -> int:
     """Submit the run in a directory; the exit code is 0. Raises ConfigError."""
     section = resolution.config.launch
     assert isinstance(section, Manifest)
@@ -93,7 +93,7 @@ def submit_points(sweep: Command) -> int:
         for number, planned in enumerate(sweep.to_start())
     ]
     if section.dry_run:
-        print(files.text_of([submission.document for submission in new]), end="")
+        print(files.yaml_of([submission.document for submission in new]), end="")
         print(f"# {len(new)} of {len(sweep.planned)} points would be submitted")
         return 0
     if new:
@@ -124,13 +124,13 @@ def _check(section: Manifest, submissions: Sequence[Submission]) -> None:
         raise refusal(launcher, message, hint)
     for path, state in states_of(submission.run_dir for submission in submissions).items():
         if not has_ended(state):
-            message = f"the run is in Kubernetes already: {name_of(path)} is {state}."
+            message = f"the run is in Kubernetes already: {name_of_job(path)} is {state}."
             hint = f"wait for it, or end it: python -m forge.cancel {short(path)}"
             raise refusal(f"run.dir={short(path)}", message, hint)
     if isinstance(section, Kubernetes):
-        text = files.text_of([submission.document for submission in submissions])
+        text = files.yaml_of([submission.document for submission in submissions])
         words = [*kubectl(section.namespace), "create", "--dry-run=server", "-f", "-"]
-        code, errors = run_command(words, text)
+        code, errors = answer_of(words, text)
         if code:
             hint = "launch.dry_run=true prints what it is given; JobSet is at jobset.sigs.k8s.io"
             raise refusal(launcher, f"kubectl refuses the job: {errors}", hint)
@@ -144,22 +144,22 @@ def _submit(section: Manifest, submissions: Sequence[Submission], folder: Path) 
     stamp = now().replace(":", "-")
     if isinstance(section, Kubernetes):
         file = folder / f"kubernetes_{stamp}.yaml"
-        write_text(file, files.text_of([submission.document for submission in submissions]))
+        write_text(file, files.yaml_of([submission.document for submission in submissions]))
         for submission in submissions:  # what an earlier submission has left
-            run_command([*kubectl(section.namespace), *REMOVE, "--wait=true", submission.name])
+            answer_of([*kubectl(section.namespace), *REMOVE, "--wait=true", submission.name])
         _submitted(section, [*kubectl(section.namespace), "create", "-f", str(file)])
         for submission in submissions:
             _note(submission, section, file)
         return
     for submission in submissions:
         file = folder / f"{submission.name}_{stamp}.yaml"
-        write_text(file, files.text_of([submission.document]))
+        write_text(file, files.yaml_of([submission.document]))
         _submitted(section, ["sky", "jobs", "launch", "-y", "-d", "-n", submission.name, str(file)])
         _note(submission, section, file)
 
 
 def _submitted(section: Manifest, command: list[str]) -> None:
-    code, errors = run_command(command)
+    code, errors = answer_of(command)
     if code:
         message = f"{' '.join(command[:3])} fails: {errors}"
         hint = "the same command, once that is mended, submits what is missing"

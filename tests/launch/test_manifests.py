@@ -190,7 +190,11 @@ def test_the_shell_of_two_machines_trains(tmp_path: Path, commands) -> None:
     pods = [
         subprocess.Popen(
             [*command[:2], shell],
-            env={**os.environ, "JOB_COMPLETION_INDEX": str(index), "PYTHONPATH": str(Path(forge.__file__).parents[1])},
+            env={
+                **os.environ,
+                "JOB_COMPLETION_INDEX": str(index),
+                "PYTHONPATH": str(Path(forge.__file__).parents[1]),
+            },
         )
         for index in range(2)
     ]

@@ -16,7 +16,7 @@ from layouts import LAYOUTS, SMALL, rank_of
 
 from forge.launch.local.processes import free_port
 from forge.parallel.ranks import Ranks
-from forge.rundir.pace import LATE, moments_of, read_paces, straggler, waited_for
+from forge.rundir.pace import LATE, moments_of, read_paces, shares_waited, straggler
 from forge.training.callbacks import stragglers
 
 
@@ -35,7 +35,7 @@ def test_the_share_is_the_time_that_others_wait(tmp_path: Path) -> None:
         write(tmp_path, rank, rows, host="ab"[rank > 1], ahead=clock)
     paces = read_paces(tmp_path)
     # Numbers 3 to 10 are those of all: 8 times 0.3 s in 7 s.
-    assert waited_for(paces) == pytest.approx({0: 0.0, 1: 0.0, 2: 8 * 0.3 / 7, 3: 0.0})
+    assert shares_waited(paces) == pytest.approx({0: 0.0, 1: 0.0, 2: 8 * 0.3 / 7, 3: 0.0})
     assert straggler(tmp_path) == (
         "rank 2 (process 102 on b) is slow: in collectives the others wait for it 34% of the time"
     )
@@ -46,7 +46,7 @@ def test_timed_collectives_are_compared_by_their_time(tmp_path: Path) -> None:
     for rank in range(3):
         took = 0.05 if rank == 1 else 0.25
         write(tmp_path, rank, [["w", n, 1000 + n, took] for n in range(9)])
-    assert waited_for(read_paces(tmp_path)) == pytest.approx({0: 0, 1: 9 * 0.2 / 8, 2: 0})
+    assert shares_waited(read_paces(tmp_path)) == pytest.approx({0: 0, 1: 9 * 0.2 / 8, 2: 0})
 
 
 def test_no_rank_is_named_without_cause(tmp_path: Path) -> None:

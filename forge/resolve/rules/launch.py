@@ -74,7 +74,7 @@ def run_on_shared_storage(launch: Manifest, run: Run) -> Findings:
 @rule("sweeper.here")
 def trials_here(sweeper: Optuna, launch: Manifest) -> Findings:
     """sweeper=optuna waits for the trials, and these launchers submit without waiting."""
-    yield "launch", "launch=local, or launch=slurm launch.wait=true"
+    yield "sweeper", "sweeper=basic, or another launcher"
 
 
 @rule("launch.node_size", *SHAPE)

@@ -210,7 +210,7 @@ class OuterStep(Callback):
         mesh = self._mesh.with_replicas(tensor.device_mesh)
         shape = torch.Size((self.ranks.replicas[1], *tensor.shape))
         return DTensor.from_local(
-            tensor.detach().to_local().unsqueeze(0),
+            local(tensor.detach()).unsqueeze(0),
             mesh,
             [Shard(0), *map(_behind, tensor.placements)],
             run_check=False,
@@ -224,8 +224,11 @@ def _behind(placement: Placement) -> Placement:
     dim = cut_dim(placement)
     if dim is None:
         return placement
-    strided = getattr(placement, "split_factor", None)
-    return Shard(dim + 1) if strided is None else type(placement)(dim + 1, split_factor=strided)
+    factor = getattr(placement, "split_factor", None)  # of a strided shard: FSDP after TP
+    if factor is None:
+        return Shard(dim + 1)
+    kind: Any = type(placement)
+    return kind(dim + 1, split_factor=factor)
 
 
 def _buckets(weights: list[Tensor]) -> Iterator[list[Tensor]]:

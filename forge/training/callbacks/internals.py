@@ -40,7 +40,7 @@ class Internals(Callback):
 
     def __init__(self, session: Session) -> None:
         self.interval, self.ranks = session.config.metrics.internals, session.ranks
-        layers = dict(layers_of(session.model))
+        layers = dict(watched_layers(session.model))
         self.outputs: dict[str, list[Tensor]] = {}
         self.backward: dict[str, list[Tensor]] = {}
         self.sums: Sums = {}
@@ -69,12 +69,12 @@ class Internals(Callback):
                 self._put(kind, name, float(total.sum()), float(count.sum()))
                 if kind == "activations":
                     self.sums[name]["largest"] = float(largest.max())
-        merged = merge(self.ranks.of_all(self.sums))
+        merged = add_up_ranks(self.ranks.of_all(self.sums))
         if is_bad:
             if self.ranks.main and (sentence := first_fault(merged)):
                 log.warning("step %d: %s", loop.state.step, sentence)
         elif loop.state.step % self.interval == 0:
-            loop.log(values_of(merged))
+            loop.log(logged_statistics(merged))
 
     def close(self) -> None:
         for hook in self.hooks:
@@ -115,7 +115,7 @@ class Internals(Callback):
         entry[kind], entry[f"{kind} count"] = total, count
 
 
-def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def watched_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The blocks of a model and its other modules of the first level, by name."""
     stages: Iterable[Any] = model.parts if isinstance(model, Pipeline) else [model]
     for stage in stages:
@@ -132,7 +132,7 @@ def layer_of(parameter: str) -> str:
     return ".".join(words[: 2 if words[0] == "blocks" else 1])
 
 
-def merge(of_ranks: Iterable[Sums]) -> Sums:
+def add_up_ranks(of_ranks: Iterable[Sums]) -> Sums:
     """Sums over ranks, the layers in the order of the forward pass."""
     merged: Sums = {}
     order: dict[str, tuple[int, int]] = {}
@@ -149,7 +149,7 @@ def merge(of_ranks: Iterable[Sums]) -> Sums:
     return {layer: merged[layer] for layer in sorted(merged, key=order.__getitem__)}
 
 
-def values_of(sums: Sums) -> dict[str, float]:
+def logged_statistics(sums: Sums) -> dict[str, float]:
     """The values to log: root mean squares, and the largest output."""
     values: dict[str, float] = {}
     for layer, entry in sums.items():

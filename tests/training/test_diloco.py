@@ -9,9 +9,10 @@ import pytest
 import torch
 from helpers.going_on_helpers import take
 from layouts import Train, trains
-from run_helpers import assert_bit_equal, logged, step_of, stored
+from run_helpers import assert_bit_equal, built, logged, step_of, stored, weights
 
 from forge.config.problems import ConfigError
+from forge.rundir.checkpoints import CheckpointError
 from forge.training.checkpoints.restore import load_run
 
 INNER = "optimizer=adamw optimizer.lr=0.003 train.global_batch_size=8 checkpoint.interval=4"
@@ -65,6 +66,18 @@ def test_the_layout_inside_of_a_replica_may_change_and_the_number_of_replicas_no
     words = f"run.dir={run} parallel.dp_replicate=4 parallel.dp_shard=1 {APART}".split()
     with pytest.raises(ConfigError, match=r"diloco\.replicas"):
         take(*words, f"data.path={run.parent / 'text.txt'}", "data=text")
+
+
+def test_state_of_replicas_is_no_state_of_one(new_run) -> None:
+    one = new_run("diloco=on diloco.sync_period=3 train.max_steps=4")
+    built(one).run()
+    step = step_of(one, 4)
+    begun = f"checkpoint.init_from={step}"
+    for asked in (f"checkpoint.resume_from={step}", f"{begun} checkpoint.init_optimizer=true"):
+        with pytest.raises(CheckpointError, match="each replica of diloco=on has a"):
+            built(new_run(asked, "train.max_steps=6"))
+    loop = built(new_run("train.max_steps=6 diloco=on", begun))
+    assert_bit_equal(weights(loop.model), stored(step, "model/"))
 
 
 def test_one_replica_joined_to_the_mean_is_training_without_replicas(train) -> None:

@@ -110,6 +110,23 @@ def test_a_node_that_is_deleted_costs_at_most_the_interval(
     assert_bit_equal(stored(step_of(run, 30), "model/"), whole)
 
 
+def test_a_save_follows_the_save_before(assembled) -> None:
+    """checkpoint.continuous: as soon as one is written, and never two at a time."""
+    options = "checkpoint.continuous=true checkpoint.async_mode=async checkpoint.keep_last_n=0"
+    loop = assembled(options, "checkpoint.interval=0 train.max_steps=12 eval=off")
+    saving, idle = loop.callbacks[-1], []
+    save = saving.save
+    saving.save = lambda *arguments: (idle.append(saving.checkpointer.is_idle), save(*arguments))
+    loop.run()
+    assert len(idle) >= 2
+    assert all(idle[:-1])
+    reasons = [
+        read(loop.run_dir / "checkpoints" / n / "meta.json")["reason"]
+        for n in folders(loop.run_dir)
+    ]
+    assert reasons.count("continuous") == len(idle) - 1
+
+
 def test_a_partner_on_the_same_node_is_refused(
     tmp_path: Path, text_file: Path, monkeypatch
 ) -> None:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from forge.config.optimizers.diloco import DiLoCo
 from forge.optim.elementwise import zeros_of
 from forge.optim.outer import outer_step
-from forge.rundir.checkpoints import WEIGHTS
+from forge.rundir.checkpoints import WEIGHTS, CheckpointError
 from forge.tensors.local import cut_dim, local
 from forge.training.callback import Callback
 from forge.training.checkpoints import tensor_storage
@@ -175,6 +175,7 @@ class OuterStep(Callback):
         with share_damage(checkpoint, self.ranks.saver):
             stored = tensor_storage.stored_metadata(checkpoint / WEIGHTS)
             prefix = f"{APART}/"
+            self._check(checkpoint, [e for n, e in stored.items() if n.startswith(prefix)])
             own = {
                 name.removeprefix(prefix): self._room(name.removeprefix(prefix), about)
                 for name, about in stored.items()
@@ -186,9 +187,19 @@ class OuterStep(Callback):
         for name, tensor in own.items():
             kind, _, rest = name.partition("/")
             of_kind[kind][rest] = tensor
-        restore_optimizer(self.model, self.optimizer, of_kind["optimizer"])
+        if own:  # else of a run without replicas: all begin with its state
+            restore_optimizer(self.model, self.optimizer, of_kind["optimizer"])
         if of_kind["model"]:
             self._put(of_kind["model"])
+
+    def _check(self, checkpoint: Path, stored: list[Any]) -> None:
+        """Refuse a checkpoint of another number of replicas."""
+        numbers = {next(iter(entry.size)) for entry in stored if entry.size}
+        ours = self.ranks.replicas[1]
+        if numbers and numbers != {ours}:
+            message = f"it has {max(numbers)} replicas, and this run {ours}"
+            hint = f"parallel.dp_replicate={max(numbers)}, or checkpoint.init_from for its weights"
+            raise CheckpointError(f"{checkpoint}: {message}. Give {hint}")
 
     def _room(self, name: str, stored: Any) -> Tensor:
         """Room for this replica's part of a stored tensor, laid out as its parameter."""

@@ -9,7 +9,7 @@ from forge.config.horizon import is_named
 from forge.config.objectives.base import is_higher_better
 from forge.data.batches.streams import joined
 from forge.optim.train_eval_modes import Modes
-from forge.rundir.checkpoints import Saved
+from forge.rundir.checkpoints import CheckpointError, Saved
 from forge.rundir.files import row_sizes
 from forge.rundir.progress import row_files
 from forge.training.callback import Callback
@@ -198,6 +198,10 @@ class Saving(Callback):
 
 def restore(checkpoint: Saved, tensors: Tensors, loop: Loop) -> None:
     meta = checkpoint.meta
+    if "OuterStep" in meta["callbacks"] and not loop.config.diloco.enabled:
+        message = "each replica of diloco=on has an optimizer of its own in it"
+        hint = "diloco=on, or checkpoint.init_from for its weights"
+        raise CheckpointError(f"{checkpoint.path}: {message}. Give {hint}")
     loop.state.load_state_dict(meta["train"])
     loop.clock.before = meta["seconds"]
     if meta["scaler"]:

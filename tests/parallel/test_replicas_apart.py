@@ -188,6 +188,7 @@ def test_training_is_the_loop_of_the_paper(layout: str) -> None:
 MEAN = "diloco=on diloco.sync_period=1 diloco.outer_lr=1 diloco.outer_momentum=0"
 
 
+@pytest.mark.nightly
 def test_joined_after_every_step_to_the_mean_it_is_data_parallelism() -> None:
     """With SGD inside, up to rounding: a mean of rounded weights, or a rounded mean gradient."""
     layout = "parallel.dp_replicate=2 parallel.dp_shard=1 train.batch_size=4"
@@ -236,7 +237,7 @@ def test_the_outer_step_is_that_of_torch() -> None:
     torch.testing.assert_close(ours, theirs.detach(), rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.ci("1-1")
+@pytest.mark.nightly
 @pytest.mark.parametrize(("shards", "fragments"), [(1, 1), (2, 2)])
 def test_bytes_of_a_period_are_those_of_the_model_of_traffic(shards: int, fragments: int) -> None:
     period = 4

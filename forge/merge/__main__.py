@@ -130,20 +130,24 @@ def _chosen(run: Path, typed: dict[str, Any]) -> list[Saved]:
         message = f"which checkpoints? {run} has those of steps {steps}."
         raise refusal("steps", message, "steps=[...] or last=N", COMMAND_LINE)
     if "steps" in typed:
-        by_step = {saved.step: saved for saved in usable}
-        wanted = typed["steps"]
-        missing = [step for step in wanted if step not in by_step]
-        if missing or len({*wanted}) < len(wanted):
-            fault = f"no usable checkpoint of step {missing[0]}" if missing else "a step twice"
-            message = f"it names {fault}; {run} has those of steps {steps}."
-            raise refusal(f"steps={wanted}", message, "steps that are there", COMMAND_LINE)
-        return [by_step[step] for step in wanted]
+        return _at_steps(typed["steps"], usable, f"{run} has those of steps {steps}.")
     count = typed.get("last", 1)
     if count > len(usable):
         message = f"{run} has {len(usable)} usable checkpoints: {steps}."
         hint = f"last={len(usable)}" if usable else "a run with checkpoints"
         raise refusal(f"last={count}", message, hint, COMMAND_LINE)
     return usable[-count:]
+
+
+def _at_steps(steps: list[int], usable: Sequence[Saved], there: str) -> list[Saved]:
+    """The checkpoints of these steps. there: the steps that exist, in words."""
+    by_step = {saved.step: saved for saved in usable}
+    missing = [step for step in steps if step not in by_step]
+    if missing or len({*steps}) < len(steps):
+        fault = f"no usable checkpoint of step {missing[0]}" if missing else "a step twice"
+        message = f"it names {fault}; {there}"
+        raise refusal(f"steps={steps}", message, "steps that are there", COMMAND_LINE)
+    return [by_step[step] for step in steps]
 
 
 if __name__ == "__main__":

@@ -120,14 +120,20 @@ def sets(config: Config, eval: Eval) -> Findings:
 def tasks(config: Config, eval: Eval) -> Findings:
     """A task of eval.tasks has all that it needs here: a file, a package, items with an answer."""
     for name, entry in tasks_of(eval).items():
-        if not NAME.fullmatch(name):
-            message = f"'{name}' is part of the names of metrics: letters, digits, _ and -."
-            yield "eval.tasks", message, "another name"
-        elif isinstance(entry, dict) and is_text(entry):
-            options = {key: value for key, value in entry.items() if key not in OF_TEXTS}
-            yield from entry_faults(config.data, "eval.tasks", name, options)
-        else:
-            yield from faults(name, entry, trust=config.run.trust)
+        is_typed = name in eval.tasks  # else the text of eval.data, by the name of its file
+        for finding in _task_faults(config, name, entry):
+            yield finding if is_typed else ("eval.data", *finding[1:])
+
+
+def _task_faults(config: Config, name: str, entry: Any) -> Findings:
+    if not NAME.fullmatch(name):
+        message = f"'{name}' is part of the names of metrics: letters, digits, _ and -."
+        yield "eval.tasks", message, "another name"
+    elif isinstance(entry, dict) and is_text(entry):
+        options = {key: value for key, value in entry.items() if key not in OF_TEXTS}
+        yield from entry_faults(config.data, "eval.tasks", name, options)
+    else:
+        yield from faults(name, entry, trust=config.run.trust)
 
 
 @rule("eval.tasks_needed", "eval.tasks", "eval.data", "eval.tasks_interval", "eval.tasks_steps")

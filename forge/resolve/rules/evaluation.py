@@ -122,7 +122,7 @@ def tasks(config: Config, eval: Eval) -> Findings:
     for name, entry in tasks_of(eval).items():
         is_typed = name in eval.tasks  # else the text of eval.data, by the name of its file
         for finding in _task_faults(config, name, entry):
-            yield finding if is_typed else ("eval.data", *finding[1:])
+            yield finding if is_typed else ("eval.data", *finding[1:])  # type: ignore[reportReturnType]
 
 
 def _task_faults(config: Config, name: str, entry: Any) -> Findings:

@@ -149,6 +149,10 @@ CASES: dict[str, Config] = {
     "minimax m2": _of("MiniMaxM2Config", **MINIMAX),
     "qwen3.5": _of("Qwen3_5TextConfig", **DENSE_3_5),
     "qwen3.5 moe": _of("Qwen3_5MoeTextConfig", **QWEN3_5),
+    "lfm2": _of("Lfm2Config", full_attn_idxs=[2], block_multiple_of=8),
+    "lfm2, biases": _of(
+        "Lfm2Config", full_attn_idxs=[1], conv_bias=True, block_auto_adjust_ff_dim=False
+    ),
 }
 """By the name of a case; families have several where they have several shapes."""
 DELTA: tuple[str, ...] = ("qwen3-next", "qwen3.5", "qwen3.5 moe")

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forge.models.mixers.causal_conv import wide
+
 L2_EPS = 1e-6
 
 
@@ -34,35 +36,9 @@ class Fed(NamedTuple):
     begins: Tensor | None = None
 
 
-def wide(x: Tensor) -> Tensor:
-    """Convert to fp32, or keep a wider format."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def l2_norm(x: Tensor) -> Tensor:
     """Scale vectors to length 1."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)
-
-
-def short_conv(
-    x: Tensor, weight: Tensor, before: Tensor | None, places: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Convolve each channel causally, then apply SiLU; at least in fp32.
-
-    x: [batch, seq, channels]. weight: [channels, taps], the last tap for the present token. before:
-    the taps - 1 tokens before x, None = zeros. places: [batch, seq], positions of tokens in their
-    documents; None = a single document. Returns as x, and the last taps - 1 tokens.
-    """
-    back, seq = weight.shape[1] - 1, x.shape[1]
-    read = F.pad(x, (0, 0, back, 0)) if before is None else torch.cat((before, x), 1)
-    inputs, taps = wide(read), wide(weight)
-    output = inputs[:, back:] * taps[:, back]
-    for tap in range(back):
-        part = inputs[:, tap : tap + seq] * taps[:, tap]
-        if places is not None:
-            part = part.where((places >= back - tap).unsqueeze(-1), 0)
-        output = output + part
-    return F.silu(output), read[:, seq:]
 
 
 def recurrent(fed: Fed, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

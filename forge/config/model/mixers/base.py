@@ -19,6 +19,11 @@ OF_HEADS = (
     *("attention_output_gate", "temperature_tuning", "fused_qkv"),
 )
 """Options of multi-head attention alone."""
+OF_SCORES = (
+    *("sliding_window_size", "chunk_attn_window_size", "attn_logits_soft_cap", "query_scale"),
+    "sdpa_backend",
+)
+"""Options of the scores of tokens, which a recurrent mixer has none of."""
 
 
 @section

@@ -76,6 +76,10 @@ DENSE_3_5 = {k: v for k, v in QWEN3_5.items() if k not in SHARED}
 # In three delta nets in a row the gradients of decays cancel to the rounding of fp32.
 DENSE_3_5 |= {"layer_types": ["linear_attention", "full_attention"] * 2}
 MINIMAX: dict[str, Any] = HALF | {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}
+MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_state": 12, "mamba_n_groups": 2}
+MAMBA |= {"mamba_chunk_size": 7, "mamba_d_head": 8}
+LAYERS = {"layer_types": ["linear_attention", "full_attention"] * 2}
+HYBRID: dict[str, Any] = MAMBA | GRANITE | LAYERS | {"shared_intermediate_size": 40}
 Config = Callable[[], transformers.PreTrainedConfig]
 
 
@@ -152,6 +156,24 @@ CASES: dict[str, Config] = {
     "lfm2": _of("Lfm2Config", full_attn_idxs=[2], block_multiple_of=8),
     "lfm2, biases": _of(
         "Lfm2Config", full_attn_idxs=[1], conv_bias=True, block_auto_adjust_ff_dim=False
+    ),
+    "granite 4": _of(
+        "GraniteMoeHybridConfig", num_local_experts=6, num_experts_per_tok=3, **HYBRID
+    ),
+    "granite 4, dense": _of(
+        "GraniteMoeHybridConfig",
+        num_local_experts=0,
+        position_embedding_type="rope",
+        **HYBRID,
+    ),
+    "bamba": _of("BambaConfig", attn_layer_indices=[1], **MAMBA),
+    "bamba, biases": _of(
+        "BambaConfig",
+        attn_layer_indices=[2],
+        mamba_proj_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+        **(MAMBA | {"mamba_n_groups": 1, "mamba_conv_bias": False}),
     ),
 }
 """By the name of a case; families have several where they have several shapes."""

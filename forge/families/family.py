@@ -23,7 +23,7 @@ OF_TRAINING = (
     *("init_std", "init_scale_residual", "sdpa_backend", "document_attention", "pad_vocab_to"),
     *("new_rows", "fused_qkv", "fused_gate_up", "logits_dot_in_fp32", "initial_law"),
     *("layers", "kinds", "path", "pretrained", "_target_", "mla_naive_kvcache"),
-    *("gdn_chunk_size", "gdn_kernel", "recipe", "init_std_tables"),
+    *("gdn_chunk_size", "gdn_kernel", "ssm_chunk_size", "recipe", "init_std_tables"),
 )
 OF_MOE_TRAINING = (
     "force_balance",

@@ -78,7 +78,7 @@ def chunked(fed: Fed, size: int, state: Tensor | None = None) -> tuple[Tensor, T
     q, k = (cut(wide(part), key_heads, 1) for part in (fed.q, fed.k))
     v, decay, beta = (cut(wide(part), key_heads, groups) for part in (fed.v, fed.decay, fed.beta))
     begins = None if fed.begins is None else cut(fed.begins.unsqueeze(2), 1, 1)
-    within, from_start, to_end, over_chunk = _decays(decay, begins)
+    within, from_start, to_end, over_chunk = decays(decay, begins)
 
     # All changes of a chunk solve a triangular system with two right sides: the values alone, and
     # the keys, whose solution is multiplied by the state before the chunk.
@@ -99,7 +99,7 @@ def chunked(fed: Fed, size: int, state: Tensor | None = None) -> tuple[Tensor, T
     return output.reshape(batch, -1, heads, v.shape[-1])[:, :seq], now.flatten(1, 2)
 
 
-def _decays(decay: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def decays(decay: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """decay, begins: [..., size] -> factors of an earlier token read by a token, [..., size, size],
     of the state before the chunk, [..., size], of a token in the state after the chunk, [...,
     size], and of the state over the chunk, [...]; 0 across the beginning of a document.

@@ -24,6 +24,7 @@ from forge.config.parallel import Parallel
 from forge.models.decoder import Decoder
 from forge.models.dropout import Jitter, StreamDropout
 from forge.models.head import Head
+from forge.models.mixers.mamba2 import GatedGroupNorm
 from forge.models.norm import NormOfHeads, eps_for
 from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import PositionTable, Rotation
@@ -239,6 +240,24 @@ class NormOverRanks:
         return y.view_as(x)
 
 
+class GroupsOverRanks:
+    """Mixin of a norm of groups of channels, where several ranks may share a group."""
+
+    over_tp: Width
+    group: int
+
+    def mean_square(self, x: Tensor) -> Tensor:
+        ranks, own = self.over_tp, x.shape[-1]
+        if own % self.group == 0:
+            return super().mean_square(x)  # type: ignore[misc]
+        number, sharing = ranks.size * own // self.group, self.group // own
+        mine = torch.arange(number, device=x.device) == ranks.rank // sharing
+        sums = sum_over(x.square().sum(-1, keepdim=True) * mine, ranks.group)
+        # Ranks use the sums for different channels: their gradient is a sum over ranks.
+        sums = sum_gradient(sums, ranks.group)
+        return sums[..., ranks.rank // sharing, None] / self.group
+
+
 class ValueOverRanks:
     """Mixin of a value head: each rank reads its part of the hidden states' width."""
 
@@ -254,6 +273,7 @@ SEAMS: dict[type, type] = {
     Positions: PartOfPositions,
     Sinusoids: PartOfPositions,
     NormOfHeads: NormOverRanks,
+    GatedGroupNorm: GroupsOverRanks,
     Smear: SmearOfWhole,
     ValueHead: ValueOverRanks,
     nn.Embedding: Rows,

@@ -247,6 +247,16 @@ delta nets: tp4 with 2 key heads | tp=4 | delta
 delta nets: tp2 x fsdp2 | tp=2 dp_shard=2 | delta, clipped
 delta nets: pp2 | pp2 | delta
 delta nets: tp2, compiled | tp=2 compiled | delta
+mamba: one device, selective recompute | recompute=selective | mamba
+mamba: one device, compiled | compiled | mamba
+mamba: fsdp2 | dp_shard=2 | mamba
+mamba: tp2 | tp=2 | mamba | float64
+mamba: tp4 with 2 groups | tp=4 | mamba
+mamba: pp2 | pp2 | mamba
+short convolutions: one device, compiled | compiled | short convolutions
+short convolutions: fsdp2 | dp_shard=2 | short convolutions
+short convolutions: tp2 | tp=2 | short convolutions | float64
+short convolutions: pp2 | pp2 | short convolutions
 dropout: fsdp2, selective recompute | dp_shard=2 batch=2 recompute=selective | dropout
 dropout: cp2 x tp2 | cp=2 tp=2 | dropout, gpt2
 dropout: tp2 without sequence parallel | tp=2 no_sp | dropout, gpt2
@@ -261,6 +271,8 @@ sft: cp2 x tp2 | cp=2 tp=2 | sft
 packed: delta nets, fsdp2, compiled | dp_shard=2 compiled | packed delta
 packed: delta nets, tp2 | tp=2 | packed delta
 packed: delta nets, pp2 | pp2 | packed delta | float64
+packed: mamba, tp2 | tp=2 | packed mamba
+packed: short convolutions, tp2 | tp=2 | packed short convolutions
 packed: one device, full recompute | recompute=full | packed kinds
 packed: one device, compiled | compiled | packed kinds
 packed: fsdp2 | dp_shard=2 | packed llama, clipped

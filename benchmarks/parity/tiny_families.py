@@ -80,6 +80,9 @@ MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_state": 12, "mamba_n_group
 MAMBA |= {"mamba_chunk_size": 7, "mamba_d_head": 8}
 LAYERS = {"layer_types": ["linear_attention", "full_attention"] * 2}
 HYBRID: dict[str, Any] = MAMBA | GRANITE | LAYERS | {"shared_intermediate_size": 40}
+NEMOTRON: dict[str, Any] = {"head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 6}
+NEMOTRON |= {"ssm_state_size": 12, "n_groups": 2, "chunk_size": 7, "n_routed_experts": 6}
+NEMOTRON |= {"moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40}
 Config = Callable[[], transformers.PreTrainedConfig]
 
 
@@ -174,6 +177,20 @@ CASES: dict[str, Config] = {
         attention_bias=True,
         mlp_bias=True,
         **(MAMBA | {"mamba_n_groups": 1, "mamba_conv_bias": False}),
+    ),
+    "nemotron-h": _of(
+        "NemotronHConfig",
+        hybrid_override_pattern="M-*-M-",
+        num_hidden_layers=6,
+        mlp_bias=True,
+        **NEMOTRON,
+    ),
+    "nemotron 3": _of(
+        "NemotronHConfig",
+        hybrid_override_pattern="MEM*E",
+        num_hidden_layers=5,
+        routed_scaling_factor=2.5,
+        **NEMOTRON,
     ),
 }
 """By the name of a case; families have several where they have several shapes."""

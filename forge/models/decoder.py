@@ -41,20 +41,17 @@ class Block(nn.Module):
 
     def __init__(self, section: DecoderConfig, layer: int, noise: Noise | None = None) -> None:
         super().__init__()
-        has_norm, has_post_norm = section.norms_before, section.norms_after
+        norms = section.norms_before, section.norms_after
+        mixes, feeds = not section.mixer.absent, not section.feed_forward.absent
         self.multiplier = section.residual_multiplier
         self.residual_scalar = scalar(section.residual_scalars)
         self.x0_scalar = scalar(section.x0_scalars)
-        self.attention_norm = make_norm(section) if has_norm else None
-        self.attention = build_part(section.mixer, section)
-        self.attention_post_norm = make_norm(section) if has_post_norm else None
-        self.feed_forward_norm = make_norm(section) if has_norm else None
-        self.feed_forward = (
-            MoE(section, layer)
-            if is_moe_layer(section.moe, layer)
-            else build_part(section.feed_forward, section)
-        )
-        self.feed_forward_post_norm = make_norm(section) if has_post_norm else None
+        self.attention_norm = make_norm(section) if mixes and norms[0] else None
+        self.attention = build_part(section.mixer, section) if mixes else None
+        self.attention_post_norm = make_norm(section) if mixes and norms[1] else None
+        self.feed_forward_norm = make_norm(section) if feeds and norms[0] else None
+        self.feed_forward = self._fed(section, layer) if feeds else None
+        self.feed_forward_post_norm = make_norm(section) if feeds and norms[1] else None
         names = [f"blocks.{layer}.{child}" for child in ("attention", "feed_forward")]
         rate = section.dropout
         dropouts = [StreamDropout(rate, name, noise) if rate else None for name in names]
@@ -75,11 +72,22 @@ class Block(nn.Module):
         if self.residual_scalar is not None or self.x0_scalar is not None:
             x = rescaled(x, self.residual_scalar, self.x0_scalar, x0)
         norm, post_norm = self.attention_norm, self.attention_post_norm
-        y = self.attention(self._entering(x, norm, post_norm), rotation, cache, *seen, **named)
-        x = self._added(x, y, post_norm, self.attention_dropout)
+        if self.attention is not None:
+            y = self.attention(self._entering(x, norm, post_norm), rotation, cache, *seen, **named)
+            x = self._added(x, y, post_norm, self.attention_dropout)
+        elif cache is not None:
+            cache.keep(x.shape[1])
+        if self.feed_forward is None:
+            return x
         norm, post_norm = self.feed_forward_norm, self.feed_forward_post_norm
         y = self.feed_forward(self._entering(x, norm, post_norm))
         return self._added(x, y, post_norm, self.feed_forward_dropout)
+
+    def _fed(self, section: DecoderConfig, layer: int) -> nn.Module:
+        """The experts of a layer, or its feed-forward layer."""
+        if is_moe_layer(section.moe, layer):
+            return MoE(section, layer)
+        return build_part(section.feed_forward, section)
 
     def _entering(self, x: Tensor, before: nn.Module | None, after: nn.Module | None) -> Tensor:
         if before is not None:
@@ -162,6 +170,9 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleDict(
             {str(n): Block(of_kind[kind], n, self.noise) for n, kind in layers}
         )
+        mixtures = [block.feed_forward for block in self.blocks.values()]
+        for n, mixture in enumerate(part for part in mixtures if isinstance(part, MoE)):
+            mixture.number = n  # blocks without a feed-forward layer are not counted
         self.backout = Backout() if section.backout else None
         self.middle = middle(section.n_layers) if section.backout else None
         self.norm: nn.Module | None = make_norm(section)

@@ -17,7 +17,6 @@ from itertools import accumulate
 from math import prod
 
 from forge.config.model.decoder import Decoder, Kind
-from forge.config.model.moe import is_moe_layer
 from forge.config.model.tensors import EMBEDDING, HEAD, TensorSpec
 from forge.config.root import Config
 from forge.planning.activations import rows_of_room, runs_of_sequence
@@ -373,4 +372,4 @@ class Rank:
 
     def mixtures(self, blocks: Iterable[int]) -> int:
         """Number of the blocks with experts."""
-        return sum(is_moe_layer(self.model.moe, block) for block in blocks)
+        return sum(self.model.kind_of(block).moe for block in blocks)

@@ -9,6 +9,7 @@ from typing import Any
 
 from forge.config.field import opt, section, variant_of
 from forge.config.model.by_depth import base_of, name_at, set_options, varies
+from forge.config.model.feed_forwards.absent import NoFeedForward
 from forge.config.model.feed_forwards.base import FeedForward
 from forge.config.model.feed_forwards.dense import Dense
 from forge.config.model.initial_law import by_law
@@ -81,12 +82,23 @@ class Decoder(LayerShape):
     @property
     def n_moe_layers(self) -> int:
         """Blocks with experts."""
-        return n_moe_layers(self.moe, self.n_layers)
+        if not self.kinds and not self.feed_forward.absent:
+            return n_moe_layers(self.moe, self.n_layers)
+        return sum(self.kind_of(layer).moe for layer in range(self.n_layers))
+
+    def lacks_feed_forward(self, name: str) -> bool:
+        """Whether layers of a kind are a mixer alone, without experts too."""
+        entry = self.kinds.get(base_of(name), {})
+        chosen = entry.get("feed_forward") if isinstance(entry, dict) else None
+        if not isinstance(chosen, dict):
+            return self.feed_forward.absent
+        return chosen.get("schema") == NoFeedForward.schema_name
 
     def kind_of(self, layer: int) -> Kind:
         """Return the kind of a layer, counted from 0."""
         name = self.layers[layer % len(self.layers)] if self.layers else DEFAULT
-        return Kind(name_at(self, name, layer), is_moe_layer(self.moe, layer))
+        moe = is_moe_layer(self.moe, layer) and not self.lacks_feed_forward(name)
+        return Kind(name_at(self, name, layer), moe)
 
     def kinds_in(self, layers: Iterable[int] | None = None) -> Counter[Kind]:
         """Count the layers of each kind among `layers`; null = all layers."""
@@ -164,14 +176,15 @@ class Decoder(LayerShape):
         layer = self.of_kind(kind.name)
         last = layer.moe.tensors(layer) if kind.moe else layer.feed_forward.tensors(layer)
         pre, post = layer.norms_before, layer.norms_after
+        mixes, feeds = not layer.mixer.absent, not layer.feed_forward.absent
         tensors = [
             *scalar_tensors(layer),
-            *(layer._norm("attention_norm") if pre else ()),
+            *(layer._norm("attention_norm") if pre and mixes else ()),
             *within("attention", layer.mixer.tensors(layer)),
-            *(layer._norm("attention_post_norm") if post else ()),
-            *(layer._norm("feed_forward_norm") if pre else ()),
+            *(layer._norm("attention_post_norm") if post and mixes else ()),
+            *(layer._norm("feed_forward_norm") if pre and feeds else ()),
             *within("feed_forward", last),
-            *(layer._norm("feed_forward_post_norm") if post else ()),
+            *(layer._norm("feed_forward_post_norm") if post and feeds else ()),
         ]
         return list(by_law(layer.initial_law, tensors, layer.dim))
 

@@ -44,4 +44,4 @@ def branches(model: LayerShape) -> Findings:
     for path, layer in model.in_use():
         if layer.mixer.absent and layer.feed_forward.absent:
             message = f"{path} has neither a mixer nor a feed-forward layer."
-            yield f"{path}.feed_forward", message, "+feed_forward@model.feed_forward=dense"
+            yield f"{path}.feed_forward", message, "leave out one of the two choices of none"

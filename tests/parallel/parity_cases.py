@@ -257,6 +257,11 @@ short convolutions: one device, compiled | compiled | short convolutions
 short convolutions: fsdp2 | dp_shard=2 | short convolutions
 short convolutions: tp2 | tp=2 | short convolutions | float64
 short convolutions: pp2 | pp2 | short convolutions
+one branch a block: one device, compiled | compiled | one branch
+one branch a block: one device, selective recompute | recompute=selective | one branch
+one branch a block: fsdp2 | dp_shard=2 | one branch
+one branch a block: tp2 | tp=2 | one branch | float64
+one branch a block: pp2 | pp2 | one branch
 dropout: fsdp2, selective recompute | dp_shard=2 batch=2 recompute=selective | dropout
 dropout: cp2 x tp2 | cp=2 tp=2 | dropout, gpt2
 dropout: tp2 without sequence parallel | tp=2 no_sp | dropout, gpt2
@@ -346,6 +351,8 @@ moe: cp2 ulysses, micro-batch | cp=2 ulysses | moe, micro-batch
 moe: cp2, capacity | cp=2 | moe, capacity
 moe: cp2, capacity, micro-batch | cp=2 | moe, capacity, micro-batch
 moe: ep2 | ep=2 | moe, clipped
+moe: ep2, one branch a block | ep=2 | one branch, moe
+moe: tp2, one branch a block | tp=2 | one branch, moe
 moe: ep2, deepseek | ep=2 | moe, deepseek
 moe: ep2, capacity | ep=2 | moe, capacity
 moe: ep2, micro-batch | ep=2 batch=4 | moe, micro-batch

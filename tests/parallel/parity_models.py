@@ -69,6 +69,12 @@ MAMBA = (
     "ssm_n_groups:2,ssm_chunk_size:5,ssm_proj_bias:true},norm_eps:0.1}} "
     "model.layers=[mamba,default]"
 )
+ALONE = (
+    "model.kinds={mamba:{mixer:{schema:mamba2,ssm_num_heads:4,ssm_head_dim:6,ssm_state_size:10,"
+    "ssm_n_groups:2,ssm_chunk_size:5},norm_eps:0.1,feed_forward:{schema:none}},"
+    "attend:{feed_forward:{schema:none}},mlp:{mixer:{schema:none}}} "
+    "model.layers=[mamba,mlp,attend,mlp] model.n_layers=4"
+)
 CONV = (
     "model.kinds={conv:{mixer:{schema:short_conv,conv_bias:true}}} model.layers=[conv,default]"
 )
@@ -132,6 +138,7 @@ MODELS = {
     "delta, clipped": f"{DELTA} {CLIPPED}",
     "mamba": MAMBA,
     "short convolutions": CONV,
+    "one branch": ALONE,
     "mla, moe": f"{MLA} {MOE} {DEEPSEEK}",
     "llama, z-loss, clipped": f"objective.z_loss_weight=0.01 {CLIPPED}",
     "llama, clipped": CLIPPED,
@@ -163,6 +170,7 @@ MODELS = {
     "llama, tied, clipped": f"{TIED} {CLIPPED}",
     "moe": MOE,
     "moe, clipped": f"{MOE} {CLIPPED}",
+    "one branch, moe": f"{MOE} {ALONE}",
     "lora": LORA,
     "ia3": "adapter=ia3 model.bias=true adapter.target_modules=[attention,w_down]",
     "lora, dropped": f"{LORA} adapter.dropout=0.3",
